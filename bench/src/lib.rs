@@ -1,0 +1,17 @@
+//! What Farside is measured with: what to ask, what may be answered, what it costs at least, how to say it.
+//!
+//! * [`workload`]: YCSB's workloads; which operation on which key comes next.
+//! * [`verify`]: values that prove themselves; what nobody may ever read.
+//! * [`floor`]: the physical floor; the same fetch done by hand, in code of its own.
+//! * [`report`]: latencies, CPU time, the JSON line for scripts and the table for people.
+//!
+//! Invariant: nothing here knows a fabric or a system; whoever drives them brings both.
+//! Invariant: `unsafe` stands in [`floor`] alone.
+
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+pub mod floor;
+pub mod report;
+pub mod verify;
+pub mod workload;

@@ -1,0 +1,98 @@
+//! Latencies of many operations: nanoseconds in, microseconds out.
+//!
+//! Invariant: a percentile is within 0.1 % of the latency it stands for.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+/// Longest latency told apart, in nanoseconds; longer ones count as this.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+const SIGNIFICANT_DIGITS: u8 = 3;
+
+/// A histogram of latencies; one a thread, merged at the end.
+#[derive(Clone, Debug)]
+pub struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    /// None yet.
+    pub fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, LATENCY_NS_MAX, SIGNIFICANT_DIGITS);
+        Self(histogram.expect("the bounds are constants, and legal"))
+    }
+
+    /// Adds one; takes no memory.
+    #[inline]
+    pub fn record(&mut self, latency: Duration) {
+        self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Adds one, in nanoseconds; takes no memory.
+    #[inline]
+    pub fn record_ns(&mut self, latency_ns: u64) {
+        self.0.saturating_record(latency_ns);
+    }
+
+    /// Adds all of `other`'s.
+    pub fn merge(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("all histograms here have the same bounds");
+    }
+
+    /// How many were added.
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// The latency in microseconds that `percent` (0 to 100) of all do not exceed; 0 if there are none.
+    pub fn percentile_us(&self, percent: f64) -> f64 {
+        self.0.value_at_percentile(percent.clamp(0.0, 100.0)) as f64 / 1000.0
+    }
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_come_out_in_microseconds() {
+        let mut latencies = Latencies::new();
+        for us in 1..=1000 {
+            latencies.record(Duration::from_micros(us));
+        }
+        assert_eq!(latencies.count(), 1000);
+        for (percent, us) in [(50.0, 500.0), (99.0, 990.0), (99.9, 999.0), (100.0, 1000.0)] {
+            let seen = latencies.percentile_us(percent);
+            assert!((seen / us - 1.0).abs() < 0.002, "p{percent} is {seen} us");
+        }
+    }
+
+    #[test]
+    fn merging_is_as_if_one_had_recorded_all() {
+        let (mut one, mut two, mut both) = (Latencies::new(), Latencies::new(), Latencies::new());
+        for ns in 1..5000 {
+            if ns % 3 == 0 {
+                one.record_ns(ns)
+            } else {
+                two.record_ns(ns)
+            }
+            both.record_ns(ns);
+        }
+        one.merge(&two);
+        assert_eq!(one.0, both.0);
+    }
+
+    #[test]
+    fn nothing_and_too_much_are_numbers_too() {
+        let mut latencies = Latencies::new();
+        assert_eq!(latencies.percentile_us(99.0), 0.0);
+        latencies.record_ns(0);
+        latencies.record_ns(u64::MAX);
+        assert!((latencies.percentile_us(100.0) / 60_000_000.0 - 1.0).abs() < 0.001);
+    }
+}

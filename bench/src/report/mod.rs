@@ -1,0 +1,278 @@
+//! What a measurement says: one line of JSON for scripts, a table for people.
+//!
+//! Invariant: the names of JSON fields are relied upon by scripts; units are in the names, base units
+//! otherwise.
+
+mod cpu;
+mod latency;
+mod table;
+
+use serde::{Deserialize, Serialize};
+
+pub use cpu::{cpu_time_of, own_cpu_time};
+pub use latency::Latencies;
+pub use table::Table;
+
+use crate::floor::Measured;
+
+/// The result of `farside bench ycsb`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct YcsbReport {
+    /// What was asked, such as `prism-kv`.
+    pub system: String,
+    /// What carried the requests, such as `shm`.
+    pub fabric: String,
+    /// Name or path of the workload.
+    pub workload: String,
+    /// Name of the effective request distribution.
+    pub distribution: String,
+    /// Slots in use, of all slots; null if the system has no table.
+    pub load_factor: Option<f64>,
+    /// Slots looked at per read, on average; null if the system does not probe.
+    pub mean_probes: Option<f64>,
+    /// Bytes in a page of the memory that was read; null if that is not known here.
+    pub page_size: Option<u64>,
+    /// Operations a second, by all clients.
+    pub ops_per_s: f64,
+    /// Latency of an operation, in microseconds.
+    pub latency_us: LatencyUs,
+    /// What an operation asks of the fabric, on average.
+    pub per_op: PerOp,
+    /// CPU time, in seconds for a million operations.
+    pub cpu_s_per_mop: CpuSeconds,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Reads that brought what nobody may ever read.
+    pub violations: u64,
+}
+
+/// Percentiles of latency, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyUs {
+    /// Half are faster.
+    pub p50: f64,
+    /// 1 in 100 is slower.
+    pub p99: f64,
+    /// 1 in 1000 is slower.
+    pub p999: f64,
+}
+
+impl From<&Latencies> for LatencyUs {
+    fn from(latencies: &Latencies) -> Self {
+        let [p50, p99, p999] = [50.0, 99.0, 99.9].map(|percent| latencies.percentile_us(percent));
+        Self { p50, p99, p999 }
+    }
+}
+
+/// Averages over operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PerOp {
+    /// The longest sequence of requests of which each needs the reply to the one before.
+    pub round_trips: f64,
+    /// Chains sent.
+    pub requests: f64,
+    /// Bytes of requests.
+    pub bytes_out: f64,
+    /// Bytes of replies.
+    pub bytes_in: f64,
+    /// CAS and FETCH-ADD asked for.
+    pub atomics: f64,
+}
+
+/// CPU time of either side, in seconds for a million operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuSeconds {
+    /// The process that asked.
+    pub client: f64,
+    /// The memory node's process; null if there is no other process, or it cannot be seen.
+    pub node: Option<f64>,
+}
+
+/// The result of `farside bench floor`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FloorReport {
+    /// The fabric whose floor this is.
+    pub fabric: String,
+    /// Fetches under way at once.
+    pub tasks: u64,
+    /// Bytes in a page of the memory that was read.
+    pub page_size: u64,
+    /// Median time of one fetch, or of one batch if several are under way at once, in microseconds.
+    pub rtt_us_p50: f64,
+    /// Fetches a second.
+    pub ops_per_s: f64,
+}
+
+impl FloorReport {
+    /// What `measured` says of the floor of `fabric`, with `tasks` fetches under way.
+    pub fn new(fabric: impl Into<String>, tasks: usize, measured: &Measured) -> Self {
+        Self {
+            fabric: fabric.into(),
+            tasks: tasks as u64,
+            page_size: measured.page_size,
+            rtt_us_p50: measured.rtt_us_p50,
+            ops_per_s: measured.ops_per_s,
+        }
+    }
+}
+
+/// The reports as a table, one a row.
+pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
+    let mut table = Table::new([
+        "system",
+        "fabric",
+        "workload",
+        "keys",
+        "load",
+        "probes",
+        "page",
+        "ops/s",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "trips/op",
+        "requests/op",
+        "B out/op",
+        "B in/op",
+        "atomics/op",
+        "client s/Mop",
+        "node s/Mop",
+        "errors",
+        "violations",
+    ]);
+    for report in reports {
+        table.push([
+            report.system.clone(),
+            report.fabric.clone(),
+            report.workload.clone(),
+            report.distribution.clone(),
+            or_dash(report.load_factor, 2),
+            or_dash(report.mean_probes, 2),
+            report.page_size.map_or_else(dash, page),
+            rate(report.ops_per_s),
+            format!("{:.2}", report.latency_us.p50),
+            format!("{:.2}", report.latency_us.p99),
+            format!("{:.2}", report.latency_us.p999),
+            format!("{:.2}", report.per_op.round_trips),
+            format!("{:.2}", report.per_op.requests),
+            format!("{:.0}", report.per_op.bytes_out),
+            format!("{:.0}", report.per_op.bytes_in),
+            format!("{:.2}", report.per_op.atomics),
+            format!("{:.2}", report.cpu_s_per_mop.client),
+            or_dash(report.cpu_s_per_mop.node, 2),
+            report.errors.to_string(),
+            report.violations.to_string(),
+        ]);
+    }
+    table
+}
+
+/// The reports as a table, one a row.
+pub fn floor_table(reports: &[FloorReport]) -> Table {
+    let mut table = Table::new(["fabric", "tasks", "page", "p50 us", "ops/s"]);
+    for report in reports {
+        table.push([
+            report.fabric.clone(),
+            report.tasks.to_string(),
+            page(report.page_size),
+            format!("{:.2}", report.rtt_us_p50),
+            rate(report.ops_per_s),
+        ]);
+    }
+    table
+}
+
+/// A rate that a reader takes in at a glance: `7.13 M`, `630 k`, `42`.
+fn rate(per_second: f64) -> String {
+    match per_second {
+        r if r >= 999_500.0 => format!("{:.2} M", r / 1e6),
+        r if r >= 999.5 => format!("{:.0} k", r / 1e3),
+        r => format!("{r:.0}"),
+    }
+}
+
+fn page(bytes: u64) -> String {
+    if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
+}
+
+fn or_dash(number: Option<f64>, digits: usize) -> String {
+    number.map_or_else(dash, |number| format!("{number:.digits$}"))
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn ycsb() -> YcsbReport {
+        YcsbReport {
+            system: "prism-kv".to_owned(),
+            fabric: "shm".to_owned(),
+            workload: "c".to_owned(),
+            distribution: "zipfian".to_owned(),
+            load_factor: Some(0.25),
+            mean_probes: None,
+            page_size: Some(4096),
+            ops_per_s: 2_500_000.0,
+            latency_us: LatencyUs { p50: 0.5, p99: 1.5, p999: 9.0 },
+            per_op: PerOp { round_trips: 1.0, requests: 1.0, bytes_out: 40.0, bytes_in: 544.0, atomics: 0.0 },
+            cpu_s_per_mop: CpuSeconds { client: 0.4, node: Some(0.0) },
+            errors: 0,
+            violations: 0,
+        }
+    }
+
+    fn floor() -> FloorReport {
+        FloorReport {
+            fabric: "shm".to_owned(),
+            tasks: 16,
+            page_size: 2 << 20,
+            rtt_us_p50: 1.4,
+            ops_per_s: 11_500_000.0,
+        }
+    }
+
+    #[test]
+    fn the_fields_are_those_that_scripts_rely_on() {
+        let expected = json!({
+            "system": "prism-kv", "fabric": "shm", "workload": "c", "distribution": "zipfian",
+            "load_factor": 0.25, "mean_probes": null, "page_size": 4096, "ops_per_s": 2_500_000.0,
+            "latency_us": {"p50": 0.5, "p99": 1.5, "p999": 9.0},
+            "per_op": {"round_trips": 1.0, "requests": 1.0, "bytes_out": 40.0, "bytes_in": 544.0, "atomics": 0.0},
+            "cpu_s_per_mop": {"client": 0.4, "node": 0.0}, "errors": 0, "violations": 0,
+        });
+        assert_eq!(serde_json::to_value(ycsb()).unwrap(), expected);
+        let expected = json!({
+            "fabric": "shm", "tasks": 16, "page_size": 2_097_152, "rtt_us_p50": 1.4, "ops_per_s": 11_500_000.0,
+        });
+        assert_eq!(serde_json::to_value(floor()).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_report_is_one_line_and_reads_back() {
+        let line = serde_json::to_string(&ycsb()).unwrap();
+        assert!(line.starts_with(r#"{"system":"prism-kv","fabric":"shm","workload":"c","distribution":"#));
+        assert!(!line.contains('\n'));
+        assert_eq!(serde_json::from_str::<YcsbReport>(&line).unwrap(), ycsb());
+    }
+
+    #[test]
+    fn tables_have_a_heading_and_a_line_a_report() {
+        let table = ycsb_table(&[ycsb(), ycsb()]).to_string();
+        assert_eq!(table.lines().count(), 3);
+        assert!(table.contains("2.50 M") && table.contains("4 KiB"), "{table}");
+        let table = floor_table(&[floor()]).to_string();
+        assert_eq!(table, "fabric  tasks  page   p50 us  ops/s\nshm        16  2 MiB    1.40  11.50 M\n");
+    }
+
+    #[test]
+    fn rates_are_short() {
+        let rates = [0.0, 42.4, 999.4, 999.6, 630_000.0, 999_600.0, 7_134_000.0].map(rate);
+        assert_eq!(rates, ["0", "42", "999", "1 k", "630 k", "1.00 M", "7.13 M"]);
+    }
+}

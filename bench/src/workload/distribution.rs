@@ -1,0 +1,198 @@
+//! Which record an operation is about: YCSB's request distributions by name, and the numbers drawn from them.
+//!
+//! Invariant: a key chooser never names a record newer than the newest that its caller says exists.
+
+use std::fmt;
+
+use rand_core::Rng;
+
+use super::generators::{Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA};
+
+/// How requests spread over the records: `requestdistribution`, with the properties that belong to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Distribution {
+    /// All records alike.
+    Uniform,
+    /// A few records get most requests, scattered over all.
+    Zipfian,
+    /// The newest records get most requests.
+    Latest,
+    /// A hot part of the records gets its own share of requests.
+    Hotspot {
+        /// Part of the records that is hot, 0 to 1: `hotspotdatafraction`.
+        data_fraction: f64,
+        /// Part of the operations that goes there, 0 to 1: `hotspotopnfraction`.
+        operation_fraction: f64,
+    },
+    /// Exponentially fewer requests the older a record is.
+    Exponential {
+        /// Percent of the operations that go to the newest records, above 0 and below 100:
+        /// `exponential.percentile`.
+        percentile: f64,
+        /// Part of the records that these are, above 0: `exponential.frac`.
+        data_fraction: f64,
+    },
+}
+
+impl Distribution {
+    /// All, with YCSB's defaults.
+    pub const ALL: [Self; 5] = [
+        Self::Uniform,
+        Self::Zipfian,
+        Self::Latest,
+        Self::Hotspot { data_fraction: 0.2, operation_fraction: 0.8 },
+        Self::Exponential { percentile: 95.0, data_fraction: 0.857_142_857_1 },
+    ];
+
+    /// The names of all.
+    pub const NAMES: &'static str = "uniform, zipfian, latest, hotspot, exponential";
+
+    /// The distribution called `name`, with YCSB's defaults.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|distribution| distribution.name() == name)
+    }
+
+    /// Its name in YCSB.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Zipfian => "zipfian",
+            Self::Latest => "latest",
+            Self::Hotspot { .. } => "hotspot",
+            Self::Exponential { .. } => "exponential",
+        }
+    }
+}
+
+/// The name and the parameters.
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Self::Uniform | Self::Latest => Ok(()),
+            Self::Zipfian => write!(f, " (theta {ZIPFIAN_THETA}, scrambled)"),
+            Self::Hotspot { data_fraction, operation_fraction } => {
+                write!(
+                    f,
+                    " ({} % of operations on {} % of records)",
+                    operation_fraction * 100.0,
+                    data_fraction * 100.0
+                )
+            }
+            Self::Exponential { percentile, data_fraction } => {
+                write!(
+                    f,
+                    " ({percentile} % of operations on the newest {:.1} % of records)",
+                    data_fraction * 100.0
+                )
+            }
+        }
+    }
+}
+
+/// Draws the numbers of records; one for each client thread, cloned from one another.
+#[derive(Clone, Debug)]
+pub struct KeyChooser(Generator);
+
+#[derive(Clone, Debug)]
+enum Generator {
+    Uniform(UniformLong),
+    Zipfian(ScrambledZipfian),
+    Latest(SkewedLatest),
+    Hotspot(Hotspot),
+    Exponential(Exponential),
+}
+
+impl KeyChooser {
+    /// For `records` records at the start, of which `inserts_expected` more may come.
+    pub fn new(distribution: Distribution, records: u64, inserts_expected: u64) -> Self {
+        let newest = records.saturating_sub(1);
+        Self(match distribution {
+            Distribution::Uniform => Generator::Uniform(UniformLong::new(0, newest)),
+            Distribution::Zipfian => {
+                // YCSB counts one record more than there will be. The records to come belong to the range
+                // from the start, so that an insert does not change which records are popular.
+                let range = records.saturating_add(inserts_expected).saturating_add(1);
+                Generator::Zipfian(ScrambledZipfian::new(range))
+            }
+            Distribution::Latest => Generator::Latest(SkewedLatest::new(newest)),
+            Distribution::Hotspot { data_fraction, operation_fraction } => {
+                Generator::Hotspot(Hotspot::new(records, data_fraction, operation_fraction))
+            }
+            Distribution::Exponential { percentile, data_fraction } => {
+                Generator::Exponential(Exponential::new(percentile, records as f64 * data_fraction))
+            }
+        })
+    }
+
+    /// The number of the next record, at most `newest`, the newest that exists now. As in YCSB a number of a
+    /// record that is yet to come is drawn again, so `newest` should not be far below the records of the
+    /// start.
+    #[inline]
+    pub fn next(&mut self, newest: u64, random: &mut impl Rng) -> u64 {
+        loop {
+            let drawn = match &mut self.0 {
+                Generator::Uniform(uniform) => Some(uniform.next(random)),
+                Generator::Zipfian(zipfian) => Some(zipfian.next(random)),
+                Generator::Latest(latest) => Some(latest.next(newest, random)),
+                Generator::Hotspot(hotspot) => Some(hotspot.next(random)),
+                Generator::Exponential(exponential) => newest.checked_sub(exponential.next(random)),
+            };
+            if let Some(number) = drawn.filter(|&number| number <= newest) {
+                return number;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_core::SeedableRng;
+    use rand_xoshiro::Xoshiro256PlusPlus;
+
+    use super::*;
+
+    #[test]
+    fn every_distribution_is_found_by_its_name_and_listed() {
+        for distribution in Distribution::ALL {
+            assert_eq!(Distribution::named(distribution.name()), Some(distribution));
+            assert!(distribution.to_string().starts_with(distribution.name()));
+        }
+        assert_eq!(Distribution::ALL.map(|distribution| distribution.name()).join(", "), Distribution::NAMES);
+        assert_eq!(Distribution::named("zipf"), None);
+    }
+
+    #[test]
+    fn no_distribution_names_a_record_that_does_not_exist() {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
+        for distribution in Distribution::ALL {
+            for (records, inserts_expected) in [(1, 0), (2, 0), (1000, 0), (1000, 500)] {
+                let mut keys = KeyChooser::new(distribution, records, inserts_expected);
+                for newest in [records - 1, records + inserts_expected / 2] {
+                    assert!((0..10_000).all(|_| keys.next(newest, &mut random) <= newest), "{distribution}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_insert_does_not_change_which_records_are_popular() {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(2);
+        let mut keys = KeyChooser::new(Distribution::Zipfian, 1000, 200);
+        let mut hottest = |newest| {
+            let mut seen = vec![0; 1201];
+            (0..100_000).for_each(|_| seen[keys.next(newest, &mut random) as usize] += 1);
+            (0..seen.len()).max_by_key(|&number| seen[number])
+        };
+        assert_eq!(hottest(999), hottest(1100));
+    }
+
+    #[test]
+    fn exponential_favours_the_newest() {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(3);
+        let distribution = Distribution::Exponential { percentile: 95.0, data_fraction: 0.1 };
+        let mut keys = KeyChooser::new(distribution, 1000, 0);
+        let newest_tenth = (0..100_000).filter(|_| keys.next(999, &mut random) >= 900).count();
+        assert!((94_000..96_000).contains(&newest_tenth), "{newest_tenth}");
+    }
+}

@@ -1,0 +1,345 @@
+//! A workload as a YCSB property file states it.
+//!
+//! Invariant: a `Workload` is legal: it has records and operations, and its fractions lie in their ranges.
+//! Invariant: nothing in a file is dropped silently; what has no effect here is kept in `unused`.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::distribution::{Distribution, KeyChooser};
+use super::operations::{Chooser, Mix, Operation};
+use super::properties::{self, Property, SyntaxError};
+
+/// Files that come with the program, by name.
+const BUILT_IN: [(&str, &str); 3] = [
+    ("a", include_str!("../../../workloads/workloada")),
+    ("b", include_str!("../../../workloads/workloadb")),
+    ("c", include_str!("../../../workloads/workloadc")),
+];
+
+/// Records where a file does not say: what all of YCSB's own files say. (YCSB itself would take 2^31 - 1.)
+const RECORDS_DEFAULT: u64 = 1000;
+
+/// What clients do, to which records, how often.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Workload {
+    /// The name or path that it was found by.
+    pub name: String,
+    /// Records loaded before the first operation, at least 1: `recordcount`.
+    pub records: u64,
+    /// Operations in all, 0 for no end: `operationcount`.
+    pub operations: u64,
+    /// The share of each operation: `readproportion` and so on.
+    pub mix: Mix,
+    /// How requests spread over the records: `requestdistribution`.
+    pub distribution: Distribution,
+    /// Properties of the file that have no effect here, to be reported as a warning.
+    pub unused: Vec<Property>,
+}
+
+impl Workload {
+    /// The workload called `a`, `b` or `c`, else the one in the file at that path.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that states no legal workload.
+    pub fn resolve(name_or_path: &str) -> Result<Self, WorkloadError> {
+        if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
+            return Self::parse(name, text);
+        }
+        let path = Path::new(name_or_path);
+        let text = std::fs::read_to_string(path)
+            .map_err(|cause| WorkloadError::Unreadable { path: path.to_owned(), cause })?;
+        Self::parse(name_or_path, &text)
+    }
+
+    /// The workload that `text` states; `name` is what it will be called.
+    ///
+    /// # Errors
+    /// The first line that is no property or whose value is not legal.
+    pub fn parse(name: &str, text: &str) -> Result<Self, WorkloadError> {
+        let mut file =
+            File { left: properties::parse(text).map_err(WorkloadError::Syntax)?, overruled: Vec::new() };
+        file.take("workload", "a class whose name ends in CoreWorkload", |class| {
+            class.ends_with("CoreWorkload").then_some(())
+        })?;
+        let records = file.number("recordcount", 1)?.unwrap_or(RECORDS_DEFAULT);
+        let operations = file.number("operationcount", 0)?.unwrap_or(0);
+        let mix = mix(&mut file)?;
+        let distribution = distribution(&mut file)?;
+        Ok(Self { name: name.to_owned(), records, operations, mix, distribution, unused: file.unused() })
+    }
+
+    /// A chooser of operations by their shares.
+    pub fn chooser(&self) -> Chooser {
+        Chooser::new(self.mix)
+    }
+
+    /// A chooser of records by the distribution. It takes a moment to make for `latest`; clone it for more
+    /// threads.
+    pub fn keys(&self) -> KeyChooser {
+        // 2 is YCSB's own "fudge factor".
+        let inserts_expected = (self.operations as f64 * self.mix.share(Operation::Insert) * 2.0) as u64;
+        KeyChooser::new(self.distribution, self.records, inserts_expected)
+    }
+}
+
+/// What is effective, in one line.
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, records, mix, distribution, .. } = self;
+        write!(f, "{name}: {mix}; {distribution} over {records} records, 8-byte keys")
+    }
+}
+
+/// Why there is no workload.
+#[derive(Debug)]
+pub enum WorkloadError {
+    /// Neither a built-in name nor a file that can be read.
+    Unreadable {
+        /// What was taken for a path.
+        path: PathBuf,
+        /// What the operating system said.
+        cause: io::Error,
+    },
+    /// A line of the file is no property.
+    Syntax(SyntaxError),
+    /// A property has a value that it cannot have.
+    Value {
+        /// The property.
+        property: Property,
+        /// The values that it can have.
+        legal: &'static str,
+    },
+    /// All proportions are 0.
+    NoOperations,
+}
+
+impl fmt::Display for WorkloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreadable { path, cause } => {
+                let path = path.display();
+                write!(f, "no workload `{path}`: {cause}; built in are a, b and c, ")?;
+                f.write_str("all else is the path of a YCSB property file")
+            }
+            Self::Syntax(error) => error.fmt(f),
+            Self::Value { property: Property { line, key, value }, legal } => {
+                write!(f, "line {line}: {key} is `{value}`, legal is {legal}")
+            }
+            Self::NoOperations => {
+                f.write_str(
+                    "all proportions are 0: one of readproportion, updateproportion, insertproportion, ",
+                )?;
+                f.write_str("scanproportion and readmodifywriteproportion must be above")
+            }
+        }
+    }
+}
+
+impl std::error::Error for WorkloadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Unreadable { cause, .. } => Some(cause),
+            Self::Syntax(error) => Some(error),
+            Self::Value { .. } | Self::NoOperations => None,
+        }
+    }
+}
+
+/// The properties of a file, being taken out of it.
+struct File {
+    /// Nobody has taken these yet.
+    left: Vec<Property>,
+    /// The same key came again further down.
+    overruled: Vec<Property>,
+}
+
+impl File {
+    /// Takes `key` out of the file; its last value, read by `read`, if it is there.
+    fn take<T>(
+        &mut self,
+        key: &str,
+        legal: &'static str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<T>, WorkloadError> {
+        let mut found: Vec<Property> = self.left.extract_if(.., |property| property.key == key).collect();
+        let Some(property) = found.pop() else {
+            return Ok(None);
+        };
+        self.overruled.append(&mut found);
+        match read(&property.value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(WorkloadError::Value { property, legal }),
+        }
+    }
+
+    /// What had no effect, in the order of the file.
+    fn unused(self) -> Vec<Property> {
+        let mut unused = [self.left, self.overruled].concat();
+        unused.sort_by_key(|property| property.line);
+        unused
+    }
+
+    /// A whole number that is 1 or more, or 0 or more.
+    fn number(&mut self, key: &str, least: u64) -> Result<Option<u64>, WorkloadError> {
+        let legal = if least == 0 { "a whole number" } else { "a whole number from 1 on" };
+        self.take(key, legal, |value| u64::from_str(value).ok().filter(|&number| number >= least))
+    }
+
+    /// A number from 0 to 1.
+    fn fraction(&mut self, key: &str) -> Result<Option<f64>, WorkloadError> {
+        self.take(key, "a number from 0 to 1", |value| {
+            number_in(value, |number| (0.0..=1.0).contains(&number))
+        })
+    }
+}
+
+fn number_in(value: &str, legal: impl Fn(f64) -> bool) -> Option<f64> {
+    f64::from_str(value).ok().filter(|&number| legal(number))
+}
+
+fn mix(file: &mut File) -> Result<Mix, WorkloadError> {
+    // What YCSB takes for a property that is not there.
+    let weights = [
+        file.fraction("readproportion")?.unwrap_or(0.95),
+        file.fraction("updateproportion")?.unwrap_or(0.05),
+        file.fraction("insertproportion")?.unwrap_or(0.0),
+        file.fraction("scanproportion")?.unwrap_or(0.0),
+        file.fraction("readmodifywriteproportion")?.unwrap_or(0.0),
+    ];
+    Mix::new(weights).ok_or(WorkloadError::NoOperations)
+}
+
+fn distribution(file: &mut File) -> Result<Distribution, WorkloadError> {
+    let named = file.take("requestdistribution", Distribution::NAMES, Distribution::named)?;
+    Ok(match named.unwrap_or(Distribution::Uniform) {
+        Distribution::Hotspot { data_fraction, operation_fraction } => Distribution::Hotspot {
+            data_fraction: file.fraction("hotspotdatafraction")?.unwrap_or(data_fraction),
+            operation_fraction: file.fraction("hotspotopnfraction")?.unwrap_or(operation_fraction),
+        },
+        Distribution::Exponential { percentile, data_fraction } => {
+            let above_0 = |number: f64| number > 0.0 && number.is_finite();
+            let below_100 = |number| above_0(number) && number < 100.0;
+            let given = file.take("exponential.percentile", "a number above 0 and below 100", |value| {
+                number_in(value, below_100)
+            })?;
+            let part =
+                file.take("exponential.frac", "a number above 0", |value| number_in(value, above_0))?;
+            Distribution::Exponential {
+                percentile: given.unwrap_or(percentile),
+                data_fraction: part.unwrap_or(data_fraction),
+            }
+        }
+        other => other,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(workload: &Workload) -> [f64; 5] {
+        Operation::ALL.map(|operation| workload.mix.share(operation))
+    }
+
+    #[test]
+    fn the_built_in_workloads_are_ycsbs() {
+        for (name, expected) in [
+            ("a", [0.5, 0.5, 0.0, 0.0, 0.0]),
+            ("b", [0.95, 0.05, 0.0, 0.0, 0.0]),
+            ("c", [1.0, 0.0, 0.0, 0.0, 0.0]),
+        ] {
+            let workload = Workload::resolve(name).unwrap();
+            assert_eq!(shares(&workload), expected);
+            assert_eq!(workload.distribution, Distribution::Zipfian);
+            assert_eq!((workload.records, workload.operations), (1000, 1000));
+            assert_eq!(workload.unused, []);
+        }
+    }
+
+    #[test]
+    fn a_workload_prints_in_one_line() {
+        let workload = Workload::resolve("b").unwrap();
+        assert_eq!(
+            workload.to_string(),
+            "b: 95 % read, 5 % update; zipfian (theta 0.99, scrambled) over 1000 records, 8-byte keys"
+        );
+        let text = "requestdistribution=hotspot\nhotspotopnfraction=0.9\nrecordcount=50";
+        assert_eq!(
+            Workload::parse("x", text).unwrap().to_string(),
+            "x: 95 % read, 5 % update; hotspot (90 % of operations on 20 % of records) over 50 records, 8-byte keys"
+        );
+        let exponential = Workload::parse("x", "requestdistribution=exponential").unwrap().to_string();
+        assert!(exponential.contains("exponential (95 % of operations on the newest 85.7 % of records)"));
+    }
+
+    #[test]
+    fn an_empty_file_has_ycsbs_defaults() {
+        let workload = Workload::parse("empty", "").unwrap();
+        assert_eq!(shares(&workload), [0.95, 0.05, 0.0, 0.0, 0.0]);
+        assert_eq!((workload.distribution, workload.operations), (Distribution::Uniform, 0));
+    }
+
+    #[test]
+    fn the_last_of_equal_keys_counts_and_the_others_are_reported() {
+        let workload = Workload::parse("x", "recordcount=0\nfieldcount=1\nrecordcount=7").unwrap();
+        assert_eq!(workload.records, 7);
+        assert_eq!(workload.unused.iter().map(|property| property.line).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn what_has_no_effect_is_kept() {
+        let text = "recordcount=5\nfieldcount=10\nreadallfields=true\nexponential.frac=9\n";
+        let unused = Workload::parse("x", text).unwrap().unused;
+        let seen: Vec<_> = unused.iter().map(|p| (p.line, p.key.as_str(), p.value.as_str())).collect();
+        assert_eq!(
+            seen,
+            [(2, "fieldcount", "10"), (3, "readallfields", "true"), (4, "exponential.frac", "9")]
+        );
+    }
+
+    #[test]
+    fn a_bad_value_is_an_error_that_names_key_value_line_and_what_is_legal() {
+        for (text, message) in [
+            ("\nrecordcount=0", "line 2: recordcount is `0`, legal is a whole number from 1 on"),
+            ("recordcount=1e6", "line 1: recordcount is `1e6`, legal is a whole number from 1 on"),
+            ("operationcount=-1", "line 1: operationcount is `-1`, legal is a whole number"),
+            ("readproportion=95", "line 1: readproportion is `95`, legal is a number from 0 to 1"),
+            ("scanproportion=nan", "line 1: scanproportion is `nan`, legal is a number from 0 to 1"),
+            ("insertproportion=", "line 1: insertproportion is ``, legal is a number from 0 to 1"),
+            (
+                "requestdistribution=zipf",
+                "line 1: requestdistribution is `zipf`, legal is uniform, zipfian, latest, hotspot, exponential",
+            ),
+            (
+                "requestdistribution=hotspot\nhotspotdatafraction=20",
+                "line 2: hotspotdatafraction is `20`, legal is a number from 0 to 1",
+            ),
+            (
+                "requestdistribution=exponential\nexponential.percentile=100",
+                "line 2: exponential.percentile is `100`, legal is a number above 0 and below 100",
+            ),
+            (
+                "requestdistribution=exponential\nexponential.frac=0",
+                "line 2: exponential.frac is `0`, legal is a number above 0",
+            ),
+            (
+                "workload=site.ycsb.workloads.TimeSeriesWorkload",
+                "line 1: workload is `site.ycsb.workloads.TimeSeriesWorkload`, legal is a class whose name ends in CoreWorkload",
+            ),
+            ("recordcount=\\u00", "line 1: `\\u00` is not \\u and four hexadecimal digits of a character"),
+        ] {
+            assert_eq!(Workload::parse("x", text).unwrap_err().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn a_mix_of_nothing_and_a_missing_file_are_errors() {
+        let error = Workload::parse("x", "readproportion=0\nupdateproportion=0").unwrap_err();
+        assert!(matches!(error, WorkloadError::NoOperations));
+        let error = Workload::resolve("no/such/file").unwrap_err().to_string();
+        assert!(error.contains("no/such/file") && error.contains("built in are a, b and c"), "{error}");
+    }
+}

@@ -1,0 +1,322 @@
+//! The client core: one thread and at most 64 tasks that hide each other's latency.
+//!
+//! Ready tasks are bits of a word; a *turn* polls every task that was ready when it began. Wakers are the standard
+//! ones and may be sent to other threads; a wake on the core's own thread is a plain store. Invariant: between
+//! turns no task is in the middle of anything: that is when an endpoint publishes that it holds no pointers.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
+use std::thread::Thread;
+
+/// The most tasks of one core.
+pub const TASKS_MAX: usize = 64;
+
+/// Whoever wants to know that a turn has ended.
+pub trait Turns {
+    /// Every task that was ready has been polled.
+    fn end_turn(&self);
+}
+
+impl Turns for () {
+    fn end_turn(&self) {}
+}
+
+impl<T: Turns + ?Sized> Turns for &T {
+    fn end_turn(&self) {
+        (**self).end_turn();
+    }
+}
+
+impl<T: Turns + ?Sized> Turns for std::rc::Rc<T> {
+    fn end_turn(&self) {
+        (**self).end_turn();
+    }
+}
+
+/// Which tasks are ready. Aligned so that a pointer to it has room for a task's number.
+#[repr(align(64))]
+struct Ready {
+    /// Woken on the core's own thread: loads and stores only.
+    here: AtomicU64,
+    /// Woken elsewhere.
+    elsewhere: AtomicU64,
+    parked: AtomicBool,
+    thread: Thread,
+}
+
+thread_local! {
+    /// The core that runs on this thread.
+    static CURRENT: Cell<*const Ready> = const { Cell::new(std::ptr::null()) };
+    /// How many tasks it has.
+    static TASKS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether the core that runs on this thread has other tasks to run while this one waits for memory.
+#[inline]
+pub fn in_company() -> bool {
+    TASKS.get() > 1
+}
+
+/// Lets the other tasks that are ready run first.
+#[inline]
+pub fn yield_now() -> impl Future<Output = ()> {
+    struct Yield(bool);
+    impl Future for Yield {
+        type Output = ();
+        #[inline]
+        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+            if std::mem::replace(&mut self.0, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    }
+    Yield(false)
+}
+
+/// Runs one future to its end on this thread.
+pub fn block_on<O>(turns: impl Turns, future: impl Future<Output = O>) -> O {
+    let mut output = None;
+    let mut core = Core::new(turns);
+    core.spawn(async { output = Some(future.await) });
+    core.run();
+    drop(core);
+    output.expect("the core ran its only task to the end")
+}
+
+/// A client core. Lives and dies on one thread.
+pub struct Core<'a, T: Turns> {
+    tasks: Vec<Option<Task<'a>>>,
+    alive: usize,
+    ready: Arc<Ready>,
+    turns: T,
+    not_send: PhantomData<*const ()>,
+}
+
+struct Task<'a> {
+    future: Pin<Box<dyn Future<Output = ()> + 'a>>,
+    waker: Waker,
+}
+
+impl<'a, T: Turns> Core<'a, T> {
+    /// A core without tasks that tells `turns` of the end of each turn.
+    pub fn new(turns: T) -> Core<'a, T> {
+        let ready = Arc::new(Ready {
+            here: AtomicU64::new(0),
+            elsewhere: AtomicU64::new(0),
+            parked: AtomicBool::new(false),
+            thread: std::thread::current(),
+        });
+        Core { tasks: Vec::new(), alive: 0, ready, turns, not_send: PhantomData }
+    }
+
+    /// Adds a task.
+    ///
+    /// # Panics
+    /// If there are [`TASKS_MAX`] already.
+    pub fn spawn(&mut self, future: impl Future<Output = ()> + 'a) {
+        let index = self.tasks.iter().position(Option::is_none).unwrap_or(self.tasks.len());
+        assert!(index < TASKS_MAX, "a core has at most {TASKS_MAX} tasks");
+        if index == self.tasks.len() {
+            self.tasks.push(None);
+        }
+        self.tasks[index] = Some(Task { future: Box::pin(future), waker: waker(&self.ready, index) });
+        self.alive += 1;
+        self.ready.elsewhere.fetch_or(1 << index, Ordering::Release);
+    }
+
+    /// Runs until every task has ended; sleeps while none is ready.
+    pub fn run(&mut self) {
+        let _entered = Entered::new(&self.ready, self.alive);
+        while self.alive > 0 {
+            let ready = self.ready.take();
+            if ready == 0 {
+                self.ready.park();
+                continue;
+            }
+            self.turn(ready);
+        }
+    }
+
+    #[inline]
+    fn turn(&mut self, mut ready: u64) {
+        while ready != 0 {
+            let index = ready.trailing_zeros() as usize;
+            ready &= ready - 1;
+            // A late waker may name a task that has ended.
+            let Some(Some(task)) = self.tasks.get_mut(index) else { continue };
+            if task.future.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready() {
+                self.tasks[index] = None;
+                self.alive -= 1;
+                TASKS.set(self.alive);
+            }
+        }
+        self.turns.end_turn();
+    }
+}
+
+/// Makes a core this thread's current one, and puts back what was before.
+struct Entered {
+    outer: *const Ready,
+    outer_tasks: usize,
+}
+
+impl Entered {
+    fn new(ready: &Arc<Ready>, tasks: usize) -> Entered {
+        assert!(ready.thread.id() == std::thread::current().id(), "a core runs on the thread that made it");
+        Entered { outer: CURRENT.replace(Arc::as_ptr(ready)), outer_tasks: TASKS.replace(tasks) }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.set(self.outer);
+        TASKS.set(self.outer_tasks);
+    }
+}
+
+impl Ready {
+    #[inline]
+    fn take(&self) -> u64 {
+        let here = self.here.load(Ordering::Relaxed);
+        self.here.store(0, Ordering::Relaxed);
+        if self.elsewhere.load(Ordering::Relaxed) == 0 {
+            return here;
+        }
+        // Acquire: pairs with the Release of the wake, so that the task sees why it was woken.
+        here | self.elsewhere.swap(0, Ordering::Acquire)
+    }
+
+    fn park(&self) {
+        // SeqCst, as in `wake`: either the waker sees us parked, or we see its bit.
+        self.parked.store(true, Ordering::SeqCst);
+        if self.elsewhere.load(Ordering::SeqCst) == 0 {
+            std::thread::park();
+        }
+        self.parked.store(false, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn wake(&self, index: usize) {
+        if std::ptr::eq(CURRENT.get(), self) {
+            let here = self.here.load(Ordering::Relaxed);
+            self.here.store(here | 1 << index, Ordering::Relaxed);
+            return;
+        }
+        self.elsewhere.fetch_or(1 << index, Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst) {
+            self.thread.unpark();
+        }
+    }
+}
+
+// A waker's pointer is that of the `Ready`, of which it owns one count, plus the task's number.
+
+static WAKER: RawWakerVTable = RawWakerVTable::new(
+    |data| {
+        let (ready, _) = split(data);
+        // SAFETY: the waker being cloned owns a count, so the `Ready` is alive.
+        unsafe { Arc::increment_strong_count(ready) };
+        RawWaker::new(data, &WAKER)
+    },
+    |data| {
+        let (ready, index) = split(data);
+        // SAFETY: takes over the count that this waker owns.
+        unsafe { Arc::from_raw(ready) }.wake(index);
+    },
+    |data| {
+        let (ready, index) = split(data);
+        // SAFETY: this waker owns a count for as long as it exists.
+        unsafe { &*ready }.wake(index);
+    },
+    |data| {
+        let (ready, _) = split(data);
+        // SAFETY: takes over the count that this waker owns.
+        drop(unsafe { Arc::from_raw(ready) });
+    },
+);
+
+fn waker(ready: &Arc<Ready>, index: usize) -> Waker {
+    let data = Arc::into_raw(Arc::clone(ready)).cast::<()>().wrapping_byte_add(index);
+    // SAFETY: the table keeps the contract of a waker: `data` owns a count, and `Ready` is Sync.
+    unsafe { Waker::from_raw(RawWaker::new(data, &WAKER)) }
+}
+
+#[inline]
+fn split(data: *const ()) -> (*const Ready, usize) {
+    let index = data.addr() % TASKS_MAX;
+    (data.wrapping_byte_sub(index).cast(), index)
+}
+
+const _: () = assert!(align_of::<Ready>() == TASKS_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn tasks_take_turns() {
+        let log = RefCell::new(Vec::new());
+        let mut core = Core::new(());
+        for task in 0..3 {
+            let log = &log;
+            core.spawn(async move {
+                for step in 0..2 {
+                    log.borrow_mut().push((step, task));
+                    yield_now().await;
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        assert_eq!(log.into_inner(), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+    }
+
+    #[test]
+    fn a_core_sleeps_until_another_thread_wakes_its_task() {
+        let slept = std::time::Duration::from_millis(20);
+        let before = std::time::Instant::now();
+        let answer = block_on((), async {
+            crate::timer::sleep(slept).await;
+            7
+        });
+        assert_eq!(answer, 7);
+        assert!(before.elapsed() >= slept);
+    }
+
+    #[test]
+    fn a_waker_outlives_its_core() {
+        let kept = RefCell::new(None);
+        block_on(
+            (),
+            std::future::poll_fn(|cx| {
+                *kept.borrow_mut() = Some(cx.waker().clone());
+                Poll::Ready(())
+            }),
+        );
+        let waker = kept.into_inner().expect("the task ran");
+        waker.wake_by_ref();
+        std::thread::spawn(move || waker.wake()).join().expect("waking an ended task does nothing");
+    }
+
+    #[test]
+    fn sixty_four_tasks_fit_and_each_runs_to_its_end() {
+        let done = Cell::new(0);
+        let mut core = Core::new(());
+        for _ in 0..TASKS_MAX {
+            core.spawn(async {
+                yield_now().await;
+                done.set(done.get() + 1);
+            });
+        }
+        core.run();
+        drop(core);
+        assert_eq!(done.get(), TASKS_MAX);
+    }
+}

@@ -1,0 +1,123 @@
+//! Counts what an operation costs, so that a test can hold it to its paper.
+//!
+//! Invariant: a round trip begins when something is asked while nothing is outstanding; so the number of round
+//! trips of one operation is the longest sequence of requests of which each waited for the one before.
+
+use farside_remote::clock::Clock;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use std::cell::Cell;
+use std::time::Duration;
+
+/// What was asked of a fabric.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// Sequences of requests that had to wait for one another.
+    pub round_trips: u64,
+    /// Chains.
+    pub requests: u64,
+    /// Calls.
+    pub calls: u64,
+    /// Bytes of the chains and call requests on the wire.
+    pub bytes_out: u64,
+    /// Bytes of the replies and call answers on the wire.
+    pub bytes_in: u64,
+    /// CAS and FETCH-ADD asked for.
+    pub atomics: u64,
+    /// Buffers given back.
+    pub retired: u64,
+}
+
+/// A fabric that counts.
+pub struct Count<F> {
+    inner: F,
+    costs: Cell<Costs>,
+    outstanding: Cell<u64>,
+}
+
+impl<F> Count<F> {
+    /// Counts what goes through to `inner`.
+    pub fn new(inner: F) -> Count<F> {
+        Count { inner, costs: Cell::default(), outstanding: Cell::new(0) }
+    }
+
+    /// What was asked since the last time, or since the beginning.
+    pub fn take(&self) -> Costs {
+        self.costs.take()
+    }
+
+    /// The fabric underneath.
+    pub fn inner(&self) -> &F {
+        &self.inner
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Costs)) {
+        let mut costs = self.costs.get();
+        change(&mut costs);
+        self.costs.set(costs);
+    }
+
+    fn ask(&self) -> Outstanding<'_> {
+        if self.outstanding.get() == 0 {
+            self.change(|costs| costs.round_trips += 1);
+        }
+        self.outstanding.set(self.outstanding.get() + 1);
+        Outstanding(&self.outstanding)
+    }
+}
+
+/// One request that has not been answered; also ends where its future is dropped.
+struct Outstanding<'a>(&'a Cell<u64>);
+
+impl Drop for Outstanding<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl<F: Fabric> Fabric for Count<F> {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        let _asked = self.ask();
+        let view = chain.view();
+        self.change(|costs| {
+            costs.requests += 1;
+            costs.bytes_out += view.wire_len() as u64;
+            costs.atomics += view.atomics() as u64;
+        });
+        self.inner.run(node, chain, reply).await?;
+        self.change(|costs| costs.bytes_in += reply.as_bytes().len() as u64);
+        Ok(())
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        let _asked = self.ask();
+        self.change(|costs| {
+            costs.calls += 1;
+            costs.bytes_out += request.len() as u64;
+        });
+        self.inner.call(node, service, request, answer).await?;
+        self.change(|costs| costs.bytes_in += answer.len() as u64);
+        Ok(())
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        self.change(|costs| costs.retired += 1);
+        self.inner.retire(node, key, buffer);
+    }
+}
+
+impl<F: Clock> Clock for Count<F> {
+    fn now(&self) -> Duration {
+        self.inner.now()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.inner.sleep(duration)
+    }
+}

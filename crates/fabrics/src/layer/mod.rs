@@ -1,0 +1,3 @@
+//! Fabrics that wrap any other: protocols stay clean, and so do fabrics.
+
+pub mod count;

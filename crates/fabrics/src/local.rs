@@ -1,0 +1,78 @@
+//! The fabric within one process: the caller runs the chain on the process's own memory.
+//!
+//! For tests and for embedding a node. A call runs in the caller's thread, under the node's own lock.
+
+use crate::direct::{Control, Direct};
+use crate::memory::Mapping;
+use farside_remote::arena::session::SessionId;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{FabricError, NodeId};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The node of this process.
+pub trait LocalNode: Send + Sync {
+    /// Its memory.
+    fn memory(&self) -> &Arc<Mapping>;
+
+    /// Opens a session for this process.
+    ///
+    /// # Errors
+    /// There are as many sessions as a node can have.
+    fn open_session(&self) -> Result<SessionId, FabricError>;
+
+    /// Ends a session: its owner will run no more chains.
+    fn close_session(&self, session: SessionId);
+
+    /// Has a service answer a call.
+    ///
+    /// # Errors
+    /// The service's refusal.
+    fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError>;
+
+    /// Wakes the node's own thread if it sleeps.
+    fn ring(&self);
+}
+
+/// An endpoint to the node of this process. Belongs to one thread.
+///
+/// # Errors
+/// There are as many sessions as a node can have.
+pub fn connect(node: &Arc<dyn LocalNode>) -> Result<Direct, FabricError> {
+    let session = node.open_session()?;
+    let control = Session { node: Arc::clone(node), session };
+    Ok(Direct::new(
+        Arc::clone(node.memory()),
+        Box::new(control),
+        Arc::new(AtomicBool::new(false)),
+        NodeId(0),
+        session,
+    ))
+}
+
+struct Session {
+    node: Arc<dyn LocalNode>,
+    session: SessionId,
+}
+
+impl Control for Session {
+    fn call<'a>(
+        &'a self,
+        service: ServiceId,
+        request: &'a [u8],
+        answer: &'a mut Vec<u8>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), FabricError>> + 'a>> {
+        Box::pin(async move { self.node.call(service, request, answer) })
+    }
+
+    fn ring(&self) {
+        self.node.ring();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.node.close_session(self.session);
+    }
+}

@@ -1,0 +1,557 @@
+//! A node's memory as this process has it mapped, and what a chain asks of it.
+//!
+//! Invariant: every access is bounds-checked against the mapping, whoever computed the address; an address outside
+//! it is our own mistake, since keys are checked first, and panics.
+//! Invariant: aligned 16-byte units are copied and exchanged whole, for all processes that map the memory.
+
+mod pages;
+mod units;
+
+pub use pages::{PageSize, Pages};
+
+use farside_remote::arena::{Arena, Geometry, header};
+use farside_remote::run::Hint;
+use farside_remote::{ChainView, Key, Memory, Width};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::convert::Infallible;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use units::UNIT;
+
+/// A whole node's memory, mapped. Shared by every thread that uses it; unmapped when the last lets go.
+pub struct Mapping {
+    base: *mut u8,
+    geometry: Geometry,
+    page_size: PageSize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the memory is shared with other processes by design; every access to it is one of the atomic ones below.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// Why memory cannot be had. Says what to do.
+#[derive(Debug)]
+pub enum MappingError {
+    /// The CPU lacks an instruction.
+    Unsupported(&'static str),
+    /// The size is none that a node can have.
+    Size(u64),
+    /// The system refused.
+    Io {
+        /// What was asked of it.
+        doing: &'static str,
+        /// Its reason.
+        source: std::io::Error,
+    },
+    /// The file holds something else.
+    Foreign(String),
+}
+
+impl std::fmt::Display for MappingError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            MappingError::Unsupported(reason) => f.write_str(reason),
+            MappingError::Size(size) => write!(
+                f,
+                "a node's memory cannot have {size} bytes: give a multiple of 1 MiB from {} MiB to {} GiB",
+                Geometry::SIZE_MIN >> 20,
+                Geometry::SIZE_MAX >> 30
+            ),
+            MappingError::Io { doing, source } => write!(f, "could not {doing}: {source}"),
+            MappingError::Foreign(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for MappingError {}
+
+fn io(doing: &'static str) -> impl FnOnce(rustix::io::Errno) -> MappingError {
+    move |errno| MappingError::Io { doing, source: errno.into() }
+}
+
+impl Mapping {
+    /// New memory of `size` bytes, all zero but for the header, that other processes can map by its descriptor.
+    ///
+    /// # Errors
+    /// The CPU is not fit, the size is none that a node can have, or the system refuses; nothing is kept.
+    pub fn create(size: u64, pages: Pages) -> Result<Mapping, MappingError> {
+        let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
+        let (fd, page_size) = pages::anonymous(size, pages)?;
+        let mapping = Mapping::map(fd, geometry, page_size)?;
+        mapping.write_header()?;
+        Ok(mapping)
+    }
+
+    /// The memory of a node by the descriptor that the node handed out.
+    ///
+    /// # Errors
+    /// As [`Mapping::create`]; or the descriptor is of no node's memory, or of one with another layout.
+    pub fn attach(fd: OwnedFd) -> Result<Mapping, MappingError> {
+        let stat = rustix::fs::fstat(&fd).map_err(io("look at the node's memory"))?;
+        let size = stat.st_size as u64;
+        let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
+        let page_size = pages::of_file(&fd)?;
+        let mapping = Mapping::map(fd, geometry, page_size)?;
+        mapping.check_header()?;
+        Ok(mapping)
+    }
+
+    fn map(fd: OwnedFd, geometry: Geometry, page_size: PageSize) -> Result<Mapping, MappingError> {
+        units::supported().map_err(MappingError::Unsupported)?;
+        let len = usize::try_from(geometry.size()).map_err(|_| MappingError::Size(geometry.size()))?;
+        // SAFETY: a new mapping wherever the kernel likes, of a file that is sealed or ours to keep its size.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &fd,
+                0,
+            )
+        }
+        .map_err(io("map the node's memory"))?;
+        let mapping = Mapping { base: base.cast(), geometry, page_size, fd };
+        // Huge pages where the kernel gives them for shared memory; where it does not, nothing is lost.
+        // SAFETY: the whole of the mapping just made; the advice changes no bytes.
+        let _advice_only = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxHugepage) };
+        // A forked child would run chains in the name of a session that is its parent's.
+        // SAFETY: as above.
+        unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxDontFork) }
+            .map_err(io("keep the node's memory from forked processes"))?;
+        Ok(mapping)
+    }
+
+    fn write_header(&self) -> Result<(), MappingError> {
+        let mut incarnation = [0; 8];
+        rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
+            .map_err(io("draw random bytes"))?;
+        self.put(header::SIZE_AT, self.geometry.size());
+        self.put(header::INCARNATION_AT, u64::from_le_bytes(incarnation));
+        self.put(header::VERSION_AT, header::VERSION);
+        self.put(header::MAGIC_AT, header::MAGIC);
+        Ok(())
+    }
+
+    fn check_header(&self) -> Result<(), MappingError> {
+        let (magic, version) = (self.get(header::MAGIC_AT), self.get(header::VERSION_AT));
+        if magic != header::MAGIC {
+            return Err(MappingError::Foreign("this is no farside memory: name the file of a node".into()));
+        }
+        if version != header::VERSION {
+            return Err(MappingError::Foreign(format!(
+                "the memory has layout {version}, this program knows layout {}: use the same release on both sides",
+                header::VERSION
+            )));
+        }
+        if self.get(header::SIZE_AT) != self.geometry.size() {
+            return Err(MappingError::Foreign(format!(
+                "the memory says that it has {} bytes but has {}: it was cut or extended; restore it",
+                self.get(header::SIZE_AT),
+                self.geometry.size()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Random, drawn when the memory was made: tells one memory from another.
+    pub fn incarnation(&self) -> u64 {
+        self.get(header::INCARNATION_AT)
+    }
+
+    /// Of the pages that back it.
+    pub fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// The descriptor by which other processes map the same memory.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The arena over this memory.
+    #[inline]
+    pub fn arena(&self) -> Arena<'_, Mapping> {
+        Arena::of(self)
+    }
+
+    /// Gives `len` bytes from `at` back to the system; they read as zeros from then on.
+    ///
+    /// # Errors
+    /// The system's; the bytes may be partly zeroed.
+    ///
+    /// # Panics
+    /// If they are not within the memory.
+    pub fn discard(&self, at: u64, len: u64) -> Result<(), MappingError> {
+        self.at(at, len as usize);
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.fd, flags, at, len).map_err(io("give memory back to the system"))
+    }
+
+    /// Where `len` bytes at `at` are mapped.
+    #[inline(always)]
+    fn at(&self, at: u64, len: usize) -> *mut u8 {
+        let size = self.geometry.size();
+        assert!(
+            len as u64 <= size && at <= size - len as u64,
+            "bytes {at:#x}+{len} were asked of a memory of {size:#x}: keys are checked before"
+        );
+        // SAFETY: within the mapping, as just checked.
+        unsafe { self.base.add(at as usize) }
+    }
+
+    #[inline]
+    fn word(&self, at: u64) -> &AtomicU64 {
+        let place = self.at(at, 8);
+        assert!(place.addr().is_multiple_of(8), "an 8-byte word at {at:#x} is not aligned");
+        // SAFETY: mapped for as long as `self` lives, aligned, and accessed atomically by everyone.
+        unsafe { AtomicU64::from_ptr(place.cast()) }
+    }
+
+    #[inline]
+    fn get(&self, at: u64) -> u64 {
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    fn put(&self, at: u64, value: u64) {
+        self.word(at).store(value, Ordering::Release);
+    }
+
+    /// Stores an 8-byte word that this process alone writes.
+    #[inline]
+    pub(crate) fn publish(&self, at: u64, value: u64) {
+        self.word(at).store(value, Ordering::Release);
+    }
+
+    /// As [`Mapping::publish`], and visible to everyone before anything that this thread does next.
+    #[inline]
+    pub(crate) fn publish_and_fence(&self, at: u64, value: u64) {
+        self.word(at).swap(value, Ordering::SeqCst);
+        #[cfg(not(target_arch = "x86_64"))] // There, an exchange is a full fence by itself.
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// The node says whether it is about to sleep and wants to be rung, or is awake.
+    pub fn set_node_sleeps(&self, sleeps: bool) {
+        self.word(header::NODE_SLEEPS_AT).store(u64::from(sleeps), Ordering::SeqCst);
+    }
+
+    /// Whether the node wants to be rung.
+    #[inline]
+    pub fn node_sleeps(&self) -> bool {
+        self.word(header::NODE_SLEEPS_AT).load(Ordering::SeqCst) != 0
+    }
+
+    /// Copies out what does not fill a unit.
+    #[inline]
+    fn read_within_unit(&self, at: u64, out: &mut [u8]) {
+        let base = at & !(UNIT as u64 - 1);
+        // SAFETY: the unit around a mapped byte is mapped, as the mapping is page-aligned.
+        let unit = unsafe { units::load(self.at(base, UNIT)) }.to_le_bytes();
+        let skip = (at - base) as usize;
+        out.copy_from_slice(&unit[skip..skip + out.len()]);
+    }
+
+    /// Copies in what does not fill a unit, in the largest aligned words there are, so that a neighbour's bytes are
+    /// never written.
+    #[inline]
+    fn write_within_unit(&self, mut at: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let aligned = 1usize << at.trailing_zeros().min(3);
+            let width = aligned.min(1 << bytes.len().ilog2());
+            let place = self.at(at, width);
+            let (word, rest) = bytes.split_at(width);
+            // SAFETY: mapped for as long as `self` lives, aligned to `width`, and accessed atomically by everyone.
+            unsafe {
+                match *word {
+                    [a] => AtomicU8::from_ptr(place).store(a, Ordering::Release),
+                    [a, b] => {
+                        AtomicU16::from_ptr(place.cast()).store(u16::from_ne_bytes([a, b]), Ordering::Release)
+                    }
+                    [a, b, c, d] => AtomicU32::from_ptr(place.cast())
+                        .store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release),
+                    _ => AtomicU64::from_ptr(place.cast())
+                        .store(u64::from_ne_bytes(word.try_into().expect("eight bytes")), Ordering::Release),
+                }
+            }
+            (at, bytes) = (at + width as u64, rest);
+        }
+    }
+
+    // Hiding latency: what a chain will touch is fetched while other chains run.
+
+    /// Starts fetching what a chain's ops name directly.
+    #[inline]
+    pub fn prefetch_targets(&self, chain: ChainView<'_>) {
+        for hint in farside_remote::hints(chain) {
+            match hint {
+                Hint::Bytes { at, len } => self.prefetch(at, len),
+                Hint::Pointee { at, .. } => self.prefetch(at, 1),
+                Hint::Buffer { .. } => {}
+            }
+        }
+    }
+
+    /// Starts fetching what the pointers point to that [`Mapping::prefetch_targets`] fetched. Only a guess: nothing
+    /// is checked but that it lies in the memory, and nothing is answered.
+    #[inline]
+    pub fn prefetch_pointees(&self, chain: ChainView<'_>) {
+        for hint in farside_remote::hints(chain) {
+            match hint {
+                Hint::Pointee { at, len, bounded } => {
+                    if at.is_multiple_of(16) && self.holds(at, 16) {
+                        let Ok(word) = self.load(at, Width::W16);
+                        let bound = if bounded { (word >> 64) as u32 } else { u32::MAX };
+                        self.prefetch(word as u64, len.min(bound));
+                    }
+                }
+                Hint::Buffer { class, len } => self.prefetch_buffer(chain.key().region(), class, len),
+                Hint::Bytes { .. } => {}
+            }
+        }
+    }
+
+    fn prefetch_buffer(&self, region: u32, class: u8, len: u32) {
+        if let Some(class) = farside_remote::arena::class::Class::get(class)
+            && region < farside_remote::arena::REGIONS_MAX
+        {
+            let Ok(buffer) = self.arena().first_free(region, class);
+            if let Some(buffer) = buffer {
+                self.prefetch(buffer.at, len);
+            }
+        }
+    }
+
+    #[inline]
+    fn holds(&self, at: u64, len: u64) -> bool {
+        at < self.geometry.size() && len <= self.geometry.size() - at
+    }
+
+    /// Starts fetching the lines of `len` bytes at `at`, as many as are worth it.
+    #[inline(always)]
+    fn prefetch(&self, at: u64, len: u32) {
+        const LINE: u64 = 64;
+        const LINES_MAX: u64 = 24;
+        if len == 0 || !self.holds(at, u64::from(len)) {
+            return;
+        }
+        let first = at & !(LINE - 1);
+        let end = (at + u64::from(len)).min(first + LINES_MAX * LINE);
+        let mut line = first;
+        while line < end {
+            // SAFETY: within the mapping; a prefetch faults nowhere in any case.
+            unsafe { prefetch_line(self.base.add(line as usize)) };
+            line += LINE;
+        }
+    }
+}
+
+/// # Safety
+/// None is needed: the instruction has no architectural effect.
+#[inline(always)]
+unsafe fn prefetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: has no architectural effect.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _no_hint_on_this_cpu = at;
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; nobody borrows from a mapping that is being dropped.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.geometry.size() as usize) };
+        debug_assert!(unmapped.is_ok(), "unmapping what was mapped succeeds");
+    }
+}
+
+impl Memory for Mapping {
+    type Wait = Infallible;
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    #[inline]
+    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+        self.arena().admits(key)
+    }
+
+    #[inline]
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
+        self.arena().reach(key, at, len)
+    }
+
+    #[inline]
+    fn read(&self, mut at: u64, mut out: &mut [u8]) -> Result<(), Infallible> {
+        let from = self.at(at, out.len());
+        let head = from.align_offset(UNIT).min(out.len());
+        if head > 0 {
+            let (first, rest) = out.split_at_mut(head);
+            self.read_within_unit(at, first);
+            (at, out) = (at + head as u64, rest);
+        }
+        let whole = out.len() / UNIT;
+        if whole > 0 {
+            let (body, rest) = out.split_at_mut(whole * UNIT);
+            // SAFETY: `at` is aligned now and `body` lies within the range checked above.
+            unsafe { units::copy_out(self.base.add(at as usize), body.as_mut_ptr(), whole) };
+            (at, out) = (at + body.len() as u64, rest);
+        }
+        if !out.is_empty() {
+            self.read_within_unit(at, out);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&self, mut at: u64, mut bytes: &[u8]) -> Result<(), Infallible> {
+        let to = self.at(at, bytes.len());
+        let head = to.align_offset(UNIT).min(bytes.len());
+        if head > 0 {
+            let (first, rest) = bytes.split_at(head);
+            self.write_within_unit(at, first);
+            (at, bytes) = (at + head as u64, rest);
+        }
+        let whole = bytes.len() / UNIT;
+        if whole > 0 {
+            let (body, rest) = bytes.split_at(whole * UNIT);
+            // SAFETY: `at` is aligned now and `body` lies within the range checked above.
+            unsafe { units::copy_in(body.as_ptr(), self.base.add(at as usize), whole) };
+            (at, bytes) = (at + body.len() as u64, rest);
+        }
+        self.write_within_unit(at, bytes);
+        Ok(())
+    }
+
+    #[inline]
+    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
+        Ok(match width {
+            Width::W8 => u128::from(self.word(at).load(Ordering::SeqCst)),
+            // SAFETY: mapped, and aligned as `unit` checks.
+            Width::W16 => unsafe { units::load(self.unit(at)) },
+        })
+    }
+
+    #[inline]
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
+        Ok(match width {
+            Width::W8 => self
+                .word(at)
+                .compare_exchange(old as u64, new as u64, Ordering::SeqCst, Ordering::SeqCst)
+                .map(drop)
+                .map_err(u128::from),
+            // SAFETY: mapped, and aligned as `unit` checks.
+            Width::W16 => unsafe { units::exchange(self.unit(at), old, new) },
+        })
+    }
+}
+
+impl Mapping {
+    #[inline(always)]
+    fn unit(&self, at: u64) -> *mut u8 {
+        let place = self.at(at, UNIT);
+        assert!(place.addr().is_multiple_of(UNIT), "a 16-byte word at {at:#x} is not aligned");
+        place
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> Mapping {
+        Mapping::create(Geometry::SIZE_MIN, Pages::Small).expect("a small memory")
+    }
+
+    #[test]
+    fn bytes_come_back_from_any_offset_and_neighbours_are_left_alone() {
+        let memory = small();
+        let base = memory.geometry().segment_at(0);
+        let bytes: Vec<u8> = (1..=200).collect();
+        for offset in 0..40u64 {
+            for len in 0..bytes.len() {
+                let Ok(()) = memory.write(base, &[0; 256]);
+                let Ok(()) = memory.write(base + offset, &bytes[..len]);
+                let mut all = [9; 256];
+                let Ok(()) = memory.read(base, &mut all);
+                let end = offset as usize + len;
+                assert_eq!(&all[offset as usize..end], &bytes[..len]);
+                assert!(all[..offset as usize].iter().chain(&all[end..]).all(|&byte| byte == 0));
+                let mut part = vec![0; len];
+                let Ok(()) = memory.read(base + offset, &mut part);
+                assert_eq!(part, &bytes[..len]);
+            }
+        }
+    }
+
+    #[test]
+    fn sixteen_bytes_are_never_seen_torn() {
+        let memory = small();
+        let at = memory.geometry().segment_at(0);
+        let old = |n: u64| u128::from(n) << 64 | u128::from(n);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..200_000u64 {
+                    let Ok(swapped) = memory.exchange(at, Width::W16, old(n), old(n + 1));
+                    assert_eq!(swapped, Ok(()));
+                }
+            });
+            let mut last = 0;
+            while last < 200_000 {
+                let mut bytes = [0; 48];
+                let Ok(()) = memory.read(at, &mut bytes);
+                let word = u128::from_le_bytes(bytes[..16].try_into().expect("16 bytes"));
+                assert_eq!(word as u64, (word >> 64) as u64);
+                assert!(word as u64 >= last);
+                last = word as u64;
+            }
+        });
+    }
+
+    #[test]
+    fn a_failed_exchange_answers_what_is_there_and_changes_nothing() {
+        let memory = small();
+        let at = memory.geometry().segment_at(0);
+        for width in [Width::W8, Width::W16] {
+            let Ok(swapped) = memory.exchange(at, width, 0, 5);
+            assert_eq!(swapped, Ok(()));
+            let Ok(refused) = memory.exchange(at, width, 4, 6);
+            assert_eq!(refused, Err(5));
+            let Ok(swapped) = memory.exchange(at, width, 5, 0);
+            assert_eq!(swapped, Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_is_discarded_reads_as_zeros() {
+        let memory = small();
+        let at = memory.geometry().segment_at(1);
+        let Ok(()) = memory.write(at, &[7; 100]);
+        memory.discard(at, 1 << 20).expect("a hole can be punched");
+        let mut bytes = [1; 100];
+        let Ok(()) = memory.read(at, &mut bytes);
+        assert_eq!(bytes, [0; 100]);
+    }
+
+    #[test]
+    #[should_panic(expected = "keys are checked before")]
+    fn an_address_outside_is_our_mistake() {
+        let Ok(()) = small().read(u64::MAX - 7, &mut [0; 8]);
+    }
+
+    #[test]
+    fn odd_sizes_and_foreign_files_are_refused_with_a_remedy() {
+        let error = Mapping::create((8 << 20) + 1, Pages::Small).map(drop).expect_err("no multiple of 1 MiB");
+        assert!(error.to_string().contains("multiple of 1 MiB"), "{error}");
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(8 << 20).expect("grown");
+        let error = Mapping::attach(file.into()).map(drop).expect_err("no node's memory");
+        assert!(error.to_string().contains("no farside memory"), "{error}");
+    }
+}

@@ -1,0 +1,164 @@
+//! Copies and exchanges of 16-byte units that are whole for every process that maps the memory.
+//!
+//! On x86-64, an aligned 16-byte load or store by a VEX-encoded instruction is atomic on every CPU that has AVX
+//! (Intel SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2), and `cmpxchg16b` is atomic everywhere. The instructions
+//! are written out, since a compiler may split or cache a plain access; legacy SSE encodings in a program that
+//! also uses AVX cost eight times as much. Elsewhere a library's lock-free 128-bit atomics do the same, or the
+//! host is refused: a lock would be one process's own.
+
+/// Bytes of a unit.
+pub(crate) const UNIT: usize = 16;
+
+#[cfg(target_arch = "x86_64")]
+mod arch {
+    use std::arch::asm;
+    use std::arch::x86_64::__m128i;
+
+    pub(crate) fn supported() -> Result<(), &'static str> {
+        if !std::arch::is_x86_feature_detected!("avx") {
+            return Err("this CPU has no AVX, so 16 bytes cannot be read whole; use a machine that has it");
+        }
+        if !std::arch::is_x86_feature_detected!("cmpxchg16b") {
+            return Err(
+                "this CPU has no cmpxchg16b, so 16 bytes cannot be compared and swapped; use one that has",
+            );
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// `from` is 16-aligned and valid for reading 16 bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn load(from: *const u8) -> u128 {
+        let unit: __m128i;
+        // SAFETY: by the caller's promise; the instruction touches nothing else.
+        unsafe {
+            asm!("vmovdqa {unit}, [{from}]", from = in(reg) from, unit = out(xmm_reg) unit,
+                 options(nostack, preserves_flags, readonly));
+        }
+        // SAFETY: both are 16 plain bytes.
+        unsafe { std::mem::transmute::<__m128i, u128>(unit) }
+    }
+
+    /// Copies `units` whole units.
+    ///
+    /// # Safety
+    /// `from` is 16-aligned and valid for reading, `to` for writing, `16 * units` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_out(mut from: *const u8, mut to: *mut u8, mut units: usize) {
+        // SAFETY: by the caller's promise; each step stays within `units`.
+        unsafe {
+            while units >= 4 {
+                asm!("vmovdqa {a}, [{from}]", "vmovdqa {b}, [{from} + 16]",
+                     "vmovdqa {c}, [{from} + 32]", "vmovdqa {d}, [{from} + 48]",
+                     "vmovups [{to}], {a}", "vmovups [{to} + 16], {b}",
+                     "vmovups [{to} + 32], {c}", "vmovups [{to} + 48], {d}",
+                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _, b = out(xmm_reg) _,
+                     c = out(xmm_reg) _, d = out(xmm_reg) _, options(nostack, preserves_flags));
+                (from, to, units) = (from.add(64), to.add(64), units - 4);
+            }
+            while units > 0 {
+                asm!("vmovdqa {a}, [{from}]", "vmovups [{to}], {a}",
+                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _,
+                     options(nostack, preserves_flags));
+                (from, to, units) = (from.add(16), to.add(16), units - 1);
+            }
+        }
+    }
+
+    /// Copies `units` whole units.
+    ///
+    /// # Safety
+    /// `from` is valid for reading, `to` 16-aligned and valid for writing, `16 * units` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_in(mut from: *const u8, mut to: *mut u8, mut units: usize) {
+        // SAFETY: by the caller's promise; each step stays within `units`.
+        unsafe {
+            while units > 0 {
+                asm!("vmovups {a}, [{from}]", "vmovdqa [{to}], {a}",
+                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _,
+                     options(nostack, preserves_flags));
+                (from, to, units) = (from.add(16), to.add(16), units - 1);
+            }
+        }
+    }
+
+    /// # Safety
+    /// `at` is 16-aligned and valid for reading and writing 16 bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn exchange(at: *mut u8, old: u128, new: u128) -> Result<(), u128> {
+        let (low, high): (u64, u64);
+        let swapped: u8;
+        // SAFETY: by the caller's promise. rbx, which the compiler keeps for itself, is put back; the other registers
+        // are named so that none of them can be rbx.
+        unsafe {
+            asm!("xchg rsi, rbx", "lock cmpxchg16b [rdi]", "mov rbx, rsi", "sete r8b",
+                 in("rdi") at, inout("rsi") new as u64 => _, in("rcx") (new >> 64) as u64,
+                 inout("rax") old as u64 => low, inout("rdx") (old >> 64) as u64 => high,
+                 out("r8b") swapped, options(nostack));
+        }
+        if swapped != 0 { Ok(()) } else { Err(u128::from(low) | u128::from(high) << 64) }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod arch {
+    use portable_atomic::{AtomicU128, Ordering};
+
+    pub(crate) fn supported() -> Result<(), &'static str> {
+        match AtomicU128::is_lock_free() && cfg!(target_endian = "little") {
+            true => Ok(()),
+            false => Err("this CPU cannot compare and swap 16 bytes without a lock; use one that can"),
+        }
+    }
+
+    /// # Safety
+    /// `at` is 16-aligned and valid for reading and writing 16 bytes, for as long as the reference is used.
+    unsafe fn unit<'a>(at: *const u8) -> &'a AtomicU128 {
+        // SAFETY: by the caller's promise; every access to node memory is atomic.
+        unsafe { AtomicU128::from_ptr(at.cast_mut().cast()) }
+    }
+
+    /// # Safety
+    /// As on x86-64.
+    pub(crate) unsafe fn load(from: *const u8) -> u128 {
+        // SAFETY: by the caller's promise.
+        unsafe { unit(from) }.load(Ordering::SeqCst)
+    }
+
+    /// # Safety
+    /// As on x86-64.
+    pub(crate) unsafe fn copy_out(from: *const u8, to: *mut u8, units: usize) {
+        for i in 0..units {
+            // SAFETY: by the caller's promise.
+            unsafe {
+                to.add(16 * i)
+                    .cast::<[u8; 16]>()
+                    .write_unaligned(unit(from.add(16 * i)).load(Ordering::Acquire).to_le_bytes())
+            }
+        }
+    }
+
+    /// # Safety
+    /// As on x86-64.
+    pub(crate) unsafe fn copy_in(from: *const u8, to: *mut u8, units: usize) {
+        for i in 0..units {
+            // SAFETY: by the caller's promise.
+            unsafe {
+                unit(to.add(16 * i)).store(
+                    u128::from_le_bytes(from.add(16 * i).cast::<[u8; 16]>().read_unaligned()),
+                    Ordering::Release,
+                )
+            }
+        }
+    }
+
+    /// # Safety
+    /// As on x86-64.
+    pub(crate) unsafe fn exchange(at: *mut u8, old: u128, new: u128) -> Result<(), u128> {
+        // SAFETY: by the caller's promise.
+        unsafe { unit(at) }.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+    }
+}
+
+pub(crate) use arch::{copy_in, copy_out, exchange, load, supported};

@@ -1,0 +1,130 @@
+//! What travels over a node's unix socket: the hello with its descriptors, then calls and their answers.
+//!
+//! One message of a SEQPACKET socket is one frame, so nothing is ever split or joined.
+//!
+//! ```text
+//! hello   client: JSON Hello          node: JSON Welcome with two descriptors (memory, bell), or JSON Refusal
+//! call    | id u64 | service u32 | 0 u32 | request |
+//! answer  | id u64 | service u32 | status u32 | answer, or the reason for refusing |
+//! bye     a call to service BYE: its session runs no more chains
+//! ```
+
+use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use serde::{Deserialize, Serialize};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Says that both ends speak this protocol.
+pub const MAGIC: &str = "farside-shm";
+/// Of the protocol. Raised whenever old and new would misunderstand each other.
+pub const VERSION: u32 = 1;
+/// The "service" that a client's last frame names.
+pub const BYE: ServiceId = ServiceId(u32::MAX);
+/// The most bytes of a frame.
+pub const FRAME_MAX: usize = CALL_BYTES_MAX + size_of::<FrameHeader>();
+
+/// The first frame of a client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: String,
+    /// [`VERSION`].
+    pub version: u32,
+}
+
+/// The first frame of a node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Greeting {
+    /// The session is open; the memory and the bell come with it.
+    Welcome {
+        /// Of the session.
+        slot: u32,
+        /// Of the session.
+        number: u32,
+        /// Of the memory.
+        incarnation: u64,
+    },
+    /// Why there is no session.
+    Refusal(String),
+}
+
+/// What a call and its answer begin with.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct FrameHeader {
+    /// Tells answers apart.
+    pub id: U64,
+    /// Who is asked.
+    pub service: U32,
+    /// [`ANSWERED`] or [`REFUSED`]; 0 in a call.
+    pub status: U32,
+}
+
+/// The answer follows.
+pub const ANSWERED: u32 = 0;
+/// The reason follows, as text.
+pub const REFUSED: u32 = 1;
+
+/// Sends one frame of two pieces.
+///
+/// # Errors
+/// The system's; the frame was not sent.
+pub fn send(
+    socket: BorrowedFd<'_>,
+    header: &[u8],
+    body: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        let pushed = ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        assert!(pushed, "a frame carries at most two descriptors");
+    }
+    let pieces = [IoSlice::new(header), IoSlice::new(body)];
+    rustix::net::sendmsg(socket, &pieces, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
+}
+
+/// Receives one frame with up to two descriptors; nothing if the peer has hung up.
+///
+/// # Errors
+/// The system's, or that the frame is longer than a frame can be.
+pub fn receive<'b>(
+    socket: BorrowedFd<'_>,
+    buffer: &'b mut Vec<u8>,
+    fds: &mut Vec<OwnedFd>,
+    flags: RecvFlags,
+) -> rustix::io::Result<Option<&'b [u8]>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    buffer.resize(FRAME_MAX, 0);
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags)?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.flags.contains(rustix::net::ReturnFlags::TRUNC) {
+        return Err(rustix::io::Errno::MSGSIZE);
+    }
+    Ok((received.bytes > 0).then(|| &buffer[..received.bytes]))
+}
+
+/// Splits a call or an answer.
+pub fn parse(frame: &[u8]) -> Option<(&FrameHeader, &[u8])> {
+    FrameHeader::ref_from_prefix(frame).ok()
+}
+
+/// Rings a bell: whoever polls the descriptor wakes.
+pub fn ring(bell: &impl AsFd) {
+    // The only failure is a count at its maximum: then it rings already.
+    let _rings_already = rustix::io::write(bell, &1u64.to_ne_bytes());
+}

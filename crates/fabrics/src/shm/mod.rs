@@ -1,0 +1,386 @@
+//! The fabric within one host: the client's CPU runs the chain on the node's memory, mapped by a descriptor that
+//! the node hands out over a unix socket. Truly one-sided: the node's process may be stopped and nobody notices.
+//!
+//! Trust: all shm clients of a node are one domain, of the same user; keys catch mistakes here, not attackers.
+//! Death means the end of the process, by its pidfd or by hanging up, never silence. A watcher thread per
+//! connection sees the node's, sets a flag that every chain checks, and wakes whoever waits for an answer.
+
+pub mod frame;
+
+use crate::direct::{Control, Direct, Runs};
+use crate::memory::{Mapping, MappingError};
+use farside_remote::arena::session::SessionId;
+use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
+use farside_remote::{FabricError, NodeId};
+use frame::{FrameHeader, Greeting, Hello};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::process::{Pid, PidfdFlags};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// How long a new client waits for the node's greeting.
+const GREETING_WAIT: Duration = Duration::from_millis(800);
+
+/// Why there is no connection. Nothing was asked of the node.
+#[derive(Debug)]
+pub enum ConnectError {
+    /// Nobody serves there.
+    Absent(PathBuf),
+    /// The node's process is stopped.
+    Stopped(u32),
+    /// The node's process runs and says nothing.
+    Silent(u32),
+    /// The node refuses, and says why.
+    Refused(String),
+    /// The other end speaks something else.
+    Foreign(PathBuf, String),
+    /// The system refuses.
+    Io(&'static str, PathBuf, std::io::Error),
+    /// The node's memory cannot be mapped.
+    Memory(MappingError),
+}
+
+impl std::fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ConnectError::Absent(path) => write!(
+                f,
+                "no node serves at {}: start one with 'farside up', or name another with --pool shm:PATH",
+                path.display()
+            ),
+            ConnectError::Stopped(pid) => {
+                write!(f, "node pid {pid} is stopped: let it go on with 'kill -CONT {pid}'")
+            }
+            ConnectError::Silent(pid) => write!(
+                f,
+                "node pid {pid} did not answer within {} ms: look whether it is overloaded, then try again",
+                GREETING_WAIT.as_millis()
+            ),
+            ConnectError::Refused(reason) => write!(f, "the node refuses: {reason}"),
+            ConnectError::Foreign(path, what) => {
+                write!(f, "what serves at {} is no node that this program knows ({what})", path.display())
+            }
+            ConnectError::Io(doing, path, error) => {
+                write!(f, "could not {doing} {}: {error}", path.display())
+            }
+            ConnectError::Memory(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+/// Opens a session at the node that serves at `path`. Waits at most about a second.
+///
+/// # Errors
+/// [`ConnectError`]; nothing is left behind.
+pub fn connect(path: &Path, node: NodeId) -> Result<Direct, ConnectError> {
+    connect_on(path, node, |memory| memory)
+}
+
+/// As [`connect`], with the memory seen through `look_on`.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_on<M: Runs>(
+    path: &Path,
+    node: NodeId,
+    look_on: impl FnOnce(Arc<Mapping>) -> M,
+) -> Result<Direct<M>, ConnectError> {
+    let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
+    let socket = dial(path)?;
+    let pid = sockopt::socket_peercred(&socket).map_err(io("learn who serves"))?.pid;
+    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(io("watch the node at"))?;
+    let hello = Hello { magic: frame::MAGIC.into(), version: frame::VERSION };
+    let hello = serde_json::to_vec(&hello).expect("plain data");
+    frame::send(socket.as_fd(), &hello, &[], &[]).map_err(io("greet the node at"))?;
+
+    let mut buffer = Vec::new();
+    let mut fds = Vec::new();
+    wait_for_greeting(&socket, pid)?;
+    let greeting = frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::empty())
+        .map_err(io("hear from the node at"))?;
+    let foreign = |what: String| ConnectError::Foreign(path.to_owned(), what);
+    let greeting = greeting.ok_or_else(|| foreign("it hung up".into()))?;
+    let greeting = serde_json::from_slice(greeting).map_err(|error| foreign(error.to_string()))?;
+    let (session, incarnation) = match greeting {
+        Greeting::Refusal(reason) => return Err(ConnectError::Refused(reason)),
+        Greeting::Welcome { slot, number, incarnation } => (SessionId { slot, number }, incarnation),
+    };
+    let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
+        return Err(foreign("it sent no memory".into()));
+    };
+    let memory = mapped(memory, incarnation).map_err(ConnectError::Memory)?;
+    let died = Arc::new(AtomicBool::new(false));
+    let control = Session::start(socket, pidfd, bell, node, Arc::clone(&memory), Arc::clone(&died))
+        .map_err(|error| ConnectError::Io("watch the node at", path.to_owned(), error))?;
+    Ok(Direct::new(look_on(memory), Box::new(control), died, node, session))
+}
+
+fn dial(path: &Path) -> Result<OwnedFd, ConnectError> {
+    let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
+    let address = SocketAddrUnix::new(path).map_err(io("use the name of"))?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(io("make a socket for"))?;
+    let since = Instant::now();
+    loop {
+        use rustix::io::Errno;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::NOENT | Errno::CONNREFUSED) => return Err(ConnectError::Absent(path.to_owned())),
+            // The backlog is full: somebody is there who does not accept.
+            Err(Errno::AGAIN) if since.elapsed() < GREETING_WAIT => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(errno) => return Err(io("connect to")(errno)),
+        }
+    }
+    rustix::io::ioctl_fionbio(&socket, false).map_err(io("use a socket for"))?;
+    Ok(socket)
+}
+
+fn wait_for_greeting(socket: &OwnedFd, pid: Pid) -> Result<(), ConnectError> {
+    let deadline = Instant::now() + GREETING_WAIT;
+    while Instant::now() < deadline {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        if poll(&mut fds, Some(&timespec(left))).is_ok_and(|ready| ready > 0) {
+            return Ok(());
+        }
+    }
+    let pid = pid.as_raw_nonzero().get() as u32;
+    Err(if is_stopped(pid) { ConnectError::Stopped(pid) } else { ConnectError::Silent(pid) })
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
+}
+
+/// Whether a process is stopped by a signal or a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    // "pid (name) state ...": the name may hold anything, so the state is sought after its last parenthesis.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| matches!(rest.trim_start().as_bytes().first(), Some(b'T' | b't')))
+}
+
+/// One mapping serves all connections of this process to the same node: each page is faulted in once.
+fn mapped(fd: OwnedFd, incarnation: u64) -> Result<Arc<Mapping>, MappingError> {
+    static MAPPED: Mutex<Vec<(u64, Weak<Mapping>)>> = Mutex::new(Vec::new());
+    let mut all = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|(_, mapping)| mapping.strong_count() > 0);
+    let known = all.iter().find(|(of, _)| *of == incarnation).and_then(|(_, mapping)| mapping.upgrade());
+    if let Some(mapping) = known {
+        return Ok(mapping);
+    }
+    let mapping = Arc::new(Mapping::attach(fd)?);
+    if mapping.incarnation() != incarnation {
+        return Err(MappingError::Foreign("the node sent another memory than it named: restart it".into()));
+    }
+    all.push((incarnation, Arc::downgrade(&mapping)));
+    Ok(mapping)
+}
+
+/// The socket of one session, with the thread that reads it.
+struct Session {
+    shared: Arc<Shared>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    socket: OwnedFd,
+    pidfd: OwnedFd,
+    bell: OwnedFd,
+    /// Readable once the endpoint is gone.
+    closed: OwnedFd,
+    node: NodeId,
+    memory: Arc<Mapping>,
+    died: Arc<AtomicBool>,
+    next_id: AtomicU64,
+    calls: Mutex<BTreeMap<u64, Call>>,
+}
+
+/// A call that is waited for.
+#[derive(Default)]
+struct Call {
+    answer: Option<Result<Vec<u8>, FabricError>>,
+    waker: Option<Waker>,
+}
+
+impl Session {
+    fn start(
+        socket: OwnedFd,
+        pidfd: OwnedFd,
+        bell: OwnedFd,
+        node: NodeId,
+        memory: Arc<Mapping>,
+        died: Arc<AtomicBool>,
+    ) -> std::io::Result<Session> {
+        let closed = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+        let (next_id, calls) = (AtomicU64::new(1), Mutex::default());
+        let shared = Arc::new(Shared { socket, pidfd, bell, closed, node, memory, died, next_id, calls });
+        let watched = Arc::clone(&shared);
+        let watcher =
+            std::thread::Builder::new().name("farside-watch".into()).spawn(move || watched.watch())?;
+        Ok(Session { shared, watcher: Some(watcher) })
+    }
+}
+
+impl Control for Session {
+    fn call<'a>(
+        &'a self,
+        service: ServiceId,
+        request: &'a [u8],
+        answer: &'a mut Vec<u8>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), FabricError>> + 'a>> {
+        Box::pin(async move {
+            let bytes = Pending::send(&self.shared, service, request)?.await?;
+            answer.clear();
+            answer.extend_from_slice(&bytes);
+            Ok(())
+        })
+    }
+
+    fn ring(&self) {
+        if self.shared.memory.node_sleeps() {
+            frame::ring(&self.shared.bell);
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let header = FrameHeader { id: 0.into(), service: frame::BYE.0.into(), status: 0.into() };
+        // If the node is gone, nobody needs the word.
+        let _unheard = frame::send(self.shared.socket.as_fd(), header.as_bytes(), &[], &[]);
+        frame::ring(&self.shared.closed);
+        if let Some(watcher) = self.watcher.take() {
+            drop(watcher.join());
+        }
+    }
+}
+
+/// A call under way; forgets it when dropped, so that a late answer finds nobody.
+struct Pending<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl<'a> Pending<'a> {
+    fn send(shared: &'a Shared, service: ServiceId, request: &[u8]) -> Result<Pending<'a>, FabricError> {
+        if request.len() > CALL_BYTES_MAX {
+            return Err(FabricError::Refused(format!(
+                "a call carries at most {CALL_BYTES_MAX} bytes, this one has {}: ask for less at a time",
+                request.len()
+            )));
+        }
+        let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
+        shared.calls().insert(id, Call::default());
+        let pending = Pending { shared, id };
+        let header = FrameHeader { id: id.into(), service: service.0.into(), status: 0.into() };
+        match frame::send(shared.socket.as_fd(), header.as_bytes(), request, &[]) {
+            Ok(()) => Ok(pending),
+            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
+                Err(FabricError::NodeDied(shared.node))
+            }
+            Err(errno) => Err(FabricError::Broken {
+                node: shared.node,
+                reason: std::io::Error::from(errno).to_string(),
+            }),
+        }
+    }
+}
+
+impl Future for Pending<'_> {
+    type Output = Result<Vec<u8>, FabricError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Self::Output> {
+        let mut calls = self.shared.calls();
+        if let Some(answer) = calls.get_mut(&self.id).and_then(|call| call.answer.take()) {
+            return Poll::Ready(answer);
+        }
+        if self.shared.died.load(Ordering::Acquire) {
+            return Poll::Ready(Err(FabricError::NodeDied(self.shared.node)));
+        }
+        if let Some(call) = calls.get_mut(&self.id) {
+            call.waker = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.shared.calls().remove(&self.id);
+    }
+}
+
+impl Shared {
+    fn calls(&self) -> MutexGuard<'_, BTreeMap<u64, Call>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for answers, for the node's death, and for the endpoint's end.
+    fn watch(&self) {
+        let mut buffer = Vec::new();
+        loop {
+            let watched: [BorrowedFd<'_>; 3] = [self.socket.as_fd(), self.pidfd.as_fd(), self.closed.as_fd()];
+            let mut fds = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => return self.node_died(),
+                Ok(_) => {}
+            }
+            let [socket, pidfd, closed] = fds.map(|fd| !fd.revents().is_empty());
+            if closed {
+                return;
+            }
+            if pidfd || (socket && !self.take_answer(&mut buffer)) {
+                return self.node_died();
+            }
+        }
+    }
+
+    /// Hands one answer to whoever waits for it; false if the node has hung up.
+    fn take_answer(&self, buffer: &mut Vec<u8>) -> bool {
+        let mut fds = Vec::new();
+        let frame = match frame::receive(self.socket.as_fd(), buffer, &mut fds, RecvFlags::DONTWAIT) {
+            Ok(Some(frame)) => frame,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return true,
+            Ok(None) | Err(_) => return false,
+        };
+        let Some((header, body)) = frame::parse(frame) else { return true };
+        let answer = match header.status.get() {
+            frame::ANSWERED => Ok(body.to_vec()),
+            _ => Err(FabricError::Refused(String::from_utf8_lossy(body).into_owned())),
+        };
+        if let Some(call) = self.calls().get_mut(&header.id.get()) {
+            call.answer = Some(answer);
+            call.waker.take().into_iter().for_each(Waker::wake);
+        }
+        true
+    }
+
+    fn node_died(&self) {
+        // Release: pairs with the Acquire of a call's poll; chains need to see it soon, not in any order.
+        self.died.store(true, Ordering::Release);
+        for call in self.calls().values_mut() {
+            call.waker.take().into_iter().for_each(Waker::wake);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Time for whoever awaits it, under any executor: one thread of the process wakes those whose moment has come.
+//!
+//! Protocols sleep only where they have lost (no buffer, a deadline), so one thread that is asleep itself most of
+//! the time serves all of them. It starts with the first sleep.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::pin::Pin;
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
+    let timer: &'static Timer = Box::leak(Box::default());
+    std::thread::Builder::new()
+        .name("farside-timer".into())
+        .spawn(move || timer.run())
+        .expect("the system has room for one more thread");
+    timer
+});
+
+/// The time since this process first asked.
+pub fn now() -> Duration {
+    EPOCH.elapsed()
+}
+
+/// Completes no earlier than `duration` from now.
+pub fn sleep(duration: Duration) -> Sleep {
+    Sleep { at: Instant::now() + duration, set_for: None }
+}
+
+/// See [`sleep`].
+#[derive(Debug)]
+pub struct Sleep {
+    at: Instant,
+    set_for: Option<Waker>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if Instant::now() >= self.at {
+            return Poll::Ready(());
+        }
+        if self.set_for.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+            self.set_for = Some(cx.waker().clone());
+            TIMER.add(self.at, cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+/// `Some` of what `future` answers, or nothing if that takes longer than `duration`.
+pub async fn within<O>(duration: Duration, future: impl Future<Output = O>) -> Option<O> {
+    let mut future = std::pin::pin!(future);
+    let mut sleep = std::pin::pin!(sleep(duration));
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => sleep.as_mut().poll(cx).map(|()| None),
+    })
+    .await
+}
+
+#[derive(Default)]
+struct Timer {
+    entries: Mutex<BinaryHeap<Reverse<Entry>>>,
+    changed: Condvar,
+}
+
+struct Entry {
+    at: Instant,
+    waker: Waker,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+impl Eq for Entry {}
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl Timer {
+    fn entries(&self) -> MutexGuard<'_, BinaryHeap<Reverse<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, at: Instant, waker: Waker) {
+        self.entries().push(Reverse(Entry { at, waker }));
+        self.changed.notify_one();
+    }
+
+    fn run(&self) {
+        let mut entries = self.entries();
+        loop {
+            let now = Instant::now();
+            match entries.peek() {
+                Some(Reverse(entry)) if entry.at <= now => {
+                    if let Some(Reverse(entry)) = entries.pop() {
+                        entry.waker.wake();
+                    }
+                }
+                Some(Reverse(entry)) => {
+                    let left = entry.at - now;
+                    let waited = self.changed.wait_timeout(entries, left);
+                    entries = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                None => entries = self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Which stores there are, and what each was granted.
+//!
+//! Invariant: a store's region is known to clients only once everything was granted; it is unknown, and its key
+//! opens nothing, before anything is taken back.
+
+use farside_remote::Memory;
+use farside_remote::arena::{REGIONS_MAX, SEGMENT_SIZE};
+use farside_remote::control::Store;
+use farside_remote::service::{Kind, Service};
+use std::collections::BTreeMap;
+
+/// The longest name of a store, in bytes.
+pub const NAME_MAX: usize = 64;
+
+/// A store with what the node keeps for it.
+pub struct Entry<M: Memory> {
+    /// As clients see it.
+    pub store: Store,
+    /// What its system does here.
+    pub service: Box<dyn Service<M>>,
+    /// Every segment that it was granted, for its table, its buffers and its reserve.
+    pub segments: Vec<u32>,
+}
+
+/// The stores of a node, by name.
+pub struct Catalog<M: Memory> {
+    kinds: Vec<Box<dyn Kind<M>>>,
+    stores: BTreeMap<String, Entry<M>>,
+    /// Regions that are being made or unmade.
+    busy: Vec<u32>,
+}
+
+/// How a quota is divided, in segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Division {
+    /// For the table, side by side.
+    pub table: u32,
+    /// For buffers, within the quota.
+    pub buffers: u32,
+    /// Beyond the quota, so that a full store can be emptied.
+    pub reserve: u32,
+}
+
+impl Division {
+    /// Of a quota of so many bytes with a table of so many.
+    ///
+    /// # Errors
+    /// The quota does not hold the table and one segment of buffers.
+    pub fn of(quota: u64, table_len: u64) -> Result<Division, String> {
+        let quota_segments = quota / SEGMENT_SIZE;
+        let table = table_len.div_ceil(SEGMENT_SIZE);
+        if quota_segments <= table {
+            return Err(format!(
+                "a quota of {} MiB does not hold the table of {table} MiB and any item: give at least {} MiB, or \
+                 fewer --items",
+                quota_segments,
+                table * 2
+            ));
+        }
+        let buffers = quota_segments - table;
+        let reserve = (buffers / 64).clamp(1, 16);
+        let small =
+            |n: u64| u32::try_from(n).map_err(|_| format!("a quota of {quota} bytes is too much: give less"));
+        Ok(Division { table: small(table)?, buffers: small(buffers)?, reserve: small(reserve)? })
+    }
+
+    /// All of it.
+    pub fn segments(&self) -> u32 {
+        self.table + self.buffers + self.reserve
+    }
+}
+
+impl<M: Memory> Catalog<M> {
+    /// No stores yet, of these kinds.
+    pub fn new(kinds: Vec<Box<dyn Kind<M>>>) -> Catalog<M> {
+        Catalog { kinds, stores: BTreeMap::new(), busy: Vec::new() }
+    }
+
+    /// The kind of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn kind(&self, name: &str) -> Result<&dyn Kind<M>, String> {
+        self.kinds.iter().find(|kind| kind.name() == name).map(Box::as_ref).ok_or_else(|| {
+            let known: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
+            format!("no store can be of kind '{name}': name one of {}", known.join(", "))
+        })
+    }
+
+    /// The store of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn get(&self, name: &str) -> Result<&Entry<M>, String> {
+        self.stores.get(name).ok_or_else(|| match self.stores.is_empty() {
+            true => {
+                format!("there is no store '{name}', nor any other: 'farside store create {name}' makes it")
+            }
+            false => {
+                let names: Vec<&str> = self.stores.keys().map(String::as_str).collect();
+                format!("there is no store '{name}': there are {}", names.join(", "))
+            }
+        })
+    }
+
+    /// All stores, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Entry<M>> {
+        self.stores.values()
+    }
+
+    /// The store whose region this is.
+    pub fn by_region(&self, region: u32) -> Option<&Entry<M>> {
+        self.stores.values().find(|entry| entry.store.region == region)
+    }
+
+    /// Reserves a region number for a store that is to be made.
+    ///
+    /// # Errors
+    /// The name is taken or none, or there are as many stores as a node can have.
+    pub fn reserve(&mut self, name: &str) -> Result<u32, String> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
+            return Err(format!(
+                "'{}' is no name for a store: use 1 to {NAME_MAX} letters, digits, '-', '_' or '.'",
+                name.escape_debug()
+            ));
+        }
+        if self.stores.contains_key(name) {
+            return Err(format!("there is a store '{name}' already: drop it first, or choose another name"));
+        }
+        let used = |region: &u32| self.busy.contains(region) || self.by_region(*region).is_some();
+        let region = (1..REGIONS_MAX).find(|region| !used(region));
+        let region = region.ok_or_else(|| {
+            format!("the node has {} stores, the most there can be: drop one", REGIONS_MAX - 1)
+        })?;
+        self.busy.push(region);
+        Ok(region)
+    }
+
+    /// A region number is nobody's again.
+    pub fn release(&mut self, region: u32) {
+        self.busy.retain(|&busy| busy != region);
+    }
+
+    /// Makes a store known.
+    pub fn insert(&mut self, entry: Entry<M>) {
+        self.release(entry.store.region);
+        self.stores.insert(entry.store.name.clone(), entry);
+    }
+
+    /// Makes a store unknown; its region stays reserved.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn remove(&mut self, name: &str) -> Result<Entry<M>, String> {
+        self.get(name)?;
+        let entry = self.stores.remove(name).ok_or_else(|| format!("there is no store '{name}'"))?;
+        self.busy.push(entry.store.region);
+        Ok(entry)
+    }
+}

@@ -1,0 +1,79 @@
+//! Which segments nobody has.
+//!
+//! Invariant: a segment is free here or assigned to exactly one region in the segment table, never both.
+
+use std::collections::BTreeSet;
+
+/// The free segments of a node.
+#[derive(Debug)]
+pub struct Extents {
+    free: BTreeSet<u32>,
+}
+
+impl Extents {
+    /// All of `segments` free.
+    pub fn new(segments: u32) -> Extents {
+        Extents { free: (0..segments).collect() }
+    }
+
+    /// How many are free.
+    pub fn free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Takes `count` segments that lie side by side, the lowest there are; answers the first.
+    pub fn take_run(&mut self, count: u32) -> Option<u32> {
+        let (mut first, mut len) = (0, 0);
+        for &index in &self.free {
+            if len == 0 || index != first + len {
+                (first, len) = (index, 0);
+            }
+            len += 1;
+            if len >= count {
+                break;
+            }
+        }
+        if len < count || count == 0 {
+            return None;
+        }
+        (first..first + count).for_each(|index| assert!(self.free.remove(&index)));
+        Some(first)
+    }
+
+    /// Takes `count` segments wherever they lie; nothing if there are fewer.
+    pub fn take(&mut self, count: u32) -> Option<Vec<u32>> {
+        if self.free() < count {
+            return None;
+        }
+        let taken: Vec<u32> = self.free.iter().copied().take(count as usize).collect();
+        taken.iter().for_each(|index| assert!(self.free.remove(index)));
+        Some(taken)
+    }
+
+    /// Takes back a segment.
+    ///
+    /// # Panics
+    /// If it is free already.
+    pub fn give(&mut self, index: u32) {
+        assert!(self.free.insert(index), "segment {index} was given back twice");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_lies_side_by_side_even_after_holes() {
+        let mut extents = Extents::new(10);
+        let taken = extents.take(4).expect("ten are free");
+        assert_eq!(taken, [0, 1, 2, 3]);
+        extents.give(1);
+        extents.give(2);
+        assert_eq!(extents.take_run(3), Some(4));
+        assert_eq!(extents.take_run(2), Some(1));
+        assert_eq!(extents.take_run(4), None);
+        assert_eq!(extents.take_run(3), Some(7));
+        assert_eq!((extents.free(), extents.take(1)), (0, None));
+    }
+}

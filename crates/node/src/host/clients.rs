@@ -1,0 +1,391 @@
+//! The shm clients of a node: their sockets, their processes, and what each is waiting for.
+//!
+//! Invariant: a session ends when its client says so or its process has ended, and by nothing else: a client that
+//! hangs up without a word may still be running chains on the memory that it has mapped.
+
+use super::Options;
+use crate::node::Ticket;
+use farside_fabrics::memory::Mapping;
+use farside_fabrics::shm::frame::{self, FrameHeader, Greeting, Hello};
+use farside_fabrics::shm::is_stopped;
+use farside_remote::arena::session::SessionId;
+use farside_remote::control::Answer;
+use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
+use rustix::event::{Timespec, epoll};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::process::{PidfdFlags, Signal};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Why a node cannot be served. Nothing is left behind.
+#[derive(Debug)]
+pub enum BindError {
+    /// Another node serves there.
+    Served(PathBuf),
+    /// Something that is no socket is in the way.
+    InTheWay(PathBuf),
+    /// The system refuses the socket.
+    Socket(&'static str, PathBuf, std::io::Error),
+    /// The system refuses something else.
+    System(&'static str, std::io::Error),
+}
+
+impl std::fmt::Display for BindError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            BindError::Served(path) => write!(
+                f,
+                "a node serves at {} already: use it, stop it, or serve elsewhere by --socket",
+                path.display()
+            ),
+            BindError::InTheWay(path) => write!(
+                f,
+                "{} exists and is no socket: remove it, or serve elsewhere by --socket",
+                path.display()
+            ),
+            BindError::Socket(doing, path, error) => {
+                write!(f, "could not {doing} {}: {error}", path.display())
+            }
+            BindError::System(doing, error) => write!(f, "could not {doing}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for BindError {}
+
+/// What a client did.
+pub(super) enum Event {
+    /// It wants a session.
+    Greeted { pid: u32 },
+    /// It calls a service.
+    Asked { service: ServiceId, request: Vec<u8> },
+    /// It runs no more chains.
+    Ended { session: SessionId, said_so: bool },
+}
+
+/// What to do about it.
+pub(super) enum Reaction {
+    Welcome {
+        session: SessionId,
+        incarnation: u64,
+        memory: Arc<Mapping>,
+    },
+    Refuse(String),
+    /// The answer to this ticket is for that client.
+    Wait(Ticket),
+    Nothing,
+}
+
+/// All clients, and the socket at which new ones arrive.
+pub(super) struct Clients {
+    poll: OwnedFd,
+    listener: Option<(OwnedFd, PathBuf)>,
+    bell: OwnedFd,
+    clients: BTreeMap<u64, Client>,
+    next_client: u64,
+    waiting: BTreeMap<Ticket, (u64, FrameHeader)>,
+    evict_stopped_after: Option<Duration>,
+    /// Since when a process was seen stopped while memory waits for it.
+    stopped: BTreeMap<u32, Instant>,
+    buffer: Vec<u8>,
+}
+
+struct Client {
+    /// Nothing once it has hung up.
+    socket: Option<OwnedFd>,
+    pidfd: OwnedFd,
+    pid: u32,
+    session: Option<SessionId>,
+}
+
+// What the poll answers: who, and which of its descriptors.
+const BELL: u64 = 0;
+const LISTENER: u64 = 1;
+const FIRST_CLIENT: u64 = 1;
+
+const fn socket_token(client: u64) -> u64 {
+    client * 2
+}
+
+const fn pidfd_token(client: u64) -> u64 {
+    client * 2 + 1
+}
+
+const BACKLOG: i32 = 128;
+/// Frames read from one client before the others have their turn.
+const FRAMES_AT_A_TIME: usize = 16;
+
+impl Clients {
+    pub(super) fn new(bell: &OwnedFd, options: Options) -> Result<Clients, BindError> {
+        let system = |doing| move |errno: rustix::io::Errno| BindError::System(doing, errno.into());
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make a poll"))?;
+        let bell = bell.try_clone().map_err(|error| BindError::System("share the bell", error))?;
+        epoll::add(&poll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)
+            .map_err(system("watch the bell"))?;
+        let listener = options.socket.map(|path| listen(&path).map(|socket| (socket, path))).transpose()?;
+        if let Some((socket, _)) = &listener {
+            epoll::add(&poll, socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
+                .map_err(system("watch the socket"))?;
+        }
+        Ok(Clients {
+            poll,
+            listener,
+            bell,
+            clients: BTreeMap::new(),
+            next_client: FIRST_CLIENT,
+            waiting: BTreeMap::new(),
+            evict_stopped_after: options.evict_stopped_after,
+            stopped: BTreeMap::new(),
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Waits at most so long for something to happen, and tells what did. True if the bell rang.
+    pub(super) fn wait(&mut self, wait: Duration, mut react: impl FnMut(Event) -> Reaction) -> bool {
+        let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+        let mut events = Vec::with_capacity(64);
+        let waited = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+        if waited.is_err() {
+            return false; // Interrupted: the caller comes again.
+        }
+        let mut rung = false;
+        for event in events {
+            match event.data.u64() {
+                BELL => {
+                    let mut count = [0; 8];
+                    rung |= rustix::io::read(&self.bell, &mut count).is_ok();
+                }
+                LISTENER => self.accept(),
+                token if token % 2 == 0 => self.on_socket(token / 2, &mut react),
+                token => self.on_exit(token / 2, &mut react),
+            }
+        }
+        rung
+    }
+
+    fn accept(&mut self) {
+        let Some((listener, _)) = &self.listener else { return };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
+        let admitted = sockopt::socket_peercred(&socket).and_then(|peer| {
+            let pidfd = rustix::process::pidfd_open(peer.pid, PidfdFlags::empty())?;
+            Ok((peer, pidfd))
+        });
+        let Ok((peer, pidfd)) = admitted else { return }; // It is gone already.
+        if peer.uid != rustix::process::geteuid() {
+            refuse(&socket, "this node serves the user that started it: run your client as that user");
+            return;
+        }
+        self.next_client += 1;
+        let id = self.next_client;
+        let watched = epoll::add(
+            &self.poll,
+            &socket,
+            epoll::EventData::new_u64(socket_token(id)),
+            epoll::EventFlags::IN,
+        )
+        .and_then(|()| {
+            let data = epoll::EventData::new_u64(pidfd_token(id));
+            epoll::add(&self.poll, &pidfd, data, epoll::EventFlags::IN)
+        });
+        if let Err(errno) = watched {
+            refuse(&socket, &format!("the node cannot watch one more client ({errno}): end another first"));
+            return;
+        }
+        let pid = peer.pid.as_raw_nonzero().get() as u32;
+        self.clients.insert(id, Client { socket: Some(socket), pidfd, pid, session: None });
+    }
+
+    fn on_socket(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
+        for _ in 0..FRAMES_AT_A_TIME {
+            let Some(client) = self.clients.get_mut(&id) else { return };
+            let Some(socket) = &client.socket else { return };
+            let mut uninvited = Vec::new(); // Descriptors that a client sends are closed unseen.
+            match frame::receive(socket.as_fd(), &mut self.buffer, &mut uninvited, RecvFlags::DONTWAIT) {
+                Ok(Some(bytes)) => {
+                    let bytes = bytes.to_vec();
+                    self.on_frame(id, &bytes, react);
+                }
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Ok(None) | Err(_) => return self.hang_up(id),
+            }
+        }
+    }
+
+    fn on_frame(&mut self, id: u64, bytes: &[u8], react: &mut impl FnMut(Event) -> Reaction) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let Some(socket) = &client.socket else { return };
+        let Some(session) = client.session else {
+            match greet(bytes).map(|()| react(Event::Greeted { pid: client.pid })) {
+                Ok(Reaction::Welcome { session, incarnation, memory }) => {
+                    let SessionId { slot, number } = session;
+                    let welcome = Greeting::Welcome { slot, number, incarnation };
+                    let welcome = serde_json::to_vec(&welcome).expect("plain data");
+                    client.session = Some(session);
+                    let fds = [memory.fd(), self.bell.as_fd()];
+                    if frame::send(socket.as_fd(), &welcome, &[], &fds).is_err() {
+                        self.hang_up(id);
+                    }
+                }
+                Ok(Reaction::Refuse(reason)) | Err(reason) => refuse(socket, &reason),
+                Ok(Reaction::Wait(_) | Reaction::Nothing) => {
+                    unreachable!("a greeting is welcomed or refused")
+                }
+            }
+            return;
+        };
+        let Some((header, request)) = frame::parse(bytes) else { return self.hang_up(id) };
+        let service = ServiceId(header.service.get());
+        if service == frame::BYE {
+            client.session = None;
+            react(Event::Ended { session, said_so: true });
+            return self.hang_up(id);
+        }
+        match react(Event::Asked { service, request: request.to_vec() }) {
+            Reaction::Wait(ticket) => drop(self.waiting.insert(ticket, (id, *header))),
+            Reaction::Refuse(reason) => answer(socket, *header, Err(reason)),
+            Reaction::Welcome { .. } | Reaction::Nothing => unreachable!("a question is answered"),
+        }
+    }
+
+    /// A client that has no session left is forgotten; one that has is so when its process ends.
+    fn hang_up(&mut self, id: u64) {
+        self.waiting.retain(|_, (client, _)| *client != id);
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.socket = None;
+        if client.session.is_none() {
+            self.clients.remove(&id);
+        }
+    }
+
+    fn on_exit(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
+        // Its last words may still be in the socket.
+        self.on_socket(id, react);
+        self.hang_up(id);
+        if let Some(client) = self.clients.remove(&id)
+            && let Some(session) = client.session
+        {
+            tracing::info!(
+                pid = client.pid,
+                "a client ended without a word; what it held will be looked for"
+            );
+            react(Event::Ended { session, said_so: false });
+        }
+    }
+
+    /// Sends an answer to whoever waits for it.
+    pub(super) fn answer(&mut self, ticket: Ticket, answered: Result<Answer, String>) {
+        if let Some((id, header)) = self.waiting.remove(&ticket)
+            && let Some(socket) = self.clients.get(&id).and_then(|client| client.socket.as_ref())
+        {
+            answer(socket, header, answered.map(|answer| serde_json::to_vec(&answer).expect("plain data")));
+        }
+    }
+
+    /// Given the processes that memory waits for: which of them are stopped. Says so once, and kills them once they
+    /// have been for as long as was allowed.
+    pub(super) fn watch_stopped(&mut self, delaying: &[u32]) -> Vec<u32> {
+        let now = Instant::now();
+        let stopped: Vec<u32> = delaying.iter().copied().filter(|&pid| is_stopped(pid)).collect();
+        self.stopped.retain(|pid, _| stopped.contains(pid));
+        for &pid in &stopped {
+            let since = *self.stopped.entry(pid).or_insert_with(|| {
+                tracing::warn!(pid, "a client is stopped in the middle of a turn: memory waits for it");
+                now
+            });
+            if self.evict_stopped_after.is_some_and(|allowed| now - since >= allowed) {
+                self.evict(pid);
+            }
+        }
+        stopped
+    }
+
+    fn evict(&self, pid: u32) {
+        if let Some(client) = self.clients.values().find(|client| client.pid == pid) {
+            tracing::warn!(pid, "killing a client that was stopped for too long");
+            // Its end is seen by its pidfd, and only then is anything of its touched.
+            let _gone_already = rustix::process::pidfd_send_signal(&client.pidfd, Signal::KILL);
+        }
+    }
+
+    /// Lets the socket go.
+    pub(super) fn close(&mut self) {
+        if let Some((_, path)) = self.listener.take() {
+            let _removed_already = std::fs::remove_file(path);
+        }
+        self.clients.clear();
+    }
+}
+
+fn greet(bytes: &[u8]) -> Result<(), String> {
+    let hello: Hello = serde_json::from_slice(bytes)
+        .map_err(|_| "the greeting is not understood: connect with a farside client".to_owned())?;
+    if hello.magic != frame::MAGIC || hello.version != frame::VERSION {
+        return Err(format!(
+            "the client speaks {} version {}, the node {} version {}: use the same release on both sides",
+            hello.magic.escape_debug(),
+            hello.version,
+            frame::MAGIC,
+            frame::VERSION
+        ));
+    }
+    Ok(())
+}
+
+fn refuse(socket: &OwnedFd, reason: &str) {
+    let refusal = serde_json::to_vec(&Greeting::Refusal(reason.to_owned())).expect("plain data");
+    // Whoever does not listen does not learn why.
+    let _unheard = frame::send(socket.as_fd(), &refusal, &[], &[]);
+}
+
+fn answer(socket: &OwnedFd, mut header: FrameHeader, answered: Result<Vec<u8>, String>) {
+    let (status, body) = match answered {
+        Ok(body) if body.len() <= CALL_BYTES_MAX => (frame::ANSWERED, body),
+        Ok(body) => (
+            frame::REFUSED,
+            format!("the answer has {} bytes, a call carries {CALL_BYTES_MAX}: ask for less", body.len())
+                .into_bytes(),
+        ),
+        Err(reason) => (frame::REFUSED, reason.into_bytes()),
+    };
+    header.status = status.into();
+    // A client that does not read its answers loses them, and its own deadline tells it.
+    let _unread = frame::send(socket.as_fd(), header.as_bytes(), &body, &[]);
+}
+
+/// Makes the socket, in place of one that a dead node left behind.
+fn listen(path: &Path) -> Result<OwnedFd, BindError> {
+    let refused =
+        |doing| move |errno: rustix::io::Errno| BindError::Socket(doing, path.to_owned(), errno.into());
+    let address = SocketAddrUnix::new(path).map_err(refused("use the name"))?;
+    clear_stale(path, &address)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(refused("make a socket for"))?;
+    rustix::net::bind(&socket, &address).map_err(refused("bind"))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .map_err(|error| BindError::Socket("protect", path.to_owned(), error))?;
+    rustix::net::listen(&socket, BACKLOG).map_err(refused("listen at"))?;
+    Ok(socket)
+}
+
+fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err(BindError::InTheWay(path.to_owned()));
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let answered = probe.and_then(|probe| rustix::net::connect(&probe, address));
+    match answered {
+        Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(|error| {
+            BindError::Socket("remove the socket of a dead node at", path.to_owned(), error)
+        }),
+        _ => Err(BindError::Served(path.to_owned())),
+    }
+}

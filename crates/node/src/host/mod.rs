@@ -1,0 +1,333 @@
+//! Where the node's logic meets threads, sockets and processes.
+//!
+//! One thread steps the node, reads the sockets of shm clients, and watches their processes. It sleeps while there
+//! is nothing to do: clients ring a bell when they want memory or have given much back, and it looks around by
+//! itself, ever less often while nothing happens. Invariant: the lock on the node's state is held for a bounded
+//! number of steps at a time, and never while anything is waited for.
+
+mod clients;
+mod process;
+
+pub use clients::BindError;
+
+use crate::node::{Node, NodeMemory, Progress, Ticket};
+use clients::Clients;
+use farside_fabrics::local::LocalNode;
+use farside_fabrics::memory::Mapping;
+use farside_fabrics::shm::frame;
+use farside_remote::arena::session::{Counters, SessionId};
+use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
+use farside_remote::control::{Answer, Ask, NodeInfo};
+use farside_remote::fabric::{DEADLINE, ServiceId};
+use farside_remote::service::Kind;
+use farside_remote::{FabricError, Memory, NodeId};
+use rustix::event::EventfdFlags;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How a node is to be run.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Where shm clients connect; nobody but this process can without it.
+    pub socket: Option<PathBuf>,
+    /// Kill a client that was stopped for so long in the middle of a turn, so that memory can come back.
+    pub evict_stopped_after: Option<Duration>,
+}
+
+/// A running node.
+pub struct Host {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    memory: Arc<Mapping>,
+    state: Mutex<State>,
+    /// Signalled when an answer for a caller of this process is in.
+    answered: Condvar,
+    bell: OwnedFd,
+    stop: AtomicBool,
+}
+
+struct State {
+    node: Node<Mapping>,
+    /// Answers to callers of this process who have not come for them yet.
+    answers: BTreeMap<Ticket, Result<Answer, String>>,
+    /// Callers of this process.
+    callers: Vec<Ticket>,
+    /// Clients that a stopped process delays, as last seen.
+    stopped: Vec<u32>,
+}
+
+impl NodeMemory for Mapping {
+    fn discard(&self, index: u32) -> Result<(), Self::Wait> {
+        let at = self.geometry().segment_at(index);
+        if Mapping::discard(self, at, SEGMENT_SIZE).is_err() {
+            // No holes in this kind of file: zeros are written instead.
+            const ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+            for offset in (0..SEGMENT_SIZE).step_by(ZEROS.len()) {
+                self.write(at + offset, &ZEROS)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Steps made before the sockets are looked at again.
+const STEPS_AT_A_TIME: u32 = 4096;
+const LOOK_FIRST: Duration = Duration::from_millis(1);
+const LOOK_LAST: Duration = Duration::from_millis(100);
+
+impl Host {
+    /// Starts a node over fresh memory, with these kinds of stores.
+    ///
+    /// # Errors
+    /// The socket cannot be served, or the system refuses a thread; nothing is left behind.
+    pub fn start(
+        memory: Mapping,
+        kinds: Vec<Box<dyn Kind<Mapping>>>,
+        options: Options,
+    ) -> Result<Host, BindError> {
+        let memory = Arc::new(memory);
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| BindError::System("make a bell", errno.into()))?;
+        let info = NodeInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            incarnation: memory.incarnation(),
+            memory_bytes: memory.geometry().size(),
+            page_size: memory.page_size().0,
+            ..NodeInfo::default()
+        };
+        let node = Node::new(&*memory, kinds, info);
+        let state = State { node, answers: BTreeMap::new(), callers: Vec::new(), stopped: Vec::new() };
+        let shared = Arc::new(Shared {
+            memory,
+            state: Mutex::new(state),
+            answered: Condvar::new(),
+            bell,
+            stop: AtomicBool::new(false),
+        });
+        let clients = Clients::new(&shared.bell, options)?;
+        let tended = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("farside-node".into())
+            .spawn(move || tended.tend(clients))
+            .map_err(|error| BindError::System("start a thread", error))?;
+        Ok(Host { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// The node's memory.
+    pub fn memory(&self) -> &Arc<Mapping> {
+        &self.shared.memory
+    }
+
+    /// Asks the node; waits for the answer.
+    ///
+    /// # Errors
+    /// A refusal, or that no answer came within `deadline`: what was asked for may yet be done.
+    pub fn ask(&self, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
+        self.shared.ask(ask, deadline)
+    }
+
+    /// What all sessions have counted.
+    pub fn counters(&self) -> Counters {
+        let Ok(counters) = self.shared.state().node.counters(&self.shared.memory);
+        counters
+    }
+
+    /// The processes that are stopped in the middle of a turn, and so keep memory from coming back.
+    pub fn stopped_pids(&self) -> Vec<u32> {
+        self.shared.state().stopped.clone()
+    }
+
+    /// Stops serving: answers what was asked, lets the socket go, and ends the node's thread. Clients that are
+    /// still connected see the node as dead.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+        frame::ring(&self.shared.bell);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node's thread.
+    fn tend(&self, mut clients: Clients) {
+        let mut pause = LOOK_FIRST;
+        let mut last_look = Instant::now();
+        loop {
+            let busy = self.step(&mut clients);
+            let stopping = self.stop.load(Ordering::Acquire);
+            if stopping && !busy {
+                clients.close();
+                return;
+            }
+            let wait = if busy { Duration::ZERO } else { pause };
+            self.memory.set_node_sleeps(!busy);
+            let rung = clients.wait(wait, |event| self.on_client(event));
+            self.memory.set_node_sleeps(false);
+            let due = last_look.elapsed() >= pause;
+            if rung || due {
+                last_look = Instant::now();
+                self.look_around(&mut clients);
+            }
+            pause = if busy || rung {
+                LOOK_FIRST
+            } else if due {
+                (pause * 2).min(LOOK_LAST)
+            } else {
+                pause
+            };
+        }
+    }
+
+    /// Steps the node for a while and hands out answers; true if there is more to do.
+    fn step(&self, clients: &mut Clients) -> bool {
+        let mut state = self.state();
+        let mut busy = false;
+        for _ in 0..STEPS_AT_A_TIME {
+            let Ok(progress) = state.node.step(&self.memory);
+            busy = progress == Progress::Made;
+            if !busy {
+                break;
+            }
+        }
+        while let Some((ticket, answer)) = state.node.answer() {
+            if let Some(place) = state.callers.iter().position(|&caller| caller == ticket) {
+                state.callers.swap_remove(place);
+                state.answers.insert(ticket, answer);
+                self.answered.notify_all();
+            } else {
+                clients.answer(ticket, answer);
+            }
+        }
+        busy
+    }
+
+    fn look_around(&self, clients: &mut Clients) {
+        let mut state = self.state();
+        state.node.look_around();
+        let delaying = state.node.delayed_by();
+        state.stopped = clients.watch_stopped(&delaying);
+    }
+
+    /// What a client's socket or process had to say.
+    fn on_client(&self, event: clients::Event) -> clients::Reaction {
+        use clients::{Event, Reaction};
+        match event {
+            Event::Greeted { pid } => {
+                let Ok(opened) =
+                    self.state().node.open_session(&self.memory, pid, process::start_time(pid).unwrap_or(0));
+                match opened {
+                    Some(session) => Reaction::Welcome {
+                        session,
+                        incarnation: self.memory.incarnation(),
+                        memory: Arc::clone(&self.memory),
+                    },
+                    None => Reaction::Refuse(too_many_sessions()),
+                }
+            }
+            Event::Asked { service, request } => match parse(service, &request) {
+                Ok(ask) => Reaction::Wait(self.state().node.ask(ask, entropy())),
+                Err(refusal) => Reaction::Refuse(refusal),
+            },
+            Event::Ended { session, said_so } => {
+                self.state().node.end_session(session, said_so);
+                Reaction::Nothing
+            }
+        }
+    }
+
+    fn ask(&self, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
+        let since = Instant::now();
+        let mut state = self.state();
+        let ticket = state.node.ask(ask, entropy());
+        state.callers.push(ticket);
+        frame::ring(&self.bell);
+        loop {
+            if let Some(answer) = state.answers.remove(&ticket) {
+                return answer.map_err(FabricError::Refused);
+            }
+            let left = deadline.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                state.callers.retain(|&caller| caller != ticket);
+                return Err(FabricError::Deadline { node: NodeId(0), waited: deadline });
+            }
+            let waited = self.answered.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl LocalNode for Host {
+    fn memory(&self) -> &Arc<Mapping> {
+        &self.shared.memory
+    }
+
+    fn open_session(&self) -> Result<SessionId, FabricError> {
+        let pid = std::process::id();
+        let start_time = process::start_time(pid).unwrap_or(0);
+        let Ok(opened) = self.shared.state().node.open_session(&self.shared.memory, pid, start_time);
+        opened.ok_or_else(|| FabricError::Refused(too_many_sessions()))
+    }
+
+    fn close_session(&self, session: SessionId) {
+        self.shared.state().node.end_session(session, true);
+        frame::ring(&self.shared.bell);
+    }
+
+    fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
+        let ask = parse(service, request).map_err(FabricError::Refused)?;
+        let answered = self.shared.ask(ask, DEADLINE)?;
+        answer.clear();
+        answer.extend_from_slice(&serde_json::to_vec(&answered).expect("plain data"));
+        Ok(())
+    }
+
+    fn ring(&self) {
+        if self.shared.memory.node_sleeps() {
+            frame::ring(&self.shared.bell);
+        }
+    }
+}
+
+fn parse(service: ServiceId, request: &[u8]) -> Result<Ask, String> {
+    if service != ServiceId::NODE {
+        return Err(format!(
+            "no store has a service numbered {}: only the node itself can be called",
+            service.0
+        ));
+    }
+    serde_json::from_slice(request).map_err(|error| format!("the question is not understood: {error}"))
+}
+
+fn too_many_sessions() -> String {
+    format!("the node has {SESSIONS_MAX} sessions, the most there can be: end another client first")
+}
+
+/// 128 random bits.
+fn entropy() -> [u64; 2] {
+    let mut bytes = [0; 16];
+    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(drawn, Ok(bytes.len()), "the system has random bytes: keys must not be guessed");
+    let bits = u128::from_le_bytes(bytes);
+    [bits as u64, (bits >> 64) as u64]
+}

@@ -1,0 +1,483 @@
+//! The node: questions come in, steps are made, answers go out.
+//!
+//! Invariant: at most one job changes the catalog at a time, and its answer is given when all of it is done.
+
+use crate::catalog::{Catalog, Division, Entry};
+use crate::extents::Extents;
+use crate::reclaim::Reclaim;
+use crate::scan::Scan;
+use crate::session::{Grace, Sessions};
+use farside_remote::Memory;
+use farside_remote::arena::Arena;
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::Supply;
+use farside_remote::arena::segment::Use;
+use farside_remote::arena::session::{Counters, SessionId};
+use farside_remote::arena::state::Stage;
+use farside_remote::arena::{Geometry, SEGMENT_SIZE};
+use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
+use farside_remote::service::Kind;
+use std::collections::VecDeque;
+
+/// Memory that a node may also give back to the system.
+pub trait NodeMemory: Memory {
+    /// Makes segment `index` all zeros.
+    fn discard(&self, index: u32) -> Result<(), Self::Wait>;
+}
+
+/// Which question an answer is to.
+pub type Ticket = u64;
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Something was done: step again.
+    Made,
+    /// There is nothing to do, until somebody asks, retires or ends.
+    Idle,
+}
+
+/// A memory node's state.
+pub struct Node<M: NodeMemory> {
+    extents: Extents,
+    catalog: Catalog<M>,
+    sessions: Sessions,
+    /// Sessions that have ended and whose retired buffers are still being taken.
+    closing: VecDeque<SessionId>,
+    reclaim: Reclaim,
+    jobs: VecDeque<(Ticket, Job<M>)>,
+    /// Regions to be scanned, and who asked: nobody, where a session ended without a word.
+    scans_due: VecDeque<(u32, Vec<Ticket>)>,
+    scan: Option<(Scan, Vec<Ticket>)>,
+    /// Regions that are to be looked at for want of memory, each from a class on.
+    relief: VecDeque<(u32, u8)>,
+    /// Who makes the next step.
+    rotation: usize,
+    answers: VecDeque<(Ticket, Result<Answer, String>)>,
+    next_ticket: Ticket,
+    info: NodeInfo,
+    geometry: Geometry,
+    /// What sessions that are closed had counted.
+    counted: Counters,
+}
+
+/// What a question takes more than one step to do.
+enum Job<M: NodeMemory> {
+    Create { entry: Box<Entry<M>>, division: Division, granted: usize },
+    Drop { entry: Box<Entry<M>>, grace: Option<Grace>, freed: usize },
+    Stat { entry_segments: Vec<u32>, at: (usize, u32), stat: Box<StoreStat> },
+}
+
+impl<M: NodeMemory> Node<M> {
+    /// A node over fresh memory, with these kinds of stores. Of `info`, what changes is filled in when asked for.
+    pub fn new(memory: &M, kinds: Vec<Box<dyn Kind<M>>>, info: NodeInfo) -> Node<M> {
+        Node {
+            extents: Extents::new(memory.geometry().segments()),
+            catalog: Catalog::new(kinds),
+            sessions: Sessions::new(1),
+            closing: VecDeque::new(),
+            reclaim: Reclaim::default(),
+            jobs: VecDeque::new(),
+            scans_due: VecDeque::new(),
+            scan: None,
+            relief: VecDeque::new(),
+            rotation: 0,
+            answers: VecDeque::new(),
+            next_ticket: 1,
+            info,
+            geometry: memory.geometry(),
+            counted: Counters::default(),
+        }
+    }
+
+    /// The sessions that are open.
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    /// The stores that are known.
+    pub fn catalog(&self) -> &Catalog<M> {
+        &self.catalog
+    }
+
+    /// About the node, now.
+    pub fn info(&self) -> NodeInfo {
+        NodeInfo {
+            unassigned_bytes: u64::from(self.extents.free()) * SEGMENT_SIZE,
+            sessions: self.sessions.len() as u64,
+            reclaimed_buffers: self.reclaim.reclaimed,
+            ..self.info.clone()
+        }
+    }
+
+    /// What all sessions have counted, those that are closed included. One read a session.
+    pub fn counters(&self, memory: &M) -> Result<Counters, M::Wait> {
+        let mut sum = self.counted;
+        for session in self.sessions.iter() {
+            sum.add(&Arena::of(memory).counters(session.id.slot)?);
+        }
+        Ok(sum)
+    }
+
+    /// Opens a session for a process; nothing if there are as many as there can be.
+    pub fn open_session(
+        &mut self,
+        memory: &M,
+        pid: u32,
+        start_time: u64,
+    ) -> Result<Option<SessionId>, M::Wait> {
+        self.sessions.open(memory, pid, start_time)
+    }
+
+    /// A session's owner runs no more chains. If it did not say so itself, stores are scanned for what it held.
+    pub fn end_session(&mut self, id: SessionId, said_so: bool) {
+        self.sessions.end(id);
+        self.closing.push_back(id);
+        self.reclaim.take_from(id.slot);
+        if !said_so {
+            let regions: Vec<u32> = self.catalog.iter().map(|entry| entry.store.region).collect();
+            regions.into_iter().for_each(|region| self.scan_soon(region, None));
+        }
+    }
+
+    /// The pids of the sessions whose unfinished turn keeps memory from coming back.
+    pub fn delayed_by(&self) -> Vec<u32> {
+        let slots: Vec<u32> = self.reclaim.waiting_for().collect();
+        self.sessions.iter().filter(|s| slots.contains(&s.id.slot)).map(|s| s.pid).collect()
+    }
+
+    /// Looks for buffers that sessions have retired, and for regions that are short of memory. The host calls it
+    /// when a client rang, and from time to time.
+    pub fn look_around(&mut self) {
+        self.reclaim.begin_round(&self.sessions);
+        if self.relief.is_empty() {
+            self.relief = self.catalog.iter().map(|entry| (entry.store.region, 0)).collect();
+        }
+    }
+
+    /// Asks a question; its answer comes out of [`Node::answer`] after some steps. `entropy` is random.
+    pub fn ask(&mut self, ask: Ask, entropy: [u64; 2]) -> Ticket {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        match self.begin(ticket, ask, entropy) {
+            Ok(Some(answer)) => self.answers.push_back((ticket, Ok(answer))),
+            Ok(None) => {}
+            Err(refusal) => self.answers.push_back((ticket, Err(refusal))),
+        }
+        ticket
+    }
+
+    /// The next answer that is ready.
+    pub fn answer(&mut self) -> Option<(Ticket, Result<Answer, String>)> {
+        self.answers.pop_front()
+    }
+
+    /// One step of whoever has something to do, in turn.
+    pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
+        type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
+        let parts: [Part<M>; 5] =
+            [Node::close_step, Node::reclaim_step, Node::job_step, Node::scan_step, Node::relief_step];
+        for _ in 0..parts.len() {
+            let made = parts[self.rotation](self, memory)?;
+            self.rotation = (self.rotation + 1) % parts.len();
+            if made {
+                return Ok(Progress::Made);
+            }
+        }
+        Ok(Progress::Idle)
+    }
+
+    // Questions.
+
+    /// Answers at once what can be, or begins a job.
+    fn begin(&mut self, ticket: Ticket, ask: Ask, entropy: [u64; 2]) -> Result<Option<Answer>, String> {
+        let job = match ask {
+            Ask::CreateStore { name, kind, parameters, quota } => {
+                self.begin_create(&name, &kind, &parameters, quota, entropy)?
+            }
+            Ask::DropStore { name } => {
+                Job::Drop { entry: Box::new(self.catalog.remove(&name)?), grace: None, freed: 0 }
+            }
+            Ask::StoreStat { name } => {
+                let entry = self.catalog.get(&name)?;
+                let stat = StoreStat { quota_bytes: entry.store.quota, ..StoreStat::default() };
+                let entry_segments = entry.segments.clone();
+                Job::Stat { entry_segments, at: (0, 0), stat: Box::new(stat) }
+            }
+            Ask::Scan { name } => {
+                let region = self.catalog.get(&name)?.store.region;
+                self.scan_soon(region, Some(ticket));
+                return Ok(None);
+            }
+            Ask::OpenStore { name } => {
+                return Ok(Some(Answer::Store(self.catalog.get(&name)?.store.clone())));
+            }
+            Ask::ListStores => {
+                let stores = self.catalog.iter().map(|entry| Store { secret: 0, ..entry.store.clone() });
+                return Ok(Some(Answer::Stores(stores.collect())));
+            }
+            Ask::NodeInfo => return Ok(Some(Answer::NodeInfo(self.info()))),
+        };
+        self.jobs.push_back((ticket, job));
+        Ok(None)
+    }
+
+    fn begin_create(
+        &mut self,
+        name: &str,
+        kind: &str,
+        parameters: &str,
+        quota: u64,
+        [seed, secret]: [u64; 2],
+    ) -> Result<Job<M>, String> {
+        let plan = self.catalog.kind(kind)?.plan(parameters, quota, seed)?;
+        let division = Division::of(quota, plan.table_len)?;
+        if division.segments() > self.extents.free() {
+            return Err(format!(
+                "the store needs {} MiB and the node has {} MiB that no store has: give it a smaller --quota, drop \
+                 another store, or serve more --memory",
+                division.segments(),
+                self.extents.free()
+            ));
+        }
+        let region = self.catalog.reserve(name)?;
+        let Some(first) = self.extents.take_run(division.table) else {
+            self.catalog.release(region);
+            return Err(format!(
+                "no {} MiB lie side by side for the table: create the store for fewer --items, or drop another",
+                division.table
+            ));
+        };
+        let mut segments: Vec<u32> = (first..first + division.table).collect();
+        segments.extend(self.extents.take(division.buffers + division.reserve).expect("they were free"));
+        let store = Store {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            parameters: plan.parameters,
+            quota,
+            incarnation: self.info.incarnation,
+            region,
+            secret: secret.max(1),
+            table_at: self.geometry.segment_at(first),
+            table_len: u64::from(division.table) * SEGMENT_SIZE,
+        };
+        match self.catalog.kind(kind)?.serve(&store.parameters, store.extent()) {
+            Ok(service) => {
+                let entry = Box::new(Entry { store, service, segments });
+                Ok(Job::Create { entry, division, granted: 0 })
+            }
+            Err(reason) => {
+                segments.into_iter().for_each(|index| self.extents.give(index));
+                self.catalog.release(region);
+                Err(reason)
+            }
+        }
+    }
+
+    // Steps. Each answers whether it did anything.
+
+    fn close_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let Some(&id) = self.closing.front().filter(|id| self.reclaim.is_done_with(id.slot)) else {
+            return Ok(false);
+        };
+        let counted = Arena::of(memory).counters(id.slot)?;
+        self.sessions.close(memory, id.slot)?;
+        self.counted.add(&counted);
+        self.closing.pop_front();
+        Ok(true)
+    }
+
+    fn reclaim_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        self.reclaim.step(memory, &self.sessions)
+    }
+
+    fn scan_soon(&mut self, region: u32, asked: Option<Ticket>) {
+        match self.scans_due.iter_mut().find(|(due, _)| *due == region) {
+            Some((_, tickets)) => tickets.extend(asked),
+            None => self.scans_due.push_back((region, asked.into_iter().collect())),
+        }
+    }
+
+    fn scan_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let Some((scan, _)) = &mut self.scan else {
+            // What a session had retired must have been taken before its buffers are judged.
+            if !self.closing.is_empty() {
+                return Ok(false);
+            }
+            let Some((region, tickets)) = self.scans_due.pop_front() else { return Ok(false) };
+            self.scan = Some((Scan::new(region, &self.sessions), tickets));
+            return Ok(true);
+        };
+        let entry = self.catalog.by_region(scan.region);
+        let made = match entry {
+            Some(entry) => scan.step(memory, &self.sessions, &mut self.reclaim, &*entry.service)?,
+            None => false, // The store was dropped meanwhile, and everything in it.
+        };
+        if (entry.is_none() || scan.is_done())
+            && let Some((scan, tickets)) = self.scan.take()
+        {
+            self.info.scanned_buffers += scan.found;
+            self.answers.extend(tickets.into_iter().map(|ticket| (ticket, Ok(Answer::Done))));
+            return Ok(true);
+        }
+        Ok(made)
+    }
+
+    /// A class at a time of the regions that may be short of memory.
+    fn relief_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let Some(&(region, class)) = self.relief.front() else { return Ok(false) };
+        if self.catalog.by_region(region).is_none() {
+            self.relief.pop_front();
+            return Ok(true);
+        }
+        if class == 0 {
+            let short = !Arena::of(memory).has_granted(region, Supply::Quota)?;
+            self.reclaim.set_short(region, short);
+        }
+        let of = Class::get(class).filter(|_| self.reclaim.is_short(region));
+        match of {
+            None => drop(self.relief.pop_front()),
+            Some(of) if self.reclaim.relieve(memory, region, of)? => {}
+            Some(_) => self.relief[0].1 += 1,
+        }
+        Ok(true)
+    }
+
+    fn job_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let Some((_, job)) = self.jobs.front_mut() else { return Ok(false) };
+        let ended = match job {
+            Job::Create { entry, division, granted } => grant_step(memory, entry, division, granted)?,
+            Job::Drop { entry, grace, freed } => {
+                drop_step(memory, &self.sessions, &mut self.extents, entry, grace, freed)?
+            }
+            Job::Stat { entry_segments, at, stat } => stat_step(memory, entry_segments, at, stat)?,
+        };
+        let Some(made) = ended else { return self.end_job() };
+        Ok(made)
+    }
+
+    /// The job in front is done: what it was for becomes known.
+    fn end_job(&mut self) -> Result<bool, M::Wait> {
+        let Some((ticket, job)) = self.jobs.pop_front() else { return Ok(false) };
+        let answer = match job {
+            Job::Create { entry, .. } => {
+                let store = entry.store.clone();
+                self.catalog.insert(*entry);
+                Answer::Store(store)
+            }
+            Job::Drop { entry, .. } => {
+                self.reclaim.forget(entry.store.region);
+                self.catalog.release(entry.store.region);
+                Answer::Done
+            }
+            Job::Stat { mut stat, .. } => {
+                stat.delaying_pids = self.delayed_by();
+                Answer::StoreStat(*stat)
+            }
+        };
+        self.answers.push_back((ticket, Ok(answer)));
+        Ok(true)
+    }
+}
+
+/// Whether a step was made; nothing once the job is done.
+type JobStep<W> = Result<Option<bool>, W>;
+
+/// Assigns one more segment; the store's key is the last thing to be written.
+fn grant_step<M: NodeMemory>(
+    memory: &M,
+    entry: &Entry<M>,
+    division: &Division,
+    granted: &mut usize,
+) -> JobStep<M::Wait> {
+    let arena = Arena::of(memory);
+    let region = entry.store.region;
+    let Some(&index) = entry.segments.get(*granted) else {
+        arena.set_secret(region, entry.store.secret)?;
+        return Ok(None);
+    };
+    let (table, quota) = (division.table as usize, (division.table + division.buffers) as usize);
+    let segment = arena.segment(index)?;
+    let usage = if *granted < table { Use::Table } else { Use::Granted };
+    arena.assign(index, segment, region, usage)?;
+    if *granted >= table {
+        let supply = if *granted < quota { Supply::Quota } else { Supply::Reserve };
+        arena.grant(region, supply, index)?;
+    }
+    *granted += 1;
+    Ok(Some(true))
+}
+
+/// Takes the key away, waits until no chain can be under way in the region, then frees a segment at a time.
+fn drop_step<M: NodeMemory>(
+    memory: &M,
+    sessions: &Sessions,
+    extents: &mut Extents,
+    entry: &Entry<M>,
+    grace: &mut Option<Grace>,
+    freed: &mut usize,
+) -> JobStep<M::Wait> {
+    let arena = Arena::of(memory);
+    let Some(grace) = grace else {
+        arena.set_secret(entry.store.region, 0)?;
+        *grace = Some(sessions.begin_grace(memory)?);
+        return Ok(Some(true));
+    };
+    if !sessions.is_over(memory, grace)? {
+        return Ok(Some(false));
+    }
+    let Some(&index) = entry.segments.get(*freed) else {
+        arena.clear_region(entry.store.region)?;
+        return Ok(None);
+    };
+    let segment = arena.segment(index)?;
+    arena.assign(index, segment, 0, Use::Free)?;
+    memory.discard(index)?;
+    extents.give(index);
+    *freed += 1;
+    Ok(Some(true))
+}
+
+/// Buffers looked at in one step.
+const STAT_BUFFERS: u32 = 8;
+
+fn stat_step<M: NodeMemory>(
+    memory: &M,
+    segments: &[u32],
+    at: &mut (usize, u32),
+    stat: &mut StoreStat,
+) -> JobStep<M::Wait> {
+    let arena = Arena::of(memory);
+    let (place, first) = *at;
+    let Some(&index) = segments.get(place) else { return Ok(None) };
+    if first == 0 {
+        let bytes = match arena.segment(index)?.usage {
+            Use::Table => &mut stat.table_bytes,
+            Use::Granted => &mut stat.granted_bytes,
+            _ => &mut stat.buffer_segment_bytes,
+        };
+        *bytes += SEGMENT_SIZE;
+    }
+    let mut seen = Vec::with_capacity(STAT_BUFFERS as usize);
+    for ordinal in first..first + STAT_BUFFERS {
+        let Some(found) = arena.buffer_state(index, ordinal)? else { break };
+        seen.push(found);
+    }
+    for (buffer, state) in &seen {
+        let size = u64::from(buffer.class.size);
+        match state.stage {
+            Stage::Live => {
+                (stat.live_buffers, stat.live_bytes) = (stat.live_buffers + 1, stat.live_bytes + size)
+            }
+            Stage::Free => {
+                (stat.free_buffers, stat.free_bytes) = (stat.free_buffers + 1, stat.free_bytes + size)
+            }
+            Stage::Retired => stat.retired_buffers += 1,
+            Stage::Parked => stat.parked_buffers += 1,
+            Stage::Unused => {}
+        }
+    }
+    let more = seen.len() == STAT_BUFFERS as usize;
+    *at = if more { (place, first + STAT_BUFFERS) } else { (place + 1, 0) };
+    Ok(Some(true))
+}

@@ -1,0 +1,235 @@
+//! How a retired buffer comes back: taken from the session that retired it, kept until nobody can follow an old
+//! pointer to it, then put on its class's list (PRISM, section 3.2: the re-post rule, for whole chains).
+//!
+//! Where a region has no granted segment left and a class has plenty on its list, buffers are *parked* instead, by
+//! segment; a segment of which every buffer is parked is empty, and is granted again, for any class. That is how
+//! memory given up as small buffers serves as large ones, one buffer at a time.
+//!
+//! Invariant: what is `taken`, in `grace` or `ready` is RETIRED and owned by the node; what is parked is PARKED.
+
+use crate::node::NodeMemory;
+use crate::session::{Grace, Sessions};
+use farside_remote::Memory;
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::Supply;
+use farside_remote::arena::state::{Stage, State, owner};
+use farside_remote::arena::{Arena, Buffer};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The buffers on their way back.
+#[derive(Debug, Default)]
+pub struct Reclaim {
+    /// Sessions whose list is still to be taken in this round.
+    round: Vec<u32>,
+    /// The slot whose list is being walked, and the next buffer on it.
+    walking: Option<(u32, u64)>,
+    taken: Vec<u64>,
+    grace: Option<(Vec<u64>, Grace)>,
+    ready: Vec<u64>,
+    /// By region and class: the segments with parked buffers, and those buffers.
+    parked: BTreeMap<(u32, u8), BTreeMap<u32, Vec<u64>>>,
+    /// Parked buffers that are to go to their lists after all.
+    unparked: Vec<u64>,
+    /// Segments of which every buffer is parked.
+    emptied: Vec<(u32, u32)>,
+    /// Regions without a granted segment.
+    short: BTreeSet<u32>,
+    /// How many buffers came back, in all.
+    pub reclaimed: u64,
+}
+
+/// A list with fewer than so many segments' worth of buffers is not drained.
+const KEEP_SEGMENTS: u64 = 4;
+
+impl Reclaim {
+    /// Adds a buffer that a scan found lost and made RETIRED and the node's.
+    pub fn add(&mut self, at: u64) {
+        self.taken.push(at);
+    }
+
+    /// The slots of sessions whose unfinished turn keeps buffers from coming back.
+    pub fn waiting_for(&self) -> impl Iterator<Item = u32> + '_ {
+        self.grace.iter().flat_map(|(_, grace)| grace.waiting_for()).map(|id| id.slot)
+    }
+
+    /// Whether the retired buffers of session `slot` are all taken, or can be by one more round.
+    pub fn is_done_with(&self, slot: u32) -> bool {
+        !self.round.contains(&slot) && self.walking.is_none_or(|(walking, _)| walking != slot)
+    }
+
+    /// Notes whether a region has no granted segment left.
+    pub fn set_short(&mut self, region: u32, short: bool) {
+        if short {
+            self.short.insert(region)
+        } else {
+            self.short.remove(&region)
+        };
+    }
+
+    /// Whether a region has no granted segment left.
+    pub fn is_short(&self, region: u32) -> bool {
+        self.short.contains(&region)
+    }
+
+    /// Forgets the parked buffers of a region that is no more.
+    pub fn forget(&mut self, region: u32) {
+        self.short.remove(&region);
+        self.parked.retain(|&(of, _), _| of != region);
+        self.emptied.retain(|&(of, _)| of != region);
+    }
+
+    /// Takes what one session has retired, in this round.
+    pub fn take_from(&mut self, slot: u32) {
+        self.round.push(slot);
+    }
+
+    /// Begins to take what sessions have retired, unless that is under way.
+    pub fn begin_round(&mut self, sessions: &Sessions) {
+        if self.round.is_empty() {
+            self.round = sessions.iter().map(|session| session.id.slot).collect();
+        }
+    }
+
+    /// One step. False if there was nothing to do.
+    pub fn step<M: NodeMemory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
+        if let Some((slot, at)) = self.walking {
+            let next = self.take_over(memory, at)?;
+            self.walking = (next != 0).then_some((slot, next));
+        } else if let Some(&at) = self.ready.last() {
+            self.give_or_park(memory, at)?;
+            self.ready.pop();
+            self.reclaimed += 1;
+        } else if let Some(&at) = self.unparked.last() {
+            if let Some((region, buffer)) = Arena::of(memory).buffer_at(at)?
+                && Arena::of(memory).state(&buffer)?.stage == Stage::Parked
+            {
+                Arena::of(memory).give(region, &buffer)?;
+            }
+            self.unparked.pop();
+        } else if let Some(&(region, index)) = self.emptied.last() {
+            grant_again(memory, region, index)?;
+            self.emptied.pop();
+        } else if let Some(&slot) = self.round.last() {
+            let first = Arena::of(memory).take_retired(slot)?;
+            self.round.pop();
+            self.walking = (first != 0).then_some((slot, first));
+        } else if let Some((buffers, grace)) = &mut self.grace {
+            if !sessions.is_over(memory, grace)? {
+                return Ok(false);
+            }
+            self.ready = std::mem::take(buffers);
+            self.grace = None;
+        } else if !self.taken.is_empty() {
+            let grace = sessions.begin_grace(memory)?;
+            self.grace = Some((std::mem::take(&mut self.taken), grace));
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Makes one retired buffer the node's; answers the next on its list. A list that a peer has damaged ends
+    /// there: what it loses, a scan finds.
+    fn take_over<M: Memory>(&mut self, memory: &M, at: u64) -> Result<u64, M::Wait> {
+        let arena = Arena::of(memory);
+        let Some((_, buffer)) = arena.buffer_at(at)? else { return Ok(0) };
+        let state = arena.state(&buffer)?;
+        let mine = State { owner: owner::NODE, ..state };
+        if state.stage != Stage::Retired
+            || state.owner == owner::NODE
+            || !arena.exchange_state(&buffer, state, mine)?
+        {
+            return Ok(0);
+        }
+        self.taken.push(at);
+        Ok(state.next)
+    }
+
+    fn give_or_park<M: Memory>(&mut self, memory: &M, at: u64) -> Result<(), M::Wait> {
+        let arena = Arena::of(memory);
+        // Its region may have been dropped since, and its segment may be another's by now.
+        let Some((region, buffer)) = arena.buffer_at(at)? else { return Ok(()) };
+        let state = arena.state(&buffer)?;
+        if state.stage != Stage::Retired || state.owner != owner::NODE {
+            return Ok(());
+        }
+        if self.is_short(region) && arena.list_len(region, buffer.class)? >= keep(buffer.class) {
+            return self.park(memory, region, &buffer, state);
+        }
+        arena.give(region, &buffer)
+    }
+
+    /// Sets a buffer that the node holds aside.
+    fn park<M: Memory>(
+        &mut self,
+        memory: &M,
+        region: u32,
+        buffer: &Buffer,
+        state: State,
+    ) -> Result<(), M::Wait> {
+        let arena = Arena::of(memory);
+        let Some(index) = arena.geometry().segment_of(buffer.at) else { return Ok(()) };
+        if arena.exchange_state(buffer, state, State { stage: Stage::Parked, owner: owner::NODE, ..state })? {
+            let class = self.parked.entry((region, buffer.class.index)).or_default();
+            let segment = class.entry(index).or_default();
+            segment.push(buffer.at);
+            if segment.len() == buffer.class.count as usize {
+                class.remove(&index);
+                self.emptied.push((region, index));
+            }
+        }
+        Ok(())
+    }
+
+    /// One step for a class of a region that is short of memory: what is parked goes back where the list has run
+    /// low; where it has plenty, or where enough is parked that segments may be empty but for what is listed, a
+    /// buffer is taken off the list and parked. False if neither is the case.
+    pub fn relieve<M: Memory>(
+        &mut self,
+        memory: &M,
+        region: u32,
+        class: &'static Class,
+    ) -> Result<bool, M::Wait> {
+        let arena = Arena::of(memory);
+        let len = arena.list_len(region, class)?;
+        if len < keep(class) / 2 {
+            return Ok(self.unpark(region, class));
+        }
+        if len <= keep(class) {
+            return Ok(false);
+        }
+        let Ok(at) = arena.take_listed(region, class, owner::NODE)? else { return Ok(false) };
+        if let Some((_, buffer)) = arena.buffer_at(at)? {
+            let state = arena.state(&buffer)?;
+            self.park(memory, region, &buffer, state)?;
+        }
+        Ok(true)
+    }
+
+    /// Sends the buffers of the segment with the fewest parked back to their list.
+    fn unpark(&mut self, region: u32, class: &'static Class) -> bool {
+        let Some(segments) = self.parked.get_mut(&(region, class.index)) else { return false };
+        let least = segments.iter().min_by_key(|(_, parked)| parked.len()).map(|(&index, _)| index);
+        let Some(buffers) = least.and_then(|index| segments.remove(&index)) else { return false };
+        self.unparked.extend(buffers);
+        true
+    }
+}
+
+fn keep(class: &Class) -> u64 {
+    KEEP_SEGMENTS * u64::from(class.count)
+}
+
+/// An empty segment becomes zeros and is granted again: to the reserve first, if that is used up.
+fn grant_again<M: NodeMemory>(memory: &M, region: u32, index: u32) -> Result<(), M::Wait> {
+    let arena = Arena::of(memory);
+    let segment = arena.segment(index)?;
+    if segment.region != region
+        || !arena.assign(index, segment, region, farside_remote::arena::segment::Use::Granted)?
+    {
+        return Ok(());
+    }
+    memory.discard(index)?;
+    let supply = if arena.has_granted(region, Supply::Reserve)? { Supply::Quota } else { Supply::Reserve };
+    arena.grant(region, supply, index)
+}

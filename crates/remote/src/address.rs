@@ -1,0 +1,86 @@
+//! Where bytes are: offsets into one node's memory, and the pointers stored there.
+//!
+//! Invariant: an address means the same in every process, since it is an offset and no pointer.
+//! Invariant: the top bit marks the 32 bytes of scratch that are private to the running chain.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Which memory node of a pool, by its place in the pool's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+/// A byte offset into a node's memory, or into the running chain's scratch. Stored little-endian, 8 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(transparent)]
+pub struct Addr(U64);
+
+/// The scratch of one running chain, in bytes (PRISM, section 3.4: enough for all three of its applications).
+pub const SCRATCH_SIZE: u64 = 32;
+
+const SCRATCH_BIT: u64 = 1 << 63;
+
+impl Addr {
+    /// No place at all. An indirect access through it answers [`crate::Status::NullPointer`].
+    pub const NULL: Addr = Addr::new(0);
+
+    /// The byte `offset` of the node's memory.
+    pub const fn new(offset: u64) -> Addr {
+        Addr(U64::from_bytes(offset.to_le_bytes()))
+    }
+
+    /// The byte `offset` of the running chain's scratch.
+    pub const fn scratch(offset: u64) -> Addr {
+        Addr::new(SCRATCH_BIT | offset)
+    }
+
+    /// The raw 64 bits: an offset into the node's memory unless [`Addr::scratch_offset`] is some.
+    pub const fn raw(self) -> u64 {
+        u64::from_le_bytes(self.0.to_bytes())
+    }
+
+    /// The offset into scratch, if this address lies there.
+    pub const fn scratch_offset(self) -> Option<u64> {
+        let raw = self.raw();
+        if raw & SCRATCH_BIT != 0 { Some(raw & !SCRATCH_BIT) } else { None }
+    }
+
+    /// Whether this is [`Addr::NULL`].
+    pub const fn is_null(self) -> bool {
+        self.raw() == 0
+    }
+
+    /// The address `bytes` further on. Addresses come from peers too, so a sum that would not fit wraps; what
+    /// it then names is checked like any other address.
+    pub const fn plus(self, bytes: u64) -> Addr {
+        Addr::new(self.raw().wrapping_add(bytes))
+    }
+}
+
+impl std::fmt::Debug for Addr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.scratch_offset() {
+            Some(offset) => write!(f, "scratch+{offset}"),
+            None => write!(f, "{:#x}", self.raw()),
+        }
+    }
+}
+
+/// A pointer with the number of bytes it may be followed for; what an indirect bounded access dereferences.
+///
+/// `| ptr u64 | bound u32 | tag u32 |`, aligned to 16 bytes, so that it is read and compared whole. The node
+/// ignores `tag`; CAS sees it. (PRISM's is `{ptr, bound}`, section 3.1; the tag is ours, against ABA.)
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct BoundedPtr {
+    /// Where the bytes are.
+    pub ptr: Addr,
+    /// How many there are.
+    pub bound: U32,
+    /// For the protocol's own use.
+    pub tag: U32,
+}
+
+const _: () = assert!(size_of::<BoundedPtr>() == 16);

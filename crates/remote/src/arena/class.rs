@@ -1,0 +1,135 @@
+//! The size classes of buffers: four per doubling, from 64 bytes to 64 KiB.
+//!
+//! A segment of a class begins with its buffers' states, 16 bytes each, which no key covers; the buffers follow.
+//! Invariant: sizes are multiples of 16, so buffers keep the alignment of atomic words.
+
+use super::SEGMENT_SIZE;
+use crate::op::ListId;
+
+/// How many classes there are.
+pub const CLASSES: usize = 41;
+/// Bytes of the largest buffers.
+pub const BUFFER_SIZE_MAX: u32 = 64 * 1024;
+
+/// One class of buffers.
+#[derive(Debug)]
+pub struct Class {
+    /// Its number: also the free list that an ALLOCATE names.
+    pub index: u8,
+    /// Bytes of a buffer.
+    pub size: u32,
+    /// Buffers of a segment.
+    pub count: u32,
+    /// Where the first buffer begins in its segment.
+    data: u32,
+    /// `size = (4..=7) << shift`, so that dividing by it is a shift and a multiplication.
+    shift: u32,
+    reciprocal: u32,
+}
+
+static TABLE: [Class; CLASSES] = {
+    let mut table = [const { Class::new(0) }; CLASSES];
+    let mut index = 0;
+    while index < CLASSES {
+        table[index] = Class::new(index as u8);
+        index += 1;
+    }
+    table
+};
+
+const _: () = assert!(Class::new(0).size == 64 && Class::new(CLASSES as u8 - 1).size == BUFFER_SIZE_MAX);
+
+/// 20 bits suffice: an offset has 20, of which at least four are shifted away before it is multiplied.
+const RECIPROCAL_BITS: u32 = 20;
+
+impl Class {
+    const fn new(index: u8) -> Class {
+        let (shift, factor) = (index as u32 / 4 + 4, 4 + index as u32 % 4);
+        let size = factor << shift;
+        let segment = SEGMENT_SIZE as u32;
+        let mut count = segment / (size + 16);
+        while (count * 16).next_multiple_of(64) + count * size > segment {
+            count -= 1;
+        }
+        let data = (count * 16).next_multiple_of(64);
+        Class { index, size, count, data, shift, reciprocal: (1 << RECIPROCAL_BITS) / factor + 1 }
+    }
+
+    /// Class number `index`, if there is one.
+    #[inline]
+    pub fn get(index: u8) -> Option<&'static Class> {
+        TABLE.get(index as usize)
+    }
+
+    /// All of them, smallest first.
+    pub fn all() -> &'static [Class] {
+        &TABLE
+    }
+
+    /// The smallest class whose buffers hold `len` bytes, if any does.
+    #[inline]
+    pub fn for_len(len: usize) -> Option<&'static Class> {
+        if len <= 64 {
+            return Some(&TABLE[0]);
+        }
+        if len > BUFFER_SIZE_MAX as usize {
+            return None;
+        }
+        // The largest `shift` with 4 << shift below len; then the first of its four classes that fits, or the next.
+        let shift = (len as u32 - 1).ilog2() - 2;
+        let factor = (len as u32).div_ceil(1 << shift);
+        Some(&TABLE[((shift - 4) * 4 + factor - 4) as usize])
+    }
+
+    /// The free list of this class.
+    pub const fn list(&self) -> ListId {
+        ListId(self.index as u32)
+    }
+
+    /// Where buffer `ordinal` begins in its segment.
+    #[inline]
+    pub(crate) const fn offset(&self, ordinal: u32) -> u64 {
+        self.data as u64 + ordinal as u64 * self.size as u64
+    }
+
+    /// The number of the buffer in which a segment's byte `offset` lies, if it lies in one.
+    #[inline]
+    pub(crate) const fn ordinal(&self, offset: u64) -> Option<u32> {
+        if offset < self.data as u64 {
+            return None;
+        }
+        let units = (offset - self.data as u64) >> self.shift;
+        let ordinal = ((units * self.reciprocal as u64) >> RECIPROCAL_BITS) as u32;
+        if ordinal < self.count { Some(ordinal) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_class_that_holds_a_length_is_found_for_every_length() {
+        for len in 0..=BUFFER_SIZE_MAX as usize {
+            let found = Class::for_len(len).expect("it fits");
+            let first = Class::all().iter().find(|class| class.size as usize >= len).expect("it fits");
+            assert_eq!(found.index, first.index, "for {len} bytes");
+        }
+        assert!(Class::for_len(BUFFER_SIZE_MAX as usize + 1).is_none());
+    }
+
+    #[test]
+    fn every_byte_of_a_segment_is_in_the_buffer_that_division_says() {
+        for class in Class::all() {
+            for offset in 0..SEGMENT_SIZE {
+                let expected = offset
+                    .checked_sub(u64::from(class.data))
+                    .map(|byte| byte / u64::from(class.size))
+                    .filter(|&ordinal| ordinal < u64::from(class.count));
+                assert_eq!(class.ordinal(offset).map(u64::from), expected, "class {class:?}, byte {offset}");
+            }
+            assert!(class.offset(class.count) <= SEGMENT_SIZE);
+            assert_eq!(class.offset(0) % 16, 0);
+        }
+    }
+}

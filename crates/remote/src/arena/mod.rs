@@ -1,0 +1,242 @@
+//! A node's memory as a layout: where its records are, who owns which segment, and what a key reaches.
+//!
+//! ```text
+//! 0          header    4 KiB   magic, version, size, incarnation, sleep
+//! 4 KiB      regions   256 x 4 KiB   secret, granted segments, a list per size class       (lists)
+//! +1 MiB     sessions  1024 x 256 B  turn, retired buffers, counters                       (session)
+//! +256 KiB   segments  32 B each     region, class, how far it is used                     (segment)
+//! next 2 MiB data      1 MiB segments: either a table's, or buffers of one class preceded by their states
+//! ```
+//!
+//! No key covers anything but the data of tables and buffers. Whoever runs chains takes and gives buffers by the
+//! lock-free steps of [`lists`]; the node alone grants segments and returns retired buffers.
+//!
+//! Invariant: any process may die between any two accesses of a step, and the next one that meets what it left
+//! finishes it. Nothing here is ever owned by "whoever holds the lock".
+//! Invariant: a word changes by compare-and-swap only, and no word ever returns to an earlier value within the
+//! time that anyone may remember it: heads, segments and buffers count their changes.
+
+pub mod class;
+pub mod lists;
+pub mod segment;
+pub mod session;
+pub mod state;
+
+use crate::key::Key;
+use crate::memory::{Memory, Width};
+use class::Class;
+use segment::{Segment, Use};
+
+/// Bytes of a segment: what is granted, taken back and counted against a quota.
+pub const SEGMENT_SIZE: u64 = 1 << 20;
+/// Regions of one node, the unused region 0 included.
+pub const REGIONS_MAX: u32 = 256;
+/// Sessions of one node at a time.
+pub const SESSIONS_MAX: u32 = 1024;
+
+const HEADER_SIZE: u64 = 4096;
+const REGION_SIZE: u64 = 4096;
+const REGIONS_AT: u64 = HEADER_SIZE;
+const SESSIONS_AT: u64 = REGIONS_AT + REGIONS_MAX as u64 * REGION_SIZE;
+const SEGMENTS_AT: u64 = SESSIONS_AT + SESSIONS_MAX as u64 * session::SLOT_SIZE;
+const DATA_ALIGN: u64 = 2 << 20;
+
+/// The words of the header.
+pub mod header {
+    /// `u64`: [`MAGIC`].
+    pub const MAGIC_AT: u64 = 0;
+    /// `u64`: [`VERSION`].
+    pub const VERSION_AT: u64 = 8;
+    /// `u64`: bytes of the whole memory.
+    pub const SIZE_AT: u64 = 16;
+    /// `u64`: random, drawn when the memory was made.
+    pub const INCARNATION_AT: u64 = 24;
+    /// `u64`: nonzero while the node sleeps and wants to be rung when memory is given back or wanted.
+    pub const NODE_SLEEPS_AT: u64 = 64;
+    /// "farside" and a zero.
+    pub const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
+    /// Of the layout. Raised whenever a byte of it changes its meaning.
+    pub const VERSION: u64 = 1;
+}
+
+/// Where things are in a memory of a given size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    size: u64,
+    data_at: u64,
+    segments: u32,
+}
+
+impl Geometry {
+    /// The least memory that has any segment, in bytes.
+    pub const SIZE_MIN: u64 = 8 << 20;
+    /// The most memory that one node lends, in bytes: addresses have 48 bits, segments are counted with 20.
+    pub const SIZE_MAX: u64 = 1 << 40;
+
+    /// Of a memory of `size` bytes, or nothing if that is below [`Geometry::SIZE_MIN`], above
+    /// [`Geometry::SIZE_MAX`] or no multiple of [`SEGMENT_SIZE`].
+    pub const fn of(size: u64) -> Option<Geometry> {
+        if size < Geometry::SIZE_MIN || size > Geometry::SIZE_MAX || !size.is_multiple_of(SEGMENT_SIZE) {
+            return None;
+        }
+        // The table is sized as if everything were data; what it overstates is a few entries.
+        let table = size / SEGMENT_SIZE * segment::ENTRY_SIZE;
+        let data_at = (SEGMENTS_AT + table).next_multiple_of(DATA_ALIGN);
+        Some(Geometry { size, data_at, segments: ((size - data_at) / SEGMENT_SIZE) as u32 })
+    }
+
+    /// Bytes of the whole memory.
+    #[inline]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// How many segments there are.
+    #[inline]
+    pub const fn segments(&self) -> u32 {
+        self.segments
+    }
+
+    /// The address of segment `index`'s first byte.
+    #[inline]
+    pub const fn segment_at(&self, index: u32) -> u64 {
+        self.data_at + index as u64 * SEGMENT_SIZE
+    }
+
+    /// The segment in which `at` lies, if it lies in any.
+    #[inline]
+    pub const fn segment_of(&self, at: u64) -> Option<u32> {
+        let index = at.wrapping_sub(self.data_at) >> SEGMENT_SIZE.trailing_zeros();
+        if index < self.segments as u64 { Some(index as u32) } else { None }
+    }
+
+    pub(crate) const fn segment_entry_at(&self, index: u32) -> u64 {
+        SEGMENTS_AT + index as u64 * segment::ENTRY_SIZE
+    }
+
+    pub(crate) const fn region_at(region: u32) -> u64 {
+        REGIONS_AT + region as u64 * REGION_SIZE
+    }
+
+    pub(crate) const fn session_at(slot: u32) -> u64 {
+        SESSIONS_AT + slot as u64 * session::SLOT_SIZE
+    }
+
+    /// The buffer in which `at` lies, given its segment's class: nothing for a table, a granted segment, or the
+    /// states that precede the buffers.
+    #[inline]
+    pub(crate) fn buffer_of(&self, index: u32, class: u8, at: u64) -> Option<Buffer> {
+        let class = Class::get(class)?;
+        let base = self.segment_at(index);
+        let ordinal = class.ordinal(at - base)?;
+        Some(Buffer { at: base + class.offset(ordinal), state_at: base + u64::from(ordinal) * 16, class })
+    }
+
+    /// Buffer number `ordinal` of a segment of `class`.
+    #[inline]
+    pub(crate) fn buffer(&self, index: u32, class: &'static Class, ordinal: u32) -> Buffer {
+        let base = self.segment_at(index);
+        Buffer { at: base + class.offset(ordinal), state_at: base + u64::from(ordinal) * 16, class }
+    }
+}
+
+/// One buffer: where its bytes and its state are.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    /// Its first byte.
+    pub at: u64,
+    pub(crate) state_at: u64,
+    /// Its size class.
+    pub class: &'static Class,
+}
+
+/// The layout over one memory: what a runner of chains and the node do with it.
+pub struct Arena<'m, M> {
+    pub(crate) memory: &'m M,
+    pub(crate) geometry: Geometry,
+}
+
+impl<'m, M> Clone for Arena<'m, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<'m, M> Copy for Arena<'m, M> {}
+
+impl<'m, M: Memory> Arena<'m, M> {
+    /// The arena of `memory`.
+    #[inline]
+    pub fn of(memory: &'m M) -> Arena<'m, M> {
+        Arena { memory, geometry: memory.geometry() }
+    }
+
+    /// Where things are.
+    #[inline]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// What [`Memory::admits`] is to answer.
+    #[inline]
+    pub fn admits(&self, key: Key) -> Result<bool, M::Wait> {
+        let region = key.region();
+        if region == 0 || region >= REGIONS_MAX {
+            return Ok(false);
+        }
+        let secret = self.memory.load(Geometry::region_at(region) + lists::SECRET_OFFSET, Width::W8)?;
+        Ok(key.opens(secret as u64))
+    }
+
+    /// What [`Memory::reach`] is to answer.
+    #[inline]
+    pub fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, M::Wait> {
+        if !self.admits(key)? {
+            return Ok(0);
+        }
+        let Some(index) = self.geometry.segment_of(at) else { return Ok(0) };
+        let segment = self.segment_owner(index)?;
+        if segment.region != key.region() {
+            return Ok(0);
+        }
+        match segment.usage {
+            Use::Buffers(class) => Ok(self
+                .geometry
+                .buffer_of(index, class, at)
+                .map_or(0, |buffer| len.min(buffer.at + u64::from(buffer.class.size) - at))),
+            Use::Table => self.reach_in_table(key.region(), index, at, len),
+            Use::Free | Use::Granted => Ok(0),
+        }
+    }
+
+    /// A table may span segments that lie side by side.
+    #[inline]
+    fn reach_in_table(&self, region: u32, index: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
+        let mut end = self.geometry.segment_at(index) + SEGMENT_SIZE;
+        let mut next = index + 1;
+        while end - at < len && next < self.geometry.segments {
+            let segment = self.segment_owner(next)?;
+            if segment.region != region || segment.usage != Use::Table {
+                break;
+            }
+            end += SEGMENT_SIZE;
+            next += 1;
+        }
+        Ok(len.min(end - at))
+    }
+
+    /// The owner and use of a segment: the half of its word that reaching needs.
+    #[inline]
+    fn segment_owner(&self, index: u32) -> Result<Segment, M::Wait> {
+        let word = self.memory.load(self.geometry.segment_entry_at(index), Width::W8)?;
+        Ok(Segment::unpack(word))
+    }
+
+    /// The buffer that begins exactly at `at`, if there is one.
+    pub fn buffer_at(&self, at: u64) -> Result<Option<(u32, Buffer)>, M::Wait> {
+        let Some(index) = self.geometry.segment_of(at) else { return Ok(None) };
+        let segment = self.segment_owner(index)?;
+        let Use::Buffers(class) = segment.usage else { return Ok(None) };
+        let buffer = self.geometry.buffer_of(index, class, at).filter(|buffer| buffer.at == at);
+        Ok(buffer.map(|buffer| (segment.region, buffer)))
+    }
+}

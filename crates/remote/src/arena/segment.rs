@@ -1,0 +1,128 @@
+//! The segment table: which region owns a segment, for what, and how far its buffers were ever used.
+//!
+//! An entry is `| region u16 | use u8 | phase u8 | used u32 | taker u32 | count u32 |` and, for segments on a
+//! granted list, `| next u64 |`. Reaching a byte reads the first half of that word and nothing else.
+
+use super::Arena;
+use crate::memory::{Memory, Width};
+
+pub(crate) const ENTRY_SIZE: u64 = 32;
+const NEXT_OFFSET: u64 = 16;
+
+/// What a segment is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Nobody's.
+    Free,
+    /// Its region's, but not yet of a class.
+    Granted,
+    /// Part of a table.
+    Table,
+    /// Buffers of the class of that number.
+    Buffers(u8),
+}
+
+const FREE: u8 = 0xfd;
+const GRANTED: u8 = 0xfe;
+const TABLE: u8 = 0xff;
+
+/// The word of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Whose it is; 0 for nobody's.
+    pub region: u32,
+    /// What for.
+    pub usage: Use,
+    /// A buffer is being taken: number `used`, by session `taker`.
+    pub(crate) taking: bool,
+    /// How many of its buffers have ever been taken.
+    pub used: u32,
+    pub(crate) taker: u32,
+    /// Grows with every change.
+    pub(crate) count: u32,
+}
+
+impl Segment {
+    #[inline]
+    pub(crate) const fn unpack(word: u128) -> Segment {
+        let usage = match (word >> 16) as u8 {
+            _ if word as u16 == 0 => Use::Free,
+            GRANTED => Use::Granted,
+            TABLE => Use::Table,
+            FREE => Use::Free,
+            class => Use::Buffers(class),
+        };
+        Segment {
+            region: word as u32 & 0xffff,
+            usage,
+            taking: (word >> 24) as u8 != 0,
+            used: (word >> 32) as u32,
+            taker: (word >> 64) as u32,
+            count: (word >> 96) as u32,
+        }
+    }
+
+    pub(crate) const fn pack(self) -> u128 {
+        let usage = match self.usage {
+            Use::Free if self.region == 0 => 0, // As in memory that was never written.
+            Use::Free => FREE,
+            Use::Granted => GRANTED,
+            Use::Table => TABLE,
+            Use::Buffers(class) => class,
+        };
+        self.region as u128
+            | (usage as u128) << 16
+            | (self.taking as u128) << 24
+            | (self.used as u128) << 32
+            | (self.taker as u128) << 64
+            | (self.count as u128) << 96
+    }
+
+    /// The same segment put to another use, with none of its buffers taken.
+    pub(crate) const fn put_to(self, region: u32, usage: Use) -> Segment {
+        Segment { region, usage, taking: false, used: 0, taker: 0, count: self.count.wrapping_add(1) }
+    }
+}
+
+impl<M: Memory> Arena<'_, M> {
+    /// The entry of segment `index`.
+    pub fn segment(&self, index: u32) -> Result<Segment, M::Wait> {
+        let word = self.memory.load(self.geometry.segment_entry_at(index), Width::W16)?;
+        Ok(Segment::unpack(word))
+    }
+
+    /// Puts segment `index` to another use; false if it changed since it was read as `old`.
+    pub fn assign(&self, index: u32, old: Segment, region: u32, usage: Use) -> Result<bool, M::Wait> {
+        self.exchange_segment(index, old, old.put_to(region, usage))
+    }
+
+    pub(crate) fn exchange_segment(&self, index: u32, old: Segment, new: Segment) -> Result<bool, M::Wait> {
+        let at = self.geometry.segment_entry_at(index);
+        Ok(self.memory.exchange(at, Width::W16, old.pack(), new.pack())?.is_ok())
+    }
+
+    pub(crate) fn segment_next(&self, index: u32) -> Result<u64, M::Wait> {
+        Ok(self.memory.load(self.geometry.segment_entry_at(index) + NEXT_OFFSET, Width::W8)? as u64)
+    }
+
+    pub(crate) fn set_segment_next(&self, index: u32, next: u64) -> Result<(), M::Wait> {
+        self.memory.write(self.geometry.segment_entry_at(index) + NEXT_OFFSET, &next.to_le_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_survives_its_word_and_an_empty_word_is_nobodys() {
+        for usage in [Use::Granted, Use::Table, Use::Buffers(0), Use::Buffers(40)] {
+            let segment = Segment { region: 255, usage, taking: true, used: 9, taker: u32::MAX, count: 3 };
+            assert_eq!(Segment::unpack(segment.pack()), segment);
+        }
+        assert_eq!(Segment::unpack(0).usage, Use::Free);
+        assert_eq!(Segment::unpack(0).pack(), 0);
+        let freed = Segment::unpack(0).put_to(0, Use::Free);
+        assert_eq!(Segment::unpack(freed.pack()), freed);
+    }
+}

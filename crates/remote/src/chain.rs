@@ -1,0 +1,518 @@
+//! A chain: ops that one runner carries out in order, as the bytes that travel.
+//!
+//! The builder writes the wire form into a reusable buffer; large payloads stay where they are and are gathered
+//! by whoever sends or runs the chain. Invariant: what a builder made and what [`ChainView::decode`] accepted is
+//! well-formed to its last byte, so iterating over it cannot fail.
+
+use crate::address::Addr;
+use crate::key::Key;
+use crate::op::Op;
+use crate::wire::{
+    ALLOCATES_MAX, CHAIN_BYTES_MAX, CHAIN_HEADER, ChainHeader, Code, OP_HEADER, OPS_MAX, OpHeader, WireError,
+    flag,
+};
+use std::marker::PhantomData;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Payload parts of this many bytes or more are borrowed, not copied.
+const BORROW_MIN: usize = 256;
+/// How many parts one chain can borrow; further ones are copied.
+const PARTS_MAX: usize = 4;
+
+/// The reusable buffer in which chains are built: it grows to the longest chain and stays.
+#[derive(Debug, Default)]
+pub struct ChainBuf {
+    bytes: Vec<u8>,
+}
+
+/// Where the output of an op will be found in the reply.
+pub struct Out<T: ?Sized> {
+    pub(crate) index: u8,
+    output: PhantomData<fn() -> Box<T>>,
+}
+
+impl<T: ?Sized> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T: ?Sized> Copy for Out<T> {}
+
+#[derive(Clone, Copy, Debug)]
+struct Part<'a> {
+    /// The offset into the inline bytes before which this part belongs.
+    at: u32,
+    bytes: &'a [u8],
+}
+
+/// A chain being built.
+pub struct Chain<'a> {
+    key: Key,
+    ops: u16,
+    allocates: u16,
+    atomics: u16,
+    parts_len: u8,
+    bytes: &'a mut Vec<u8>,
+    parts: [Part<'a>; PARTS_MAX],
+}
+
+impl ChainBuf {
+    /// An empty buffer.
+    pub const fn new() -> ChainBuf {
+        ChainBuf { bytes: Vec::new() }
+    }
+
+    /// Begins a chain whose ops all run under `key`. What was built here before is forgotten.
+    #[inline]
+    pub fn begin<'a>(&'a mut self, key: Key) -> Chain<'a> {
+        self.bytes.clear();
+        let parts = [Part { at: 0, bytes: &[] }; PARTS_MAX];
+        Chain { key, ops: 0, allocates: 0, atomics: 0, parts_len: 0, bytes: &mut self.bytes, parts }
+    }
+}
+
+impl<'a> Chain<'a> {
+    /// Adds an op that runs only if the one before it was successful (CONDITIONAL). The first op always runs.
+    ///
+    /// # Panics
+    /// If the chain outgrows the limits of [`crate::wire`]: protocols bound what they ask for.
+    #[inline(always)]
+    pub fn then<T: ?Sized>(&mut self, op: Op<'a, T>) -> Out<T> {
+        self.push(op, flag::CONDITIONAL)
+    }
+
+    /// Adds an op that runs whatever became of the one before, unless that was refused for access.
+    ///
+    /// # Panics
+    /// As [`Chain::then`].
+    #[inline(always)]
+    pub fn also<T: ?Sized>(&mut self, op: Op<'a, T>) -> Out<T> {
+        self.push(op, 0)
+    }
+
+    #[inline(always)]
+    fn push<T: ?Sized>(&mut self, op: Op<'a, T>, condition: u8) -> Out<T> {
+        assert!((self.ops as usize) < OPS_MAX, "a chain has at most {OPS_MAX} ops");
+        let header = OpHeader {
+            code: op.code as u8,
+            flags: op.flags | condition,
+            mode: op.mode,
+            width: op.width,
+            len: U32::new(op.len),
+            at: U64::new(op.at.raw()),
+        };
+        self.bytes.extend_from_slice(header.as_bytes());
+        if op.flags & flag::REDIRECT != 0 {
+            self.bytes.extend_from_slice(op.redirect.as_bytes());
+        }
+        if op.flags & flag::DATA_INDIRECT != 0 {
+            self.bytes.extend_from_slice(op.source.as_bytes());
+        }
+        if op.code != Code::Read {
+            for part in op.payload {
+                self.payload(part);
+            }
+        }
+        if op.code == Code::Allocate {
+            self.allocates += 1;
+            assert!(
+                self.allocates as usize <= ALLOCATES_MAX,
+                "a chain has at most {ALLOCATES_MAX} ALLOCATEs"
+            );
+        }
+        self.atomics += u16::from(op.code.is_atomic());
+        let index = self.ops as u8;
+        self.ops += 1;
+        Out { index, output: PhantomData }
+    }
+
+    #[inline(always)]
+    fn payload(&mut self, part: &'a [u8]) {
+        if part.len() < BORROW_MIN || self.parts_len as usize == PARTS_MAX {
+            self.bytes.extend_from_slice(part);
+        } else {
+            self.parts[self.parts_len as usize] = Part { at: self.bytes.len() as u32, bytes: part };
+            self.parts_len += 1;
+        }
+    }
+
+    /// What local and shared-memory fabrics run: no copy.
+    ///
+    /// # Panics
+    /// If the chain is empty or longer than [`CHAIN_BYTES_MAX`].
+    #[inline]
+    pub fn view(&self) -> ChainView<'_> {
+        assert!(self.ops > 0, "an empty chain asks for nothing");
+        let view = ChainView {
+            key: self.key,
+            ops: self.ops,
+            allocates: self.allocates,
+            atomics: self.atomics,
+            bytes: self.bytes,
+            parts: &self.parts[..self.parts_len as usize],
+        };
+        assert!(view.wire_len() <= CHAIN_BYTES_MAX, "a chain has at most {CHAIN_BYTES_MAX} bytes");
+        view
+    }
+
+    /// Appends the wire form: the one copy of the payload in user space.
+    ///
+    /// # Panics
+    /// As [`Chain::view`].
+    pub fn write_to(&self, out: &mut Vec<u8>) {
+        self.view().write_to(out);
+    }
+}
+
+/// A well-formed chain, built here or decoded.
+#[derive(Clone, Copy)]
+pub struct ChainView<'a> {
+    key: Key,
+    ops: u16,
+    allocates: u16,
+    atomics: u16,
+    bytes: &'a [u8],
+    parts: &'a [Part<'a>],
+}
+
+impl<'a> ChainView<'a> {
+    /// Takes one chain off the front of `bytes`; answers it and the rest.
+    ///
+    /// # Errors
+    /// The chain is malformed; nothing of it may run.
+    pub fn decode(bytes: &'a [u8]) -> Result<(ChainView<'a>, &'a [u8]), WireError> {
+        let (header, rest) = ChainHeader::read_from_prefix(bytes).map_err(|_| WireError::Truncated)?;
+        let len = header.bytes.get() as usize;
+        if len > CHAIN_BYTES_MAX - CHAIN_HEADER {
+            return Err(WireError::TooLong { bytes: len });
+        }
+        let (body, rest) = rest.split_at_checked(len).ok_or(WireError::Truncated)?;
+        if header.reserved.get() != 0 {
+            return Err(WireError::Reserved);
+        }
+        let Counts { ops, allocates, atomics } = count_ops(body)?;
+        if ops == 0 || ops > OPS_MAX || ops != header.ops.get() as usize {
+            return Err(WireError::OpCount(ops));
+        }
+        if allocates > ALLOCATES_MAX || allocates != header.allocates.get() as usize {
+            return Err(WireError::AllocateCount(allocates));
+        }
+        let view = ChainView {
+            key: header.key,
+            ops: ops as u16,
+            allocates: allocates as u16,
+            atomics: atomics as u16,
+            bytes: body,
+            parts: &[],
+        };
+        Ok((view, rest))
+    }
+
+    /// The key under which every op runs.
+    #[inline]
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// How many ops there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.ops as usize
+    }
+
+    /// Never: a chain has an op.
+    pub fn is_empty(&self) -> bool {
+        self.ops == 0
+    }
+
+    /// How many of them are ALLOCATEs.
+    #[inline]
+    pub fn allocates(&self) -> usize {
+        self.allocates as usize
+    }
+
+    /// How many of them are CAS or FETCH-ADD.
+    #[inline]
+    pub fn atomics(&self) -> usize {
+        self.atomics as usize
+    }
+
+    /// Bytes of the wire form.
+    #[inline]
+    pub fn wire_len(&self) -> usize {
+        let parts: usize = self.parts.iter().map(|part| part.bytes.len()).sum();
+        CHAIN_HEADER + self.bytes.len() + parts
+    }
+
+    /// Appends the wire form.
+    pub fn write_to(&self, out: &mut Vec<u8>) {
+        let header = ChainHeader {
+            key: self.key,
+            bytes: U32::new((self.wire_len() - CHAIN_HEADER) as u32),
+            ops: U16::new(self.ops),
+            allocates: U16::new(self.allocates),
+            reserved: U32::new(0),
+        };
+        out.extend_from_slice(header.as_bytes());
+        for piece in (Payload { bytes: self.bytes, at: 0, parts: self.parts }) {
+            out.extend_from_slice(piece);
+        }
+    }
+
+    /// The ops in order.
+    #[inline]
+    pub fn ops(&self) -> Ops<'a> {
+        Ops { bytes: self.bytes, at: 0, parts: self.parts }
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    ops: usize,
+    allocates: usize,
+    atomics: usize,
+}
+
+/// Walks the ops of bytes that nobody has checked yet.
+fn count_ops(mut bytes: &[u8]) -> Result<Counts, WireError> {
+    let mut counts = Counts::default();
+    while !bytes.is_empty() {
+        let (header, rest) = OpHeader::ref_from_prefix(bytes).map_err(|_| WireError::Truncated)?;
+        let code = header.validate()?;
+        let addresses =
+            8 * usize::from(header.has(flag::REDIRECT)) + 8 * usize::from(header.has(flag::DATA_INDIRECT));
+        bytes = rest.get(addresses + header.payload_len()..).ok_or(WireError::Truncated)?;
+        counts.ops += 1;
+        counts.allocates += usize::from(code == Code::Allocate);
+        counts.atomics += usize::from(code.is_atomic());
+        if counts.ops > OPS_MAX {
+            return Err(WireError::OpCount(counts.ops));
+        }
+    }
+    Ok(counts)
+}
+
+/// Iterates over the ops of a well-formed chain.
+#[derive(Clone)]
+pub struct Ops<'a> {
+    bytes: &'a [u8],
+    /// The offset of `bytes` within the chain's inline bytes, to which `parts` refer.
+    at: usize,
+    parts: &'a [Part<'a>],
+}
+
+impl<'a> Ops<'a> {
+    #[inline]
+    fn take(&mut self, len: usize) -> &'a [u8] {
+        let (taken, rest) = self.bytes.split_at(len);
+        self.bytes = rest;
+        self.at += len;
+        taken
+    }
+
+    #[inline]
+    fn take_addr(&mut self) -> Addr {
+        Addr::read_from_bytes(self.take(size_of::<Addr>())).expect("the slice has an address's size")
+    }
+
+    /// Takes `len` bytes that may be partly borrowed.
+    #[inline]
+    fn take_payload(&mut self, len: usize) -> Payload<'a> {
+        let (at, parts) = (self.at, self.parts);
+        let (mut borrowed, mut used) = (0, 0);
+        for part in parts {
+            // A part belongs here if the inline bytes before it and the parts before it do not fill the payload.
+            if (part.at as usize - at) + borrowed >= len {
+                break;
+            }
+            borrowed += part.bytes.len();
+            used += 1;
+        }
+        self.parts = &parts[used..];
+        Payload { bytes: self.take(len - borrowed), at, parts: &parts[..used] }
+    }
+}
+
+impl<'a> Iterator for Ops<'a> {
+    type Item = OpView<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<OpView<'a>> {
+        if self.bytes.is_empty() {
+            return None;
+        }
+        let header = OpHeader::ref_from_bytes(self.take(OP_HEADER)).expect("the slice has a header's size");
+        let redirect = if header.has(flag::REDIRECT) { self.take_addr() } else { Addr::NULL };
+        let source = if header.has(flag::DATA_INDIRECT) { self.take_addr() } else { Addr::NULL };
+        let payload = self.take_payload(header.payload_len());
+        Some(OpView { header, redirect, source, payload })
+    }
+}
+
+/// One op of a well-formed chain.
+#[derive(Clone)]
+pub struct OpView<'a> {
+    header: &'a OpHeader,
+    redirect: Addr,
+    source: Addr,
+    payload: Payload<'a>,
+}
+
+impl<'a> OpView<'a> {
+    /// What it does.
+    #[inline]
+    pub fn code(&self) -> Code {
+        Code::from_u8(self.header.code).expect("a chain was run that was not validated")
+    }
+
+    #[inline]
+    pub(crate) fn has(&self, flag: u8) -> bool {
+        self.header.has(flag)
+    }
+
+    #[inline]
+    pub(crate) fn mode(&self) -> u8 {
+        self.header.mode
+    }
+
+    #[inline]
+    pub(crate) fn width(&self) -> u8 {
+        self.header.width
+    }
+
+    /// Bytes asked for, or given.
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        u64::from(self.header.len.get())
+    }
+
+    #[inline]
+    pub(crate) fn target(&self) -> Addr {
+        self.header.target()
+    }
+
+    #[inline]
+    pub(crate) fn redirect(&self) -> Option<Addr> {
+        self.has(flag::REDIRECT).then_some(self.redirect)
+    }
+
+    #[inline]
+    pub(crate) fn source(&self) -> Option<Addr> {
+        self.has(flag::DATA_INDIRECT).then_some(self.source)
+    }
+
+    #[inline]
+    pub(crate) fn payload(&self) -> Payload<'a> {
+        self.payload.clone()
+    }
+
+    /// The operands of a word op, which are never borrowed.
+    #[inline]
+    pub(crate) fn operands(&self) -> &'a [u8] {
+        self.payload.bytes
+    }
+}
+
+/// The bytes of a payload, as the pieces in which they lie.
+#[derive(Clone)]
+pub(crate) struct Payload<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    parts: &'a [Part<'a>],
+}
+
+impl<'a> Iterator for Payload<'a> {
+    type Item = &'a [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        match self.parts.split_first() {
+            Some((part, rest)) if part.at as usize == self.at => {
+                self.parts = rest;
+                Some(part.bytes)
+            }
+            next => {
+                let inline = next.map_or(self.bytes.len(), |(part, _)| part.at as usize - self.at);
+                if inline == 0 {
+                    return None;
+                }
+                let (piece, rest) = self.bytes.split_at(inline);
+                self.bytes = rest;
+                self.at += inline;
+                Some(piece)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{self, ListId, Mode};
+
+    const KEY: Key = Key::new(3, 0xfeed);
+
+    #[test]
+    fn a_chain_decodes_to_what_was_built_with_parts_gathered_in_place() {
+        let large = vec![7u8; 1000];
+        let larger = vec![8u8; 2000];
+        let mut buf = ChainBuf::new();
+        let mut chain = buf.begin(KEY);
+        let old = [1u64, 2];
+        let new = [3u64, 4];
+        let _ = chain.also(op::write(Addr::scratch(8), b"abc"));
+        let _ = chain.then(op::allocate(ListId(5), [b"head", &large, b""]).redirect(Addr::scratch(0)));
+        let _ = chain.then(op::allocate(ListId(6), [&larger, b"mid", &large]));
+        let _ = chain.then(op::cas(Mode::Lt, Addr::new(64), &old, &new).masked(&old, &new));
+        let _ = chain.also(op::read(Addr::scratch(0), 8));
+        let mut wire = Vec::new();
+        chain.write_to(&mut wire);
+        wire.extend_from_slice(b"next");
+        let (view, rest) = ChainView::decode(&wire).expect("what was built is well-formed");
+        assert_eq!(rest, b"next");
+        assert_eq!((view.len(), view.allocates()), (5, 2));
+        let flat = |ops: Ops<'_>| -> Vec<(Code, u64, Vec<u8>)> {
+            ops.map(|op| (op.code(), op.len(), op.payload().flatten().copied().collect())).collect()
+        };
+        assert_eq!(flat(view.ops()), flat(chain.view().ops()));
+        assert_eq!(flat(view.ops())[2].2, [&larger[..], b"mid", &large].concat());
+    }
+
+    #[test]
+    fn a_chain_cut_anywhere_is_refused() {
+        let mut buf = ChainBuf::new();
+        let mut chain = buf.begin(KEY);
+        let _ = chain.also(op::write(Addr::new(64), b"0123456789"));
+        let _ = chain.then(op::read(Addr::new(64), 100));
+        let mut wire = Vec::new();
+        chain.write_to(&mut wire);
+        for cut in 0..wire.len() {
+            assert!(ChainView::decode(&wire[..cut]).is_err(), "cut at {cut} of {}", wire.len());
+        }
+    }
+
+    #[test]
+    fn malformed_headers_are_refused_and_named() {
+        let mut buf = ChainBuf::new();
+        let mut chain = buf.begin(KEY);
+        let _ = chain.also(op::read(Addr::new(64), 100));
+        let mut good = Vec::new();
+        chain.write_to(&mut good);
+        let broken = |at: usize, byte: u8| {
+            let mut wire = good.clone();
+            wire[at] = byte;
+            ChainView::decode(&wire).err()
+        };
+        assert_eq!(broken(16, 2), Some(WireError::OpCount(1)));
+        assert_eq!(broken(18, 1), Some(WireError::AllocateCount(0)));
+        assert_eq!(broken(20, 1), Some(WireError::Reserved));
+        assert_eq!(broken(24, 99), Some(WireError::UnknownOp(99)));
+        assert!(matches!(broken(25, 0x80), Some(WireError::Flags { .. })));
+        assert_eq!(broken(25, flag::BOUNDED), Some(WireError::BoundedButDirect));
+        assert_eq!(broken(26, 1), Some(WireError::Mode(1)));
+        assert_eq!(broken(27, 8), Some(WireError::Width(8)));
+        assert_eq!(broken(31, 1), Some(WireError::TooLong { bytes: 100 + (1 << 24) }));
+        assert_eq!(broken(15, 1), Some(WireError::TooLong { bytes: 16 + (1 << 24) }));
+    }
+}

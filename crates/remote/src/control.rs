@@ -1,0 +1,145 @@
+//! What a client asks of a node itself: its catalog of stores.
+//!
+//! Questions and answers are JSON, carried by a call to [`crate::fabric::ServiceId::NODE`] on the data fabric, so
+//! that one url is all that a client needs. None of this is on the path of data.
+
+use crate::key::Key;
+use crate::service::Extent;
+use serde::{Deserialize, Serialize};
+
+/// A question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Ask {
+    /// Make a store.
+    CreateStore {
+        /// A new name.
+        name: String,
+        /// A kind that the node knows, such as `prism-kv`.
+        kind: String,
+        /// What the kind wants to know, as JSON.
+        parameters: String,
+        /// Bytes of memory for tables and buffers together.
+        quota: u64,
+    },
+    /// Take a store away with everything in it.
+    DropStore {
+        /// Its name.
+        name: String,
+    },
+    /// Where a store is, and its key.
+    OpenStore {
+        /// Its name.
+        name: String,
+    },
+    /// All stores.
+    ListStores,
+    /// How a store's memory is used. Looks at every buffer's state.
+    StoreStat {
+        /// Its name.
+        name: String,
+    },
+    /// About the node.
+    NodeInfo,
+    /// Look for buffers that nobody holds or reaches; the answer comes when the scan has ended.
+    Scan {
+        /// In which store.
+        name: String,
+    },
+}
+
+/// An answer. A refusal is the call's error, not an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// A store.
+    Store(Store),
+    /// All of them, by name, without their keys.
+    Stores(Vec<Store>),
+    /// How its memory is used.
+    StoreStat(StoreStat),
+    /// About the node.
+    NodeInfo(NodeInfo),
+}
+
+/// A store as the catalog has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Store {
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: String,
+    /// What its kind has planned, as JSON.
+    pub parameters: String,
+    /// Bytes that its table and buffers may take.
+    pub quota: u64,
+    /// Of the node's memory: a store of another incarnation is another store.
+    pub incarnation: u64,
+    /// The region's number and, for who opens the store, its secret.
+    pub region: u32,
+    /// Zero in lists.
+    pub secret: u64,
+    /// Where its table begins.
+    pub table_at: u64,
+    /// Bytes of its table.
+    pub table_len: u64,
+}
+
+impl Store {
+    /// Its table and key.
+    pub fn extent(&self) -> Extent {
+        Extent { key: Key::new(self.region, self.secret), at: self.table_at, len: self.table_len }
+    }
+}
+
+/// How a store's memory is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreStat {
+    /// Bytes that it may take.
+    pub quota_bytes: u64,
+    /// Bytes of its table.
+    pub table_bytes: u64,
+    /// Bytes of segments that no class has yet, the reserve included.
+    pub granted_bytes: u64,
+    /// Bytes of segments that hold buffers.
+    pub buffer_segment_bytes: u64,
+    /// Buffers allocated and not given back.
+    pub live_buffers: u64,
+    /// Bytes of those.
+    pub live_bytes: u64,
+    /// Buffers on free lists.
+    pub free_buffers: u64,
+    /// Bytes of those.
+    pub free_bytes: u64,
+    /// Buffers given back, waiting until nobody can follow an old pointer to them.
+    pub retired_buffers: u64,
+    /// Buffers set aside so that their segment can be taken back.
+    pub parked_buffers: u64,
+    /// Processes in the middle of a turn that memory waits for: if one stays here, it is stopped.
+    pub delaying_pids: Vec<u32>,
+}
+
+/// About a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Its release.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Drawn when its memory was made.
+    pub incarnation: u64,
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// Bytes of it that no store has.
+    pub unassigned_bytes: u64,
+    /// Of the pages that back it.
+    pub page_size: u64,
+    /// Clients connected.
+    pub sessions: u64,
+    /// Buffers that came back to their lists, in all.
+    pub reclaimed_buffers: u64,
+    /// Buffers that scans found lost, in all.
+    pub scanned_buffers: u64,
+}

@@ -1,0 +1,167 @@
+//! What a protocol sees of whatever carries its chains.
+//!
+//! Invariant: a chain runs at most once, and the error of one that was not answered says what may be assumed.
+
+use crate::address::{Addr, NodeId};
+use crate::chain::Chain;
+use crate::key::Key;
+use crate::reply::Reply;
+use std::time::Duration;
+
+/// A service at a node that calls can be made to: the node's own, or one that belongs to a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceId(pub u32);
+
+impl ServiceId {
+    /// The node itself: its catalog. See [`crate::service::control`].
+    pub const NODE: ServiceId = ServiceId(0);
+}
+
+/// The most bytes of a call's request or answer.
+pub const CALL_BYTES_MAX: usize = 60 * 1024;
+
+/// How long a call or any other wait may take unless told otherwise.
+pub const DEADLINE: Duration = Duration::from_secs(1);
+
+/// Carries chains and calls to memory nodes. Endpoints belong to one thread; nothing here is `Send`.
+#[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
+pub trait Fabric {
+    /// Has `node` run the chain, and puts what came of it into `reply`.
+    ///
+    /// A buffer that a chain made unreachable is to be retired before the caller next awaits anything.
+    ///
+    /// # Errors
+    /// There is no reply; what may be assumed is [`FabricError::ran`]. `reply` holds nothing of use.
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError>;
+
+    /// Asks the CPU at `node`: the two-sided way. The answer's bytes replace what `answer` held.
+    ///
+    /// # Errors
+    /// As [`Fabric::run`]; also [`FabricError::Refused`] with the service's reason.
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError>;
+
+    /// Gives back a buffer that nothing points to any more. Never waits; the buffer is reused only when every
+    /// chain that may still follow an old pointer to it has ended. Anything that is not live is left alone.
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr);
+}
+
+impl<F: Fabric + ?Sized> Fabric for &F {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        (**self).run(node, chain, reply).await
+    }
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        (**self).call(node, service, request, answer).await
+    }
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        (**self).retire(node, key, buffer);
+    }
+}
+
+impl<F: Fabric + ?Sized> Fabric for std::rc::Rc<F> {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        (**self).run(node, chain, reply).await
+    }
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        (**self).call(node, service, request, answer).await
+    }
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        (**self).retire(node, key, buffer);
+    }
+}
+
+/// Whether an operation that got no answer was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ran {
+    /// It was not, and never will be.
+    No,
+    /// It may have been, or may yet be. Be safe under both.
+    Unknown,
+}
+
+/// Why there is no answer. Says what failed, what may be assumed now, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FabricError {
+    /// The node's process has ended. Chains that were answered before that ran; this one did not.
+    NodeDied(NodeId),
+    /// No answer came in time. A call may have been carried out, or may yet be.
+    Deadline {
+        /// Of whom it was asked.
+        node: NodeId,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The connection broke. What was asked may have been carried out.
+    Broken {
+        /// To whom.
+        node: NodeId,
+        /// What the system said.
+        reason: String,
+    },
+    /// The node carried nothing out, and says why.
+    Refused(String),
+    /// There is no such node in the pool. Nothing was asked of anyone.
+    NoSuchNode(NodeId),
+}
+
+impl FabricError {
+    /// What may be assumed of the operation that got this error.
+    pub const fn ran(&self) -> Ran {
+        match self {
+            FabricError::NodeDied(_) | FabricError::Refused(_) | FabricError::NoSuchNode(_) => Ran::No,
+            FabricError::Deadline { .. } | FabricError::Broken { .. } => Ran::Unknown,
+        }
+    }
+}
+
+impl std::fmt::Display for FabricError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FabricError::NodeDied(node) => write!(
+                f,
+                "node {} has ended: this operation did not run, and its memory is lost unless the node serves a \
+                 --memory-file; start it again and connect anew",
+                node.0
+            ),
+            FabricError::Deadline { node, waited } => write!(
+                f,
+                "node {} did not answer within {waited:?}: the operation may or may not have been carried out; look \
+                 whether the node is stopped or overloaded, then ask again",
+                node.0
+            ),
+            FabricError::Broken { node, reason } => write!(
+                f,
+                "the connection to node {} broke ({reason}): the operation may or may not have been carried out; \
+                 connect anew",
+                node.0
+            ),
+            FabricError::Refused(reason) => f.write_str(reason),
+            FabricError::NoSuchNode(node) => {
+                write!(
+                    f,
+                    "the pool has no node {}: nothing was asked; connect to the pool that has it",
+                    node.0
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for FabricError {}

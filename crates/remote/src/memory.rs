@@ -1,0 +1,88 @@
+//! The few questions that running a chain asks of memory. Real memory answers at once; a simulator may answer
+//! *wait*, perform the access among everybody else's, and run the chain again with the recorded answers.
+//!
+//! Invariant: whoever asks does so deterministically, given the answers so far, so that replay is sound.
+
+use crate::arena::Geometry;
+use crate::key::Key;
+
+/// The width of an atomic word. Words are aligned to their width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Width {
+    /// 8 bytes.
+    W8 = 8,
+    /// 16 bytes.
+    W16 = 16,
+}
+
+impl Width {
+    /// In bytes.
+    #[inline]
+    pub const fn bytes(self) -> u64 {
+        self as u64
+    }
+}
+
+/// A node's memory as a runner of chains sees it. Addresses are byte offsets; no address here is scratch.
+///
+/// What may be assumed of READs and WRITEs: every aligned 16-byte unit is copied whole, and nothing is promised
+/// about the order or the instant of different units of one access.
+pub trait Memory {
+    /// What must happen before the answer is known. [`std::convert::Infallible`] on real memory.
+    type Wait;
+
+    /// Where the node's records are. Fixed for as long as the memory exists, so this is no question that waits.
+    fn geometry(&self) -> Geometry;
+
+    /// Whether `key` is, at this moment, the key of a region.
+    fn admits(&self, key: Key) -> Result<bool, Self::Wait>;
+
+    /// How many of the `len` bytes from `at` on `key` opens, up to the end of the buffer (or of the extent, where
+    /// there are no buffers) in which `at` lies. 0 if it opens none.
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Self::Wait>;
+
+    /// Copies `out.len()` bytes from `at`.
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Self::Wait>;
+
+    /// Copies `bytes` to `at`.
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Self::Wait>;
+
+    /// The aligned word at `at`, whole; its lowest byte is the one at `at`.
+    fn load(&self, at: u64, width: Width) -> Result<u128, Self::Wait>;
+
+    /// Stores `new` if the aligned word at `at` is `old`; else answers what it is. Sequentially consistent.
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Self::Wait>;
+}
+
+impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
+    type Wait = M::Wait;
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        (**self).geometry()
+    }
+    #[inline]
+    fn admits(&self, key: Key) -> Result<bool, M::Wait> {
+        (**self).admits(key)
+    }
+    #[inline]
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, M::Wait> {
+        (**self).reach(key, at, len)
+    }
+    #[inline]
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), M::Wait> {
+        (**self).read(at, out)
+    }
+    #[inline]
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), M::Wait> {
+        (**self).write(at, bytes)
+    }
+    #[inline]
+    fn load(&self, at: u64, width: Width) -> Result<u128, M::Wait> {
+        (**self).load(at, width)
+    }
+    #[inline]
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, M::Wait> {
+        (**self).exchange(at, width, old, new)
+    }
+}

@@ -1,0 +1,67 @@
+//! Deliberately broken variants: published flaws and pitfalls of the specification, one a time, so that the tests can
+//! show that they would notice.
+//!
+//! Invariant: without `--cfg farside_mutants` none can be switched on, and asking costs nothing.
+
+/// One thing done wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A helper exchanges a buffer's state without seeing that the step it helps is still unfinished.
+    HelperDoesNotRecheckHead,
+    /// Heads do not count their changes, as in a plain stack.
+    PopWithoutSeq,
+    /// A granted segment leaves the list before it is anybody's current one.
+    SegmentLeavesListFirst,
+    /// The buffers that a chain reserved and did not use stay with it.
+    UnusedReservationIsKept,
+    /// A skipped op lets the next conditional one run.
+    SkippedCountsAsSuccess,
+    /// The byte with the highest address is the most significant.
+    LittleEndianCompare,
+    /// A chain finds what an earlier one left in scratch.
+    ScratchIsNotZeroed,
+    /// An indirect access goes on beyond the buffer that it points into.
+    NoClamp,
+    /// The key is asked for the pointer's place only.
+    PointeeIsNotChecked,
+}
+
+impl Mutant {
+    #[inline(always)]
+    pub(crate) fn is_on(self) -> bool {
+        #[cfg(farside_mutants)]
+        return switch::ON.get() == Some(self);
+        #[cfg(not(farside_mutants))]
+        false
+    }
+}
+
+#[cfg(farside_mutants)]
+mod switch {
+    use super::Mutant;
+    use std::cell::Cell;
+
+    thread_local! {
+        pub(super) static ON: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    impl Mutant {
+        /// All of them.
+        pub const ALL: [Mutant; 9] = [
+            Mutant::HelperDoesNotRecheckHead,
+            Mutant::PopWithoutSeq,
+            Mutant::SegmentLeavesListFirst,
+            Mutant::UnusedReservationIsKept,
+            Mutant::SkippedCountsAsSuccess,
+            Mutant::LittleEndianCompare,
+            Mutant::ScratchIsNotZeroed,
+            Mutant::NoClamp,
+            Mutant::PointeeIsNotChecked,
+        ];
+
+        /// Switches one on for this thread, or none.
+        pub fn switch(to: Option<Mutant>) {
+            ON.set(to);
+        }
+    }
+}

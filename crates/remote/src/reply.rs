@@ -1,0 +1,298 @@
+//! What came of a chain: a status and an output per op, in one buffer that is reused.
+//!
+//! Invariant: an op's entry exists for every op of the chain, and the ends of the outputs never decrease.
+
+use crate::chain::Out;
+use crate::wire::{REPLY_BYTES_MAX, WireError};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// What became of one op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Status {
+    /// It was done.
+    Ok = 0,
+    /// A CAS whose comparison did not hold: nothing was stored; the output is the old value.
+    CasFailed = 1,
+    /// Conditional, and the op before was not successful: it did not run.
+    Skipped = 2,
+    /// An earlier op of the chain was refused: it did not run.
+    Aborted = 3,
+    /// Receiver not ready: no buffer was to be had. *Nothing of the chain ran.* Ask again, a little later.
+    NotReady = 4,
+    /// The key does not open that memory. It did nothing; the rest of the chain was aborted.
+    Access = 5,
+    /// An indirect access through a null pointer. It did nothing.
+    NullPointer = 6,
+    /// Misaligned, or more than the list's buffers hold. It did nothing; the rest of the chain was aborted.
+    Invalid = 7,
+    /// A READ whose output does not fit the rest of the reply. It did nothing.
+    TooLong = 8,
+}
+
+impl Status {
+    /// All of them.
+    pub const ALL: [Status; 9] = [
+        Status::Ok,
+        Status::CasFailed,
+        Status::Skipped,
+        Status::Aborted,
+        Status::NotReady,
+        Status::Access,
+        Status::NullPointer,
+        Status::Invalid,
+        Status::TooLong,
+    ];
+
+    fn from_u8(byte: u8) -> Option<Status> {
+        Status::ALL.get(byte as usize).copied()
+    }
+
+    /// Whether the op refuses the rest of the chain (a NAK that breaks a reliable connection).
+    #[inline]
+    pub const fn aborts(self) -> bool {
+        matches!(self, Status::Access | Status::Invalid)
+    }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Status::Ok => "done",
+            Status::CasFailed => "the comparison did not hold",
+            Status::Skipped => "skipped, since the op before it was not successful",
+            Status::Aborted => "aborted, since an earlier op was refused",
+            Status::NotReady => "no buffer was free; nothing ran",
+            Status::Access => "the key does not open that memory",
+            Status::NullPointer => "the pointer was null",
+            Status::Invalid => "misaligned, or too long for the list's buffers",
+            Status::TooLong => "the output does not fit the reply",
+        })
+    }
+}
+
+/// Bytes of one op's entry: `| status u8 | 0 u8 x 3 | end u32 |`.
+const ENTRY: usize = 8;
+
+/// The reusable buffer of a reply: it grows to the longest and stays. In wire form at all times.
+#[derive(Default)]
+pub struct Reply {
+    /// Entries, then outputs; only the first `used` bytes are this reply's.
+    bytes: Vec<u8>,
+    used: usize,
+    ops: usize,
+}
+
+impl Reply {
+    /// An empty reply; it has no statuses until a chain was run into it.
+    pub const fn new() -> Reply {
+        Reply { bytes: Vec::new(), used: 0, ops: 0 }
+    }
+
+    /// The status of one op.
+    ///
+    /// # Panics
+    /// If `out` is of another, longer chain.
+    #[inline]
+    pub fn status<T: ?Sized>(&self, out: Out<T>) -> Status {
+        self.entry(out.index as usize).0
+    }
+
+    /// The output of one op: for CAS the old value, whether it swapped or not.
+    ///
+    /// # Errors
+    /// The op has no output, for the reason given; or it has fewer bytes than a `T`: [`Status::TooLong`].
+    ///
+    /// # Panics
+    /// If `out` is of another, longer chain.
+    #[inline]
+    pub fn get<T>(&self, out: Out<T>) -> Result<&T, Status>
+    where
+        T: ?Sized + FromBytes + KnownLayout + Immutable + Unaligned,
+    {
+        let (status, start, end) = self.entry(out.index as usize);
+        match status {
+            Status::Ok | Status::CasFailed => {
+                T::ref_from_bytes(&self.bytes[start..end]).map_err(|_| Status::TooLong)
+            }
+            refused => Err(refused),
+        }
+    }
+
+    /// The first status that is neither [`Status::Ok`] nor [`Status::CasFailed`], else [`Status::Ok`].
+    #[inline]
+    pub fn verdict(&self) -> Status {
+        (0..self.ops)
+            .map(|index| self.entry(index).0)
+            .find(|status| !matches!(status, Status::Ok | Status::CasFailed))
+            .unwrap_or(Status::Ok)
+    }
+
+    /// The status of the last op: where a chain was refused, it says so.
+    ///
+    /// # Panics
+    /// If the reply is empty.
+    #[inline]
+    pub fn last_status(&self) -> Status {
+        self.entry(self.ops.wrapping_sub(1)).0
+    }
+
+    /// How many ops it answers.
+    pub fn len(&self) -> usize {
+        self.ops
+    }
+
+    /// Whether no chain was run into it yet.
+    pub fn is_empty(&self) -> bool {
+        self.ops == 0
+    }
+
+    /// The statuses in order.
+    pub fn statuses(&self) -> impl Iterator<Item = Status> + '_ {
+        (0..self.ops).map(|index| self.entry(index).0)
+    }
+
+    /// The bytes of op `index`'s output, empty if it has none.
+    ///
+    /// # Panics
+    /// If there is no such op.
+    pub fn output(&self, index: usize) -> &[u8] {
+        let (_, start, end) = self.entry(index);
+        &self.bytes[start..end]
+    }
+
+    /// The wire form.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.used]
+    }
+
+    /// Takes over the wire form of a reply to a chain of `ops` ops.
+    ///
+    /// # Errors
+    /// The bytes are no such reply; this one is then empty.
+    pub fn decode(&mut self, ops: usize, bytes: &[u8]) -> Result<(), WireError> {
+        self.begin(0);
+        let entries = ops.checked_mul(ENTRY).filter(|&len| len <= bytes.len());
+        let Some(entries) = entries else { return Err(WireError::Truncated) };
+        if bytes.len() > REPLY_BYTES_MAX {
+            return Err(WireError::TooLong { bytes: bytes.len() });
+        }
+        let mut last = 0;
+        for entry in bytes[..entries].chunks_exact(ENTRY) {
+            let end = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]) as usize;
+            if Status::from_u8(entry[0]).is_none() || entry[1..4] != [0; 3] || end < last {
+                return Err(WireError::Reply);
+            }
+            last = end;
+        }
+        if last != bytes.len() - entries {
+            return Err(WireError::Reply);
+        }
+        self.room(bytes.len());
+        self.bytes[..bytes.len()].copy_from_slice(bytes);
+        (self.used, self.ops) = (bytes.len(), ops);
+        Ok(())
+    }
+
+    #[inline]
+    fn entry(&self, index: usize) -> (Status, usize, usize) {
+        assert!(index < self.ops, "the reply answers {} ops, not op {index}", self.ops);
+        let base = self.ops * ENTRY;
+        let start = if index == 0 { 0 } else { self.end(index - 1) };
+        let status = Status::from_u8(self.bytes[index * ENTRY]).expect("statuses are checked on arrival");
+        (status, base + start, base + self.end(index))
+    }
+
+    #[inline]
+    fn end(&self, index: usize) -> usize {
+        let at = index * ENTRY + 4;
+        u32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes")) as usize
+    }
+
+    // What a runner does.
+
+    /// Forgets what was here and prepares for `ops` ops.
+    #[inline]
+    pub(crate) fn begin(&mut self, ops: usize) {
+        self.ops = 0;
+        self.used = ops * ENTRY;
+        self.room(self.used);
+    }
+
+    /// Adds the next op's entry and answers the place for its `len` bytes, or nothing if they do not fit.
+    #[inline]
+    pub(crate) fn output_room(&mut self, len: usize) -> Option<&mut [u8]> {
+        let end = self.used.checked_add(len).filter(|&end| end <= REPLY_BYTES_MAX)?;
+        self.room(end);
+        Some(&mut self.bytes[self.used..end])
+    }
+
+    /// Ends the next op of `ops`, with `len` bytes of output that were put into [`Reply::output_room`].
+    #[inline]
+    pub(crate) fn end_op(&mut self, ops: usize, status: Status, len: usize) {
+        self.used += len;
+        let end = (self.used - ops * ENTRY) as u64;
+        let entry = (status as u64) | end << 32;
+        let at = self.ops * ENTRY;
+        self.bytes[at..at + ENTRY].copy_from_slice(&entry.to_le_bytes());
+        self.ops += 1;
+    }
+
+    #[inline]
+    fn room(&mut self, len: usize) {
+        if self.bytes.len() < len {
+            self.bytes.resize(len.next_power_of_two().max(1024), 0);
+        }
+    }
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries((0..self.ops).map(|i| (self.entry(i).0, self.output(i).len()))).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Reply {
+        let mut reply = Reply::new();
+        reply.begin(3);
+        reply.output_room(5).expect("it fits").copy_from_slice(b"hello");
+        reply.end_op(3, Status::Ok, 5);
+        reply.end_op(3, Status::Skipped, 0);
+        reply.output_room(8).expect("it fits").copy_from_slice(&7u64.to_le_bytes());
+        reply.end_op(3, Status::CasFailed, 8);
+        reply
+    }
+
+    #[test]
+    fn a_reply_survives_the_wire() {
+        let sent = sample();
+        let mut got = Reply::new();
+        got.decode(3, sent.as_bytes()).expect("a good reply");
+        assert_eq!(got.statuses().collect::<Vec<_>>(), [Status::Ok, Status::Skipped, Status::CasFailed]);
+        assert_eq!((got.output(0), got.output(1)), (&b"hello"[..], &b""[..]));
+        assert_eq!(got.verdict(), Status::Skipped);
+    }
+
+    #[test]
+    fn a_reply_changed_in_any_entry_byte_or_cut_anywhere_never_panics() {
+        let sent = sample();
+        let mut got = Reply::new();
+        for cut in 0..sent.as_bytes().len() {
+            assert!(got.decode(3, &sent.as_bytes()[..cut]).is_err());
+        }
+        for at in 0..24 {
+            for byte in 0..=255 {
+                let mut bytes = sent.as_bytes().to_vec();
+                bytes[at] = byte;
+                if got.decode(3, &bytes).is_ok() {
+                    (0..3).for_each(|i| drop(got.output(i).to_vec()));
+                }
+            }
+        }
+        assert!(got.decode(usize::MAX, sent.as_bytes()).is_err());
+    }
+}

@@ -1,0 +1,554 @@
+//! What an op means, said once: for every fabric that runs chains in software, and for the simulator.
+//!
+//! Semantics: PRISM, table 1 and section 3, with the holes closed as the comments say. Invariant: everything that
+//! is asked of [`Memory`] is a function of the chain and of its answers so far; `run` clears its reply first and
+//! touches nothing else, so it can be run again from the start with the answers replayed.
+
+use crate::address::{Addr, BoundedPtr, SCRATCH_SIZE};
+use crate::arena::Arena;
+use crate::arena::class::Class;
+use crate::arena::lists::{Empty, Supply};
+use crate::chain::{ChainView, OpView};
+use crate::key::Key;
+use crate::memory::{Memory, Width};
+use crate::mutant::Mutant;
+use crate::op::{Mode, big_endian};
+use crate::reply::{Reply, Status};
+use crate::wire::{ALLOCATES_MAX, Code, flag};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Runs a chain for the session numbered `owner`, to whom the buffers that it allocates belong.
+///
+/// # Errors
+/// The memory's own: an access that must happen first. Run the chain again then, with that answer recorded.
+#[inline]
+pub fn run<M: Memory>(
+    memory: &M,
+    owner: u32,
+    chain: ChainView<'_>,
+    reply: &mut Reply,
+) -> Result<(), M::Wait> {
+    let ops = chain.len();
+    reply.begin(ops);
+    let mut runner = Runner {
+        memory,
+        owner,
+        key: chain.key(),
+        scratch: [if Mutant::ScratchIsNotZeroed.is_on() { 0xa5 } else { 0 }; SCRATCH_SIZE as usize],
+        reserved: Reserved::new(),
+    };
+    if chain.allocates() > 0 && !runner.reserve(&chain)? {
+        for _ in 0..ops {
+            reply.end_op(ops, Status::NotReady, 0);
+        }
+        return Ok(());
+    }
+    let (mut successful, mut aborted) = (true, false);
+    for op in chain.ops() {
+        let (status, len) = if aborted {
+            runner.skip(&op);
+            (Status::Aborted, 0)
+        } else if op.has(flag::CONDITIONAL) && !successful {
+            runner.skip(&op);
+            (Status::Skipped, 0)
+        } else {
+            match runner.op(&op, reply) {
+                Ok(done) => done,
+                Err(Stop::Refused(status)) => (status, 0),
+                Err(Stop::Wait(wait)) => return Err(wait),
+            }
+        };
+        reply.end_op(ops, status, len);
+        successful =
+            status == Status::Ok || (Mutant::SkippedCountsAsSuccess.is_on() && status == Status::Skipped);
+        aborted |= status.aborts();
+    }
+    if chain.allocates() > 0 && !Mutant::UnusedReservationIsKept.is_on() {
+        runner.give_back_unused()?;
+    }
+    Ok(())
+}
+
+/// Why an op ends early.
+enum Stop<W> {
+    Refused(Status),
+    Wait(W),
+}
+
+impl<W> From<W> for Stop<W> {
+    #[inline]
+    fn from(wait: W) -> Self {
+        Stop::Wait(wait)
+    }
+}
+
+type Done<W> = Result<(Status, usize), Stop<W>>;
+
+/// The buffers that a chain took before its first op, one per ALLOCATE in their order; 0 where the ALLOCATE cannot
+/// succeed, or has been done.
+struct Reserved {
+    buffers: [u64; ALLOCATES_MAX],
+    next: usize,
+    len: usize,
+}
+
+impl Reserved {
+    #[inline]
+    const fn new() -> Reserved {
+        Reserved { buffers: [0; ALLOCATES_MAX], next: 0, len: 0 }
+    }
+}
+
+struct Runner<'m, M> {
+    memory: &'m M,
+    owner: u32,
+    key: Key,
+    scratch: [u8; SCRATCH_SIZE as usize],
+    reserved: Reserved,
+}
+
+/// A stretch of memory that the key opens, or of scratch.
+#[derive(Clone, Copy)]
+enum Place {
+    Node(u64),
+    Scratch(usize),
+}
+
+/// Bytes copied at a time where both ends are in memory.
+const COPY_CHUNK: usize = 512;
+
+impl<M: Memory> Runner<'_, M> {
+    #[inline]
+    fn op(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        match op.code() {
+            Code::Read => self.read(op, reply),
+            Code::Write => self.write(op),
+            Code::Allocate => self.allocate(op, reply),
+            Code::Cas => self.cas(op, reply),
+            Code::FetchAdd => self.fetch_add(op, reply),
+        }
+    }
+
+    #[inline]
+    fn read(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        let (place, len) = self.target(op)?;
+        let len_usize = len as usize;
+        if let Some(to) = op.redirect() {
+            let to = self.whole(to, len)?;
+            self.copy(place, to, len_usize)?;
+            return Ok((Status::Ok, 0));
+        }
+        let Some(out) = reply.output_room(len_usize) else { return Err(Stop::Refused(Status::TooLong)) };
+        self.fetch(place, out)?;
+        Ok((Status::Ok, len_usize))
+    }
+
+    #[inline]
+    fn write(&mut self, op: &OpView<'_>) -> Done<M::Wait> {
+        let (place, len) = self.target(op)?;
+        if let Some(source) = op.source() {
+            let source = self.whole(source, len)?;
+            self.copy(source, place, len as usize)?;
+        } else {
+            self.store_pieces(place, op.payload(), len as usize)?;
+        }
+        Ok((Status::Ok, 0))
+    }
+
+    fn allocate(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        let slot = self.reserved.next;
+        self.reserved.next += 1;
+        self.class_for(op)?;
+        let out = self.word_output(op, Width::W8, reply)?;
+        // Nothing was reserved if the key was refused then; it may have come to life since.
+        if self.reserved.buffers[slot] == 0 {
+            return Err(Stop::Refused(Status::Access));
+        }
+        let buffer = std::mem::take(&mut self.reserved.buffers[slot]);
+        self.store_pieces(Place::Node(buffer), op.payload(), op.len() as usize)?;
+        self.answer_word(u128::from(buffer), Width::W8, out, Status::Ok, reply)
+    }
+
+    #[inline]
+    fn cas(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        let width = word_width(op);
+        let place = self.word_target(op, width)?;
+        let source = op.source().map(|source| self.word(source, width)).transpose()?;
+        let out = self.word_output(op, width, reply)?;
+
+        let mut operands = op.operands();
+        let compare = if op.has(flag::COMPARE) { Some(take_word(&mut operands, width)) } else { None };
+        let swap = match source {
+            Some(source) => self.load(source, width)?,
+            None => take_word(&mut operands, width),
+        };
+        let compare = compare.unwrap_or(swap);
+        let (compare_mask, swap_mask) = if op.has(flag::MASKED) {
+            (take_word(&mut operands, width), take_word(&mut operands, width))
+        } else {
+            (u128::MAX, u128::MAX)
+        };
+
+        let mode = Mode::from_u8(op.mode());
+        let ordered = |word| if Mutant::LittleEndianCompare.is_on() { big_endian(width, word) } else { word };
+        let mut old = self.load(place, width)?;
+        let status = loop {
+            if !mode.holds(width, ordered(old & compare_mask), ordered(compare & compare_mask)) {
+                break Status::CasFailed;
+            }
+            match self.exchange(place, width, old, (old & !swap_mask) | (swap & swap_mask))? {
+                Ok(()) => break Status::Ok,
+                Err(now) => old = now,
+            }
+        };
+        self.answer_word(old, width, out, status, reply)
+    }
+
+    fn fetch_add(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        let width = Width::W8;
+        let place = self.word(op.target(), width)?;
+        let out = self.word_output(op, width, reply)?;
+        let addend = take_word(&mut op.operands(), width) as u64;
+        let mut old = self.load(place, width)?;
+        loop {
+            let sum = (old as u64).wrapping_add(addend);
+            match self.exchange(place, width, old, u128::from(sum))? {
+                Ok(()) => return self.answer_word(old, width, out, Status::Ok, reply),
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Where an op's output word is to go, seen to before the op has any effect: nothing for the reply.
+    #[inline]
+    fn word_output(
+        &self,
+        op: &OpView<'_>,
+        width: Width,
+        reply: &mut Reply,
+    ) -> Result<Option<Place>, Stop<M::Wait>> {
+        match op.redirect() {
+            Some(to) => self.whole(to, width.bytes()).map(Some),
+            None if reply.output_room(width.bytes() as usize).is_some() => Ok(None),
+            None => Err(Stop::Refused(Status::TooLong)),
+        }
+    }
+
+    #[inline]
+    fn answer_word(
+        &mut self,
+        word: u128,
+        width: Width,
+        to: Option<Place>,
+        status: Status,
+        reply: &mut Reply,
+    ) -> Done<M::Wait> {
+        let bytes = word.to_le_bytes();
+        let bytes = &bytes[..width.bytes() as usize];
+        if let Some(to) = to {
+            self.store(to, bytes)?;
+            return Ok((status, 0));
+        }
+        reply.output_room(bytes.len()).expect("word_output saw that there is room").copy_from_slice(bytes);
+        Ok((status, bytes.len()))
+    }
+
+    // Where an op's operands are, and whether the key opens them.
+
+    /// The target of a READ or WRITE, and how many bytes of it there are.
+    #[inline]
+    fn target(&self, op: &OpView<'_>) -> Result<(Place, u64), Stop<M::Wait>> {
+        if !op.has(flag::TARGET_INDIRECT) {
+            return Ok((self.whole(op.target(), op.len())?, op.len()));
+        }
+        let (ptr, len) = if op.has(flag::BOUNDED) {
+            let word = self.load(self.word(op.target(), Width::W16)?, Width::W16)?;
+            let mut pointer = BoundedPtr::new_zeroed();
+            pointer.as_mut_bytes().copy_from_slice(&word.to_le_bytes());
+            (pointer.ptr, op.len().min(u64::from(pointer.bound.get())))
+        } else {
+            let word = self.load(self.word(op.target(), Width::W8)?, Width::W8)?;
+            (Addr::new(word as u64), op.len())
+        };
+        if len == 0 {
+            return Ok((Place::Scratch(0), 0)); // Success, and nothing is dereferenced.
+        }
+        if ptr.is_null() {
+            return Err(Stop::Refused(Status::NullPointer));
+        }
+        match self.reach(ptr, len)? {
+            (Place::Node(_), _) if Mutant::PointeeIsNotChecked.is_on() => Ok((Place::Node(ptr.raw()), len)),
+            (_, 0) => Err(Stop::Refused(Status::Access)),
+            (place, _) if Mutant::NoClamp.is_on() => Ok((place, len)),
+            (place, reach) => Ok((place, reach)), // Clamped to the end of the buffer that it points into.
+        }
+    }
+
+    /// The target of a CAS.
+    #[inline]
+    fn word_target(&self, op: &OpView<'_>, width: Width) -> Result<Place, Stop<M::Wait>> {
+        if !op.has(flag::TARGET_INDIRECT) {
+            return self.word(op.target(), width);
+        }
+        let ptr = Addr::new(self.load(self.word(op.target(), Width::W8)?, Width::W8)? as u64);
+        if ptr.is_null() {
+            return Err(Stop::Refused(Status::NullPointer));
+        }
+        self.word(ptr, width)
+    }
+
+    /// How much of `len` bytes from `at` may be touched.
+    #[inline]
+    fn reach(&self, at: Addr, len: u64) -> Result<(Place, u64), M::Wait> {
+        match at.scratch_offset() {
+            None => Ok((Place::Node(at.raw()), self.memory.reach(self.key, at.raw(), len)?)),
+            Some(offset) if offset < SCRATCH_SIZE => {
+                Ok((Place::Scratch(offset as usize), len.min(SCRATCH_SIZE - offset)))
+            }
+            Some(_) => Ok((Place::Scratch(0), 0)),
+        }
+    }
+
+    /// All of `len` bytes from `at`, or nothing. An access of no bytes touches nothing and needs no right.
+    #[inline]
+    fn whole(&self, at: Addr, len: u64) -> Result<Place, Stop<M::Wait>> {
+        if len == 0 {
+            return Ok(Place::Scratch(0));
+        }
+        match self.reach(at, len)? {
+            (place, reach) if reach == len => Ok(place),
+            _ => Err(Stop::Refused(Status::Access)),
+        }
+    }
+
+    /// The aligned word at `at`.
+    #[inline]
+    fn word(&self, at: Addr, width: Width) -> Result<Place, Stop<M::Wait>> {
+        if !at.raw().is_multiple_of(width.bytes()) {
+            return Err(Stop::Refused(Status::Invalid));
+        }
+        self.whole(at, width.bytes())
+    }
+
+    /// The class of an ALLOCATE, if its buffers hold what is to be put in.
+    fn class_for(&self, op: &OpView<'_>) -> Result<&'static Class, Stop<M::Wait>> {
+        if !self.memory.admits(self.key)? {
+            return Err(Stop::Refused(Status::Access));
+        }
+        let list = u8::try_from(op.target().raw()).ok().and_then(Class::get);
+        list.filter(|class| op.len() <= u64::from(class.size)).ok_or(Stop::Refused(Status::Invalid))
+    }
+
+    // Buffers: reserved before the first op, given back after the last.
+
+    /// Reserves a buffer for every ALLOCATE. False if one is not to be had: then none is held.
+    #[inline(never)]
+    fn reserve(&mut self, chain: &ChainView<'_>) -> Result<bool, M::Wait> {
+        let arena = Arena::of(self.memory);
+        for op in chain.ops().filter(|op| op.code() == Code::Allocate) {
+            let buffer = match self.class_for(&op) {
+                Ok(class) => {
+                    let supply = if op.mode() == 0 { Supply::Quota } else { Supply::Reserve };
+                    match arena.take(self.key.region(), class, supply, self.owner)? {
+                        Ok(buffer) => buffer,
+                        Err(Empty::NotReady | Empty::Damaged) => {
+                            self.give_back_unused()?;
+                            return Ok(false);
+                        }
+                    }
+                }
+                Err(Stop::Refused(_)) => 0, // The op will be refused for the same reason when its turn comes.
+                Err(Stop::Wait(wait)) => return Err(wait),
+            };
+            self.reserved.buffers[self.reserved.len] = buffer;
+            self.reserved.len += 1;
+        }
+        Ok(true)
+    }
+
+    /// An op that does not run leaves its reserved buffer where it is, to be given back at the end.
+    #[inline]
+    fn skip(&mut self, op: &OpView<'_>) {
+        self.reserved.next += usize::from(op.code() == Code::Allocate);
+    }
+
+    fn give_back_unused(&mut self) -> Result<(), M::Wait> {
+        let arena = Arena::of(self.memory);
+        for &at in self.reserved.buffers[..self.reserved.len].iter().filter(|&&at| at != 0) {
+            // Any client of the store can retire it; it is on that one's list then.
+            if let Some((region, buffer)) = arena.buffer_at(at)?
+                && arena.withdraw(&buffer, self.owner)?
+            {
+                arena.give(region, &buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    // Moving bytes.
+
+    #[inline]
+    fn fetch(&self, place: Place, out: &mut [u8]) -> Result<(), M::Wait> {
+        match place {
+            Place::Node(at) if out.len() == 16 && at.is_multiple_of(16) => {
+                // A slot, most likely: whole, like the CAS that changes it.
+                out.copy_from_slice(&self.memory.load(at, Width::W16)?.to_le_bytes());
+            }
+            Place::Node(at) => self.memory.read(at, out)?,
+            Place::Scratch(offset) => out.copy_from_slice(&self.scratch[offset..offset + out.len()]),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn store(&mut self, place: Place, bytes: &[u8]) -> Result<(), M::Wait> {
+        match place {
+            Place::Node(at) => self.memory.write(at, bytes)?,
+            Place::Scratch(offset) => self.scratch[offset..offset + bytes.len()].copy_from_slice(bytes),
+        }
+        Ok(())
+    }
+
+    /// Stores the first `len` bytes of the pieces one after another.
+    #[inline]
+    fn store_pieces<'a>(
+        &mut self,
+        place: Place,
+        pieces: impl Iterator<Item = &'a [u8]>,
+        len: usize,
+    ) -> Result<(), M::Wait> {
+        let mut done = 0;
+        for piece in pieces {
+            let piece = &piece[..piece.len().min(len - done)];
+            if !piece.is_empty() {
+                self.store(place.plus(done), piece)?;
+            }
+            done += piece.len();
+        }
+        Ok(())
+    }
+
+    /// Copies so that what overlaps arrives as it was, and in chunks that end where the source's aligned 16-byte
+    /// units do, so that none is cut.
+    fn copy(&mut self, from: Place, to: Place, len: usize) -> Result<(), M::Wait> {
+        let (lead, backwards) = match (from, to) {
+            (Place::Node(from), Place::Node(to)) => {
+                ((from % 16) as usize, from < to && to - from < len as u64)
+            }
+            (Place::Node(from), Place::Scratch(_)) => ((from % 16) as usize, false),
+            (Place::Scratch(_), _) => (0, false), // One chunk.
+        };
+        let chunks = (lead + len).div_ceil(COPY_CHUNK);
+        let mut bytes = [0; COPY_CHUNK];
+        for turn in 0..chunks {
+            let chunk = if backwards { chunks - 1 - turn } else { turn };
+            let start = (chunk * COPY_CHUNK).saturating_sub(lead);
+            let end = ((chunk + 1) * COPY_CHUNK - lead).min(len);
+            let bytes = &mut bytes[..end - start];
+            self.fetch(from.plus(start), bytes)?;
+            self.store(to.plus(start), bytes)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn load(&self, place: Place, width: Width) -> Result<u128, M::Wait> {
+        match place {
+            Place::Node(at) => self.memory.load(at, width),
+            Place::Scratch(offset) => {
+                let mut word = [0; 16];
+                let bytes = width.bytes() as usize;
+                word[..bytes].copy_from_slice(&self.scratch[offset..offset + bytes]);
+                Ok(u128::from_le_bytes(word))
+            }
+        }
+    }
+
+    #[inline]
+    fn exchange(
+        &mut self,
+        place: Place,
+        width: Width,
+        old: u128,
+        new: u128,
+    ) -> Result<Result<(), u128>, M::Wait> {
+        match place {
+            Place::Node(at) => self.memory.exchange(at, width, old, new),
+            Place::Scratch(offset) => {
+                // Nobody else can have changed it since it was loaded.
+                let bytes = width.bytes() as usize;
+                self.scratch[offset..offset + bytes].copy_from_slice(&new.to_le_bytes()[..bytes]);
+                Ok(Ok(()))
+            }
+        }
+    }
+}
+
+impl Place {
+    #[inline]
+    fn plus(self, bytes: usize) -> Place {
+        match self {
+            Place::Node(at) => Place::Node(at + bytes as u64),
+            Place::Scratch(offset) => Place::Scratch(offset + bytes),
+        }
+    }
+}
+
+#[inline]
+fn word_width(op: &OpView<'_>) -> Width {
+    if op.width() == 8 { Width::W8 } else { Width::W16 }
+}
+
+#[inline]
+fn take_word(operands: &mut &[u8], width: Width) -> u128 {
+    let mut word = [0; 16];
+    let (taken, rest) = operands.split_at(width.bytes() as usize);
+    word[..taken.len()].copy_from_slice(taken);
+    *operands = rest;
+    u128::from_le_bytes(word)
+}
+
+/// What a chain will touch. A wrong hint is harmless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// `len` bytes at `at`.
+    Bytes {
+        /// Where.
+        at: u64,
+        /// How many, at most.
+        len: u32,
+    },
+    /// Through the pointer at `at`, at most `len` bytes of what it points to.
+    Pointee {
+        /// Where the pointer is.
+        at: u64,
+        /// How many bytes follow it, at most.
+        len: u32,
+        /// Whether the pointer has a bound.
+        bounded: bool,
+    },
+    /// A buffer of that class, to be filled with `len` bytes.
+    Buffer {
+        /// The list's number.
+        class: u8,
+        /// Bytes to be put in.
+        len: u32,
+    },
+}
+
+/// What to fetch ahead before a chain is run, op by op.
+#[inline]
+pub fn hints<'a>(chain: ChainView<'a>) -> impl Iterator<Item = Hint> + 'a {
+    chain.ops().filter_map(|op| {
+        let (at, len) = (op.target(), op.len() as u32);
+        match op.code() {
+            Code::Allocate => Some(Hint::Buffer { class: at.raw() as u8, len }),
+            _ if at.scratch_offset().is_some() => None,
+            _ if op.has(flag::TARGET_INDIRECT) => {
+                Some(Hint::Pointee { at: at.raw(), len, bounded: op.has(flag::BOUNDED) })
+            }
+            Code::Cas | Code::FetchAdd => Some(Hint::Bytes { at: at.raw(), len: 16 }),
+            Code::Read | Code::Write => Some(Hint::Bytes { at: at.raw(), len }),
+        }
+    })
+}

@@ -1,0 +1,83 @@
+//! Every op, in every shape, does what the model says: statuses, outputs, and all of memory afterwards.
+
+mod support;
+
+use farside_remote::Status;
+use proptest::prelude::any;
+use proptest::test_runner::{Config, TestRunner};
+use std::cell::RefCell;
+use support::Random;
+use support::cases::{Shape, Trial, enumerate};
+use support::model::Verb;
+
+#[test]
+fn every_op_in_every_shape_does_what_the_model_says() {
+    let mut trial = Trial::new();
+    let shapes = Shape::all();
+    let outcomes = enumerate(&mut trial, &shapes, 160, 800);
+    println!(
+        "{} shapes, {} chains, {} ops compared, each run as built, as decoded, and by the model",
+        shapes.len(),
+        trial.tally.chains,
+        trial.tally.ops
+    );
+    for verb in Verb::ALL {
+        let seen: Vec<(Status, u64)> =
+            Status::ALL.map(|status| (status, trial.tally.saw(verb, status))).into();
+        println!("{verb:?}: {seen:?}");
+        for (status, times) in seen {
+            assert_eq!(times > 0, reachable(verb, status), "{verb:?} answered {status:?} {times} times");
+        }
+    }
+    for (shape, seen) in shapes.iter().zip(&outcomes) {
+        assert!(seen.contains(&Status::Ok), "never successful: {shape:?}");
+        assert!(!shape.conditional || seen.contains(&Status::Skipped), "never skipped: {shape:?}");
+        let may_fail = shape.verb == Verb::Cas;
+        assert!(!may_fail || seen.contains(&Status::CasFailed), "always swapped: {shape:?}");
+    }
+}
+
+/// Whether an op of that verb can ever end so.
+fn reachable(verb: Verb, status: Status) -> bool {
+    match status {
+        Status::Ok
+        | Status::Skipped
+        | Status::Aborted
+        | Status::NotReady
+        | Status::Access
+        | Status::Invalid => true,
+        Status::CasFailed => verb == Verb::Cas,
+        Status::NullPointer => matches!(verb, Verb::Read | Verb::Write | Verb::Cas),
+        Status::TooLong => verb != Verb::Write,
+    }
+}
+
+#[test]
+fn random_chains_do_what_the_model_says() {
+    let config = Config { cases: 20_000, failure_persistence: None, ..Config::default() };
+    let shapes = Shape::all();
+    let trial = RefCell::new(Trial::new());
+    let chains = (proptest::collection::vec(any::<u64>(), 1..=8), any::<u64>());
+    let done = TestRunner::new(config).run(&chains, |(seeds, key_seed)| {
+        let mut trial = trial.borrow_mut();
+        trial.reset();
+        let mut asks = Vec::new();
+        for &seed in &seeds {
+            let mut random = Random::new(seed);
+            // A verb, then a shape of it: most shapes are of CAS.
+            let verb = random.pick(&Verb::ALL);
+            let of_verb: Vec<&Shape> = shapes.iter().filter(|shape| shape.verb == verb).collect();
+            let shape = *random.pick(&of_verb);
+            trial.draw(&mut random, shape, &mut asks);
+        }
+        let key = trial.draw_key(&mut Random::new(key_seed));
+        trial.run(key, &asks);
+        Ok(())
+    });
+    if let Err(failure) = done {
+        panic!("{failure}");
+    }
+    let tally = &trial.borrow().tally;
+    println!("{} random chains, {} ops compared", tally.chains, tally.ops);
+    assert!(tally.chains >= 20_000);
+}

@@ -1,0 +1,57 @@
+//! The broken variants of this crate, each of which one of the checks must find.
+#![cfg(farside_mutants)]
+
+mod support;
+
+use farside_remote::mutant::Mutant;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+use support::cases::{Shape, Trial, enumerate};
+use support::lists::{Fate, SCENARIOS};
+
+const CHECKS: [(&str, fn()); 4] = [
+    ("model", model),
+    ("lists", lists),
+    ("lists, one client stopped", lists_with_a_stopped_client),
+    ("lists, one client dead", lists_with_a_dead_client),
+];
+
+fn model() {
+    enumerate(&mut Trial::new(), &Shape::all(), 4, 50);
+}
+
+fn lists() {
+    SCENARIOS.into_iter().for_each(|scenario| drop(scenario.explore(Fate::Lives, 1, 200)));
+}
+
+fn lists_with_a_stopped_client() {
+    SCENARIOS.into_iter().for_each(|scenario| drop(scenario.explore_all(Fate::Stops, 3, 20)));
+}
+
+fn lists_with_a_dead_client() {
+    SCENARIOS.into_iter().for_each(|scenario| drop(scenario.explore_all(Fate::Dies, 2, 20)));
+}
+
+#[test]
+fn every_mutant_is_killed_and_the_unbroken_crate_is_not() {
+    for (name, check) in CHECKS {
+        assert!(passes(None, check), "{name} fails without any mutant");
+    }
+    let mut killed = 0;
+    for mutant in Mutant::ALL {
+        let started = Instant::now();
+        let killer = CHECKS.into_iter().find(|(_, check)| !passes(Some(mutant), *check));
+        let by = killer.map_or("nobody", |(name, _)| name);
+        println!("{mutant:?}: killed by {by} in {:.1} s", started.elapsed().as_secs_f64());
+        killed += usize::from(killer.is_some());
+    }
+    println!("{killed} of {} mutants were killed", Mutant::ALL.len());
+    assert_eq!(killed, Mutant::ALL.len());
+}
+
+fn passes(mutant: Option<Mutant>, check: fn()) -> bool {
+    Mutant::switch(mutant);
+    let passed = catch_unwind(AssertUnwindSafe(check)).is_ok();
+    Mutant::switch(None);
+    passed
+}

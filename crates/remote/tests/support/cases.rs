@@ -1,0 +1,737 @@
+//! Draws ops of every shape over a small furnished node, and runs them three ways: as built, as decoded from bytes,
+//! and by the model. All three must agree on every status, every output, and every byte of memory afterwards.
+
+use super::model::{Ask, Model, SEGMENT, Verb, class_size};
+use super::{Bytes, PAGE, Random, assign, free_list, give, grant, open, secret, take};
+use farside_remote::arena::Arena;
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::Supply;
+use farside_remote::arena::segment::Use;
+use farside_remote::arena::state::Stage;
+use farside_remote::op::{Op, cas_with, write_from};
+use farside_remote::{Addr, Chain, ChainBuf, ChainView, Key, Mode, Reply, Status};
+use farside_remote::{allocate, cas, cas_from, fetch_add, read, run, write};
+use std::collections::BTreeMap;
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
+
+const SIZE: u64 = 12 << 20;
+/// Regions 1 and 2 have keys; region 3's was revoked.
+const OWNER: u32 = 77;
+pub(crate) const MINE: u32 = 1;
+const OTHER: u32 = 2;
+const REVOKED: u32 = 3;
+const SCRATCH: u64 = 1 << 63;
+
+/// Segment numbers of the furnished node. The two of one table lie side by side.
+const TABLE: u32 = 0;
+const TABLE_OTHER: u32 = 2;
+const TABLE_LONE: u32 = 3;
+const QUOTA: [u32; 2] = [4, 5];
+const RESERVE: u32 = 6;
+const QUOTA_OTHER: u32 = 7;
+const UNLISTED: u32 = 8;
+
+/// Classes of buffers that the tests use: the first and the last, and one without any segment.
+const SMALL: u64 = 0;
+const LARGE: u64 = 40;
+const UNFED: u64 = 17;
+
+/// What ran how often.
+#[derive(Default)]
+pub(crate) struct Tally {
+    pub(crate) chains: u64,
+    pub(crate) ops: u64,
+    pub(crate) seen: BTreeMap<(Verb, u8), u64>,
+}
+
+impl Tally {
+    pub(crate) fn saw(&self, verb: Verb, status: Status) -> u64 {
+        self.seen.get(&(verb, status as u8)).copied().unwrap_or(0)
+    }
+}
+
+/// The same node three times: one runs chains as built, one as decoded, one is the model.
+pub(crate) struct Trial {
+    built: Bytes,
+    decoded: Bytes,
+    pub(crate) model: Model,
+    pristine: Model,
+    pub(crate) tally: Tally,
+    reply: Reply,
+    chain: ChainBuf,
+}
+
+fn at(segment: u32) -> u64 {
+    let first = 2 << 20;
+    first + u64::from(segment) * SEGMENT
+}
+
+fn furnish(memory: &Bytes, contents: &[u8]) {
+    memory.poke(at(0), contents);
+    [MINE, OTHER].into_iter().for_each(|region| open(memory, region));
+    for (segment, region) in [(TABLE, MINE), (TABLE + 1, MINE), (TABLE_OTHER, OTHER), (TABLE_LONE, MINE)] {
+        assign(memory, segment, region, Use::Table);
+    }
+    assign(memory, UNLISTED, MINE, Use::Granted);
+    // Buffers' states begin as zeros.
+    for segment in QUOTA.into_iter().chain([RESERVE, QUOTA_OTHER]) {
+        memory.poke(at(segment), &vec![0; SEGMENT as usize]);
+    }
+    QUOTA.into_iter().for_each(|segment| grant(memory, segment, MINE, Supply::Quota));
+    grant(memory, RESERVE, MINE, Supply::Reserve);
+    grant(memory, QUOTA_OTHER, OTHER, Supply::Quota);
+    for class in [SMALL, LARGE] {
+        let class = Class::get(class as u8).expect("a class");
+        let taken: Vec<u64> = (0..6).map(|_| take(memory, MINE, class, Supply::Quota, OWNER)).collect();
+        taken.iter().skip(2).for_each(|&at| give(memory, at));
+    }
+}
+
+impl Trial {
+    pub(crate) fn new() -> Trial {
+        let contents = Random::new(1).bytes(10 * SEGMENT as usize);
+        let (built, decoded) = (Bytes::new(SIZE), Bytes::new(SIZE));
+        furnish(&built, &contents);
+        furnish(&decoded, &contents);
+        let mut pristine = Model { bytes: built.all(), ..Model::default() };
+        let book = &mut pristine.book;
+        book.secrets = [(MINE, secret(MINE)), (OTHER, secret(OTHER)), (REVOKED, 0)].into();
+        book.tables = vec![
+            (MINE, at(TABLE), at(TABLE + 2)),
+            (OTHER, at(TABLE_OTHER), at(TABLE_OTHER + 1)),
+            (MINE, at(TABLE_LONE), at(TABLE_LONE + 1)),
+        ];
+        book.granted.insert((MINE, false), QUOTA.map(at).into());
+        book.granted.insert((MINE, true), vec![at(RESERVE)]);
+        book.granted.insert((OTHER, false), vec![at(QUOTA_OTHER)]);
+        for class in [SMALL, LARGE] {
+            let taken: Vec<u64> = (0..6).map(|_| book.take(MINE, class, false).expect("granted")).collect();
+            taken.iter().skip(2).for_each(|&at| book.give(at));
+        }
+        for memory in [&built, &decoded] {
+            memory.take_touched();
+        }
+        let mut trial = Trial {
+            built,
+            decoded,
+            model: pristine.clone(),
+            pristine,
+            tally: Tally::default(),
+            reply: Reply::new(),
+            chain: ChainBuf::new(),
+        };
+        trial.compare_everything("as furnished");
+        trial
+    }
+
+    /// Undoes whatever the last chain did.
+    pub(crate) fn reset(&mut self) {
+        for page in std::mem::take(&mut self.model.touched) {
+            let bytes = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
+            self.model.bytes[bytes.clone()].copy_from_slice(&self.pristine.bytes[bytes]);
+        }
+        self.model.book = self.pristine.book.clone();
+        for memory in [&self.built, &self.decoded] {
+            for page in memory.take_touched() {
+                let bytes = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
+                memory.poke(page * PAGE, &self.pristine.bytes[bytes]);
+            }
+            memory.take_touched();
+        }
+    }
+
+    fn poke(&mut self, at: u64, bytes: &[u8]) {
+        self.model.poke(at, bytes);
+        [&self.built, &self.decoded].into_iter().for_each(|memory| memory.poke(at, bytes));
+    }
+
+    /// Runs the chain all ways and compares.
+    ///
+    /// # Panics
+    /// If they differ, with what was asked.
+    pub(crate) fn run(&mut self, (region, secret): (u32, u64), asks: &[Ask]) -> Vec<Status> {
+        let key = Key::new(region, secret);
+        let expected = self.model.run((region, secret), asks);
+        let wire = encode(key, asks);
+        let (view, rest) = ChainView::decode(&wire).unwrap_or_else(|error| panic!("{error}: {asks:#x?}"));
+        assert!(rest.is_empty());
+        let Ok(()) = run(&self.decoded, OWNER, view, &mut self.reply);
+        compare("decoded", asks, &expected, &self.reply);
+        let mut carried = Reply::new();
+        carried.decode(asks.len(), self.reply.as_bytes()).expect("a reply survives the wire");
+        compare("decoded, and its reply too", asks, &expected, &carried);
+
+        let mut chain = self.chain.begin(key);
+        if asks.iter().all(|ask| build(ask, &mut chain)) {
+            let mut bytes = Vec::new();
+            chain.write_to(&mut bytes);
+            assert!(bytes == wire, "the builder's bytes are not those of the layout: {asks:#x?}");
+            let Ok(()) = run(&self.built, OWNER, chain.view(), &mut self.reply);
+        } else {
+            let Ok(()) = run(&self.built, OWNER, view, &mut self.reply);
+        }
+        compare("as built", asks, &expected, &self.reply);
+        for memory in [&self.built, &self.decoded] {
+            self.compare_touched(memory, asks);
+        }
+        self.tally.chains += 1;
+        for (ask, (status, _)) in asks.iter().zip(&expected) {
+            self.tally.ops += 1;
+            *self.tally.seen.entry((ask.verb, *status as u8)).or_default() += 1;
+        }
+        expected.into_iter().map(|(status, _)| status).collect()
+    }
+
+    /// All pages that anybody wrote since the last reset; no other can differ.
+    fn compare_touched(&self, memory: &Bytes, asks: &[Ask]) {
+        let touched = memory.take_touched();
+        for &page in touched.union(&self.model.touched) {
+            self.compare_page(memory, page, &|| format!("after {asks:#x?}"));
+        }
+        self.compare_books(memory, &|| format!("after {asks:#x?}"));
+        // So that a reset finds them.
+        for page in touched {
+            let byte = memory.peek(page * PAGE, 1);
+            memory.poke(page * PAGE, &byte);
+        }
+    }
+
+    pub(crate) fn compare_everything(&mut self, when: &str) {
+        for memory in [&self.built, &self.decoded] {
+            for page in 0..SIZE / PAGE {
+                self.compare_page(memory, page, &|| when.to_owned());
+            }
+            self.compare_books(memory, &|| when.to_owned());
+        }
+    }
+
+    fn compare_page(&self, memory: &Bytes, page: u64, when: &dyn Fn() -> String) {
+        let (mut start, end) = (page * PAGE, (page + 1) * PAGE);
+        // The node's own records of the regions and segments are compared by what they mean.
+        let regions = [1 + u64::from(MINE), 1 + u64::from(OTHER)];
+        let segments = (PAGE + (1 << 20) + (256 << 10)) / PAGE;
+        if regions.contains(&page) || page == segments {
+            return;
+        }
+        if let Some(pile) = self.model.book.piles.iter().find(|p| p.base <= start && start < p.base + SEGMENT)
+        {
+            start = start.max(pile.first).min(end);
+        }
+        let real = memory.peek(start, end - start);
+        let model = &self.model.bytes[start as usize..end as usize];
+        if real != model {
+            let byte = real.iter().zip(model).position(|(a, b)| a != b).expect("they differ");
+            panic!(
+                "byte {:#x} is {:#x}, the model's {:#x}, {}",
+                start + byte as u64,
+                real[byte],
+                model[byte],
+                when()
+            );
+        }
+    }
+
+    fn compare_books(&self, memory: &Bytes, when: &dyn Fn() -> String) {
+        let (arena, book) = (Arena::of(memory), &self.model.book);
+        for pile in &book.piles {
+            let Ok(segment) = arena.segment(((pile.base - at(0)) / SEGMENT) as u32);
+            let real = (segment.region, segment.usage, u64::from(segment.used));
+            assert_eq!(real, (pile.region, Use::Buffers(pile.class as u8), pile.used), "{}", when());
+        }
+        for (&(region, class), free) in &book.free {
+            let mut real = free_list(memory, region, Class::get(class as u8).expect("a class"));
+            real.reverse();
+            assert_eq!(&real, free, "the free list of class {class} {}", when());
+        }
+        let stage = |at: u64| {
+            let Ok(Some((_, buffer))) = arena.buffer_at(at) else {
+                panic!("{at:#x} is no buffer, {}", when())
+            };
+            let Ok(state) = arena.state(&buffer);
+            (state.stage, state.owner)
+        };
+        for &at in &book.live {
+            assert_eq!(stage(at), (Stage::Live, OWNER), "buffer {at:#x} {}", when());
+        }
+        for &at in book.free.values().flatten() {
+            assert_eq!(stage(at), (Stage::Free, 0), "buffer {at:#x} {}", when());
+        }
+        for ((region, reserve), granted) in &book.granted {
+            let supply = if *reserve { Supply::Reserve } else { Supply::Quota };
+            let Ok(real) = arena.has_granted(*region, supply);
+            assert_eq!(real, !granted.is_empty(), "granted to region {region}, {}", when());
+        }
+    }
+}
+
+fn compare(how: &str, asks: &[Ask], expected: &[(Status, Vec<u8>)], reply: &Reply) {
+    let statuses: Vec<Status> = expected.iter().map(|(status, _)| *status).collect();
+    assert_eq!(reply.statuses().collect::<Vec<_>>(), statuses, "{how}: {asks:#x?}");
+    for (index, (_, output)) in expected.iter().enumerate() {
+        assert!(reply.output(index) == output, "{how}: output {index} of {asks:#x?}");
+    }
+}
+
+/// The wire form by the layout's description, without the crate's builder.
+pub(crate) fn encode(key: Key, asks: &[Ask]) -> Vec<u8> {
+    let mut ops = Vec::new();
+    for ask in asks {
+        let cas = ask.verb == Verb::Cas;
+        let flags = [
+            ask.indirect,
+            ask.source.is_some(),
+            ask.bounded,
+            ask.conditional,
+            ask.redirect.is_some(),
+            cas && ask.compare.is_some(),
+            cas && ask.masks.is_some(),
+        ];
+        let flags = flags.iter().enumerate().fold(0, |all, (bit, &set)| all | u8::from(set) << bit);
+        let mode = if cas { ask.mode } else { u8::from(ask.from_reserve) };
+        let width = match ask.verb {
+            Verb::Cas => ask.width as u8,
+            Verb::FetchAdd => 8,
+            _ => 0,
+        };
+        let len = if matches!(ask.verb, Verb::Cas | Verb::FetchAdd) { 0 } else { ask.len() as u32 };
+        ops.extend([ask.verb as u8 + 1, flags, mode, width]);
+        ops.extend(len.to_le_bytes());
+        ops.extend(ask.at.to_le_bytes());
+        ops.extend(ask.redirect.into_iter().chain(ask.source).flat_map(u64::to_le_bytes));
+        if cas {
+            ops.extend(ask.compare.iter().flatten());
+        }
+        if ask.source.is_none() {
+            ops.extend(&ask.data);
+        }
+        if let Some((compare, swap)) = &ask.masks {
+            ops.extend(compare.iter().chain(swap));
+        }
+    }
+    let allocates = asks.iter().filter(|ask| ask.verb == Verb::Allocate).count();
+    let mut wire = Vec::new();
+    wire.extend(key.secret().to_le_bytes());
+    wire.extend(key.region().to_le_bytes());
+    wire.extend((ops.len() as u32).to_le_bytes());
+    wire.extend((asks.len() as u16).to_le_bytes());
+    wire.extend((allocates as u16).to_le_bytes());
+    wire.extend([0; 4]);
+    wire.extend(ops);
+    wire
+}
+
+/// Adds the op by the builder; false if the builder cannot say it.
+fn build<'a>(ask: &'a Ask, chain: &mut Chain<'a>) -> bool {
+    let at = Addr::new(ask.at);
+    match ask.verb {
+        Verb::Read => push(ask, modified(ask, read(at, ask.len)), chain),
+        Verb::Write => {
+            let op = match ask.source {
+                Some(source) => write_from(at, Addr::new(source), ask.len),
+                None => write(at, &ask.data),
+            };
+            push(ask, modified(ask, op), chain);
+        }
+        Verb::Allocate => {
+            let Ok(list) = u32::try_from(ask.at) else { return false };
+            let (head, rest) = ask.data.split_at(ask.cuts[0]);
+            let (middle, tail) = rest.split_at(ask.cuts[1] - ask.cuts[0]);
+            let op = allocate(farside_remote::op::ListId(list), [head, middle, tail]);
+            push(ask, if ask.from_reserve { op.from_reserve() } else { op }, chain);
+        }
+        Verb::Cas if ask.width == 8 => return build_cas::<8>(ask, chain),
+        Verb::Cas => return build_cas::<16>(ask, chain),
+        Verb::FetchAdd => {
+            let addend = U64::ref_from_bytes(&ask.data).expect("eight bytes");
+            push(ask, fetch_add(at, addend), chain);
+        }
+    }
+    true
+}
+
+fn build_cas<'a, const N: usize>(ask: &'a Ask, chain: &mut Chain<'a>) -> bool {
+    fn word<const N: usize>(bytes: &[u8]) -> &[u8; N] {
+        bytes.try_into().expect("operands have the word's width")
+    }
+    let (at, mode) = (Addr::new(ask.at), Mode::ALL[ask.mode as usize]);
+    let op = match (&ask.compare, ask.source) {
+        (Some(compare), None) => cas(mode, at, word::<N>(compare), word::<N>(&ask.data)),
+        (Some(compare), Some(source)) if mode == Mode::Eq => {
+            cas_from(at, word::<N>(compare), Addr::new(source))
+        }
+        (None, Some(source)) => cas_with::<[u8; N]>(mode, at, Addr::new(source)),
+        _ => return false,
+    };
+    let op = match &ask.masks {
+        Some((compare, swap)) => op.masked(word::<N>(compare), word::<N>(swap)),
+        None => op,
+    };
+    push(ask, modified(ask, op), chain);
+    true
+}
+
+fn modified<'a, T: ?Sized>(ask: &Ask, mut op: Op<'a, T>) -> Op<'a, T> {
+    if ask.indirect {
+        op = op.indirect();
+    }
+    if ask.bounded {
+        op = op.bounded();
+    }
+    op
+}
+
+fn push<'a, T: ?Sized>(ask: &Ask, op: Op<'a, T>, chain: &mut Chain<'a>) {
+    match ask.redirect {
+        Some(to) => add(ask, op.redirect(Addr::new(to)), chain),
+        None => add(ask, op, chain),
+    }
+}
+
+fn add<'a, T: ?Sized>(ask: &Ask, op: Op<'a, T>, chain: &mut Chain<'a>) {
+    let _ = if ask.conditional { chain.then(op) } else { chain.also(op) };
+}
+
+/// Where a second address of an op lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Second {
+    None,
+    Scratch,
+    Node,
+}
+
+impl Second {
+    pub(crate) const ALL: [Second; 3] = [Second::None, Second::Scratch, Second::Node];
+}
+
+/// Everything about an op but its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) verb: Verb,
+    pub(crate) conditional: bool,
+    pub(crate) indirect: bool,
+    pub(crate) bounded: bool,
+    pub(crate) source: Second,
+    pub(crate) redirect: Second,
+    pub(crate) compare: bool,
+    pub(crate) masked: bool,
+    pub(crate) mode: u8,
+    pub(crate) width: usize,
+    pub(crate) from_reserve: bool,
+}
+
+impl Shape {
+    /// Every legal one.
+    pub(crate) fn all() -> Vec<Shape> {
+        const BOTH: [bool; 2] = [false, true];
+        let plain = Shape {
+            verb: Verb::Read,
+            conditional: false,
+            indirect: false,
+            bounded: false,
+            source: Second::None,
+            redirect: Second::None,
+            compare: false,
+            masked: false,
+            mode: 0,
+            width: 0,
+            from_reserve: false,
+        };
+        let mut all = Vec::new();
+        for conditional in BOTH {
+            for second in Second::ALL {
+                for (indirect, bounded) in [(false, false), (true, false), (true, true)] {
+                    let plain = Shape { conditional, indirect, bounded, ..plain };
+                    all.push(Shape { redirect: second, ..plain });
+                    all.push(Shape { verb: Verb::Write, source: second, ..plain });
+                }
+                let plain = Shape { conditional, redirect: second, ..plain };
+                all.push(Shape { verb: Verb::FetchAdd, width: 8, ..plain });
+                for from_reserve in BOTH {
+                    all.push(Shape { verb: Verb::Allocate, from_reserve, ..plain });
+                }
+                for source in Second::ALL {
+                    for bits in 0..8 * 2 * 6 {
+                        all.push(Shape {
+                            verb: Verb::Cas,
+                            source,
+                            indirect: bits & 1 != 0,
+                            compare: bits & 2 != 0,
+                            masked: bits & 4 != 0,
+                            width: if bits & 8 != 0 { 8 } else { 16 },
+                            mode: (bits / 16) as u8,
+                            ..plain
+                        });
+                    }
+                }
+            }
+        }
+        all
+    }
+}
+
+fn mostly_aligned(random: &mut Random, at: u64) -> u64 {
+    if random.once_in(12) { at } else { at & !15 }
+}
+
+const LENGTHS: [u32; 15] = [0, 1, 7, 8, 15, 16, 17, 48, 64, 100, 512, 513, 1000, 1500, 4096];
+
+impl Trial {
+    /// A key: mostly the right one.
+    pub(crate) fn draw_key(&self, random: &mut Random) -> (u32, u64) {
+        if !random.once_in(12) {
+            return (MINE, secret(MINE));
+        }
+        random.pick(&[
+            (MINE, secret(MINE) ^ 1),
+            (MINE, 0),
+            (OTHER, secret(OTHER)),
+            (OTHER, secret(MINE)),
+            (0, secret(MINE)),
+            (REVOKED, secret(REVOKED)),
+            (REVOKED, 0),
+            (256, secret(MINE)),
+            (u32::MAX, secret(MINE)),
+        ])
+    }
+
+    /// An address: mostly one of region 1's table, aligned.
+    fn draw_place(&self, random: &mut Random) -> u64 {
+        let size = class_size(LARGE);
+        let large = self.pristine.book.piles.iter().find(|pile| pile.class == LARGE).expect("furnished");
+        let small = self.pristine.book.piles.iter().find(|pile| pile.class == SMALL).expect("furnished");
+        let near = random.below(80);
+        match random.below(40) {
+            28.. | 0..=8 => at(TABLE) + 16 * random.below(200),
+            9 => at(TABLE) + random.below(4096),
+            10 => at(TABLE + 1) - near,
+            11 => at(TABLE + 2) - near,
+            12 => at(TABLE_LONE) + 8 * random.below(600),
+            13 => at(TABLE_LONE + 1) - near,
+            14 => large.first + size * random.below(8),
+            15 => large.first + size * (1 + random.below(8)) - near,
+            16 => large.first + size * large.count - near,
+            17 => small.first + 16 * random.below(64),
+            18 => small.first - near,
+            19 | 20 => SCRATCH + 8 * random.below(4),
+            21 => SCRATCH + random.below(48),
+            22 => 0,
+            23 => at(TABLE_OTHER) + 8 * random.below(600),
+            24 => random.pick(&[8, 64, PAGE, 2 * PAGE, 2 * PAGE + 64, 2 * PAGE + 128, at(0) - 16]),
+            25 => at(random.pick(&[QUOTA[0], UNLISTED, RESERVE, 9])) + 16 * random.below(100),
+            26 => random.pick(&[SIZE - 8, SIZE, SIZE + 8, SCRATCH - 8, SCRATCH - 16, 1 << 40]),
+            _ => random.pick(&[u64::MAX - 7, u64::MAX - 15, u64::MAX, SCRATCH | at(TABLE), SCRATCH - 1]),
+        }
+    }
+
+    fn draw_len(random: &mut Random) -> u32 {
+        if random.once_in(40) { random.pick(&[20_000, 65_535, 65_536]) } else { random.pick(&LENGTHS) }
+    }
+
+    fn draw_second(&self, random: &mut Random, second: Second, of: u64) -> Option<u64> {
+        let aligned = |random: &mut Random| SCRATCH + 8 * random.below(4);
+        match second {
+            Second::None => None,
+            Second::Scratch if random.once_in(6) => Some(SCRATCH + random.below(40)),
+            Second::Scratch => Some(aligned(random)),
+            // Overlapping the target, before it and behind it.
+            Second::Node if random.once_in(6) => Some(of.wrapping_add(64).wrapping_sub(16 * random.below(9))),
+            Second::Node => Some(self.draw_place(random)),
+        }
+    }
+
+    /// Draws one op of that shape, with what it needs before it, and lays out the pointers that it follows.
+    pub(crate) fn draw(&mut self, random: &mut Random, shape: Shape, asks: &mut Vec<Ask>) {
+        let target = match shape.verb {
+            Verb::Allocate => self.draw_list(random),
+            Verb::Read | Verb::Write => self.draw_place(random),
+            Verb::Cas | Verb::FetchAdd => {
+                let place = self.draw_place(random);
+                mostly_aligned(random, place)
+            }
+        };
+        let at = if shape.indirect { self.draw_pointer(random, target, shape.bounded, asks) } else { target };
+        let source = self.draw_second(random, shape.source, target);
+        let source =
+            source.map(|source| if shape.width > 0 { mostly_aligned(random, source) } else { source });
+        let redirect = self.draw_second(random, shape.redirect, target);
+        let mut ask = Ask {
+            verb: shape.verb,
+            conditional: shape.conditional,
+            indirect: shape.indirect,
+            bounded: shape.bounded,
+            at,
+            source,
+            redirect,
+            mode: shape.mode,
+            width: shape.width,
+            from_reserve: shape.from_reserve,
+            len: Trial::draw_len(random),
+            ..Ask::default()
+        };
+        match shape.verb {
+            Verb::Read => {}
+            Verb::Write => {
+                if source.is_none() {
+                    let len = random.pick(&LENGTHS) as usize;
+                    ask.data = random.bytes(len);
+                }
+            }
+            Verb::Allocate => {
+                let edge = class_size(target.min(LARGE)) as usize;
+                let len = if random.once_in(3) { edge + random.below(3) as usize - 1 } else { 40 };
+                let len = if len > 8000 { random.below(1200) as usize } else { len };
+                ask.data = random.bytes(len);
+                let mut cuts = [random.below(len as u64 + 1) as usize, random.below(len as u64 + 1) as usize];
+                cuts.sort_unstable();
+                ask.cuts = cuts;
+            }
+            Verb::Cas => self.draw_operands(random, shape, target, &mut ask, asks),
+            Verb::FetchAdd => ask.data = random.next().to_le_bytes().into(),
+        }
+        asks.push(ask);
+    }
+
+    fn draw_list(&self, random: &mut Random) -> u64 {
+        match random.below(16) {
+            0..=5 => SMALL,
+            6..=11 => LARGE,
+            12 => random.pick(&[41, 255, 256, u64::MAX, SCRATCH]),
+            13 => UNFED,
+            _ => random.below(41),
+        }
+    }
+
+    /// Puts a pointer to `target` somewhere, and answers where.
+    fn draw_pointer(&mut self, random: &mut Random, target: u64, bounded: bool, asks: &mut Vec<Ask>) -> u64 {
+        let mut pointer = target.to_le_bytes().to_vec();
+        let bound = random.pick(&[0, 1, 16, 100, 1000, 4096, u32::MAX]);
+        pointer.extend(bound.to_le_bytes());
+        pointer.extend((random.next() as u32).to_le_bytes());
+        let slot = at(TABLE_LONE) + 0x8000 + 16 * random.below(1000);
+        match random.below(10) {
+            0 | 1 => {
+                // In scratch: an op before this one puts it there.
+                let at = if bounded { 16 * random.below(2) } else { 8 * random.below(3) };
+                let data = pointer[..if bounded { 16 } else { 8 }].to_vec();
+                let conditional = random.once_in(2);
+                asks.push(Ask { verb: Verb::Write, conditional, at: SCRATCH + at, data, ..Ask::default() });
+                SCRATCH + at
+            }
+            2 => self.draw_place(random),
+            3 => slot + random.pick(&[1, 4, 8, 15]),
+            _ => {
+                self.poke(slot, &pointer);
+                slot
+            }
+        }
+    }
+
+    /// Operands near what the target holds, so that each comparison goes either way.
+    fn draw_operands(
+        &mut self,
+        random: &mut Random,
+        shape: Shape,
+        target: u64,
+        ask: &mut Ask,
+        asks: &mut Vec<Ask>,
+    ) {
+        let width = shape.width;
+        let held = match target.checked_add(width as u64) {
+            Some(end) if end <= SIZE => self.model.bytes[target as usize..end as usize].to_vec(),
+            _ => vec![0; width],
+        };
+        let near = |random: &mut Random| {
+            let mut word = held.clone();
+            if !random.once_in(3) {
+                let byte = random.below(width as u64) as usize;
+                word[byte] = word[byte].wrapping_add(random.pick(&[1, 0xff, 0x80]));
+            }
+            if random.once_in(4) { random.bytes(width) } else { word }
+        };
+        ask.len = 0;
+        if shape.compare {
+            ask.compare = Some(near(random));
+        }
+        match ask.source {
+            None => ask.data = near(random),
+            Some(source) if (at(TABLE)..at(TABLE + 1)).contains(&source) => {
+                let word = near(random);
+                self.poke(source, &word);
+            }
+            Some(source) if source >= SCRATCH && !random.once_in(4) => {
+                let (conditional, data) = (random.once_in(2), near(random));
+                asks.push(Ask { verb: Verb::Write, conditional, at: source, data, ..Ask::default() });
+            }
+            Some(_) => {}
+        }
+        if shape.masked {
+            let mask = |random: &mut Random| match random.below(4) {
+                0 => vec![0xff; width],
+                1 => vec![0; width],
+                2 => (0..width).map(|i| if i < width / 2 { 0xff } else { 0 }).collect(),
+                _ => random.bytes(width),
+            };
+            let masks = (mask(random), mask(random));
+            ask.masks = Some(masks);
+        }
+    }
+
+    /// Puts in front of the ops something that makes them end otherwise: a failure, a refusal, a full reply.
+    pub(crate) fn draw_preface(&self, random: &mut Random, asks: &mut Vec<Ask>) {
+        let word = |fill: u8| vec![fill; 8];
+        let failed = Ask { verb: Verb::Cas, at: at(TABLE), width: 8, data: word(0), ..Ask::default() };
+        let failed = Ask { compare: Some(word(0)), masks: None, ..failed };
+        let null = Ask { at: SCRATCH + 24, indirect: true, len: 8, ..Ask::default() };
+        let skipped = Ask { conditional: true, at: SCRATCH, len: 1, ..Ask::default() };
+        let refused = Ask { at: 8, len: 8, ..Ask::default() };
+        let misaligned = Ask { verb: Verb::FetchAdd, at: SCRATCH + 1, data: word(1), ..Ask::default() };
+        let too_long = Ask { at: at(TABLE), len: 65_536, ..Ask::default() };
+        let unfed = Ask { verb: Verb::Allocate, at: UNFED, data: word(0), ..Ask::default() };
+        let prefaces: &[&[&Ask]] = &[
+            &[&failed],
+            &[&failed, &skipped],
+            &[&null],
+            &[&refused],
+            &[&misaligned],
+            &[&too_long],
+            &[&unfed],
+        ];
+        if random.once_in(8) {
+            // Leaves so little room in the reply that hardly an output fits.
+            let entries = 8 * (asks.len() as u32 + 1);
+            let len = 65_536 - entries - random.below(20) as u32;
+            asks.insert(0, Ask { at: at(TABLE), len, ..Ask::default() });
+        } else if random.once_in(4) {
+            let preface = random.pick(prefaces);
+            asks.splice(0..0, preface.iter().map(|&ask| ask.clone()));
+        }
+    }
+}
+
+/// Draws operands `times` for each shape of CAS, `times_few` for those of the verbs with few. Answers what each
+/// shape came to.
+pub(crate) fn enumerate(trial: &mut Trial, shapes: &[Shape], times: u64, times_few: u64) -> Vec<Vec<Status>> {
+    let mut outcomes = Vec::new();
+    for (index, &shape) in shapes.iter().enumerate() {
+        let mut seen = Vec::new();
+        for draw in 0..if shape.verb == Verb::Cas { times } else { times_few } {
+            let mut random = Random::new((index as u64) << 32 | draw);
+            trial.reset();
+            let mut asks = Vec::new();
+            trial.draw(&mut random, shape, &mut asks);
+            // What the op left in scratch is seen by a READ at the end.
+            asks.push(Ask { at: 1 << 63, len: 32, ..Ask::default() });
+            trial.draw_preface(&mut random, &mut asks);
+            let key = trial.draw_key(&mut random);
+            let statuses = trial.run(key, &asks);
+            seen.push(statuses[statuses.len() - 2]);
+        }
+        outcomes.push(seen);
+        if index % 128 == 0 {
+            trial.compare_everything("now and then");
+        }
+    }
+    trial.compare_everything("at the end");
+    outcomes
+}

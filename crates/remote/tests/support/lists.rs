@@ -1,0 +1,439 @@
+//! Several hands that take and give buffers under a scheduler that may switch before every access. One of them may
+//! die before its n-th access, or be stopped there until all others are done.
+//!
+//! Invariant: at the end every buffer is free once, never used, or in the hands of the dead; nothing is forgotten.
+
+use super::{Bytes, assign, free_list, grant, key, open, take};
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::{Empty, Supply};
+use farside_remote::arena::segment::Use;
+use farside_remote::arena::session::SessionId;
+use farside_remote::arena::state::{Stage, State};
+use farside_remote::arena::{Arena, Geometry};
+use farside_remote::{Key, Memory, Width};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::{Condvar, Mutex};
+use shuttle::{Config, MaxSteps, Runner};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const REGION: u32 = 1;
+/// 15 buffers a segment, and 18.
+const LARGE: u8 = 40;
+const MEDIUM: u8 = 39;
+const AUDITOR: u32 = 1000;
+
+/// What becomes of the first client. Accesses are counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Lives,
+    /// Its process ends before that access.
+    Dies(u64),
+    /// It is stopped before that access until all others are done.
+    Stops(u64),
+}
+
+/// The process is gone.
+#[derive(Debug)]
+pub(crate) struct Died;
+
+/// The memory, and what the test knows of its users.
+struct Shared {
+    bytes: Bytes,
+    /// The scheduler may switch whenever this is touched.
+    steps: shuttle::sync::atomic::AtomicU64,
+    others_are_done: (Mutex<bool>, Condvar),
+    /// Who holds which buffer.
+    held: std::sync::Mutex<BTreeMap<u64, u32>>,
+    /// How often fate struck.
+    struck: Arc<AtomicU64>,
+}
+
+/// One user of the memory.
+struct Hand {
+    shared: Arc<Shared>,
+    session: SessionId,
+    fate: Fate,
+    made: Cell<u64>,
+}
+
+impl Hand {
+    fn step(&self) -> Result<(), Died> {
+        let now = self.made.replace(self.made.get() + 1);
+        match self.fate {
+            Fate::Dies(at) if now >= at => {
+                self.shared.struck.fetch_add(u64::from(now == at), Ordering::Relaxed);
+                return Err(Died);
+            }
+            Fate::Stops(at) if now == at => {
+                self.shared.struck.fetch_add(1, Ordering::Relaxed);
+                let (done, changed) = &self.shared.others_are_done;
+                let mut done = done.lock().expect("nobody panics with it");
+                while !*done {
+                    done = changed.wait(done).expect("nobody panics with it");
+                }
+            }
+            _ => {}
+        }
+        self.shared.steps.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn take(&self, class: u8) -> Result<Option<u64>, Died> {
+        let class = Class::get(class).expect("a class");
+        match Arena::of(self).take(REGION, class, Supply::Quota, self.session.number)? {
+            Ok(at) => {
+                let before = self.held().insert(at, self.session.number);
+                assert_eq!(before, None, "{at:#x} is held by two");
+                Ok(Some(at))
+            }
+            Err(Empty::NotReady) => Ok(None),
+            Err(Empty::Damaged) => panic!("a list is damaged"),
+        }
+    }
+
+    fn give(&self, at: u64) -> Result<(), Died> {
+        self.let_go(at);
+        let arena = Arena::of(self);
+        let (region, buffer) = arena.buffer_at(at)?.expect("what was taken is a buffer");
+        arena.give(region, &buffer)
+    }
+
+    fn retire(&self, at: u64) -> Result<(), Died> {
+        self.let_go(at);
+        assert!(Arena::of(self).retire(self.session, key(REGION), at)?, "what is held can be retired");
+        Ok(())
+    }
+
+    /// What the node does with a session's retired buffers after their grace, which nobody here needs.
+    fn repost(&self, slot: u32) -> Result<(), Died> {
+        let arena = Arena::of(self);
+        let mut next = arena.take_retired(slot)?;
+        while next != 0 {
+            let (region, buffer) = arena.buffer_at(next)?.expect("what was retired is a buffer");
+            let state = arena.state(&buffer)?;
+            assert_eq!(state.stage, Stage::Retired);
+            next = state.next;
+            arena.give(region, &buffer)?;
+        }
+        Ok(())
+    }
+
+    fn let_go(&self, at: u64) {
+        assert_eq!(self.held().remove(&at), Some(self.session.number), "{at:#x} is another's");
+    }
+
+    fn held(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, u32>> {
+        self.shared.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn at_once<T>(answer: Result<T, std::convert::Infallible>) -> Result<T, Died> {
+    let Ok(answer) = answer;
+    Ok(answer)
+}
+
+impl Memory for Hand {
+    type Wait = Died;
+
+    fn geometry(&self) -> Geometry {
+        self.shared.bytes.geometry()
+    }
+    fn admits(&self, key: Key) -> Result<bool, Died> {
+        Arena::of(self).admits(key)
+    }
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Died> {
+        Arena::of(self).reach(key, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Died> {
+        self.step()?;
+        at_once(self.shared.bytes.read(at, out))
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Died> {
+        self.step()?;
+        at_once(self.shared.bytes.write(at, bytes))
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Died> {
+        self.step()?;
+        at_once(self.shared.bytes.load(at, width))
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Died> {
+        self.step()?;
+        at_once(self.shared.bytes.exchange(at, width, old, new))
+    }
+}
+
+/// What one hand does.
+type Script = fn(&Hand) -> Result<(), Died>;
+
+/// A situation in which hands meet.
+#[derive(Clone, Copy)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    /// Segments granted in addition to the first, which is of the large class.
+    granted: u32,
+    /// Buffers of the large class on its free list at the start.
+    free: usize,
+    /// Buffers of its segment that were never used.
+    unused: u32,
+    /// The first is the client that fate strikes.
+    scripts: &'static [Script],
+}
+
+pub(crate) const SCENARIOS: [Scenario; 5] = [CHURN, REUSE, GROWTH, RETIREMENT, MARKING];
+
+/// Buffers go round on a short list.
+const CHURN: Scenario = Scenario {
+    name: "churn",
+    granted: 0,
+    free: 2,
+    unused: 1,
+    scripts: &[take_and_give, take_and_give, take_and_give],
+};
+
+/// The same buffer comes back to the head of the list, and another does not: what fools a plain stack.
+const REUSE: Scenario =
+    Scenario { name: "reuse", granted: 0, free: 3, unused: 0, scripts: &[take_and_give, keep_the_second] };
+
+/// Lists are empty; buffers come from segments that run out, and two classes want the next one.
+const GROWTH: Scenario =
+    Scenario { name: "growth", granted: 2, free: 0, unused: 1, scripts: &[grow, grow, grow_medium] };
+
+/// Clients retire; the node takes what they retired and gives it.
+const RETIREMENT: Scenario = Scenario {
+    name: "retirement",
+    granted: 0,
+    free: 3,
+    unused: 0,
+    scripts: &[take_and_retire, take_and_retire, repost_now_and_then],
+};
+
+/// A scan marks live buffers as suspect while they are given back.
+const MARKING: Scenario = Scenario {
+    name: "marking",
+    granted: 0,
+    free: 2,
+    unused: 0,
+    scripts: &[take_and_give, take_and_give, mark_suspects],
+};
+
+fn take_and_give(hand: &Hand) -> Result<(), Died> {
+    for _ in 0..2 {
+        if let Some(at) = hand.take(LARGE)? {
+            hand.give(at)?;
+        }
+    }
+    Ok(())
+}
+
+fn keep_the_second(hand: &Hand) -> Result<(), Died> {
+    let (first, second) = (hand.take(LARGE)?, hand.take(LARGE)?);
+    if let Some(first) = first {
+        hand.give(first)?;
+    }
+    if let Some(again) = hand.take(LARGE)? {
+        hand.give(again)?;
+    }
+    // The second is kept; the audit finds it in the ledger.
+    let _ = second;
+    Ok(())
+}
+
+fn grow_class(hand: &Hand, class: u8) -> Result<(), Died> {
+    let mut taken = Vec::new();
+    for _ in 0..2 {
+        taken.extend(hand.take(class)?);
+    }
+    assert_eq!(taken.len(), 2, "there is enough for all");
+    taken.into_iter().try_for_each(|at| hand.give(at))
+}
+
+fn grow(hand: &Hand) -> Result<(), Died> {
+    grow_class(hand, LARGE)
+}
+
+fn grow_medium(hand: &Hand) -> Result<(), Died> {
+    grow_class(hand, MEDIUM)
+}
+
+fn take_and_retire(hand: &Hand) -> Result<(), Died> {
+    for _ in 0..2 {
+        if let Some(at) = hand.take(LARGE)? {
+            hand.retire(at)?;
+        }
+    }
+    Ok(())
+}
+
+fn repost_now_and_then(hand: &Hand) -> Result<(), Died> {
+    for slot in [0, 1, 0, 1] {
+        hand.repost(slot)?;
+    }
+    Ok(())
+}
+
+fn mark_suspects(hand: &Hand) -> Result<(), Died> {
+    let arena = Arena::of(hand);
+    for _ in 0..2 {
+        for ordinal in 13..15 {
+            let Some((buffer, state)) = arena.buffer_state(0, ordinal)? else { continue };
+            if state.stage == Stage::Live {
+                arena.exchange_state(&buffer, state, State { suspect: true, ..state })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Scenario {
+    /// Runs once, within a scheduler.
+    fn play(self, fate: Fate, struck: &Arc<AtomicU64>) {
+        let bytes = self.furnish();
+        let shared = Arc::new(Shared {
+            held: std::sync::Mutex::default(),
+            steps: Default::default(),
+            others_are_done: (Mutex::new(false), Condvar::new()),
+            struck: struck.clone(),
+            bytes,
+        });
+        // What was taken when the node was furnished stays taken.
+        let kept: BTreeSet<u64> = live(&shared.bytes, self.granted).into_keys().collect();
+        let threads: Vec<_> = (self.scripts.iter().zip(0..))
+            .map(|(&script, slot)| {
+                let fate = if slot == 0 { fate } else { Fate::Lives };
+                let session = SessionId { slot, number: slot + 1 };
+                let hand = Hand { shared: shared.clone(), session, fate, made: Cell::new(0) };
+                shuttle::thread::spawn(move || script(&hand).is_err())
+            })
+            .collect();
+        let mut threads = threads.into_iter();
+        let first = threads.next().expect("there is a first");
+        for thread in threads {
+            assert!(!thread.join().expect("a hand panicked"), "only the first client may die");
+        }
+        let (done, changed) = &shared.others_are_done;
+        *done.lock().expect("nobody panics with it") = true;
+        changed.notify_all();
+        let died = first.join().expect("a hand panicked");
+        self.audit(&shared, &kept, died.then_some(1));
+    }
+
+    fn furnish(self) -> Bytes {
+        let bytes = Bytes::new(8 << 20);
+        open(&bytes, REGION);
+        let large = Class::get(LARGE).expect("a class");
+        grant(&bytes, 0, REGION, Supply::Quota);
+        let taken: Vec<u64> = (0..large.count - self.unused)
+            .map(|_| take(&bytes, REGION, large, Supply::Quota, AUDITOR))
+            .collect();
+        taken[taken.len() - self.free..].iter().for_each(|&at| super::give(&bytes, at));
+        for index in 1..=self.granted {
+            grant(&bytes, index, REGION, Supply::Quota);
+        }
+        assign(&bytes, 5, REGION, Use::Table);
+        for slot in 0..3 {
+            let Ok(()) = Arena::of(&bytes).open_session(SessionId { slot, number: slot + 1 }, 1, 1);
+        }
+        bytes
+    }
+
+    /// Everybody has ended. The node takes what is retired; then every buffer must be accounted for.
+    fn audit(self, shared: &Arc<Shared>, kept: &BTreeSet<u64>, dead: Option<u32>) {
+        let session = SessionId { slot: 9, number: AUDITOR };
+        let node = Hand { shared: shared.clone(), session, fate: Fate::Lives, made: Cell::new(0) };
+        (0..3).for_each(|slot| node.repost(slot).expect("the node lives"));
+        let bytes = &shared.bytes;
+        let held: BTreeMap<u64, u32> = node.held().clone();
+
+        let mut free = BTreeSet::new();
+        for class in [LARGE, MEDIUM] {
+            let class = Class::get(class).expect("a class");
+            let Ok(()) = Arena::of(bytes).settle(REGION, class);
+            for at in free_list(bytes, REGION, class) {
+                assert!(free.insert(at), "{at:#x} is on a list twice");
+            }
+        }
+        let live = live(bytes, self.granted);
+        for (&at, state) in &live {
+            if state.stage == Stage::Free {
+                assert!(free.remove(&at), "{at:#x} is free, but on no list");
+                continue;
+            }
+            assert!(!free.contains(&at), "{at:#x} is on the free list as {state:?}");
+            let known =
+                kept.contains(&at) || held.get(&at) == Some(&state.owner) || dead == Some(state.owner);
+            assert!(known, "{at:#x} is lost as {state:?}");
+        }
+        assert!(free.is_empty(), "what is on a list is free");
+        for at in held.keys() {
+            assert!(
+                live.get(at).is_some_and(|state| state.stage == Stage::Live),
+                "{at:#x} is held and not live"
+            );
+        }
+
+        // Nothing is forgotten: whatever is not in somebody's hands can be taken, segment by segment.
+        let in_hands = live.values().filter(|state| state.stage != Stage::Free).count();
+        let mut drained = BTreeSet::new();
+        while let Some(at) = node.take(LARGE).expect("the node lives") {
+            assert!(drained.insert(at), "{at:#x} was taken twice");
+        }
+        while let Some(at) = node.take(MEDIUM).expect("the node lives") {
+            assert!(drained.insert(at), "{at:#x} was taken twice");
+        }
+        let arena = Arena::of(bytes);
+        let all: u32 = (0..=self.granted)
+            .map(|index| {
+                let Ok(segment) = arena.segment(index);
+                let Use::Buffers(class) = segment.usage else { panic!("segment {index} was forgotten") };
+                Class::get(class).expect("a class").count
+            })
+            .sum();
+        assert_eq!(drained.len() + in_hands, all as usize, "buffers were lost");
+    }
+
+    /// Plays under `iterations` random schedules and as many that change priorities a few times. Answers how often
+    /// fate struck.
+    pub(crate) fn explore(self, fate: Fate, seed: u64, iterations: usize) -> u64 {
+        let struck = Arc::new(AtomicU64::new(0));
+        let mut config = Config::new();
+        config.max_steps = MaxSteps::FailAfter(50_000);
+        config.silence_warnings = true;
+        let play = |struck: Arc<AtomicU64>| move || self.play(fate, &struck);
+        let random = RandomScheduler::new_from_seed(seed, iterations);
+        Runner::new(random, config.clone()).run(play(struck.clone()));
+        let priorities = PctScheduler::new_from_seed(seed, 4, iterations);
+        Runner::new(priorities, config).run(play(struck.clone()));
+        struck.load(Ordering::Relaxed)
+    }
+
+    /// Explores with fate at every access that the first client ever makes; answers how many those are, and how
+    /// often it struck.
+    pub(crate) fn explore_all(self, fate: fn(u64) -> Fate, seed: u64, iterations: usize) -> (u64, u64) {
+        let mut total = 0;
+        for at in 0.. {
+            let struck = self.explore(fate(at), seed ^ at, iterations);
+            if struck == 0 {
+                return (at, total);
+            }
+            total += struck;
+        }
+        unreachable!("a script ends")
+    }
+}
+
+/// The states of all buffers that were ever taken.
+fn live(bytes: &Bytes, granted: u32) -> BTreeMap<u64, State> {
+    let arena = Arena::of(bytes);
+    let mut states = BTreeMap::new();
+    for index in 0..=granted {
+        for ordinal in 0..18 {
+            let Ok(found) = arena.buffer_state(index, ordinal);
+            states.extend(found.map(|(buffer, state)| (buffer.at, state)));
+        }
+    }
+    states.retain(|_, state| state.stage != Stage::Unused);
+    states
+}

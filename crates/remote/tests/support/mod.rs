@@ -1,0 +1,214 @@
+//! What the tests of this crate share: a plain memory with a small node in it, and a seeded generator.
+//!
+//! Invariant: [`Bytes`] answers at once and asserts that nobody asks beyond its end or for a misaligned word, so
+//! every test also shows that runners never do.
+
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
+pub(crate) mod cases;
+pub(crate) mod lists;
+pub(crate) mod model;
+pub(crate) mod tearing;
+
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::Supply;
+use farside_remote::arena::segment::Use;
+use farside_remote::arena::{Arena, Geometry};
+use farside_remote::{Key, Memory, Width};
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Mutex, MutexGuard};
+
+/// What changes are noted by.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Real memory, and nothing but that.
+pub(crate) struct Bytes {
+    geometry: Geometry,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    bytes: Vec<u8>,
+    touched: BTreeSet<u64>,
+}
+
+impl Bytes {
+    /// `size` zeros.
+    pub(crate) fn new(size: u64) -> Bytes {
+        let geometry = Geometry::of(size).expect("a legal size");
+        let bytes = vec![0; usize::try_from(size).expect("it fits the address space")];
+        Bytes { geometry, inner: Mutex::new(Inner { bytes, touched: BTreeSet::new() }) }
+    }
+
+    pub(crate) fn peek(&self, at: u64, len: u64) -> Vec<u8> {
+        self.inner().bytes[range(at, len)].to_vec()
+    }
+
+    pub(crate) fn poke(&self, at: u64, bytes: &[u8]) {
+        let mut inner = self.inner();
+        inner.bytes[range(at, bytes.len() as u64)].copy_from_slice(bytes);
+        let pages = at / PAGE..=(at + (bytes.len() as u64).max(1) - 1) / PAGE;
+        inner.touched.extend(pages);
+    }
+
+    pub(crate) fn all(&self) -> Vec<u8> {
+        self.inner().bytes.clone()
+    }
+
+    /// The pages that were written since this was last asked.
+    pub(crate) fn take_touched(&self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.inner().touched)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn range(at: u64, len: u64) -> std::ops::Range<usize> {
+    at as usize..(at + len) as usize
+}
+
+fn word(bytes: &[u8]) -> u128 {
+    let mut word = [0; 16];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u128::from_le_bytes(word)
+}
+
+impl Memory for Bytes {
+    type Wait = Infallible;
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+        Arena::of(self).admits(key)
+    }
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
+        Arena::of(self).reach(key, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
+        out.copy_from_slice(&self.inner().bytes[range(at, out.len() as u64)]);
+        Ok(())
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        self.poke(at, bytes);
+        Ok(())
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
+        assert!(at.is_multiple_of(width.bytes()), "a misaligned word was asked for");
+        Ok(word(&self.inner().bytes[range(at, width.bytes())]))
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
+        let Ok(now) = self.load(at, width);
+        if now != old {
+            return Ok(Err(now));
+        }
+        self.poke(at, &new.to_le_bytes()[..width.bytes() as usize]);
+        Ok(Ok(()))
+    }
+}
+
+/// The secret of a test's region.
+pub(crate) const fn secret(region: u32) -> u64 {
+    0x5ec2_e700_0000_0000 + region as u64
+}
+
+/// The key of a test's region.
+pub(crate) const fn key(region: u32) -> Key {
+    Key::new(region, secret(region))
+}
+
+/// The node's steps with which tests furnish a memory.
+pub(crate) fn open(memory: &Bytes, region: u32) {
+    let Ok(()) = Arena::of(memory).set_secret(region, secret(region));
+}
+
+/// No access under the region's key is admitted from now on.
+pub(crate) fn revoke(memory: &Bytes, region: u32) {
+    let Ok(()) = Arena::of(memory).set_secret(region, 0);
+}
+
+pub(crate) fn assign(memory: &Bytes, index: u32, region: u32, usage: Use) {
+    let arena = Arena::of(memory);
+    let Ok(old) = arena.segment(index);
+    let Ok(true) = arena.assign(index, old, region, usage) else { panic!("nobody else assigns segments") };
+}
+
+pub(crate) fn grant(memory: &Bytes, index: u32, region: u32, supply: Supply) {
+    assign(memory, index, region, Use::Granted);
+    let Ok(()) = Arena::of(memory).grant(region, supply, index);
+}
+
+/// Takes a buffer that must be there.
+pub(crate) fn take(memory: &Bytes, region: u32, class: &'static Class, supply: Supply, owner: u32) -> u64 {
+    let Ok(taken) = Arena::of(memory).take(region, class, supply, owner);
+    taken.expect("there is a buffer")
+}
+
+pub(crate) fn give(memory: &Bytes, at: u64) {
+    let arena = Arena::of(memory);
+    let Ok(Some((region, buffer))) = arena.buffer_at(at) else { panic!("{at:#x} is no buffer") };
+    let Ok(()) = arena.give(region, &buffer);
+}
+
+/// The buffers on a class's free list, first to last. The list must be settled.
+pub(crate) fn free_list<M: Memory<Wait = Infallible>>(
+    memory: &M,
+    region: u32,
+    class: &'static Class,
+) -> Vec<u64> {
+    let arena = Arena::of(memory);
+    let mut list = Vec::new();
+    let Ok(mut next) = arena.first_free(region, class);
+    while let Some(buffer) = next {
+        list.push(buffer.at);
+        assert!(list.len() <= 1 << 20, "a free list has a cycle");
+        let Ok(state) = arena.state(&buffer);
+        let Ok(found) = arena.buffer_at(state.next);
+        assert_eq!(found.is_none(), state.next == 0, "a link names no buffer");
+        next = found.map(|(_, buffer)| buffer);
+    }
+    list
+}
+
+/// A small generator, the same for the same seed everywhere (SplitMix64).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// True once in `n` times.
+    pub(crate) fn once_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+}

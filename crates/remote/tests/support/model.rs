@@ -1,0 +1,442 @@
+//! What chains mean, written a second time from the specification: plain, slow, and sharing nothing with the
+//! crate but its enum of statuses.
+//!
+//! Where the specification leaves open which of several refusals an op answers, the order is: the target (the
+//! pointer's alignment, the right to it, null, the right to the pointee), then the source, then the output's place.
+
+use super::PAGE;
+use farside_remote::Status;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(crate) const SEGMENT: u64 = 1 << 20;
+const REPLY_BYTES: usize = 65536;
+const SCRATCH_BIT: u64 = 1 << 63;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) enum Verb {
+    #[default]
+    Read,
+    Write,
+    Allocate,
+    Cas,
+    FetchAdd,
+}
+
+impl Verb {
+    pub(crate) const ALL: [Verb; 5] = [Verb::Read, Verb::Write, Verb::Allocate, Verb::Cas, Verb::FetchAdd];
+}
+
+/// One op, before anybody has encoded it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ask {
+    pub(crate) verb: Verb,
+    pub(crate) conditional: bool,
+    pub(crate) indirect: bool,
+    pub(crate) bounded: bool,
+    /// The target, or where its address is; for ALLOCATE the list.
+    pub(crate) at: u64,
+    /// Of a READ, or of a WRITE with a source; else `data` has its own length.
+    pub(crate) len: u32,
+    /// Of a WRITE or an ALLOCATE; the swap operand of a CAS; the addend.
+    pub(crate) data: Vec<u8>,
+    pub(crate) source: Option<u64>,
+    pub(crate) redirect: Option<u64>,
+    /// target OP compare: EQ, NE, LT, LE, GT, GE.
+    pub(crate) mode: u8,
+    pub(crate) width: usize,
+    pub(crate) compare: Option<Vec<u8>>,
+    pub(crate) masks: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) from_reserve: bool,
+    /// Where a builder cuts the data of an ALLOCATE into three parts.
+    pub(crate) cuts: [usize; 2],
+}
+
+impl Ask {
+    pub(crate) fn len(&self) -> u64 {
+        match (self.verb, self.source) {
+            (Verb::Read, _) | (Verb::Write, Some(_)) => u64::from(self.len),
+            _ => self.data.len() as u64,
+        }
+    }
+}
+
+/// Bytes of the buffers of a class: four classes a doubling, from 64 bytes to 64 KiB.
+pub(crate) fn class_size(class: u64) -> u64 {
+    (64 << (class / 4)) * (4 + class % 4) / 4
+}
+
+/// How many buffers of `size` fit into a segment behind their states, and where the first is.
+pub(crate) fn pile_of(size: u64) -> (u64, u64) {
+    let states = |count: u64| (16 * count).next_multiple_of(64);
+    let count = (0..).take_while(|&count| states(count) + count * size <= SEGMENT).last().expect("0 fits");
+    (count, states(count))
+}
+
+/// A segment that became buffers.
+#[derive(Clone, Debug)]
+pub(crate) struct Pile {
+    pub(crate) region: u32,
+    pub(crate) class: u64,
+    pub(crate) base: u64,
+    pub(crate) first: u64,
+    pub(crate) size: u64,
+    pub(crate) count: u64,
+    /// How many of them were ever taken.
+    pub(crate) used: u64,
+}
+
+/// A node's memory, and what it knows about it.
+#[derive(Clone, Default)]
+pub(crate) struct Model {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) touched: BTreeSet<u64>,
+    pub(crate) book: Book,
+}
+
+/// What the node knows: keys, tables, buffers.
+#[derive(Clone, Default)]
+pub(crate) struct Book {
+    pub(crate) secrets: BTreeMap<u32, u64>,
+    /// Tables as whole extents: region, first byte, end.
+    pub(crate) tables: Vec<(u32, u64, u64)>,
+    pub(crate) piles: Vec<Pile>,
+    /// The free buffers of a region and class, the next to be taken last.
+    pub(crate) free: BTreeMap<(u32, u64), Vec<u64>>,
+    pub(crate) live: BTreeSet<u64>,
+    /// The current pile of a region, class and supply.
+    fresh: BTreeMap<(u32, u64, bool), usize>,
+    /// Bases of granted segments by region and supply, the next to be taken last.
+    pub(crate) granted: BTreeMap<(u32, bool), Vec<u64>>,
+}
+
+type Key = (u32, u64);
+/// A place that may be touched: in scratch or not, and the offset.
+type Place = (bool, u64);
+type Refusal = Status;
+
+impl Book {
+    fn admits(&self, (region, secret): Key) -> bool {
+        secret != 0 && self.secrets.get(&region) == Some(&secret)
+    }
+
+    /// The end of the buffer or extent in which `at` lies, if the key opens it.
+    fn end_of(&self, key: Key, at: u64) -> Option<u64> {
+        if !self.admits(key) {
+            return None;
+        }
+        for &(region, start, end) in &self.tables {
+            if region == key.0 && start <= at && at < end {
+                return Some(end);
+            }
+        }
+        for pile in &self.piles {
+            let end = pile.first + pile.count * pile.size;
+            if pile.region == key.0 && pile.first <= at && at < end {
+                return Some(pile.first + ((at - pile.first) / pile.size + 1) * pile.size);
+            }
+        }
+        None
+    }
+
+    /// The list's own, else a fresh one of the current segment, else one of a granted segment; the quota's first.
+    pub(crate) fn take(&mut self, region: u32, class: u64, from_reserve: bool) -> Option<u64> {
+        let at = self.free.entry((region, class)).or_default().pop();
+        let at = at.or_else(|| {
+            let supplies: &[bool] = if from_reserve { &[false, true] } else { &[false] };
+            supplies.iter().find_map(|&reserve| self.take_fresh(region, class, reserve)).or_else(|| {
+                let from = supplies.iter().find(|&&reserve| {
+                    self.granted.get(&(region, reserve)).is_some_and(|segments| !segments.is_empty())
+                })?;
+                let base = self.granted.get_mut(&(region, *from)).and_then(Vec::pop)?;
+                let size = class_size(class);
+                let (count, states) = pile_of(size);
+                self.fresh.insert((region, class, *from), self.piles.len());
+                self.piles.push(Pile { region, class, base, first: base + states, size, count, used: 0 });
+                self.take_fresh(region, class, *from)
+            })
+        })?;
+        self.live.insert(at);
+        Some(at)
+    }
+
+    fn take_fresh(&mut self, region: u32, class: u64, reserve: bool) -> Option<u64> {
+        let pile = &mut self.piles[*self.fresh.get(&(region, class, reserve))?];
+        if pile.used == pile.count {
+            return None;
+        }
+        pile.used += 1;
+        Some(pile.first + (pile.used - 1) * pile.size)
+    }
+
+    pub(crate) fn give(&mut self, at: u64) {
+        assert!(self.live.remove(&at), "{at:#x} is not live");
+        let pile =
+            self.piles.iter().find(|pile| pile.base <= at && at < pile.base + SEGMENT).expect("a buffer's");
+        self.free.entry((pile.region, pile.class)).or_default().push(at);
+    }
+}
+
+impl Model {
+    pub(crate) fn poke(&mut self, at: u64, bytes: &[u8]) {
+        for (i, &byte) in bytes.iter().enumerate() {
+            self.bytes[at as usize + i] = byte;
+            self.touched.insert((at + i as u64) / PAGE);
+        }
+    }
+
+    /// What every op answers. `owner` does not matter here.
+    pub(crate) fn run(&mut self, key: Key, asks: &[Ask]) -> Vec<(Status, Vec<u8>)> {
+        let mut reserved = Vec::new();
+        for ask in asks.iter().filter(|ask| ask.verb == Verb::Allocate) {
+            if self.refuses_list(key, ask).is_some() {
+                reserved.push(None);
+                continue;
+            }
+            match self.book.take(key.0, ask.at, ask.from_reserve) {
+                Some(at) => reserved.push(Some(at)),
+                None => {
+                    reserved.into_iter().flatten().for_each(|at| self.book.give(at));
+                    return vec![(Status::NotReady, Vec::new()); asks.len()];
+                }
+            }
+        }
+        let mut chain = Running {
+            node: self,
+            key,
+            scratch: [0; 32],
+            room: REPLY_BYTES.saturating_sub(8 * asks.len()),
+            reserved: reserved.into(),
+            unused: Vec::new(),
+        };
+        let mut answers = Vec::new();
+        let mut before = Status::Ok;
+        let mut aborted = false;
+        for ask in asks {
+            let answer = if aborted || ask.conditional && before != Status::Ok {
+                if ask.verb == Verb::Allocate {
+                    let unused = chain.reserved.pop_front().expect("one for every ALLOCATE");
+                    chain.unused.extend(unused);
+                }
+                (if aborted { Status::Aborted } else { Status::Skipped }, Vec::new())
+            } else {
+                chain.perform(ask).unwrap_or_else(|refusal| (refusal, Vec::new()))
+            };
+            before = answer.0;
+            aborted |= matches!(before, Status::Access | Status::Invalid);
+            chain.room -= answer.1.len();
+            answers.push(answer);
+        }
+        let unused = std::mem::take(&mut chain.unused);
+        unused.into_iter().for_each(|at| self.book.give(at));
+        answers
+    }
+
+    fn refuses_list(&self, key: Key, ask: &Ask) -> Option<Refusal> {
+        if !self.book.admits(key) {
+            return Some(Status::Access);
+        }
+        if ask.at > 40 || ask.len() > class_size(ask.at) {
+            return Some(Status::Invalid);
+        }
+        None
+    }
+}
+
+struct Running<'a> {
+    node: &'a mut Model,
+    key: Key,
+    scratch: [u8; 32],
+    room: usize,
+    reserved: std::collections::VecDeque<Option<u64>>,
+    unused: Vec<u64>,
+}
+
+impl Running<'_> {
+    fn perform(&mut self, ask: &Ask) -> Result<(Status, Vec<u8>), Refusal> {
+        match ask.verb {
+            Verb::Read => {
+                let (from, len) = self.target(ask)?;
+                match ask.redirect {
+                    Some(to) => {
+                        let to = self.all_of(to, len)?;
+                        let bytes = self.get(from, len);
+                        self.put(to, &bytes);
+                        Ok((Status::Ok, Vec::new()))
+                    }
+                    None if len as usize > self.room => Err(Status::TooLong),
+                    None => Ok((Status::Ok, self.get(from, len))),
+                }
+            }
+            Verb::Write => {
+                let (to, len) = self.target(ask)?;
+                let bytes = match ask.source {
+                    Some(source) => {
+                        let source = self.all_of(source, len)?;
+                        self.get(source, len)
+                    }
+                    None => ask.data[..len as usize].to_vec(),
+                };
+                self.put(to, &bytes);
+                Ok((Status::Ok, Vec::new()))
+            }
+            Verb::Allocate => {
+                let buffer = self.reserved.pop_front().expect("one for every ALLOCATE");
+                let output = match self.node.refuses_list(self.key, ask) {
+                    Some(refusal) => Err(refusal),
+                    None => self.place_of_word(ask, 8),
+                };
+                let output = match output {
+                    Ok(output) => output,
+                    Err(refusal) => {
+                        self.unused.extend(buffer);
+                        return Err(refusal);
+                    }
+                };
+                let buffer = buffer.expect("the list was good when it was reserved, too");
+                self.put((false, buffer), &ask.data);
+                Ok((Status::Ok, self.hand_out(output, &buffer.to_le_bytes())))
+            }
+            Verb::Cas => self.compare_and_swap(ask),
+            Verb::FetchAdd => {
+                let at = self.word_at(ask.at, 8)?;
+                let output = self.place_of_word(ask, 8)?;
+                let old = self.get(at, 8);
+                let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+                self.put(at, &number(&old).wrapping_add(number(&ask.data)).to_le_bytes());
+                Ok((Status::Ok, self.hand_out(output, &old)))
+            }
+        }
+    }
+
+    fn compare_and_swap(&mut self, ask: &Ask) -> Result<(Status, Vec<u8>), Refusal> {
+        let width = ask.width as u64;
+        let at = if ask.indirect {
+            let pointer = self.word_at(ask.at, 8)?;
+            let pointer = self.pointer_at(pointer);
+            if pointer == 0 {
+                return Err(Status::NullPointer);
+            }
+            self.word_at(pointer, width)?
+        } else {
+            self.word_at(ask.at, width)?
+        };
+        let source = match ask.source {
+            Some(source) => Some(self.word_at(source, width)?),
+            None => None,
+        };
+        let output = self.place_of_word(ask, width)?;
+
+        let swap = match source {
+            Some(source) => self.get(source, width),
+            None => ask.data.clone(),
+        };
+        let compare = ask.compare.clone().unwrap_or_else(|| swap.clone());
+        let ones = || vec![0xff; ask.width];
+        let (compare_mask, swap_mask) = ask.masks.clone().unwrap_or_else(|| (ones(), ones()));
+        let old = self.get(at, width);
+        let masked = |bytes: &[u8]| -> Vec<u8> {
+            bytes.iter().zip(&compare_mask).map(|(byte, mask)| byte & mask).collect()
+        };
+        // The lowest address is the most significant: the order of byte strings.
+        let (left, right) = (masked(&old), masked(&compare));
+        let holds = match ask.mode {
+            0 => left == right,
+            1 => left != right,
+            2 => left < right,
+            3 => left <= right,
+            4 => left > right,
+            5 => left >= right,
+            _ => unreachable!("there are six modes"),
+        };
+        if holds {
+            let new: Vec<u8> =
+                (0..ask.width).map(|i| (old[i] & !swap_mask[i]) | (swap[i] & swap_mask[i])).collect();
+            self.put(at, &new);
+        }
+        let status = if holds { Status::Ok } else { Status::CasFailed };
+        Ok((status, self.hand_out(output, &old)))
+    }
+
+    /// The target of a READ or WRITE, and how much of it there is.
+    fn target(&self, ask: &Ask) -> Result<(Place, u64), Refusal> {
+        if !ask.indirect {
+            return Ok((self.all_of(ask.at, ask.len())?, ask.len()));
+        }
+        let pointer_at = self.word_at(ask.at, if ask.bounded { 16 } else { 8 })?;
+        let pointer = self.pointer_at(pointer_at);
+        let mut len = ask.len();
+        if ask.bounded {
+            let bound = self.get((pointer_at.0, pointer_at.1 + 8), 4);
+            len = len.min(u64::from(u32::from_le_bytes(bound.try_into().expect("four bytes"))));
+        }
+        if len == 0 {
+            return Ok(((true, 0), 0));
+        }
+        if pointer == 0 {
+            return Err(Status::NullPointer);
+        }
+        let (place, end) = self.end_of(pointer).ok_or(Status::Access)?;
+        Ok((place, len.min(end - place.1)))
+    }
+
+    fn pointer_at(&self, at: Place) -> u64 {
+        u64::from_le_bytes(self.get(at, 8).try_into().expect("eight bytes"))
+    }
+
+    /// The place an address names, and where what may be touched there ends.
+    fn end_of(&self, at: u64) -> Option<(Place, u64)> {
+        if at & SCRATCH_BIT == 0 {
+            return Some(((false, at), self.node.book.end_of(self.key, at)?));
+        }
+        let offset = at & !SCRATCH_BIT;
+        (offset < 32).then_some(((true, offset), 32))
+    }
+
+    fn all_of(&self, at: u64, len: u64) -> Result<Place, Refusal> {
+        if len == 0 {
+            return Ok((true, 0));
+        }
+        let (place, end) = self.end_of(at).ok_or(Status::Access)?;
+        if end - place.1 < len { Err(Status::Access) } else { Ok(place) }
+    }
+
+    fn word_at(&self, at: u64, width: u64) -> Result<Place, Refusal> {
+        if !at.is_multiple_of(width) {
+            return Err(Status::Invalid);
+        }
+        self.all_of(at, width)
+    }
+
+    fn place_of_word(&self, ask: &Ask, width: u64) -> Result<Option<Place>, Refusal> {
+        match ask.redirect {
+            Some(to) => Ok(Some(self.all_of(to, width)?)),
+            None if width as usize > self.room => Err(Status::TooLong),
+            None => Ok(None),
+        }
+    }
+
+    fn hand_out(&mut self, to: Option<Place>, bytes: &[u8]) -> Vec<u8> {
+        match to {
+            Some(to) => {
+                self.put(to, bytes);
+                Vec::new()
+            }
+            None => bytes.to_vec(),
+        }
+    }
+
+    fn get(&self, (scratch, at): Place, len: u64) -> Vec<u8> {
+        let from = if scratch { &self.scratch[..] } else { &self.node.bytes[..] };
+        (at..at + len).map(|i| from[i as usize]).collect()
+    }
+
+    fn put(&mut self, (scratch, at): Place, bytes: &[u8]) {
+        if scratch {
+            for (i, &byte) in bytes.iter().enumerate() {
+                self.scratch[at as usize + i] = byte;
+            }
+        } else {
+            self.node.poke(at, bytes);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! A memory that answers *wait*: a driver performs each access on shared bytes, a cache line at a time in any order,
+//! lets others in between, records the answer, and runs the chain again.
+//!
+//! Invariant: a replayed run must ask exactly what was asked before, in that order, or it panics.
+
+use super::{Bytes, Random};
+use farside_remote::arena::Geometry;
+use farside_remote::{ChainView, Key, Memory, Reply, Width, run};
+use std::cell::Cell;
+
+/// Bytes that are copied at one instant.
+const LINE: u64 = 64;
+
+/// One question, which is one access, or a look at rights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Admits(Key),
+    Reach { key: Key, at: u64, len: u64 },
+    Read { at: u64, len: usize },
+    Write { at: u64, bytes: Vec<u8> },
+    Load { at: u64, width: Width },
+    Exchange { at: u64, width: Width, old: u128, new: u128 },
+}
+
+#[derive(Clone, Debug)]
+enum Answer {
+    Admitted(bool),
+    Reached(u64),
+    Bytes(Vec<u8>),
+    Written,
+    Word(u128),
+    Exchanged(Result<(), u128>),
+}
+
+/// The answers so far; beyond them, the access still to be made.
+struct Replay<'a> {
+    geometry: Geometry,
+    log: &'a [(Access, Answer)],
+    next: Cell<usize>,
+}
+
+impl Replay<'_> {
+    fn ask(&self, access: Access) -> Result<&Answer, Access> {
+        let Some((asked, answer)) = self.log.get(self.next.get()) else { return Err(access) };
+        assert_eq!(*asked, access, "a replayed run asked something else");
+        self.next.set(self.next.get() + 1);
+        Ok(answer)
+    }
+}
+
+impl Memory for Replay<'_> {
+    type Wait = Access;
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+    fn admits(&self, key: Key) -> Result<bool, Access> {
+        let Answer::Admitted(admitted) = self.ask(Access::Admits(key))? else { unreachable!() };
+        Ok(*admitted)
+    }
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Access> {
+        let Answer::Reached(reach) = self.ask(Access::Reach { key, at, len })? else { unreachable!() };
+        Ok(*reach)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Access> {
+        let Answer::Bytes(bytes) = self.ask(Access::Read { at, len: out.len() })? else { unreachable!() };
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Access> {
+        self.ask(Access::Write { at, bytes: bytes.to_vec() }).map(|_| ())
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Access> {
+        let Answer::Word(word) = self.ask(Access::Load { at, width })? else { unreachable!() };
+        Ok(*word)
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Access> {
+        let Answer::Exchanged(done) = self.ask(Access::Exchange { at, width, old, new })? else {
+            unreachable!()
+        };
+        Ok(*done)
+    }
+}
+
+/// Runs chains on `bytes` access by access. `between` is called before every access, and between its lines, with
+/// how many accesses are complete.
+pub(crate) struct Tearing<'a, F> {
+    bytes: &'a Bytes,
+    random: Random,
+    between: F,
+    log: Vec<(Access, Answer)>,
+}
+
+impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
+    pub(crate) fn new(bytes: &'a Bytes, seed: u64, between: F) -> Tearing<'a, F> {
+        Tearing { bytes, random: Random::new(seed), between, log: Vec::new() }
+    }
+
+    /// Answers the accesses that were made, each once.
+    pub(crate) fn run(mut self, owner: u32, chain: ChainView<'_>, reply: &mut Reply) -> Vec<Access> {
+        loop {
+            let replay = Replay { geometry: self.bytes.geometry(), log: &self.log, next: Cell::new(0) };
+            match run(&replay, owner, chain, reply) {
+                Ok(()) => {
+                    assert_eq!(replay.next.get(), self.log.len(), "a replayed run asked less than before");
+                    return self.log.into_iter().map(|(access, _)| access).collect();
+                }
+                Err(access) => {
+                    let answer = self.perform(&access);
+                    self.log.push((access, answer));
+                }
+            }
+        }
+    }
+
+    fn perform(&mut self, access: &Access) -> Answer {
+        (self.between)(self.bytes, self.log.len());
+        let bytes = self.bytes;
+        match *access {
+            Access::Admits(key) => {
+                let Ok(admitted) = bytes.admits(key);
+                Answer::Admitted(admitted)
+            }
+            Access::Reach { key, at, len } => {
+                let Ok(reach) = bytes.reach(key, at, len);
+                Answer::Reached(reach)
+            }
+            Access::Read { at, len } => {
+                let mut out = vec![0; len];
+                for (from, to) in self.lines(at, len) {
+                    out[from..to].copy_from_slice(&bytes.peek(at + from as u64, (to - from) as u64));
+                    (self.between)(bytes, self.log.len());
+                }
+                Answer::Bytes(out)
+            }
+            Access::Write { at, bytes: ref new } => {
+                for (from, to) in self.lines(at, new.len()) {
+                    bytes.poke(at + from as u64, &new[from..to]);
+                    (self.between)(bytes, self.log.len());
+                }
+                Answer::Written
+            }
+            Access::Load { at, width } => {
+                let Ok(word) = bytes.load(at, width);
+                Answer::Word(word)
+            }
+            Access::Exchange { at, width, old, new } => {
+                let Ok(done) = bytes.exchange(at, width, old, new);
+                Answer::Exchanged(done)
+            }
+        }
+    }
+
+    /// The pieces of an access that lie in one line each, in shuffled order.
+    fn lines(&mut self, at: u64, len: usize) -> Vec<(usize, usize)> {
+        let mut lines = Vec::new();
+        let mut from = 0;
+        while from < len {
+            let to = (from + (LINE - (at + from as u64) % LINE) as usize).min(len);
+            lines.push((from, to));
+            from = to;
+        }
+        self.random.shuffle(&mut lines);
+        lines
+    }
+}

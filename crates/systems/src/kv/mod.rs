@@ -1,0 +1,132 @@
+//! Key-value stores: arbitrary byte strings to arbitrary byte strings.
+//!
+//! [`prism_kv`] is PRISM-KV. [`Kv`] is what every key-value system here offers, so that one benchmark, one checker
+//! and one command line serve all of them.
+
+pub mod prism_kv;
+
+use farside_remote::fabric::Ran;
+use farside_remote::{FabricError, Status};
+
+/// The longest key, in bytes. The shortest has one.
+pub const KEY_MAX: usize = 4096;
+/// The longest value, in bytes.
+pub const VALUE_MAX: usize = 16 << 20;
+
+/// Which install of a key's item one has seen. Grows with every put and delete of the key (31 bits, wrapping).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Version(pub u32);
+
+/// A value as it was at one instant between the call and its return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item<'a> {
+    /// Its bytes.
+    pub value: &'a [u8],
+    /// Which install this was.
+    pub version: Version,
+}
+
+/// The operations of a key-value store. Each is linearizable: it takes effect at one instant between call and
+/// return, or, after an error for which [`KvError::ran`] is unknown, perhaps at one later instant or never.
+#[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
+pub trait Kv {
+    /// The value of `key`, if it has one.
+    ///
+    /// # Errors
+    /// [`KvError`]; nothing was changed.
+    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError>;
+
+    /// Gives `key` a value, whether it had one or not.
+    ///
+    /// # Errors
+    /// [`KvError`], which says whether the value may have been stored.
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError>;
+
+    /// Takes the value of `key` away; answers whether it had one.
+    ///
+    /// # Errors
+    /// [`KvError`], which says whether it may have been taken away.
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError>;
+}
+
+/// Why an operation has no result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvError {
+    /// A key has 1 to [`KEY_MAX`] bytes; this one has so many. Nothing was asked of anyone.
+    KeyLength(usize),
+    /// A value has at most [`VALUE_MAX`] bytes; this one has so many. Nothing was asked of anyone.
+    ValueLength(usize),
+    /// No buffer was to be had for a tenth of a second. Nothing was stored.
+    OutOfMemory,
+    /// Every slot that the key could have belongs to other keys. Nothing was stored.
+    TableFull,
+    /// A chain was refused.
+    Refused(Status),
+    /// What was read is no item: a peer that may write to the store has damaged it.
+    Damaged(&'static str),
+    /// The catalog no longer has the store, or has another under its name. Nothing was stored.
+    Gone(String),
+    /// The fabric has no answer.
+    Fabric(FabricError),
+}
+
+impl KvError {
+    /// What may be assumed of a put or delete that failed so.
+    pub fn ran(&self) -> Ran {
+        match self {
+            KvError::Fabric(error) => error.ran(),
+            // A chain that is refused may have done its first ops; those of a store install with their last.
+            _ => Ran::No,
+        }
+    }
+}
+
+impl From<FabricError> for KvError {
+    fn from(error: FabricError) -> KvError {
+        KvError::Fabric(error)
+    }
+}
+
+impl std::fmt::Display for KvError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            KvError::KeyLength(0) => write!(f, "the key is empty: give it 1 to {KEY_MAX} bytes"),
+            KvError::KeyLength(len) => {
+                write!(f, "the key has {len} bytes, at most {KEY_MAX} are possible: shorten it")
+            }
+            KvError::ValueLength(len) => {
+                write!(f, "the value has {len} bytes, at most {VALUE_MAX} are possible: split it")
+            }
+            KvError::OutOfMemory => f.write_str(
+                "the store is out of memory and nothing was stored: delete something, give the store a greater \
+                 quota, or see by 'farside kv stat' whether a stopped process delays reclamation",
+            ),
+            KvError::TableFull => f.write_str(
+                "the store's table is full and nothing was stored: create the store for more items (--items)",
+            ),
+            KvError::Refused(status) => {
+                write!(f, "the node refused the operation ({status}): the store may have been dropped; open it anew")
+            }
+            KvError::Damaged(what) => {
+                write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
+            }
+            KvError::Gone(reason) => write!(f, "the store is gone: {reason}"),
+            KvError::Fabric(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for KvError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            KvError::Fabric(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// # Errors
+/// If there is no such key.
+pub(crate) fn check_key(key: &[u8]) -> Result<(), KvError> {
+    if key.is_empty() || key.len() > KEY_MAX { Err(KvError::KeyLength(key.len())) } else { Ok(()) }
+}

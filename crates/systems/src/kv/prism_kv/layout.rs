@@ -1,0 +1,358 @@
+//! The bytes of a PRISM-KV store: a table of slots, and items in buffers of their own.
+//!
+//! ```text
+//! slot   | item address u64 | bytes of the item u32 | tag u32 |     16 bytes, aligned; all zero while empty
+//! tag    | FROZEN 1 bit | generation 31 bits |
+//! item   | generation u32 | key length u16 | kind u8 | flags u8 | value length u32 | 0 u32 | key | value |
+//! part   | address u64 | bytes u32 | 0 u32 |                        what a LARGE item's value is a list of
+//! ```
+//!
+//! Invariant: an item is written once, before a slot points to it, and never changes.
+//! Invariant: the generation of a slot grows with every install, and the item that it points to carries the same.
+//! Invariant: a slot that has had a key keeps it until the table is rebuilt; deleting leaves a TOMBSTONE.
+
+use crate::kv::{KEY_MAX, KvError, Version};
+use farside_remote::BoundedPtr;
+use farside_remote::service::Extent;
+use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
+use serde::{Deserialize, Serialize};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a slot.
+pub const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
+/// Slots that a key can have: its own and those after it.
+pub const PROBES_MAX: u64 = 256;
+/// Slots per item that a store is created for, unless told otherwise.
+pub const SLOTS_PER_ITEM: u64 = 4;
+/// The longest item that lies in one buffer, in bytes; longer values are lists of parts.
+pub const ITEM_MAX: usize = 60 * 1024;
+/// Bytes of a part, but for the last.
+pub const PART_MAX: usize = 60 * 1024;
+
+const FROZEN: u32 = 1 << 31;
+const GENERATION_MASK: u32 = FROZEN - 1;
+
+/// The word of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(pub BoundedPtr);
+
+impl Slot {
+    /// Never had a key.
+    pub fn is_empty(self) -> bool {
+        self.0.ptr.is_null()
+    }
+
+    /// The table is being rebuilt, and this slot's key has moved or is about to.
+    pub fn is_frozen(self) -> bool {
+        self.0.tag.get() & FROZEN != 0
+    }
+
+    /// Which install it holds.
+    pub fn generation(self) -> u32 {
+        self.0.tag.get() & GENERATION_MASK
+    }
+
+    /// That of the install after this one.
+    pub fn next_generation(self) -> u32 {
+        next_generation(self.generation())
+    }
+}
+
+/// The generation after `generation`.
+pub fn next_generation(generation: u32) -> u32 {
+    generation.wrapping_add(1) & GENERATION_MASK
+}
+
+/// What an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A key with its value.
+    Value = 1,
+    /// A key that was deleted.
+    Tombstone = 2,
+    /// A key with a list of the parts of its value.
+    Large = 3,
+    /// The slot's key, if it had one, is in another table: fetch the catalog again.
+    Moved = 4,
+}
+
+impl Kind {
+    fn from_u8(kind: u8) -> Option<Kind> {
+        match kind {
+            1 => Some(Kind::Value),
+            2 => Some(Kind::Tombstone),
+            3 => Some(Kind::Large),
+            4 => Some(Kind::Moved),
+            _ => None,
+        }
+    }
+
+    /// Whether the key has a value.
+    pub fn is_present(self) -> bool {
+        matches!(self, Kind::Value | Kind::Large)
+    }
+}
+
+/// The put did not look at what was there before: another put may count as having come just before it.
+pub const UNCONDITIONAL: u8 = 1;
+
+/// The header of an item.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ItemHeader {
+    /// Which install of its slot it is.
+    pub generation: U32,
+    /// Bytes of the key.
+    pub key_len: U16,
+    /// A [`Kind`].
+    pub kind: u8,
+    /// [`UNCONDITIONAL`], or 0.
+    pub flags: u8,
+    /// Bytes of the value; of a LARGE item, of all its parts together.
+    pub value_len: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// Bytes of an item's header.
+pub const HEADER_SIZE: usize = size_of::<ItemHeader>();
+const _: () = assert!(HEADER_SIZE == 16);
+
+/// Where a piece of a large value is.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Part {
+    /// Its buffer.
+    pub at: U64,
+    /// Bytes of it.
+    pub len: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// An item as it was read: peers write these bytes, so nothing in them is believed unseen.
+#[derive(Clone, Copy, Debug)]
+pub struct ItemView<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// Its header.
+    pub header: &'a ItemHeader,
+    /// Its key, or as much of it as was read.
+    pub key: &'a [u8],
+    /// What follows the key, or as much of it as was read.
+    pub rest: &'a [u8],
+}
+
+impl<'a> ItemView<'a> {
+    /// The item in `bytes`, of which the end may be missing.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn decode(bytes: &'a [u8]) -> Result<ItemView<'a>, KvError> {
+        let (header, rest) =
+            ItemHeader::ref_from_prefix(bytes).map_err(|_| KvError::Damaged("an item without a header"))?;
+        let kind = Kind::from_u8(header.kind).ok_or(KvError::Damaged("an item of no known kind"))?;
+        let key_len = header.key_len.get() as usize;
+        if key_len > KEY_MAX {
+            return Err(KvError::Damaged("an item with too long a key"));
+        }
+        let (key, rest) = rest.split_at_checked(key_len).unwrap_or((rest, &[]));
+        Ok(ItemView { kind, header, key, rest })
+    }
+
+    /// Whether it is `key`'s.
+    #[inline]
+    pub fn is_of(&self, key: &[u8]) -> bool {
+        self.header.key_len.get() as usize == key.len() && self.key == key
+    }
+
+    /// Which install it is.
+    pub fn version(&self) -> Version {
+        Version(self.header.generation.get())
+    }
+
+    /// Whether it was put without regard to what was there.
+    pub fn is_unconditional(&self) -> bool {
+        self.header.flags & UNCONDITIONAL != 0
+    }
+
+    /// The value of an item that was read whole.
+    ///
+    /// # Errors
+    /// It has another length than it says.
+    pub fn value(&self) -> Result<&'a [u8], KvError> {
+        if self.rest.len() == self.header.value_len.get() as usize {
+            Ok(self.rest)
+        } else {
+            Err(KvError::Damaged("an item of another length than it says"))
+        }
+    }
+
+    /// The parts of a large item that was read whole.
+    ///
+    /// # Errors
+    /// They do not add up to the value.
+    pub fn parts(&self) -> Result<&'a [Part], KvError> {
+        let parts = <[Part]>::ref_from_bytes(self.rest)
+            .map_err(|_| KvError::Damaged("a large item with half a part"))?;
+        let sound = parts.iter().all(|part| part.len.get() as usize <= PART_MAX);
+        let len: u64 = parts.iter().map(|part| u64::from(part.len.get())).sum();
+        if sound && len == u64::from(self.header.value_len.get()) && len <= crate::kv::VALUE_MAX as u64 {
+            Ok(parts)
+        } else {
+            Err(KvError::Damaged("a large item whose parts do not add up"))
+        }
+    }
+}
+
+/// How keys find their first slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// By a seeded hash (rapidhash, version 3).
+    #[default]
+    Hashed,
+    /// Keys of 8 bytes are big-endian numbers below the number of slots, each with a slot of its own: the
+    /// collision-free layout of the paper's runs. Other keys are hashed.
+    Permuted,
+}
+
+/// What a store is asked for, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Request {
+    /// Items that the table is to have room for; from the quota if absent.
+    pub items: Option<u64>,
+    /// See [`Placement`].
+    pub placement: Placement,
+}
+
+/// What every client must know of the table, as JSON in the catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableSpec {
+    /// How many slots: a power of two.
+    pub slots: u64,
+    /// Seeds the hash.
+    pub seed: u64,
+    /// See [`Placement`].
+    pub placement: Placement,
+    /// Grows with every rebuild.
+    pub epoch: u64,
+}
+
+/// A table, as a client that has the catalog's word for it sees it.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// What it is.
+    pub spec: TableSpec,
+    /// Where it is, and the key of the region.
+    pub extent: Extent,
+    secrets: RapidSecrets,
+}
+
+impl Table {
+    /// The table that the catalog describes.
+    ///
+    /// # Errors
+    /// The description makes no sense.
+    pub fn new(parameters: &str, extent: Extent) -> Result<Table, String> {
+        let spec: TableSpec = serde_json::from_str(parameters)
+            .map_err(|error| format!("the catalog's description of the table is no such: {error}"))?;
+        let fits = spec.slots.checked_mul(SLOT_SIZE).is_some_and(|len| len <= extent.len);
+        if !spec.slots.is_power_of_two() || !fits {
+            return Err(format!(
+                "the catalog describes a table of {} slots in {} bytes",
+                spec.slots, extent.len
+            ));
+        }
+        Ok(Table { spec, extent, secrets: RapidSecrets::seed(spec.seed) })
+    }
+
+    /// The indexes of the slots that `key` may have, in the order in which they are probed.
+    #[inline]
+    pub fn probe(&self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
+        let mask = self.spec.slots - 1;
+        let first = self.first_slot(key);
+        (0..PROBES_MAX.min(self.spec.slots)).map(move |step| (first + step) & mask)
+    }
+
+    #[inline]
+    fn first_slot(&self, key: &[u8]) -> u64 {
+        let mask = self.spec.slots - 1;
+        match (self.spec.placement, <[u8; 8]>::try_from(key)) {
+            // Multiplying by an odd number permutes the residues of a power of two, and spreads neighbours.
+            (Placement::Permuted, Ok(number)) => {
+                u64::from_be_bytes(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask
+            }
+            _ => rapidhash_v3_seeded(key, &self.secrets) & mask,
+        }
+    }
+
+    /// The address of slot `index`.
+    #[inline]
+    pub fn slot_at(&self, index: u64) -> farside_remote::Addr {
+        farside_remote::Addr::new(self.extent.at + index * SLOT_SIZE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_remote::{Addr, Key};
+
+    fn table(placement: Placement) -> Table {
+        let spec = TableSpec { slots: 1 << 12, seed: 7, placement, epoch: 0 };
+        let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: SLOT_SIZE << 12 };
+        Table::new(&serde_json::to_string(&spec).expect("plain data"), extent).expect("a table")
+    }
+
+    #[test]
+    fn the_hash_of_a_stored_table_never_changes() {
+        let table = table(Placement::Hashed);
+        let firsts: Vec<u64> = [&b"a"[..], b"key", b"a longer key than sixteen bytes"]
+            .iter()
+            .map(|key| table.first_slot(key))
+            .collect();
+        assert_eq!(firsts, PINNED);
+    }
+    const PINNED: [u64; 3] = [311, 3271, 2699];
+
+    #[test]
+    fn permuted_numbers_have_a_slot_each() {
+        let table = table(Placement::Permuted);
+        let mut seen = vec![false; 1 << 12];
+        for number in 0..1u64 << 12 {
+            let slot = table.first_slot(&number.to_be_bytes()) as usize;
+            assert!(!std::mem::replace(&mut seen[slot], true), "slot {slot} has two numbers");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_item_are_refused() {
+        assert!(ItemView::decode(&[]).is_err());
+        assert!(ItemView::decode(&[0; 15]).is_err());
+        assert!(ItemView::decode(&[0; 64]).is_err(), "kind 0");
+        let mut header = ItemHeader {
+            generation: U32::new(1),
+            key_len: U16::new(KEY_MAX as u16 + 1),
+            kind: Kind::Value as u8,
+            flags: 0,
+            value_len: U32::new(u32::MAX),
+            reserved: U32::new(0),
+        };
+        assert!(ItemView::decode(header.as_bytes()).is_err(), "too long a key");
+        header.key_len = U16::new(3);
+        let item = ItemView::decode(header.as_bytes()).expect("cut short, but an item");
+        assert!(!item.is_of(b"abc") && item.value().is_err() && item.parts().is_err());
+    }
+
+    #[test]
+    fn a_frozen_slot_is_seen_as_such_and_generations_wrap() {
+        let slot = |tag: u32| Slot(BoundedPtr { ptr: Addr::new(64), bound: 1.into(), tag: tag.into() });
+        assert!(slot(FROZEN | 5).is_frozen() && slot(FROZEN | 5).generation() == 5);
+        assert_eq!(slot(GENERATION_MASK).next_generation(), 0);
+    }
+}

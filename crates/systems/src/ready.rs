@@ -1,0 +1,49 @@
+//! A chain that found no buffer ran nothing at all: it is asked again, until that has gone on for too long.
+
+use farside_remote::clock::Clock;
+use farside_remote::{Chain, Fabric, FabricError, NodeId, Reply, Status};
+use std::time::Duration;
+
+/// How long a chain may find no buffer before the store is said to be out of memory.
+pub(crate) const OUT_OF_MEMORY_AFTER: Duration = Duration::from_millis(100);
+
+const BACKOFF_FIRST: Duration = Duration::from_micros(50);
+const BACKOFF_MAX: Duration = Duration::from_millis(5);
+
+/// Runs a chain until it finds its buffers; answers false if it never did: nothing ran then.
+#[inline]
+pub(crate) async fn run_until_ready<F: Fabric + Clock>(
+    fabric: &F,
+    node: NodeId,
+    chain: &Chain<'_>,
+    reply: &mut Reply,
+) -> Result<bool, FabricError> {
+    fabric.run(node, chain, reply).await?;
+    if reply.last_status() != Status::NotReady {
+        return Ok(true);
+    }
+    retry(fabric, node, chain, reply).await
+}
+
+#[cold]
+async fn retry<F: Fabric + Clock>(
+    fabric: &F,
+    node: NodeId,
+    chain: &Chain<'_>,
+    reply: &mut Reply,
+) -> Result<bool, FabricError> {
+    let since = fabric.now();
+    let mut backoff = BACKOFF_FIRST;
+    loop {
+        fabric.sleep(backoff).await;
+        backoff = (backoff * 2).min(BACKOFF_MAX);
+        let waited = fabric.now().saturating_sub(since);
+        fabric.run(node, chain, reply).await?;
+        if reply.last_status() != Status::NotReady {
+            return Ok(true);
+        }
+        if waited >= OUT_OF_MEMORY_AFTER {
+            return Ok(false);
+        }
+    }
+}

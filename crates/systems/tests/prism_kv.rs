@@ -1,0 +1,247 @@
+//! PRISM-KV on a node of this process: what it promises, and what it costs.
+
+mod support;
+
+use farside_systems::kv::prism_kv::many::Cursor;
+use farside_systems::kv::{KEY_MAX, KvError, VALUE_MAX};
+use std::collections::BTreeMap;
+use support::{Client, Home, run};
+
+macro_rules! go {
+    ($client:expr, $op:ident ( $($arg:expr),* )) => {{
+        let endpoint = std::rc::Rc::clone($client.fabric());
+        run(&endpoint, $client.$op($($arg),*))
+    }};
+}
+
+fn value_of(client: &mut Client, key: &[u8]) -> Option<Vec<u8>> {
+    go!(client, get(key)).expect("a get").map(|item| item.value.to_vec())
+}
+
+#[test]
+fn a_value_comes_back_until_it_is_replaced_or_deleted() {
+    let home = Home::new(64);
+    home.create("s", 32, r#"{"items": 1000}"#);
+    let mut client = home.client("s");
+    assert_eq!(value_of(&mut client, b"k"), None);
+    go!(client, put(b"k", b"one")).expect("stored");
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"one"[..]));
+    go!(client, put(b"k", b"")).expect("stored");
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b""[..]));
+    assert!(go!(client, delete(b"k")).expect("deleted"));
+    assert!(!go!(client, delete(b"k")).expect("nothing to delete"));
+    assert_eq!(value_of(&mut client, b"k"), None);
+    go!(client, put(b"k", b"two")).expect("stored");
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"two"[..]));
+}
+
+#[test]
+fn operations_cost_what_the_paper_says() {
+    let home = Home::new(64);
+    home.create("s", 32, r#"{"items": 1000, "placement": "permuted"}"#);
+    let mut client = home.client("s").with_slot_cache(100);
+    let mut uncached = home.client("s");
+    let endpoint = std::rc::Rc::clone(client.fabric());
+    let plain = std::rc::Rc::clone(uncached.fabric());
+    let key = 7u64.to_be_bytes();
+
+    plain.take();
+    go!(uncached, put(&key, &[1; 100])).expect("stored");
+    let costs = plain.take();
+    assert_eq!((costs.round_trips, costs.requests, costs.atomics), (2, 2, 1), "a PUT finds, then installs");
+    go!(uncached, put(&key, &[2; 100])).expect("stored");
+    let costs = plain.take();
+    assert_eq!((costs.round_trips, costs.retired), (2, 1), "a PUT gives back what it replaced");
+
+    go!(uncached, get(&key)).expect("read");
+    let costs = plain.take();
+    assert_eq!((costs.round_trips, costs.requests, costs.atomics), (1, 1, 0), "a GET is one indirect READ");
+    assert_eq!(costs.bytes_in, 8 + 16 + 8 + 100, "its reply is an entry, the header, the key and the value");
+
+    go!(client, get(&key)).expect("read");
+    endpoint.take();
+    go!(client, put(&key, &[3; 100])).expect("stored");
+    let costs = endpoint.take();
+    assert_eq!(
+        (costs.round_trips, costs.atomics, costs.retired),
+        (1, 1, 1),
+        "a PUT of a cached slot installs"
+    );
+
+    plain.take();
+    assert!(go!(uncached, delete(&key)).expect("deleted"));
+    assert_eq!(plain.take().round_trips, 2, "a DELETE finds, then installs a tombstone");
+    assert!(!go!(uncached, delete(&key)).expect("absent"));
+    assert_eq!(plain.take().round_trips, 1, "nothing is deleted twice");
+
+    go!(client, put(&key, &[4; 100])).expect("stored");
+    let costs = endpoint.take();
+    assert_eq!((costs.round_trips, costs.requests), (3, 3), "a cached slot that changed is probed again");
+    assert_eq!(value_of(&mut uncached, &key), Some(vec![4; 100]));
+}
+
+#[test]
+fn conditional_puts_see_every_change() {
+    let home = Home::new(64);
+    home.create("s", 32, "{}");
+    let (mut a, mut b) = (home.client("s"), home.client("s"));
+    assert!(go!(a, put_if_absent(b"k", b"1")).expect("stored"));
+    assert!(!go!(b, put_if_absent(b"k", b"2")).expect("refused"));
+    let version = go!(a, get(b"k")).expect("read").expect("present").version;
+    let newer = go!(b, compare_and_put(b"k", version, b"3")).expect("asked").expect("unchanged since");
+    assert!(newer != version);
+    let conflict = go!(a, compare_and_put(b"k", version, b"4")).expect("asked").expect_err("changed since");
+    assert_eq!(conflict.version, Some(newer));
+    go!(b, delete(b"k")).expect("deleted");
+    let conflict = go!(a, compare_and_put(b"k", newer, b"5")).expect("asked").expect_err("deleted since");
+    assert_eq!(conflict.version, None);
+    assert!(go!(a, put_if_absent(b"k", b"6")).expect("stored"));
+    assert_eq!(value_of(&mut b, b"k").as_deref(), Some(&b"6"[..]));
+}
+
+#[test]
+fn keys_and_values_of_every_size_come_back_unchanged() {
+    let home = Home::new(192);
+    home.create("s", 128, r#"{"items": 1000}"#);
+    let mut client = home.client("s");
+    let mut other = home.client("s");
+    let bytes = |len: usize, salt: u8| -> Vec<u8> {
+        (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(salt) ^ (i >> 8) as u8).collect()
+    };
+    let keys = [1, 2, 8, 255, 256, 257, KEY_MAX];
+    let values =
+        [0, 1, 47, 255, 256, 4096, 57_000, 61_420, 61_424, 61_425, 70_000, 200_000, 1 << 20, VALUE_MAX];
+    for (salt, (&key_len, &value_len)) in
+        keys.iter().flat_map(|key| values.iter().map(move |value| (key, value))).enumerate()
+    {
+        let (key, value) = (bytes(key_len, salt as u8), bytes(value_len, !salt as u8));
+        go!(client, put(&key, &value)).expect("stored");
+        assert!(value_of(&mut other, &key) == Some(value), "a key of {key_len} with a value of {value_len}");
+        assert!(go!(other, delete(&key)).expect("deleted"));
+    }
+    assert!(matches!(go!(client, put(b"", b"")), Err(KvError::KeyLength(0))));
+    assert!(matches!(go!(client, get(&[0; KEY_MAX + 1])), Err(KvError::KeyLength(_))));
+    assert!(matches!(go!(client, put(b"k", &vec![0; VALUE_MAX + 1])), Err(KvError::ValueLength(_))));
+    drop((client, other));
+    let stat = home.settled("s");
+    assert!(stat.live_buffers <= (keys.len() * values.len()) as u64, "tombstones at most: {stat:?}");
+}
+
+#[test]
+fn keys_that_collide_keep_their_values() {
+    let home = Home::new(64);
+    // 256 slots, the least that a table has, for 200 keys.
+    home.create("s", 32, r#"{"items": 1}"#);
+    let mut client = home.client("s");
+    let mut expected = BTreeMap::new();
+    for n in 0..200u32 {
+        let (key, value) = (n.to_string().into_bytes(), vec![n as u8; n as usize]);
+        go!(client, put(&key, &value)).expect("stored");
+        expected.insert(key, value);
+    }
+    for (key, value) in &expected {
+        assert_eq!(value_of(&mut client, key).as_ref(), Some(value));
+    }
+    for n in 200..256u32 {
+        go!(client, put(&n.to_string().into_bytes(), b"x")).expect("stored");
+    }
+    assert!(matches!(go!(client, put(b"one too many", b"x")), Err(KvError::TableFull)));
+}
+
+#[test]
+fn several_keys_are_read_in_one_round_trip_and_all_are_visited_once() {
+    let home = Home::new(64);
+    home.create("s", 48, r#"{"items": 10000}"#);
+    let mut client = home.client("s");
+    let mut expected = BTreeMap::new();
+    for n in 0..3000u32 {
+        let key = n.to_be_bytes().to_vec();
+        let value = vec![n as u8; if n == 77 { 100_000 } else { 20 }];
+        go!(client, put(&key, &value)).expect("stored");
+        if n % 10 == 3 {
+            go!(client, delete(&key)).expect("deleted");
+        } else {
+            expected.insert(key, value);
+        }
+    }
+    let keys: Vec<Vec<u8>> = (60..90u32).chain([9999]).map(|n| n.to_be_bytes().to_vec()).collect();
+    let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let mut seen = BTreeMap::new();
+    let endpoint = std::rc::Rc::clone(client.fabric());
+    run(
+        &endpoint,
+        client.get_many(&refs, |index, item| {
+            seen.insert(keys[index].clone(), item.map(|item| item.value.to_vec()));
+        }),
+    )
+    .expect("read");
+    for key in &keys {
+        assert_eq!(seen[key].as_ref(), expected.get(key));
+    }
+
+    let mut visited = BTreeMap::new();
+    let mut cursor = Cursor::default();
+    loop {
+        let more = run(
+            &endpoint,
+            client.next(&mut cursor, |key, item| {
+                assert!(visited.insert(key.to_vec(), item.value.to_vec()).is_none(), "a key is visited once");
+            }),
+        )
+        .expect("visited");
+        if !more {
+            break;
+        }
+    }
+    assert!(visited == expected);
+}
+
+#[test]
+fn what_is_replaced_comes_back_and_nothing_is_lost() {
+    let home = Home::new(64);
+    home.create("s", 32, r#"{"items": 1000}"#);
+    let mut client = home.client("s");
+    for round in 0..20u8 {
+        for n in 0..500u32 {
+            go!(client, put(&n.to_be_bytes(), &[round; 1000]))
+                .expect("memory is reused: this is 10 MB in 32");
+        }
+    }
+    drop(client);
+    let stat = home.settled("s");
+    assert_eq!(stat.live_buffers, 500, "{stat:?}");
+}
+
+#[test]
+fn a_full_store_says_so_and_can_be_emptied_and_filled_again() {
+    let home = Home::new(64);
+    home.create("s", 24, r#"{"items": 30000}"#);
+    home.create("other", 16, r#"{"items": 1000}"#);
+    let mut client = home.client("s");
+    let mut other = home.client("other");
+    go!(other, put(b"mine", b"untouched")).expect("stored");
+    let fill = |client: &mut Client, len: usize, from: u32| -> u32 {
+        let mut n = from;
+        loop {
+            match go!(client, put(&n.to_be_bytes(), &vec![n as u8; len])) {
+                Ok(()) => n += 1,
+                Err(KvError::OutOfMemory) => return n,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let first = fill(&mut client, 512, 0);
+    assert!(first > 20_000, "{first} items of 512 bytes in 22 MiB");
+    for n in 0..first / 2 {
+        assert!(go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied"));
+    }
+    let again = fill(&mut client, 512, 0);
+    assert!(again * 10 > first / 2 * 8, "{again} of {} fit again", first / 2);
+    for n in 0..first {
+        go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied");
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let large = fill(&mut client, 4000, 0);
+    assert!(large > 3_000, "{large} items of 4000 bytes where {first} of 512 were; {:?}", home.stat("s"));
+    assert_eq!(value_of(&mut other, b"mine").as_deref(), Some(&b"untouched"[..]));
+}

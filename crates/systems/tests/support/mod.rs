@@ -1,0 +1,80 @@
+//! A node in this process with one store, and clients of it.
+
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::block_on;
+use farside_fabrics::layer::count::Count;
+use farside_fabrics::local::{self, LocalNode};
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_node::host::{Host, Options};
+use farside_remote::NodeId;
+use farside_remote::control::{Answer, Ask, Store, StoreStat};
+use farside_systems::kv::prism_kv::service::PrismKvKind;
+use farside_systems::kv::prism_kv::{KIND, PrismKv};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) type Client = PrismKv<Rc<Count<Direct>>>;
+
+pub(crate) struct Home {
+    pub(crate) host: Arc<Host>,
+}
+
+impl Home {
+    pub(crate) fn new(mib: u64) -> Home {
+        let memory = Mapping::create(mib << 20, Pages::Small).expect("memory");
+        let host = Host::start(memory, vec![Box::new(PrismKvKind)], Options::default()).expect("a node");
+        Home { host: Arc::new(host) }
+    }
+
+    pub(crate) fn ask(&self, ask: Ask) -> Answer {
+        self.host.ask(ask, Duration::from_secs(60)).expect("an answer")
+    }
+
+    pub(crate) fn create(&self, name: &str, mib: u64, parameters: &str) -> Store {
+        let ask = Ask::CreateStore {
+            name: name.into(),
+            kind: KIND.into(),
+            parameters: parameters.into(),
+            quota: mib << 20,
+        };
+        match self.ask(ask) {
+            Answer::Store(store) => store,
+            other => panic!("asked for a store, got {other:?}"),
+        }
+    }
+
+    pub(crate) fn stat(&self, name: &str) -> StoreStat {
+        match self.ask(Ask::StoreStat { name: name.into() }) {
+            Answer::StoreStat(stat) => stat,
+            other => panic!("asked for figures, got {other:?}"),
+        }
+    }
+
+    /// Waits until nothing is on its way back.
+    pub(crate) fn settled(&self, name: &str) -> StoreStat {
+        for _ in 0..1000 {
+            let stat = self.stat(name);
+            if stat.retired_buffers == 0 {
+                return stat;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("buffers are still retired after five seconds: {:?}", self.stat(name));
+    }
+
+    pub(crate) fn endpoint(&self) -> Rc<Count<Direct>> {
+        let node: Arc<dyn LocalNode> = Arc::clone(&self.host) as _;
+        Rc::new(Count::new(local::connect(&node).expect("a session")))
+    }
+
+    pub(crate) fn client(&self, name: &str) -> Client {
+        let endpoint = self.endpoint();
+        block_on((), PrismKv::open(endpoint, NodeId(0), name)).expect("the store is there")
+    }
+}
+
+/// Runs one operation to its end; the endpoint's turn ends with it.
+pub(crate) fn run<O>(client_endpoint: &Rc<Count<Direct>>, future: impl Future<Output = O>) -> O {
+    block_on(client_endpoint.inner(), future)
+}

@@ -1,0 +1,66 @@
+//! Running cargo: each command is shown before it runs, and its output streams through.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The cargo that started us, in the workspace's root. A caller adds the environment it needs.
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).args(arguments);
+    command
+}
+
+/// Where cargo builds.
+pub(crate) fn target_folder(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
+}
+
+/// What the caller's environment sets in `variable`, followed by `flags`.
+pub(crate) fn flags_after_the_callers(variable: &str, flags: &str) -> OsString {
+    let mut all = std::env::var_os(variable).unwrap_or_default();
+    if !all.is_empty() {
+        all.push(" ");
+    }
+    all.push(flags);
+    all
+}
+
+/// Runs `command` and says whether it succeeded; why it did not is on the terminal by then.
+pub(crate) fn succeeds(mut command: Command) -> bool {
+    println!("   $ {}", shown(&command));
+    match command.status() {
+        Ok(status) if status.success() => true,
+        Ok(status) => {
+            println!("   {status}");
+            false
+        }
+        Err(error) => {
+            println!("   cannot start it: {error}; is cargo on PATH?");
+            false
+        }
+    }
+}
+
+/// The command as one would type it, with the environment that was set for it.
+fn shown(command: &Command) -> String {
+    let set = command.get_envs().filter_map(|(name, value)| Some((name.display(), value?.display())));
+    let mut shown: String = set.map(|(name, value)| format!("{name}='{value}' ")).collect();
+    shown.push_str("cargo");
+    for argument in command.get_args() {
+        shown.push_str(&format!(" {}", argument.display()));
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shown_command_can_be_typed() {
+        let mut command = cargo(Path::new("."), &["test", "--locked"]);
+        command.env("RUSTDOCFLAGS", "-D warnings").env_remove("CARGO_ENCODED_RUSTFLAGS");
+        assert_eq!(shown(&command), "RUSTDOCFLAGS='-D warnings' cargo test --locked");
+    }
+}

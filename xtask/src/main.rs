@@ -1,0 +1,102 @@
+//! The project's chores, run as `cargo xtask CHORE`.
+//!
+//! - [`check`]: what CI runs, a step at a time; [`tidy`] is its step for the house rules.
+//! - [`soak`]: the tests that are too long for every change.
+//! - [`size`]: how many lines stand where.
+//! - [`source`]: Rust text with code, comments and test parts told apart, for the two that read it.
+
+mod cargo;
+mod check;
+mod size;
+mod soak;
+mod source;
+mod tidy;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+The project's chores: cargo xtask CHORE
+
+    check   what CI runs: format, house rules, clippy, tests, mutants, docs
+    soak    the long tests: everything ignored and named soak_*, in release mode
+    size    lines of code, comment and test of each crate
+    help    this text
+";
+
+/// Exit code of a command line that cannot be understood.
+const USAGE: u8 = 2;
+
+#[derive(Debug, PartialEq)]
+enum Chore {
+    Check,
+    Soak,
+    Size,
+    Help,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> =
+        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let chore = match chore(&arguments) {
+        Ok(chore) => chore,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace's root");
+    let passed = match chore {
+        Chore::Check => check::run(root),
+        Chore::Soak => soak::run(root),
+        Chore::Size => size::run(root),
+        Chore::Help => {
+            print!("{HELP}");
+            true
+        }
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What the command line asks for, or a message that names the remedy.
+fn chore(arguments: &[String]) -> Result<Chore, String> {
+    let Some((name, rest)) = arguments.split_first() else {
+        return Err("no chore named; `cargo xtask help` lists them".into());
+    };
+    let chore = match name.as_str() {
+        "check" => Chore::Check,
+        "soak" => Chore::Soak,
+        "size" => Chore::Size,
+        "help" | "--help" | "-h" => Chore::Help,
+        _ => return Err(format!("no chore is called `{name}`; `cargo xtask help` lists them")),
+    };
+    match rest.first() {
+        None => Ok(chore),
+        Some(extra) => Err(format!("`{name}` takes no arguments; leave out `{extra}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chore_of(line: &str) -> Result<Chore, String> {
+        chore(&line.split_whitespace().map(String::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn every_chore_in_the_help_is_understood() {
+        let named = HELP.lines().filter_map(|line| line.strip_prefix("    ")?.split_whitespace().next());
+        assert_eq!(named.clone().count(), 4);
+        for name in named {
+            assert!(chore_of(name).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_understood_names_the_remedy() {
+        assert!(chore_of("").unwrap_err().contains("cargo xtask help"));
+        assert!(chore_of("chekc").unwrap_err().contains("no chore is called `chekc`"));
+        assert!(chore_of("check --fast").unwrap_err().contains("leave out `--fast`"));
+    }
+}

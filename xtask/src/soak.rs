@@ -1,0 +1,59 @@
+//! `cargo xtask soak`: the long tests, which are `#[ignore]`d with a reason and named `soak_*`.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Instant;
+
+use crate::cargo::{cargo, succeeds};
+
+const TEST: [&str; 4] = ["test", "--release", "--workspace", "--locked"];
+
+/// Lists the long tests, runs them and says whether all of them passed. Finding none is a failure.
+pub(crate) fn run(root: &Path) -> bool {
+    let Some(tests) = long_tests(root) else {
+        println!("soak: the tests do not build; see above");
+        return false;
+    };
+    if tests.is_empty() {
+        println!("soak: nothing to run: no test is both `#[ignore]`d and named soak_*");
+        return false;
+    }
+    println!("soak: {} long tests:", tests.len());
+    for test in &tests {
+        println!("   {test}");
+    }
+    let started = Instant::now();
+    // One at a time: they measure, and some need most of the machine's memory.
+    let passed = succeeds(cargo(
+        root,
+        &[&TEST[..], &["--", "--ignored", "--nocapture", "--test-threads=1", "soak_"]].concat(),
+    ));
+    let outcome = if passed { "passed" } else { "FAILED" };
+    println!("soak: {outcome} in {:.1} s", started.elapsed().as_secs_f64());
+    passed
+}
+
+/// Names of the long tests, or `None` if the tests do not build.
+fn long_tests(root: &Path) -> Option<Vec<String>> {
+    let listing = cargo(root, &[&TEST[..], &["--quiet", "--", "--ignored", "--list", "soak_"]].concat())
+        .stderr(Stdio::inherit())
+        .output()
+        .ok()?;
+    listing.status.success().then(|| listed(&String::from_utf8_lossy(&listing.stdout)))
+}
+
+fn listed(listing: &str) -> Vec<String> {
+    listing.lines().filter_map(|line| line.strip_suffix(": test")).map(String::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tests_are_taken_from_a_listing() {
+        let listing =
+            "soak_kills: test\n\n1 test, 0 benchmarks\nscan::soak_fill: test\n0 tests, 0 benchmarks\n";
+        assert_eq!(listed(listing), ["soak_kills", "scan::soak_fill"]);
+    }
+}

@@ -1,0 +1,186 @@
+//! The house rules that no other tool checks: the walls between crates, and habits of the text.
+//!
+//! A rule is a function from a file's path and text to findings, so that its test is a few lines of sample.
+//! [`rust`] reads Rust files, [`manifest`] the arrows between crates, [`markdown`] the links of documents.
+//! Paths are relative to the workspace's root, with `/` between folders.
+
+mod manifest;
+mod markdown;
+mod rust;
+
+use std::fmt;
+use std::path::Path;
+
+/// What is wrong at a place, and how to mend it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Finding {
+    path: String,
+    /// Counted from 1.
+    line: usize,
+    what: String,
+    remedy: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { path: path.into(), line, what: what.into(), remedy: remedy.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, line, what, remedy } = self;
+        write!(out, "{path}:{line}: {what}; {remedy}")
+    }
+}
+
+/// Everything in the tree that breaks a house rule.
+pub(crate) fn findings(root: &Path) -> Vec<Finding> {
+    let exists = |path: &str| root.join(path).exists();
+    let mut findings = Vec::new();
+    for path in files(root) {
+        let text = match std::fs::read_to_string(root.join(&path)) {
+            Ok(text) => text,
+            Err(error) => {
+                findings.push(Finding::new(
+                    &path,
+                    1,
+                    format!("cannot be read: {error}"),
+                    "keep text in UTF-8",
+                ));
+                continue;
+            }
+        };
+        findings.extend(folders_of_one_machine(&path, &text));
+        if path.ends_with(".rs") {
+            findings.extend(rust::findings(&path, &text));
+        } else if path.ends_with(".md") {
+            findings.extend(markdown::findings(&path, &text, exists));
+        } else {
+            findings.extend(unfinished(&path, text.lines()));
+            if path.ends_with("Cargo.toml") {
+                findings.extend(manifest::findings(&path, &text));
+            }
+        }
+    }
+    findings
+}
+
+/// The text files of the tree that are read by people, sorted; not what is built or hidden.
+pub(crate) fn files(root: &Path) -> Vec<String> {
+    let mut files = Vec::new();
+    let mut folders = vec![String::new()];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(root.join(&folder)) else { continue };
+        for entry in entries.flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Ok(kind) = entry.file_type() else { continue };
+            let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
+            let is_hidden = name.starts_with('.') && name != ".ci" && name != ".cargo";
+            if kind.is_dir() && !is_hidden && name != "target" {
+                folders.push(path);
+            } else if kind.is_file() && is_read_by_people(&path) {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+fn is_read_by_people(path: &str) -> bool {
+    const ENDINGS: [&str; 7] = [".rs", ".md", ".toml", ".sh", ".yml", ".yaml", ".properties"];
+    path.starts_with(".ci/") || ENDINGS.iter().any(|ending| path.ends_with(ending))
+}
+
+/// Whether a file holds nothing but tests or benchmarks.
+pub(crate) fn is_test_file(path: &str) -> bool {
+    path.ends_with("/tests.rs") || path.split('/').any(|folder| folder == "tests" || folder == "benches")
+}
+
+/// Marks of unfinished work, in `lines` of which each is counted.
+fn unfinished<'a>(path: &str, lines: impl Iterator<Item = &'a str>) -> Vec<Finding> {
+    const MARKS: [&str; 3] = ["TODO", "FIXME", "XXX"];
+    let mut findings = Vec::new();
+    for (index, line) in lines.enumerate() {
+        for mark in MARKS.iter().filter(|mark| crate::source::has_word(line, mark)) {
+            let remedy = "finish it, or refuse what is missing with an error that says so";
+            findings.push(Finding::new(path, index + 1, format!("`{mark}`"), remedy));
+        }
+    }
+    findings
+}
+
+/// Folders that lie elsewhere on every machine; in pieces, or this file would name them.
+const FOLDERS_OF_ONE_MACHINE: [&str; 4] =
+    [concat!("/", "home/"), concat!("/", "root/"), concat!("/", "work/"), concat!("/", "Users/")];
+
+/// Absolute paths into home or work folders: they hold on one machine only.
+fn folders_of_one_machine(path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for folder in FOLDERS_OF_ONE_MACHINE {
+            let is_absolute = |at: usize| {
+                let before = line[..at].chars().next_back();
+                !before.is_some_and(|letter| letter.is_alphanumeric() || "._-~/}".contains(letter))
+            };
+            if line.match_indices(folder).any(|(at, _)| is_absolute(at)) {
+                let what = format!("`{folder}` names a folder of one machine");
+                findings.push(Finding::new(
+                    path,
+                    index + 1,
+                    what,
+                    "name the place relative to the repository",
+                ));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The places of the findings, as `line: what`.
+    pub(super) fn seen(findings: &[Finding]) -> Vec<String> {
+        findings.iter().map(|finding| format!("{}: {}", finding.line, finding.what)).collect()
+    }
+
+    #[test]
+    fn a_finding_names_place_fault_and_remedy() {
+        let finding = Finding::new("a/b.rs", 3, "it is wrong", "mend it");
+        assert_eq!(finding.to_string(), "a/b.rs:3: it is wrong; mend it");
+    }
+
+    #[test]
+    fn marks_of_unfinished_work_are_found_as_words() {
+        let text = ["a = 1 # TODO: b", "mktemp dir-XXXXXX", "FIXME"];
+        assert_eq!(seen(&unfinished("a.toml", text.into_iter())), ["1: `TODO`", "3: `FIXME`"]);
+    }
+
+    #[test]
+    fn only_absolute_paths_name_a_machine() {
+        for folder in FOLDERS_OF_ONE_MACHINE {
+            let text =
+                format!("docs{folder}a and https://a.b{folder}c\n\"{folder}a\"\n${{A}}{folder}b\n{folder}\n");
+            let found = folders_of_one_machine("a.md", &text);
+            assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 4], "{folder}");
+        }
+    }
+
+    #[test]
+    fn a_test_file_is_known_by_its_folder() {
+        assert!(is_test_file("crates/remote/tests/model.rs"));
+        assert!(is_test_file("bench/benches/get.rs"));
+        assert!(is_test_file("crates/node/src/scan/tests.rs"));
+        assert!(!is_test_file("crates/node/src/scan.rs"));
+    }
+
+    #[test]
+    fn the_tree_is_read_without_what_was_built() {
+        let files = files(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
+        assert!(files.contains(&"xtask/src/tidy.rs".into()) && files.contains(&".ci/run".into()));
+        assert!(!files.iter().any(|file| file.starts_with("target/") || file.starts_with(".git/")));
+    }
+}
