@@ -2,14 +2,16 @@
 //!
 //! * [`workload`]: YCSB's workloads; which operation on which key comes next.
 //! * [`verify`]: values that prove themselves; what nobody may ever read.
+//! * [`driver`]: a key-value store driven through a workload.
 //! * [`floor`]: the physical floor; the same fetch done by hand, in code of its own.
 //! * [`report`]: latencies, CPU time, the JSON line for scripts and the table for people.
 //!
-//! Invariant: nothing here knows a fabric or a system; whoever drives them brings both.
+//! Invariant: nothing here knows a fabric; of systems, only what all key-value stores offer.
 //! Invariant: `unsafe` stands in [`floor`] alone.
 
 #![deny(unsafe_code)]
 
+pub mod driver;
 #[allow(unsafe_code)]
 pub mod floor;
 pub mod report;

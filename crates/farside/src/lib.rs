@@ -1,1 +1,42 @@
-//! (being written)
+//! Far memory that programs share: mutable, and reached without waking the far CPU.
+//!
+//! A *memory node* (`farside up`) lends memory. [`connect`] names one by a url; [`Pool::open`] gives a [`Client`] of a
+//! store on it, which is `Send + Clone` and serves any threads or tasks; [`local::Client`] belongs to one thread and
+//! pays nothing for that.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), farside::Error> {
+//! let pool = farside::connect("shm:/run/user/1000/farside/default.sock")?;
+//! let kv = pool.open("default")?;
+//! kv.put("greeting", "hello").wait()?; // or `.await`, under any executor
+//! let greeting = kv.get("greeting").wait()?.expect("just stored");
+//! assert_eq!(greeting.value, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What a program may assume: each operation is linearizable, and an error says whether the operation was carried
+//! out ([`Error::ran`]).
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod local;
+
+mod client;
+mod error;
+mod pool;
+
+pub use client::{Client, Pending, Value};
+pub use error::Error;
+pub use farside_remote::control::{NodeInfo, Store, StoreStat};
+pub use farside_remote::fabric::Ran;
+pub use farside_systems::kv::prism_kv::Conflict;
+pub use farside_systems::kv::{KEY_MAX, KvError, VALUE_MAX, Version};
+pub use pool::{NewStore, Pool, connect};
+
+/// How the binary builds nodes and drives benchmarks; not for programs, and not stable.
+#[doc(hidden)]
+pub mod parts {
+    pub use crate::pool::kinds;
+}

@@ -16,6 +16,7 @@ use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::state::Stage;
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
+use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use std::collections::VecDeque;
 
@@ -64,8 +65,20 @@ pub struct Node<M: NodeMemory> {
 /// What a question takes more than one step to do.
 enum Job<M: NodeMemory> {
     Create { entry: Box<Entry<M>>, division: Division, granted: usize },
-    Drop { entry: Box<Entry<M>>, grace: Option<Grace>, freed: usize },
+    Drop { entry: Box<Entry<M>>, leaving: Leaving, freed: usize },
     Stat { entry_segments: Vec<u32>, at: (usize, u32), stat: Box<StoreStat> },
+}
+
+/// How far a dropped store's memory is on its way out of everybody's hands.
+enum Leaving {
+    /// Its key opens everything.
+    Not,
+    /// Chains that were admitted by its key may be under way.
+    Chains(Grace),
+    /// Nothing of it is retired any more; what was, is on lists, among buffers of other stores.
+    Retired { is_round_begun: bool },
+    /// Nobody knows of it.
+    Left,
 }
 
 impl<M: NodeMemory> Node<M> {
@@ -130,7 +143,11 @@ impl<M: NodeMemory> Node<M> {
     }
 
     /// A session's owner runs no more chains. If it did not say so itself, stores are scanned for what it held.
+    /// One that has ended already ends no second time.
     pub fn end_session(&mut self, id: SessionId, said_so: bool) {
+        if !self.sessions.may_run(id) {
+            return;
+        }
         self.sessions.end(id);
         self.closing.push_back(id);
         self.reclaim.take_from(id.slot);
@@ -142,7 +159,13 @@ impl<M: NodeMemory> Node<M> {
 
     /// The pids of the sessions whose unfinished turn keeps memory from coming back.
     pub fn delayed_by(&self) -> Vec<u32> {
-        let slots: Vec<u32> = self.reclaim.waiting_for().collect();
+        let dropping = self.jobs.front().and_then(|(_, job)| match job {
+            Job::Drop { leaving: Leaving::Chains(grace), .. } => Some(grace),
+            _ => None,
+        });
+        let others = dropping.into_iter().flat_map(Grace::waiting_for);
+        let others = others.chain(self.scan.iter().flat_map(|(scan, _)| scan.waiting_for()));
+        let slots: Vec<u32> = self.reclaim.waiting_for().chain(others.map(|id| id.slot)).collect();
         self.sessions.iter().filter(|s| slots.contains(&s.id.slot)).map(|s| s.pid).collect()
     }
 
@@ -177,10 +200,10 @@ impl<M: NodeMemory> Node<M> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
         let parts: [Part<M>; 5] =
             [Node::close_step, Node::reclaim_step, Node::job_step, Node::scan_step, Node::relief_step];
-        for _ in 0..parts.len() {
-            let made = parts[self.rotation](self, memory)?;
-            self.rotation = (self.rotation + 1) % parts.len();
-            if made {
+        for turn in 0..parts.len() {
+            let next = (self.rotation + turn) % parts.len();
+            if parts[next](self, memory)? {
+                self.rotation = (next + 1) % parts.len();
                 return Ok(Progress::Made);
             }
         }
@@ -196,7 +219,7 @@ impl<M: NodeMemory> Node<M> {
                 self.begin_create(&name, &kind, &parameters, quota, entropy)?
             }
             Ask::DropStore { name } => {
-                Job::Drop { entry: Box::new(self.catalog.remove(&name)?), grace: None, freed: 0 }
+                Job::Drop { entry: Box::new(self.catalog.remove(&name)?), leaving: Leaving::Not, freed: 0 }
             }
             Ask::StoreStat { name } => {
                 let entry = self.catalog.get(&name)?;
@@ -288,6 +311,10 @@ impl<M: NodeMemory> Node<M> {
     }
 
     fn reclaim_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let is_adopting = self.scan.as_ref().is_some_and(|(scan, _)| scan.is_adopting());
+        if is_adopting && !Mutant::ReuseWhileAdopting.is_on() {
+            return Ok(false);
+        }
         self.reclaim.step(memory, &self.sessions)
     }
 
@@ -347,8 +374,11 @@ impl<M: NodeMemory> Node<M> {
         let Some((_, job)) = self.jobs.front_mut() else { return Ok(false) };
         let ended = match job {
             Job::Create { entry, division, granted } => grant_step(memory, entry, division, granted)?,
-            Job::Drop { entry, grace, freed } => {
-                drop_step(memory, &self.sessions, &mut self.extents, entry, grace, freed)?
+            Job::Drop { leaving: Leaving::Left, entry, freed } => {
+                free_step(memory, &mut self.extents, entry, freed)?
+            }
+            Job::Drop { entry, leaving, .. } => {
+                leave_step(memory, &self.sessions, &mut self.reclaim, entry, leaving)?
             }
             Job::Stat { entry_segments, at, stat } => stat_step(memory, entry_segments, at, stat)?,
         };
@@ -408,24 +438,47 @@ fn grant_step<M: NodeMemory>(
     Ok(Some(true))
 }
 
-/// Takes the key away, waits until no chain can be under way in the region, then frees a segment at a time.
-fn drop_step<M: NodeMemory>(
+/// Takes the key away, waits until no chain can be under way in the region, then until nothing of it is on a
+/// session's list: where a list leads through memory that is no more, it would end.
+fn leave_step<M: NodeMemory>(
     memory: &M,
     sessions: &Sessions,
+    reclaim: &mut Reclaim,
+    entry: &Entry<M>,
+    leaving: &mut Leaving,
+) -> JobStep<M::Wait> {
+    match leaving {
+        Leaving::Not => {
+            Arena::of(memory).set_secret(entry.store.region, 0)?;
+            *leaving = Leaving::Chains(sessions.begin_grace(memory)?);
+        }
+        Leaving::Chains(grace) => {
+            if !sessions.is_over(memory, grace)? {
+                return Ok(Some(false));
+            }
+            *leaving = match Mutant::DropWithoutTakingLists.is_on() {
+                false => Leaving::Retired { is_round_begun: false },
+                true => Leaving::Left,
+            };
+        }
+        Leaving::Retired { .. } if !reclaim.is_between_rounds() => return Ok(Some(false)),
+        Leaving::Retired { is_round_begun: false } => {
+            reclaim.begin_round(sessions);
+            *leaving = Leaving::Retired { is_round_begun: true };
+        }
+        Leaving::Retired { is_round_begun: true } | Leaving::Left => *leaving = Leaving::Left,
+    }
+    Ok(Some(true))
+}
+
+/// Frees a segment of a store of which nobody knows any more.
+fn free_step<M: NodeMemory>(
+    memory: &M,
     extents: &mut Extents,
     entry: &Entry<M>,
-    grace: &mut Option<Grace>,
     freed: &mut usize,
 ) -> JobStep<M::Wait> {
     let arena = Arena::of(memory);
-    let Some(grace) = grace else {
-        arena.set_secret(entry.store.region, 0)?;
-        *grace = Some(sessions.begin_grace(memory)?);
-        return Ok(Some(true));
-    };
-    if !sessions.is_over(memory, grace)? {
-        return Ok(Some(false));
-    }
     let Some(&index) = entry.segments.get(*freed) else {
         arena.clear_region(entry.store.region)?;
         return Ok(None);
@@ -450,18 +503,19 @@ fn stat_step<M: NodeMemory>(
     let arena = Arena::of(memory);
     let (place, first) = *at;
     let Some(&index) = segments.get(place) else { return Ok(None) };
+    let usage = arena.segment(index)?.usage;
+    let mut seen = Vec::with_capacity(STAT_BUFFERS as usize);
+    for ordinal in first..first + STAT_BUFFERS {
+        let Some(found) = arena.buffer_state(index, ordinal)? else { break };
+        seen.push(found);
+    }
     if first == 0 {
-        let bytes = match arena.segment(index)?.usage {
+        let bytes = match usage {
             Use::Table => &mut stat.table_bytes,
             Use::Granted => &mut stat.granted_bytes,
             _ => &mut stat.buffer_segment_bytes,
         };
         *bytes += SEGMENT_SIZE;
-    }
-    let mut seen = Vec::with_capacity(STAT_BUFFERS as usize);
-    for ordinal in first..first + STAT_BUFFERS {
-        let Some(found) = arena.buffer_state(index, ordinal)? else { break };
-        seen.push(found);
     }
     for (buffer, state) in &seen {
         let size = u64::from(buffer.class.size);

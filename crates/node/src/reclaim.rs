@@ -3,17 +3,20 @@
 //!
 //! Where a region has no granted segment left and a class has plenty on its list, buffers are *parked* instead, by
 //! segment; a segment of which every buffer is parked is empty, and is granted again, for any class. That is how
-//! memory given up as small buffers serves as large ones, one buffer at a time.
+//! memory given up as small buffers serves as large ones, one buffer at a time. It waits until everybody has moved
+//! on, for whoever was stopped while it helped to take one of its buffers remembers states as they were.
 //!
-//! Invariant: what is `taken`, in `grace` or `ready` is RETIRED and owned by the node; what is parked is PARKED.
+//! Invariant: `buffers` on their way are RETIRED and owned by the node; what is parked is PARKED.
 
 use crate::node::NodeMemory;
 use crate::session::{Grace, Sessions};
 use farside_remote::Memory;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
+use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::arena::{Arena, Buffer};
+use farside_remote::mutant::Mutant;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The buffers on their way back.
@@ -23,19 +26,62 @@ pub struct Reclaim {
     round: Vec<u32>,
     /// The slot whose list is being walked, and the next buffer on it.
     walking: Option<(u32, u64)>,
-    taken: Vec<u64>,
-    grace: Option<(Vec<u64>, Grace)>,
-    ready: Vec<u64>,
+    /// Retired buffers on their way to their lists.
+    buffers: Delayed<u64>,
     /// By region and class: the segments with parked buffers, and those buffers.
     parked: BTreeMap<(u32, u8), BTreeMap<u32, Vec<u64>>>,
     /// Parked buffers that are to go to their lists after all.
     unparked: Vec<u64>,
-    /// Segments of which every buffer is parked.
-    emptied: Vec<(u32, u32)>,
+    /// Segments of which every buffer is parked, each with its region, on their way to being granted again.
+    emptied: Delayed<(u32, u32)>,
     /// Regions without a granted segment.
     short: BTreeSet<u32>,
     /// How many buffers came back, in all.
     pub reclaimed: u64,
+}
+
+/// Things that may be used again once everybody who may know of them has moved on.
+#[derive(Debug)]
+struct Delayed<T> {
+    added: Vec<T>,
+    grace: Option<(Vec<T>, Grace)>,
+    ready: Vec<T>,
+}
+
+impl<T> Default for Delayed<T> {
+    fn default() -> Delayed<T> {
+        Delayed { added: Vec::new(), grace: None, ready: Vec::new() }
+    }
+}
+
+impl<T> Delayed<T> {
+    /// One step towards having something ready. False if it waits for somebody's turn to end, or has nothing.
+    fn step<M: Memory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
+        if Mutant::RepostAtOnce.is_on() && !self.added.is_empty() {
+            self.ready.append(&mut self.added);
+        } else if let Some((things, grace)) = &mut self.grace {
+            if !sessions.is_over(memory, grace)? {
+                return Ok(false);
+            }
+            self.ready.append(things);
+            self.grace = None;
+        } else if !self.added.is_empty() {
+            let grace = sessions.begin_grace(memory)?;
+            self.grace = Some((std::mem::take(&mut self.added), grace));
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
+        self.grace.iter().flat_map(|(_, grace)| grace.waiting_for())
+    }
+
+    fn retain(&mut self, mut keeps: impl FnMut(&T) -> bool) {
+        let under_way = self.grace.iter_mut().map(|(things, _)| things);
+        under_way.chain([&mut self.added, &mut self.ready]).for_each(|things| things.retain(&mut keeps));
+    }
 }
 
 /// A list with fewer than so many segments' worth of buffers is not drained.
@@ -44,17 +90,22 @@ const KEEP_SEGMENTS: u64 = 4;
 impl Reclaim {
     /// Adds a buffer that a scan found lost and made RETIRED and the node's.
     pub fn add(&mut self, at: u64) {
-        self.taken.push(at);
+        self.buffers.added.push(at);
     }
 
     /// The slots of sessions whose unfinished turn keeps buffers from coming back.
     pub fn waiting_for(&self) -> impl Iterator<Item = u32> + '_ {
-        self.grace.iter().flat_map(|(_, grace)| grace.waiting_for()).map(|id| id.slot)
+        self.buffers.waiting_for().chain(self.emptied.waiting_for()).map(|id| id.slot)
     }
 
     /// Whether the retired buffers of session `slot` are all taken, or can be by one more round.
     pub fn is_done_with(&self, slot: u32) -> bool {
         !self.round.contains(&slot) && self.walking.is_none_or(|(walking, _)| walking != slot)
+    }
+
+    /// Whether nobody's list is being taken.
+    pub fn is_between_rounds(&self) -> bool {
+        self.round.is_empty() && self.walking.is_none()
     }
 
     /// Notes whether a region has no granted segment left.
@@ -95,9 +146,9 @@ impl Reclaim {
         if let Some((slot, at)) = self.walking {
             let next = self.take_over(memory, at)?;
             self.walking = (next != 0).then_some((slot, next));
-        } else if let Some(&at) = self.ready.last() {
+        } else if let Some(&at) = self.buffers.ready.last() {
             self.give_or_park(memory, at)?;
-            self.ready.pop();
+            self.buffers.ready.pop();
             self.reclaimed += 1;
         } else if let Some(&at) = self.unparked.last() {
             if let Some((region, buffer)) = Arena::of(memory).buffer_at(at)?
@@ -106,24 +157,15 @@ impl Reclaim {
                 Arena::of(memory).give(region, &buffer)?;
             }
             self.unparked.pop();
-        } else if let Some(&(region, index)) = self.emptied.last() {
+        } else if let Some(&(region, index)) = self.emptied.ready.last() {
             grant_again(memory, region, index)?;
-            self.emptied.pop();
+            self.emptied.ready.pop();
         } else if let Some(&slot) = self.round.last() {
             let first = Arena::of(memory).take_retired(slot)?;
             self.round.pop();
             self.walking = (first != 0).then_some((slot, first));
-        } else if let Some((buffers, grace)) = &mut self.grace {
-            if !sessions.is_over(memory, grace)? {
-                return Ok(false);
-            }
-            self.ready = std::mem::take(buffers);
-            self.grace = None;
-        } else if !self.taken.is_empty() {
-            let grace = sessions.begin_grace(memory)?;
-            self.grace = Some((std::mem::take(&mut self.taken), grace));
-        } else {
-            return Ok(false);
+        } else if !self.buffers.step(memory, sessions)? {
+            return self.emptied.step(memory, sessions);
         }
         Ok(true)
     }
@@ -141,7 +183,7 @@ impl Reclaim {
         {
             return Ok(0);
         }
-        self.taken.push(at);
+        self.buffers.added.push(at);
         Ok(state.next)
     }
 
@@ -175,7 +217,7 @@ impl Reclaim {
             segment.push(buffer.at);
             if segment.len() == buffer.class.count as usize {
                 class.remove(&index);
-                self.emptied.push((region, index));
+                self.emptied.added.push((region, index));
             }
         }
         Ok(())

@@ -4,7 +4,8 @@
 //! 1. *Suspect*: mark every LIVE buffer whose owner was gone when the scan began, or that belongs to the structure
 //!    itself; and note every RETIRED one that a dead session never got onto its list.
 //! 2. *Mark*: the service tells what its structure reaches; those are no longer suspect, and belong to the
-//!    structure from now on, whoever allocated them: so a later scan finds them too once they are replaced.
+//!    structure from now on, whoever allocated them: so a later scan finds them too once they are replaced. No
+//!    buffer goes back to a list between being seen and being noted.
 //! 3. *Grace*: everyone who may have replaced a suspect before it was looked for has retired it, or is dead.
 //! 4. *Sweep*: what is still LIVE and suspect becomes RETIRED, and comes back like anything that was retired.
 //!
@@ -17,7 +18,9 @@ use crate::reclaim::Reclaim;
 use crate::session::{Gone, Grace, Sessions};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
+use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State, owner};
+use farside_remote::mutant::Mutant;
 use farside_remote::service::Service;
 
 /// A scan of one region.
@@ -71,6 +74,18 @@ impl Scan {
         matches!(self.phase, Phase::Done)
     }
 
+    /// Whether it has seen buffers reachable and not yet made them the structure's. Until it has, none of them may be
+    /// reused: it would take a buffer's next life for the one that it saw.
+    pub fn is_adopting(&self) -> bool {
+        matches!(&self.phase, Phase::Mark { reached, .. } if !reached.is_empty())
+    }
+
+    /// Whose turn it waits for.
+    pub fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
+        let grace = if let Phase::Wait { grace } = &self.phase { grace.as_ref() } else { None };
+        grace.into_iter().flat_map(Grace::waiting_for)
+    }
+
     /// One step. False if it waits for somebody's turn to end, or has ended.
     pub fn step<M: NodeMemory>(
         &mut self,
@@ -110,6 +125,7 @@ impl Scan {
                     self.phase = Phase::Wait { grace: None };
                 }
             }
+            Phase::Wait { .. } if waits_for_nobody() => self.phase = Phase::Sweep { at: Place::default() },
             Phase::Wait { grace: None } => {
                 self.phase = Phase::Wait { grace: Some(sessions.begin_grace(memory)?) };
             }
@@ -133,10 +149,14 @@ impl Scan {
     }
 }
 
+fn waits_for_nobody() -> bool {
+    Mutant::SweepWithoutGrace.is_on() || Mutant::ScanByReachabilityAlone.is_on()
+}
+
 impl Gone {
     /// What the first pass makes of a buffer's state.
     fn suspects(&self, state: State) -> State {
-        let unheld = self.includes(state.owner);
+        let unheld = self.includes(state.owner) || Mutant::ScanByReachabilityAlone.is_on();
         match state.stage {
             Stage::Live if unheld => State { suspect: true, ..state },
             // Its session died after it had marked the buffer, before it had linked it.

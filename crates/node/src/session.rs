@@ -92,6 +92,11 @@ impl Sessions {
         Ok(Some(id))
     }
 
+    /// Whether this very session is open and may run chains.
+    pub fn may_run(&self, id: SessionId) -> bool {
+        self.open.get(&id.slot).is_some_and(|session| session.id == id && !session.ended)
+    }
+
     /// Its owner runs no more chains, for it said so or is dead.
     pub fn end(&mut self, id: SessionId) {
         if let Some(session) = self.open.get_mut(&id.slot).filter(|session| session.id == id) {
@@ -125,16 +130,17 @@ impl Sessions {
         Ok(Grace { waiting })
     }
 
-    /// Whether everyone who held a pointer when `grace` began has ended that turn, or has ended altogether.
+    /// Whether everyone who held a pointer when `grace` began has ended that turn, or has ended altogether. Looks at
+    /// all of them, so that those who are still waited for are those who delay it.
     pub fn is_over<M: Memory>(&self, memory: &M, grace: &mut Grace) -> Result<bool, M::Wait> {
-        while let Some(&(id, turn)) = grace.waiting.last() {
-            let open = self.open.get(&id.slot).is_some_and(|session| session.id == id && !session.ended);
-            if open && Arena::of(memory).turn(id.slot)? == turn {
-                return Ok(false);
+        let mut waiting = Vec::new();
+        for &(id, turn) in &grace.waiting {
+            if self.may_run(id) && Arena::of(memory).turn(id.slot)? == turn {
+                waiting.push((id, turn));
             }
-            grace.waiting.pop();
         }
-        Ok(true)
+        grace.waiting = waiting;
+        Ok(grace.waiting.is_empty())
     }
 }
 

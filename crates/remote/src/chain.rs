@@ -52,7 +52,9 @@ pub struct Chain<'a> {
     ops: u16,
     allocates: u16,
     atomics: u16,
-    parts_len: u8,
+    parts_len: u16,
+    /// Bytes of all parts.
+    borrowed: usize,
     bytes: &'a mut Vec<u8>,
     parts: [Part<'a>; PARTS_MAX],
 }
@@ -64,11 +66,20 @@ impl ChainBuf {
     }
 
     /// Begins a chain whose ops all run under `key`. What was built here before is forgotten.
-    #[inline]
+    #[inline(always)]
     pub fn begin<'a>(&'a mut self, key: Key) -> Chain<'a> {
         self.bytes.clear();
         let parts = [Part { at: 0, bytes: &[] }; PARTS_MAX];
-        Chain { key, ops: 0, allocates: 0, atomics: 0, parts_len: 0, bytes: &mut self.bytes, parts }
+        Chain {
+            key,
+            ops: 0,
+            allocates: 0,
+            atomics: 0,
+            parts_len: 0,
+            borrowed: 0,
+            bytes: &mut self.bytes,
+            parts,
+        }
     }
 }
 
@@ -134,6 +145,7 @@ impl<'a> Chain<'a> {
         } else {
             self.parts[self.parts_len as usize] = Part { at: self.bytes.len() as u32, bytes: part };
             self.parts_len += 1;
+            self.borrowed += part.len();
         }
     }
 
@@ -141,7 +153,7 @@ impl<'a> Chain<'a> {
     ///
     /// # Panics
     /// If the chain is empty or longer than [`CHAIN_BYTES_MAX`].
-    #[inline]
+    #[inline(always)]
     pub fn view(&self) -> ChainView<'_> {
         assert!(self.ops > 0, "an empty chain asks for nothing");
         let view = ChainView {
@@ -149,6 +161,7 @@ impl<'a> Chain<'a> {
             ops: self.ops,
             allocates: self.allocates,
             atomics: self.atomics,
+            borrowed: self.borrowed,
             bytes: self.bytes,
             parts: &self.parts[..self.parts_len as usize],
         };
@@ -172,6 +185,7 @@ pub struct ChainView<'a> {
     ops: u16,
     allocates: u16,
     atomics: u16,
+    borrowed: usize,
     bytes: &'a [u8],
     parts: &'a [Part<'a>],
 }
@@ -203,6 +217,7 @@ impl<'a> ChainView<'a> {
             ops: ops as u16,
             allocates: allocates as u16,
             atomics: atomics as u16,
+            borrowed: 0,
             bytes: body,
             parts: &[],
         };
@@ -241,8 +256,7 @@ impl<'a> ChainView<'a> {
     /// Bytes of the wire form.
     #[inline]
     pub fn wire_len(&self) -> usize {
-        let parts: usize = self.parts.iter().map(|part| part.bytes.len()).sum();
-        CHAIN_HEADER + self.bytes.len() + parts
+        CHAIN_HEADER + self.bytes.len() + self.borrowed
     }
 
     /// Appends the wire form.
@@ -303,7 +317,7 @@ pub struct Ops<'a> {
 }
 
 impl<'a> Ops<'a> {
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.bytes.split_at(len);
         self.bytes = rest;
@@ -317,9 +331,12 @@ impl<'a> Ops<'a> {
     }
 
     /// Takes `len` bytes that may be partly borrowed.
-    #[inline]
+    #[inline(always)]
     fn take_payload(&mut self, len: usize) -> Payload<'a> {
         let (at, parts) = (self.at, self.parts);
+        if parts.is_empty() {
+            return Payload { bytes: self.take(len), at, parts };
+        }
         let (mut borrowed, mut used) = (0, 0);
         for part in parts {
             // A part belongs here if the inline bytes before it and the parts before it do not fill the payload.
@@ -337,7 +354,7 @@ impl<'a> Ops<'a> {
 impl<'a> Iterator for Ops<'a> {
     type Item = OpView<'a>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<OpView<'a>> {
         if self.bytes.is_empty() {
             return None;

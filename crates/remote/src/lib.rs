@@ -21,10 +21,8 @@ pub mod control;
 pub mod fabric;
 pub mod key;
 pub mod memory;
-#[cfg(farside_mutants)]
+#[doc(hidden)]
 pub mod mutant;
-#[cfg(not(farside_mutants))]
-mod mutant;
 pub mod op;
 pub mod reply;
 pub mod run;

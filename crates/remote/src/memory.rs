@@ -57,7 +57,7 @@ pub trait Memory {
 
 impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
     type Wait = M::Wait;
-    #[inline]
+    #[inline(always)]
     fn geometry(&self) -> Geometry {
         (**self).geometry()
     }
@@ -65,11 +65,11 @@ impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
     fn admits(&self, key: Key) -> Result<bool, M::Wait> {
         (**self).admits(key)
     }
-    #[inline]
+    #[inline(always)]
     fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, M::Wait> {
         (**self).reach(key, at, len)
     }
-    #[inline]
+    #[inline(always)]
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), M::Wait> {
         (**self).read(at, out)
     }
@@ -77,7 +77,7 @@ impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), M::Wait> {
         (**self).write(at, bytes)
     }
-    #[inline]
+    #[inline(always)]
     fn load(&self, at: u64, width: Width) -> Result<u128, M::Wait> {
         (**self).load(at, width)
     }

@@ -24,11 +24,25 @@ pub enum Mutant {
     NoClamp,
     /// The key is asked for the pointer's place only.
     PointeeIsNotChecked,
+    /// Whatever a late or doubled report names goes onto the list of retired buffers.
+    RetireWhatIsNotLive,
+    /// The node gives a retired buffer back without waiting for anybody.
+    RepostAtOnce,
+    /// A scan frees whatever the structure does not reach, whoever holds it, and waits for nobody.
+    ScanByReachabilityAlone,
+    /// A scan does not wait for those who may have replaced what it looks for.
+    SweepWithoutGrace,
+    /// Buffers go back to their lists between being seen reachable and being noted as such.
+    ReuseWhileAdopting,
+    /// A store is dropped while its buffers are on lists among those of other stores.
+    DropWithoutTakingLists,
 }
 
 impl Mutant {
+    /// Whether this thread is to do it wrong.
     #[inline(always)]
-    pub(crate) fn is_on(self) -> bool {
+    #[must_use]
+    pub fn is_on(self) -> bool {
         #[cfg(farside_mutants)]
         return switch::ON.get() == Some(self);
         #[cfg(not(farside_mutants))]
@@ -46,7 +60,7 @@ mod switch {
     }
 
     impl Mutant {
-        /// All of them.
+        /// Those of this crate that its own checks find.
         pub const ALL: [Mutant; 9] = [
             Mutant::HelperDoesNotRecheckHead,
             Mutant::PopWithoutSeq,
@@ -57,6 +71,16 @@ mod switch {
             Mutant::ScratchIsNotZeroed,
             Mutant::NoClamp,
             Mutant::PointeeIsNotChecked,
+        ];
+
+        /// Those of buffers' lives, which take a node to be found.
+        pub const OF_LIFE: [Mutant; 6] = [
+            Mutant::RetireWhatIsNotLive,
+            Mutant::RepostAtOnce,
+            Mutant::ScanByReachabilityAlone,
+            Mutant::SweepWithoutGrace,
+            Mutant::ReuseWhileAdopting,
+            Mutant::DropWithoutTakingLists,
         ];
 
         /// Switches one on for this thread, or none.

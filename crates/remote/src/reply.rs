@@ -44,6 +44,7 @@ impl Status {
         Status::TooLong,
     ];
 
+    #[inline(always)]
     fn from_u8(byte: u8) -> Option<Status> {
         Status::ALL.get(byte as usize).copied()
     }
@@ -194,9 +195,11 @@ impl Reply {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, index: usize) -> (Status, usize, usize) {
-        assert!(index < self.ops, "the reply answers {} ops, not op {index}", self.ops);
+        if index >= self.ops {
+            unanswered(index, self.ops);
+        }
         let base = self.ops * ENTRY;
         let start = if index == 0 { 0 } else { self.end(index - 1) };
         let status = Status::from_u8(self.bytes[index * ENTRY]).expect("statuses are checked on arrival");
@@ -212,7 +215,7 @@ impl Reply {
     // What a runner does.
 
     /// Forgets what was here and prepares for `ops` ops.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(&mut self, ops: usize) {
         self.ops = 0;
         self.used = ops * ENTRY;
@@ -220,7 +223,7 @@ impl Reply {
     }
 
     /// Adds the next op's entry and answers the place for its `len` bytes, or nothing if they do not fit.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn output_room(&mut self, len: usize) -> Option<&mut [u8]> {
         let end = self.used.checked_add(len).filter(|&end| end <= REPLY_BYTES_MAX)?;
         self.room(end);
@@ -228,7 +231,7 @@ impl Reply {
     }
 
     /// Ends the next op of `ops`, with `len` bytes of output that were put into [`Reply::output_room`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end_op(&mut self, ops: usize, status: Status, len: usize) {
         self.used += len;
         let end = (self.used - ops * ENTRY) as u64;
@@ -238,12 +241,24 @@ impl Reply {
         self.ops += 1;
     }
 
-    #[inline]
+    #[inline(always)]
     fn room(&mut self, len: usize) {
         if self.bytes.len() < len {
-            self.bytes.resize(len.next_power_of_two().max(1024), 0);
+            self.grow(len);
         }
     }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, len: usize) {
+        self.bytes.resize(len.next_power_of_two().max(1024), 0);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn unanswered(index: usize, ops: usize) -> ! {
+    panic!("the reply answers {ops} ops, not op {index}")
 }
 
 impl std::fmt::Debug for Reply {

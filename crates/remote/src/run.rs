@@ -28,42 +28,30 @@ pub fn run<M: Memory>(
     chain: ChainView<'_>,
     reply: &mut Reply,
 ) -> Result<(), M::Wait> {
-    let ops = chain.len();
-    reply.begin(ops);
-    let mut runner = Runner {
-        memory,
-        owner,
-        key: chain.key(),
-        scratch: [if Mutant::ScratchIsNotZeroed.is_on() { 0xa5 } else { 0 }; SCRATCH_SIZE as usize],
-        reserved: Reserved::new(),
-    };
-    if chain.allocates() > 0 && !runner.reserve(&chain)? {
-        for _ in 0..ops {
-            reply.end_op(ops, Status::NotReady, 0);
+    reply.begin(chain.len());
+    if chain.allocates() > 0 {
+        return run_allocating(memory, owner, &chain, reply);
+    }
+    Runner::new(memory, owner, chain.key(), &mut []).run(&chain, reply)
+}
+
+/// Reserves a buffer for every ALLOCATE, runs the chain, and gives back what it did not use.
+fn run_allocating<M: Memory>(
+    memory: &M,
+    owner: u32,
+    chain: &ChainView<'_>,
+    reply: &mut Reply,
+) -> Result<(), M::Wait> {
+    let mut reserved = [0; ALLOCATES_MAX];
+    let mut runner = Runner::new(memory, owner, chain.key(), &mut reserved[..chain.allocates()]);
+    if !runner.reserve(chain)? {
+        for _ in 0..chain.len() {
+            reply.end_op(chain.len(), Status::NotReady, 0);
         }
         return Ok(());
     }
-    let (mut successful, mut aborted) = (true, false);
-    for op in chain.ops() {
-        let (status, len) = if aborted {
-            runner.skip(&op);
-            (Status::Aborted, 0)
-        } else if op.has(flag::CONDITIONAL) && !successful {
-            runner.skip(&op);
-            (Status::Skipped, 0)
-        } else {
-            match runner.op(&op, reply) {
-                Ok(done) => done,
-                Err(Stop::Refused(status)) => (status, 0),
-                Err(Stop::Wait(wait)) => return Err(wait),
-            }
-        };
-        reply.end_op(ops, status, len);
-        successful =
-            status == Status::Ok || (Mutant::SkippedCountsAsSuccess.is_on() && status == Status::Skipped);
-        aborted |= status.aborts();
-    }
-    if chain.allocates() > 0 && !Mutant::UnusedReservationIsKept.is_on() {
+    runner.run(chain, reply)?;
+    if !Mutant::UnusedReservationIsKept.is_on() {
         runner.give_back_unused()?;
     }
     Ok(())
@@ -84,27 +72,16 @@ impl<W> From<W> for Stop<W> {
 
 type Done<W> = Result<(Status, usize), Stop<W>>;
 
-/// The buffers that a chain took before its first op, one per ALLOCATE in their order; 0 where the ALLOCATE cannot
-/// succeed, or has been done.
-struct Reserved {
-    buffers: [u64; ALLOCATES_MAX],
-    next: usize,
-    len: usize,
-}
-
-impl Reserved {
-    #[inline]
-    const fn new() -> Reserved {
-        Reserved { buffers: [0; ALLOCATES_MAX], next: 0, len: 0 }
-    }
-}
-
 struct Runner<'m, M> {
     memory: &'m M,
     owner: u32,
     key: Key,
     scratch: [u8; SCRATCH_SIZE as usize],
-    reserved: Reserved,
+    /// The buffers taken before the first op, one per ALLOCATE in their order; 0 where the ALLOCATE cannot succeed,
+    /// or has been done.
+    reserved: &'m mut [u64],
+    /// Which of them is the next ALLOCATE's.
+    next_reserved: usize,
 }
 
 /// A stretch of memory that the key opens, or of scratch.
@@ -117,8 +94,43 @@ enum Place {
 /// Bytes copied at a time where both ends are in memory.
 const COPY_CHUNK: usize = 512;
 
-impl<M: Memory> Runner<'_, M> {
-    #[inline]
+impl<'m, M: Memory> Runner<'m, M> {
+    #[inline(always)]
+    fn new(memory: &'m M, owner: u32, key: Key, reserved: &'m mut [u64]) -> Runner<'m, M> {
+        let scratch = [if Mutant::ScratchIsNotZeroed.is_on() { 0xa5 } else { 0 }; SCRATCH_SIZE as usize];
+        Runner { memory, owner, key, scratch, reserved, next_reserved: 0 }
+    }
+
+    /// Runs every op in order.
+    #[inline(always)]
+    fn run(&mut self, chain: &ChainView<'_>, reply: &mut Reply) -> Result<(), M::Wait> {
+        let ops = chain.len();
+        let (mut successful, mut aborted) = (true, false);
+        for op in chain.ops() {
+            let (status, len) = if aborted {
+                self.skip(&op);
+                (Status::Aborted, 0)
+            } else if op.has(flag::CONDITIONAL) && !successful {
+                self.skip(&op);
+                (Status::Skipped, 0)
+            } else {
+                match self.op(&op, reply) {
+                    Ok(done) => done,
+                    Err(Stop::Refused(status)) => (status, 0),
+                    Err(Stop::Wait(wait)) => return Err(wait),
+                }
+            };
+            reply.end_op(ops, status, len);
+            successful =
+                status == Status::Ok || (Mutant::SkippedCountsAsSuccess.is_on() && status == Status::Skipped);
+            aborted |= status.aborts();
+        }
+        Ok(())
+    }
+
+    // Only READs are worth a place in the caller: they are most of what is asked, and the shortest.
+
+    #[inline(always)]
     fn op(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         match op.code() {
             Code::Read => self.read(op, reply),
@@ -129,21 +141,26 @@ impl<M: Memory> Runner<'_, M> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn read(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         let (place, len) = self.target(op)?;
         let len_usize = len as usize;
         if let Some(to) = op.redirect() {
-            let to = self.whole(to, len)?;
-            self.copy(place, to, len_usize)?;
-            return Ok((Status::Ok, 0));
+            return self.read_to(place, len, to);
         }
         let Some(out) = reply.output_room(len_usize) else { return Err(Stop::Refused(Status::TooLong)) };
         self.fetch(place, out)?;
         Ok((Status::Ok, len_usize))
     }
 
-    #[inline]
+    /// A READ whose output stays in the node's memory or in scratch.
+    fn read_to(&mut self, from: Place, len: u64, to: Addr) -> Done<M::Wait> {
+        let to = self.whole(to, len)?;
+        self.copy(from, to, len as usize)?;
+        Ok((Status::Ok, 0))
+    }
+
+    #[inline(never)]
     fn write(&mut self, op: &OpView<'_>) -> Done<M::Wait> {
         let (place, len) = self.target(op)?;
         if let Some(source) = op.source() {
@@ -155,21 +172,22 @@ impl<M: Memory> Runner<'_, M> {
         Ok((Status::Ok, 0))
     }
 
+    #[inline(never)]
     fn allocate(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
-        let slot = self.reserved.next;
-        self.reserved.next += 1;
+        let slot = self.next_reserved;
+        self.next_reserved += 1;
         self.class_for(op)?;
         let out = self.word_output(op, Width::W8, reply)?;
         // Nothing was reserved if the key was refused then; it may have come to life since.
-        if self.reserved.buffers[slot] == 0 {
+        if self.reserved[slot] == 0 {
             return Err(Stop::Refused(Status::Access));
         }
-        let buffer = std::mem::take(&mut self.reserved.buffers[slot]);
+        let buffer = std::mem::take(&mut self.reserved[slot]);
         self.store_pieces(Place::Node(buffer), op.payload(), op.len() as usize)?;
         self.answer_word(u128::from(buffer), Width::W8, out, Status::Ok, reply)
     }
 
-    #[inline]
+    #[inline(never)]
     fn cas(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         let width = word_width(op);
         let place = self.word_target(op, width)?;
@@ -204,6 +222,7 @@ impl<M: Memory> Runner<'_, M> {
         self.answer_word(old, width, out, status, reply)
     }
 
+    #[inline(never)]
     fn fetch_add(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         let width = Width::W8;
         let place = self.word(op.target(), width)?;
@@ -256,7 +275,7 @@ impl<M: Memory> Runner<'_, M> {
     // Where an op's operands are, and whether the key opens them.
 
     /// The target of a READ or WRITE, and how many bytes of it there are.
-    #[inline]
+    #[inline(always)]
     fn target(&self, op: &OpView<'_>) -> Result<(Place, u64), Stop<M::Wait>> {
         if !op.has(flag::TARGET_INDIRECT) {
             return Ok((self.whole(op.target(), op.len())?, op.len()));
@@ -285,7 +304,7 @@ impl<M: Memory> Runner<'_, M> {
     }
 
     /// The target of a CAS.
-    #[inline]
+    #[inline(always)]
     fn word_target(&self, op: &OpView<'_>, width: Width) -> Result<Place, Stop<M::Wait>> {
         if !op.has(flag::TARGET_INDIRECT) {
             return self.word(op.target(), width);
@@ -298,7 +317,7 @@ impl<M: Memory> Runner<'_, M> {
     }
 
     /// How much of `len` bytes from `at` may be touched.
-    #[inline]
+    #[inline(always)]
     fn reach(&self, at: Addr, len: u64) -> Result<(Place, u64), M::Wait> {
         match at.scratch_offset() {
             None => Ok((Place::Node(at.raw()), self.memory.reach(self.key, at.raw(), len)?)),
@@ -310,7 +329,7 @@ impl<M: Memory> Runner<'_, M> {
     }
 
     /// All of `len` bytes from `at`, or nothing. An access of no bytes touches nothing and needs no right.
-    #[inline]
+    #[inline(always)]
     fn whole(&self, at: Addr, len: u64) -> Result<Place, Stop<M::Wait>> {
         if len == 0 {
             return Ok(Place::Scratch(0));
@@ -322,7 +341,7 @@ impl<M: Memory> Runner<'_, M> {
     }
 
     /// The aligned word at `at`.
-    #[inline]
+    #[inline(always)]
     fn word(&self, at: Addr, width: Width) -> Result<Place, Stop<M::Wait>> {
         if !at.raw().is_multiple_of(width.bytes()) {
             return Err(Stop::Refused(Status::Invalid));
@@ -342,11 +361,11 @@ impl<M: Memory> Runner<'_, M> {
     // Buffers: reserved before the first op, given back after the last.
 
     /// Reserves a buffer for every ALLOCATE. False if one is not to be had: then none is held.
-    #[inline(never)]
     fn reserve(&mut self, chain: &ChainView<'_>) -> Result<bool, M::Wait> {
         let arena = Arena::of(self.memory);
-        for op in chain.ops().filter(|op| op.code() == Code::Allocate) {
-            let buffer = match self.class_for(&op) {
+        let allocates = chain.ops().filter(|op| op.code() == Code::Allocate);
+        for (slot, op) in allocates.enumerate() {
+            self.reserved[slot] = match self.class_for(&op) {
                 Ok(class) => {
                     let supply = if op.mode() == 0 { Supply::Quota } else { Supply::Reserve };
                     match arena.take(self.key.region(), class, supply, self.owner)? {
@@ -360,8 +379,6 @@ impl<M: Memory> Runner<'_, M> {
                 Err(Stop::Refused(_)) => 0, // The op will be refused for the same reason when its turn comes.
                 Err(Stop::Wait(wait)) => return Err(wait),
             };
-            self.reserved.buffers[self.reserved.len] = buffer;
-            self.reserved.len += 1;
         }
         Ok(true)
     }
@@ -369,12 +386,12 @@ impl<M: Memory> Runner<'_, M> {
     /// An op that does not run leaves its reserved buffer where it is, to be given back at the end.
     #[inline]
     fn skip(&mut self, op: &OpView<'_>) {
-        self.reserved.next += usize::from(op.code() == Code::Allocate);
+        self.next_reserved += usize::from(op.code() == Code::Allocate);
     }
 
     fn give_back_unused(&mut self) -> Result<(), M::Wait> {
         let arena = Arena::of(self.memory);
-        for &at in self.reserved.buffers[..self.reserved.len].iter().filter(|&&at| at != 0) {
+        for &at in self.reserved.iter().filter(|&&at| at != 0) {
             // Any client of the store can retire it; it is on that one's list then.
             if let Some((region, buffer)) = arena.buffer_at(at)?
                 && arena.withdraw(&buffer, self.owner)?
@@ -387,7 +404,7 @@ impl<M: Memory> Runner<'_, M> {
 
     // Moving bytes.
 
-    #[inline]
+    #[inline(always)]
     fn fetch(&self, place: Place, out: &mut [u8]) -> Result<(), M::Wait> {
         match place {
             Place::Node(at) if out.len() == 16 && at.is_multiple_of(16) => {
@@ -451,7 +468,7 @@ impl<M: Memory> Runner<'_, M> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn load(&self, place: Place, width: Width) -> Result<u128, M::Wait> {
         match place {
             Place::Node(at) => self.memory.load(at, width),
@@ -537,18 +554,29 @@ pub enum Hint {
 }
 
 /// What to fetch ahead before a chain is run, op by op.
-#[inline]
+#[inline(always)]
 pub fn hints<'a>(chain: ChainView<'a>) -> impl Iterator<Item = Hint> + 'a {
-    chain.ops().filter_map(|op| {
-        let (at, len) = (op.target(), op.len() as u32);
-        match op.code() {
-            Code::Allocate => Some(Hint::Buffer { class: at.raw() as u8, len }),
-            _ if at.scratch_offset().is_some() => None,
-            _ if op.has(flag::TARGET_INDIRECT) => {
-                Some(Hint::Pointee { at: at.raw(), len, bounded: op.has(flag::BOUNDED) })
+    let mut ops = chain.ops();
+    std::iter::from_fn(
+        #[inline(always)]
+        move || loop {
+            if let Some(hint) = hint(&ops.next()?) {
+                return Some(hint);
             }
-            Code::Cas | Code::FetchAdd => Some(Hint::Bytes { at: at.raw(), len: 16 }),
-            Code::Read | Code::Write => Some(Hint::Bytes { at: at.raw(), len }),
+        },
+    )
+}
+
+#[inline(always)]
+fn hint(op: &OpView<'_>) -> Option<Hint> {
+    let (at, len) = (op.target(), op.len() as u32);
+    match op.code() {
+        Code::Allocate => Some(Hint::Buffer { class: at.raw() as u8, len }),
+        _ if at.scratch_offset().is_some() => None,
+        _ if op.has(flag::TARGET_INDIRECT) => {
+            Some(Hint::Pointee { at: at.raw(), len, bounded: op.has(flag::BOUNDED) })
         }
-    })
+        Code::Cas | Code::FetchAdd => Some(Hint::Bytes { at: at.raw(), len: 16 }),
+        Code::Read | Code::Write => Some(Hint::Bytes { at: at.raw(), len }),
+    }
 }

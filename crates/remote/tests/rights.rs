@@ -92,6 +92,11 @@ fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>) {
     let _ = chain.also(op);
 }
 
+/// Adds ops about a place to a chain.
+type Ask = fn(&mut Chain<'_>, Addr);
+/// Likewise about two places.
+type AskWith = fn(&mut Chain<'_>, Addr, Addr);
+
 const WORD: &[u8; 8] = &[7; 8];
 const LIST: ListId = ListId(CLASS as u32);
 
@@ -106,7 +111,7 @@ fn a_key_opens_its_regions_tables_and_buffers_and_the_chains_scratch_and_nothing
         let before = node.memory.all();
         assert_eq!(node.one(read(at, 8)), expected(opened), "READ of {what}");
         assert_eq!(node.memory.all(), before);
-        let changes: [(&str, fn(&mut Chain<'_>, Addr)); 3] = [
+        let changes: [(&str, Ask); 3] = [
             ("WRITE", |chain, at| add(chain, write(at, WORD))),
             ("CAS", |chain, at| add(chain, cas(Mode::Ge, at, &[0u8; 8], &[0u8; 8]))),
             ("FETCH-ADD", |chain, at| add(chain, fetch_add(at, &U64::ZERO))),
@@ -136,7 +141,7 @@ fn a_pointer_opens_its_target_only_if_the_key_opens_both_places() {
             pointer[8..12].copy_from_slice(&8u32.to_le_bytes());
             // Records are left as they are: what they hold must not be followed anyway.
             let plant = !in_scratch && (pointer_opened || where_.contains("other's"));
-            let ops: [(&str, fn(&mut Chain<'_>, Addr)); 4] = [
+            let ops: [(&str, Ask); 4] = [
                 ("READ", |chain, at| add(chain, read(at, 8).indirect())),
                 ("bounded READ", |chain, at| add(chain, read(at, 8).indirect().bounded())),
                 ("WRITE", |chain, at| add(chain, write(at, WORD).indirect())),
@@ -181,7 +186,7 @@ fn the_source_and_the_redirect_of_an_op_need_the_same_key() {
     for (what, second, second_opened) in node.places() {
         for (whose, first, first_opened) in node.places() {
             let before = node.memory.all();
-            let ops: [(&str, fn(&mut Chain<'_>, Addr, Addr)); 5] = [
+            let ops: [(&str, AskWith); 5] = [
                 ("data-indirect WRITE", |chain, at, source| add(chain, write_from(at, source, 8))),
                 ("data-indirect CAS", |chain, at, source| add(chain, cas_from(at, &[0xeeu8; 8], source))),
                 ("redirected READ", |chain, at, to| add(chain, read(at, 8).redirect(to))),
@@ -235,7 +240,7 @@ fn no_other_key_opens_anything() {
     ];
     let refused = |what: &str, key: Key| {
         let before = node.memory.all();
-        let ops: [fn(&mut Chain<'_>, Addr); 6] = [
+        let ops: [Ask; 6] = [
             |chain, at| add(chain, read(at, 8)),
             |chain, at| add(chain, write(at, WORD)),
             |chain, at| add(chain, read(at, 8).indirect()),
@@ -406,9 +411,8 @@ fn a_word_must_be_aligned_to_its_width_wherever_it_is() {
 fn what_an_op_comes_to_decides_about_the_next() {
     let node = Node::new();
     let table = Addr::new(node.segment(0));
-    type Build = fn(&mut Chain<'_>, Addr);
-    let fail: Build = |chain, at| add(chain, cas(Mode::Ne, at, &[0u8; 8], &[0u8; 8]));
-    let rows: [(Status, usize, Build, [Status; 2]); 8] = [
+    let fail: Ask = |chain, at| add(chain, cas(Mode::Ne, at, &[0u8; 8], &[0u8; 8]));
+    let rows: [(Status, usize, Ask, [Status; 2]); 8] = [
         (Status::Ok, 0, |chain, at| add(chain, read(at, 1)), [Status::Ok, Status::Ok]),
         (Status::CasFailed, 0, fail, [Status::Ok, Status::Skipped]),
         (

@@ -194,18 +194,19 @@ impl Mapping {
     #[inline(always)]
     fn at(&self, at: u64, len: usize) -> *mut u8 {
         let size = self.geometry.size();
-        assert!(
-            len as u64 <= size && at <= size - len as u64,
-            "bytes {at:#x}+{len} were asked of a memory of {size:#x}: keys are checked before"
-        );
+        if len as u64 > size || at > size - len as u64 {
+            outside(at, len, size);
+        }
         // SAFETY: within the mapping, as just checked.
         unsafe { self.base.add(at as usize) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn word(&self, at: u64) -> &AtomicU64 {
         let place = self.at(at, 8);
-        assert!(place.addr().is_multiple_of(8), "an 8-byte word at {at:#x} is not aligned");
+        if !place.addr().is_multiple_of(8) {
+            misaligned(at, 8);
+        }
         // SAFETY: mapped for as long as `self` lives, aligned, and accessed atomically by everyone.
         unsafe { AtomicU64::from_ptr(place.cast()) }
     }
@@ -245,13 +246,12 @@ impl Mapping {
     }
 
     /// Copies out what does not fill a unit.
-    #[inline]
+    #[inline(always)]
     fn read_within_unit(&self, at: u64, out: &mut [u8]) {
         let base = at & !(UNIT as u64 - 1);
         // SAFETY: the unit around a mapped byte is mapped, as the mapping is page-aligned.
-        let unit = unsafe { units::load(self.at(base, UNIT)) }.to_le_bytes();
-        let skip = (at - base) as usize;
-        out.copy_from_slice(&unit[skip..skip + out.len()]);
+        let unit = unsafe { units::load(self.at(base, UNIT)) };
+        put_first_bytes(unit >> (8 * (at - base)), out);
     }
 
     /// Copies in what does not fill a unit, in the largest aligned words there are, so that a neighbour's bytes are
@@ -283,7 +283,7 @@ impl Mapping {
     // Hiding latency: what a chain will touch is fetched while other chains run.
 
     /// Starts fetching what a chain's ops name directly.
-    #[inline]
+    #[inline(always)]
     pub fn prefetch_targets(&self, chain: ChainView<'_>) {
         for hint in farside_remote::hints(chain) {
             match hint {
@@ -296,7 +296,7 @@ impl Mapping {
 
     /// Starts fetching what the pointers point to that [`Mapping::prefetch_targets`] fetched. Only a guess: nothing
     /// is checked but that it lies in the memory, and nothing is answered.
-    #[inline]
+    #[inline(always)]
     pub fn prefetch_pointees(&self, chain: ChainView<'_>) {
         for hint in farside_remote::hints(chain) {
             match hint {
@@ -313,6 +313,7 @@ impl Mapping {
         }
     }
 
+    #[inline(never)]
     fn prefetch_buffer(&self, region: u32, class: u8, len: u32) {
         if let Some(class) = farside_remote::arena::class::Class::get(class)
             && region < farside_remote::arena::REGIONS_MAX
@@ -324,7 +325,7 @@ impl Mapping {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn holds(&self, at: u64, len: u64) -> bool {
         at < self.geometry.size() && len <= self.geometry.size() - at
     }
@@ -345,6 +346,43 @@ impl Mapping {
             unsafe { prefetch_line(self.base.add(line as usize)) };
             line += LINE;
         }
+    }
+}
+
+// Apart, so that the paths that check do no work for the message.
+
+#[cold]
+#[inline(never)]
+fn outside(at: u64, len: usize, size: u64) -> ! {
+    panic!("bytes {at:#x}+{len} were asked of a memory of {size:#x}: keys are checked before")
+}
+
+#[cold]
+#[inline(never)]
+fn misaligned(at: u64, width: usize) -> ! {
+    panic!("a {width}-byte word at {at:#x} is not aligned")
+}
+
+/// Fills `out`, less than a unit of it, with the lowest bytes of `word`: by at most four stores, where copying a length
+/// that is not known would be a call.
+#[inline(always)]
+fn put_first_bytes(mut word: u128, out: &mut [u8]) {
+    let (len, mut at) = (out.len(), 0);
+    debug_assert!(len < UNIT);
+    if len & 8 != 0 {
+        out[..8].copy_from_slice(&(word as u64).to_le_bytes());
+        (word, at) = (word >> 64, 8);
+    }
+    if len & 4 != 0 {
+        out[at..at + 4].copy_from_slice(&(word as u32).to_le_bytes());
+        (word, at) = (word >> 32, at + 4);
+    }
+    if len & 2 != 0 {
+        out[at..at + 2].copy_from_slice(&(word as u16).to_le_bytes());
+        (word, at) = (word >> 16, at + 2);
+    }
+    if len & 1 != 0 {
+        out[at] = word as u8;
     }
 }
 
@@ -382,12 +420,12 @@ impl Memory for Mapping {
         self.arena().admits(key)
     }
 
-    #[inline]
+    #[inline(always)]
     fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
         self.arena().reach(key, at, len)
     }
 
-    #[inline]
+    #[inline(always)]
     fn read(&self, mut at: u64, mut out: &mut [u8]) -> Result<(), Infallible> {
         let from = self.at(at, out.len());
         let head = from.align_offset(UNIT).min(out.len());
@@ -429,7 +467,7 @@ impl Memory for Mapping {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
         Ok(match width {
             Width::W8 => u128::from(self.word(at).load(Ordering::SeqCst)),
@@ -456,7 +494,9 @@ impl Mapping {
     #[inline(always)]
     fn unit(&self, at: u64) -> *mut u8 {
         let place = self.at(at, UNIT);
-        assert!(place.addr().is_multiple_of(UNIT), "a 16-byte word at {at:#x} is not aligned");
+        if !place.addr().is_multiple_of(UNIT) {
+            misaligned(at, UNIT);
+        }
         place
     }
 }

@@ -177,7 +177,7 @@ impl<'m, M: Memory> Arena<'m, M> {
     }
 
     /// What [`Memory::admits`] is to answer.
-    #[inline]
+    #[inline(always)]
     pub fn admits(&self, key: Key) -> Result<bool, M::Wait> {
         let region = key.region();
         if region == 0 || region >= REGIONS_MAX {
@@ -188,7 +188,7 @@ impl<'m, M: Memory> Arena<'m, M> {
     }
 
     /// What [`Memory::reach`] is to answer.
-    #[inline]
+    #[inline(always)]
     pub fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, M::Wait> {
         if !self.admits(key)? {
             return Ok(0);
@@ -203,13 +203,14 @@ impl<'m, M: Memory> Arena<'m, M> {
                 .geometry
                 .buffer_of(index, class, at)
                 .map_or(0, |buffer| len.min(buffer.at + u64::from(buffer.class.size) - at))),
+            Use::Table if len <= self.geometry.segment_at(index + 1) - at => Ok(len),
             Use::Table => self.reach_in_table(key.region(), index, at, len),
             Use::Free | Use::Granted => Ok(0),
         }
     }
 
     /// A table may span segments that lie side by side.
-    #[inline]
+    #[inline(never)]
     fn reach_in_table(&self, region: u32, index: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
         let mut end = self.geometry.segment_at(index) + SEGMENT_SIZE;
         let mut next = index + 1;
@@ -225,7 +226,7 @@ impl<'m, M: Memory> Arena<'m, M> {
     }
 
     /// The owner and use of a segment: the half of its word that reaching needs.
-    #[inline]
+    #[inline(always)]
     fn segment_owner(&self, index: u32) -> Result<Segment, M::Wait> {
         let word = self.memory.load(self.geometry.segment_entry_at(index), Width::W8)?;
         Ok(Segment::unpack(word))

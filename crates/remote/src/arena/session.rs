@@ -14,6 +14,7 @@ use super::state::{Stage, State};
 use super::{Arena, Geometry};
 use crate::key::Key;
 use crate::memory::{Memory, Width};
+use crate::mutant::Mutant;
 
 pub(crate) const SLOT_SIZE: u64 = 256;
 const TURN_OFFSET: u64 = 64;
@@ -181,7 +182,7 @@ impl<M: Memory> Arena<'_, M> {
         let state = loop {
             let word = self.memory.load(buffer.state_at, Width::W16)?;
             let live = State::unpack(word);
-            if live.stage != Stage::Live {
+            if live.stage != Stage::Live && !Mutant::RetireWhatIsNotLive.is_on() {
                 return Ok(false);
             }
             // Its owner may be changing, or a scan may be marking it: look again.

@@ -10,7 +10,7 @@ use farside_remote::arena::segment::Use;
 use farside_remote::arena::state::Stage;
 use farside_remote::op::{Op, cas_with, write_from};
 use farside_remote::{Addr, Chain, ChainBuf, ChainView, Key, Mode, Reply, Status};
-use farside_remote::{allocate, cas, cas_from, fetch_add, read, run, write};
+use farside_remote::{allocate, cas, cas_from, fetch_add, hints, read, run, write};
 use std::collections::BTreeMap;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
@@ -156,6 +156,7 @@ impl Trial {
         let wire = encode(key, asks);
         let (view, rest) = ChainView::decode(&wire).unwrap_or_else(|error| panic!("{error}: {asks:#x?}"));
         assert!(rest.is_empty());
+        assert!(hints(view).count() <= asks.len());
         let Ok(()) = run(&self.decoded, OWNER, view, &mut self.reply);
         compare("decoded", asks, &expected, &self.reply);
         let mut carried = Reply::new();

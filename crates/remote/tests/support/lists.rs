@@ -174,6 +174,8 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     /// Segments granted in addition to the first, which is of the large class.
     granted: u32,
+    /// Segments that a script grants: 1 or 0.
+    granted_later: u32,
     /// Buffers of the large class on its free list at the start.
     free: usize,
     /// Buffers of its segment that were never used.
@@ -182,29 +184,53 @@ pub(crate) struct Scenario {
     scripts: &'static [Script],
 }
 
-pub(crate) const SCENARIOS: [Scenario; 5] = [CHURN, REUSE, GROWTH, RETIREMENT, MARKING];
+pub(crate) const SCENARIOS: [Scenario; 6] = [CHURN, REUSE, GROWTH, GRANTING, RETIREMENT, MARKING];
 
 /// Buffers go round on a short list.
 const CHURN: Scenario = Scenario {
     name: "churn",
     granted: 0,
+    granted_later: 0,
     free: 2,
     unused: 1,
     scripts: &[take_and_give, take_and_give, take_and_give],
 };
 
 /// The same buffer comes back to the head of the list, and another does not: what fools a plain stack.
-const REUSE: Scenario =
-    Scenario { name: "reuse", granted: 0, free: 3, unused: 0, scripts: &[take_and_give, keep_the_second] };
+const REUSE: Scenario = Scenario {
+    name: "reuse",
+    granted: 0,
+    granted_later: 0,
+    free: 3,
+    unused: 0,
+    scripts: &[take_and_give, keep_the_second],
+};
 
 /// Lists are empty; buffers come from segments that run out, and two classes want the next one.
-const GROWTH: Scenario =
-    Scenario { name: "growth", granted: 2, free: 0, unused: 1, scripts: &[grow, grow, grow_medium] };
+const GROWTH: Scenario = Scenario {
+    name: "growth",
+    granted: 2,
+    granted_later: 0,
+    free: 0,
+    unused: 1,
+    scripts: &[grow, grow, grow_medium],
+};
+
+/// The node grants a segment while two classes take those that are granted already.
+const GRANTING: Scenario = Scenario {
+    name: "granting",
+    granted: 2,
+    granted_later: 1,
+    free: 0,
+    unused: 1,
+    scripts: &[grow, grow_medium, grant_another],
+};
 
 /// Clients retire; the node takes what they retired and gives it.
 const RETIREMENT: Scenario = Scenario {
     name: "retirement",
     granted: 0,
+    granted_later: 0,
     free: 3,
     unused: 0,
     scripts: &[take_and_retire, take_and_retire, repost_now_and_then],
@@ -214,6 +240,7 @@ const RETIREMENT: Scenario = Scenario {
 const MARKING: Scenario = Scenario {
     name: "marking",
     granted: 0,
+    granted_later: 0,
     free: 2,
     unused: 0,
     scripts: &[take_and_give, take_and_give, mark_suspects],
@@ -258,6 +285,13 @@ fn grow_medium(hand: &Hand) -> Result<(), Died> {
     grow_class(hand, MEDIUM)
 }
 
+fn grant_another(hand: &Hand) -> Result<(), Died> {
+    let arena = Arena::of(hand);
+    let old = arena.segment(3)?;
+    assert!(arena.assign(3, old, REGION, Use::Granted)?, "the node alone assigns segments");
+    arena.grant(REGION, Supply::Quota, 3)
+}
+
 fn take_and_retire(hand: &Hand) -> Result<(), Died> {
     for _ in 0..2 {
         if let Some(at) = hand.take(LARGE)? {
@@ -299,7 +333,7 @@ impl Scenario {
             bytes,
         });
         // What was taken when the node was furnished stays taken.
-        let kept: BTreeSet<u64> = live(&shared.bytes, self.granted).into_keys().collect();
+        let kept: BTreeSet<u64> = self.states(&shared.bytes).into_keys().collect();
         let threads: Vec<_> = (self.scripts.iter().zip(0..))
             .map(|(&script, slot)| {
                 let fate = if slot == 0 { fate } else { Fate::Lives };
@@ -355,7 +389,7 @@ impl Scenario {
                 assert!(free.insert(at), "{at:#x} is on a list twice");
             }
         }
-        let live = live(bytes, self.granted);
+        let live = self.states(bytes);
         for (&at, state) in &live {
             if state.stage == Stage::Free {
                 assert!(free.remove(&at), "{at:#x} is free, but on no list");
@@ -374,6 +408,9 @@ impl Scenario {
             );
         }
 
+        let of_the_dead = live.values().filter(|state| dead == Some(state.owner)).count();
+        assert!(of_the_dead <= 2, "the dead had at most two in hand, and owns {of_the_dead}");
+
         // Nothing is forgotten: whatever is not in somebody's hands can be taken, segment by segment.
         let in_hands = live.values().filter(|state| state.stage != Stage::Free).count();
         let mut drained = BTreeSet::new();
@@ -384,7 +421,7 @@ impl Scenario {
             assert!(drained.insert(at), "{at:#x} was taken twice");
         }
         let arena = Arena::of(bytes);
-        let all: u32 = (0..=self.granted)
+        let all: u32 = (0..=self.granted + self.granted_later)
             .map(|index| {
                 let Ok(segment) = arena.segment(index);
                 let Use::Buffers(class) = segment.usage else { panic!("segment {index} was forgotten") };
@@ -392,6 +429,20 @@ impl Scenario {
             })
             .sum();
         assert_eq!(drained.len() + in_hands, all as usize, "buffers were lost");
+    }
+
+    /// The states of all buffers that were ever taken.
+    fn states(self, bytes: &Bytes) -> BTreeMap<u64, State> {
+        let arena = Arena::of(bytes);
+        let mut states = BTreeMap::new();
+        for index in 0..=self.granted + self.granted_later {
+            for ordinal in 0..18 {
+                let Ok(found) = arena.buffer_state(index, ordinal);
+                states.extend(found.map(|(buffer, state)| (buffer.at, state)));
+            }
+        }
+        states.retain(|_, state| state.stage != Stage::Unused);
+        states
     }
 
     /// Plays under `iterations` random schedules and as many that change priorities a few times. Answers how often
@@ -422,18 +473,4 @@ impl Scenario {
         }
         unreachable!("a script ends")
     }
-}
-
-/// The states of all buffers that were ever taken.
-fn live(bytes: &Bytes, granted: u32) -> BTreeMap<u64, State> {
-    let arena = Arena::of(bytes);
-    let mut states = BTreeMap::new();
-    for index in 0..=granted {
-        for ordinal in 0..18 {
-            let Ok(found) = arena.buffer_state(index, ordinal);
-            states.extend(found.map(|(buffer, state)| (buffer.at, state)));
-        }
-    }
-    states.retain(|_, state| state.stage != Stage::Unused);
-    states
 }

@@ -1,0 +1,147 @@
+//! What a whole GET costs beyond the memory: PRISM-KV on the fabric of this process against the physical floor.
+//!
+//! One million values of 512 bytes, each key with a slot of its own; the same keys in the same order on both sides.
+//! A single task and the floor's single fetch each draw the next key from bytes just fetched, so that no CPU
+//! overlaps two of them. Store and floor alternate within one run; what counts are the ratios.
+
+mod support;
+
+use farside_bench::floor::{Floor, HugePages, Layout};
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::Core;
+use std::cell::Cell;
+use std::hint::black_box;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use support::{Client, Store, median, open, value_byte};
+
+const RECORDS: u64 = 1_000_000;
+const VALUE_SIZE: usize = 512;
+/// For table, buffers and the reserve.
+const QUOTA: u64 = 896 << 20;
+const TASKS: usize = 16;
+const ROUNDS: usize = 3;
+/// Rounds are made of slices, in which store and floor take turns, so that a noisy neighbour meets both.
+const SLICES: usize = 8;
+const SLICE: Duration = Duration::from_millis(120);
+/// GETs between two looks at the clock.
+const GETS_PER_LOOK: u64 = 64;
+
+fn main() {
+    let layout = Layout {
+        records: RECORDS,
+        value_size: VALUE_SIZE as u32,
+        collision_free: true,
+        huge_pages: HugePages::IfAvailable,
+        seed: 7,
+    };
+    let floor = Floor::build(layout).expect("memory for the floor");
+    let store = Store::fill(RECORDS, VALUE_SIZE, QUOTA);
+    let mut clients = Clients::new(&store, floor.keys());
+
+    if std::env::args().any(|arg| arg == "only16") {
+        let mut all = Vec::new();
+        for _ in 0..60 {
+            all.push(clients.ns_per_get(TASKS));
+        }
+        println!("16 tasks: {:.1} ns", median(all));
+        return;
+    }
+    let (mut alone, mut together) = (Vec::new(), Vec::new());
+    for round in 0..=ROUNDS {
+        let one = compare(&floor, &mut clients, 1);
+        let many = compare(&floor, &mut clients, TASKS);
+        if round == 0 {
+            continue; // Warms up.
+        }
+        println!(
+            "round {round}: 1 task {:.0} ns, floor {:.0} ns, time ratio {:.2}; \
+             {TASKS} tasks {:.2} M/s, floor {:.2} M/s, rate ratio {:.2}",
+            one.ns,
+            one.floor_ns,
+            one.ns / one.floor_ns,
+            1e3 / many.ns,
+            1e3 / many.floor_ns,
+            many.floor_ns / many.ns
+        );
+        alone.push(one.ns / one.floor_ns);
+        together.push(many.floor_ns / many.ns);
+    }
+    println!("page size {} bytes", store.memory().page_size().0);
+    println!("get/floor time ratio, 1 task: {:.2}", median(alone));
+    println!("get/floor rate ratio, {TASKS} tasks: {:.2}", median(together));
+}
+
+struct Compared {
+    ns: f64,
+    floor_ns: f64,
+}
+
+/// Medians over slices that alternate.
+fn compare(floor: &Floor, clients: &mut Clients<'_>, tasks: usize) -> Compared {
+    let (mut ns, mut floor_ns) = (Vec::new(), Vec::new());
+    for _ in 0..SLICES {
+        ns.push(clients.ns_per_get(tasks));
+        let measured = floor.measure(tasks, SLICE).expect("a legal number of tasks");
+        assert_eq!(measured.mismatches, 0, "the floor brings every key's own value");
+        floor_ns.push(1e9 / measured.ops_per_s);
+    }
+    Compared { ns: median(ns), floor_ns: median(floor_ns) }
+}
+
+/// One client core with a client for each of its tasks.
+struct Clients<'a> {
+    endpoint: Rc<Direct>,
+    clients: Vec<Client>,
+    keys: &'a [u32],
+    /// The place of the next key.
+    next: Cell<usize>,
+    mismatches: Cell<u64>,
+}
+
+impl<'a> Clients<'a> {
+    fn new(store: &Store, keys: &'a [u32]) -> Clients<'a> {
+        let endpoint = store.endpoint();
+        let clients = (0..TASKS).map(|_| open(&endpoint)).collect();
+        Clients { endpoint, clients, keys, next: Cell::new(0), mismatches: Cell::new(0) }
+    }
+
+    fn ns_per_get(&mut self, tasks: usize) -> f64 {
+        let (gets, over) = (Cell::new(0), Cell::new(false));
+        let started = Instant::now();
+        let mut core = Core::new(&*self.endpoint);
+        for client in &mut self.clients[..tasks] {
+            let (gets, over, keys, next) = (&gets, &over, self.keys, &self.next);
+            let mismatches = &self.mismatches;
+            core.spawn(async move {
+                while !over.get() {
+                    for _ in 0..GETS_PER_LOOK {
+                        let wrong = fetch(client, keys, next).await;
+                        mismatches.set(mismatches.get() + u64::from(wrong != 0));
+                    }
+                    gets.set(gets.get() + GETS_PER_LOOK);
+                    over.set(over.get() || started.elapsed() >= SLICE);
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        assert_eq!(self.mismatches.get(), 0, "the store brings every key's own value");
+        started.elapsed().as_nanos() as f64 / gets.get() as f64
+    }
+}
+
+/// One GET, whose value is looked at before the next key is drawn. Answers how the value's last byte differs from
+/// what it must be: 0, unless something is broken.
+#[inline]
+async fn fetch(client: &mut Client, keys: &[u32], next: &Cell<usize>) -> u8 {
+    let place = next.get();
+    next.set((place + 1) % keys.len());
+    let number = u64::from(keys[place]);
+    let item =
+        client.get(&number.to_be_bytes()).await.expect("a healthy store").expect("every key has a value");
+    let value = black_box(item.value);
+    let wrong = value.last().map_or(1, |last| last ^ value_byte(number, VALUE_SIZE - 1));
+    next.set((next.get() + usize::from(wrong)) % keys.len()); // So the next key depends on the bytes fetched.
+    wrong
+}

@@ -1,0 +1,101 @@
+//! A filled PRISM-KV store on a node of this process, and how measurements are summed up.
+
+#![allow(dead_code, reason = "each benchmark uses a part of this")]
+
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::block_on;
+use farside_fabrics::local::{self, LocalNode};
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_node::host::{Host, Options};
+use farside_remote::NodeId;
+use farside_remote::control::Ask;
+use farside_systems::kv::prism_kv::layout::Table;
+use farside_systems::kv::prism_kv::service::PrismKvKind;
+use farside_systems::kv::prism_kv::{KIND, PrismKv};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) const NAME: &str = "bench";
+
+/// Keys are the numbers below the count of records, big-endian, each with a slot of its own.
+pub(crate) struct Store {
+    host: Arc<Host>,
+    pub(crate) table: Table,
+}
+
+pub(crate) type Client = PrismKv<Rc<Direct>>;
+
+impl Store {
+    /// A store that takes up to `quota` bytes, with `records` values of `value_size`, put in an order that says
+    /// nothing about their keys.
+    pub(crate) fn fill(records: u64, value_size: usize, quota: u64) -> Store {
+        let memory = Mapping::create(quota + (16 << 20), Pages::Auto).expect("memory for the node");
+        let host = Host::start(memory, vec![Box::new(PrismKvKind)], Options::default()).expect("a node");
+        let host = Arc::new(host);
+        let parameters = format!(r#"{{"items": {records}, "placement": "permuted"}}"#);
+        let (name, kind) = (NAME.to_owned(), KIND.to_owned());
+        host.ask(Ask::CreateStore { name, kind, parameters, quota }, Duration::from_secs(60))
+            .expect("room for the store");
+
+        let endpoint = endpoint_of(&host);
+        let mut client = open(&endpoint);
+        let mut value = vec![0; value_size];
+        block_on(&*endpoint, async {
+            for number in shuffled(records) {
+                value_of(number, &mut value);
+                client.put(&number.to_be_bytes(), &value).await.expect("room for every record");
+            }
+        });
+        let table = client.table().clone();
+        Store { host, table }
+    }
+
+    pub(crate) fn memory(&self) -> &Mapping {
+        self.host.memory()
+    }
+
+    /// A new endpoint, for this thread.
+    pub(crate) fn endpoint(&self) -> Rc<Direct> {
+        endpoint_of(&self.host)
+    }
+}
+
+fn endpoint_of(host: &Arc<Host>) -> Rc<Direct> {
+    let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
+    Rc::new(local::connect(&node).expect("a session"))
+}
+
+/// A client over `endpoint`.
+pub(crate) fn open(endpoint: &Rc<Direct>) -> Client {
+    block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NodeId(0), NAME)).expect("the store is there")
+}
+
+/// Fills in the value of a key: each byte tells its key and its place.
+fn value_of(number: u64, value: &mut [u8]) {
+    for (index, byte) in value.iter_mut().enumerate() {
+        *byte = value_byte(number, index);
+    }
+}
+
+/// Byte `index` of the value of key `number`.
+#[inline]
+pub(crate) fn value_byte(number: u64, index: usize) -> u8 {
+    (number as u8).wrapping_add(index as u8)
+}
+
+/// The numbers below `count` in an order that is always the same and looks random.
+fn shuffled(count: u64) -> Vec<u64> {
+    let mut numbers: Vec<u64> = (0..count).collect();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for last in (1..numbers.len()).rev() {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        numbers.swap(last, ((u128::from(random) * (last as u128 + 1)) >> 64) as usize);
+    }
+    numbers
+}
+
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

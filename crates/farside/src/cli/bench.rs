@@ -1,0 +1,212 @@
+//! `bench`: a system under a workload, or the floor under it.
+
+mod session;
+
+use super::{Done, Failure};
+use clap::ValueEnum;
+use farside_bench::floor::{Floor, HugePages, Layout};
+use farside_bench::report::{FloorReport, floor_table, ycsb_table};
+use farside_bench::workload::{Distribution, Workload};
+pub(super) use session::{Asked, Session};
+use std::time::Duration;
+
+/// Measure a system, or the physical floor under it.
+#[derive(clap::Args)]
+pub(super) struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// Drive a system through a YCSB workload
+    Ycsb(Ycsb),
+    /// Do the same fetch by hand: what the machine allows
+    Floor(FloorArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum FabricArg {
+    /// A node in this process
+    Local,
+    /// A node in a process of its own, by shared memory
+    Shm,
+}
+
+impl FabricArg {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            FabricArg::Local => "local",
+            FabricArg::Shm => "shm",
+        }
+    }
+}
+
+#[derive(clap::Args, Clone)]
+struct Ycsb {
+    /// Which system
+    #[arg(long, default_value = "prism-kv", value_parser = ["prism-kv"])]
+    system: String,
+    /// What carries its requests
+    #[arg(long, value_enum, default_value_t = FabricArg::Shm)]
+    fabric: FabricArg,
+    /// a, b, c, or a YCSB property file
+    #[arg(long, value_name = "a|b|c|PATH", default_value = "c")]
+    workload: String,
+    /// Which keys are asked for, in place of what the workload says
+    #[arg(long, value_name = "NAME")]
+    distribution: Option<String>,
+    /// Records in the store
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    records: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "B", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    value_size: u32,
+    /// Client threads
+    #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    threads: u32,
+    /// Tasks per thread, each with one operation under way
+    #[arg(long, value_name = "K", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
+    tasks: u32,
+    /// How long to measure, after a warm-up
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
+    seconds: f64,
+    /// Keys whose slots each task remembers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    slot_cache: usize,
+    /// Give each key a slot of its own, as in the paper's runs
+    #[arg(long)]
+    collision_free: bool,
+    /// Make values prove themselves: nobody may see a key go back, or a value torn
+    #[arg(long)]
+    verify: bool,
+    /// Use this node instead of starting one
+    #[arg(long, value_name = "URL")]
+    pool: Option<String>,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct FloorArgs {
+    /// Whose floor
+    #[arg(long, value_enum, default_value_t = FabricArg::Shm)]
+    fabric: FabricArg,
+    /// Records in the table
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    records: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "B", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    value_size: u32,
+    /// Fetches overlapped by prefetching
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    tasks: u32,
+    /// How long to measure
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    seconds: f64,
+    /// Give each key a slot of its own
+    #[arg(long)]
+    collision_free: bool,
+    /// Over a channel, its echo alone
+    #[arg(long)]
+    bare: bool,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Bench {
+    pub(super) fn run(self) -> Done {
+        match self.what {
+            What::Ycsb(ycsb) => ycsb.run(),
+            What::Floor(floor) => floor.run(),
+        }
+    }
+}
+
+impl Ycsb {
+    fn run(self) -> Done {
+        let mut workload = Workload::resolve(&self.workload)?;
+        workload.records = self.records;
+        if let Some(name) = &self.distribution {
+            workload.distribution = Distribution::named(name).ok_or_else(|| {
+                Failure::Told(format!(
+                    "there is no distribution '{name}': name one of {}",
+                    Distribution::NAMES
+                ))
+            })?;
+        }
+        for unused in &workload.unused {
+            eprintln!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
+        }
+        if self.pool.is_some() && self.fabric == FabricArg::Local {
+            return Err(Failure::Told(
+                "--fabric local has its node in this process: leave --pool out".into(),
+            ));
+        }
+        eprintln!("workload {workload}");
+        let asked = Asked {
+            fabric: self.fabric,
+            pool: self.pool.clone(),
+            workload,
+            value_size: self.value_size as usize,
+            threads: self.threads,
+            tasks: self.tasks,
+            slot_cache: self.slot_cache,
+            collision_free: self.collision_free,
+            verify: self.verify,
+            quiet: false,
+        };
+        let session = Session::start(asked)?;
+        let report = session.measure(seconds(self.seconds)?)?;
+        if self.json {
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            println!("{}", ycsb_table(std::slice::from_ref(&report)));
+        }
+        session.end()?;
+        match (report.errors, report.violations) {
+            (0, 0) => Ok(()),
+            (errors, violations) => {
+                Err(Failure::Told(format!("{errors} operations failed, {violations} values were wrong")))
+            }
+        }
+    }
+}
+
+impl FloorArgs {
+    fn run(self) -> Done {
+        if self.bare {
+            return Err(Failure::Told(format!(
+                "{} has no channel whose echo could be measured: leave --bare out",
+                self.fabric.name()
+            )));
+        }
+        let layout = Layout {
+            records: self.records,
+            value_size: self.value_size,
+            collision_free: self.collision_free,
+            huge_pages: HugePages::IfAvailable,
+            seed: 1,
+        };
+        let floor = Floor::build(layout)?;
+        let tasks = self.tasks as usize;
+        let measured = floor.measure(tasks, seconds(self.seconds)?)?;
+        let report = FloorReport::new(self.fabric.name(), tasks, &measured);
+        if self.json {
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            println!("{}", floor_table(&[report]));
+        }
+        Ok(())
+    }
+}
+
+fn seconds(seconds: f64) -> Result<Duration, Failure> {
+    if (0.01..=1e6).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(Failure::Told(format!("--seconds {seconds}: give 0.01 to 1000000")))
+    }
+}

@@ -1,0 +1,401 @@
+//! One loaded store under measurement, on a node that was started for it or one that was there.
+
+use super::super::{Failure, progress};
+use super::FabricArg;
+use farside::{NewStore, Pool};
+use farside_bench::driver::{Run, Tally};
+use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
+use farside_bench::workload::Workload;
+use farside_fabrics::executor::{Core, block_on};
+use farside_fabrics::layer::count::Count;
+use farside_fabrics::memory::Mapping;
+use farside_remote::NodeId;
+use farside_remote::arena::class::Class;
+use farside_remote::arena::session::Counters;
+use farside_systems::kv::KvError;
+use farside_systems::kv::prism_kv::PrismKv;
+use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE, SLOTS_PER_ITEM};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// What is to be measured.
+pub(in crate::cli) struct Asked {
+    pub(in crate::cli) fabric: FabricArg,
+    pub(in crate::cli) pool: Option<String>,
+    pub(in crate::cli) workload: Workload,
+    pub(in crate::cli) value_size: usize,
+    pub(in crate::cli) threads: u32,
+    pub(in crate::cli) tasks: u32,
+    pub(in crate::cli) slot_cache: usize,
+    pub(in crate::cli) collision_free: bool,
+    pub(in crate::cli) verify: bool,
+    pub(in crate::cli) quiet: bool,
+}
+
+/// A store that is loaded.
+pub(in crate::cli) struct Session {
+    asked: Asked,
+    store: String,
+    pool: Pool,
+    run: Run,
+    /// The node's memory stays mapped between one client and the next: as in any program that is connected for
+    /// longer, pages are faulted in once.
+    _memory: Arc<Mapping>,
+    /// The node that was started for this.
+    node: Option<NodeProcess>,
+}
+
+/// A child `farside serve` that ends with this process.
+pub(in crate::cli) struct NodeProcess {
+    child: Child,
+    socket: PathBuf,
+}
+
+const WARM_UP: Duration = Duration::from_millis(500);
+/// Operations of which the round trips are counted.
+const COUNTED: u64 = 20_000;
+
+impl Session {
+    /// Starts a node if none is named, makes a store, and loads it.
+    pub(in crate::cli) fn start(asked: Asked) -> Result<Session, Failure> {
+        let quota = quota(asked.workload.records, asked.value_size, asked.threads * asked.tasks);
+        let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
+        let (pool, node) = match (&asked.pool, asked.fabric) {
+            (Some(url), _) => (farside::connect(url)?, None),
+            (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
+            (None, FabricArg::Shm) => {
+                let node = NodeProcess::start(memory)?;
+                (farside::connect(&format!("shm:{}", node.socket.display()))?, Some(node))
+            }
+        };
+        let store = format!("ycsb-{}", std::process::id());
+        pool.create_store(&NewStore {
+            items: Some(asked.workload.records),
+            collision_free: asked.collision_free,
+            ..NewStore::prism_kv(&store, quota)
+        })?;
+        let writers = asked.threads * asked.tasks;
+        let run = Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42);
+        let run = run.map_err(Failure::Told)?;
+        let memory = Arc::clone(pool.endpoint_here()?.memory());
+        let session = Session { asked, store, pool, run, _memory: memory, node };
+        session.load()?;
+        Ok(session)
+    }
+
+    /// The pid of the node that was started.
+    pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
+        self.node.as_ref().map(|node| node.child.id())
+    }
+
+    fn load(&self) -> Result<(), Failure> {
+        let bar = progress("loading records", self.asked.workload.records, self.asked.quiet);
+        let threads = self.asked.threads;
+        let tasks = u64::from(threads * self.asked.tasks);
+        let (told, bars) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let loaders: Vec<_> = (0..threads)
+                .map(|thread| {
+                    let told = told.clone();
+                    scope.spawn(move || self.load_thread(thread, tasks, &told))
+                })
+                .collect();
+            drop(told);
+            bars.iter().for_each(|count| bar.inc(count));
+            loaders.into_iter().try_for_each(|loader| loader.join().expect("a loader reports its errors"))
+        })?;
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn load_thread(&self, thread: u32, tasks: u64, told: &mpsc::Sender<u64>) -> Result<(), Failure> {
+        let endpoint = Rc::new(self.pool.endpoint_here()?);
+        let failed = std::cell::RefCell::new(None);
+        let mut core = Core::new(&endpoint);
+        for task in 0..self.asked.tasks {
+            let mut kv = self.kv(&endpoint)?;
+            let first = u64::from(thread * self.asked.tasks + task);
+            let failed = &failed;
+            core.spawn(async move {
+                // Nobody shows progress once the load has failed elsewhere.
+                let tell = |count| told.send(count).unwrap_or(());
+                if let Err(reason) = self.run.load(&mut kv, first, tasks, tell).await {
+                    failed.borrow_mut().get_or_insert(reason);
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        failed.into_inner().map_or(Ok(()), |reason| Err(Failure::Told(reason)))
+    }
+
+    fn kv<F>(&self, fabric: &Rc<F>) -> Result<PrismKv<Rc<F>>, KvError>
+    where
+        F: farside_remote::Fabric + farside_remote::clock::Clock,
+    {
+        let opened = block_on((), PrismKv::open(Rc::clone(fabric), NodeId(0), &self.store))?;
+        Ok(opened.with_slot_cache(self.asked.slot_cache))
+    }
+
+    /// Runs the workload for so long, after a warm-up.
+    pub(in crate::cli) fn measure(&self, duration: Duration) -> Result<YcsbReport, Failure> {
+        let (costs, probes) = self.count()?;
+        let (sender, events) = mpsc::channel();
+        let outcome = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..self.asked.threads)
+                .map(|thread| {
+                    let sender = sender.clone();
+                    scope.spawn(move || self.client(thread, &sender))
+                })
+                .collect();
+            drop(sender);
+            self.conduct(&events, duration, clients.len());
+            let mut ended = Ended::default();
+            for client in clients {
+                ended.add(client.join().expect("a client reports its errors")?);
+            }
+            Ok::<_, Failure>(ended)
+        })?;
+        Ok(self.report(outcome, costs, probes))
+    }
+
+    /// Waits for every client to be warm, then lets them run for so long.
+    fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) {
+        (0..clients).for_each(|_| events.recv().unwrap_or(())); // Each is about to begin.
+        std::thread::sleep(WARM_UP + duration);
+        self.run.stop();
+    }
+
+    /// One client thread: warms up, then counts from there to the end.
+    fn client(&self, thread: u32, began: &mpsc::Sender<()>) -> Result<Ended, Failure> {
+        let endpoint = Rc::new(self.pool.endpoint_here()?);
+        let drawn = self.run.thread(thread);
+        let mut kvs = Vec::new();
+        for _ in 0..self.asked.tasks {
+            kvs.push(self.kv(&endpoint)?);
+        }
+        began.send(()).unwrap_or(()); // The conductor outlives its clients.
+        let mut core = Core::new(&endpoint);
+        let mark = std::cell::Cell::new(None);
+        for (task, kv) in (0u32..).zip(&mut kvs) {
+            let (endpoint, drawn, mark) = (&endpoint, &drawn, &mark);
+            core.spawn(async move {
+                let writer = thread * self.asked.tasks + task;
+                if task == 0 {
+                    // Everything before the mark is the warm-up's, and is forgotten.
+                    let warm_until = Instant::now() + WARM_UP;
+                    while Instant::now() < warm_until {
+                        self.run.task(kv, drawn, writer, 1000).await;
+                    }
+                    drawn.forget_warm_up();
+                    mark.set(Some((Instant::now(), node_cpu(self), own_cpu(), endpoint.counters())));
+                }
+                self.run.task(kv, drawn, writer, u64::MAX).await;
+            });
+        }
+        core.run();
+        drop(core);
+        let (since, node_before, own_before, counted) = mark
+            .get()
+            .ok_or_else(|| Failure::Told("the run ended before it was warm: give more --seconds".into()))?;
+        Ok(Ended {
+            tally: drawn.take_tally(),
+            seconds: since.elapsed().as_secs_f64(),
+            counters: difference(endpoint.counters(), counted),
+            own_cpu: own_cpu().saturating_sub(own_before),
+            node_cpu: node_cpu(self).zip(node_before).map(|(now, before)| now.saturating_sub(before)),
+            operations_per_s: 0.0,
+        })
+    }
+
+    /// Reads until [`Session::stop_reading`], counting as it goes, over one connection.
+    pub(in crate::cli) fn read_until_stopped(&self, count: &AtomicU64) -> Result<(), Failure> {
+        const STEP: u64 = 256;
+        let endpoint = Rc::new(self.pool.endpoint_here()?);
+        let drawn = self.run.thread(0);
+        let mut core = Core::new(&endpoint);
+        self.run.resume();
+        for task in 0..self.asked.tasks {
+            let mut kv = self.kv(&endpoint)?;
+            let drawn = &drawn;
+            core.spawn(async move {
+                while !self.run.is_stopped() {
+                    self.run.task(&mut kv, drawn, task, STEP).await;
+                    count.fetch_add(STEP, Ordering::Relaxed);
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        match drawn.take_tally().first {
+            Some(wrong) => Err(Failure::Told(format!("while it read: {wrong}"))),
+            None => Ok(()),
+        }
+    }
+
+    pub(in crate::cli) fn stop_reading(&self) {
+        self.run.stop();
+    }
+
+    /// Round trips per operation and probes per read, on a sample.
+    fn count(&self) -> Result<(f64, f64), Failure> {
+        let counted = Rc::new(Count::new(self.pool.endpoint_here()?));
+        let drawn = self.run.thread(u32::MAX);
+        let mut kv = self.kv(&counted)?;
+        counted.take();
+        block_on(counted.inner(), self.run.task(&mut kv, &drawn, 0, COUNTED));
+        let all = counted.take();
+        let reads = COUNTED / 10;
+        for number in 0..reads {
+            let key = farside_bench::workload::key(
+                number * (self.asked.workload.records / reads).max(1) % self.asked.workload.records,
+            );
+            block_on(counted.inner(), kv.get(&key))?;
+        }
+        let probes = counted.take().requests as f64 / reads as f64;
+        Ok((all.round_trips as f64 / COUNTED as f64, probes))
+    }
+
+    fn report(&self, ended: Ended, round_trips: f64, probes: f64) -> YcsbReport {
+        let tally = &ended.tally;
+        let operations = tally.operations.max(1) as f64;
+        if let Some(first) = &tally.first {
+            eprintln!("farside: the first that went wrong: {first}");
+        }
+        let info = self.pool.info().ok();
+        let slots = (self.asked.workload.records * SLOTS_PER_ITEM).next_power_of_two().max(256);
+        let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
+        YcsbReport {
+            system: "prism-kv".into(),
+            fabric: self.asked.fabric.name().into(),
+            workload: self.asked.workload.name.clone(),
+            distribution: self.asked.workload.distribution.name().into(),
+            load_factor: Some(self.asked.workload.records as f64 / slots as f64),
+            mean_probes: Some(probes),
+            page_size: info.map(|info| info.page_size),
+            ops_per_s: ended.operations_per_s,
+            latency_us: LatencyUs::from(&tally.latencies),
+            per_op: PerOp {
+                round_trips,
+                requests: ended.counters.chains as f64 / operations,
+                bytes_out: ended.counters.bytes_in as f64 / operations,
+                bytes_in: ended.counters.bytes_out as f64 / operations,
+                atomics: ended.counters.atomics as f64 / operations,
+            },
+            cpu_s_per_mop: CpuSeconds { client: per_mop(ended.own_cpu), node: ended.node_cpu.map(per_mop) },
+            errors: tally.errors,
+            violations: tally.violations,
+        }
+    }
+
+    /// Drops the store, and stops the node if it was started for this.
+    pub(in crate::cli) fn end(self) -> Result<(), Failure> {
+        self.pool.drop_store(&self.store)?;
+        Ok(())
+    }
+}
+
+/// What one client came to, or all of them.
+#[derive(Default)]
+struct Ended {
+    tally: Tally,
+    seconds: f64,
+    operations_per_s: f64,
+    counters: Counters,
+    own_cpu: Duration,
+    node_cpu: Option<Duration>,
+}
+
+impl Ended {
+    fn add(&mut self, other: Ended) {
+        self.operations_per_s += other.tally.operations as f64 / other.seconds;
+        self.tally.merge(other.tally);
+        self.counters.add(&other.counters);
+        // These are of whole processes, so every thread sees all of it.
+        self.own_cpu = self.own_cpu.max(other.own_cpu);
+        self.node_cpu = self.node_cpu.max(other.node_cpu);
+    }
+}
+
+fn difference(now: Counters, before: Counters) -> Counters {
+    Counters {
+        chains: now.chains - before.chains,
+        ops: now.ops - before.ops,
+        bytes_in: now.bytes_in - before.bytes_in,
+        bytes_out: now.bytes_out - before.bytes_out,
+        atomics: now.atomics - before.atomics,
+        not_ready: now.not_ready - before.not_ready,
+        refused: now.refused - before.refused,
+        retired: now.retired - before.retired,
+    }
+}
+
+fn own_cpu() -> Duration {
+    report::own_cpu_time().unwrap_or_default()
+}
+
+fn node_cpu(session: &Session) -> Option<Duration> {
+    let pid = match (&session.node, session.asked.fabric) {
+        (Some(node), _) => node.child.id(),
+        (None, FabricArg::Local) => return None,
+        (None, FabricArg::Shm) => session.pool.info().ok()?.pid,
+    };
+    report::cpu_time_of(pid).ok()
+}
+
+/// Bytes for a table and so many items, with room for what is on its way back while they are overwritten.
+fn quota(records: u64, value_size: usize, tasks: u32) -> u64 {
+    const KEY_SIZE: usize = 8;
+    const STATE_SIZE: u64 = 16;
+    const SLACK: u64 = 96 << 20;
+    let item = HEADER_SIZE + KEY_SIZE + value_size;
+    let whole = (item / PART_MAX) as u64;
+    let size_of = |len: usize| Class::for_len(len).map_or(0, |class| u64::from(class.size) + STATE_SIZE);
+    let each = if item <= ITEM_MAX {
+        size_of(item)
+    } else {
+        whole * size_of(PART_MAX) + size_of(item % PART_MAX) + size_of(ITEM_MAX / 8)
+    };
+    let table = (records * SLOTS_PER_ITEM).next_power_of_two().max(256) * SLOT_SIZE;
+    let items = records * each;
+    let on_the_way = u64::from(tasks) * each * 1024;
+    (table + items + items / 16 + on_the_way.min(1 << 30) + SLACK).next_multiple_of(1 << 20)
+}
+
+impl NodeProcess {
+    /// Starts a node with so much memory and waits until it serves.
+    pub(in crate::cli) fn start(memory: u64) -> Result<NodeProcess, Failure> {
+        let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
+        let program = std::env::current_exe()?;
+        let mut child = Command::new(program)
+            .args(["serve", "--die-with-parent", "--memory", &memory.to_string(), "--socket"])
+            .arg(&socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        let node = NodeProcess { child, socket };
+        if line.is_empty() {
+            return Err(Failure::Told("the node did not start; what it said stands above".into()));
+        }
+        Ok(node)
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        // It may be stopped, or gone.
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+        let _removed = std::fs::remove_file(&self.socket);
+    }
+}

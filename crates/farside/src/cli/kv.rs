@@ -1,0 +1,191 @@
+//! `kv`: keys and values from the command line.
+
+use super::{Done, Failure, Target, human_bytes, progress, tsv};
+use farside::local::Client;
+use farside_systems::kv::prism_kv::many::Cursor;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Put, get and delete keys; load and dump files.
+#[derive(clap::Args)]
+pub(super) struct Kv {
+    #[command(flatten)]
+    target: Target,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Give a key a value
+    Put {
+        /// 1 to 4096 bytes
+        key: String,
+        /// The value; '-' or nothing: standard input; '@FILE': a file's bytes
+        value: Option<String>,
+    },
+    /// Write the raw value of a key to standard output
+    Get {
+        /// The key
+        key: String,
+    },
+    /// Take the value of a key away
+    Del {
+        /// The key
+        key: String,
+    },
+    /// Put every line of a file: KEY<tab>VALUE, with \t \n \r \\ \xHH for what cannot be written
+    Load {
+        /// The file; '-' for standard input
+        file: PathBuf,
+        /// No progress
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// Write every key and value as lines that 'load' reads
+    Dump,
+    /// Show how the store's memory is used
+    Stat {
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl Kv {
+    pub(super) fn run(self) -> Done {
+        let (pool, store) = self.target.connect()?;
+        if let Action::Stat { json } = self.action {
+            return stat(&pool, &store, json);
+        }
+        let mut client = Client::open(&pool, &store)?;
+        match self.action {
+            Action::Put { key, value } => Ok(client.put(key.as_bytes(), &value_of(value.as_deref())?)?),
+            Action::Get { key } => {
+                let item = client.get(key.as_bytes())?.ok_or(Failure::Absent)?;
+                let mut out = io::stdout().lock();
+                Ok(out.write_all(item.value).and_then(|()| out.flush())?)
+            }
+            Action::Del { key } => {
+                if client.delete(key.as_bytes())? {
+                    Ok(())
+                } else {
+                    Err(Failure::Absent)
+                }
+            }
+            Action::Load { file, quiet } => load(&mut client, &file, quiet),
+            Action::Dump => dump(&mut client),
+            Action::Stat { .. } => unreachable!("answered above"),
+        }
+    }
+}
+
+fn value_of(argument: Option<&str>) -> Result<Vec<u8>, Failure> {
+    match argument {
+        None | Some("-") => {
+            let mut value = Vec::new();
+            // One byte more than fits is enough to know that it does not.
+            io::stdin().lock().take(farside::VALUE_MAX as u64 + 1).read_to_end(&mut value)?;
+            Ok(value)
+        }
+        Some(value) => match value.strip_prefix('@') {
+            None => Ok(value.as_bytes().to_vec()),
+            Some(path) => {
+                let file = File::open(path).map_err(|error| cannot_read(Path::new(path), &error))?;
+                let mut value = Vec::new();
+                let read = file.take(farside::VALUE_MAX as u64 + 1).read_to_end(&mut value);
+                read.map_err(|error| cannot_read(Path::new(path), &error))?;
+                Ok(value)
+            }
+        },
+    }
+}
+
+fn cannot_read(path: &Path, error: &io::Error) -> Failure {
+    Failure::Told(format!(
+        "could not read {}: {error}; name a file that you may read, or '-' for standard input",
+        path.display()
+    ))
+}
+
+/// A longer line cannot be a key and a value, even if every byte of them is escaped.
+const LINE_MAX: u64 = 4 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 2;
+
+fn load(client: &mut Client, path: &Path, quiet: bool) -> Done {
+    let (input, len): (Box<dyn BufRead>, u64) = if path == Path::new("-") {
+        (Box::new(io::stdin().lock()), 0)
+    } else {
+        let file = File::open(path).map_err(|error| cannot_read(path, &error))?;
+        let len = file.metadata().map_err(|error| cannot_read(path, &error))?.len();
+        (Box::new(BufReader::with_capacity(1 << 20, file)), len)
+    };
+    let bar = progress("loading bytes", len, quiet);
+    let mut input = input;
+    let mut line = Vec::new();
+    let mut loaded = 0u64;
+    loop {
+        line.clear();
+        let read = input.by_ref().take(LINE_MAX).read_until(b'\n', &mut line);
+        let read = read.map_err(|error| cannot_read(path, &error))?;
+        if read == 0 {
+            break;
+        }
+        bar.inc(read as u64);
+        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let stored = tsv::parse_line(text)
+            .and_then(|(key, value)| client.put(&key, &value).map_err(|error| error.to_string()));
+        stored.map_err(|reason| {
+            Failure::Told(format!(
+                "line {} of {}: {reason} (the {loaded} lines before it are stored)",
+                loaded + 1,
+                path.display()
+            ))
+        })?;
+        loaded += 1;
+    }
+    bar.finish_and_clear();
+    if !quiet {
+        eprintln!("{loaded} keys stored");
+    }
+    Ok(())
+}
+
+fn dump(client: &mut Client) -> Done {
+    let mut out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
+    let mut cursor = Cursor::default();
+    loop {
+        let mut written = Ok(());
+        let more =
+            client.next(&mut cursor, |key, item| written = tsv::write_line(&mut out, key, item.value))?;
+        written?;
+        if !more {
+            return Ok(out.flush()?);
+        }
+    }
+}
+
+fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
+    let stat = pool.stat(store)?;
+    if json {
+        println!("{}", serde_json::to_string(&stat)?);
+        return Ok(());
+    }
+    let rows = [
+        ("quota", human_bytes(stat.quota_bytes), String::new()),
+        ("table", human_bytes(stat.table_bytes), String::new()),
+        ("never used", human_bytes(stat.granted_bytes), "including a small reserve beyond the quota".into()),
+        ("in segments of buffers", human_bytes(stat.buffer_segment_bytes), String::new()),
+        ("  live", human_bytes(stat.live_bytes), format!("{} buffers", stat.live_buffers)),
+        ("  free", human_bytes(stat.free_bytes), format!("{} buffers", stat.free_buffers)),
+        ("  on their way back", String::new(), format!("{} buffers", stat.retired_buffers)),
+        ("  set aside", String::new(), format!("{} buffers", stat.parked_buffers)),
+    ];
+    for (name, amount, more) in rows {
+        println!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());
+    }
+    for pid in &stat.delaying_pids {
+        println!("memory waits for process {pid}; if it is stopped, let it go on with 'kill -CONT {pid}'");
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! Lines of `key TAB value` that carry any bytes: `\t`, `\n`, `\r`, `\\` and `\xHH` stand for what cannot be written.
+//!
+//! Invariant: what [`write_line`] writes, [`parse_line`] reads back byte for byte, and it is printable ASCII.
+
+use std::io::{self, Write};
+
+/// Writes one line.
+pub(super) fn write_line(out: &mut impl Write, key: &[u8], value: &[u8]) -> io::Result<()> {
+    write_escaped(out, key)?;
+    out.write_all(b"\t")?;
+    write_escaped(out, value)?;
+    out.write_all(b"\n")
+}
+
+fn write_escaped(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let plain = rest.iter().take_while(|&&b| matches!(b, b' '..=b'~') && b != b'\\').count();
+        out.write_all(&rest[..plain])?;
+        rest = &rest[plain..];
+        if let Some((&byte, after)) = rest.split_first() {
+            match byte {
+                b'\t' => out.write_all(b"\\t")?,
+                b'\n' => out.write_all(b"\\n")?,
+                b'\r' => out.write_all(b"\\r")?,
+                b'\\' => out.write_all(b"\\\\")?,
+                _ => write!(out, "\\x{byte:02x}")?,
+            }
+            rest = after;
+        }
+    }
+    Ok(())
+}
+
+/// The key and value of one line, without its end. Bytes that need no escape may stand for themselves.
+pub(super) fn parse_line(line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
+    let tab = line.iter().position(|&byte| byte == b'\t');
+    let tab =
+        tab.ok_or("there is no tab between a key and a value: write KEY<tab>VALUE, a tab in either as \\t")?;
+    let value = &line[tab + 1..];
+    if value.contains(&b'\t') {
+        return Err("there is a second tab: write a tab in a key or value as \\t".into());
+    }
+    Ok((unescape(&line[..tab])?, unescape(value)?))
+}
+
+fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.iter();
+    while let Some(&byte) = rest.next() {
+        if byte != b'\\' {
+            bytes.push(byte);
+            continue;
+        }
+        bytes.push(match rest.next() {
+            Some(b't') => b'\t',
+            Some(b'n') => b'\n',
+            Some(b'r') => b'\r',
+            Some(b'\\') => b'\\',
+            Some(b'x') => {
+                let digits = rest.as_slice().get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+                let byte = digits.filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
+                let byte = byte.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+                let byte = byte.ok_or("\\x is not followed by two hexadecimal digits")?;
+                rest.nth(1);
+                byte
+            }
+            _ => return Err("a backslash is followed by none of t, n, r, x and \\: write it as \\\\".into()),
+        });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_comes_back_from_a_printable_line() {
+        let all: Vec<u8> = (0..=255).chain(*b"\\x41 \\\\t").collect();
+        for (key, value) in [(&all[..], &all[..]), (b"k", b""), (b"a\tb", b"\n\r")] {
+            let mut line = Vec::new();
+            write_line(&mut line, key, value).expect("memory takes everything");
+            assert_eq!(line.pop(), Some(b'\n'));
+            assert!(line.iter().all(|&b| matches!(b, b' '..=b'~' | b'\t')));
+            assert_eq!(parse_line(&line), Ok((key.to_vec(), value.to_vec())));
+        }
+    }
+
+    #[test]
+    fn lines_that_say_nothing_certain_are_refused() {
+        for bad in
+            [&b"no tab"[..], b"a\tb\tc", b"a\\\tb", b"a\t\\x4", b"a\t\\xg0", b"a\t\\q", b"a\t\\", b"a\t\\x+1"]
+        {
+            assert!(parse_line(bad).is_err(), "{}", bad.escape_ascii());
+        }
+        assert_eq!(parse_line("ключ\tзначение".as_bytes()).map(|(k, _)| k), Ok("ключ".as_bytes().to_vec()));
+    }
+}

@@ -1,0 +1,172 @@
+//! Where settings come from: flags, then `FARSIDE_*`, then a file, then what is built in.
+//!
+//! The only room that reads the environment.
+
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// What can be set besides by flags.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// The node's url.
+    pub pool: Option<String>,
+    /// The store.
+    pub store: Option<String>,
+}
+
+/// The variables that mean something.
+pub const VARIABLES: [&str; 3] = ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_CONFIG"];
+
+/// A setting and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Its value.
+    pub value: String,
+    /// `flag`, the variable's name, the file's path, or `built in`.
+    pub origin: String,
+}
+
+/// All settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The node's url.
+    pub pool: Setting,
+    /// The store.
+    pub store: Setting,
+}
+
+impl Settings {
+    /// The settings, given those of the command line.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds something else; names it and the remedy.
+    pub fn resolve(pool: Option<&str>, store: Option<&str>) -> Result<Settings, String> {
+        let path = file_path();
+        let file = path.as_deref().map(read_file).transpose()?.unwrap_or_default();
+        let origin = path.map_or_else(String::new, |path| path.display().to_string());
+        let pick = |flag: Option<&str>, variable: &str, filed: Option<String>, built_in: String| {
+            let set = |value: String, origin: &str| Setting { value, origin: origin.to_owned() };
+            if let Some(value) = flag {
+                set(value.to_owned(), "flag")
+            } else if let Some(value) = variable_value(variable) {
+                set(value, variable)
+            } else if let Some(value) = filed {
+                set(value, &origin)
+            } else {
+                set(built_in, "built in")
+            }
+        };
+        let default_pool = format!("shm:{}", default_socket().display());
+        Ok(Settings {
+            pool: pick(pool, "FARSIDE_POOL", file.pool, default_pool),
+            store: pick(store, "FARSIDE_STORE", file.store, "default".to_owned()),
+        })
+    }
+}
+
+fn variable_value(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Variables that begin like ours and mean nothing: misspelt, most likely.
+pub fn unknown_variables() -> Vec<String> {
+    let ours = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    ours.filter(|name| name.starts_with("FARSIDE_") && !VARIABLES.contains(&name.as_str())).collect()
+}
+
+/// The file that is read: the one that `FARSIDE_CONFIG` names, or the usual one if it exists.
+fn file_path() -> Option<PathBuf> {
+    if let Some(path) = variable_value("FARSIDE_CONFIG") {
+        return Some(PathBuf::from(path));
+    }
+    let base = variable_value("XDG_CONFIG_HOME")
+        .map(PathBuf::from)
+        .or_else(|| variable_value("HOME").map(|home| Path::new(&home).join(".config")))?;
+    Some(base.join("farside/config.toml")).filter(|path| path.exists())
+}
+
+fn read_file(path: &Path) -> Result<File, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("could not read the settings in {}: {error}", path.display()))?;
+    toml::from_str(&text).map_err(|error| {
+        format!("{} is no settings file: {}; it may set pool and store", path.display(), error.message())
+    })
+}
+
+/// Where `farside up` serves, and clients look, if nobody says otherwise.
+pub fn default_socket() -> PathBuf {
+    default_folder().join("default.sock")
+}
+
+/// A folder of this user's own.
+fn default_folder() -> PathBuf {
+    match variable_value("XDG_RUNTIME_DIR") {
+        Some(folder) => Path::new(&folder).join("farside"),
+        None => std::env::temp_dir().join(format!("farside-{}", rustix::process::geteuid().as_raw())),
+    }
+}
+
+/// Makes the folder of a socket that is to be served there, for this user alone.
+///
+/// # Errors
+/// It cannot be made, or somebody else owns it; names the remedy.
+pub fn make_folder_of(socket: &Path) -> Result<(), String> {
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+    let Some(folder) = socket.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
+    if folder != default_folder() {
+        let exists = folder.is_dir();
+        return if exists {
+            Ok(())
+        } else {
+            Err(format!("{} is no folder: make it first", folder.display()))
+        };
+    }
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|error| format!("could not make {}: {error}", folder.display()))?;
+    let found = std::fs::symlink_metadata(folder).map_err(|error| error.to_string())?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
+        return Err(format!(
+            "{} is not a folder of yours alone: remove it, or serve elsewhere by --socket",
+            folder.display()
+        ));
+    }
+    Ok(())
+}
+
+/// A number of bytes: `65536`, `64KiB`, `512MiB`, `2GiB`, also `64k`, `512m`, `2g`.
+///
+/// # Errors
+/// The text is none; says what would be.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text.trim()[digits.len()..].to_ascii_lowercase();
+    let shift = match unit.as_str() {
+        "" | "b" => Some(0),
+        "k" | "kib" => Some(10),
+        "m" | "mib" => Some(20),
+        "g" | "gib" => Some(30),
+        "t" | "tib" => Some(40),
+        _ => None,
+    };
+    let number = digits.trim().parse::<u64>().ok();
+    number
+        .zip(shift)
+        .and_then(|(number, shift)| number.checked_mul(1 << shift))
+        .ok_or_else(|| format!("'{text}' is no number of bytes: write it like 65536, 64KiB, 512MiB or 2GiB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_read_with_units_and_nothing_else() {
+        assert_eq!(parse_bytes("65536"), Ok(65536));
+        assert_eq!(parse_bytes("64KiB"), Ok(64 << 10));
+        assert_eq!(parse_bytes("1g"), Ok(1 << 30));
+        for bad in ["", "x", "-1", "1.5G", "1 parsec", "99999999999999T", "18446744073709551616"] {
+            assert!(parse_bytes(bad).expect_err(bad).contains("512MiB"), "{bad}");
+        }
+    }
+}

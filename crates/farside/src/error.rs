@@ -1,0 +1,69 @@
+//! Why something has no result.
+
+use farside_fabrics::memory::MappingError;
+use farside_fabrics::shm::ConnectError;
+use farside_node::host::BindError;
+use farside_remote::FabricError;
+use farside_remote::fabric::Ran;
+use farside_systems::kv::KvError;
+
+/// Why something has no result. Its text says what failed, what may be assumed now, and what to do.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The url is none.
+    Url(String),
+    /// There is no connection.
+    Connect(ConnectError),
+    /// A node cannot be served.
+    Serve(BindError),
+    /// There is no memory to serve.
+    Memory(MappingError),
+    /// The node refuses or has no answer.
+    Fabric(FabricError),
+    /// The store refuses or has no answer.
+    Kv(KvError),
+    /// The client's own thread has ended, so the operation did not run.
+    Closed,
+    /// The system refuses a thread.
+    Thread(std::io::Error),
+}
+
+impl Error {
+    /// Whether an operation that failed so may have been carried out.
+    pub fn ran(&self) -> Ran {
+        match self {
+            Error::Kv(error) => error.ran(),
+            Error::Fabric(error) => error.ran(),
+            _ => Ran::No,
+        }
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Error::Url(reason) => f.write_str(reason),
+            Error::Connect(error) => error.fmt(f),
+            Error::Serve(error) => error.fmt(f),
+            Error::Memory(error) => error.fmt(f),
+            Error::Fabric(error) => error.fmt(f),
+            Error::Kv(error) => error.fmt(f),
+            Error::Closed => f.write_str("the client has ended, and the operation did not run: open another"),
+            Error::Thread(error) => write!(f, "the client could not start its thread: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+macro_rules! from {
+    ($($source:ty => $variant:ident),*) => {$(
+        impl From<$source> for Error {
+            fn from(source: $source) -> Error {
+                Error::$variant(source)
+            }
+        }
+    )*};
+}
+from!(ConnectError => Connect, BindError => Serve, MappingError => Memory, FabricError => Fabric, KvError => Kv);

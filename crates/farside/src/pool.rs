@@ -1,0 +1,242 @@
+//! Which nodes there are, how each is reached, and what can be asked of them besides data.
+
+use crate::client::Client;
+use crate::error::Error;
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::block_on;
+use farside_fabrics::local::{self, LocalNode};
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::shm;
+use farside_node::host::{Host, Options};
+use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
+use farside_remote::fabric::ServiceId;
+use farside_remote::service::Kind;
+use farside_remote::{Fabric, FabricError, NodeId};
+use farside_systems::kv::prism_kv::service::PrismKvKind;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The memory node that a url names. Cheap to clone, and shared by threads.
+#[derive(Clone)]
+pub struct Pool {
+    url: String,
+    reach: Reach,
+}
+
+#[derive(Clone)]
+enum Reach {
+    Shm(PathBuf),
+    Local(Arc<Host>),
+}
+
+/// A store that is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewStore {
+    /// 1 to 64 letters, digits, `-`, `_` or `.`.
+    pub name: String,
+    /// Which system: `prism-kv`.
+    pub kind: String,
+    /// Bytes for the table and the items together.
+    pub quota: u64,
+    /// Items that the table is to have room for; from the quota if absent.
+    pub items: Option<u64>,
+    /// Whether keys of 8 bytes are numbers that each have a slot of their own: the paper's collision-free layout.
+    pub collision_free: bool,
+}
+
+impl NewStore {
+    /// A PRISM-KV store of that name with a quota of so many bytes.
+    pub fn prism_kv(name: impl Into<String>, quota: u64) -> NewStore {
+        let kind = farside_systems::kv::prism_kv::KIND.to_owned();
+        NewStore { name: name.into(), kind, quota, items: None, collision_free: false }
+    }
+
+    /// The question that asks a node for it.
+    #[doc(hidden)]
+    pub fn ask(&self) -> Ask {
+        let placement = if self.collision_free { "permuted" } else { "hashed" };
+        let parameters = serde_json::json!({ "items": self.items, "placement": placement });
+        Ask::CreateStore {
+            name: self.name.clone(),
+            kind: self.kind.clone(),
+            parameters: parameters.to_string(),
+            quota: self.quota,
+        }
+    }
+}
+
+/// The memory of the node that `local:` starts, in bytes, if the url names no size.
+const LOCAL_MEMORY: u64 = 256 << 20;
+
+/// Connects to the memory node at `url`:
+///
+/// * `shm:PATH`, or just a path: the node of this host that serves at that unix socket;
+/// * `local:` or `local:BYTES`: a node in this process, with a store `default`, gone when the last clone is.
+///
+/// # Errors
+/// The url is none, nobody serves there, or the node is stopped; takes a second at most.
+pub fn connect(url: &str) -> Result<Pool, Error> {
+    let pool = Pool { url: url.to_owned(), reach: reach(url)? };
+    if let Reach::Local(_) = pool.reach {
+        let quota = pool.info()?.unassigned_bytes * 9 / 10;
+        pool.create_store(&NewStore::prism_kv("default", quota >> 20 << 20))?;
+    } else {
+        pool.info()?;
+    }
+    Ok(pool)
+}
+
+fn reach(url: &str) -> Result<Reach, Error> {
+    if url.contains(',') {
+        return Err(Error::Url(format!(
+            "'{url}' names several nodes: name one, a pool of several is not possible yet"
+        )));
+    }
+    match url.split_once(':') {
+        Some(("shm", path)) => Ok(Reach::Shm(path_of(url, path)?)),
+        Some(("local", size)) => {
+            let bytes = match size {
+                "" => LOCAL_MEMORY,
+                size => crate::config::parse_bytes(size).map_err(Error::Url)?,
+            };
+            Ok(Pool::serve_here(bytes)?.reach)
+        }
+        Some((scheme, _)) if !scheme.contains('/') => Err(Error::Url(format!(
+            "'{url}': this release has no fabric '{scheme}': use shm:PATH for a node on this host, or local:"
+        ))),
+        _ => Ok(Reach::Shm(path_of(url, url)?)),
+    }
+}
+
+fn path_of(url: &str, path: &str) -> Result<PathBuf, Error> {
+    if path.is_empty() {
+        return Err(Error::Url(format!("'{url}' names no socket: write shm:PATH")));
+    }
+    Ok(PathBuf::from(path))
+}
+
+/// The kinds of stores that a node of this release can have.
+pub fn kinds() -> Vec<Box<dyn Kind<Mapping>>> {
+    vec![Box::new(PrismKvKind)]
+}
+
+impl Pool {
+    /// The url by which it was named.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A client of the store called `name`, with a thread of its own.
+    ///
+    /// # Errors
+    /// There is no such store, or the node has no room for one more session.
+    pub fn open(&self, name: &str) -> Result<Client, Error> {
+        Client::start(self.clone(), name)
+    }
+
+    /// Makes a store; answers it as the catalog has it.
+    ///
+    /// # Errors
+    /// The name is taken, or there is not so much memory; nothing was made.
+    pub fn create_store(&self, new: &NewStore) -> Result<Store, Error> {
+        match self.ask(&new.ask())? {
+            Answer::Store(store) => Ok(store),
+            other => Err(misunderstood(&other)),
+        }
+    }
+
+    /// Takes a store away with all that is in it. Its memory is zeros before anyone else has it.
+    ///
+    /// # Errors
+    /// There is no such store.
+    pub fn drop_store(&self, name: &str) -> Result<(), Error> {
+        self.ask(&Ask::DropStore { name: name.to_owned() }).map(drop)
+    }
+
+    /// All stores, without their keys.
+    ///
+    /// # Errors
+    /// The node has no answer.
+    pub fn stores(&self) -> Result<Vec<Store>, Error> {
+        match self.ask(&Ask::ListStores)? {
+            Answer::Stores(stores) => Ok(stores),
+            other => Err(misunderstood(&other)),
+        }
+    }
+
+    /// How a store's memory is used.
+    ///
+    /// # Errors
+    /// There is no such store.
+    pub fn stat(&self, name: &str) -> Result<StoreStat, Error> {
+        match self.ask(&Ask::StoreStat { name: name.to_owned() })? {
+            Answer::StoreStat(stat) => Ok(stat),
+            other => Err(misunderstood(&other)),
+        }
+    }
+
+    /// About the node.
+    ///
+    /// # Errors
+    /// The node has no answer.
+    pub fn info(&self) -> Result<NodeInfo, Error> {
+        match self.ask(&Ask::NodeInfo)? {
+            Answer::NodeInfo(info) => Ok(info),
+            other => Err(misunderstood(&other)),
+        }
+    }
+
+    fn ask(&self, ask: &Ask) -> Result<Answer, Error> {
+        let endpoint = self.endpoint()?;
+        let request = serde_json::to_vec(ask).expect("plain data");
+        let mut answer = Vec::new();
+        block_on(&endpoint, endpoint.call(NodeId(0), ServiceId::NODE, &request, &mut answer))?;
+        serde_json::from_slice(&answer).map_err(|error| {
+            Error::Fabric(FabricError::Refused(format!(
+                "the node's answer is not understood ({error}): use the same release on both sides"
+            )))
+        })
+    }
+
+    /// A node in this process with so many bytes of memory and no store.
+    ///
+    /// # Errors
+    /// The system has no such memory.
+    #[doc(hidden)]
+    pub fn serve_here(memory: u64) -> Result<Pool, Error> {
+        let host = Host::start(Mapping::create(memory, Pages::Auto)?, kinds(), Options::default())?;
+        Ok(Pool { url: format!("local:{memory}"), reach: Reach::Local(Arc::new(host)) })
+    }
+
+    /// A session with the node, for the calling thread.
+    ///
+    /// # Errors
+    /// As [`connect`].
+    #[doc(hidden)]
+    pub fn endpoint_here(&self) -> Result<Direct, Error> {
+        self.endpoint()
+    }
+
+    /// A session with the node, for the calling thread.
+    pub(crate) fn endpoint(&self) -> Result<Direct, Error> {
+        match &self.reach {
+            Reach::Shm(path) => Ok(shm::connect(path, NodeId(0))?),
+            Reach::Local(host) => {
+                let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
+                Ok(local::connect(&node)?)
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+fn misunderstood(answer: &Answer) -> Error {
+    Error::Fabric(FabricError::Refused(format!(
+        "the node answered something else ({answer:?}): use the same release on both sides"
+    )))
+}

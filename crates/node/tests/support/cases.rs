@@ -1,0 +1,402 @@
+//! Stories of life and death, each told step by step.
+//!
+//! They are functions so that the same stories are told to the broken variants.
+
+use super::{Home, LARGE, MEDIUM, class};
+use farside_node::Progress;
+use farside_remote::Memory;
+use farside_remote::arena::state::{Stage, State, owner};
+use farside_remote::control::{Answer, Ask};
+use std::sync::atomic::Ordering;
+
+/// Hands the names of all stories to a macro: they stand here and nowhere else.
+macro_rules! with_all_cases {
+    ($do:ident) => {
+        $do! {
+            what_a_dead_client_had_allocated_comes_back
+            what_was_retired_and_on_no_list_comes_back
+            what_was_replaced_and_not_retired_comes_back
+            what_a_living_client_holds_is_left_alone
+            a_stopped_client_delays_reuse
+            a_stopped_client_delays_a_scan_and_is_named
+            a_stopped_client_delays_a_drop_and_is_named
+            only_those_who_delay_are_named
+            a_scan_waits_for_whoever_replaced_a_suspect
+            a_late_retirement_is_refused
+            what_is_adopted_was_not_reused_meanwhile
+            a_dropped_store_leaves_zeros
+            a_drop_loses_nothing_of_another_store
+            a_session_that_ends_twice_ends_once
+            a_list_that_is_a_ring_ends
+            a_list_with_a_wild_pointer_ends
+            two_lists_that_run_into_each_other_end
+            an_emptied_segment_waits_for_whoever_was_at_it
+        }
+    };
+}
+pub(crate) use with_all_cases;
+
+macro_rules! list {
+    ($($name:ident)*) => {
+        /// All of them, with their names.
+        pub(crate) const CASES: &[(&str, fn())] = &[$((stringify!($name), $name)),*];
+    };
+}
+with_all_cases!(list);
+
+pub(crate) fn what_a_dead_client_had_allocated_comes_back() {
+    let mut home = Home::new();
+    let client = home.client();
+    client.begin_turn();
+    let (held, installed) = (client.take(), client.take());
+    client.install(3, installed);
+    home.idle();
+    assert_eq!(home.stage(held), Stage::Live);
+    home.kill(&client);
+    home.idle();
+    assert_eq!(home.stage(held), Stage::Free, "nobody has its address any more");
+    assert_eq!(home.stage(installed), Stage::Live, "it is reachable");
+    assert_eq!(home.node.info().scanned_buffers, 1);
+}
+
+pub(crate) fn what_was_retired_and_on_no_list_comes_back() {
+    let mut home = Home::new();
+    let client = home.client();
+    client.begin_turn();
+    let (first, second, third) = (client.take(), client.take(), client.take());
+    assert!(client.retire(first) && client.retire(second));
+    client.begin_to_retire(third);
+    home.kill(&client);
+    home.idle();
+    for at in [first, second, third] {
+        assert_eq!(home.stage(at), Stage::Free);
+    }
+    assert_eq!(home.node.info().scanned_buffers, 1, "two were on the list");
+}
+
+pub(crate) fn what_was_replaced_and_not_retired_comes_back() {
+    for is_seen_before in [true, false] {
+        let mut home = Home::new();
+        let (owner_alive, client) = (home.client(), home.client());
+        let old = owner_alive.in_turn(|client| {
+            let old = client.take();
+            client.install(0, old);
+            old
+        });
+        if is_seen_before {
+            home.scan().expect("the scan ends");
+            assert_eq!(home.state(old).owner, owner::NONE, "it belongs to the structure now");
+        }
+        client.begin_turn();
+        let new = client.take();
+        assert_eq!(client.install(0, new), old);
+        home.kill(&client);
+        home.idle();
+        let expected = if is_seen_before { Stage::Free } else { Stage::Live };
+        assert_eq!(home.stage(old), expected, "it is known to be nobody's only if it was seen reachable");
+        home.kill(&owner_alive);
+        home.idle();
+        assert_eq!((home.stage(old), home.stage(new)), (Stage::Free, Stage::Live));
+    }
+}
+
+pub(crate) fn what_a_living_client_holds_is_left_alone() {
+    let mut home = Home::new();
+    let (holder, other) = (home.client(), home.client());
+    let held = holder.in_turn(|client| client.take());
+    home.kill(&other);
+    home.idle();
+    home.scan().expect("the scan ends");
+    holder.in_turn(|_| ());
+    home.look_around();
+    assert_eq!(home.state(held).owner, holder.id.number);
+    assert_eq!(home.stage(held), Stage::Live, "its owner may yet install it");
+}
+
+pub(crate) fn a_stopped_client_delays_reuse() {
+    let mut home = Home::new();
+    let (reader, writer) = (home.client(), home.client());
+    let old = writer.in_turn(|client| client.take());
+    writer.install(0, old);
+    reader.begin_turn();
+    writer.in_turn(|client| {
+        let new = client.take();
+        client.install(0, new);
+        assert!(client.retire(old));
+    });
+    home.look_around();
+    home.look_around();
+    assert_eq!(home.stage(old), Stage::Retired, "the reader may hold a pointer to it");
+    assert_eq!(home.node.delayed_by(), [reader.pid]);
+    assert_eq!(home.stat().delaying_pids, [reader.pid]);
+    reader.end_turn();
+    home.look_around();
+    assert_eq!(home.stage(old), Stage::Free);
+    assert!(home.node.delayed_by().is_empty());
+}
+
+pub(crate) fn a_stopped_client_delays_a_scan_and_is_named() {
+    let mut home = Home::new();
+    let stopped = home.client();
+    stopped.begin_turn();
+    assert!(home.scan().is_none(), "somebody is in a turn");
+    assert_eq!(home.node.delayed_by(), [stopped.pid]);
+    home.kill(&stopped);
+    home.idle();
+    assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
+    assert!(home.node.delayed_by().is_empty());
+}
+
+pub(crate) fn a_stopped_client_delays_a_drop_and_is_named() {
+    let mut home = Home::new();
+    let stopped = home.client();
+    stopped.begin_turn();
+    let before = home.node.info().unassigned_bytes;
+    assert!(home.ask(Ask::DropStore { name: "s".into() }).is_none(), "somebody is in a turn");
+    assert_eq!(home.node.info().unassigned_bytes, before);
+    assert_eq!(home.node.delayed_by(), [stopped.pid]);
+    stopped.end_turn();
+    home.idle();
+    assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
+    assert_eq!(home.node.info().unassigned_bytes, before + (6 << 20));
+}
+
+pub(crate) fn only_those_who_delay_are_named() {
+    let mut home = Home::new();
+    let (first, second, third) = (home.client(), home.client(), home.client());
+    first.begin_turn();
+    third.begin_turn();
+    second.in_turn(|client| {
+        let at = client.take();
+        client.retire(at)
+    });
+    home.look_around();
+    assert_eq!(home.node.delayed_by().len(), 2);
+    first.end_turn();
+    home.idle();
+    assert_eq!(home.node.delayed_by(), [third.pid], "the first has moved on");
+    first.begin_turn();
+    home.idle();
+    assert_eq!(home.node.delayed_by(), [third.pid], "that is another turn");
+}
+
+pub(crate) fn a_scan_waits_for_whoever_replaced_a_suspect() {
+    let mut home = Home::new();
+    let client = home.client();
+    let old = client.in_turn(|client| client.take());
+    client.install(0, old);
+    home.scan().expect("the scan ends");
+    // A turn in which `old` is replaced, and not yet retired.
+    client.begin_turn();
+    let new = client.take();
+    assert_eq!(client.install(0, new), old);
+    assert!(home.scan().is_none(), "the scan waits");
+    assert_eq!(home.stage(old), Stage::Live, "whoever replaced it will retire it");
+    assert!(client.retire(old), "it is this client's to retire");
+    client.end_turn();
+    home.idle();
+    home.look_around();
+    assert_eq!(home.stage(old), Stage::Free);
+    assert_eq!(home.node.info().scanned_buffers, 0);
+}
+
+pub(crate) fn a_late_retirement_is_refused() {
+    let mut home = Home::new();
+    let (first, second) = (home.client(), home.client());
+    let at = first.in_turn(|client| client.take());
+    assert!(first.retire(at));
+    assert!(!second.retire(at), "it is retired already");
+    home.look_around();
+    assert_eq!(home.stage(at), Stage::Free);
+    assert!(!second.retire(at), "it is free already");
+    second.in_turn(|_| ());
+    home.look_around();
+    assert_eq!(home.stage(at), Stage::Free);
+    let again = first.in_turn(|client| client.take());
+    let other = first.in_turn(|client| client.take());
+    assert_eq!(again, at);
+    assert_ne!(again, other, "nothing is handed out twice");
+}
+
+pub(crate) fn what_is_adopted_was_not_reused_meanwhile() {
+    let mut home = Home::new();
+    let client = home.client();
+    let installed = client.in_turn(|client| {
+        let installed: Vec<u64> = (0..14).map(|_| client.take()).collect();
+        installed.iter().zip(0..).for_each(|(&at, slot)| drop(client.install(slot, at)));
+        installed
+    });
+    let first = installed[0];
+    let _scan = home.node.ask(Ask::Scan { name: "s".into() }, [1, 1]);
+    while home.kind.looks.load(Ordering::Relaxed) == 0 {
+        assert_eq!(home.step(), Progress::Made);
+    }
+    // The scan has seen the slots, and not yet made their buffers the structure's.
+    client.in_turn(|client| {
+        let new = client.take();
+        assert_eq!(client.install(0, new), first);
+        assert!(client.retire(first));
+    });
+    home.node.look_around();
+    let mut steps = 0;
+    while home.stage(first) != Stage::Free {
+        home.step();
+        steps += 1;
+        assert!(steps < 1000, "what was retired comes back");
+    }
+    // The buffer's next life: taken for something that will be installed in a later turn.
+    let again = client.in_turn(|client| client.take());
+    assert_eq!(again, first);
+    home.idle();
+    assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
+    assert_eq!(home.state(again).owner, client.id.number, "it is in a living client's hands");
+    home.scan().expect("the scan ends");
+    client.in_turn(|_| ());
+    home.idle();
+    assert_eq!(home.stage(again), Stage::Live, "its owner may yet install it");
+}
+
+pub(crate) fn a_dropped_store_leaves_zeros() {
+    let mut home = Home::new();
+    let client = home.client();
+    client.in_turn(|client| {
+        client.write(client.store.table_at, &[0x5e; 256]);
+        for _ in 0..20 {
+            let at = client.take();
+            client.write(at, &[0x5e; 60_000]);
+        }
+        let retired = client.take();
+        client.write(retired, &[0x5e; 60_000]);
+        client.retire(retired);
+    });
+    let Some(Answer::Done) = home.ask(Ask::DropStore { name: "s".into() }) else { panic!("it is dropped") };
+    assert!(!client.retire(client.store.table_at), "its key opens nothing");
+    let after = home.create("after", 10);
+    let entry = home.node.catalog().get("after").expect("it was just made");
+    assert!(entry.segments.len() >= 11, "it has all segments that the first one had");
+    let mut bytes = vec![1; 1 << 20];
+    for &index in &entry.segments {
+        let Ok(()) = home.memory.read(home.memory.geometry().segment_at(index), &mut bytes);
+        assert!(bytes.iter().all(|&byte| byte == 0), "segment {index} tells what another store held");
+    }
+    assert_ne!(after.table_at, 0);
+}
+
+pub(crate) fn a_drop_loses_nothing_of_another_store() {
+    let mut home = Home::new();
+    let other = home.create("other", 4);
+    let mut client = home.client();
+    let kept = client.in_turn(|client| client.take());
+    client.retire(kept);
+    client.store = other;
+    let dropped = client.in_turn(|client| client.take());
+    client.retire(dropped);
+    let Some(Answer::Done) = home.ask(Ask::DropStore { name: "other".into() }) else {
+        panic!("it is dropped")
+    };
+    home.look_around();
+    assert_eq!(home.stage(kept), Stage::Free, "it came after one of the dropped store on its session's list");
+}
+
+pub(crate) fn a_session_that_ends_twice_ends_once() {
+    let mut home = Home::new();
+    let first = home.client();
+    home.kill(&first);
+    home.part(&first);
+    home.idle();
+    assert!(home.node.sessions().is_empty());
+    let second = home.client();
+    assert_eq!(second.id.slot, first.id.slot);
+    home.kill(&first);
+    home.idle();
+    assert_eq!(home.node.sessions().len(), 1, "the slot is another's by now");
+    second.begin_turn();
+    let held = second.take();
+    second.retire(held);
+    home.look_around();
+    assert_eq!(home.stage(held), Stage::Retired, "the second is still waited for");
+
+    let (third, fourth) = (home.client(), home.client());
+    home.kill(&third);
+    home.kill(&third);
+    home.kill(&fourth);
+    let fifth = home.client();
+    home.idle();
+    assert_eq!(home.node.sessions().len(), 2);
+    assert!(home.node.sessions().iter().any(|session| session.id == fifth.id));
+}
+
+pub(crate) fn a_list_that_is_a_ring_ends() {
+    let mut home = Home::new();
+    let client = home.client();
+    let at: [u64; 3] = client.in_turn(|client| [(); 3].map(|()| client.take()));
+    at.iter().for_each(|&at| assert!(client.retire(at)));
+    home.damage_state(at[0], |state| State { next: at[2], ..state });
+    home.look_around();
+    at.iter().for_each(|&at| assert_eq!(home.stage(at), Stage::Free));
+    let again: [u64; 4] = client.in_turn(|client| [(); 4].map(|()| client.take()));
+    again.iter().enumerate().for_each(|(i, at)| assert!(!again[..i].contains(at), "each is given once"));
+}
+
+pub(crate) fn a_list_with_a_wild_pointer_ends() {
+    for wild in [u64::MAX >> 16 & !15, 8, 4096 + 3, 1, 1 << 40] {
+        let mut home = Home::new();
+        let client = home.client();
+        let at: [u64; 3] = client.in_turn(|client| [(); 3].map(|()| client.take()));
+        at.iter().for_each(|&at| assert!(client.retire(at)));
+        home.damage_state(at[1], |state| State { next: wild, ..state });
+        home.look_around();
+        assert_eq!(home.stage(at[2]), Stage::Free);
+        assert_eq!(home.stage(at[1]), Stage::Free);
+        assert_eq!(home.stage(at[0]), Stage::Retired, "nothing leads to it");
+        home.kill(&client);
+        home.idle();
+        assert_eq!(home.stage(at[0]), Stage::Free, "a scan found it");
+
+        let second = home.client();
+        second.damage_list(wild);
+        home.look_around();
+        home.kill(&second);
+        home.idle();
+        assert!(home.node.sessions().is_empty());
+    }
+}
+
+pub(crate) fn two_lists_that_run_into_each_other_end() {
+    let mut home = Home::new();
+    let (first, second) = (home.client(), home.client());
+    let shared: [u64; 2] = first.in_turn(|client| [(); 2].map(|()| client.take()));
+    let own = second.in_turn(|client| client.take());
+    shared.iter().for_each(|&at| assert!(first.retire(at)));
+    assert!(second.retire(own));
+    home.damage_state(own, |state| State { next: shared[0], ..state });
+    home.look_around();
+    home.kill(&first);
+    home.kill(&second);
+    home.idle();
+    [own, shared[0], shared[1]].iter().for_each(|&at| assert_eq!(home.stage(at), Stage::Free));
+}
+
+/// Whoever was stopped in the middle of helping a take still remembers states of that segment as they were; they
+/// must not come again under its eyes.
+pub(crate) fn an_emptied_segment_waits_for_whoever_was_at_it() {
+    let mut home = Home::of(24, 9);
+    let (writer, helper) = (home.client(), home.client());
+    // Seven of the eight segments become large buffers and all of those come back, while nobody wants the memory.
+    let count = class(LARGE).count as usize * 7;
+    let all: Vec<u64> = writer.in_turn(|client| (0..count).map(|_| client.take()).collect());
+    all.iter().for_each(|&at| assert!(writer.retire(at)));
+    home.look_around();
+    all.iter().for_each(|&at| assert_eq!(home.stage(at), Stage::Free));
+    helper.begin_turn();
+    writer.in_turn(|client| client.take_of(MEDIUM));
+    home.look_around();
+    home.look_around();
+    let stat = home.stat();
+    assert!(stat.parked_buffers >= 15, "the store is short of memory, so segments are emptied: {stat:?}");
+    assert_eq!(stat.granted_bytes, 1 << 20, "there is the reserve, and nothing else yet: {stat:?}");
+    helper.end_turn();
+    home.look_around();
+    let stat = home.stat();
+    assert!(stat.granted_bytes > 1 << 20, "an emptied segment serves any class: {stat:?}");
+}

@@ -1,0 +1,293 @@
+//! A node that is stepped by hand, and clients that are moved by hand: every order of events is a test's own.
+//!
+//! Invariant: nothing here waits and nothing runs beside the test, so a failure happens every time.
+
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
+pub(crate) mod cases;
+
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_node::{Node, Progress};
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::Supply;
+use farside_remote::arena::session::{SessionId, turn_at};
+use farside_remote::arena::state::{Stage, State};
+use farside_remote::arena::{Arena, Buffer};
+use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
+use farside_remote::service::{Extent, Kind, Plan, Service};
+use farside_remote::{Memory, Width};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The class of all buffers here: 15 to a segment, so that a segment is quickly full.
+pub(crate) const LARGE: u8 = 40;
+/// 18 to a segment.
+pub(crate) const MEDIUM: u8 = 39;
+
+pub(crate) fn class(index: u8) -> &'static Class {
+    Class::get(index).expect("a class")
+}
+
+/// The plainest structure there is: a table of addresses. A store's parameters are how many.
+#[derive(Clone, Default)]
+pub(crate) struct Slots {
+    /// How often the node has asked what is reachable.
+    pub(crate) looks: Arc<AtomicU64>,
+}
+
+/// Slots looked at in one step.
+pub(crate) const SLOTS_PER_LOOK: u64 = 16;
+
+impl<M: Memory> Kind<M> for Slots {
+    fn name(&self) -> &'static str {
+        "slots"
+    }
+
+    fn plan(&self, parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
+        let slots: u64 = parameters.parse().map_err(|_| "say how many slots".to_owned())?;
+        Ok(Plan { table_len: slots * 8, parameters: parameters.to_owned() })
+    }
+
+    fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        let slots = parameters.parse().map_err(|_| "say how many slots".to_owned())?;
+        Ok(Box::new(SlotsService { at: table.at, slots, looks: Arc::clone(&self.looks) }))
+    }
+}
+
+struct SlotsService {
+    at: u64,
+    slots: u64,
+    looks: Arc<AtomicU64>,
+}
+
+impl<M: Memory> Service<M> for SlotsService {
+    fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        let count = SLOTS_PER_LOOK.min(self.slots - cursor);
+        let mut bytes = [0; SLOTS_PER_LOOK as usize * 8];
+        let bytes = &mut bytes[..count as usize * 8];
+        memory.read(self.at + cursor * 8, bytes)?;
+        let slots = bytes.chunks_exact(8).map(|slot| u64::from_le_bytes(slot.try_into().expect("8 bytes")));
+        found.extend(slots.filter(|&at| at != 0));
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        Ok((cursor + count < self.slots).then_some(cursor + count))
+    }
+}
+
+/// A node with its memory, and one store called `s`.
+pub(crate) struct Home {
+    pub(crate) memory: Arc<Mapping>,
+    pub(crate) node: Node<Mapping>,
+    pub(crate) kind: Slots,
+    pub(crate) store: Store,
+    next_pid: u32,
+}
+
+/// No story here takes as many steps.
+const STEPS_MAX: u32 = 400_000;
+
+impl Home {
+    /// 14 segments, of which the store has one for its table, four for buffers and one in reserve.
+    pub(crate) fn new() -> Home {
+        Home::of(16, 5)
+    }
+
+    /// A memory of that size with a store of that quota, which is for its table and buffers.
+    pub(crate) fn of(memory_mib: u64, quota_mib: u64) -> Home {
+        let memory = Arc::new(Mapping::create(memory_mib << 20, Pages::Small).expect("memory"));
+        let kind = Slots::default();
+        let node = Node::new(&*memory, vec![Box::new(kind.clone())], NodeInfo::default());
+        let store = Store {
+            name: String::new(),
+            kind: String::new(),
+            parameters: String::new(),
+            quota: 0,
+            incarnation: 0,
+            region: 0,
+            secret: 0,
+            table_at: 0,
+            table_len: 0,
+        };
+        let mut home = Home { memory, node, kind, store, next_pid: 1001 };
+        home.store = home.create("s", quota_mib);
+        home
+    }
+
+    pub(crate) fn create(&mut self, name: &str, mib: u64) -> Store {
+        let ask = Ask::CreateStore {
+            name: name.into(),
+            kind: "slots".into(),
+            parameters: "32".into(),
+            quota: mib << 20,
+        };
+        match self.ask(ask) {
+            Some(Answer::Store(store)) => store,
+            other => panic!("asked for a store, got {other:?}"),
+        }
+    }
+
+    /// Asks, and steps until there is nothing to do; nothing if that brought no answer.
+    pub(crate) fn ask(&mut self, ask: Ask) -> Option<Answer> {
+        let ticket = self.node.ask(ask, [7, 0x5ec2_e700]);
+        self.idle();
+        let (to, answer) = self.node.answer()?;
+        assert_eq!(to, ticket, "answers come in the order of the questions");
+        Some(answer.unwrap_or_else(|refusal| panic!("refused: {refusal}")))
+    }
+
+    pub(crate) fn scan(&mut self) -> Option<Answer> {
+        self.ask(Ask::Scan { name: "s".into() })
+    }
+
+    pub(crate) fn stat(&mut self) -> StoreStat {
+        match self.ask(Ask::StoreStat { name: "s".into() }) {
+            Some(Answer::StoreStat(stat)) => stat,
+            other => panic!("asked for figures, got {other:?}"),
+        }
+    }
+
+    pub(crate) fn step(&mut self) -> Progress {
+        let Ok(progress) = self.node.step(&self.memory);
+        progress
+    }
+
+    /// Steps until there is nothing to do.
+    pub(crate) fn idle(&mut self) {
+        for _ in 0..STEPS_MAX {
+            if self.step() == Progress::Idle {
+                return;
+            }
+        }
+        panic!("the node has not come to rest after {STEPS_MAX} steps");
+    }
+
+    /// What the node does now and then: it takes what was retired, and steps until there is nothing to do.
+    pub(crate) fn look_around(&mut self) {
+        self.node.look_around();
+        self.idle();
+    }
+
+    /// A client of the store `s`, with a pid of its own.
+    pub(crate) fn client(&mut self) -> Client {
+        let pid = self.next_pid;
+        self.next_pid += 1;
+        let Ok(opened) = self.node.open_session(&self.memory, pid, 1);
+        let id = opened.expect("a session is free");
+        Client { memory: Arc::clone(&self.memory), store: self.store.clone(), id, pid, turn: Cell::new(0) }
+    }
+
+    /// The client's process ends without a word.
+    pub(crate) fn kill(&mut self, client: &Client) {
+        self.node.end_session(client.id, false);
+    }
+
+    /// The client says that it runs no more chains.
+    pub(crate) fn part(&mut self, client: &Client) {
+        self.node.end_session(client.id, true);
+    }
+
+    pub(crate) fn state(&self, at: u64) -> State {
+        let arena = Arena::of(&*self.memory);
+        let Ok(state) = arena.state(&self.buffer(at));
+        state
+    }
+
+    pub(crate) fn stage(&self, at: u64) -> Stage {
+        self.state(at).stage
+    }
+
+    pub(crate) fn buffer(&self, at: u64) -> Buffer {
+        let Ok(found) = Arena::of(&*self.memory).buffer_at(at);
+        found.unwrap_or_else(|| panic!("{at:#x} is no buffer")).1
+    }
+
+    /// Overwrites a buffer's state, as a peer can.
+    pub(crate) fn damage_state(&self, at: u64, damage: impl FnOnce(State) -> State) {
+        let state = self.state(at);
+        let Ok(changed) = Arena::of(&*self.memory).exchange_state(&self.buffer(at), state, damage(state));
+        assert!(changed, "nobody else changes it");
+    }
+}
+
+/// A client, of which the test decides every move. It may be in the middle of a turn for as long as it likes.
+pub(crate) struct Client {
+    memory: Arc<Mapping>,
+    pub(crate) store: Store,
+    pub(crate) id: SessionId,
+    pub(crate) pid: u32,
+    turn: Cell<u64>,
+}
+
+impl Client {
+    /// From now on it may hold pointers.
+    pub(crate) fn begin_turn(&self) {
+        assert!(self.turn.get().is_multiple_of(2), "it is in a turn already");
+        self.set_turn(self.turn.get() + 1);
+    }
+
+    /// It holds none any more.
+    pub(crate) fn end_turn(&self) {
+        assert!(!self.turn.get().is_multiple_of(2), "it is in no turn");
+        self.set_turn(self.turn.get() + 1);
+    }
+
+    fn set_turn(&self, turn: u64) {
+        self.turn.set(turn);
+        let Ok(()) = self.memory.write(turn_at(self.id.slot), &turn.to_le_bytes());
+    }
+
+    /// One turn in which something is done.
+    pub(crate) fn in_turn<T>(&self, what: impl FnOnce(&Client) -> T) -> T {
+        self.begin_turn();
+        let done = what(self);
+        self.end_turn();
+        done
+    }
+
+    pub(crate) fn take(&self) -> u64 {
+        self.take_of(LARGE)
+    }
+
+    pub(crate) fn take_of(&self, index: u8) -> u64 {
+        let (region, owner) = (self.store.region, self.id.number);
+        let Ok(taken) = Arena::of(&*self.memory).take(region, class(index), Supply::Quota, owner);
+        taken.expect("there is a buffer")
+    }
+
+    /// Points slot number `slot` to a buffer; answers what it pointed to.
+    pub(crate) fn install(&self, slot: u64, at: u64) -> u64 {
+        let slot_at = self.store.table_at + slot * 8;
+        let Ok(old) = self.memory.load(slot_at, Width::W8);
+        let Ok(swapped) = self.memory.exchange(slot_at, Width::W8, old, at.into());
+        assert_eq!(swapped, Ok(()), "nobody else installs anything meanwhile");
+        old as u64
+    }
+
+    pub(crate) fn retire(&self, at: u64) -> bool {
+        let Ok(retired) = Arena::of(&*self.memory).retire(self.id, self.store.extent().key, at);
+        retired
+    }
+
+    /// The first half of a retirement: the buffer is marked, and on no list.
+    pub(crate) fn begin_to_retire(&self, at: u64) {
+        let arena = Arena::of(&*self.memory);
+        let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("{at:#x} is no buffer") };
+        let Ok(live) = arena.state(&buffer);
+        assert_eq!(live.stage, Stage::Live);
+        let retired = State { stage: Stage::Retired, owner: self.id.number, suspect: false, ..live };
+        let Ok(changed) = arena.exchange_state(&buffer, live, retired);
+        assert!(changed);
+    }
+
+    /// Overwrites the head of its list of retired buffers, as a peer can.
+    pub(crate) fn damage_list(&self, first: u64) {
+        let Ok(()) = self.memory.write(turn_at(self.id.slot) + RETIRED_AFTER_TURN, &first.to_le_bytes());
+    }
+
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) {
+        let Ok(()) = self.memory.write(at, bytes);
+    }
+}
+
+/// A session's slot has the head of its list so many bytes after its turn.
+const RETIRED_AFTER_TURN: u64 = 64;

@@ -1,0 +1,246 @@
+//! A memory that looks on as it is used, knows what each access is for, and at one of them kills or stops its own
+//! process: before the access is made, or in the middle of it where that writes an item.
+
+use super::process::say;
+use farside_fabrics::direct::Runs;
+use farside_fabrics::memory::Mapping;
+use farside_remote::arena::class::Class;
+use farside_remote::arena::segment::Use;
+use farside_remote::arena::session::turn_at;
+use farside_remote::arena::state::{Stage, State};
+use farside_remote::arena::{Arena, Geometry, SESSIONS_MAX};
+use farside_remote::{Key, Memory, Width};
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What an access is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Access {
+    ReadSecret,
+    ReadSlot,
+    ReadItem,
+    ReadSegment,
+    ReadListHead,
+    ReadState,
+    ReadSession,
+    /// A list's first buffer is to be this session's.
+    TakeDecide,
+    /// A buffer becomes LIVE.
+    TakeMakeLive,
+    TakeFinish,
+    /// The next unused buffer of a segment is to be this session's.
+    BumpDecide,
+    BumpFinish,
+    /// A granted segment is to be this class's.
+    RefillDecide,
+    RefillSegment,
+    RefillCurrent,
+    RefillFinish,
+    WriteItem,
+    /// The CAS that installs.
+    SwingSlot,
+    /// A buffer becomes RETIRED.
+    RetireMark,
+    RetireLink,
+    RetireListHead,
+    WriteCounters,
+    Other,
+}
+
+impl Access {
+    /// What every put, delete and large put comes across sooner or later.
+    pub(crate) const ALL: [Access; 22] = [
+        Access::ReadSecret,
+        Access::ReadSlot,
+        Access::ReadItem,
+        Access::ReadSegment,
+        Access::ReadListHead,
+        Access::ReadState,
+        Access::ReadSession,
+        Access::TakeDecide,
+        Access::TakeMakeLive,
+        Access::TakeFinish,
+        Access::BumpDecide,
+        Access::BumpFinish,
+        Access::RefillDecide,
+        Access::RefillSegment,
+        Access::RefillCurrent,
+        Access::RefillFinish,
+        Access::WriteItem,
+        Access::SwingSlot,
+        Access::RetireMark,
+        Access::RetireLink,
+        Access::RetireListHead,
+        Access::WriteCounters,
+    ];
+}
+
+/// The blow to be dealt.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Strike {
+    /// At which access, counted from 0.
+    pub(crate) at: u64,
+    /// Stop the process instead of killing it.
+    pub(crate) stop: bool,
+}
+
+/// The memory.
+pub(crate) struct Deadly {
+    mapping: Arc<Mapping>,
+    strike: Option<Strike>,
+    made: Cell<u64>,
+    /// At which accesses each kind was seen.
+    pub(crate) seen: RefCell<BTreeMap<Access, Vec<u64>>>,
+}
+
+enum Made<'a> {
+    Read,
+    Write(&'a [u8]),
+    Exchange { old: u128, new: u128 },
+}
+
+impl Deadly {
+    /// Counts from now on.
+    pub(crate) fn new(mapping: Arc<Mapping>, strike: Option<Strike>) -> Deadly {
+        Deadly { mapping, strike, made: Cell::new(0), seen: RefCell::default() }
+    }
+
+    fn on(&self, at: u64, made: &Made<'_>) {
+        let now = self.made.replace(self.made.get() + 1);
+        let Some(strike) = self.strike else {
+            let access = self.classify(at, made);
+            self.seen.borrow_mut().entry(access).or_default().push(now);
+            return;
+        };
+        if now != strike.at {
+            return;
+        }
+        if let Made::Write(bytes) = made {
+            let Ok(()) = self.mapping.write(at, &bytes[..bytes.len() / 2]);
+        }
+        say("struck", &self.classify(at, made));
+        let signal = if strike.stop { Signal::STOP } else { Signal::KILL };
+        rustix::process::kill_process(rustix::process::getpid(), signal).expect("a signal to oneself");
+        // It may reach another thread first, which stops this one a moment later.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    fn classify(&self, at: u64, made: &Made<'_>) -> Access {
+        let sessions_at = turn_at(0) - 64;
+        let segments_at = sessions_at + u64::from(SESSIONS_MAX) * (turn_at(1) - turn_at(0));
+        match at {
+            _ if at < sessions_at => region_record((at - 4096) % 4096, made),
+            _ if at < segments_at => match made {
+                Made::Read => Access::ReadSession,
+                Made::Write(_) => Access::WriteCounters,
+                Made::Exchange { .. } => Access::RetireListHead,
+            },
+            _ => match self.geometry().segment_of(at) {
+                None => segment_entry(made),
+                Some(index) => self.data(index, at, made),
+            },
+        }
+    }
+
+    fn data(&self, index: u32, at: u64, made: &Made<'_>) -> Access {
+        let Ok(segment) = self.mapping.arena().segment(index);
+        let class = match segment.usage {
+            Use::Buffers(class) => Class::get(class).expect("a class"),
+            _ => {
+                return match made {
+                    Made::Read => Access::ReadSlot,
+                    Made::Exchange { .. } => Access::SwingSlot,
+                    Made::Write(_) => Access::Other,
+                };
+            }
+        };
+        if at - self.geometry().segment_at(index) >= u64::from(class.count) * 16 {
+            return match made {
+                Made::Read => Access::ReadItem,
+                Made::Write(_) => Access::WriteItem,
+                Made::Exchange { .. } => Access::Other,
+            };
+        }
+        match made {
+            Made::Read => Access::ReadState,
+            Made::Write(_) => Access::Other,
+            Made::Exchange { old, new } => match (State::unpack(*old).stage, State::unpack(*new).stage) {
+                (_, Stage::Live) => Access::TakeMakeLive,
+                (Stage::Live, Stage::Retired) => Access::RetireMark,
+                (Stage::Retired, Stage::Retired) => Access::RetireLink,
+                _ => Access::Other,
+            },
+        }
+    }
+}
+
+/// See the layout in `arena::lists`.
+fn region_record(offset: u64, made: &Made<'_>) -> Access {
+    let phase = |new: &u128| new & 0xf;
+    match (offset, made) {
+        (0, Made::Read) => Access::ReadSecret,
+        (_, Made::Read) => Access::ReadListHead,
+        (64 | 80, Made::Exchange { new, .. }) if phase(new) != 0 => Access::RefillDecide,
+        (64 | 80, Made::Exchange { .. }) => Access::RefillFinish,
+        (_, Made::Exchange { .. }) if (offset - 128) % 64 != 0 => Access::RefillCurrent,
+        (_, Made::Exchange { new, .. }) => match phase(new) {
+            0 => Access::TakeFinish,
+            1 => Access::TakeDecide,
+            _ => Access::Other,
+        },
+        (_, Made::Write(_)) => Access::Other,
+    }
+}
+
+/// See the layout in `arena::segment`.
+fn segment_entry(made: &Made<'_>) -> Access {
+    const GRANTED: u8 = 0xfe;
+    match made {
+        Made::Read => Access::ReadSegment,
+        Made::Write(_) => Access::Other,
+        Made::Exchange { old, .. } if (old >> 16) as u8 == GRANTED => Access::RefillSegment,
+        Made::Exchange { new, .. } if (new >> 24) as u8 != 0 => Access::BumpDecide,
+        Made::Exchange { .. } => Access::BumpFinish,
+    }
+}
+
+impl Runs for Deadly {
+    fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Memory for Deadly {
+    type Wait = Infallible;
+
+    fn geometry(&self) -> Geometry {
+        self.mapping.geometry()
+    }
+    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+        Arena::of(self).admits(key)
+    }
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
+        Arena::of(self).reach(key, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
+        self.on(at, &Made::Read);
+        self.mapping.read(at, out)
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        self.on(at, &Made::Write(bytes));
+        self.mapping.write(at, bytes)
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
+        self.on(at, &Made::Read);
+        self.mapping.load(at, width)
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
+        self.on(at, &Made::Exchange { old, new });
+        self.mapping.exchange(at, width, old, new)
+    }
+}

@@ -1,0 +1,248 @@
+//! Processes of their own: the test's binary starts itself again, told by the environment which part to play, and
+//! talks with it in lines.
+//!
+//! Invariant: a child never outlives its parent, and every wait has a deadline.
+
+use super::deadly::{Deadly, Strike};
+use super::script::{self, Op};
+use farside_fabrics::executor::block_on;
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::shm;
+use farside_node::host::{Host, Options};
+use farside_remote::NodeId;
+use farside_remote::control::{Answer, Ask};
+use farside_systems::kv::prism_kv::service::PrismKvKind;
+use farside_systems::kv::prism_kv::{KIND, PrismKv};
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Which part a child plays.
+const ROLE: &str = "FARSIDE_TEST_ROLE";
+/// The test that plays it.
+const CHILD: &str = "child";
+/// However slow the machine is, no child keeps us waiting for longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Role {
+    /// A memory node that does what it is told.
+    Node { socket: PathBuf, mib: u64, evict_stopped_after: Option<Duration> },
+    /// A client that does one operation of a script after the other.
+    Client { socket: PathBuf, store: String, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike> },
+}
+
+/// Plays the part that this process was started for; nothing if it was started for none.
+pub(crate) fn play() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("the system can");
+    match serde_json::from_str(&role).expect("a role") {
+        Role::Node { socket, mib, evict_stopped_after } => serve(&socket, mib, evict_stopped_after),
+        Role::Client { socket, store, seed, tour, slot_cache, strike } => {
+            operate(&socket, &store, seed, tour, slot_cache, strike)
+        }
+    }
+}
+
+/// Says something to the parent.
+pub(crate) fn say(word: &str, what: &impl Serialize) {
+    let line = format!("\n@{word} {}\n", serde_json::to_string(what).expect("plain data"));
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
+}
+
+fn serve(socket: &Path, mib: u64, evict_stopped_after: Option<Duration>) {
+    let memory = Mapping::create(mib << 20, Pages::Small).expect("memory");
+    let options = Options { socket: Some(socket.to_owned()), evict_stopped_after };
+    let host = Host::start(memory, vec![Box::new(PrismKvKind)], options).expect("a node");
+    say("ready", &());
+    for line in std::io::stdin().lines() {
+        let line = line.expect("the parent speaks");
+        if line == "stopped" {
+            say("answer", &host.stopped_pids());
+            continue;
+        }
+        let ask: Ask = serde_json::from_str(&line).expect("a question");
+        say("answer", &host.ask(ask, PATIENCE).map_err(|error| error.to_string()));
+    }
+}
+
+fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike>) {
+    let endpoint = shm::connect_on(socket, NodeId(0), |memory| Deadly::new(memory, strike));
+    let endpoint = Rc::new(endpoint.expect("a connection"));
+    let client = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), store));
+    let mut client = client.expect("the store is there");
+    if slot_cache {
+        client = client.with_slot_cache(64);
+    }
+    say("session", &(endpoint.session().number, endpoint.session().slot));
+    for index in 0.. {
+        let op = match tour {
+            true => script::TOUR.get(index as usize).copied(),
+            false => Some(script::endless(seed, index)),
+        };
+        let Some(op) = op else { break };
+        match op {
+            Op::Pause => std::thread::sleep(Duration::from_millis(30)),
+            Op::Put { key, len } => {
+                let value = script::value(seed, index, len);
+                block_on(&endpoint, client.put(&script::key(seed, key), &value)).expect("stored");
+            }
+            Op::Delete { key } => {
+                block_on(&endpoint, client.delete(&script::key(seed, key))).expect("deleted");
+            }
+        }
+        // A word after every operation would keep the process in the system's hands most of the time.
+        if tour || index % 16 == 15 {
+            say("done", &(index + 1));
+        }
+    }
+    say("seen", &*endpoint.memory().seen.borrow());
+}
+
+/// A child as its parent knows it. Killed when dropped.
+pub(crate) struct Child {
+    process: std::process::Child,
+    role: Role,
+    lines: Receiver<String>,
+    /// What it said, for when something goes wrong.
+    heard: Vec<String>,
+}
+
+impl Child {
+    pub(crate) fn start(role: Role) -> Child {
+        let mut process = Command::new(std::env::current_exe().expect("this test has a file"))
+            .args([CHILD, "--exact", "--nocapture", "--test-threads=1"])
+            .env(ROLE, serde_json::to_string(&role).expect("plain data"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the test's binary can be started again");
+        let out = BufReader::new(process.stdout.take().expect("it is piped"));
+        let (send, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                if let Some(line) = line.strip_prefix('@') {
+                    let _nobody_listens = send.send(line.to_owned());
+                }
+            }
+        });
+        Child { process, role, lines, heard: Vec::new() }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What the next line with that word says; lines with other words before it are kept.
+    pub(crate) fn hear<T: for<'a> Deserialize<'a>>(&mut self, word: &str) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    let found = parse(&line, word);
+                    self.heard.push(line);
+                    if let Some(found) = found {
+                        return found;
+                    }
+                }
+                Err(why) => {
+                    let why = if why == RecvTimeoutError::Timeout { "says nothing" } else { "has ended" };
+                    panic!("{:?} {why} where '{word}' was expected; so far: {:?}", self.role, self.heard)
+                }
+            }
+        }
+    }
+
+    /// The last of the lines with that word; everything that is there is heard. The process must have ended.
+    pub(crate) fn heard_last<T: for<'a> Deserialize<'a>>(&mut self, word: &str) -> Option<T> {
+        let deadline = Instant::now() + PATIENCE;
+        // The channel closes when the pipe does.
+        while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            self.heard.push(line);
+        }
+        self.heard.iter().rev().find_map(|line| parse(line, word))
+    }
+
+    fn tell(&mut self, line: &str) {
+        let input = self.process.stdin.as_mut().expect("it is piped");
+        writeln!(input, "{line}").and_then(|()| input.flush()).expect("the child listens");
+    }
+
+    /// Asks a node; it must not refuse.
+    pub(crate) fn ask(&mut self, ask: &Ask) -> Answer {
+        self.tell(&serde_json::to_string(ask).expect("plain data"));
+        let answer: Result<Answer, String> = self.hear("answer");
+        answer.unwrap_or_else(|reason| panic!("{ask:?}: {reason}"))
+    }
+
+    /// The processes that a node says are stopped in the middle of a turn.
+    pub(crate) fn stopped_pids(&mut self) -> Vec<u32> {
+        self.tell("stopped");
+        self.hear("answer")
+    }
+
+    pub(crate) fn create(&mut self, name: &str, mib: u64) -> farside_remote::control::Store {
+        let parameters = r#"{"items": 1000}"#.into();
+        let ask = Ask::CreateStore { name: name.into(), kind: KIND.into(), parameters, quota: mib << 20 };
+        match self.ask(&ask) {
+            Answer::Store(store) => store,
+            other => panic!("asked for a store, got {other:?}"),
+        }
+    }
+
+    pub(crate) fn stat(&mut self, name: &str) -> farside_remote::control::StoreStat {
+        match self.ask(&Ask::StoreStat { name: name.into() }) {
+            Answer::StoreStat(stat) => stat,
+            other => panic!("asked for figures, got {other:?}"),
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid() as i32).expect("a process has a number");
+        rustix::process::kill_process(pid, signal).expect("it has not been waited for");
+    }
+
+    /// Stops it, and returns when it is.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        until("a process is stopped", || shm::is_stopped(self.pid()));
+    }
+
+    /// How it ended, once it has.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("a process ends", || {
+            status = self.process.try_wait().expect("it is our child");
+            status.is_some()
+        });
+        status.expect("it has ended")
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ended_already = self.process.kill();
+        let _waited_already = self.process.wait();
+    }
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(line: &str, word: &str) -> Option<T> {
+    let (said, what) = line.split_once(' ')?;
+    (said == word).then(|| serde_json::from_str(what).expect("what children say is plain data"))
+}
+
+/// Waits for something that must come to pass.
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed() < PATIENCE, "{PATIENCE:?} went by, and not yet: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    since.elapsed()
+}

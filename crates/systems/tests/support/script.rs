@@ -1,0 +1,92 @@
+//! What a client that is to be struck does: the same for the same seed, so that whoever outlives it can tell which
+//! of its operations have left their trace.
+//!
+//! Invariant: nobody else touches its keys, and it does one operation after another. So what it leaves is the
+//! outcome of a prefix.
+
+use std::collections::BTreeMap;
+
+/// One operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Put {
+        key: u8,
+        len: usize,
+    },
+    Delete {
+        key: u8,
+    },
+    /// Waits a while, so that what was given back is on its lists again.
+    Pause,
+}
+
+/// How many keys there are.
+pub(crate) const KEYS: u8 = 6;
+
+/// Every kind of operation once, where a process is to be struck at each kind of access.
+pub(crate) const TOUR: [Op; 17] = [
+    Op::Put { key: 0, len: 300 },
+    Op::Put { key: 0, len: 300 },
+    Op::Delete { key: 0 },
+    Op::Put { key: 0, len: 700 },
+    Op::Put { key: 1, len: 150_000 },
+    Op::Pause,
+    Op::Put { key: 0, len: 300 },
+    Op::Put { key: 0, len: 700 },
+    Op::Put { key: 1, len: 150_000 },
+    Op::Put { key: 1, len: 500 },
+    Op::Put { key: 2, len: 62_000 },
+    Op::Delete { key: 2 },
+    Op::Pause,
+    Op::Put { key: 3, len: 3000 },
+    Op::Put { key: 3, len: 3000 },
+    Op::Put { key: 2, len: 62_000 },
+    Op::Delete { key: 1 },
+];
+
+/// Operation number `index` of an endless script.
+pub(crate) fn endless(seed: u64, index: u64) -> Op {
+    let random = mix(seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let key = (random >> 32) as u8 % KEYS;
+    match random % 20 {
+        0..=2 => Op::Delete { key },
+        3 => Op::Put { key, len: 61_500 + (random >> 40) as usize % 90_000 },
+        _ => Op::Put { key, len: (random >> 40) as usize % 5000 },
+    }
+}
+
+/// A key of the client with that seed.
+pub(crate) fn key(seed: u64, key: u8) -> Vec<u8> {
+    format!("{seed:x}-{key}").into_bytes()
+}
+
+/// The value that operation number `index` puts.
+pub(crate) fn value(seed: u64, index: u64, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 8);
+    for word in 0..len.div_ceil(8) as u64 {
+        bytes.extend_from_slice(&mix(seed ^ mix(index) ^ word).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Which operation's value each key has after the first `count` operations; keys without a value are absent.
+pub(crate) fn after(count: u64, op: impl Fn(u64) -> Op) -> BTreeMap<u8, (u64, usize)> {
+    let mut values = BTreeMap::new();
+    for index in 0..count {
+        match op(index) {
+            Op::Put { key, len } => drop(values.insert(key, (index, len))),
+            Op::Delete { key } => drop(values.remove(&key)),
+            Op::Pause => {}
+        }
+    }
+    values
+}
+
+/// SplitMix64's finisher.
+pub(crate) fn mix(mut word: u64) -> u64 {
+    word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
