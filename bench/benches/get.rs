@@ -101,6 +101,7 @@ struct Clients<'a> {
 
 impl<'a> Clients<'a> {
     fn new(store: &Store, keys: &'a [u32]) -> Clients<'a> {
+        assert!(keys.len().is_power_of_two(), "places wrap around by a mask");
         let endpoint = store.endpoint();
         let clients = (0..TASKS).map(|_| open(&endpoint)).collect();
         Clients { endpoint, clients, keys, next: Cell::new(0), mismatches: Cell::new(0) }
@@ -136,12 +137,12 @@ impl<'a> Clients<'a> {
 #[inline]
 async fn fetch(client: &mut Client, keys: &[u32], next: &Cell<usize>) -> u8 {
     let place = next.get();
-    next.set((place + 1) % keys.len());
+    next.set((place + 1) & (keys.len() - 1));
     let number = u64::from(keys[place]);
     let item =
         client.get(&number.to_be_bytes()).await.expect("a healthy store").expect("every key has a value");
     let value = black_box(item.value);
     let wrong = value.last().map_or(1, |last| last ^ value_byte(number, VALUE_SIZE - 1));
-    next.set((next.get() + usize::from(wrong)) % keys.len()); // So the next key depends on the bytes fetched.
+    next.set((next.get() + usize::from(wrong)) & (keys.len() - 1)); // So the next key depends on the bytes fetched.
     wrong
 }

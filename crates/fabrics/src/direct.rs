@@ -5,6 +5,7 @@
 //! a buffer unreachable retires it before it awaits anything else. Invariant: the turn is odd, and that is visible
 //! to everyone, before a chain's first access.
 
+use crate::ahead::Ahead;
 use crate::executor::{self, Turns};
 use crate::memory::Mapping;
 use crate::timer;
@@ -64,6 +65,7 @@ pub struct Direct<M: Runs = Arc<Mapping>> {
     session: SessionId,
     turn: Cell<u64>,
     chains_in_turn: Cell<u32>,
+    ahead: Ahead,
     counters: Cell<Counters>,
     driver: RefCell<Option<Waker>>,
 }
@@ -85,6 +87,7 @@ impl<M: Runs> Direct<M> {
             session,
             turn: Cell::new(0),
             chains_in_turn: Cell::new(0),
+            ahead: Ahead::new(),
             counters: Cell::new(Counters::default()),
             driver: RefCell::new(None),
         }
@@ -171,6 +174,7 @@ impl<M: Runs> Direct<M> {
 impl<M: Runs> Turns for Direct<M> {
     #[inline]
     fn end_turn(&self) {
+        self.ahead.end_turn(self.memory.mapping());
         let turn = self.turn.get();
         if turn % 2 == 0 {
             return;
@@ -189,10 +193,7 @@ impl<M: Runs> Fabric for Direct<M> {
         self.check(node)?;
         let view = chain.view();
         if executor::in_company() {
-            self.memory.mapping().prefetch_targets(view);
-            executor::yield_now().await;
-            self.memory.mapping().prefetch_pointees(view);
-            executor::yield_now().await;
+            self.ahead.fetch(self.memory.mapping(), view).await;
             self.check(node)?;
         }
         self.enter();

@@ -7,6 +7,7 @@
 //! What always holds: fabrics know no system. `unsafe` stands in this crate and hardly anywhere else; each block
 //! says who keeps the promise.
 
+mod ahead;
 pub mod direct;
 pub mod executor;
 pub mod layer;

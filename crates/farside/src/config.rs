@@ -3,6 +3,7 @@
 //! The only room that reads the environment.
 
 use serde::Deserialize;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// What can be set besides by flags.
@@ -46,10 +47,11 @@ impl Settings {
         let file = path.as_deref().map(read_file).transpose()?.unwrap_or_default();
         let origin = path.map_or_else(String::new, |path| path.display().to_string());
         let pick = |flag: Option<&str>, variable: &str, filed: Option<String>, built_in: String| {
-            let set = |value: String, origin: &str| Setting { value, origin: origin.to_owned() };
+            let set =
+                |value: String, origin: &str| Ok::<_, String>(Setting { value, origin: origin.to_owned() });
             if let Some(value) = flag {
                 set(value.to_owned(), "flag")
-            } else if let Some(value) = variable_value(variable) {
+            } else if let Some(value) = variable_text(variable)? {
                 set(value, variable)
             } else if let Some(value) = filed {
                 set(value, &origin)
@@ -59,14 +61,20 @@ impl Settings {
         };
         let default_pool = format!("shm:{}", default_socket().display());
         Ok(Settings {
-            pool: pick(pool, "FARSIDE_POOL", file.pool, default_pool),
-            store: pick(store, "FARSIDE_STORE", file.store, "default".to_owned()),
+            pool: pick(pool, "FARSIDE_POOL", file.pool, default_pool)?,
+            store: pick(store, "FARSIDE_STORE", file.store, "default".to_owned())?,
         })
     }
 }
 
-fn variable_value(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+/// A variable that is set to nothing is not set.
+fn variable_value(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn variable_text(name: &str) -> Result<Option<String>, String> {
+    let text = variable_value(name).map(OsString::into_string).transpose();
+    text.map_err(|value| format!("{name} is {value:?}, which is not UTF-8: set it to text, or unset it"))
 }
 
 /// Variables that begin like ours and mean nothing: misspelt, most likely.
@@ -87,8 +95,12 @@ fn file_path() -> Option<PathBuf> {
 }
 
 fn read_file(path: &Path) -> Result<File, String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("could not read the settings in {}: {error}", path.display()))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        format!(
+            "could not read the settings in {}: {error}; make it readable, or name another by FARSIDE_CONFIG",
+            path.display()
+        )
+    })?;
     toml::from_str(&text).map_err(|error| {
         format!("{} is no settings file: {}; it may set pool and store", path.display(), error.message())
     })
@@ -119,11 +131,13 @@ pub fn make_folder_of(socket: &Path) -> Result<(), String> {
         return if exists {
             Ok(())
         } else {
-            Err(format!("{} is no folder: make it first", folder.display()))
+            Err(format!("{} is no folder: make it, or serve elsewhere by --socket", folder.display()))
         };
     }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|error| format!("could not make {}: {error}", folder.display()))?;
+    made.map_err(|error| {
+        format!("could not make {}: {error}; serve elsewhere by --socket", folder.display())
+    })?;
     let found = std::fs::symlink_metadata(folder).map_err(|error| error.to_string())?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
         return Err(format!(

@@ -137,6 +137,13 @@ impl<M: Memory> Catalog<M> {
         Ok(region)
     }
 
+    /// Notes which segments a store was found to have.
+    pub fn set_segments(&mut self, region: u32, segments: Vec<u32>) {
+        if let Some(entry) = self.stores.values_mut().find(|entry| entry.store.region == region) {
+            entry.segments = segments;
+        }
+    }
+
     /// A region number is nobody's again.
     pub fn release(&mut self, region: u32) {
         self.busy.retain(|&busy| busy != region);

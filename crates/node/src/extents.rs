@@ -50,6 +50,14 @@ impl Extents {
         Some(taken)
     }
 
+    /// Takes a segment that is found to be somebody's.
+    ///
+    /// # Panics
+    /// If it is not free.
+    pub fn take_exactly(&mut self, index: u32) {
+        assert!(self.free.remove(&index), "segment {index} was taken twice");
+    }
+
     /// Takes back a segment.
     ///
     /// # Panics

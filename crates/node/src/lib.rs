@@ -12,6 +12,7 @@ pub mod extents;
 pub mod host;
 pub mod node;
 pub mod reclaim;
+mod restart;
 pub mod scan;
 pub mod session;
 

@@ -5,6 +5,7 @@
 use crate::catalog::{Catalog, Division, Entry};
 use crate::extents::Extents;
 use crate::reclaim::Reclaim;
+use crate::restart;
 use crate::scan::Scan;
 use crate::session::{Grace, Sessions};
 use farside_remote::Memory;
@@ -18,7 +19,7 @@ use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Memory that a node may also give back to the system.
 pub trait NodeMemory: Memory {
@@ -58,6 +59,8 @@ pub struct Node<M: NodeMemory> {
     next_ticket: Ticket,
     info: NodeInfo,
     geometry: Geometry,
+    /// Of the record of the catalog that was written last.
+    catalog_sequence: u64,
     /// What sessions that are closed had counted.
     counted: Counters,
 }
@@ -99,8 +102,33 @@ impl<M: NodeMemory> Node<M> {
             next_ticket: 1,
             info,
             geometry: memory.geometry(),
+            catalog_sequence: 0,
             counted: Counters::default(),
         }
+    }
+
+    /// A node that takes over a memory which another served, and no process uses any more. All stores are scanned for
+    /// what clients held.
+    ///
+    /// # Errors
+    /// A store cannot be served by this release.
+    pub fn restore(
+        memory: &M,
+        kinds: Vec<Box<dyn Kind<M>>>,
+        info: NodeInfo,
+    ) -> Result<Result<Node<M>, String>, M::Wait> {
+        let restored = match restart::restore(memory, kinds)? {
+            Ok(restored) => restored,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let mut node = Node::new(memory, Vec::new(), info);
+        node.extents = restored.extents;
+        node.catalog = restored.catalog;
+        node.catalog_sequence = restored.sequence;
+        node.sessions = Sessions::new(restored.next_session);
+        let regions: Vec<u32> = node.catalog.iter().map(|entry| entry.store.region).collect();
+        regions.into_iter().for_each(|region| node.scan_soon(region, None));
+        Ok(Ok(node))
     }
 
     /// The sessions that are open.
@@ -284,7 +312,8 @@ impl<M: NodeMemory> Node<M> {
             table_at: self.geometry.segment_at(first),
             table_len: u64::from(division.table) * SEGMENT_SIZE,
         };
-        match self.catalog.kind(kind)?.serve(&store.parameters, store.extent()) {
+        let fits = restart::record(1, &self.stores_and(Some(&store)));
+        match fits.and_then(|_| self.catalog.kind(kind)?.serve(&store.parameters, store.extent())) {
             Ok(service) => {
                 let entry = Box::new(Entry { store, service, segments });
                 Ok(Job::Create { entry, division, granted: 0 })
@@ -371,6 +400,11 @@ impl<M: NodeMemory> Node<M> {
     }
 
     fn job_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        if let Some((_, Job::Drop { leaving: Leaving::Not, .. })) = self.jobs.front() {
+            // So that a node which takes over does not know the store either.
+            let record = restart::record(self.catalog_sequence + 1, &self.stores_and(None));
+            self.write_catalog(memory, &record.expect("there were more stores before"))?;
+        }
         let Some((_, job)) = self.jobs.front_mut() else { return Ok(false) };
         let ended = match job {
             Job::Create { entry, division, granted } => grant_step(memory, entry, division, granted)?,
@@ -382,12 +416,26 @@ impl<M: NodeMemory> Node<M> {
             }
             Job::Stat { entry_segments, at, stat } => stat_step(memory, entry_segments, at, stat)?,
         };
-        let Some(made) = ended else { return self.end_job() };
+        let Some(made) = ended else { return self.end_job(memory) };
         Ok(made)
     }
 
+    fn stores_and<'a>(&'a self, one_more: Option<&'a Store>) -> Vec<&'a Store> {
+        self.catalog.iter().map(|entry| &entry.store).chain(one_more).collect()
+    }
+
+    fn write_catalog(&mut self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
+        memory.write(Geometry::catalog_at(self.catalog_sequence + 1), record)?;
+        self.catalog_sequence += 1;
+        Ok(())
+    }
+
     /// The job in front is done: what it was for becomes known.
-    fn end_job(&mut self) -> Result<bool, M::Wait> {
+    fn end_job(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        if let Some((_, Job::Create { entry, .. })) = self.jobs.front() {
+            let record = restart::record(self.catalog_sequence + 1, &self.stores_and(Some(&entry.store)));
+            self.write_catalog(memory, &record.expect("that it fits was seen when the job began"))?;
+        }
         let Some((ticket, job)) = self.jobs.pop_front() else { return Ok(false) };
         let answer = match job {
             Job::Create { entry, .. } => {
@@ -466,7 +514,13 @@ fn leave_step<M: NodeMemory>(
             reclaim.begin_round(sessions);
             *leaving = Leaving::Retired { is_round_begun: true };
         }
-        Leaving::Retired { is_round_begun: true } | Leaving::Left => *leaving = Leaving::Left,
+        Leaving::Retired { is_round_begun: true } | Leaving::Left => {
+            let segments: BTreeSet<u32> = entry.segments.iter().copied().collect();
+            let geometry = memory.geometry();
+            reclaim
+                .forget_buffers(|at| geometry.segment_of(at).is_some_and(|index| segments.contains(&index)));
+            *leaving = Leaving::Left;
+        }
     }
     Ok(Some(true))
 }

@@ -129,6 +129,13 @@ impl Reclaim {
         self.emptied.retain(|&(of, _)| of != region);
     }
 
+    /// Forgets those of the buffers on their way back that are of a region about to be freed: what comes to have
+    /// their addresses has a life, and a grace, of its own.
+    pub fn forget_buffers(&mut self, is_of_region: impl Fn(u64) -> bool) {
+        self.buffers.retain(|&at| !is_of_region(at));
+        self.unparked.retain(|&at| !is_of_region(at));
+    }
+
     /// Takes what one session has retired, in this round.
     pub fn take_from(&mut self, slot: u32) {
         self.round.push(slot);

@@ -6,7 +6,7 @@
 use farside_remote::Memory;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::owner;
-use farside_remote::arena::{Arena, SESSIONS_MAX};
+use farside_remote::arena::{Arena, SESSIONS_MAX, header};
 use std::collections::BTreeMap;
 
 /// One session.
@@ -82,6 +82,8 @@ impl Sessions {
             return Ok(None);
         };
         let id = SessionId { slot, number: self.next_number };
+        // Before the number is used: a node that takes over must not give it to anyone else.
+        memory.write(header::NEXT_SESSION_AT, &u64::from(id.number + 1).to_le_bytes())?;
         Arena::of(memory).open_session(id, pid, start_time)?;
         self.next_number = self
             .next_number

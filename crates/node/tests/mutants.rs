@@ -6,6 +6,7 @@ mod support;
 use farside_remote::mutant::Mutant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use support::cases::CASES;
+use support::quiescence::{Announces, explore};
 
 #[test]
 fn every_mutant_is_killed_and_the_unbroken_node_is_not() {
@@ -24,6 +25,15 @@ fn every_mutant_is_killed_and_the_unbroken_node_is_not() {
     }
     println!("{killed} of {} mutants were killed", Mutant::OF_LIFE.len());
     assert_eq!(killed, Mutant::OF_LIFE.len());
+}
+
+#[test]
+fn a_buffer_that_comes_back_at_once_is_followed_into() {
+    Mutant::switch(Some(Mutant::RepostAtOnce));
+    let followed = catch_unwind(|| explore(Announces::First, 1, 1000));
+    Mutant::switch(None);
+    assert!(followed.is_err(), "RepostAtOnce lives under every schedule");
+    println!("RepostAtOnce: killed under a scheduler too");
 }
 
 fn passes(mutant: Option<Mutant>, case: fn()) -> bool {

@@ -56,7 +56,7 @@ pub struct Chain<'a> {
     /// Bytes of all parts.
     borrowed: usize,
     bytes: &'a mut Vec<u8>,
-    parts: [Part<'a>; PARTS_MAX],
+    parts: [Option<Part<'a>>; PARTS_MAX],
 }
 
 impl ChainBuf {
@@ -69,7 +69,7 @@ impl ChainBuf {
     #[inline(always)]
     pub fn begin<'a>(&'a mut self, key: Key) -> Chain<'a> {
         self.bytes.clear();
-        let parts = [Part { at: 0, bytes: &[] }; PARTS_MAX];
+        let parts = [const { None }; PARTS_MAX];
         Chain {
             key,
             ops: 0,
@@ -143,7 +143,7 @@ impl<'a> Chain<'a> {
         if part.len() < BORROW_MIN || self.parts_len as usize == PARTS_MAX {
             self.bytes.extend_from_slice(part);
         } else {
-            self.parts[self.parts_len as usize] = Part { at: self.bytes.len() as u32, bytes: part };
+            self.parts[self.parts_len as usize] = Some(Part { at: self.bytes.len() as u32, bytes: part });
             self.parts_len += 1;
             self.borrowed += part.len();
         }
@@ -187,7 +187,7 @@ pub struct ChainView<'a> {
     atomics: u16,
     borrowed: usize,
     bytes: &'a [u8],
-    parts: &'a [Part<'a>],
+    parts: &'a [Option<Part<'a>>],
 }
 
 impl<'a> ChainView<'a> {
@@ -274,6 +274,12 @@ impl<'a> ChainView<'a> {
         }
     }
 
+    /// The only op, if there is but one.
+    #[inline(always)]
+    pub(crate) fn only_op(&self) -> Option<OpView<'a>> {
+        if self.ops == 1 { self.ops().next() } else { None }
+    }
+
     /// The ops in order.
     #[inline]
     pub fn ops(&self) -> Ops<'a> {
@@ -313,7 +319,7 @@ pub struct Ops<'a> {
     bytes: &'a [u8],
     /// The offset of `bytes` within the chain's inline bytes, to which `parts` refer.
     at: usize,
-    parts: &'a [Part<'a>],
+    parts: &'a [Option<Part<'a>>],
 }
 
 impl<'a> Ops<'a> {
@@ -338,7 +344,7 @@ impl<'a> Ops<'a> {
             return Payload { bytes: self.take(len), at, parts };
         }
         let (mut borrowed, mut used) = (0, 0);
-        for part in parts {
+        for part in parts.iter().flatten() {
             // A part belongs here if the inline bytes before it and the parts before it do not fill the payload.
             if (part.at as usize - at) + borrowed >= len {
                 break;
@@ -431,12 +437,44 @@ impl<'a> OpView<'a> {
     }
 }
 
+/// As people read it: `then READ *0x200010 65472 bytes bounded -> scratch+0`.
+impl std::fmt::Display for OpView<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let when = if self.has(flag::CONDITIONAL) { "then" } else { "also" };
+        let star = if self.has(flag::TARGET_INDIRECT) { "*" } else { "" };
+        write!(f, "{when} ")?;
+        match self.code() {
+            Code::Read => write!(f, "READ {star}{:?} {} bytes", self.target(), self.len())?,
+            Code::Write => write!(f, "WRITE {star}{:?} {} bytes", self.target(), self.len())?,
+            Code::Allocate => write!(f, "ALLOCATE list {} {} bytes", self.target().raw(), self.len())?,
+            Code::Cas => {
+                let mode = crate::op::Mode::from_u8(self.mode());
+                write!(f, "CAS{} {star}{:?} {mode:?}", self.width(), self.target())?;
+            }
+            Code::FetchAdd => write!(f, "FETCH-ADD {:?}", self.target())?,
+        }
+        if self.has(flag::BOUNDED) {
+            write!(f, " bounded")?;
+        }
+        if self.has(flag::MASKED) {
+            write!(f, " masked")?;
+        }
+        if let Some(source) = self.source() {
+            write!(f, " from {source:?}")?;
+        }
+        if let Some(to) = self.redirect() {
+            write!(f, " -> {to:?}")?;
+        }
+        Ok(())
+    }
+}
+
 /// The bytes of a payload, as the pieces in which they lie.
 #[derive(Clone)]
 pub(crate) struct Payload<'a> {
     bytes: &'a [u8],
     at: usize,
-    parts: &'a [Part<'a>],
+    parts: &'a [Option<Part<'a>>],
 }
 
 impl<'a> Iterator for Payload<'a> {
@@ -445,12 +483,13 @@ impl<'a> Iterator for Payload<'a> {
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
         match self.parts.split_first() {
-            Some((part, rest)) if part.at as usize == self.at => {
+            Some((Some(part), rest)) if part.at as usize == self.at => {
                 self.parts = rest;
                 Some(part.bytes)
             }
             next => {
-                let inline = next.map_or(self.bytes.len(), |(part, _)| part.at as usize - self.at);
+                let next = next.and_then(|(part, _)| part.as_ref());
+                let inline = next.map_or(self.bytes.len(), |part| part.at as usize - self.at);
                 if inline == 0 {
                     return None;
                 }

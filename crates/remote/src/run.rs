@@ -21,7 +21,7 @@ use zerocopy::{FromZeros, IntoBytes};
 ///
 /// # Errors
 /// The memory's own: an access that must happen first. Run the chain again then, with that answer recorded.
-#[inline]
+#[inline(always)]
 pub fn run<M: Memory>(
     memory: &M,
     owner: u32,
@@ -29,28 +29,46 @@ pub fn run<M: Memory>(
     reply: &mut Reply,
 ) -> Result<(), M::Wait> {
     reply.begin(chain.len());
-    if chain.allocates() > 0 {
-        return run_allocating(memory, owner, &chain, reply);
+    match chain.only_op() {
+        // Most of what is asked: worth a place in the caller, where nothing else wants the registers.
+        Some(op) if op.code() == Code::Read && op.redirect().is_none() => {
+            let runner = Runner::new(memory, owner, chain.key(), &mut []);
+            let (status, len) = ended(runner.read_out(&op, reply))?;
+            reply.end_op(1, status, len);
+            Ok(())
+        }
+        _ if chain.allocates() > 0 => run_allocating(memory, owner, chain, reply),
+        _ => run_ops(memory, owner, chain, reply),
     }
+}
+
+#[inline(never)]
+fn run_ops<M: Memory>(
+    memory: &M,
+    owner: u32,
+    chain: ChainView<'_>,
+    reply: &mut Reply,
+) -> Result<(), M::Wait> {
     Runner::new(memory, owner, chain.key(), &mut []).run(&chain, reply)
 }
 
 /// Reserves a buffer for every ALLOCATE, runs the chain, and gives back what it did not use.
+#[inline(never)]
 fn run_allocating<M: Memory>(
     memory: &M,
     owner: u32,
-    chain: &ChainView<'_>,
+    chain: ChainView<'_>,
     reply: &mut Reply,
 ) -> Result<(), M::Wait> {
     let mut reserved = [0; ALLOCATES_MAX];
     let mut runner = Runner::new(memory, owner, chain.key(), &mut reserved[..chain.allocates()]);
-    if !runner.reserve(chain)? {
+    if !runner.reserve(&chain)? {
         for _ in 0..chain.len() {
             reply.end_op(chain.len(), Status::NotReady, 0);
         }
         return Ok(());
     }
-    runner.run(chain, reply)?;
+    runner.run(&chain, reply)?;
     if !Mutant::UnusedReservationIsKept.is_on() {
         runner.give_back_unused()?;
     }
@@ -71,6 +89,16 @@ impl<W> From<W> for Stop<W> {
 }
 
 type Done<W> = Result<(Status, usize), Stop<W>>;
+
+/// The status with which an op ended, and the bytes that it added to the reply.
+#[inline(always)]
+fn ended<W>(done: Done<W>) -> Result<(Status, usize), W> {
+    match done {
+        Ok(done) => Ok(done),
+        Err(Stop::Refused(status)) => Ok((status, 0)),
+        Err(Stop::Wait(wait)) => Err(wait),
+    }
+}
 
 struct Runner<'m, M> {
     memory: &'m M,
@@ -102,7 +130,7 @@ impl<'m, M: Memory> Runner<'m, M> {
     }
 
     /// Runs every op in order.
-    #[inline(always)]
+    #[inline]
     fn run(&mut self, chain: &ChainView<'_>, reply: &mut Reply) -> Result<(), M::Wait> {
         let ops = chain.len();
         let (mut successful, mut aborted) = (true, false);
@@ -114,11 +142,7 @@ impl<'m, M: Memory> Runner<'m, M> {
                 self.skip(&op);
                 (Status::Skipped, 0)
             } else {
-                match self.op(&op, reply) {
-                    Ok(done) => done,
-                    Err(Stop::Refused(status)) => (status, 0),
-                    Err(Stop::Wait(wait)) => return Err(wait),
-                }
+                ended(self.op(&op, reply))?
             };
             reply.end_op(ops, status, len);
             successful =
@@ -128,9 +152,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    // Only READs are worth a place in the caller: they are most of what is asked, and the shortest.
-
-    #[inline(always)]
+    #[inline]
     fn op(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         match op.code() {
             Code::Read => self.read(op, reply),
@@ -141,23 +163,22 @@ impl<'m, M: Memory> Runner<'m, M> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn read(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        let Some(to) = op.redirect() else { return self.read_out(op, reply) };
         let (place, len) = self.target(op)?;
-        let len_usize = len as usize;
-        if let Some(to) = op.redirect() {
-            return self.read_to(place, len, to);
-        }
-        let Some(out) = reply.output_room(len_usize) else { return Err(Stop::Refused(Status::TooLong)) };
-        self.fetch(place, out)?;
-        Ok((Status::Ok, len_usize))
+        let to = self.whole(to, len)?;
+        self.copy(place, to, len as usize)?;
+        Ok((Status::Ok, 0))
     }
 
-    /// A READ whose output stays in the node's memory or in scratch.
-    fn read_to(&mut self, from: Place, len: u64, to: Addr) -> Done<M::Wait> {
-        let to = self.whole(to, len)?;
-        self.copy(from, to, len as usize)?;
-        Ok((Status::Ok, 0))
+    /// A READ whose output goes into the reply.
+    #[inline(always)]
+    fn read_out(&self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        let (place, len) = self.target(op)?;
+        let Some(out) = reply.output_room(len as usize) else { return Err(Stop::Refused(Status::TooLong)) };
+        self.fetch(place, out)?;
+        Ok((Status::Ok, len as usize))
     }
 
     #[inline(never)]

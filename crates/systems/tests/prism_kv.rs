@@ -197,6 +197,32 @@ fn several_keys_are_read_in_one_round_trip_and_all_are_visited_once() {
 }
 
 #[test]
+fn several_keys_are_put_in_two_round_trips_and_the_later_of_two_values_stays() {
+    let home = Home::new(64);
+    home.create("s", 48, r#"{"items": 1000, "placement": "permuted"}"#);
+    let mut client = home.client("s");
+    let endpoint = std::rc::Rc::clone(client.fabric());
+    let keys: Vec<[u8; 8]> = (0..16u64).map(u64::to_be_bytes).collect();
+    let items: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &key[4..])).collect();
+    endpoint.take();
+    run(&endpoint, client.put_many(&items)).expect("stored");
+    assert_eq!(endpoint.take().round_trips, 2, "all are found, then all are installed");
+    let large = vec![9; 100_000];
+    let again: Vec<(&[u8], &[u8])> =
+        vec![(&keys[3], b"once"), (&keys[5], &large), (&keys[3], b"twice"), (b"another", b"x")];
+    run(&endpoint, client.put_many(&again)).expect("stored");
+    assert_eq!(value_of(&mut client, &keys[3]).as_deref(), Some(&b"twice"[..]));
+    assert_eq!(value_of(&mut client, &keys[5]), Some(large.clone()));
+    assert_eq!(value_of(&mut client, b"another").as_deref(), Some(&b"x"[..]));
+    run(&endpoint, client.put_many(&items)).expect("stored");
+    for key in &keys {
+        assert_eq!(value_of(&mut client, key).as_deref(), Some(&key[4..]));
+    }
+    drop(client);
+    assert_eq!(home.settled("s").live_buffers, 17, "what was replaced came back, parts too");
+}
+
+#[test]
 fn what_is_replaced_comes_back_and_nothing_is_lost() {
     let home = Home::new(64);
     home.create("s", 32, r#"{"items": 1000}"#);

@@ -11,10 +11,11 @@ pub use pages::{PageSize, Pages};
 
 use farside_remote::arena::{Arena, Geometry, header};
 use farside_remote::run::Hint;
-use farside_remote::{ChainView, Key, Memory, Width};
+use farside_remote::{Key, Memory, Width};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use units::UNIT;
 
@@ -24,6 +25,25 @@ pub struct Mapping {
     geometry: Geometry,
     page_size: PageSize,
     fd: OwnedFd,
+    backing: Backing,
+}
+
+/// What backs a memory.
+enum Backing {
+    /// Nothing that outlives its users.
+    Anonymous,
+    /// A file, all of whose blocks are allocated, and which no other node can serve while the lock is open. The lock
+    /// is on a descriptor of its own: the other is shared with clients, who may outlive this node.
+    File { _lock: OwnedFd },
+}
+
+/// What a memory file was found to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing: it is new.
+    Nothing,
+    /// A node's memory.
+    Memory,
 }
 
 // SAFETY: the memory is shared with other processes by design; every access to it is one of the atomic ones below.
@@ -84,6 +104,24 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// The memory in the file at `path`, which is made with `size` bytes if there is none, and locked.
+    ///
+    /// # Errors
+    /// As [`Mapping::create`]; or the file holds something else, has another size, or another node serves it. A file
+    /// that was there is as it was.
+    pub fn open(path: &Path, size: u64) -> Result<(Mapping, Found), MappingError> {
+        let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
+        let (fd, lock, found) = pages::file(path, size)?;
+        let page_size = pages::of_file(&fd)?;
+        let mut mapping = Mapping::map(fd, geometry, page_size)?;
+        mapping.backing = Backing::File { _lock: lock };
+        match found {
+            Found::Nothing => mapping.write_header()?,
+            Found::Memory => mapping.check_header()?,
+        }
+        Ok((mapping, found))
+    }
+
     /// The memory of a node by the descriptor that the node handed out.
     ///
     /// # Errors
@@ -113,7 +151,7 @@ impl Mapping {
             )
         }
         .map_err(io("map the node's memory"))?;
-        let mapping = Mapping { base: base.cast(), geometry, page_size, fd };
+        let mapping = Mapping { base: base.cast(), geometry, page_size, fd, backing: Backing::Anonymous };
         // Huge pages where the kernel gives them for shared memory; where it does not, nothing is lost.
         // SAFETY: the whole of the mapping just made; the advice changes no bytes.
         let _advice_only = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxHugepage) };
@@ -186,7 +224,13 @@ impl Mapping {
     /// If they are not within the memory.
     pub fn discard(&self, at: u64, len: u64) -> Result<(), MappingError> {
         self.at(at, len as usize);
-        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        let flags = match self.backing {
+            Backing::Anonymous => {
+                rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE
+            }
+            // The blocks stay: on a full disk, touching a hole would be the end of the process.
+            Backing::File { .. } => rustix::fs::FallocateFlags::ZERO_RANGE,
+        };
         rustix::fs::fallocate(&self.fd, flags, at, len).map_err(io("give memory back to the system"))
     }
 
@@ -201,12 +245,21 @@ impl Mapping {
         unsafe { self.base.add(at as usize) }
     }
 
+    /// Where the aligned word of `WIDTH` bytes at `at` is mapped.
+    #[inline(always)]
+    fn aligned<const WIDTH: usize>(&self, at: u64) -> *mut u8 {
+        const { assert!(WIDTH as u64 <= Geometry::SIZE_MIN && WIDTH.is_power_of_two()) }
+        // The mapping begins on a page, so its words are where addresses are multiples.
+        if at > self.geometry.size() - WIDTH as u64 || !at.is_multiple_of(WIDTH as u64) {
+            misplaced(at, WIDTH, self.geometry.size());
+        }
+        // SAFETY: within the mapping, as just checked: no geometry is smaller than a word.
+        unsafe { self.base.add(at as usize) }
+    }
+
     #[inline(always)]
     fn word(&self, at: u64) -> &AtomicU64 {
-        let place = self.at(at, 8);
-        if !place.addr().is_multiple_of(8) {
-            misaligned(at, 8);
-        }
+        let place = self.aligned::<8>(at);
         // SAFETY: mapped for as long as `self` lives, aligned, and accessed atomically by everyone.
         unsafe { AtomicU64::from_ptr(place.cast()) }
     }
@@ -282,34 +335,30 @@ impl Mapping {
 
     // Hiding latency: what a chain will touch is fetched while other chains run.
 
-    /// Starts fetching what a chain's ops name directly.
+    /// Starts fetching what an op names directly.
     #[inline(always)]
-    pub fn prefetch_targets(&self, chain: ChainView<'_>) {
-        for hint in farside_remote::hints(chain) {
-            match hint {
-                Hint::Bytes { at, len } => self.prefetch(at, len),
-                Hint::Pointee { at, .. } => self.prefetch(at, 1),
-                Hint::Buffer { .. } => {}
-            }
+    pub(crate) fn prefetch_target(&self, hint: &Hint) {
+        match *hint {
+            Hint::Bytes { at, len } => self.prefetch(at, len),
+            Hint::Pointee { at, .. } => self.prefetch(at, 1),
+            Hint::Buffer { .. } => {}
         }
     }
 
-    /// Starts fetching what the pointers point to that [`Mapping::prefetch_targets`] fetched. Only a guess: nothing
-    /// is checked but that it lies in the memory, and nothing is answered.
+    /// Starts fetching what the pointer points to that [`Mapping::prefetch_target`] fetched, or a free buffer of the
+    /// region. Only a guess: nothing is checked but that it lies in the memory, and nothing is answered.
     #[inline(always)]
-    pub fn prefetch_pointees(&self, chain: ChainView<'_>) {
-        for hint in farside_remote::hints(chain) {
-            match hint {
-                Hint::Pointee { at, len, bounded } => {
-                    if at.is_multiple_of(16) && self.holds(at, 16) {
-                        let Ok(word) = self.load(at, Width::W16);
-                        let bound = if bounded { (word >> 64) as u32 } else { u32::MAX };
-                        self.prefetch(word as u64, len.min(bound));
-                    }
+    pub(crate) fn prefetch_pointee(&self, hint: &Hint, region: u32) {
+        match *hint {
+            Hint::Pointee { at, len, bounded } => {
+                if at.is_multiple_of(16) && self.holds(at, 16) {
+                    let Ok(word) = self.load(at, Width::W16);
+                    let bound = if bounded { (word >> 64) as u32 } else { u32::MAX };
+                    self.prefetch(word as u64, len.min(bound));
                 }
-                Hint::Buffer { class, len } => self.prefetch_buffer(chain.key().region(), class, len),
-                Hint::Bytes { .. } => {}
             }
+            Hint::Buffer { class, len } => self.prefetch_buffer(region, class, len),
+            Hint::Bytes { .. } => {}
         }
     }
 
@@ -359,8 +408,10 @@ fn outside(at: u64, len: usize, size: u64) -> ! {
 
 #[cold]
 #[inline(never)]
-fn misaligned(at: u64, width: usize) -> ! {
-    panic!("a {width}-byte word at {at:#x} is not aligned")
+fn misplaced(at: u64, width: usize, size: u64) -> ! {
+    panic!(
+        "no {width}-byte word of a memory of {size:#x} is at {at:#x}: keys are checked before, and alignment"
+    )
 }
 
 /// Fills `out`, less than a unit of it, with the lowest bytes of `word`: by at most four stores, where copying a length
@@ -493,11 +544,7 @@ impl Memory for Mapping {
 impl Mapping {
     #[inline(always)]
     fn unit(&self, at: u64) -> *mut u8 {
-        let place = self.at(at, UNIT);
-        if !place.addr().is_multiple_of(UNIT) {
-            misaligned(at, UNIT);
-        }
-        place
+        self.aligned::<UNIT>(at)
     }
 }
 

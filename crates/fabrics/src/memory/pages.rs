@@ -3,9 +3,11 @@
 //! Huge pages make random fetches 1.3 to 2 times faster. Linux gives them to shared memory only if some are
 //! reserved (`vm.nr_hugepages`) or `shmem_enabled` allows more.
 
-use super::{MappingError, io};
+use super::{Found, MappingError, io};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 /// Bytes of the pages that back a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +70,48 @@ fn sealed(size: u64, flags: MemfdFlags) -> Result<OwnedFd, MappingError> {
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(io("seal the shared memory"))?;
     Ok(fd)
+}
+
+/// Two descriptors of the file at `path`, the second with its lock, and what the file holds.
+pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), MappingError> {
+    let named = |doing: &str, error: std::io::Error| {
+        MappingError::Foreign(format!("could not {doing} the memory file {}: {error}", path.display()))
+    };
+    let open = || {
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+    };
+    let lock = open().map_err(|error| named("open", error))?;
+    let locked = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    if locked.is_err() {
+        return Err(MappingError::Foreign(format!(
+            "another node serves the memory file {}: use that one, or stop it",
+            path.display()
+        )));
+    }
+    let file = open().map_err(|error| named("open", error))?;
+    let found = file.metadata().map_err(|error| named("look at", error))?;
+    if !found.is_file() {
+        return Err(MappingError::Foreign(format!("{} is no file: name another", path.display())));
+    }
+    if found.len() == 0 {
+        // All blocks at once, so that a full disk is an error now and not the end of the process later.
+        let allocated = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size);
+        if let Err(errno) = allocated {
+            let _stays_empty = file.set_len(0);
+            return Err(named(&format!("allocate {size} bytes for"), errno.into()));
+        }
+        return Ok((file.into(), lock.into(), Found::Nothing));
+    }
+    if found.len() != size {
+        return Err(MappingError::Foreign(format!(
+            "the memory file {} has {} bytes: give --memory {}, or name another file",
+            path.display(),
+            found.len(),
+            found.len()
+        )));
+    }
+    Ok((file.into(), lock.into(), Found::Memory))
 }
 
 /// The page size of a file's memory.

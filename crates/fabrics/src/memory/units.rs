@@ -48,7 +48,21 @@ mod arch {
     pub(crate) unsafe fn copy_out(mut from: *const u8, mut to: *mut u8, mut units: usize) {
         // SAFETY: by the caller's promise; each step stays within `units`.
         unsafe {
-            while units >= 4 {
+            while units >= 8 {
+                asm!("vmovdqa {a}, [{from}]", "vmovdqa {b}, [{from} + 16]",
+                     "vmovdqa {c}, [{from} + 32]", "vmovdqa {d}, [{from} + 48]",
+                     "vmovdqa {e}, [{from} + 64]", "vmovdqa {f}, [{from} + 80]",
+                     "vmovdqa {g}, [{from} + 96]", "vmovdqa {h}, [{from} + 112]",
+                     "vmovups [{to}], {a}", "vmovups [{to} + 16], {b}",
+                     "vmovups [{to} + 32], {c}", "vmovups [{to} + 48], {d}",
+                     "vmovups [{to} + 64], {e}", "vmovups [{to} + 80], {f}",
+                     "vmovups [{to} + 96], {g}", "vmovups [{to} + 112], {h}",
+                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _, b = out(xmm_reg) _,
+                     c = out(xmm_reg) _, d = out(xmm_reg) _, e = out(xmm_reg) _, f = out(xmm_reg) _,
+                     g = out(xmm_reg) _, h = out(xmm_reg) _, options(nostack, preserves_flags));
+                (from, to, units) = (from.add(128), to.add(128), units - 8);
+            }
+            if units >= 4 {
                 asm!("vmovdqa {a}, [{from}]", "vmovdqa {b}, [{from} + 16]",
                      "vmovdqa {c}, [{from} + 32]", "vmovdqa {d}, [{from} + 48]",
                      "vmovups [{to}], {a}", "vmovups [{to} + 16], {b}",

@@ -2,7 +2,7 @@
 
 mod session;
 
-use super::{Done, Failure};
+use super::{Done, Failure, check_available};
 use clap::ValueEnum;
 use farside_bench::floor::{Floor, HugePages, Layout};
 use farside_bench::report::{FloorReport, floor_table, ycsb_table};
@@ -116,6 +116,11 @@ struct FloorArgs {
     json: bool,
 }
 
+/// What to do where the memory that is wanted is not there.
+const FEWER_RECORDS: &str = "ask for fewer --records or a smaller --value-size";
+/// What a record of the floor takes besides its value, at the least: slots, a header and a key.
+const BESIDES_VALUE: u64 = 4 * 16 + 24;
+
 impl Bench {
     pub(super) fn run(self) -> Done {
         match self.what {
@@ -138,14 +143,15 @@ impl Ycsb {
             })?;
         }
         for unused in &workload.unused {
-            eprintln!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
+            note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
         }
         if self.pool.is_some() && self.fabric == FabricArg::Local {
             return Err(Failure::Told(
                 "--fabric local has its node in this process: leave --pool out".into(),
             ));
         }
-        eprintln!("workload {workload}");
+        let duration = seconds(self.seconds)?;
+        note!("workload {workload}");
         let asked = Asked {
             fabric: self.fabric,
             pool: self.pool.clone(),
@@ -159,13 +165,13 @@ impl Ycsb {
             quiet: false,
         };
         let session = Session::start(asked)?;
-        let report = session.measure(seconds(self.seconds)?)?;
+        let report = session.measure(duration)?;
+        drop(session);
         if self.json {
-            println!("{}", serde_json::to_string(&report)?);
+            tell!("{}", serde_json::to_string(&report)?);
         } else {
-            println!("{}", ycsb_table(std::slice::from_ref(&report)));
+            tell!("{}", ycsb_table(std::slice::from_ref(&report)));
         }
-        session.end()?;
         match (report.errors, report.violations) {
             (0, 0) => Ok(()),
             (errors, violations) => {
@@ -190,14 +196,14 @@ impl FloorArgs {
             huge_pages: HugePages::IfAvailable,
             seed: 1,
         };
-        let floor = Floor::build(layout)?;
-        let tasks = self.tasks as usize;
-        let measured = floor.measure(tasks, seconds(self.seconds)?)?;
+        let (duration, tasks) = (seconds(self.seconds)?, self.tasks as usize);
+        check_available(self.records * (u64::from(self.value_size) + BESIDES_VALUE), FEWER_RECORDS)?;
+        let measured = Floor::build(layout)?.measure(tasks, duration)?;
         let report = FloorReport::new(self.fabric.name(), tasks, &measured);
         if self.json {
-            println!("{}", serde_json::to_string(&report)?);
+            tell!("{}", serde_json::to_string(&report)?);
         } else {
-            println!("{}", floor_table(&[report]));
+            tell!("{}", floor_table(&[report]));
         }
         Ok(())
     }

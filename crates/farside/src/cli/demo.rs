@@ -54,11 +54,11 @@ impl Demo {
                 if workload == "c" && tasks == TASKS && fabric == FabricArg::Shm {
                     self.stop_the_node(&session, each)?;
                 }
-                session.end()?;
+                drop(session);
                 rows.push(row(&report, tasks, floor));
             }
         }
-        println!();
+        tell!();
         let mut table = Table::new([
             "fabric",
             "workload",
@@ -72,11 +72,11 @@ impl Demo {
         rows.push(floor_row("by hand", 1, &floor_alone));
         rows.push(floor_row("by hand", TASKS, &floor_overlapped));
         rows.into_iter().for_each(|row| table.push(row));
-        println!("{table}");
-        println!(
+        tell!("{table}");
+        tell!(
             "Workload c reads; a reads half the time and overwrites the other half, and is held to the reads' floor."
         );
-        println!("Done in {:.0} s. Next: 'farside up', and what it suggests.", began.elapsed().as_secs_f64());
+        tell!("Done in {:.0} s. Next: 'farside up', and what it suggests.", began.elapsed().as_secs_f64());
         Ok(())
     }
 
@@ -121,21 +121,27 @@ impl Demo {
                 std::thread::sleep(each);
                 (read.load(Ordering::Relaxed) - before) as f64 / since.elapsed().as_secs_f64()
             };
+            while read.load(Ordering::Relaxed) == 0 && !reader.is_finished() {
+                std::thread::sleep(Duration::from_millis(10)); // It has yet to connect.
+            }
             std::thread::sleep(Duration::from_millis(500)); // Until it is warm.
-            let before = rate();
-            kill_process(pid, Signal::STOP)?;
-            let during = rate();
-            kill_process(pid, Signal::CONT)?;
-            let after = rate();
-            session.stop_reading();
+            let rates = || -> rustix::io::Result<_> {
+                let before = rate();
+                kill_process(pid, Signal::STOP)?;
+                let during = rate();
+                kill_process(pid, Signal::CONT)?;
+                Ok([before, during, rate()])
+            };
+            let rates = rates();
+            session.stop_reading(); // Also if the node is gone, or else the reader would not end.
             reader.join().expect("a reader reports its errors")?;
-            Ok::<_, Failure>([before, during, after])
+            Ok::<_, Failure>(rates?)
         })?;
         let [before, during, after] = rates.map(|rate| rate / 1e6);
-        println!("The node is process {}. A connected client reads", pid.as_raw_nonzero());
-        println!("  before 'kill -STOP' {before:>6.2} million values a second");
-        println!("  while it is stopped {during:>6.2} million values a second");
-        println!("  after 'kill -CONT'  {after:>6.2} million values a second");
+        tell!("The node is process {}. A connected client reads", pid.as_raw_nonzero());
+        tell!("  before 'kill -STOP' {before:>6.2} million values a second");
+        tell!("  while it is stopped {during:>6.2} million values a second");
+        tell!("  after 'kill -CONT'  {after:>6.2} million values a second");
         if during == 0.0 {
             return Err(Failure::Told("the client did not go on reading while the node was stopped".into()));
         }
@@ -144,7 +150,7 @@ impl Demo {
 }
 
 fn say(text: &str) {
-    eprintln!("{text}");
+    note!("{text}");
 }
 
 fn described(fabric: FabricArg) -> &'static str {

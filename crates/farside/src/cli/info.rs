@@ -1,12 +1,12 @@
 //! `info`: a node, or where this program's settings come from.
 
-use super::{Done, Target, human_bytes};
+use super::{Done, StoreTarget, human_bytes};
 
 /// Show a node, or where this program's settings come from.
 #[derive(clap::Args)]
 pub(super) struct Info {
     #[command(flatten)]
-    target: Target,
+    target: StoreTarget,
     /// Show every setting and where it comes from instead
     #[arg(long)]
     config: bool,
@@ -24,9 +24,9 @@ impl Info {
                     let object = serde_json::json!({
                         "name": name, "value": setting.value, "origin": setting.origin
                     });
-                    println!("{object}");
+                    tell!("{object}");
                 } else {
-                    println!("{name:<8}{}  ({})", setting.value, setting.origin);
+                    tell!("{name:<8}{}  ({})", setting.value, setting.origin);
                 }
             }
             return Ok(());
@@ -34,7 +34,7 @@ impl Info {
         let (pool, _) = self.target.connect()?;
         let info = pool.info()?;
         if self.json {
-            println!("{}", serde_json::to_string(&info)?);
+            tell!("{}", serde_json::to_string(&info)?);
             return Ok(());
         }
         let rows = [
@@ -48,10 +48,10 @@ impl Info {
             ("buffers found lost", info.scanned_buffers.to_string()),
         ];
         for (name, value) in rows {
-            println!("{name:<22}{value}");
+            tell!("{name:<22}{value}");
         }
         for store in pool.stores()? {
-            println!("store {:<16}{}, {}", store.name, store.kind, human_bytes(store.quota));
+            tell!("store {:<16}{}, {}", store.name, store.kind, human_bytes(store.quota));
         }
         Ok(())
     }

@@ -1,17 +1,27 @@
 //! `kv`: keys and values from the command line.
 
-use super::{Done, Failure, Target, human_bytes, progress, tsv};
+use super::{Done, Failure, StoreTarget, human_bytes, progress, tsv, written};
 use farside::local::Client;
+use farside_fabrics::executor::block_on;
+use farside_fabrics::layer::trace::Trace;
+use farside_remote::NodeId;
+use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::many::Cursor;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Put, get and delete keys; load and dump files.
 #[derive(clap::Args)]
 pub(super) struct Kv {
     #[command(flatten)]
-    target: Target,
+    target: StoreTarget,
+    /// Tell on standard error what put, get and del ask of the node
+    #[arg(long, global = true)]
+    trace: bool,
     #[command(subcommand)]
     action: Action,
 }
@@ -21,19 +31,23 @@ enum Action {
     /// Give a key a value
     Put {
         /// 1 to 4096 bytes
-        key: String,
-        /// The value; '-' or nothing: standard input; '@FILE': a file's bytes
-        value: Option<String>,
+        #[arg(allow_negative_numbers = true)]
+        key: OsString,
+        /// The value itself; '@FILE' for the bytes of a file, '-' or nothing for those of standard input: up to 16 MiB
+        #[arg(allow_negative_numbers = true)]
+        value: Option<OsString>,
     },
     /// Write the raw value of a key to standard output
     Get {
         /// The key
-        key: String,
+        #[arg(allow_negative_numbers = true)]
+        key: OsString,
     },
     /// Take the value of a key away
     Del {
         /// The key
-        key: String,
+        #[arg(allow_negative_numbers = true)]
+        key: OsString,
     },
     /// Put every line of a file: KEY<tab>VALUE, with \t \n \r \\ \xHH for what cannot be written
     Load {
@@ -59,13 +73,16 @@ impl Kv {
         if let Action::Stat { json } = self.action {
             return stat(&pool, &store, json);
         }
+        if self.trace {
+            return traced(&pool, &store, self.action);
+        }
         let mut client = Client::open(&pool, &store)?;
         match self.action {
-            Action::Put { key, value } => Ok(client.put(key.as_bytes(), &value_of(value.as_deref())?)?),
+            Action::Put { key, value } => Ok(client.put(key.as_bytes(), &value_of(value)?)?),
             Action::Get { key } => {
                 let item = client.get(key.as_bytes())?.ok_or(Failure::Absent)?;
                 let mut out = io::stdout().lock();
-                Ok(out.write_all(item.value).and_then(|()| out.flush())?)
+                written(out.write_all(item.value).and_then(|()| out.flush()))
             }
             Action::Del { key } => {
                 if client.delete(key.as_bytes())? {
@@ -81,25 +98,60 @@ impl Kv {
     }
 }
 
-fn value_of(argument: Option<&str>) -> Result<Vec<u8>, Failure> {
-    match argument {
-        None | Some("-") => {
-            let mut value = Vec::new();
-            // One byte more than fits is enough to know that it does not.
-            io::stdin().lock().take(farside::VALUE_MAX as u64 + 1).read_to_end(&mut value)?;
-            Ok(value)
+/// As the commands without a trace, through a layer that tells what goes by.
+fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
+    let endpoint = Rc::new(pool.endpoint_here()?);
+    let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), |text: &str| note!("{text}")));
+    let mut kv = block_on(&endpoint, PrismKv::open(fabric, NodeId(0), store))?;
+    match action {
+        Action::Put { key, value } => {
+            let value = value_of(value)?;
+            Ok(block_on(&endpoint, kv.put(key.as_bytes(), &value))?)
         }
-        Some(value) => match value.strip_prefix('@') {
-            None => Ok(value.as_bytes().to_vec()),
-            Some(path) => {
-                let file = File::open(path).map_err(|error| cannot_read(Path::new(path), &error))?;
-                let mut value = Vec::new();
-                let read = file.take(farside::VALUE_MAX as u64 + 1).read_to_end(&mut value);
-                read.map_err(|error| cannot_read(Path::new(path), &error))?;
-                Ok(value)
+        Action::Get { key } => {
+            let item = block_on(&endpoint, kv.get(key.as_bytes()))?.ok_or(Failure::Absent)?;
+            let mut out = io::stdout().lock();
+            written(out.write_all(item.value).and_then(|()| out.flush()))
+        }
+        Action::Del { key } => {
+            if block_on(&endpoint, kv.delete(key.as_bytes()))? {
+                Ok(())
+            } else {
+                Err(Failure::Absent)
             }
-        },
+        }
+        Action::Load { .. } | Action::Dump | Action::Stat { .. } => {
+            Err(Failure::Told("--trace tells of put, get and del: leave it out here".into()))
+        }
     }
+}
+
+fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
+    let Some(argument) = argument.filter(|argument| argument != "-") else {
+        return read_value(io::stdin().lock(), Path::new("standard input"));
+    };
+    match argument.as_bytes().strip_prefix(b"@") {
+        None => Ok(argument.into_vec()),
+        Some(path) => {
+            let path = Path::new(OsStr::from_bytes(path));
+            read_value(File::open(path).map_err(|error| cannot_read(path, &error))?, path)
+        }
+    }
+}
+
+fn read_value(input: impl Read, name: &Path) -> Result<Vec<u8>, Failure> {
+    let mut value = Vec::new();
+    // One byte more than fits is enough to know that it does not.
+    let read = input.take(farside::VALUE_MAX as u64 + 1).read_to_end(&mut value);
+    read.map_err(|error| cannot_read(name, &error))?;
+    if value.len() > farside::VALUE_MAX {
+        return Err(Failure::Told(format!(
+            "{} has more than {}, the most that a value can have: split it",
+            name.display(),
+            human_bytes(farside::VALUE_MAX as u64)
+        )));
+    }
+    Ok(value)
 }
 
 fn cannot_read(path: &Path, error: &io::Error) -> Failure {
@@ -146,7 +198,7 @@ fn load(client: &mut Client, path: &Path, quiet: bool) -> Done {
     }
     bar.finish_and_clear();
     if !quiet {
-        eprintln!("{loaded} keys stored");
+        note!("{loaded} keys stored");
     }
     Ok(())
 }
@@ -158,9 +210,9 @@ fn dump(client: &mut Client) -> Done {
         let mut written = Ok(());
         let more =
             client.next(&mut cursor, |key, item| written = tsv::write_line(&mut out, key, item.value))?;
-        written?;
+        super::written(written)?;
         if !more {
-            return Ok(out.flush()?);
+            return super::written(out.flush());
         }
     }
 }
@@ -168,7 +220,7 @@ fn dump(client: &mut Client) -> Done {
 fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     let stat = pool.stat(store)?;
     if json {
-        println!("{}", serde_json::to_string(&stat)?);
+        tell!("{}", serde_json::to_string(&stat)?);
         return Ok(());
     }
     let rows = [
@@ -182,10 +234,10 @@ fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
         ("  set aside", String::new(), format!("{} buffers", stat.parked_buffers)),
     ];
     for (name, amount, more) in rows {
-        println!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());
+        tell!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());
     }
     for pid in &stat.delaying_pids {
-        println!("memory waits for process {pid}; if it is stopped, let it go on with 'kill -CONT {pid}'");
+        tell!("memory waits for process {pid}; if it is stopped, let it go on with 'kill -CONT {pid}'");
     }
     Ok(())
 }

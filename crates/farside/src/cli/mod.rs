@@ -1,6 +1,23 @@
 //! The commands: what can be typed, and what becomes of an error.
 //!
-//! Exit codes: 0 done, 1 the key is absent, 2 anything else; the reason and the remedy are on standard error.
+//! Exit codes: 0 done, 1 the key is absent, 2 anything else; the reason and the remedy are on standard error. Where
+//! whoever read standard output has gone, as `head` does, a command ends quietly with 141, as the shell would have it.
+
+/// A line on standard output; ends the command where nobody reads it.
+macro_rules! tell {
+    ($($text:tt)*) => {{
+        use std::io::Write;
+        $crate::cli::written(writeln!(std::io::stdout(), $($text)*))?
+    }};
+}
+
+/// A line on standard error, if anybody reads it.
+macro_rules! note {
+    ($($text:tt)*) => {{
+        use std::io::Write;
+        let _unread = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
 
 mod bench;
 mod demo;
@@ -11,17 +28,25 @@ mod store;
 mod tsv;
 
 use clap::{Parser, Subcommand};
-use farside::config::{Settings, parse_bytes, unknown_variables};
+use farside::config::{Settings, VARIABLES, parse_bytes, unknown_variables};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// Far memory that programs share: mutable, and reached without waking the far CPU.
 #[derive(Parser)]
-#[command(name = "farside", version, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "farside", version, propagate_version = true, arg_required_else_help = true, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+const AFTER_HELP: &str = "\
+Which node and which store is told by --pool and --store, else by FARSIDE_POOL and FARSIDE_STORE, else by 'pool' and \
+'store' in the file that FARSIDE_CONFIG names or in ~/.config/farside/config.toml; 'farside info --config' shows it.
+
+Exit codes: 0 done, 1 the store has no such key, 2 anything else; the reason and the remedy are on standard error.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -41,20 +66,34 @@ enum Command {
     Demo(demo::Demo),
 }
 
-/// Which node and store a command is about.
+/// Which node a command is about.
 #[derive(clap::Args, Clone, Debug)]
 struct Target {
     /// The node's url, such as shm:PATH [default: FARSIDE_POOL, the settings file, or where 'farside up' serves]
     #[arg(long, value_name = "URL", global = true)]
     pool: Option<String>,
+}
+
+impl Target {
+    fn connect(&self) -> Result<farside::Pool, Failure> {
+        let settings = Settings::resolve(self.pool.as_deref(), None).map_err(Failure::Told)?;
+        Ok(farside::connect(&settings.pool.value)?)
+    }
+}
+
+/// Which store on which node a command is about.
+#[derive(clap::Args, Clone, Debug)]
+struct StoreTarget {
+    #[command(flatten)]
+    node: Target,
     /// The store [default: FARSIDE_STORE, the settings file, or 'default']
     #[arg(long, value_name = "NAME", global = true)]
     store: Option<String>,
 }
 
-impl Target {
+impl StoreTarget {
     fn settings(&self) -> Result<Settings, Failure> {
-        Settings::resolve(self.pool.as_deref(), self.store.as_deref()).map_err(Failure::Told)
+        Settings::resolve(self.node.pool.as_deref(), self.store.as_deref()).map_err(Failure::Told)
     }
 
     fn connect(&self) -> Result<(farside::Pool, String), Failure> {
@@ -68,6 +107,8 @@ impl Target {
 enum Failure {
     /// There is no such key.
     Absent,
+    /// Whoever read standard output has gone.
+    Unread,
     /// What is wrong and what to do.
     Told(String),
 }
@@ -80,16 +121,29 @@ impl<E: std::error::Error> From<E> for Failure {
 
 type Done = Result<(), Failure>;
 
+/// What became of something for standard output.
+fn written(result: io::Result<()>) -> Done {
+    result.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::Unread,
+        _ => Failure::Told(format!(
+            "could not write to standard output: {error}; make room, or send it elsewhere"
+        )),
+    })
+}
+
 pub(crate) fn main() -> ExitCode {
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .with_target(false)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_max_level(tracing::Level::INFO)
         .init();
+    allow_descriptors();
     for name in unknown_variables() {
-        eprintln!(
-            "farside: warning: the variable {name} means nothing; did you mean one of {:?}?",
-            farside::config::VARIABLES
+        note!(
+            "farside: warning: the variable {name} means nothing; did you mean one of {}?",
+            VARIABLES.join(", ")
         );
     }
     let done = match Cli::parse().command {
@@ -104,19 +158,61 @@ pub(crate) fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Absent) => {
-            eprintln!("farside: absent: the store has no such key");
+            note!("farside: absent: the store has no such key");
             ExitCode::from(1)
         }
+        Err(Failure::Unread) => ExitCode::from(141),
         Err(Failure::Told(reason)) => {
-            eprintln!("farside: {reason}");
+            note!("farside: {reason}");
             ExitCode::from(2)
         }
     }
 }
 
+/// Every connection takes descriptors at both ends: lets this process have as many as the system allows it.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where they are too few even so, whoever misses one says it.
+    let _as_it_was = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Memory is taken as it is written to: what is too much for this machine would be noticed only when it is spent, and
+/// then the system ends whichever process it likes.
+fn check_available(bytes: u64, remedy: &str) -> Done {
+    match available_memory() {
+        Some(available) if bytes > available => Err(Failure::Told(format!(
+            "{} of memory are needed and this machine has {} available: {remedy}",
+            human_bytes(bytes),
+            human_bytes(available)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that processes of this machine may yet take, if the system tells.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let of = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some((of("MemAvailable:")? + of("SwapFree:")?) << 10)
+}
+
 /// For clap: a number of bytes.
 fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text)
+}
+
+/// For clap: a number of bytes that a store can have.
+fn quota(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        0 => Err("a store needs some: give it 64MiB or so".into()),
+        bytes if bytes % (1 << 20) != 0 => {
+            Err(format!("{bytes} bytes are no multiple of 1 MiB: give 64MiB or so"))
+        }
+        bytes => Ok(bytes),
+    }
 }
 
 /// For clap: a length of time, such as `500ms`, `10s` or `2m`.
@@ -151,12 +247,11 @@ fn human_bytes(bytes: u64) -> String {
 /// A progress bar on a terminal; a line now and then elsewhere; nothing if `quiet`.
 fn progress(what: &'static str, total: u64, quiet: bool) -> indicatif::ProgressBar {
     use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-    use std::io::IsTerminal;
     if quiet {
         return ProgressBar::hidden();
     }
-    if !std::io::stderr().is_terminal() {
-        eprintln!("{what} ...");
+    if !io::stderr().is_terminal() {
+        note!("{what} ...");
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));

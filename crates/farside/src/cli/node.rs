@@ -1,11 +1,11 @@
 //! `up` and `serve`: a memory node in this process.
 
-use super::{Done, Failure, bytes, duration, human_bytes};
+use super::{Done, Failure, bytes, duration, human_bytes, quota};
 use farside::NewStore;
 use farside::config::{default_socket, make_folder_of};
 use farside::parts::kinds;
-use farside_fabrics::memory::{Mapping, Pages};
-use farside_node::host::{Host, Options};
+use farside_fabrics::memory::{Found, Mapping, Pages};
+use farside_node::host::{Admin, Host, Options};
 use farside_remote::control::Ask;
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Start a memory node with a store 'default'.
 #[derive(clap::Args)]
 pub(super) struct Up {
-    /// Bytes of memory to lend
+    /// Bytes of memory to lend; half of them for 'default', the rest for stores that are made later
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = bytes)]
     memory: u64,
     /// Where clients connect [default: where they look for it]
@@ -34,12 +34,28 @@ pub(super) struct Serve {
     /// Which pages back the memory: huge ones make random reads faster, if the system has some reserved
     #[arg(long, value_enum, default_value_t = PagesArg::Auto)]
     pages: PagesArg,
+    /// Show health, stores and metrics by HTTP
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:7400")]
+    admin: Option<std::net::SocketAddr>,
+    /// A file with the token that HTTP clients must send; required unless --admin is of this machine alone
+    #[arg(long, value_name = "PATH", requires = "admin")]
+    admin_token_file: Option<PathBuf>,
+    /// Keep the memory in this file: it survives the death of the node's process, though not of the machine. If the
+    /// file holds a node's memory, its stores are served again
+    #[arg(long, value_name = "PATH", conflicts_with = "pages")]
+    memory_file: Option<PathBuf>,
+    /// Kill clients of the node that served --memory-file before, if any are alive
+    #[arg(long, requires = "memory_file")]
+    evict: bool,
     /// Kill a client that was stopped for so long in the middle of an operation, so that memory can come back
     #[arg(long, value_name = "TIME", value_parser = duration)]
     evict_stopped_after: Option<Duration>,
-    /// Make this store at once, with all the memory there is; may be given once
+    /// Make this store at once; may be given once
     #[arg(long, value_name = "NAME")]
     store: Option<String>,
+    /// Bytes for the table and the items of --store together: a multiple of 1MiB [default: all there are]
+    #[arg(long, value_name = "BYTES", value_parser = quota, requires = "store")]
+    quota: Option<u64>,
     /// Items that the table of --store is to have room for
     #[arg(long, value_name = "N", requires = "store")]
     items: Option<u64>,
@@ -78,75 +94,109 @@ impl Up {
             memory: self.memory,
             socket: self.socket,
             pages: PagesArg::Auto,
+            admin: None,
+            admin_token_file: None,
+            memory_file: None,
+            evict: false,
             evict_stopped_after: None,
             store: Some("default".into()),
+            // The rest is for what else a newcomer tries: another store, a benchmark.
+            quota: Some(self.memory / 2 >> 20 << 20).filter(|&quota| quota > 0),
             items: None,
             collision_free: false,
             die_with_parent: false,
         };
         let socket = serve.socket();
-        let pool = if given { format!(" --pool shm:{}", socket.display()) } else { String::new() };
-        serve.serve(|| {
-            println!("Try in another terminal:");
-            println!("  farside kv put greeting hello{pool}");
-            println!("  farside kv get greeting{pool}");
-            println!("  farside bench ycsb --workload c --records 100000 --pool shm:{}", socket.display());
-            println!("Press Ctrl-C to stop; the memory is gone then.");
-        })
+        let program = std::env::args().next().unwrap_or_else(|| "farside".into());
+        let url = format!("shm:{}", socket.display());
+        let pool = if given { format!(" --pool {url}") } else { String::new() };
+        serve.serve(&format!(
+            "Try in another terminal:\n  \
+             {program} kv put greeting hello{pool}\n  \
+             {program} kv get greeting{pool}\n  \
+             {program} bench ycsb --workload c --records 100000 --pool {url}\n\
+             Press Ctrl-C to stop; the memory is gone then.\n"
+        ))
     }
 }
 
 impl Serve {
     pub(super) fn run(self) -> Done {
-        self.serve(|| ())
+        self.serve("")
     }
 
     fn socket(&self) -> PathBuf {
         self.socket.clone().unwrap_or_else(default_socket)
     }
 
-    fn serve(self, then: impl FnOnce()) -> Done {
-        // Before anything that takes time, so that no signal is missed.
-        let mut signals = signal_hook::iterator::Signals::new([
-            signal_hook::consts::SIGTERM,
-            signal_hook::consts::SIGINT,
-            signal_hook::consts::SIGHUP,
-        ])?;
+    /// Serves until a signal comes; once it does, says where, and what to try next.
+    fn serve(self, hints: &str) -> Done {
+        use signal_hook::consts::{SIGINT, SIGTERM};
+        // Before anything that takes time, so that no signal is missed. Not SIGHUP, which `nohup` has ignored.
+        let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT])?;
         if self.die_with_parent {
             die_with_parent()?;
         }
         let socket = self.socket();
         make_folder_of(&socket).map_err(Failure::Told)?;
-        let memory = Mapping::create(self.memory, self.pages.into())?;
+        let (memory, found) = match &self.memory_file {
+            Some(path) => Mapping::open(path, self.memory)?,
+            None => (Mapping::create(self.memory, self.pages.into())?, Found::Nothing),
+        };
         let page_size = memory.page_size().0;
-        let options = Options { socket: Some(socket.clone()), evict_stopped_after: self.evict_stopped_after };
+        let options = Options {
+            socket: Some(socket.clone()),
+            evict_stopped_after: self.evict_stopped_after,
+            admin: self.admin()?,
+            take_over: found == Found::Memory,
+            evict: self.evict,
+        };
         let host = Host::start(memory, kinds(), options)?;
         if let Some(name) = &self.store {
-            self.make_store(&host, name)?;
+            self.make_store(&host, name, found)?;
         }
-        println!(
+        tell!(
             "farside: node pid {} serves {} of memory ({} pages) at shm:{}",
             std::process::id(),
             human_bytes(self.memory),
             human_bytes(page_size),
             socket.display()
         );
-        then();
-        std::io::stdout().flush()?;
-        let signal = signals.forever().next();
-        tracing::info!(?signal, "stopping");
+        // Whoever has read that the node serves may leave.
+        let _unread = std::io::stdout().write_all(hints.as_bytes());
+        let signal = signals.forever().next().and_then(signal_hook::low_level::signal_name);
+        tracing::info!("stopping on {}", signal.unwrap_or("a signal"));
         host.stop();
         Ok(())
     }
 
-    /// The store of `--store` has all memory but what its reserve takes.
-    fn make_store(&self, host: &Host, name: &str) -> Done {
+    fn admin(&self) -> Result<Option<Admin>, Failure> {
+        let Some(listen) = self.admin else { return Ok(None) };
+        let token = self.admin_token_file.as_ref().map(|path| {
+            let text = std::fs::read_to_string(path).map_err(|error| {
+                Failure::Told(format!("could not read the token in {}: {error}", path.display()))
+            })?;
+            match text.trim() {
+                "" => Err(Failure::Told(format!("{} holds no token: put one into it", path.display()))),
+                token => Ok(token.to_owned()),
+            }
+        });
+        Ok(Some(Admin { listen, token: token.transpose()? }))
+    }
+
+    /// The store of `--store` has its `--quota`, or all memory but what its reserve takes.
+    fn make_store(&self, host: &Host, name: &str, found: Found) -> Done {
         const STORE_WAIT: Duration = Duration::from_secs(60);
+        let open = Ask::OpenStore { name: name.to_owned() };
+        if found == Found::Memory && host.ask(open, STORE_WAIT).is_ok() {
+            return Ok(()); // It came with the memory.
+        }
         let Ok(farside_remote::control::Answer::NodeInfo(info)) = host.ask(Ask::NodeInfo, STORE_WAIT) else {
             return Err(Failure::Told("the node that was just started has no answer".into()));
         };
         let reserve = (info.unassigned_bytes >> 6).clamp(1 << 20, 16 << 20) + (1 << 20);
-        let mut new = NewStore::prism_kv(name, info.unassigned_bytes.saturating_sub(reserve) >> 20 << 20);
+        let all = info.unassigned_bytes.saturating_sub(reserve) >> 20 << 20;
+        let mut new = NewStore::prism_kv(name, self.quota.unwrap_or(all));
         (new.items, new.collision_free) = (self.items, self.collision_free);
         host.ask(new.ask(), STORE_WAIT)?;
         Ok(())

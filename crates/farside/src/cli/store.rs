@@ -1,6 +1,6 @@
 //! `store`: make, list and drop stores.
 
-use super::{Done, Failure, Target, bytes, human_bytes};
+use super::{Done, Target, human_bytes};
 use farside::NewStore;
 
 /// Make, list and drop stores.
@@ -19,7 +19,7 @@ enum Action {
         /// 1 to 64 letters, digits, '-', '_' or '.'
         name: String,
         /// Bytes for its table and items together: a multiple of 1MiB
-        #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = bytes)]
+        #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = super::quota)]
         quota: u64,
         /// Items that its table is to have room for [default: from the quota]
         #[arg(long, value_name = "N")]
@@ -46,29 +46,24 @@ enum Action {
 
 impl Store {
     pub(super) fn run(self) -> Done {
-        let (pool, _) = self.target.connect()?;
+        let pool = self.target.connect()?;
         match self.action {
             Action::Create { name, quota, items, kind, collision_free } => {
-                if quota % (1 << 20) != 0 || quota == 0 {
-                    return Err(Failure::Told(format!(
-                        "a quota of {quota} bytes is no multiple of 1 MiB: give one like 64MiB"
-                    )));
-                }
                 let store = pool.create_store(&NewStore { name, kind, quota, items, collision_free })?;
-                println!("store '{}' has {}", store.name, human_bytes(store.quota));
+                tell!("store '{}' has {}", store.name, human_bytes(store.quota));
             }
             Action::List { json } => {
                 for store in pool.stores()? {
                     if json {
-                        println!("{}", serde_json::to_string(&store)?);
+                        tell!("{}", serde_json::to_string(&store)?);
                     } else {
-                        println!("{}\t{}\t{}", store.name, store.kind, human_bytes(store.quota));
+                        tell!("{}\t{}\t{}", store.name, store.kind, human_bytes(store.quota));
                     }
                 }
             }
             Action::Drop { name } => {
                 pool.drop_store(&name)?;
-                println!("store '{name}' is dropped");
+                tell!("store '{name}' is dropped");
             }
         }
         Ok(())

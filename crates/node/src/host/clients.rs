@@ -33,6 +33,14 @@ pub enum BindError {
     Socket(&'static str, PathBuf, std::io::Error),
     /// The system refuses something else.
     System(&'static str, std::io::Error),
+    /// The system refuses the admin face.
+    Admin(std::net::SocketAddr, std::io::Error),
+    /// The admin face would be open to the network.
+    NoToken(std::net::SocketAddr),
+    /// Processes that were clients of the memory's old node are alive.
+    OldClients(Vec<u32>),
+    /// What the memory holds cannot be served.
+    TakeOver(String),
 }
 
 impl std::fmt::Display for BindError {
@@ -51,6 +59,21 @@ impl std::fmt::Display for BindError {
             BindError::Socket(doing, path, error) => {
                 write!(f, "could not {doing} {}: {error}", path.display())
             }
+            BindError::Admin(address, error) => {
+                write!(f, "could not show the node at {address}: {error}; choose another address by --admin")
+            }
+            BindError::NoToken(address) => write!(
+                f,
+                "{address} is open to other machines: give a token by --admin-token-file, or an address of this \
+                 machine alone, such as 127.0.0.1:7400"
+            ),
+            BindError::OldClients(pids) => write!(
+                f,
+                "process {} was a client of the node that served this memory before, and may still write to it: end \
+                 it, or serve with --evict to have it killed",
+                pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+            ),
+            BindError::TakeOver(reason) => write!(f, "the memory's stores cannot be served: {reason}"),
             BindError::System(doing, error) => write!(f, "could not {doing}: {error}"),
         }
     }

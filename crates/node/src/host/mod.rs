@@ -5,9 +5,12 @@
 //! itself, ever less often while nothing happens. Invariant: the lock on the node's state is held for a bounded
 //! number of steps at a time, and never while anything is waited for.
 
+mod admin;
 mod clients;
+mod predecessors;
 mod process;
 
+pub use admin::Admin;
 pub use clients::BindError;
 
 use crate::node::{Node, NodeMemory, Progress, Ticket};
@@ -37,11 +40,18 @@ pub struct Options {
     pub socket: Option<PathBuf>,
     /// Kill a client that was stopped for so long in the middle of a turn, so that memory can come back.
     pub evict_stopped_after: Option<Duration>,
+    /// Show the node by HTTP.
+    pub admin: Option<Admin>,
+    /// Take over a memory that another node served, with its stores.
+    pub take_over: bool,
+    /// When taking over: kill the clients of the old node that are still alive. Without it they are an error.
+    pub evict: bool,
 }
 
 /// A running node.
 pub struct Host {
     shared: Arc<Shared>,
+    admin: Mutex<Option<admin::Server>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -84,7 +94,7 @@ const LOOK_FIRST: Duration = Duration::from_millis(1);
 const LOOK_LAST: Duration = Duration::from_millis(100);
 
 impl Host {
-    /// Starts a node over fresh memory, with these kinds of stores.
+    /// Starts a node, with these kinds of stores, over fresh memory, or over what another node served.
     ///
     /// # Errors
     /// The socket cannot be served, or the system refuses a thread; nothing is left behind.
@@ -104,7 +114,14 @@ impl Host {
             page_size: memory.page_size().0,
             ..NodeInfo::default()
         };
-        let node = Node::new(&*memory, kinds, info);
+        let node = if options.take_over {
+            predecessors::see_off(&memory, options.evict)?;
+            let Ok(restored) = Node::restore(&*memory, kinds, info);
+            restored.map_err(BindError::TakeOver)?
+        } else {
+            Node::new(&*memory, kinds, info)
+        };
+        predecessors::note_boot(&memory);
         let state = State { node, answers: BTreeMap::new(), callers: Vec::new(), stopped: Vec::new() };
         let shared = Arc::new(Shared {
             memory,
@@ -113,13 +130,15 @@ impl Host {
             bell,
             stop: AtomicBool::new(false),
         });
+        let admin = options.admin.as_ref().map(|admin| admin::Server::start(Arc::clone(&shared), admin));
+        let admin = Mutex::new(admin.transpose()?);
         let clients = Clients::new(&shared.bell, options)?;
         let tended = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("farside-node".into())
             .spawn(move || tended.tend(clients))
             .map_err(|error| BindError::System("start a thread", error))?;
-        Ok(Host { shared, thread: Mutex::new(Some(thread)) })
+        Ok(Host { shared, admin, thread: Mutex::new(Some(thread)) })
     }
 
     /// The node's memory.
@@ -149,6 +168,7 @@ impl Host {
     /// Stops serving: answers what was asked, lets the socket go, and ends the node's thread. Clients that are
     /// still connected see the node as dead.
     pub fn stop(&self) {
+        drop(self.admin.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.shared.stop.store(true, Ordering::Release);
         frame::ring(&self.shared.bell);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -31,9 +31,11 @@ macro_rules! with_all_cases {
             a_list_with_a_wild_pointer_ends
             two_lists_that_run_into_each_other_end
             an_emptied_segment_waits_for_whoever_was_at_it
+            a_dropped_stores_buffers_are_not_taken_for_those_of_the_next
         }
     };
 }
+#[allow(unused_imports, reason = "each test file uses a part of this")]
 pub(crate) use with_all_cases;
 
 macro_rules! list {
@@ -223,7 +225,7 @@ pub(crate) fn what_is_adopted_was_not_reused_meanwhile() {
     let client = home.client();
     let installed = client.in_turn(|client| {
         let installed: Vec<u64> = (0..14).map(|_| client.take()).collect();
-        installed.iter().zip(0..).for_each(|(&at, slot)| drop(client.install(slot, at)));
+        installed.iter().zip(0..).for_each(|(&at, slot)| assert_eq!(client.install(slot, at), 0));
         installed
     });
     let first = installed[0];
@@ -399,4 +401,36 @@ pub(crate) fn an_emptied_segment_waits_for_whoever_was_at_it() {
     home.look_around();
     let stat = home.stat();
     assert!(stat.granted_bytes > 1 << 20, "an emptied segment serves any class: {stat:?}");
+}
+
+/// A buffer is on its way back when its store is dropped; another store gets the same memory, and the buffer at the
+/// same address is on its way back again, with a grace of its own.
+pub(crate) fn a_dropped_stores_buffers_are_not_taken_for_those_of_the_next() {
+    let mut home = Home::new();
+    let (client, stopped) = (home.client(), home.client());
+    let old = client.in_turn(|client| client.take());
+    assert!(client.retire(old));
+    stopped.begin_turn();
+    assert!(home.ask(Ask::DropStore { name: "s".into() }).is_none(), "somebody is in a turn");
+    stopped.end_turn();
+    stopped.begin_turn();
+    home.idle();
+    assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
+    home.store = home.create("t", 5);
+    let (writer, reader) = (home.client(), home.client());
+    writer.begin_turn();
+    let at = writer.take();
+    assert_eq!(at, old, "the next store has the same memory");
+    writer.install(0, at);
+    reader.begin_turn(); // It follows the slot now.
+    writer.install(0, 0);
+    writer.begin_to_retire(at);
+    home.kill(&writer);
+    home.idle();
+    stopped.end_turn();
+    home.idle();
+    assert_eq!(home.stage(at), Stage::Retired, "the reader may hold a pointer to it");
+    reader.end_turn();
+    home.idle();
+    assert_eq!(home.stage(at), Stage::Free);
 }

@@ -460,6 +460,25 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
+    /// The segments on a granted list, first to last, after whatever step it was in the middle of is finished. For a
+    /// node that starts over, while nobody else is there.
+    pub fn granted(&self, region: u32, supply: Supply) -> Result<Vec<u32>, M::Wait> {
+        let granted_at = supply.granted_at(region);
+        let mut head = Head::unpack(self.memory.load(granted_at, Width::W16)?);
+        if head.phase != Phase::Settled {
+            self.finish_refill(region, supply, head)?;
+            head = Head::unpack(self.memory.load(granted_at, Width::W16)?);
+        }
+        let mut listed = Vec::new();
+        while let Some(index) = self.fresh_segment(head)
+            && listed.len() < self.geometry.segments() as usize
+        {
+            listed.push(index);
+            head.first = self.segment_next(index)?;
+        }
+        Ok(listed)
+    }
+
     /// Whether any segment is granted and not yet of a class.
     pub fn has_granted(&self, region: u32, supply: Supply) -> Result<bool, M::Wait> {
         Ok(Head::unpack(self.memory.load(supply.granted_at(region), Width::W16)?).first != 0)

@@ -4,7 +4,8 @@
 //! 0          header    4 KiB   magic, version, size, incarnation, sleep
 //! 4 KiB      regions   256 x 4 KiB   secret, granted segments, a list per size class       (lists)
 //! +1 MiB     sessions  1024 x 256 B  turn, retired buffers, counters                       (session)
-//! +256 KiB   segments  32 B each     region, class, how far it is used                     (segment)
+//! +256 KiB   catalog   2 x 256 KiB   the stores, in one copy or the other (written by the node, read at a restart)
+//! +512 KiB   segments  32 B each     region, class, how far it is used                     (segment)
 //! next 2 MiB data      1 MiB segments: either a table's, or buffers of one class preceded by their states
 //! ```
 //!
@@ -34,11 +35,15 @@ pub const REGIONS_MAX: u32 = 256;
 /// Sessions of one node at a time.
 pub const SESSIONS_MAX: u32 = 1024;
 
+/// Bytes of one of the two copies of the catalog.
+pub const CATALOG_SIZE: u64 = 256 << 10;
+
 const HEADER_SIZE: u64 = 4096;
 const REGION_SIZE: u64 = 4096;
 const REGIONS_AT: u64 = HEADER_SIZE;
 const SESSIONS_AT: u64 = REGIONS_AT + REGIONS_MAX as u64 * REGION_SIZE;
-const SEGMENTS_AT: u64 = SESSIONS_AT + SESSIONS_MAX as u64 * session::SLOT_SIZE;
+const CATALOG_AT: u64 = SESSIONS_AT + SESSIONS_MAX as u64 * session::SLOT_SIZE;
+const SEGMENTS_AT: u64 = CATALOG_AT + 2 * CATALOG_SIZE;
 const DATA_ALIGN: u64 = 2 << 20;
 
 /// The words of the header.
@@ -51,6 +56,10 @@ pub mod header {
     pub const SIZE_AT: u64 = 16;
     /// `u64`: random, drawn when the memory was made.
     pub const INCARNATION_AT: u64 = 24;
+    /// `u64`: the number of the next session: above all that there ever were.
+    pub const NEXT_SESSION_AT: u64 = 32;
+    /// 16 bytes: which start of the machine the sessions' processes belong to.
+    pub const BOOT_AT: u64 = 48;
     /// `u64`: nonzero while the node sleeps and wants to be rung when memory is given back or wanted.
     pub const NODE_SLEEPS_AT: u64 = 64;
     /// "farside" and a zero.
@@ -110,6 +119,11 @@ impl Geometry {
         if index < self.segments as u64 { Some(index as u32) } else { None }
     }
 
+    /// The address of a copy of the catalog, 0 or 1.
+    pub const fn catalog_at(copy: u64) -> u64 {
+        CATALOG_AT + (copy & 1) * CATALOG_SIZE
+    }
+
     pub(crate) const fn segment_entry_at(&self, index: u32) -> u64 {
         SEGMENTS_AT + index as u64 * segment::ENTRY_SIZE
     }
@@ -124,7 +138,7 @@ impl Geometry {
 
     /// The buffer in which `at` lies, given its segment's class: nothing for a table, a granted segment, or the
     /// states that precede the buffers.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn buffer_of(&self, index: u32, class: u8, at: u64) -> Option<Buffer> {
         let class = Class::get(class)?;
         let base = self.segment_at(index);
@@ -194,19 +208,17 @@ impl<'m, M: Memory> Arena<'m, M> {
             return Ok(0);
         }
         let Some(index) = self.geometry.segment_of(at) else { return Ok(0) };
-        let segment = self.segment_owner(index)?;
-        if segment.region != key.region() {
+        let segment = self.memory.load(self.geometry.segment_entry_at(index), Width::W8)?;
+        if Segment::region_of(segment) != key.region() {
             return Ok(0);
         }
-        match segment.usage {
-            Use::Buffers(class) => Ok(self
-                .geometry
-                .buffer_of(index, class, at)
-                .map_or(0, |buffer| len.min(buffer.at + u64::from(buffer.class.size) - at))),
-            Use::Table if len <= self.geometry.segment_at(index + 1) - at => Ok(len),
-            Use::Table => self.reach_in_table(key.region(), index, at, len),
-            Use::Free | Use::Granted => Ok(0),
+        if Segment::is_table(segment) {
+            let left = self.geometry.segment_at(index + 1) - at;
+            return if len <= left { Ok(len) } else { self.reach_in_table(key.region(), index, at, len) };
         }
+        // A segment that is free or only granted has no class.
+        let buffer = self.geometry.buffer_of(index, Segment::class_of(segment), at);
+        Ok(buffer.map_or(0, |buffer| len.min(buffer.at + u64::from(buffer.class.size) - at)))
     }
 
     /// A table may span segments that lie side by side.

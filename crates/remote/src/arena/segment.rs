@@ -42,7 +42,27 @@ pub struct Segment {
     pub(crate) count: u32,
 }
 
+const _: () = assert!(FREE as usize >= super::class::CLASSES, "what is no use is no class either");
+
 impl Segment {
+    // What reaching a byte needs of the word, without the rest.
+
+    #[inline(always)]
+    pub(crate) const fn region_of(word: u128) -> u32 {
+        word as u32 & 0xffff
+    }
+
+    #[inline(always)]
+    pub(crate) const fn is_table(word: u128) -> bool {
+        Segment::class_of(word) == TABLE
+    }
+
+    /// The class of its buffers, or the number of none.
+    #[inline(always)]
+    pub(crate) const fn class_of(word: u128) -> u8 {
+        (word >> 16) as u8
+    }
+
     #[inline]
     pub(crate) const fn unpack(word: u128) -> Segment {
         let usage = match (word >> 16) as u8 {

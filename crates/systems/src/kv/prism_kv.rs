@@ -283,7 +283,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             }
             if let Some(slots) = &mut self.slots {
                 let generation = item.header.generation.get();
-                slots.insert(key.into(), Cached { index, generation });
+                remember_slot(slots, key, Cached { index, generation });
             }
             return Ok(match item.kind {
                 Kind::Value => Sought::Value,
@@ -360,7 +360,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     ) -> Result<Installed, KvError> {
         let generation = found.slot.next_generation();
         let header = item.header(generation);
-        let bound_and_tag = [(item.len() as u32).to_le_bytes(), generation.to_le_bytes()];
+        let bound_and_tag = item.bound_and_tag(generation);
         let mut chain = self.chain.begin(self.table.extent.key);
         chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
         let fill = allocate(list, [header.as_bytes(), item.key, item.value]);
@@ -392,7 +392,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let item = NewItem { kind: Kind::Value, flags: UNCONDITIONAL, key, value, value_len: value.len() };
         let generation = layout::next_generation(cached.generation);
         let header = item.header(generation);
-        let bound_and_tag = [(item.len() as u32).to_le_bytes(), generation.to_le_bytes()];
+        let bound_and_tag = item.bound_and_tag(generation);
         let expected = BoundedPtr { tag: cached.generation.into(), ..BoundedPtr::default() };
         let list = Buffer::for_put(&item)?.list;
         let mut chain = self.chain.begin(self.table.extent.key);
@@ -436,7 +436,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     fn remember(&mut self, item: &NewItem<'_>, index: u64, generation: u32) {
         if let Some(slots) = &mut self.slots {
             match item.kind {
-                Kind::Value => slots.insert(item.key.into(), Cached { index, generation }),
+                Kind::Value => remember_slot(slots, item.key, Cached { index, generation }),
                 _ => drop(slots.remove(item.key)),
             }
         }
@@ -457,6 +457,15 @@ impl<F: Fabric + Clock> PrismKv<F> {
         (self.store, self.table) = (store, table);
         Ok(())
     }
+}
+
+/// A key that is known already keeps its entry, so that only a new one allocates.
+fn remember_slot(slots: &mut Cache<Box<[u8]>, Cached>, key: &[u8], cached: Cached) {
+    if let Some(mut known) = slots.get_mut(key) {
+        *known = cached;
+        return;
+    }
+    slots.insert(key.into(), cached);
 }
 
 /// What reading a key came to; the item itself is in the reply.
@@ -500,6 +509,11 @@ impl<'a> NewItem<'a> {
             value_len: (self.value_len as u32).into(),
             reserved: 0.into(),
         }
+    }
+
+    /// The second half of the slot that is to point to it.
+    fn bound_and_tag(&self, generation: u32) -> [[u8; 4]; 2] {
+        [(self.len() as u32).to_le_bytes(), generation.to_le_bytes()]
     }
 
     fn len(&self) -> usize {

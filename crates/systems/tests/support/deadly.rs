@@ -12,7 +12,7 @@ use farside_remote::arena::{Arena, Geometry, SESSIONS_MAX};
 use farside_remote::{Key, Memory, Width};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -83,8 +83,10 @@ impl Access {
 /// The blow to be dealt.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Strike {
-    /// At which access, counted from 0.
-    pub(crate) at: u64,
+    /// At an access for this, ...
+    pub(crate) access: Access,
+    /// ... before which there were so many.
+    pub(crate) nth: u64,
     /// Stop the process instead of killing it.
     pub(crate) stop: bool,
 }
@@ -93,9 +95,8 @@ pub(crate) struct Strike {
 pub(crate) struct Deadly {
     mapping: Arc<Mapping>,
     strike: Option<Strike>,
-    made: Cell<u64>,
-    /// At which accesses each kind was seen.
-    pub(crate) seen: RefCell<BTreeMap<Access, Vec<u64>>>,
+    /// How many there were of each kind.
+    pub(crate) seen: RefCell<BTreeMap<Access, u64>>,
 }
 
 enum Made<'a> {
@@ -105,25 +106,25 @@ enum Made<'a> {
 }
 
 impl Deadly {
-    /// Counts from now on.
     pub(crate) fn new(mapping: Arc<Mapping>, strike: Option<Strike>) -> Deadly {
-        Deadly { mapping, strike, made: Cell::new(0), seen: RefCell::default() }
+        Deadly { mapping, strike, seen: RefCell::default() }
     }
 
     fn on(&self, at: u64, made: &Made<'_>) {
-        let now = self.made.replace(self.made.get() + 1);
-        let Some(strike) = self.strike else {
-            let access = self.classify(at, made);
-            self.seen.borrow_mut().entry(access).or_default().push(now);
+        let access = self.classify(at, made);
+        let nth = {
+            let mut seen = self.seen.borrow_mut();
+            let count = seen.entry(access).or_default();
+            *count += 1;
+            *count - 1
+        };
+        let Some(strike) = self.strike.filter(|strike| strike.access == access && strike.nth == nth) else {
             return;
         };
-        if now != strike.at {
-            return;
-        }
         if let Made::Write(bytes) = made {
             let Ok(()) = self.mapping.write(at, &bytes[..bytes.len() / 2]);
         }
-        say("struck", &self.classify(at, made));
+        say("struck", &access);
         let signal = if strike.stop { Signal::STOP } else { Signal::KILL };
         rustix::process::kill_process(rustix::process::getpid(), signal).expect("a signal to oneself");
         // It may reach another thread first, which stops this one a moment later.

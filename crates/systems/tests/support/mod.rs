@@ -1,5 +1,13 @@
-//! A node in this process with one store, and clients of it.
+//! A node in this process with one store, and clients of it; in its modules, nodes and clients in processes of
+//! their own.
 
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
+pub(crate) mod audit;
+pub(crate) mod deadly;
+pub(crate) mod poison;
+pub(crate) mod process;
+pub(crate) mod script;
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;

@@ -58,7 +58,7 @@ pub(crate) fn say(word: &str, what: &impl Serialize) {
 
 fn serve(socket: &Path, mib: u64, evict_stopped_after: Option<Duration>) {
     let memory = Mapping::create(mib << 20, Pages::Small).expect("memory");
-    let options = Options { socket: Some(socket.to_owned()), evict_stopped_after };
+    let options = Options { socket: Some(socket.to_owned()), evict_stopped_after, ..Options::default() };
     let host = Host::start(memory, vec![Box::new(PrismKvKind)], options).expect("a node");
     say("ready", &());
     for line in std::io::stdin().lines() {
@@ -212,6 +212,14 @@ impl Child {
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
         until("a process is stopped", || shm::is_stopped(self.pid()));
+    }
+
+    /// Whether it is stopped, once it is that or has ended.
+    pub(crate) fn wait_or_stop(&mut self) -> bool {
+        until("a process is stopped or ends", || {
+            shm::is_stopped(self.pid()) || self.process.try_wait().expect("it is our child").is_some()
+        });
+        shm::is_stopped(self.pid())
     }
 
     /// How it ended, once it has.

@@ -50,8 +50,8 @@ pub(crate) fn endless(seed: u64, index: u64) -> Op {
     let key = (random >> 32) as u8 % KEYS;
     match random % 20 {
         0..=2 => Op::Delete { key },
-        3 => Op::Put { key, len: 61_500 + (random >> 40) as usize % 90_000 },
-        _ => Op::Put { key, len: (random >> 40) as usize % 5000 },
+        3 => Op::Put { key, len: [62_000, 150_000][(random >> 40) as usize % 2] },
+        _ => Op::Put { key, len: [0, 100, 300, 700, 3000, 5000][(random >> 40) as usize % 6] },
     }
 }
 

@@ -1,7 +1,7 @@
 //! One loaded store under measurement, on a node that was started for it or one that was there.
 
-use super::super::{Failure, progress};
-use super::FabricArg;
+use super::super::{Failure, check_available, progress};
+use super::{FEWER_RECORDS, FabricArg};
 use farside::{NewStore, Pool};
 use farside_bench::driver::{Run, Tally};
 use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
@@ -66,6 +66,12 @@ impl Session {
     pub(in crate::cli) fn start(asked: Asked) -> Result<Session, Failure> {
         let quota = quota(asked.workload.records, asked.value_size, asked.threads * asked.tasks);
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
+        if asked.pool.is_none() {
+            check_available(memory, FEWER_RECORDS)?;
+        }
+        let writers = asked.threads * asked.tasks;
+        let run = Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42);
+        let run = run.map_err(Failure::Told)?;
         let (pool, node) = match (&asked.pool, asked.fabric) {
             (Some(url), _) => (farside::connect(url)?, None),
             (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
@@ -80,9 +86,6 @@ impl Session {
             collision_free: asked.collision_free,
             ..NewStore::prism_kv(&store, quota)
         })?;
-        let writers = asked.threads * asked.tasks;
-        let run = Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42);
-        let run = run.map_err(Failure::Told)?;
         let memory = Arc::clone(pool.endpoint_here()?.memory());
         let session = Session { asked, store, pool, run, _memory: memory, node };
         session.load()?;
@@ -266,7 +269,7 @@ impl Session {
         let tally = &ended.tally;
         let operations = tally.operations.max(1) as f64;
         if let Some(first) = &tally.first {
-            eprintln!("farside: the first that went wrong: {first}");
+            note!("farside: the first that went wrong: {first}");
         }
         let info = self.pool.info().ok();
         let slots = (self.asked.workload.records * SLOTS_PER_ITEM).next_power_of_two().max(256);
@@ -293,11 +296,16 @@ impl Session {
             violations: tally.violations,
         }
     }
+}
 
-    /// Drops the store, and stops the node if it was started for this.
-    pub(in crate::cli) fn end(self) -> Result<(), Failure> {
-        self.pool.drop_store(&self.store)?;
-        Ok(())
+/// The node that was started for this ends with it; one that was there gets its memory back.
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.asked.pool.is_some()
+            && let Err(error) = self.pool.drop_store(&self.store)
+        {
+            note!("farside: the store '{}' is left behind: {error}", self.store);
+        }
     }
 }
 

@@ -1,12 +1,18 @@
 //! Several keys at a time, and all of them in turn.
 
-use super::layout::{ItemView, Kind, SLOT_SIZE, Slot};
-use super::{PrismKv, READ_MAX};
+use super::layout::{HEADER_SIZE, ItemView, Kind, SLOT_SIZE, Slot, UNCONDITIONAL};
+use super::{Buffer, Found, NewItem, PrismKv, READ_MAX, TMP, TMP_BOUND_AND_TAG, check_put};
 use crate::kv::{Item, KvError, check_key};
+use crate::ready::run_until_ready;
 use farside_remote::clock::Clock;
-use farside_remote::wire::OPS_MAX;
-use farside_remote::{BoundedPtr, Fabric, Status, read};
-use zerocopy::FromBytes;
+use farside_remote::wire::{ALLOCATES_MAX, OPS_MAX};
+use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, cas_from, read, read_as, write};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What a put adds to its key and value, in a chain and in the reply that finds its slot.
+const PUT_OVERHEAD: usize = 256;
+/// Bytes of keys and values that one group has: chains and replies have 64 KiB.
+const GROUP_BYTES_MAX: usize = 56 * 1024;
 
 /// Slots read in one round trip of an iteration.
 const SLOTS_PER_READ: u64 = 2048;
@@ -72,6 +78,123 @@ impl<F: Fabric + Clock> PrismKv<F> {
             visit(index, item);
         }
         Ok(())
+    }
+
+    /// Gives several keys values: two round trips for as many of them as find their first slot their own or empty
+    /// and fit into one chain; the rest are put one by one. Each is a put of its own; of a key that comes twice, the
+    /// later value stays.
+    ///
+    /// # Errors
+    /// [`KvError`]; of the keys, any may have been stored.
+    pub async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+        for (key, value) in items {
+            check_put(key, value)?;
+        }
+        let mut rest = items;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(key, value): &&(&[u8], &[u8])| {
+                bytes += 2 * key.len() + value.len() + PUT_OVERHEAD;
+                bytes <= GROUP_BYTES_MAX
+            };
+            let count = rest.iter().take(ALLOCATES_MAX).take_while(fits).count();
+            let (group, after) = rest.split_at(count.max(1));
+            rest = after;
+            if let [(key, value)] = group {
+                self.put(key, value).await?;
+            } else {
+                self.put_group(group).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn put_group(&mut self, group: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+        let found = self.find_group(group).await?;
+        let new: Vec<_> = group
+            .iter()
+            .zip(&found)
+            .map(|(&(key, value), found)| {
+                let item =
+                    NewItem { kind: Kind::Value, flags: UNCONDITIONAL, key, value, value_len: value.len() };
+                let slot = found.as_ref()?;
+                Some((
+                    item.header(slot.slot.next_generation()),
+                    item.bound_and_tag(slot.slot.next_generation()),
+                    item,
+                    slot,
+                ))
+            })
+            .collect();
+        let mut chain = self.chain.begin(self.table.extent.key);
+        let mut outs = Vec::with_capacity(group.len());
+        for entry in &new {
+            let Some((header, bound_and_tag, item, found)) = entry else {
+                outs.push(None);
+                continue;
+            };
+            let list = Buffer::for_put(item)?.list;
+            chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
+            chain.then(allocate(list, [header.as_bytes(), item.key, item.value]).redirect(TMP));
+            let swung = chain.then(cas_from(self.table.slot_at(found.index), &found.slot.0, TMP));
+            outs.push(Some((swung, chain.also(read_as::<Addr>(TMP)))));
+        }
+        let mut behind = Vec::new();
+        if outs.iter().any(Option::is_some)
+            && !run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await?
+        {
+            return Err(KvError::OutOfMemory);
+        }
+        for (index, (out, entry)) in outs.into_iter().zip(&new).enumerate() {
+            let (Some((swung, fresh)), Some((.., found))) = (out, entry) else {
+                behind.push(index);
+                continue;
+            };
+            match self.reply.status(swung) {
+                Status::Ok if found.slot.0.ptr.is_null() => {}
+                Status::Ok => self.retire(found.slot.0.ptr),
+                Status::CasFailed => {
+                    self.retire(*self.reply.get(fresh).map_err(KvError::Refused)?);
+                    behind.push(index);
+                }
+                _ => return Err(KvError::Refused(self.reply.verdict())),
+            }
+        }
+        for index in behind {
+            let (key, value) = group[index];
+            self.put(key, value).await?;
+        }
+        Ok(())
+    }
+
+    /// The first slot of each key, where that is the key's own or empty.
+    async fn find_group(&mut self, group: &[(&[u8], &[u8])]) -> Result<Vec<Option<Found>>, KvError> {
+        let mut chain = self.chain.begin(self.table.extent.key);
+        let mut outs = Vec::with_capacity(group.len());
+        for (key, _) in group {
+            let index = self.table.probe(key).next().expect("a table has a slot");
+            chain.also(read(self.table.slot_at(index), SLOT_SIZE as u32).redirect(TMP));
+            let slot = chain.then(read_as::<BoundedPtr>(TMP));
+            let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
+            outs.push((index, slot, item));
+        }
+        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        let mut all = Vec::with_capacity(group.len());
+        for ((key, _), (index, slot, item)) in group.iter().zip(outs) {
+            let slot = Slot(*self.reply.get(slot).map_err(KvError::Refused)?);
+            let bytes = self.reply.get(item).map_err(KvError::Refused)?;
+            let found = Found { index, slot, kind: None, unconditional: false };
+            all.push(if slot.is_frozen() {
+                None
+            } else if slot.is_empty() {
+                Some(found)
+            } else {
+                let item = ItemView::decode(bytes)?;
+                let plain = item.is_of(key) && item.kind != Kind::Large;
+                plain.then(|| Found { kind: Some(item.kind), ..found })
+            });
+        }
+        Ok(all)
     }
 
     /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is

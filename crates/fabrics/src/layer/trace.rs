@@ -1,0 +1,88 @@
+//! Tells what goes through a fabric, request by request, in words: for people who want to see a protocol at work.
+//!
+//! Invariant: each request is told once, when its outcome is known, with the time that it took.
+
+use farside_remote::clock::Clock;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use std::time::Duration;
+
+/// A fabric that tells `tell` of each request, in a line or more without a last line end.
+pub struct Trace<F, T> {
+    inner: F,
+    tell: T,
+}
+
+impl<F, T: Fn(&str)> Trace<F, T> {
+    /// Tells of what goes through to `inner`.
+    pub fn new(inner: F, tell: T) -> Trace<F, T> {
+        Trace { inner, tell }
+    }
+
+    /// The fabric underneath.
+    pub fn inner(&self) -> &F {
+        &self.inner
+    }
+}
+
+impl<F: Fabric + Clock, T: Fn(&str)> Fabric for Trace<F, T> {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        let since = self.inner.now();
+        let ran = self.inner.run(node, chain, reply).await;
+        let took = self.inner.now().saturating_sub(since);
+        let view = chain.view();
+        let mut text = format!("chain of {} bytes to node {}, {took:?}", view.wire_len(), node.0);
+        match &ran {
+            Err(error) => text.push_str(&format!(": {error}")),
+            Ok(()) => {
+                for (index, (op, status)) in view.ops().zip(reply.statuses()).enumerate() {
+                    let out = reply.output(index).len();
+                    text.push_str(&format!("\n  {op}: {status}"));
+                    if out > 0 {
+                        text.push_str(&format!(", {out} bytes"));
+                    }
+                }
+            }
+        }
+        (self.tell)(&text);
+        ran
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        let since = self.inner.now();
+        let called = self.inner.call(node, service, request, answer).await;
+        let took = self.inner.now().saturating_sub(since);
+        let outcome = match &called {
+            Ok(()) => format!("{} bytes", answer.len()),
+            Err(error) => error.to_string(),
+        };
+        (self.tell)(&format!(
+            "call of service {} at node {}, {} bytes, {took:?}: {outcome}",
+            service.0,
+            node.0,
+            request.len()
+        ));
+        called
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        (self.tell)(&format!("retire {buffer:?} at node {}", node.0));
+        self.inner.retire(node, key, buffer);
+    }
+}
+
+impl<F: Clock, T> Clock for Trace<F, T> {
+    fn now(&self) -> Duration {
+        self.inner.now()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.inner.sleep(duration)
+    }
+}

@@ -1,0 +1,163 @@
+//! Draws chains of every op with every modifier, over a table that holds words, pointers and noise.
+//!
+//! ```text
+//! table   | 64 pointers, 16 bytes each | noise |        pointers lead into the noise, to the table's end, nowhere
+//! ```
+
+use farside_remote::control::Store;
+use farside_remote::op::{ListId, Op, cas_with, write_from};
+use farside_remote::{Addr, BoundedPtr, Chain, Mode, allocate, cas, cas_from, fetch_add, read, write};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+const POINTERS: u64 = 64;
+const POINTER_SIZE: u64 = size_of::<BoundedPtr>() as u64;
+/// Bytes of the table in which chains work.
+pub(crate) const WORKED: u64 = 8192;
+const OPS_MAX: u64 = 6;
+
+/// A small generator, the same for the same seed everywhere (SplitMix64).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn once_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// What ops point to while their chain is built.
+pub(crate) struct Operands {
+    bytes: Vec<u8>,
+    words: Vec<U64>,
+    wide: Vec<[U64; 2]>,
+}
+
+impl Operands {
+    pub(crate) fn draw(random: &mut Random) -> Operands {
+        let bytes = (0..1024).map(|_| random.next() as u8).collect();
+        // Few values, so that comparisons hold and fail about equally often.
+        let mut word = || U64::new([0, 1, 2, 255, 256, u64::MAX][random.below(6) as usize]);
+        let words: Vec<U64> = (0..16).map(|_| word()).collect();
+        let wide = (0..16).map(|_| [word(), word()]).collect();
+        Operands { bytes, words, wide }
+    }
+
+    fn bytes(&self, random: &mut Random) -> &[u8] {
+        let len = [0, 1, 7, 8, 16, 33, 255, 256, 700][random.below(9) as usize];
+        let from = random.below((self.bytes.len() - len) as u64) as usize;
+        &self.bytes[from..from + len]
+    }
+}
+
+/// The pointers with which the table begins.
+pub(crate) fn pointers(store: &Store, random: &mut Random) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..POINTERS {
+        let ptr = match random.below(8) {
+            0 => Addr::NULL,
+            1 => Addr::new(store.table_at + store.table_len - 24),
+            2 => Addr::new(64),
+            _ => Addr::new(store.table_at + POINTERS * POINTER_SIZE + 8 * random.below(256)),
+        };
+        let bound = [0, 1, 16, 100, 1000][random.below(5) as usize];
+        bytes.extend_from_slice(BoundedPtr { ptr, bound: bound.into(), tag: 7.into() }.as_bytes());
+    }
+    bytes
+}
+
+/// Adds a few ops of any kind; answers how many.
+pub(crate) fn build<'a>(chain: &mut Chain<'a>, store: &Store, operands: &'a Operands, random: &mut Random) -> usize {
+    let ops = 1 + random.below(OPS_MAX);
+    for _ in 0..ops {
+        add_any(chain, store, operands, random);
+    }
+    ops as usize
+}
+
+fn add_any<'a>(chain: &mut Chain<'a>, store: &Store, operands: &'a Operands, random: &mut Random) {
+    let mut at = |random: &mut Random| place(store, random);
+    match random.below(6) {
+        0 => {
+            let len = [0, 1, 8, 16, 17, 32, 300, 5000][random.below(8) as usize];
+            let (indirect, bounded) = (random.once_in(2), random.once_in(2));
+            let op = read(at(random), if random.once_in(40) { 70_000 } else { len });
+            let op = if indirect { op.indirect() } else { op };
+            add(chain, if indirect && bounded { op.bounded() } else { op }, true, store, random);
+        }
+        1 => {
+            let (indirect, bounded) = (random.once_in(3), random.once_in(2));
+            let op = match random.once_in(3) {
+                true => write_from(at(random), at(random), random.below(64) as u32),
+                false => write(at(random), operands.bytes(random)),
+            };
+            let op = if indirect { op.indirect() } else { op };
+            add(chain, if indirect && bounded { op.bounded() } else { op }, false, store, random);
+        }
+        2 => {
+            let list = ListId([0, 3, 8, 12, 41][random.below(5) as usize]);
+            let op = allocate(list, [operands.bytes(random), operands.bytes(random), b"end"]);
+            add(chain, if random.once_in(4) { op.from_reserve() } else { op }, true, store, random);
+        }
+        3 => add_cas(chain, &operands.words, store, random),
+        4 => add_cas(chain, &operands.wide, store, random),
+        _ => add(chain, fetch_add(at(random), pick(&operands.words, random)), true, store, random),
+    }
+}
+
+fn add_cas<'a, T>(chain: &mut Chain<'a>, words: &'a [T], store: &Store, random: &mut Random)
+where
+    T: IntoBytes + zerocopy::Immutable,
+{
+    let mode = Mode::ALL[random.below(6) as usize];
+    let at = place(store, random);
+    let op = match random.below(3) {
+        0 => cas(mode, at, pick(words, random), pick(words, random)),
+        1 => cas_from(at, pick(words, random), place(store, random)),
+        _ => cas_with(mode, at, place(store, random)),
+    };
+    let op = if random.once_in(3) { op.masked(pick(words, random), pick(words, random)) } else { op };
+    add(chain, if random.once_in(4) { op.indirect() } else { op }, true, store, random);
+}
+
+fn pick<'a, T>(from: &'a [T], random: &mut Random) -> &'a T {
+    &from[random.below(from.len() as u64) as usize]
+}
+
+/// Adds one op, conditional or not, redirected or not.
+fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>, output: bool, store: &Store, random: &mut Random) {
+    let conditional = random.once_in(2);
+    if output && random.once_in(3) {
+        let op = op.redirect(place(store, random));
+        let _ = if conditional { chain.then(op) } else { chain.also(op) };
+    } else {
+        let _ = if conditional { chain.then(op) } else { chain.also(op) };
+    }
+}
+
+/// Mostly a pointer or a word of the table; now and then scratch, its end, or what the key does not open.
+fn place(store: &Store, random: &mut Random) -> Addr {
+    match random.below(24) {
+        0 => Addr::new(64),
+        1 => Addr::new(store.table_at + store.table_len - 8),
+        2 => Addr::new(store.table_at + random.below(WORKED - 512)),
+        3 => Addr::scratch(random.below(40)),
+        4..=8 => Addr::scratch(16 * random.below(2)),
+        9..=16 => Addr::new(store.table_at + POINTER_SIZE * random.below(POINTERS)),
+        _ => Addr::new(store.table_at + 8 * random.below((WORKED - 4096) / 8)),
+    }
+}

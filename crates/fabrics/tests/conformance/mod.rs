@@ -1,0 +1,60 @@
+//! The suite: a list of claims, run on each fabric under each executor.
+
+mod chains;
+pub(crate) mod claims;
+pub(crate) mod executors;
+pub(crate) mod rig;
+mod twin;
+
+/// A test for each claim about the fabric of `$rig`, under our executor and under tokio's.
+#[macro_export]
+macro_rules! conformance {
+    ($fabric:ident, $rig:ident) => {
+        mod $fabric {
+            mod core {
+                every_claim!($crate::conformance::rig::$rig, Core);
+            }
+            mod tokio {
+                every_claim!($crate::conformance::rig::$rig, Tokio);
+            }
+        }
+    };
+}
+
+#[macro_export]
+macro_rules! every_claim {
+    ($rig:ty, $executor:ident) => {
+        claims! {
+            $rig, $executor;
+            every_op_does_what_run_says
+            the_rest_of_a_chain_depends_on_the_op_before
+            a_chain_has_at_most_64_ops_and_all_of_them_run
+            what_does_not_fit_a_reply_is_too_long_and_nothing_else_suffers
+            a_payload_of_60_kib_arrives_whole
+            a_chain_that_finds_no_buffer_runs_nothing
+            another_key_opens_nothing
+            another_node_is_no_node
+            scratch_is_private_to_a_chain_and_zero_at_its_start
+            a_dropped_run_does_no_harm
+            what_is_not_live_is_not_retired
+            sixty_four_tasks_run_at_once
+            additions_by_many_threads_sum_up
+            sixteen_bytes_never_tear
+            a_call_that_cannot_be_served_is_refused
+            a_call_that_is_not_answered_ends_at_its_deadline
+        }
+    };
+}
+
+#[macro_export]
+macro_rules! claims {
+    ($rig:ty, $executor:ident; $($claim:ident)*) => {
+        $(
+            #[test]
+            fn $claim() {
+                use $crate::conformance::{claims, executors::Executor, rig::Rig};
+                claims::$claim(&<$rig>::start(), Executor::$executor);
+            }
+        )*
+    };
+}

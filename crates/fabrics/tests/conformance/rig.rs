@@ -1,0 +1,166 @@
+//! A node with one store of plain memory, and endpoints to it over the fabric under test.
+
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::{Turns, block_on};
+use farside_fabrics::local::{self, LocalNode};
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::shm;
+use farside_node::host::{Host, Options};
+use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::fabric::ServiceId;
+use farside_remote::service::{Extent, Kind, Plan, Service};
+use farside_remote::{Fabric, Memory, NodeId};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+pub(crate) const NODE: NodeId = NodeId(0);
+pub(crate) const QUOTA: u64 = 16 << 20;
+const MEMORY: u64 = 40 << 20;
+const TABLE: u64 = 1 << 20;
+
+/// The kind of a store whose creation keeps the node busy for longer than anybody waits.
+pub(crate) const SLOW: &str = "slow";
+const PLAIN: &str = "plain";
+
+/// One client's end of a fabric.
+pub(crate) trait Endpoint: Fabric + Turns + 'static {
+    /// Under an executor that is not ours: to be kept running.
+    async fn drive(&self);
+
+    /// To whom the buffers belong that its chains allocate.
+    fn owner(&self) -> u32;
+}
+
+impl Endpoint for Direct {
+    async fn drive(&self) {
+        Direct::drive(self).await;
+    }
+
+    fn owner(&self) -> u32 {
+        self.session().number
+    }
+}
+
+/// A fabric to be tested, with a node behind it.
+pub(crate) trait Rig: Sync {
+    type Endpoint: Endpoint;
+
+    fn start() -> Self;
+
+    /// Another endpoint, for the thread that asks.
+    fn connect(&self) -> Rc<Self::Endpoint>;
+
+    /// The node's memory, to look at from beside.
+    fn memory(&self) -> &Mapping;
+
+    /// A new store.
+    fn store(&self) -> Store {
+        let ask = Ask::CreateStore {
+            name: "store".into(),
+            kind: PLAIN.into(),
+            parameters: String::new(),
+            quota: QUOTA,
+        };
+        let endpoint = self.connect();
+        let mut answer = Vec::new();
+        let request = serde_json::to_vec(&ask).expect("plain data");
+        let called = endpoint.call(NODE, ServiceId::NODE, &request, &mut answer);
+        block_on(&*endpoint, called).expect("an answer");
+        match serde_json::from_slice(&answer) {
+            Ok(Answer::Store(store)) => store,
+            other => panic!("asked for a store, got {other:?}"),
+        }
+    }
+}
+
+/// The fabric within one process.
+pub(crate) struct Local {
+    host: Arc<Host>,
+}
+
+impl Rig for Local {
+    type Endpoint = Direct;
+
+    fn start() -> Local {
+        Local { host: Arc::new(host(None)) }
+    }
+
+    fn connect(&self) -> Rc<Direct> {
+        let node: Arc<dyn LocalNode> = Arc::clone(&self.host) as _;
+        Rc::new(local::connect(&node).expect("a session"))
+    }
+
+    fn memory(&self) -> &Mapping {
+        self.host.memory()
+    }
+}
+
+/// Shared memory, by way of the node's socket and a mapping of the client's own.
+pub(crate) struct Shm {
+    host: Host,
+    folder: TempDir,
+}
+
+const SOCKET: &str = "node.sock";
+
+impl Rig for Shm {
+    type Endpoint = Direct;
+
+    fn start() -> Shm {
+        let folder = tempfile::tempdir().expect("a folder");
+        Shm { host: host(Some(folder.path().join(SOCKET))), folder }
+    }
+
+    fn connect(&self) -> Rc<Direct> {
+        let path = self.folder.path().join(SOCKET);
+        let endpoint = shm::connect(&path, NODE).unwrap_or_else(|error| panic!("{error}"));
+        let (own, theirs): (*const Mapping, *const Mapping) = (&**endpoint.memory(), &**self.host.memory());
+        assert!(!std::ptr::eq(own, theirs), "a client maps the memory for itself");
+        Rc::new(endpoint)
+    }
+
+    fn memory(&self) -> &Mapping {
+        self.host.memory()
+    }
+}
+
+fn host(socket: Option<PathBuf>) -> Host {
+    let memory = Mapping::create(MEMORY, Pages::Small).expect("memory");
+    let kinds: Vec<Box<dyn Kind<Mapping>>> = vec![
+        Box::new(Plain { name: PLAIN, takes: Duration::ZERO }),
+        Box::new(Plain { name: SLOW, takes: Duration::from_millis(1300) }),
+    ];
+    Host::start(memory, kinds, Options { socket, ..Options::default() }).expect("a node")
+}
+
+/// A table of a MiB and buffers, which nobody but the test's chains gives a meaning.
+struct Plain {
+    name: &'static str,
+    takes: Duration,
+}
+
+impl<M: Memory> Kind<M> for Plain {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn plan(&self, _parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
+        std::thread::sleep(self.takes);
+        Ok(Plan { table_len: TABLE, parameters: String::new() })
+    }
+
+    fn serve(&self, _parameters: &str, _table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        Ok(Box::new(Unwatched))
+    }
+}
+
+struct Unwatched;
+
+impl<M: Memory> Service<M> for Unwatched {
+    fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        Ok(None)
+    }
+}

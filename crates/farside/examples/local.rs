@@ -1,0 +1,45 @@
+//! A client that belongs to one thread: values are borrowed where they were read to, and all keys are visited.
+//!
+//! `farside::Client` hands each operation to a thread of its own; `farside::local::Client` runs it in the caller's.
+//!
+//! `cargo run --release -p farside --example local` runs it against a node in its own process. With a url, such as
+//! `-- shm:PATH`, it uses the node that serves there.
+
+use farside::Error;
+use farside::local::Client;
+
+const PREFIX: &[u8] = b"example/local/";
+
+fn main() -> Result<(), Error> {
+    let url = std::env::args().nth(1).unwrap_or_else(|| "local:".into());
+    let pool = farside::connect(&url)?;
+    // It remembers where keys have their slots, so that putting one again is one round trip and not two.
+    let mut client = Client::open(&pool, "default")?.with_slot_cache(1000);
+
+    for n in 0..1000u32 {
+        client.put(&key(n), &[b'x'; 512][..n as usize % 512])?;
+    }
+    let item = client.get(&key(700))?.expect("it was just stored");
+    println!("key 700 has {} bytes and is install {} of its slot", item.value.len(), item.version.0);
+
+    // No snapshot: a key that is there all the while is visited exactly once, whatever others do meanwhile.
+    let (mut keys, mut bytes) = (0, 0);
+    let mut cursor = Default::default();
+    while client.next(&mut cursor, |key, item| {
+        if key.starts_with(PREFIX) {
+            (keys, bytes) = (keys + 1, bytes + item.value.len());
+        }
+    })? {}
+    println!("{keys} keys with {bytes} bytes of values");
+    assert_eq!(keys, 1000);
+
+    for n in 0..1000 {
+        assert!(client.delete(&key(n))?);
+    }
+    assert!(client.get(&key(700))?.is_none());
+    Ok(())
+}
+
+fn key(n: u32) -> Vec<u8> {
+    [PREFIX, n.to_string().as_bytes()].concat()
+}

@@ -1,0 +1,29 @@
+//! Who is in a turn, what is retired, and when it comes back, under every interleaving that a scheduler finds.
+
+mod support;
+
+use std::panic::catch_unwind;
+use std::sync::atomic::Ordering;
+use support::quiescence::{Announces, explore};
+
+const SEED: u64 = 1;
+/// Enough to find one who errs, so enough to believe in those who do not.
+const ITERATIONS: usize = 10_000;
+
+#[test]
+fn no_chain_follows_a_pointer_into_a_buffer_that_was_given_back() {
+    let figures = explore(Announces::First, SEED, ITERATIONS);
+    println!("{figures:?}");
+    assert!(figures.reused.load(Ordering::Relaxed) > figures.schedules / 4, "{figures:?}");
+}
+
+#[test]
+fn a_reader_that_announces_its_turn_late_is_found_out() {
+    for iterations in [10, 100, 1000, ITERATIONS] {
+        if catch_unwind(|| explore(Announces::Late, SEED, iterations)).is_err() {
+            println!("killed within {} schedules", 2 * iterations);
+            return;
+        }
+    }
+    panic!("a turn that is announced after the first access goes unnoticed");
+}

@@ -1,0 +1,238 @@
+//! Every step of the node can be replayed: a memory that answers *wait* to each new question and remembers the
+//! answers finds that a step asks the same again, however often it is begun anew, and changes nothing until it has
+//! all of them.
+
+mod support;
+
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_node::{Node, NodeMemory, Progress};
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::Supply;
+use farside_remote::arena::session::{SessionId, turn_at};
+use farside_remote::arena::{Arena, Geometry};
+use farside_remote::control::{Answer, Ask, NodeInfo, Store};
+use farside_remote::{Key, Memory, Width};
+use std::cell::{Cell, RefCell};
+use support::Slots;
+
+/// Asked and answered.
+#[derive(Clone, Debug, PartialEq)]
+enum Asked {
+    Read(u64, Vec<u8>),
+    Write(u64, Vec<u8>),
+    Load(u64, u128),
+    Exchange(u64, u128, u128, Result<(), u128>),
+    Discard(u32),
+}
+
+/// A question that was not asked before.
+#[derive(Debug)]
+struct Wait;
+
+struct Replayed {
+    mapping: Mapping,
+    asked: RefCell<Vec<Asked>>,
+    /// How many of them this attempt has asked again.
+    again: Cell<usize>,
+    /// Answer at once, and remember nothing.
+    at_once: Cell<bool>,
+}
+
+impl Replayed {
+    /// The remembered answer, which must be to this question; else performs it, and waits.
+    fn ask(&self, matches: impl Fn(&Asked) -> bool, perform: impl FnOnce() -> Asked) -> Result<Asked, Wait> {
+        if self.at_once.get() {
+            return Ok(perform());
+        }
+        let place = self.again.replace(self.again.get() + 1);
+        if let Some(asked) = self.asked.borrow().get(place) {
+            assert!(matches(asked), "question {place} was {asked:?} before, and is another now");
+            return Ok(asked.clone());
+        }
+        self.asked.borrow_mut().push(perform());
+        Err(Wait)
+    }
+
+    /// Makes one step, however many attempts it takes; answers of how many accesses.
+    fn step(&self, node: &mut Node<Replayed>) -> (Progress, usize) {
+        loop {
+            self.again.set(0);
+            if let Ok(progress) = node.step(self) {
+                let accesses = self.asked.take().len();
+                assert_eq!(self.again.get(), accesses, "an answer was asked for and then not wanted");
+                return (progress, accesses);
+            }
+        }
+    }
+
+    fn now<T>(&self, what: impl FnOnce(&Replayed) -> Result<T, Wait>) -> T {
+        self.at_once.set(true);
+        let done = what(self).expect("it answers at once");
+        self.at_once.set(false);
+        done
+    }
+}
+
+impl Memory for Replayed {
+    type Wait = Wait;
+
+    fn geometry(&self) -> Geometry {
+        self.mapping.geometry()
+    }
+    fn admits(&self, key: Key) -> Result<bool, Wait> {
+        Arena::of(self).admits(key)
+    }
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Wait> {
+        Arena::of(self).reach(key, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Wait> {
+        let matches =
+            |asked: &Asked| matches!(asked, Asked::Read(of, bytes) if *of == at && bytes.len() == out.len());
+        let asked = self.ask(matches, || {
+            let mut bytes = vec![0; out.len()];
+            let Ok(()) = self.mapping.read(at, &mut bytes);
+            Asked::Read(at, bytes)
+        })?;
+        let Asked::Read(_, bytes) = asked else { unreachable!("it matches") };
+        out.copy_from_slice(&bytes);
+        Ok(())
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Wait> {
+        let question = Asked::Write(at, bytes.to_vec());
+        let matches = |asked: &Asked| *asked == question;
+        self.ask(matches, || {
+            let Ok(()) = self.mapping.write(at, bytes);
+            question.clone()
+        })?;
+        Ok(())
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Wait> {
+        let matches = |asked: &Asked| matches!(asked, Asked::Load(of, _) if *of == at);
+        let asked = self.ask(matches, || {
+            let Ok(word) = self.mapping.load(at, width);
+            Asked::Load(at, word)
+        })?;
+        let Asked::Load(_, word) = asked else { unreachable!("it matches") };
+        Ok(word)
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Wait> {
+        let matches =
+            |asked: &Asked| matches!(asked, Asked::Exchange(a, b, c, _) if (*a, *b, *c) == (at, old, new));
+        let asked = self.ask(matches, || {
+            let Ok(answer) = self.mapping.exchange(at, width, old, new);
+            Asked::Exchange(at, old, new, answer)
+        })?;
+        let Asked::Exchange(.., answer) = asked else { unreachable!("it matches") };
+        Ok(answer)
+    }
+}
+
+impl NodeMemory for Replayed {
+    fn discard(&self, index: u32) -> Result<(), Wait> {
+        let matches = |asked: &Asked| *asked == Asked::Discard(index);
+        self.ask(matches, || {
+            let Ok(()) = NodeMemory::discard(&self.mapping, index);
+            Asked::Discard(index)
+        })?;
+        Ok(())
+    }
+}
+
+/// The node, and the most accesses that any of its steps made.
+struct Home {
+    memory: Replayed,
+    node: Node<Replayed>,
+    most: usize,
+    replayed: usize,
+}
+
+impl Home {
+    fn idle(&mut self) {
+        loop {
+            let (progress, accesses) = self.memory.step(&mut self.node);
+            self.most = self.most.max(accesses);
+            self.replayed += accesses;
+            if progress == Progress::Idle {
+                return;
+            }
+        }
+    }
+
+    fn ask(&mut self, ask: Ask) -> Answer {
+        self.node.ask(ask, [7, 7]);
+        self.idle();
+        self.node.answer().expect("nobody is in a turn").1.expect("not refused")
+    }
+
+    fn create(&mut self, name: &str, mib: u64) -> Store {
+        let (name, kind, parameters) = (name.into(), "slots".into(), "32".into());
+        match self.ask(Ask::CreateStore { name, kind, parameters, quota: mib << 20 }) {
+            Answer::Store(store) => store,
+            other => panic!("asked for a store, got {other:?}"),
+        }
+    }
+
+    fn session(&mut self) -> SessionId {
+        let opened = self.memory.now(|_| self.node.open_session(&self.memory, 1, 1));
+        opened.expect("a session is free")
+    }
+
+    fn turn(&self, id: SessionId, turn: u64) {
+        self.memory.now(|memory| memory.write(turn_at(id.slot), &turn.to_le_bytes()));
+    }
+}
+
+#[test]
+fn every_step_asks_the_same_when_it_is_begun_anew() {
+    let memory = Replayed {
+        mapping: Mapping::create(24 << 20, Pages::Small).expect("memory"),
+        asked: RefCell::default(),
+        again: Cell::new(0),
+        at_once: Cell::new(false),
+    };
+    let node = Node::new(&memory, vec![Box::new(Slots::default())], NodeInfo::default());
+    let mut home = Home { memory, node, most: 0, replayed: 0 };
+    let store = home.create("s", 9);
+    let (class, other) = (Class::get(40).expect("a class"), Class::get(39).expect("a class"));
+    let (client, second, third) = (home.session(), home.session(), home.session());
+
+    // Enough to make the store short of memory, then all of it given back, while others come and go.
+    let take = |home: &Home, class| {
+        let taken = home.memory.now(|m| Arena::of(m).take(store.region, class, Supply::Quota, client.number));
+        taken.expect("there is a buffer")
+    };
+    let retire = |home: &Home, at| home.memory.now(|m| Arena::of(m).retire(client, store.extent().key, at));
+    let all: Vec<u64> = (0..15 * 7).map(|_| take(&home, class)).collect();
+    for (&at, slot) in all[..20].iter().zip(0..) {
+        home.memory.now(|memory| memory.write(store.table_at + slot * 8, &at.to_le_bytes()));
+    }
+    assert_eq!(home.ask(Ask::Scan { name: "s".into() }), Answer::Done);
+    all[20..].iter().for_each(|&at| assert!(retire(&home, at)));
+    [client, second, third].iter().for_each(|&id| home.turn(id, 1));
+    home.node.look_around();
+    home.idle();
+    [third, client, second].iter().for_each(|&id| {
+        home.turn(id, 2);
+        home.idle();
+    });
+    take(&home, other);
+    for _ in 0..3 {
+        home.node.look_around();
+        home.idle();
+    }
+    home.node.end_session(second, false);
+    home.node.end_session(third, true);
+    home.idle();
+    let Answer::StoreStat(stat) = home.ask(Ask::StoreStat { name: "s".into() }) else { panic!("figures") };
+    assert_eq!((stat.live_buffers, stat.retired_buffers), (21, 0), "{stat:?}");
+    assert_eq!(stat.table_bytes + stat.granted_bytes + stat.buffer_segment_bytes, 10 << 20, "{stat:?}");
+    home.node.end_session(client, false);
+    home.idle();
+    let Answer::StoreStat(stat) = home.ask(Ask::StoreStat { name: "s".into() }) else { panic!("figures") };
+    assert_eq!(stat.live_buffers, 20, "{stat:?}");
+    home.turn(client, 3);
+    assert_eq!(home.ask(Ask::DropStore { name: "s".into() }), Answer::Done);
+    home.create("s", 18);
+    println!("{} accesses, each a reason to begin anew; at most {} in a step", home.replayed, home.most);
+    assert!(home.most <= 40, "a step is short");
+}

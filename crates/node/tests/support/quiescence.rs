@@ -1,0 +1,248 @@
+//! A writer that replaces, a reader that follows, and the node that gives back, under a scheduler that may switch
+//! before every access. What goes onto a free list is poisoned first.
+//!
+//! Invariant: a reader finds both ends of an item of one life, and never poison.
+
+use super::Slots;
+use farside_node::{Node, NodeMemory, Progress};
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::Supply;
+use farside_remote::arena::session::{SessionId, turn_at};
+use farside_remote::arena::state::Stage;
+use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE};
+use farside_remote::control::{Answer, Ask, NodeInfo, Store};
+use farside_remote::{Key, Memory, Width};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, MaxSteps, Runner};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// When the reader says that it may hold pointers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Announces {
+    /// Before its first access, as it must.
+    First,
+    /// Once it has the pointer: what a missing fence comes to.
+    Late,
+}
+
+/// What happened under all schedules together.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) schedules: u64,
+    pub(crate) followed: AtomicU64,
+    pub(crate) reused: AtomicU64,
+}
+
+const LARGE: u8 = 40;
+const POISON: u64 = 0xdddd_dddd_dddd_dddd;
+const ROUNDS: u64 = 3;
+/// Where the second half of an item is.
+const SECOND_HALF: u64 = 4096;
+
+/// Memory in which every access is a step.
+struct Stepped {
+    geometry: Geometry,
+    bytes: Mutex<Vec<u8>>,
+    steps: shuttle::sync::atomic::AtomicU64,
+    poisoned: AtomicU64,
+}
+
+impl Stepped {
+    fn new() -> Stepped {
+        let size = Geometry::SIZE_MIN;
+        let geometry = Geometry::of(size).expect("a legal size");
+        let bytes = Mutex::new(vec![0; size as usize]);
+        Stepped { geometry, bytes, steps: Default::default(), poisoned: AtomicU64::new(0) }
+    }
+
+    fn step(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.steps.fetch_add(1, Ordering::SeqCst);
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Poisons a buffer that a class's head is about to name as being put.
+    fn look_at(&self, bytes: &mut [u8], at: u64, new: u128) {
+        let is_head = at < self.geometry.segment_at(0) && at % 4096 >= 128 && at % 64 == 0;
+        if is_head && at < 4096 * 257 && new as u64 & 0xf == 2 {
+            let first = (new as u64 & ((1 << 48) - 1) & !0xf) as usize;
+            for half in [first, first + SECOND_HALF as usize] {
+                bytes[half..half + 8].copy_from_slice(&POISON.to_le_bytes());
+            }
+            self.poisoned.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn range(at: u64, len: usize) -> std::ops::Range<usize> {
+    at as usize..at as usize + len
+}
+
+impl Memory for Stepped {
+    type Wait = Infallible;
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+        Arena::of(self).admits(key)
+    }
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
+        Arena::of(self).reach(key, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
+        let len = out.len();
+        out.copy_from_slice(&self.step()[range(at, len)]);
+        Ok(())
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        self.step()[range(at, bytes.len())].copy_from_slice(bytes);
+        Ok(())
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
+        let mut word = [0; 16];
+        let len = width.bytes() as usize;
+        word[..len].copy_from_slice(&self.step()[range(at, len)]);
+        Ok(u128::from_le_bytes(word))
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
+        let mut bytes = self.step();
+        let len = width.bytes() as usize;
+        let mut now = [0; 16];
+        now[..len].copy_from_slice(&bytes[range(at, len)]);
+        if u128::from_le_bytes(now) != old {
+            return Ok(Err(u128::from_le_bytes(now)));
+        }
+        self.look_at(&mut bytes, at, new);
+        bytes[range(at, len)].copy_from_slice(&new.to_le_bytes()[..len]);
+        Ok(Ok(()))
+    }
+}
+
+impl NodeMemory for Stepped {
+    fn discard(&self, index: u32) -> Result<(), Infallible> {
+        let at = self.geometry.segment_at(index);
+        self.step()[range(at, SEGMENT_SIZE as usize)].fill(0);
+        Ok(())
+    }
+}
+
+struct Client {
+    memory: Arc<Stepped>,
+    store: Store,
+    id: SessionId,
+}
+
+impl Client {
+    fn set_turn(&self, turn: u64) {
+        let Ok(()) = self.memory.write(turn_at(self.id.slot), &turn.to_le_bytes());
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        let Ok(word) = self.memory.load(at, Width::W8);
+        word as u64
+    }
+
+    /// Replaces what the slot points to, and retires it, in one turn.
+    fn replace(&self, round: u64) {
+        let arena = Arena::of(&*self.memory);
+        self.set_turn(2 * round + 1);
+        let class = Class::get(LARGE).expect("a class");
+        let Ok(taken) = arena.take(self.store.region, class, Supply::Quota, self.id.number);
+        let new = taken.expect("there is a buffer");
+        for half in [new, new + SECOND_HALF] {
+            let Ok(()) = self.memory.write(half, &(round + 1).to_le_bytes());
+        }
+        let old = self.word(self.store.table_at);
+        let Ok(swapped) = self.memory.exchange(self.store.table_at, Width::W8, old.into(), new.into());
+        assert_eq!(swapped, Ok(()), "there is one writer");
+        if old != 0 {
+            let Ok(retired) = arena.retire(self.id, self.store.extent().key, old);
+            assert!(retired);
+        }
+        self.set_turn(2 * round + 2);
+    }
+
+    /// Follows the slot, a turn each time; answers how often.
+    fn follow(&self, announces: Announces) -> u64 {
+        for round in 0..ROUNDS {
+            if announces == Announces::First {
+                self.set_turn(2 * round + 1);
+            }
+            let at = self.word(self.store.table_at);
+            if announces == Announces::Late {
+                self.set_turn(2 * round + 1);
+            }
+            let (first, second) = (self.word(at), self.word(at + SECOND_HALF));
+            assert!(first != POISON && second != POISON, "a pointer led into a free buffer");
+            assert_eq!(first, second, "a pointer led into two lives of a buffer");
+            self.set_turn(2 * round + 2);
+        }
+        ROUNDS
+    }
+}
+
+/// One story under one schedule.
+fn play(announces: Announces, figures: &Figures) {
+    let memory = Arc::new(Stepped::new());
+    let mut node = Node::new(&*memory, vec![Box::new(Slots::default())], NodeInfo::default());
+    let (name, kind, parameters) = ("s".into(), "slots".into(), "1".into());
+    node.ask(Ask::CreateStore { name, kind, parameters, quota: 2 << 20 }, [7, 7]);
+    while node.step(&*memory) == Ok(Progress::Made) {}
+    let Some((_, Ok(Answer::Store(store)))) = node.answer() else { panic!("asked for a store") };
+    let mut client = || {
+        let Ok(id) = node.open_session(&*memory, 1, 1);
+        Client { memory: Arc::clone(&memory), store: store.clone(), id: id.expect("a session is free") }
+    };
+    let (writer, reader) = (client(), client());
+    writer.replace(0);
+    let others_are_done = Arc::new(shuttle::sync::atomic::AtomicBool::new(false));
+    let (seen, done) = (Arc::clone(&memory), Arc::clone(&others_are_done));
+    let writing = shuttle::thread::spawn(move || (1..=ROUNDS).for_each(|round| writer.replace(round)));
+    let reading = shuttle::thread::spawn(move || reader.follow(announces));
+    let tending = shuttle::thread::spawn(move || {
+        while !done.load(Ordering::SeqCst) {
+            node.look_around();
+            while node.step(&*memory) == Ok(Progress::Made) {}
+            shuttle::thread::yield_now();
+        }
+        (node, memory)
+    });
+    writing.join().expect("the writer ends well");
+    let followed = reading.join().expect("the reader ends well");
+    others_are_done.store(true, Ordering::SeqCst);
+    let (mut node, memory) = tending.join().expect("the node ends well");
+    figures.followed.fetch_add(followed, Ordering::Relaxed);
+    let while_others_ran = seen.poisoned.load(Ordering::Relaxed);
+    figures.reused.fetch_add(while_others_ran, Ordering::Relaxed);
+    // In the end everything that was replaced is back.
+    node.look_around();
+    while node.step(&*memory) == Ok(Progress::Made) {}
+    let arena = Arena::of(&*memory);
+    let mut stages = Vec::new();
+    for index in 0..memory.geometry.segments() {
+        for ordinal in 0..15 {
+            let Ok(found) = arena.buffer_state(index, ordinal);
+            stages.extend(found.map(|(_, state)| state.stage));
+        }
+    }
+    let live = stages.iter().filter(|&&stage| stage == Stage::Live).count();
+    let free = stages.iter().filter(|&&stage| stage == Stage::Free).count();
+    assert_eq!((live, live + free), (1, stages.len()), "{stages:?}");
+}
+
+/// Plays under so many random schedules, and as many that change priorities a few times.
+pub(crate) fn explore(announces: Announces, seed: u64, iterations: usize) -> Figures {
+    let figures = Arc::new(Figures::default());
+    let mut config = Config::new();
+    config.max_steps = MaxSteps::FailAfter(100_000);
+    config.silence_warnings = true;
+    let story = |figures: Arc<Figures>| move || play(announces, &figures);
+    let random = RandomScheduler::new_from_seed(seed, iterations);
+    Runner::new(random, config.clone()).run(story(figures.clone()));
+    let priorities = PctScheduler::new_from_seed(seed, 3, iterations);
+    Runner::new(priorities, config).run(story(figures.clone()));
+    let figures = Arc::into_inner(figures).expect("all stories have ended");
+    Figures { schedules: 2 * iterations as u64, ..figures }
+}

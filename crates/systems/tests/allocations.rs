@@ -1,0 +1,186 @@
+//! In the steady state no operation allocates: not to build its chain, not to run it, not to wait, not to answer.
+//!
+//! Invariant: only this test's own thread is counted; the node's thread and the harness may do as they like.
+
+mod support;
+
+use farside_fabrics::executor::{Core, block_on, yield_now};
+use farside_remote::NodeId;
+use farside_systems::kv::prism_kv::PrismKv;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::rc::Rc;
+use support::{Client, Home};
+
+thread_local! {
+    /// Blocks that this thread has asked for.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, which also counts.
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn count() {
+    // A thread that is ending has no counter any more, and is not the one that is measured.
+    let _counted = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every call is handed on to the system's allocator unchanged; counting neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(block, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+const OPERATIONS: usize = 10_000;
+const WARM_UP: usize = 2_000;
+const KEYS_PER_TASK: usize = 8;
+const VALUE_SIZE: usize = 512;
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Get,
+    CachedGet,
+    Put,
+    CachedPut,
+    DeleteAndPut,
+}
+
+impl Work {
+    async fn once(self, client: &mut Client, key: &[u8], value: &[u8]) {
+        match self {
+            Work::Get | Work::CachedGet => {
+                let item = client.get(key).await.expect("a get").expect("the key was put");
+                assert_eq!(item.value.len(), VALUE_SIZE);
+            }
+            Work::Put | Work::CachedPut => client.put(key, value).await.expect("a put"),
+            Work::DeleteAndPut => {
+                assert!(client.delete(key).await.expect("a delete"));
+                client.put(key, value).await.expect("a put");
+            }
+        }
+    }
+}
+
+/// What the tasks of one core agree on: none begins to count before all are warm.
+#[derive(Default)]
+struct Phase {
+    warm: Cell<usize>,
+    done: Cell<usize>,
+    at_first: Cell<Option<u64>>,
+    at_last: Cell<u64>,
+}
+
+/// Blocks allocated by all tasks together, from the first counted operation to the last.
+fn allocations_of(work: Work, tasks: usize) -> u64 {
+    let home = Home::new(64);
+    home.create("s", 48, r#"{"items": 1000}"#);
+    let endpoint = home.endpoint();
+    let phase = Phase::default();
+    let mut core = Core::new(endpoint.inner());
+    for task in 0..tasks {
+        let opened = PrismKv::open(Rc::clone(&endpoint), NodeId(0), "s");
+        let mut client: Client = block_on((), opened).expect("the store is there");
+        if let Work::CachedGet | Work::CachedPut = work {
+            client = client.with_slot_cache(2 * KEYS_PER_TASK);
+        }
+        core.spawn(run_task(client, work, task, tasks, &phase));
+    }
+    core.run();
+    drop(core);
+    assert_eq!(phase.done.get(), tasks);
+    phase.at_last.get() - phase.at_first.get().expect("every task began")
+}
+
+async fn run_task(mut client: Client, work: Work, task: usize, tasks: usize, phase: &Phase) {
+    let keys: Vec<[u8; 8]> =
+        (0..KEYS_PER_TASK).map(|key| ((task * KEYS_PER_TASK + key) as u64).to_be_bytes()).collect();
+    let value = [task as u8; VALUE_SIZE];
+    for key in &keys {
+        client.put(key, &value).await.expect("a put");
+    }
+    for turn in 0..WARM_UP {
+        work.once(&mut client, &keys[turn % KEYS_PER_TASK], &value).await;
+    }
+    phase.warm.set(phase.warm.get() + 1);
+    while phase.warm.get() < tasks {
+        yield_now().await;
+    }
+    if phase.at_first.get().is_none() {
+        phase.at_first.set(Some(ALLOCATIONS.get()));
+    }
+    for turn in 0..OPERATIONS.div_ceil(tasks) {
+        work.once(&mut client, &keys[turn % KEYS_PER_TASK], &value).await;
+    }
+    phase.at_last.set(ALLOCATIONS.get());
+    phase.done.set(phase.done.get() + 1);
+    // What a task frees or allocates as it ends is no operation's: it waits for the others.
+    while phase.done.get() < tasks {
+        yield_now().await;
+    }
+}
+
+fn assert_none(work: Work) {
+    for tasks in [1, 16] {
+        let allocations = allocations_of(work, tasks);
+        assert_eq!(allocations, 0, "{OPERATIONS} x {work:?} by {tasks} tasks");
+    }
+}
+
+#[test]
+fn the_allocator_counts_this_thread_and_no_other() {
+    let before = ALLOCATIONS.get();
+    let block = std::hint::black_box(Box::new(1));
+    assert_eq!(ALLOCATIONS.get(), before + 1);
+    std::thread::spawn(|| drop(std::hint::black_box(vec![0u8; 100]))).join().expect("a thread");
+    drop(block);
+    let here = ALLOCATIONS.get();
+    assert!(
+        here < before + 20,
+        "what the other thread did is not counted, only its start: {}",
+        here - before
+    );
+}
+
+#[test]
+fn a_get_allocates_nothing() {
+    assert_none(Work::Get);
+    assert_none(Work::CachedGet);
+}
+
+#[test]
+fn a_put_allocates_nothing() {
+    assert_none(Work::Put);
+}
+
+#[test]
+fn a_put_of_a_cached_slot_allocates_nothing() {
+    assert_none(Work::CachedPut);
+}
+
+#[test]
+fn a_delete_and_a_put_allocate_nothing() {
+    assert_none(Work::DeleteAndPut);
+}

@@ -1,0 +1,18 @@
+//! Broken variants that only a running system can be seen to suffer from.
+#![cfg(farside_mutants)]
+
+mod support;
+
+use farside_remote::mutant::Mutant;
+use std::time::Duration;
+use support::poison;
+
+#[test]
+fn a_buffer_that_comes_back_at_once_is_read_as_poison() {
+    let sound = poison::play(Duration::from_secs(1), || ());
+    assert!(sound.is_ok(), "{sound:?}");
+    let broken = poison::play(Duration::from_secs(20), || Mutant::switch(Some(Mutant::RepostAtOnce)));
+    let found = broken.expect_err("RepostAtOnce lives");
+    println!("RepostAtOnce: killed, for {found}");
+    println!("1 of 1 mutants were killed");
+}

@@ -1,0 +1,337 @@
+//! A node that overwrites every buffer before it gives it back, beside clients that overwrite and clients that read.
+//! Whoever reads the poison has followed a pointer into a buffer that was free.
+
+use farside_fabrics::direct::{Control, Direct, Runs};
+use farside_fabrics::executor::block_on;
+use farside_fabrics::local::{self, LocalNode};
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_node::{Node, NodeMemory, Progress};
+use farside_remote::arena::session::SessionId;
+use farside_remote::arena::{Geometry, REGIONS_MAX};
+use farside_remote::control::{Ask, NodeInfo};
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Fabric, FabricError, Key, Memory, NodeId, Width, clock::Clock};
+use farside_systems::kv::KvError;
+use farside_systems::kv::prism_kv::service::PrismKvKind;
+use farside_systems::kv::prism_kv::{KIND, PrismKv};
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+const POISON: u8 = 0xdd;
+const KEYS: u32 = 8;
+
+/// What happened.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) poisoned: u64,
+    pub(crate) puts: u64,
+    pub(crate) gets: u64,
+    pub(crate) slow_gets: u64,
+}
+
+/// Puts, gets and reclaims for a while; what was read wrongly, if anything was. `begin` runs first on the node's
+/// thread.
+pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figures, String> {
+    let home = Arc::new(Home::new());
+    let node: Arc<dyn LocalNode> = Arc::clone(&home) as _;
+    let (stop, puts, gets, slow_gets) =
+        (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let found = Mutex::new(None);
+    let note = |what: String| {
+        found.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
+        stop.store(true, Ordering::Relaxed);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            begin();
+            home.tend(&stop);
+        });
+        for writer in 0..2 {
+            let (node, stop, puts, note) = (&node, &stop, &puts, &note);
+            scope.spawn(move || {
+                let endpoint = Rc::new(local::connect(node).expect("a session"));
+                put_all(&endpoint, writer, stop, puts).unwrap_or_else(note);
+            });
+        }
+        scope.spawn(|| {
+            let endpoint = Rc::new(local::connect(&node).expect("a session"));
+            get_all(&endpoint, &stop, &gets).unwrap_or_else(note);
+        });
+        scope.spawn(|| {
+            let endpoint = Rc::new(home.slow_endpoint());
+            get_all(&endpoint, &stop, &slow_gets).unwrap_or_else(note);
+        });
+        let since = Instant::now();
+        while since.elapsed() < during && !stop.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    match found.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(what) => Err(what),
+        None => Ok(Figures {
+            poisoned: home.memory.poisoned.load(Ordering::Relaxed),
+            puts: puts.into_inner(),
+            gets: gets.into_inner(),
+            slow_gets: slow_gets.into_inner(),
+        }),
+    }
+}
+
+fn put_all<M: Runs>(
+    endpoint: &Rc<Direct<M>>,
+    writer: u32,
+    stop: &AtomicBool,
+    puts: &AtomicU64,
+) -> Result<(), String> {
+    let mut client = open(endpoint);
+    for n in 0u32.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let len = if n.is_multiple_of(64) { 62_000 } else { [100, 900, 3000][n as usize % 3] };
+        let value = vec![(n % 200) as u8; len];
+        let key = ((n + writer) % KEYS).to_be_bytes();
+        match block_on(endpoint, client.put(&key, &value)) {
+            Ok(()) => _ = puts.fetch_add(1, Ordering::Relaxed),
+            Err(KvError::OutOfMemory) => {} // All of it waits for the slow reader, or the node has gone home.
+            Err(error) => return Err(format!("a put: {error}")),
+        }
+    }
+    Ok(())
+}
+
+fn get_all<M: Runs>(endpoint: &Rc<Direct<M>>, stop: &AtomicBool, gets: &AtomicU64) -> Result<(), String> {
+    let mut client = open(endpoint);
+    for n in 0u32.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let got = block_on(endpoint, client.get(&(n % KEYS).to_be_bytes()));
+        let value = got.map_err(|error| format!("a get: {error}"))?.map(|item| item.value.to_vec());
+        if let Some(value) = value
+            && value.iter().any(|&byte| byte != value[0] || byte == POISON)
+        {
+            return Err(format!("a get of {} bytes found some that nobody put", value.len()));
+        }
+        gets.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+fn open<F: Fabric + Clock>(endpoint: &Rc<F>) -> PrismKv<Rc<F>> {
+    block_on((), PrismKv::open(Rc::clone(endpoint), NodeId(0), "s")).expect("the store is there")
+}
+
+/// The node's memory, on which whatever is about to go onto a free list is overwritten first.
+struct Poisoning {
+    mapping: Arc<Mapping>,
+    poisoned: AtomicU64,
+}
+
+impl Poisoning {
+    /// Where a class's head is about to name a buffer that is being put. The node holds it alone until then.
+    fn look_at(&self, at: u64, new: u128) {
+        const REGION_SIZE: u64 = 4096;
+        const CLASSES: u64 = 128;
+        const PUTTING: u64 = 2;
+        let offset = at % REGION_SIZE;
+        let is_head =
+            at < REGION_SIZE * (1 + u64::from(REGIONS_MAX)) && offset >= CLASSES && offset % 64 == 0;
+        if !is_head || new as u64 & 0xf != PUTTING {
+            return;
+        }
+        let first = new as u64 & ((1 << 48) - 1) & !0xf;
+        let Ok(found) = self.mapping.arena().buffer_at(first);
+        let (_, buffer) = found.expect("what is put is a buffer");
+        let Ok(()) = self.mapping.write(buffer.at, &vec![POISON; buffer.class.size as usize]);
+        self.poisoned.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Memory for Poisoning {
+    type Wait = Infallible;
+
+    fn geometry(&self) -> Geometry {
+        self.mapping.geometry()
+    }
+    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+        self.mapping.admits(key)
+    }
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
+        self.mapping.reach(key, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
+        self.mapping.read(at, out)
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        self.mapping.write(at, bytes)
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
+        self.mapping.load(at, width)
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
+        self.look_at(at, new);
+        self.mapping.exchange(at, width, old, new)
+    }
+}
+
+impl NodeMemory for Poisoning {
+    fn discard(&self, index: u32) -> Result<(), Infallible> {
+        NodeMemory::discard(&*self.mapping, index)
+    }
+}
+
+/// A node of this process with one store, tended by a thread of the test's.
+struct Home {
+    memory: Poisoning,
+    node: Mutex<Node<Poisoning>>,
+}
+
+impl Home {
+    fn new() -> Home {
+        let mapping = Arc::new(Mapping::create(32 << 20, Pages::Small).expect("memory"));
+        let memory = Poisoning { mapping, poisoned: AtomicU64::new(0) };
+        let node = Node::new(&memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
+        let home = Home { memory, node: Mutex::new(node) };
+        let parameters = r#"{"items": 100}"#.into();
+        home.ask(Ask::CreateStore { name: "s".into(), kind: KIND.into(), parameters, quota: 16 << 20 })
+            .expect("a store");
+        home
+    }
+
+    fn node(&self) -> MutexGuard<'_, Node<Poisoning>> {
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, ask: Ask) -> Result<farside_remote::control::Answer, String> {
+        let mut node = self.node();
+        let ticket = node.ask(ask, [3, 3]);
+        loop {
+            if let Some((to, answer)) = node.answer() {
+                assert_eq!(to, ticket, "one question at a time");
+                return answer;
+            }
+            let Ok(_) = node.step(&self.memory);
+        }
+    }
+
+    fn tend(&self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            let mut node = self.node();
+            node.look_around();
+            for _ in 0..256 {
+                if node.step(&self.memory) == Ok(Progress::Idle) {
+                    break;
+                }
+            }
+            drop(node);
+            std::thread::yield_now();
+        }
+    }
+
+    /// An endpoint that dawdles in the middle of chains.
+    fn slow_endpoint(self: &Arc<Self>) -> Direct<Slow> {
+        let session = self.open_session().expect("a session is free");
+        let memory = Slow { mapping: Arc::clone(&self.memory.mapping), made: Cell::new(0) };
+        let control = Box::new(Calls { home: Arc::clone(self), session });
+        Direct::new(memory, control, Arc::new(AtomicBool::new(false)), NodeId(0), session)
+    }
+}
+
+impl LocalNode for Home {
+    fn memory(&self) -> &Arc<Mapping> {
+        &self.memory.mapping
+    }
+    fn open_session(&self) -> Result<SessionId, FabricError> {
+        let Ok(opened) = self.node().open_session(&self.memory, std::process::id(), 0);
+        Ok(opened.expect("a session is free"))
+    }
+    fn close_session(&self, session: SessionId) {
+        self.node().end_session(session, true);
+    }
+    fn call(&self, _: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
+        let ask = serde_json::from_slice(request).expect("a question");
+        let answered = self.ask(ask).map_err(FabricError::Refused)?;
+        *answer = serde_json::to_vec(&answered).expect("plain data");
+        Ok(())
+    }
+    fn ring(&self) {}
+}
+
+struct Calls {
+    home: Arc<Home>,
+    session: SessionId,
+}
+
+impl Control for Calls {
+    fn call<'a>(
+        &'a self,
+        service: ServiceId,
+        request: &'a [u8],
+        answer: &'a mut Vec<u8>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), FabricError>> + 'a>> {
+        Box::pin(async move { self.home.call(service, request, answer) })
+    }
+    fn ring(&self) {}
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        self.home.close_session(self.session);
+    }
+}
+
+/// Memory on which a client is often overtaken between two accesses.
+struct Slow {
+    mapping: Arc<Mapping>,
+    made: Cell<u64>,
+}
+
+impl Slow {
+    fn dawdle(&self) {
+        let made = self.made.replace(self.made.get() + 1);
+        if made.is_multiple_of(7) {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+impl Runs for Slow {
+    fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Memory for Slow {
+    type Wait = Infallible;
+
+    fn geometry(&self) -> Geometry {
+        self.mapping.geometry()
+    }
+    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+        self.mapping.admits(key)
+    }
+    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
+        self.mapping.reach(key, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
+        self.dawdle();
+        self.mapping.read(at, out)
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        self.mapping.write(at, bytes)
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
+        self.dawdle();
+        self.mapping.load(at, width)
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
+        self.mapping.exchange(at, width, old, new)
+    }
+}
