@@ -39,14 +39,6 @@ fn main() {
     let store = Store::fill(RECORDS, VALUE_SIZE, QUOTA);
     let mut clients = Clients::new(&store, floor.keys());
 
-    if std::env::args().any(|arg| arg == "only16") {
-        let mut all = Vec::new();
-        for _ in 0..60 {
-            all.push(clients.ns_per_get(TASKS));
-        }
-        println!("16 tasks: {:.1} ns", median(all));
-        return;
-    }
     let (mut alone, mut together) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let one = compare(&floor, &mut clients, 1);

@@ -68,6 +68,7 @@ pub struct Direct<M: Runs = Arc<Mapping>> {
     ahead: Ahead,
     counters: Cell<Counters>,
     driver: RefCell<Option<Waker>>,
+    patience: Cell<Duration>,
 }
 
 impl<M: Runs> Direct<M> {
@@ -90,6 +91,7 @@ impl<M: Runs> Direct<M> {
             ahead: Ahead::new(),
             counters: Cell::new(Counters::default()),
             driver: RefCell::new(None),
+            patience: Cell::new(DEADLINE),
         }
     }
 
@@ -101,6 +103,11 @@ impl<M: Runs> Direct<M> {
     /// Which session this is.
     pub fn session(&self) -> SessionId {
         self.session
+    }
+
+    /// Sets how long the answer to a call may take, in place of [`DEADLINE`].
+    pub fn set_patience(&self, patience: Duration) {
+        self.patience.set(patience);
     }
 
     /// What this session has counted.
@@ -210,8 +217,8 @@ impl<M: Runs> Fabric for Direct<M> {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
-        let called = timer::within(DEADLINE, self.control.call(service, request, answer)).await;
-        called.unwrap_or(Err(FabricError::Deadline { node, waited: DEADLINE }))
+        let called = timer::within(self.patience.get(), self.control.call(service, request, answer)).await;
+        called.unwrap_or(Err(FabricError::Deadline { node, waited: self.patience.get() }))
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {

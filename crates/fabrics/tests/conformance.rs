@@ -1,8 +1,8 @@
 //! What every fabric must do, whoever runs the chains and whatever drives the tasks. A new fabric is one line here.
 
-mod conformance;
-
-use conformance::rig::{Local, Shm};
+#[macro_use]
+#[path = "conformance/mod.rs"]
+mod suite;
 
 conformance!(local, Local);
 conformance!(shm, Shm);

@@ -40,3 +40,8 @@ pub use pool::{NewStore, Pool, connect};
 pub mod parts {
     pub use crate::pool::kinds;
 }
+
+/// The README's example is compiled and run like those of this documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

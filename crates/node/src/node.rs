@@ -400,7 +400,8 @@ impl<M: NodeMemory> Node<M> {
     }
 
     fn job_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
-        if let Some((_, Job::Drop { leaving: Leaving::Not, .. })) = self.jobs.front() {
+        let is_forgetting = matches!(self.jobs.front(), Some((_, Job::Drop { leaving: Leaving::Not, .. })));
+        if is_forgetting {
             // So that a node which takes over does not know the store either.
             let record = restart::record(self.catalog_sequence + 1, &self.stores_and(None));
             self.write_catalog(memory, &record.expect("there were more stores before"))?;
@@ -416,6 +417,7 @@ impl<M: NodeMemory> Node<M> {
             }
             Job::Stat { entry_segments, at, stat } => stat_step(memory, entry_segments, at, stat)?,
         };
+        self.catalog_sequence += u64::from(is_forgetting);
         let Some(made) = ended else { return self.end_job(memory) };
         Ok(made)
     }
@@ -424,10 +426,9 @@ impl<M: NodeMemory> Node<M> {
         self.catalog.iter().map(|entry| &entry.store).chain(one_more).collect()
     }
 
-    fn write_catalog(&mut self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
-        memory.write(Geometry::catalog_at(self.catalog_sequence + 1), record)?;
-        self.catalog_sequence += 1;
-        Ok(())
+    /// Writes the next record. It counts once the step that writes it has made all its accesses.
+    fn write_catalog(&self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
+        memory.write(Geometry::catalog_at(self.catalog_sequence + 1), record)
     }
 
     /// The job in front is done: what it was for becomes known.
@@ -435,6 +436,7 @@ impl<M: NodeMemory> Node<M> {
         if let Some((_, Job::Create { entry, .. })) = self.jobs.front() {
             let record = restart::record(self.catalog_sequence + 1, &self.stores_and(Some(&entry.store)));
             self.write_catalog(memory, &record.expect("that it fits was seen when the job began"))?;
+            self.catalog_sequence += 1;
         }
         let Some((ticket, job)) = self.jobs.pop_front() else { return Ok(false) };
         let answer = match job {
@@ -517,8 +519,8 @@ fn leave_step<M: NodeMemory>(
         Leaving::Retired { is_round_begun: true } | Leaving::Left => {
             let segments: BTreeSet<u32> = entry.segments.iter().copied().collect();
             let geometry = memory.geometry();
-            reclaim
-                .forget_buffers(|at| geometry.segment_of(at).is_some_and(|index| segments.contains(&index)));
+            let is_of_it = |at| geometry.segment_of(at).is_some_and(|index| segments.contains(&index));
+            reclaim.forget_buffers(is_of_it);
             *leaving = Leaving::Left;
         }
     }

@@ -49,10 +49,10 @@ struct Part<'a> {
 /// A chain being built.
 pub struct Chain<'a> {
     key: Key,
-    ops: u16,
-    allocates: u16,
-    atomics: u16,
-    parts_len: u16,
+    ops: u32,
+    allocates: u32,
+    atomics: u32,
+    parts_len: u32,
     /// Bytes of all parts.
     borrowed: usize,
     bytes: &'a mut Vec<u8>,
@@ -132,7 +132,7 @@ impl<'a> Chain<'a> {
                 "a chain has at most {ALLOCATES_MAX} ALLOCATEs"
             );
         }
-        self.atomics += u16::from(op.code.is_atomic());
+        self.atomics += u32::from(op.code.is_atomic());
         let index = self.ops as u8;
         self.ops += 1;
         Out { index, output: PhantomData }
@@ -182,9 +182,9 @@ impl<'a> Chain<'a> {
 #[derive(Clone, Copy)]
 pub struct ChainView<'a> {
     key: Key,
-    ops: u16,
-    allocates: u16,
-    atomics: u16,
+    ops: u32,
+    allocates: u32,
+    atomics: u32,
     borrowed: usize,
     bytes: &'a [u8],
     parts: &'a [Option<Part<'a>>],
@@ -214,9 +214,9 @@ impl<'a> ChainView<'a> {
         }
         let view = ChainView {
             key: header.key,
-            ops: ops as u16,
-            allocates: allocates as u16,
-            atomics: atomics as u16,
+            ops: ops as u32,
+            allocates: allocates as u32,
+            atomics: atomics as u32,
             borrowed: 0,
             bytes: body,
             parts: &[],
@@ -264,8 +264,8 @@ impl<'a> ChainView<'a> {
         let header = ChainHeader {
             key: self.key,
             bytes: U32::new((self.wire_len() - CHAIN_HEADER) as u32),
-            ops: U16::new(self.ops),
-            allocates: U16::new(self.allocates),
+            ops: U16::new(self.ops as u16),
+            allocates: U16::new(self.allocates as u16),
             reserved: U32::new(0),
         };
         out.extend_from_slice(header.as_bytes());

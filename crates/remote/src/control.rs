@@ -3,9 +3,11 @@
 //! Questions and answers are JSON, carried by a call to [`crate::fabric::ServiceId::NODE`] on the data fabric, so
 //! that one url is all that a client needs. None of this is on the path of data.
 
+use crate::fabric::DEADLINE;
 use crate::key::Key;
 use crate::service::Extent;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// A question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +48,19 @@ pub enum Ask {
         /// In which store.
         name: String,
     },
+}
+
+impl Ask {
+    /// How long an answer may take: longer than a call's usual deadline where all of a store's memory is looked at,
+    /// granted or zeroed.
+    pub const fn patience(&self) -> Duration {
+        match self {
+            Ask::CreateStore { .. } | Ask::DropStore { .. } | Ask::StoreStat { .. } | Ask::Scan { .. } => {
+                Duration::from_secs(30)
+            }
+            Ask::OpenStore { .. } | Ask::ListStores | Ask::NodeInfo => DEADLINE,
+        }
+    }
 }
 
 /// An answer. A refusal is the call's error, not an answer.

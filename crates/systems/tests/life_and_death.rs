@@ -185,7 +185,7 @@ fn clients_killed_at_any_access_lose_nothing() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "200 processes die: for the soak"]
 fn soak_200_clients_killed_at_any_access_lose_nothing() {
     killed_at_accesses(200);
 }
@@ -196,7 +196,7 @@ fn clients_killed_at_any_moment_lose_nothing() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "200 processes die: for the soak"]
 fn soak_200_clients_killed_at_any_moment_lose_nothing() {
     killed_at_moments(200);
 }
@@ -232,7 +232,8 @@ fn killed_at_accesses(strikes: usize) {
         let mut victim = pool.victim(&name, SEED, true, slot_cache, Some(strike));
         let is_stopped = strike.stop && victim.wait_or_stop();
         if is_stopped {
-            std::thread::sleep(Duration::from_millis(20)); // The others have all they need from it, or they would stall.
+            // The others need nothing of it, or they would stall.
+            std::thread::sleep(Duration::from_millis(20));
             victim.signal(if strike.nth % 2 == 0 { Signal::CONT } else { Signal::KILL });
         }
         let status = victim.wait();
@@ -262,8 +263,8 @@ fn killed_at_accesses(strikes: usize) {
         drop(replay);
     }
     println!(
-        "{} clients struck, of which {stopped} were stopped for a while ({unstruck} more made too few accesses), in {:?} beside {survived} operations of which the slowest \
-         took {slowest:?}:",
+        "{} clients struck, {stopped} of them stopped for a while ({unstruck} more made too few accesses), in {:?} \
+         beside {survived} operations of which the slowest took {slowest:?}:",
         struck.values().sum::<u32>(),
         started.elapsed()
     );

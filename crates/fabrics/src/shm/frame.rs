@@ -72,7 +72,7 @@ pub const ANSWERED: u32 = 0;
 /// The reason follows, as text.
 pub const REFUSED: u32 = 1;
 
-/// Sends one frame of two pieces.
+/// Sends one frame of two pieces. Never waits for a peer that does not read: then the error is `AGAIN`.
 ///
 /// # Errors
 /// The system's; the frame was not sent.
@@ -89,7 +89,7 @@ pub fn send(
         assert!(pushed, "a frame carries at most two descriptors");
     }
     let pieces = [IoSlice::new(header), IoSlice::new(body)];
-    rustix::net::sendmsg(socket, &pieces, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
+    rustix::net::sendmsg(socket, &pieces, &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
 }
 
 /// Receives one frame with up to two descriptors; nothing if the peer has hung up.

@@ -9,11 +9,14 @@ pub mod frame;
 
 use crate::direct::{Control, Direct, Runs};
 use crate::memory::{Mapping, MappingError};
+use farside_remote::arena::SESSIONS_MAX;
 use farside_remote::arena::session::SessionId;
+use farside_remote::arena::state::owner;
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use farside_remote::{FabricError, NodeId};
 use frame::{FrameHeader, Greeting, Hello};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::{Pid, PidfdFlags};
 use std::collections::BTreeMap;
@@ -27,6 +30,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
+/// The longest name of a unix socket, in bytes.
+pub const NAME_MAX: usize = 107;
 /// How long a new client waits for the node's greeting.
 const GREETING_WAIT: Duration = Duration::from_millis(800);
 
@@ -35,6 +40,12 @@ const GREETING_WAIT: Duration = Duration::from_millis(800);
 pub enum ConnectError {
     /// Nobody serves there.
     Absent(PathBuf),
+    /// No socket can have that name.
+    Name(PathBuf),
+    /// Another user serves there.
+    OtherUser(PathBuf, u32),
+    /// So many wait to be let in that nobody else may wait.
+    Crowded(PathBuf),
     /// The node's process is stopped.
     Stopped(u32),
     /// The node's process runs and says nothing.
@@ -57,6 +68,25 @@ impl std::fmt::Display for ConnectError {
                 "no node serves at {}: start one with 'farside up', or name another with --pool shm:PATH",
                 path.display()
             ),
+            ConnectError::Name(path) => write!(
+                f,
+                "no socket can be called {}: its name has {} bytes and at most {NAME_MAX} are possible; use a \
+                 shorter path",
+                path.display(),
+                path.as_os_str().len()
+            ),
+            ConnectError::OtherUser(path, user) => write!(
+                f,
+                "what serves at {} belongs to user {user}, and memory is shared by one user's programs only: start \
+                 a node of your own, or run as that user",
+                path.display()
+            ),
+            ConnectError::Crowded(path) => write!(
+                f,
+                "nobody more is let in at {}: the node is stopped, or has more new clients than it can greet; look \
+                 at its process, then try again",
+                path.display()
+            ),
             ConnectError::Stopped(pid) => {
                 write!(f, "node pid {pid} is stopped: let it go on with 'kill -CONT {pid}'")
             }
@@ -67,10 +97,19 @@ impl std::fmt::Display for ConnectError {
             ),
             ConnectError::Refused(reason) => write!(f, "the node refuses: {reason}"),
             ConnectError::Foreign(path, what) => {
-                write!(f, "what serves at {} is no node that this program knows ({what})", path.display())
+                write!(
+                    f,
+                    "what serves at {} is no node that this program knows ({what}): name another with --pool shm:PATH, \
+                     or use the same release on both sides",
+                    path.display()
+                )
             }
             ConnectError::Io(doing, path, error) => {
-                write!(f, "could not {doing} {}: {error}", path.display())
+                let remedy = match error.kind() {
+                    std::io::ErrorKind::PermissionDenied => "; run as the user that serves there",
+                    _ => "",
+                };
+                write!(f, "could not {doing} {}: {error}{remedy}", path.display())
             }
             ConnectError::Memory(error) => error.fmt(f),
         }
@@ -97,16 +136,23 @@ pub fn connect_on<M: Runs>(
     look_on: impl FnOnce(Arc<Mapping>) -> M,
 ) -> Result<Direct<M>, ConnectError> {
     let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
-    let socket = dial(path)?;
-    let pid = sockopt::socket_peercred(&socket).map_err(io("learn who serves"))?.pid;
-    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(io("watch the node at"))?;
+    let deadline = Instant::now() + GREETING_WAIT;
+    let socket = dial(path, deadline)?;
+    let peer = sockopt::socket_peercred(&socket).map_err(io("learn who serves"))?;
+    if peer.uid != rustix::process::geteuid() {
+        return Err(ConnectError::OtherUser(path.to_owned(), peer.uid.as_raw()));
+    }
+    let pidfd = match rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return Err(ConnectError::Absent(path.to_owned())), // It has just ended.
+        pidfd => pidfd.map_err(io("watch the node at"))?,
+    };
     let hello = Hello { magic: frame::MAGIC.into(), version: frame::VERSION };
     let hello = serde_json::to_vec(&hello).expect("plain data");
     frame::send(socket.as_fd(), &hello, &[], &[]).map_err(io("greet the node at"))?;
 
     let mut buffer = Vec::new();
     let mut fds = Vec::new();
-    wait_for_greeting(&socket, pid)?;
+    wait_for_greeting(&socket, peer.pid, deadline)?;
     let greeting = frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::empty())
         .map_err(io("hear from the node at"))?;
     let foreign = |what: String| ConnectError::Foreign(path.to_owned(), what);
@@ -116,19 +162,31 @@ pub fn connect_on<M: Runs>(
         Greeting::Refusal(reason) => return Err(ConnectError::Refused(reason)),
         Greeting::Welcome { slot, number, incarnation } => (SessionId { slot, number }, incarnation),
     };
+    if session.slot >= SESSIONS_MAX || matches!(session.number, owner::NONE | owner::NODE) {
+        return Err(foreign(format!("it offers a session {session:?}")));
+    }
     let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(foreign("it sent no memory".into()));
     };
-    let memory = mapped(memory, incarnation).map_err(ConnectError::Memory)?;
+    if !rustix::fs::fcntl_getfl(&bell).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+        return Err(foreign("ringing its bell might never end".into()));
+    }
+    let memory = mapped(memory, incarnation).map_err(|error| match error {
+        MappingError::Size(size) => foreign(format!("it sent a memory of {size} bytes")),
+        error => ConnectError::Memory(error),
+    })?;
     let died = Arc::new(AtomicBool::new(false));
     let control = Session::start(socket, pidfd, bell, node, Arc::clone(&memory), Arc::clone(&died))
         .map_err(|error| ConnectError::Io("watch the node at", path.to_owned(), error))?;
     Ok(Direct::new(look_on(memory), Box::new(control), died, node, session))
 }
 
-fn dial(path: &Path) -> Result<OwnedFd, ConnectError> {
+fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, ConnectError> {
     let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
-    let address = SocketAddrUnix::new(path).map_err(io("use the name of"))?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| match errno {
+        rustix::io::Errno::NAMETOOLONG => ConnectError::Name(path.to_owned()),
+        errno => io("use the name of")(errno),
+    })?;
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -136,16 +194,19 @@ fn dial(path: &Path) -> Result<OwnedFd, ConnectError> {
         None,
     )
     .map_err(io("make a socket for"))?;
-    let since = Instant::now();
     loop {
         use rustix::io::Errno;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => break,
-            Err(Errno::NOENT | Errno::CONNREFUSED) => return Err(ConnectError::Absent(path.to_owned())),
-            // The backlog is full: somebody is there who does not accept.
-            Err(Errno::AGAIN) if since.elapsed() < GREETING_WAIT => {
-                std::thread::sleep(Duration::from_millis(10));
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED) => {
+                return Err(ConnectError::Absent(path.to_owned()));
             }
+            Err(Errno::PROTOTYPE) => {
+                return Err(ConnectError::Foreign(path.to_owned(), "it is a socket of another type".into()));
+            }
+            // The backlog is full: somebody is there who does not accept.
+            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            Err(Errno::AGAIN) => return Err(ConnectError::Crowded(path.to_owned())),
             Err(errno) => return Err(io("connect to")(errno)),
         }
     }
@@ -153,8 +214,7 @@ fn dial(path: &Path) -> Result<OwnedFd, ConnectError> {
     Ok(socket)
 }
 
-fn wait_for_greeting(socket: &OwnedFd, pid: Pid) -> Result<(), ConnectError> {
-    let deadline = Instant::now() + GREETING_WAIT;
+fn wait_for_greeting(socket: &OwnedFd, pid: Pid, deadline: Instant) -> Result<(), ConnectError> {
     while Instant::now() < deadline {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
@@ -298,6 +358,11 @@ impl<'a> Pending<'a> {
             Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
                 Err(FabricError::NodeDied(shared.node))
             }
+            Err(rustix::io::Errno::AGAIN) => Err(FabricError::Refused(format!(
+                "node {} does not read what it is asked, and this was not sent: look whether it is stopped or \
+                 overloaded, then ask again",
+                shared.node.0
+            ))),
             Err(errno) => Err(FabricError::Broken {
                 node: shared.node,
                 reason: std::io::Error::from(errno).to_string(),

@@ -81,7 +81,12 @@ pub(crate) fn pointers(store: &Store, random: &mut Random) -> Vec<u8> {
 }
 
 /// Adds a few ops of any kind; answers how many.
-pub(crate) fn build<'a>(chain: &mut Chain<'a>, store: &Store, operands: &'a Operands, random: &mut Random) -> usize {
+pub(crate) fn build<'a>(
+    chain: &mut Chain<'a>,
+    store: &Store,
+    operands: &'a Operands,
+    random: &mut Random,
+) -> usize {
     let ops = 1 + random.below(OPS_MAX);
     for _ in 0..ops {
         add_any(chain, store, operands, random);
@@ -90,7 +95,7 @@ pub(crate) fn build<'a>(chain: &mut Chain<'a>, store: &Store, operands: &'a Oper
 }
 
 fn add_any<'a>(chain: &mut Chain<'a>, store: &Store, operands: &'a Operands, random: &mut Random) {
-    let mut at = |random: &mut Random| place(store, random);
+    let at = |random: &mut Random| place(store, random);
     match random.below(6) {
         0 => {
             let len = [0, 1, 8, 16, 17, 32, 300, 5000][random.below(8) as usize];
@@ -139,7 +144,13 @@ fn pick<'a, T>(from: &'a [T], random: &mut Random) -> &'a T {
 }
 
 /// Adds one op, conditional or not, redirected or not.
-fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>, output: bool, store: &Store, random: &mut Random) {
+fn add<'a, T: ?Sized>(
+    chain: &mut Chain<'a>,
+    op: Op<'a, T>,
+    output: bool,
+    store: &Store,
+    random: &mut Random,
+) {
     let conditional = random.once_in(2);
     if output && random.once_in(3) {
         let op = op.redirect(place(store, random));

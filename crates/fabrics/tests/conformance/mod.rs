@@ -7,21 +7,19 @@ pub(crate) mod rig;
 mod twin;
 
 /// A test for each claim about the fabric of `$rig`, under our executor and under tokio's.
-#[macro_export]
 macro_rules! conformance {
     ($fabric:ident, $rig:ident) => {
         mod $fabric {
             mod core {
-                every_claim!($crate::conformance::rig::$rig, Core);
+                every_claim!($crate::suite::rig::$rig, Core);
             }
             mod tokio {
-                every_claim!($crate::conformance::rig::$rig, Tokio);
+                every_claim!($crate::suite::rig::$rig, Tokio);
             }
         }
     };
 }
 
-#[macro_export]
 macro_rules! every_claim {
     ($rig:ty, $executor:ident) => {
         claims! {
@@ -46,13 +44,12 @@ macro_rules! every_claim {
     };
 }
 
-#[macro_export]
 macro_rules! claims {
     ($rig:ty, $executor:ident; $($claim:ident)*) => {
         $(
             #[test]
             fn $claim() {
-                use $crate::conformance::{claims, executors::Executor, rig::Rig};
+                use $crate::suite::{claims, executors::Executor, rig::Rig};
                 claims::$claim(&<$rig>::start(), Executor::$executor);
             }
         )*

@@ -7,16 +7,16 @@ use super::Options;
 use crate::node::Ticket;
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::shm::frame::{self, FrameHeader, Greeting, Hello};
-use farside_fabrics::shm::is_stopped;
+use farside_fabrics::shm::{NAME_MAX, is_stopped};
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::Answer;
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::{PidfdFlags, Signal};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,10 +25,12 @@ use zerocopy::IntoBytes;
 /// Why a node cannot be served. Nothing is left behind.
 #[derive(Debug)]
 pub enum BindError {
-    /// Another node serves there.
-    Served(PathBuf),
-    /// Something that is no socket is in the way.
+    /// Another node serves there, by this process if it is known.
+    Served(PathBuf, Option<u32>),
+    /// Something that is no node's socket is in the way.
     InTheWay(PathBuf),
+    /// No socket can have that name.
+    Name(PathBuf),
     /// The system refuses the socket.
     Socket(&'static str, PathBuf, std::io::Error),
     /// The system refuses something else.
@@ -46,18 +48,26 @@ pub enum BindError {
 impl std::fmt::Display for BindError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            BindError::Served(path) => write!(
+            BindError::Served(path, pid) => write!(
                 f,
-                "a node serves at {} already: use it, stop it, or serve elsewhere by --socket",
+                "a node{} serves at {} already: use it, stop it, or serve elsewhere by --socket",
+                pid.map_or_else(String::new, |pid| format!(", pid {pid},")),
                 path.display()
             ),
             BindError::InTheWay(path) => write!(
                 f,
-                "{} exists and is no socket: remove it, or serve elsewhere by --socket",
+                "{} exists and is no node's socket: remove it, or serve elsewhere by --socket",
                 path.display()
             ),
+            BindError::Name(path) => write!(
+                f,
+                "no socket can be called {}: its name has {} bytes and at most {NAME_MAX} are possible; give a \
+                 shorter --socket",
+                path.display(),
+                path.as_os_str().len()
+            ),
             BindError::Socket(doing, path, error) => {
-                write!(f, "could not {doing} {}: {error}", path.display())
+                write!(f, "could not {doing} {}: {error}; serve elsewhere by --socket", path.display())
             }
             BindError::Admin(address, error) => {
                 write!(f, "could not show the node at {address}: {error}; choose another address by --admin")
@@ -107,10 +117,14 @@ pub(super) enum Reaction {
 /// All clients, and the socket at which new ones arrive.
 pub(super) struct Clients {
     poll: OwnedFd,
-    listener: Option<(OwnedFd, PathBuf)>,
+    listener: Option<Listener>,
     bell: OwnedFd,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
+    /// Those who may not have said hello yet, the eldest first.
+    newcomers: VecDeque<(Instant, u64)>,
+    /// There was no descriptor for the last one who came.
+    is_full: bool,
     waiting: BTreeMap<Ticket, (u64, FrameHeader)>,
     evict_stopped_after: Option<Duration>,
     /// Since when a process was seen stopped while memory waits for it.
@@ -124,6 +138,15 @@ struct Client {
     pidfd: OwnedFd,
     pid: u32,
     session: Option<SessionId>,
+    /// Its questions that wait for an answer.
+    asked: u32,
+}
+
+struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and number of the socket's file: another node's may come to stand at the same path.
+    file: (u64, u64),
 }
 
 // What the poll answers: who, and which of its descriptors.
@@ -142,6 +165,14 @@ const fn pidfd_token(client: u64) -> u64 {
 const BACKLOG: i32 = 128;
 /// Frames read from one client before the others have their turn.
 const FRAMES_AT_A_TIME: usize = 16;
+/// How long a client may take to say hello.
+const HELLO_WAIT: Duration = Duration::from_secs(1);
+/// Questions of one client that may wait for an answer.
+const ASKED_MAX: u32 = 256;
+/// The most bytes of a reason for refusing: what was asked may be in it.
+const REASON_MAX: usize = 4096;
+/// How long nobody is let in once there was no descriptor for the last one.
+const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 impl Clients {
     pub(super) fn new(bell: &OwnedFd, options: Options) -> Result<Clients, BindError> {
@@ -150,8 +181,8 @@ impl Clients {
         let bell = bell.try_clone().map_err(|error| BindError::System("share the bell", error))?;
         epoll::add(&poll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)
             .map_err(system("watch the bell"))?;
-        let listener = options.socket.map(|path| listen(&path).map(|socket| (socket, path))).transpose()?;
-        if let Some((socket, _)) = &listener {
+        let listener = options.socket.map(listen).transpose()?;
+        if let Some(Listener { socket, .. }) = &listener {
             epoll::add(&poll, socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
                 .map_err(system("watch the socket"))?;
         }
@@ -161,6 +192,8 @@ impl Clients {
             bell,
             clients: BTreeMap::new(),
             next_client: FIRST_CLIENT,
+            newcomers: VecDeque::new(),
+            is_full: false,
             waiting: BTreeMap::new(),
             evict_stopped_after: options.evict_stopped_after,
             stopped: BTreeMap::new(),
@@ -188,18 +221,49 @@ impl Clients {
                 token => self.on_exit(token / 2, &mut react),
             }
         }
+        self.send_off_silent();
         rung
     }
 
+    /// Hangs up on those who came and said nothing.
+    fn send_off_silent(&mut self) {
+        while let Some(&(since, id)) = self.newcomers.front()
+            && since.elapsed() >= HELLO_WAIT
+        {
+            self.newcomers.pop_front();
+            if self.clients.get(&id).is_some_and(|client| client.session.is_none()) {
+                self.hang_up(id);
+            }
+        }
+    }
+
     fn accept(&mut self) {
-        let Some((listener, _)) = &self.listener else { return };
+        use rustix::io::Errno;
+        let Some(Listener { socket: listener, .. }) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
+        let socket = match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => socket,
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                if !std::mem::replace(&mut self.is_full, true) {
+                    tracing::warn!(
+                        "nobody more is let in for now ({errno}): raise 'ulimit -n', or end a client"
+                    );
+                }
+                // It stays in line, so that the poll would answer at once, for ever.
+                return std::thread::sleep(FULL_PAUSE);
+            }
+            Err(_) => return, // It is gone already.
+        };
+        self.is_full = false;
         let admitted = sockopt::socket_peercred(&socket).and_then(|peer| {
             let pidfd = rustix::process::pidfd_open(peer.pid, PidfdFlags::empty())?;
             Ok((peer, pidfd))
         });
-        let Ok((peer, pidfd)) = admitted else { return }; // It is gone already.
+        let (peer, pidfd) = match admitted {
+            Ok(admitted) => admitted,
+            Err(Errno::SRCH) => return, // It is gone already.
+            Err(errno) => return refuse(&socket, &no_room(errno)),
+        };
         if peer.uid != rustix::process::geteuid() {
             refuse(&socket, "this node serves the user that started it: run your client as that user");
             return;
@@ -217,11 +281,11 @@ impl Clients {
             epoll::add(&self.poll, &pidfd, data, epoll::EventFlags::IN)
         });
         if let Err(errno) = watched {
-            refuse(&socket, &format!("the node cannot watch one more client ({errno}): end another first"));
-            return;
+            return refuse(&socket, &no_room(errno));
         }
         let pid = peer.pid.as_raw_nonzero().get() as u32;
-        self.clients.insert(id, Client { socket: Some(socket), pidfd, pid, session: None });
+        self.clients.insert(id, Client { socket: Some(socket), pidfd, pid, session: None, asked: 0 });
+        self.newcomers.push_back((Instant::now(), id));
     }
 
     fn on_socket(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
@@ -255,7 +319,10 @@ impl Clients {
                         self.hang_up(id);
                     }
                 }
-                Ok(Reaction::Refuse(reason)) | Err(reason) => refuse(socket, &reason),
+                Ok(Reaction::Refuse(reason)) | Err(reason) => {
+                    refuse(socket, &reason);
+                    self.hang_up(id);
+                }
                 Ok(Reaction::Wait(_) | Reaction::Nothing) => {
                     unreachable!("a greeting is welcomed or refused")
                 }
@@ -269,8 +336,15 @@ impl Clients {
             react(Event::Ended { session, said_so: true });
             return self.hang_up(id);
         }
+        if client.asked >= ASKED_MAX {
+            let reason = format!("{ASKED_MAX} questions of this client wait for an answer: wait for one");
+            return answer(socket, *header, Err(reason));
+        }
         match react(Event::Asked { service, request: request.to_vec() }) {
-            Reaction::Wait(ticket) => drop(self.waiting.insert(ticket, (id, *header))),
+            Reaction::Wait(ticket) => {
+                client.asked += 1;
+                self.waiting.insert(ticket, (id, *header));
+            }
             Reaction::Refuse(reason) => answer(socket, *header, Err(reason)),
             Reaction::Welcome { .. } | Reaction::Nothing => unreachable!("a question is answered"),
         }
@@ -304,8 +378,10 @@ impl Clients {
     /// Sends an answer to whoever waits for it.
     pub(super) fn answer(&mut self, ticket: Ticket, answered: Result<Answer, String>) {
         if let Some((id, header)) = self.waiting.remove(&ticket)
-            && let Some(socket) = self.clients.get(&id).and_then(|client| client.socket.as_ref())
+            && let Some(client) = self.clients.get_mut(&id)
+            && let Some(socket) = &client.socket
         {
+            client.asked -= 1;
             answer(socket, header, answered.map(|answer| serde_json::to_vec(&answer).expect("plain data")));
         }
     }
@@ -338,8 +414,10 @@ impl Clients {
 
     /// Lets the socket go.
     pub(super) fn close(&mut self) {
-        if let Some((_, path)) = self.listener.take() {
-            let _removed_already = std::fs::remove_file(path);
+        if let Some(listener) = self.listener.take()
+            && file_of(&listener.path).is_ok_and(|file| file == listener.file)
+        {
+            let _removed_already = std::fs::remove_file(&listener.path);
         }
         self.clients.clear();
     }
@@ -361,7 +439,7 @@ fn greet(bytes: &[u8]) -> Result<(), String> {
 }
 
 fn refuse(socket: &OwnedFd, reason: &str) {
-    let refusal = serde_json::to_vec(&Greeting::Refusal(reason.to_owned())).expect("plain data");
+    let refusal = serde_json::to_vec(&Greeting::Refusal(cut(reason.to_owned()))).expect("plain data");
     // Whoever does not listen does not learn why.
     let _unheard = frame::send(socket.as_fd(), &refusal, &[], &[]);
 }
@@ -374,27 +452,68 @@ fn answer(socket: &OwnedFd, mut header: FrameHeader, answered: Result<Vec<u8>, S
             format!("the answer has {} bytes, a call carries {CALL_BYTES_MAX}: ask for less", body.len())
                 .into_bytes(),
         ),
-        Err(reason) => (frame::REFUSED, reason.into_bytes()),
+        Err(reason) => (frame::REFUSED, cut(reason).into_bytes()),
     };
     header.status = status.into();
     // A client that does not read its answers loses them, and its own deadline tells it.
     let _unread = frame::send(socket.as_fd(), header.as_bytes(), &body, &[]);
 }
 
+/// What was asked may be in a reason, and a frame holds only so much.
+fn cut(mut reason: String) -> String {
+    if reason.len() > REASON_MAX {
+        let end = (0..=REASON_MAX).rev().find(|&end| reason.is_char_boundary(end)).unwrap_or(0);
+        reason.truncate(end);
+        reason.push('…');
+    }
+    reason
+}
+
+fn no_room(errno: rustix::io::Errno) -> String {
+    format!("the node has no room for one more client ({errno}): end another first")
+}
+
 /// Makes the socket, in place of one that a dead node left behind.
-fn listen(path: &Path) -> Result<OwnedFd, BindError> {
-    let refused =
-        |doing| move |errno: rustix::io::Errno| BindError::Socket(doing, path.to_owned(), errno.into());
-    let address = SocketAddrUnix::new(path).map_err(refused("use the name"))?;
-    clear_stale(path, &address)?;
+fn listen(path: PathBuf) -> Result<Listener, BindError> {
+    let refused = |doing, path: &Path| {
+        let path = path.to_owned();
+        move |errno: rustix::io::Errno| BindError::Socket(doing, path, errno.into())
+    };
+    let address = SocketAddrUnix::new(&path).map_err(|errno| match errno {
+        rustix::io::Errno::NAMETOOLONG => BindError::Name(path.clone()),
+        errno => refused("use the name", &path)(errno),
+    })?;
+    let _alone = lock_folder_of(&path);
+    clear_stale(&path, &address)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(refused("make a socket for"))?;
-    rustix::net::bind(&socket, &address).map_err(refused("bind"))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .map_err(|error| BindError::Socket("protect", path.to_owned(), error))?;
-    rustix::net::listen(&socket, BACKLOG).map_err(refused("listen at"))?;
-    Ok(socket)
+        .map_err(refused("make a socket for", &path))?;
+    rustix::net::bind(&socket, &address).map_err(refused("bind", &path))?;
+    let file = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| file_of(&path))
+        .map_err(|error| BindError::Socket("protect", path.clone(), error))?;
+    rustix::net::listen(&socket, BACKLOG).map_err(refused("listen at", &path))?;
+    Ok(Listener { socket, path, file })
+}
+
+fn file_of(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
+/// Holds off other nodes that make a socket in the same folder, until it is dropped: two that found the same stale
+/// one would each remove what they find. Who holds it for too long is not waited for.
+fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
+    use rustix::fs::{FlockOperation, Mode, OFlags};
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
+    for _ in 0..100 {
+        if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Some(folder)
 }
 
 fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
@@ -403,12 +522,23 @@ fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
         return Err(BindError::InTheWay(path.to_owned()));
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let answered = probe.and_then(|probe| rustix::net::connect(&probe, address));
-    match answered {
-        Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(|error| {
-            BindError::Socket("remove the socket of a dead node at", path.to_owned(), error)
-        }),
-        _ => Err(BindError::Served(path.to_owned())),
+    let system = |doing, error: std::io::Error| BindError::Socket(doing, path.to_owned(), error);
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|errno| system("make a socket for", errno.into()))?;
+    use rustix::io::Errno;
+    match rustix::net::connect(&probe, address) {
+        Ok(()) => {
+            let peer = sockopt::socket_peercred(&probe).ok();
+            let pid = peer.map(|peer| peer.pid.as_raw_nonzero().get() as u32);
+            Err(BindError::Served(path.to_owned(), pid))
+        }
+        // Its backlog is full.
+        Err(Errno::AGAIN) => Err(BindError::Served(path.to_owned(), None)),
+        Err(Errno::CONNREFUSED) => {
+            std::fs::remove_file(path).map_err(|error| system("remove the socket of a dead node at", error))
+        }
+        Err(Errno::NOENT) => Ok(()), // It was removed meanwhile.
+        Err(Errno::PROTOTYPE) => Err(BindError::InTheWay(path.to_owned())),
+        Err(errno) => Err(system("learn who serves at", errno.into())),
     }
 }

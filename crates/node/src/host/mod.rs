@@ -21,7 +21,7 @@ use farside_fabrics::shm::frame;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
 use farside_remote::control::{Answer, Ask, NodeInfo};
-use farside_remote::fabric::{DEADLINE, ServiceId};
+use farside_remote::fabric::ServiceId;
 use farside_remote::service::Kind;
 use farside_remote::{FabricError, Memory, NodeId};
 use rustix::event::EventfdFlags;
@@ -316,7 +316,8 @@ impl LocalNode for Host {
 
     fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = parse(service, request).map_err(FabricError::Refused)?;
-        let answered = self.shared.ask(ask, DEADLINE)?;
+        let patience = ask.patience();
+        let answered = self.shared.ask(ask, patience)?;
         answer.clear();
         answer.extend_from_slice(&serde_json::to_vec(&answered).expect("plain data"));
         Ok(())

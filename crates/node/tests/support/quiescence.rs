@@ -64,7 +64,7 @@ impl Stepped {
 
     /// Poisons a buffer that a class's head is about to name as being put.
     fn look_at(&self, bytes: &mut [u8], at: u64, new: u128) {
-        let is_head = at < self.geometry.segment_at(0) && at % 4096 >= 128 && at % 64 == 0;
+        let is_head = at < self.geometry.segment_at(0) && at % 4096 >= 128 && at.is_multiple_of(64);
         if is_head && at < 4096 * 257 && new as u64 & 0xf == 2 {
             let first = (new as u64 & ((1 << 48) - 1) & !0xf) as usize;
             for half in [first, first + SECOND_HALF as usize] {

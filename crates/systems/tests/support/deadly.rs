@@ -188,7 +188,7 @@ fn region_record(offset: u64, made: &Made<'_>) -> Access {
         (_, Made::Read) => Access::ReadListHead,
         (64 | 80, Made::Exchange { new, .. }) if phase(new) != 0 => Access::RefillDecide,
         (64 | 80, Made::Exchange { .. }) => Access::RefillFinish,
-        (_, Made::Exchange { .. }) if (offset - 128) % 64 != 0 => Access::RefillCurrent,
+        (_, Made::Exchange { .. }) if !(offset - 128).is_multiple_of(64) => Access::RefillCurrent,
         (_, Made::Exchange { new, .. }) => match phase(new) {
             0 => Access::TakeFinish,
             1 => Access::TakeDecide,

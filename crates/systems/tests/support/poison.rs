@@ -142,7 +142,7 @@ impl Poisoning {
         const PUTTING: u64 = 2;
         let offset = at % REGION_SIZE;
         let is_head =
-            at < REGION_SIZE * (1 + u64::from(REGIONS_MAX)) && offset >= CLASSES && offset % 64 == 0;
+            at < REGION_SIZE * (1 + u64::from(REGIONS_MAX)) && offset >= CLASSES && offset.is_multiple_of(64);
         if !is_head || new as u64 & 0xf != PUTTING {
             return;
         }
@@ -296,8 +296,8 @@ struct Slow {
 impl Slow {
     fn dawdle(&self) {
         let made = self.made.replace(self.made.get() + 1);
-        if made.is_multiple_of(7) {
-            std::thread::sleep(Duration::from_micros(50));
+        if made.is_multiple_of(3) {
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 }

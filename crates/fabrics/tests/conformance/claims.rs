@@ -1,0 +1,526 @@
+//! What every fabric must do.
+
+use super::chains::{Operands, Random, WORKED, build, pointers};
+use super::executors::{Executor, Task};
+use super::rig::{Endpoint, NODE, Rig, SLOW};
+use super::twin::Twin;
+use farside_fabrics::executor::TASKS_MAX;
+use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
+use farside_remote::op::ListId;
+use farside_remote::wire::{OPS_MAX, REPLY_BYTES_MAX};
+use farside_remote::{
+    Addr, Chain, ChainBuf, Fabric, FabricError, Key, Memory, Mode, NodeId, Reply, Status, allocate, cas,
+    fetch_add, read, read_as, run, write,
+};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use zerocopy::little_endian::U64;
+
+/// The lists of the smallest and of the largest buffers.
+const SMALL: ListId = ListId(0);
+const LARGE: ListId = ListId(40);
+const LARGE_SIZE: u64 = 64 * 1024;
+
+fn key(store: &Store) -> Key {
+    store.extent().key
+}
+
+fn table(store: &Store, offset: u64) -> Addr {
+    Addr::new(store.table_at + offset)
+}
+
+async fn carry<E: Endpoint>(endpoint: &E, chain: &Chain<'_>, reply: &mut Reply) {
+    endpoint.run(NODE, chain, reply).await.expect("a node that lives");
+}
+
+fn statuses(reply: &Reply) -> Vec<Status> {
+    reply.statuses().collect()
+}
+
+// What ops mean.
+
+pub(crate) fn every_op_does_what_run_says<R: Rig>(rig: &R, executor: Executor) {
+    const CHAINS: usize = 4000;
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let twin = Twin::of(rig.memory());
+    let seen = Rc::new(RefCell::new(BTreeSet::new()));
+    let (client, tally, of) = (Rc::clone(&endpoint), Rc::clone(&seen), store.clone());
+    let twin = Rc::new(twin);
+    let copy = Rc::clone(&twin);
+    executor.run(&endpoint, async move {
+        let (mut random, mut buffer) = (Random::new(1), ChainBuf::new());
+        let (mut reply, mut expected) = (Reply::new(), Reply::new());
+        for number in 0..CHAINS {
+            let first = pointers(&of, &mut random);
+            let operands = Operands::draw(&mut random);
+            let mut chain = buffer.begin(key(&of));
+            if number % 50 == 0 {
+                let _ = chain.also(write(table(&of, 0), &first));
+            } else {
+                build(&mut chain, &of, &operands, &mut random);
+            }
+            carry(&*client, &chain, &mut reply).await;
+            let Ok(()) = run(&*copy, client.owner(), chain.view(), &mut expected);
+            assert_eq!(statuses(&reply), statuses(&expected), "chain {number}");
+            assert!(reply.as_bytes() == expected.as_bytes(), "chain {number} has another output");
+            let ops = chain.view().ops().map(|op| op.code() as u8).zip(reply.statuses());
+            tally.borrow_mut().extend(ops.map(|(code, status)| (code, status as u8)));
+        }
+    });
+    let mut bytes = vec![0; 2 * WORKED as usize];
+    let Ok(()) = rig.memory().read(store.table_at, &mut bytes);
+    assert!(bytes == twin.bytes(store.table_at, 2 * WORKED), "the table holds other bytes");
+    // Every op was done, was skipped and was refused; every status but NOT READY came up.
+    let seen = seen.borrow();
+    for code in 1..=5 {
+        for status in [Status::Ok, Status::Skipped, Status::Aborted, Status::Access] {
+            assert!(seen.contains(&(code, status as u8)), "op {code} never was {status:?}");
+        }
+    }
+    for status in Status::ALL.into_iter().filter(|&status| status != Status::NotReady) {
+        assert!(seen.iter().any(|&(_, seen)| seen == status as u8), "{status:?} never came up");
+    }
+}
+
+pub(crate) fn the_rest_of_a_chain_depends_on_the_op_before<R: Rig>(rig: &R, executor: Executor) {
+    use Status::{Aborted, Access, CasFailed, Invalid, NullPointer, Ok as Done, Skipped, TooLong};
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let word = table(&store, 64);
+        let (zero, one) = (U64::new(0), U64::new(1));
+        // The statuses of an op, of two that follow by `then`, of one by `also`, and of one more by `then`.
+        let table_of_truth = [
+            (read(word, 8), [Done, Done, Done, Done, Done]),
+            (read(word, 70_000), [TooLong, Skipped, Skipped, Done, Done]),
+            (read(word, 8).indirect(), [NullPointer, Skipped, Skipped, Done, Done]),
+            (read(table(&store, 1), 8).indirect(), [Invalid, Aborted, Aborted, Aborted, Aborted]),
+            (read(Addr::new(64), 8), [Access, Aborted, Aborted, Aborted, Aborted]),
+        ];
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        for (first, expected) in table_of_truth {
+            let mut chain = buffer.begin(key(&store));
+            let _ = chain.also(first);
+            rest(&mut chain, word);
+            carry(&*client, &chain, &mut reply).await;
+            assert_eq!(statuses(&reply), expected);
+        }
+        for (compare, expected) in [(&zero, [Done; 5]), (&one, [CasFailed, Skipped, Skipped, Done, Done])] {
+            let mut chain = buffer.begin(key(&store));
+            let _ = chain.also(cas(Mode::Eq, word, compare, &zero));
+            rest(&mut chain, word);
+            carry(&*client, &chain, &mut reply).await;
+            assert_eq!(statuses(&reply), expected);
+        }
+        // The first op has none before it.
+        let mut chain = buffer.begin(key(&store));
+        let _ = chain.then(read(word, 8));
+        carry(&*client, &chain, &mut reply).await;
+        assert_eq!(statuses(&reply), [Done]);
+    });
+}
+
+fn rest(chain: &mut Chain<'_>, word: Addr) {
+    let _ = chain.then(read(word, 8));
+    let _ = chain.then(read(word, 8));
+    let _ = chain.also(read(word, 8));
+    let _ = chain.then(read(word, 8));
+}
+
+// Limits.
+
+pub(crate) fn a_chain_has_at_most_64_ops_and_all_of_them_run<R: Rig>(rig: &R, executor: Executor) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        let one = U64::new(1);
+        let mut chain = buffer.begin(key(&store));
+        let olds: Vec<_> = (0..OPS_MAX).map(|_| chain.then(fetch_add(table(&store, 8), &one))).collect();
+        carry(&*client, &chain, &mut reply).await;
+        for (expected, old) in olds.into_iter().enumerate() {
+            assert_eq!(reply.get(old).map(|old| old.get()), Ok(expected as u64));
+        }
+    });
+}
+
+pub(crate) fn what_does_not_fit_a_reply_is_too_long_and_nothing_else_suffers<R: Rig>(
+    rig: &R,
+    executor: Executor,
+) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        const ENTRIES: usize = 4 * 8;
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        let mut chain = buffer.begin(key(&store));
+        let _ = chain.also(read(table(&store, 0), 60_000));
+        let _ = chain.also(read(table(&store, 0), (REPLY_BYTES_MAX - ENTRIES - 60_000 + 1) as u32));
+        let _ = chain.also(read(table(&store, 0), (REPLY_BYTES_MAX - ENTRIES - 60_000) as u32));
+        let _ = chain.also(read(table(&store, 0), 1));
+        carry(&*client, &chain, &mut reply).await;
+        assert_eq!(statuses(&reply), [Status::Ok, Status::TooLong, Status::Ok, Status::TooLong]);
+        assert_eq!(reply.as_bytes().len(), REPLY_BYTES_MAX);
+    });
+}
+
+pub(crate) fn a_payload_of_60_kib_arrives_whole<R: Rig>(rig: &R, executor: Executor) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let payload: Vec<u8> = (0..60 * 1024).map(|i: u32| (i ^ (i >> 8)) as u8).collect();
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        let mut chain = buffer.begin(key(&store));
+        let _ = chain.also(write(table(&store, 3), &payload));
+        carry(&*client, &chain, &mut reply).await;
+        let mut chain = buffer.begin(key(&store));
+        let _ = chain.also(allocate(LARGE, [b"", &payload, b""]).redirect(Addr::scratch(0)));
+        let written = chain.then(read(table(&store, 3), payload.len() as u32));
+        carry(&*client, &chain, &mut reply).await;
+        assert!(reply.get(written) == Ok(&payload), "what was written is read");
+        let mut chain = buffer.begin(key(&store));
+        let at = chain.also(allocate(LARGE, [b"", &payload, b""]));
+        carry(&*client, &chain, &mut reply).await;
+        let at = *reply.get(at).expect("a buffer");
+        let mut chain = buffer.begin(key(&store));
+        let put = chain.also(read(at, payload.len() as u32));
+        carry(&*client, &chain, &mut reply).await;
+        assert!(reply.get(put) == Ok(&payload), "what was put into a buffer is read");
+    });
+}
+
+pub(crate) fn a_chain_that_finds_no_buffer_runs_nothing<R: Rig>(rig: &R, executor: Executor) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        for taken in 0..=store.quota / LARGE_SIZE {
+            let mark = (taken + 1).to_le_bytes();
+            let mut chain = buffer.begin(key(&store));
+            let _ = chain.also(write(table(&store, 0), &mark));
+            let _ = chain.also(allocate(LARGE, [b"", b"", b""]));
+            carry(&*client, &chain, &mut reply).await;
+            if reply.verdict() == Status::NotReady {
+                assert_eq!(statuses(&reply), [Status::NotReady; 2]);
+                let mut chain = buffer.begin(key(&store));
+                let mark = chain.also(read_as::<U64>(table(&store, 0)));
+                carry(&*client, &chain, &mut reply).await;
+                assert_eq!(reply.get(mark).map(|mark| mark.get()), Ok(taken), "the WRITE did not run");
+                return;
+            }
+            assert_eq!(reply.verdict(), Status::Ok);
+        }
+        panic!("more buffers were taken than the quota has");
+    });
+}
+
+// Rights.
+
+pub(crate) fn another_key_opens_nothing<R: Rig>(rig: &R, executor: Executor) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        let (zero, at) = (U64::new(0), table(&store, 0));
+        let wrong = [
+            Key::new(store.region, store.secret ^ 1),
+            Key::new(store.region, 0),
+            Key::new(store.region + 1, store.secret),
+            Key::new(0, store.secret),
+            Key::new(u32::MAX, store.secret),
+        ];
+        for key in wrong {
+            let ops: [&dyn Fn(&mut Chain<'_>); 5] = [
+                &|chain| _ = chain.also(read(at, 8)),
+                &|chain| _ = chain.also(write(at, b"spoilt")),
+                &|chain| _ = chain.also(cas(Mode::Eq, at, &U64::ZERO, &U64::MAX_VALUE)),
+                &|chain| _ = chain.also(fetch_add(at, &U64::MAX_VALUE)),
+                &|chain| _ = chain.also(allocate(SMALL, [b"", b"", b""])),
+            ];
+            for op in ops {
+                let mut chain = buffer.begin(key);
+                op(&mut chain);
+                carry(&*client, &chain, &mut reply).await;
+                assert_eq!(statuses(&reply), [Status::Access], "{key:?}");
+            }
+        }
+        let mut chain = buffer.begin(self::key(&store));
+        let untouched = chain.also(read_as::<U64>(at));
+        carry(&*client, &chain, &mut reply).await;
+        assert_eq!(reply.get(untouched), Ok(&zero));
+    });
+}
+
+pub(crate) fn another_node_is_no_node<R: Rig>(rig: &R, executor: Executor) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let (mut buffer, mut reply, other) = (ChainBuf::new(), Reply::new(), NodeId(7));
+        let mut chain = buffer.begin(key(&store));
+        let _ = chain.also(write(table(&store, 0), b"spoilt"));
+        let error = client.run(other, &chain, &mut reply).await.expect_err("there is none");
+        assert_eq!((&error, error.ran()), (&FabricError::NoSuchNode(other), Ran::No));
+        let called = client.call(other, ServiceId::NODE, b"", &mut Vec::new()).await;
+        assert_eq!(called, Err(FabricError::NoSuchNode(other)));
+        client.retire(other, key(&store), table(&store, 0));
+        let mut chain = buffer.begin(key(&store));
+        let untouched = chain.also(read_as::<U64>(table(&store, 0)));
+        carry(&*client, &chain, &mut reply).await;
+        assert_eq!(reply.get(untouched), Ok(&U64::ZERO));
+    });
+}
+
+// Several chains at a time.
+
+pub(crate) fn scratch_is_private_to_a_chain_and_zero_at_its_start<R: Rig>(rig: &R, executor: Executor) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let tasks = (0..16u8).map(|task| -> Task {
+        let (client, store) = (Rc::clone(&endpoint), store.clone());
+        Box::pin(async move {
+            let (mut buffer, mut reply, mine) = (ChainBuf::new(), Reply::new(), [task + 1; 32]);
+            for _ in 0..200 {
+                let mut chain = buffer.begin(key(&store));
+                let before = chain.also(read(Addr::scratch(0), 32));
+                let _ = chain.also(write(Addr::scratch(0), &mine));
+                let after = chain.also(read(Addr::scratch(0), 32));
+                let beyond = chain.also(read(Addr::scratch(31), 2));
+                carry(&*client, &chain, &mut reply).await;
+                assert_eq!(reply.get(before), Ok(&[0; 32][..]));
+                assert_eq!(reply.get(after), Ok(&mine[..]));
+                assert_eq!(reply.status(beyond), Status::Access);
+            }
+        })
+    });
+    executor.run_all(&endpoint, tasks.collect());
+}
+
+pub(crate) fn a_dropped_run_does_no_harm<R: Rig>(rig: &R, executor: Executor) {
+    const TASKS: u64 = 16;
+    const TURNS: u64 = 200;
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let ran = Rc::new(Cell::new(0));
+    let tasks = (0..TASKS).map(|task| -> Task {
+        let (client, store, ran) = (Rc::clone(&endpoint), store.clone(), Rc::clone(&ran));
+        Box::pin(async move {
+            let (mut buffer, mut reply, one) = (ChainBuf::new(), Reply::new(), U64::new(1));
+            for turn in 0..TURNS {
+                let mut chain = buffer.begin(key(&store));
+                let _ = chain.also(fetch_add(table(&store, 8), &one));
+                if (task + turn) % 3 == 0 {
+                    let ended = once(client.run(NODE, &chain, &mut reply)).await;
+                    ran.set(ran.get() + u64::from(ended.is_some()));
+                } else {
+                    carry(&*client, &chain, &mut reply).await;
+                    ran.set(ran.get() + 1);
+                }
+            }
+        })
+    });
+    executor.run_all(&endpoint, tasks.collect());
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        // A chain whose future was dropped may have run or not; all the others ran once.
+        let sum = sum_at(&*client, &store, 8).await;
+        assert!((ran.get()..=TASKS * TURNS).contains(&sum), "{sum} of {}", ran.get());
+    });
+}
+
+/// Polls a future once and drops it: what it answered, if it did.
+async fn once<O>(future: impl Future<Output = O>) -> Option<O> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
+async fn sum_at<E: Endpoint>(endpoint: &E, store: &Store, offset: u64) -> u64 {
+    let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+    let mut chain = buffer.begin(key(store));
+    let sum = chain.also(read_as::<U64>(table(store, offset)));
+    carry(endpoint, &chain, &mut reply).await;
+    reply.get(sum).expect("a word").get()
+}
+
+pub(crate) fn what_is_not_live_is_not_retired<R: Rig>(rig: &R, executor: Executor) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let kept = take(&*client, &store, b"kept").await;
+        let gone = take(&*client, &store, b"gone").await;
+        client.retire(NODE, key(&store), Addr::NULL);
+        client.retire(NODE, key(&store), table(&store, 0));
+        client.retire(NODE, key(&store), kept.plus(16));
+        client.retire(NODE, key(&store), Addr::scratch(0));
+        client.retire(NODE, key(&store), Addr::new(u64::MAX >> 1));
+        client.retire(NODE, Key::new(store.region, store.secret ^ 1), kept);
+        client.retire(NODE, key(&store), gone);
+        client.retire(NODE, key(&store), gone);
+        // Were anything on a list twice, or the kept one on any, these would not be as many and different.
+        let mut taken = BTreeSet::from([kept.raw()]);
+        for _ in 0..3000 {
+            let fresh = take(&*client, &store, b"new").await;
+            assert!(taken.insert(fresh.raw()) || fresh == gone, "{fresh:?} was taken twice");
+        }
+        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+        let mut chain = buffer.begin(key(&store));
+        let bytes = chain.also(read(kept, 4));
+        carry(&*client, &chain, &mut reply).await;
+        assert_eq!(reply.get(bytes), Ok(&b"kept"[..]));
+    });
+}
+
+async fn take<E: Endpoint>(endpoint: &E, store: &Store, bytes: &[u8]) -> Addr {
+    let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+    let mut chain = buffer.begin(key(store));
+    let at = chain.also(allocate(SMALL, [bytes, b"", b""]));
+    carry(endpoint, &chain, &mut reply).await;
+    *reply.get(at).expect("a buffer")
+}
+
+pub(crate) fn sixty_four_tasks_run_at_once<R: Rig>(rig: &R, executor: Executor) {
+    const TURNS: u64 = 100;
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let tasks = (0..TASKS_MAX).map(|_| add(&endpoint, &store, 8, TURNS)).collect();
+    executor.run_all(&endpoint, tasks);
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        assert_eq!(sum_at(&*client, &store, 8).await, TASKS_MAX as u64 * TURNS);
+    });
+}
+
+fn add<E: Endpoint>(endpoint: &Rc<E>, store: &Store, offset: u64, turns: u64) -> Task {
+    let (client, store) = (Rc::clone(endpoint), store.clone());
+    Box::pin(async move {
+        let (mut buffer, mut reply, one) = (ChainBuf::new(), Reply::new(), U64::new(1));
+        for _ in 0..turns {
+            let mut chain = buffer.begin(key(&store));
+            let _ = chain.also(fetch_add(table(&store, offset), &one));
+            carry(&*client, &chain, &mut reply).await;
+        }
+    })
+}
+
+pub(crate) fn additions_by_many_threads_sum_up<R: Rig>(rig: &R, executor: Executor) {
+    const THREADS: u64 = 4;
+    const TASKS: u64 = 4;
+    const TURNS: u64 = 2000;
+    let store = rig.store();
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let endpoint = rig.connect();
+                let tasks = (0..TASKS).map(|_| add(&endpoint, &store, 8, TURNS)).collect();
+                executor.run_all(&endpoint, tasks);
+            });
+        }
+    });
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        assert_eq!(sum_at(&*client, &store, 8).await, THREADS * TASKS * TURNS);
+    });
+}
+
+pub(crate) fn sixteen_bytes_never_tear<R: Rig>(rig: &R, executor: Executor) {
+    const THREADS: usize = 3;
+    const SWAPS: u64 = 3000;
+    let store = rig.store();
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let endpoint = rig.connect();
+                executor.run(&endpoint, swap(Rc::clone(&endpoint), store.clone(), SWAPS));
+            });
+        }
+    });
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        assert_eq!(sum_at(&*client, &store, 16).await, THREADS as u64 * SWAPS);
+        assert_eq!(sum_at(&*client, &store, 24).await, THREADS as u64 * SWAPS);
+    });
+}
+
+/// Raises both halves of a word together, as often as asked; neither a READ nor a failed CAS ever sees them differ.
+async fn swap<E: Endpoint>(client: Rc<E>, store: Store, swaps: u64) {
+    let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+    let (mut seen, mut done) = ([U64::ZERO; 2], 0);
+    while done < swaps {
+        let new = [U64::new(seen[0].get() + 1); 2];
+        let mut chain = buffer.begin(key(&store));
+        let swapped = chain.also(cas(Mode::Eq, table(&store, 16), &seen, &new));
+        let long = chain.also(read(table(&store, 0), 64));
+        carry(&*client, &chain, &mut reply).await;
+        let old = *reply.get(swapped).expect("an old value");
+        assert_eq!(old[0], old[1], "a CAS saw a torn word");
+        let long = reply.get(long).expect("64 bytes");
+        assert_eq!(long[16..24], long[24..32], "a READ saw a torn word");
+        let succeeded = reply.status(swapped) == Status::Ok;
+        assert_eq!(succeeded, old == seen);
+        done += u64::from(succeeded);
+        seen = if succeeded { new } else { old };
+    }
+}
+
+// Calls.
+
+pub(crate) fn a_call_that_cannot_be_served_is_refused<R: Rig>(rig: &R, executor: Executor) {
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let info = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
+        let too_long = vec![b' '; CALL_BYTES_MAX + 1];
+        let hopeless =
+            [(ServiceId(99), &info[..]), (ServiceId::NODE, b"no question"), (ServiceId::NODE, &too_long)];
+        let mut answer = Vec::new();
+        for (service, request) in hopeless {
+            let error = client.call(NODE, service, request, &mut answer).await.expect_err("no such call");
+            assert!(matches!(error, FabricError::Refused(_)), "{error:?}");
+            assert_eq!(error.ran(), Ran::No);
+            client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a call that is in order");
+            assert!(matches!(serde_json::from_slice(&answer), Ok(Answer::NodeInfo(_))));
+        }
+    });
+}
+
+pub(crate) fn a_call_that_is_not_answered_ends_at_its_deadline<R: Rig>(rig: &R, executor: Executor) {
+    let store = rig.store();
+    let endpoint = rig.connect();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let (name, kind, parameters) = ("late".to_owned(), SLOW.to_owned(), String::new());
+        let slow = Ask::CreateStore { name, kind, parameters, quota: store.quota };
+        let slow = serde_json::to_vec(&slow).expect("plain data");
+        let (since, mut answer) = (Instant::now(), Vec::new());
+        let error =
+            client.call(NODE, ServiceId::NODE, &slow, &mut answer).await.expect_err("it takes longer");
+        assert!(matches!(error, FabricError::Deadline { node: NODE, .. }), "{error:?}");
+        assert_eq!(error.ran(), Ran::Unknown);
+        let waited = since.elapsed();
+        assert!((DEADLINE..DEADLINE + Duration::from_millis(1500)).contains(&waited), "{waited:?}");
+        // Chains need nobody at the node; and the late answer is nobody else's.
+        assert_eq!(sum_at(&*client, &store, 8).await, 0);
+        let info = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
+        client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a call that is in order");
+        assert!(matches!(serde_json::from_slice(&answer), Ok(Answer::NodeInfo(_))));
+    });
+}

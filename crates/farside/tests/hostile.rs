@@ -1,0 +1,556 @@
+//! Peers that mean harm, or are broken: clients of a node, and what pretends to be a node.
+//!
+//! Invariant: frames are made by hand here, from the protocol's description. Afterwards the node serves, and holds
+//! nobody's session or descriptor; a client ends with an error in time. Nobody panics.
+
+mod support;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use rustix::process::Signal;
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use support::{Node, PATIENCE, Ran, command, farside, until};
+
+// What a frame is made of.
+
+const HELLO: &[u8] = br#"{"magic":"farside-shm","version":1}"#;
+/// The node itself.
+const NODE: u32 = 0;
+const BYE: u32 = u32::MAX;
+const ANSWERED: u32 = 0;
+const REFUSED: u32 = 1;
+const HEADER: usize = 16;
+/// The most bytes of a request.
+const REQUEST_MAX: usize = 60 << 10;
+
+fn call(id: u64, service: u32, request: &[u8]) -> Vec<u8> {
+    let header = [&id.to_le_bytes()[..], &service.to_le_bytes(), &0u32.to_le_bytes()].concat();
+    [&header, request].concat()
+}
+
+fn answer(id: u64, service: u32, status: u32, body: &[u8]) -> Vec<u8> {
+    let mut frame = call(id, service, body);
+    frame[12..16].copy_from_slice(&status.to_le_bytes());
+    frame
+}
+
+fn u32_at(frame: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(frame[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(frame: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(frame[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// One end of a connection. Hangs up, without a word, when dropped.
+struct Peer(OwnedFd);
+
+impl Peer {
+    fn socket() -> OwnedFd {
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .expect("a socket")
+    }
+
+    #[track_caller]
+    fn connect(path: &Path) -> Peer {
+        let socket = Peer::socket();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).expect("a name")).expect("somebody serves");
+        Peer(socket)
+    }
+
+    /// Connects and says hello as a client should.
+    #[track_caller]
+    fn greeted(path: &Path) -> Peer {
+        let peer = Peer::connect(path);
+        peer.send(HELLO).expect("it listens");
+        let (welcome, fds) = peer.receive().expect("a welcome");
+        assert!(welcome.starts_with(br#"{"Welcome""#), "{}", welcome.escape_ascii());
+        assert_eq!(fds.len(), 2, "the memory and the bell come with it");
+        peer
+    }
+
+    fn send(&self, frame: &[u8]) -> rustix::io::Result<()> {
+        self.send_with(frame, &[])
+    }
+
+    fn send_with(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+        self.wait(PollFlags::OUT);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::net::sendmsg(&self.0, &[IoSlice::new(frame)], &mut ancillary, flags).map(drop)
+    }
+
+    /// The next frame; nothing if the other end has hung up.
+    #[track_caller]
+    fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+        self.wait(PollFlags::IN);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut frame = vec![0; 256 << 10];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received =
+            match rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut frame)], &mut ancillary, flags) {
+                Err(Errno::CONNRESET) => return None,
+                received => received.expect("a frame"),
+            };
+        let mut fds = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        frame.truncate(received.bytes);
+        (received.bytes > 0).then_some((frame, fds))
+    }
+
+    #[track_caller]
+    fn wait(&self, for_what: PollFlags) {
+        let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(&self.0, for_what)], Some(&timeout)).expect("a poll");
+        assert!(ready > 0, "the other end does nothing");
+    }
+
+    /// Asks; the status and the body of the answer.
+    #[track_caller]
+    fn ask(&self, id: u64, service: u32, request: &[u8]) -> (u32, String) {
+        self.send(&call(id, service, request)).expect("it reads");
+        let (frame, fds) = self.receive().expect("an answer");
+        assert!(frame.len() >= HEADER && fds.is_empty());
+        assert!(frame.len() <= HEADER + REQUEST_MAX, "an answer is a frame too: {}", frame.len());
+        assert_eq!((u64_at(&frame, 0), u32_at(&frame, 8)), (id, service), "it answers what was asked");
+        (u32_at(&frame, 12), String::from_utf8(frame[HEADER..].to_vec()).expect("text"))
+    }
+
+    #[track_caller]
+    fn bye(&self) {
+        self.send(&call(0, BYE, b"")).expect("it listens");
+        assert!(self.receive().is_none(), "who said bye is hung up on");
+    }
+}
+
+// Clients against a node.
+
+#[test]
+fn greetings_that_are_none_are_refused_and_leave_nothing() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let deep = "[".repeat(50_000);
+    let long = format!(r#"{{"magic":"{}","version":1}}"#, "\\u0001".repeat(10_000));
+    let garbage: [&[u8]; 14] = [
+        b"",
+        b"\0",
+        b"\xff\xfe\xfd",
+        b"null",
+        b"{}",
+        b"[]",
+        br#"{"magic":"farside-shm"}"#,
+        br#"{"magic":"farside-shm","version":"1"}"#,
+        br#"{"magic":"farside-shm","version":-1}"#,
+        br#"{"magic":"farside-shm","version":1"#,
+        &HELLO[..HELLO.len() - 1],
+        deep.as_bytes(),
+        long.as_bytes(),
+        &[b'a'; 100_000],
+    ];
+    for greeting in garbage {
+        let peer = Peer::connect(node.socket());
+        peer.send(greeting).expect("it listens");
+        if let Some((refusal, fds)) = peer.receive() {
+            assert!(refusal.starts_with(br#"{"Refusal""#), "{}", refusal.escape_ascii());
+            assert!(fds.is_empty(), "memory is for those who greet");
+            assert!(peer.receive().is_none(), "who is refused is hung up on");
+        }
+    }
+    for (hello, said) in [
+        (r#"{"magic":"farside-shm","version":2}"#, "farside-shm version 2, the node farside-shm version 1"),
+        (r#"{"magic":"farside-ring","version":1}"#, "farside-ring version 1, the node farside-shm version 1"),
+    ] {
+        let peer = Peer::connect(node.socket());
+        peer.send(hello.as_bytes()).expect("it listens");
+        let (refusal, _) = peer.receive().expect("a refusal");
+        let refusal = String::from_utf8(refusal).expect("text");
+        assert!(refusal.contains(said) && refusal.contains("the same release"), "{refusal}");
+    }
+    node.is_well(before);
+}
+
+/// Plays a part in a process of its own: what it leaves behind is left by a process that has ended.
+fn played_by_another_process(part: &str, node: &Node) {
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this test has a file"));
+    child.args(["--exact", "child", "--nocapture"]).env(PART, part).env(SOCKET, node.socket());
+    let ran = support::run(child, b"");
+    assert_eq!(ran.code, Some(0), "{part}: {}{}", ran.text(), ran.err);
+    assert!(ran.text().contains("1 passed"), "{part}: {}", ran.text());
+}
+
+/// Which part a child plays, and the node that it plays it to.
+const PART: &str = "FARSIDE_TEST_PART";
+const SOCKET: &str = "FARSIDE_TEST_SOCKET";
+
+/// Where others start this file's tests anew, one of them: it is no test by itself.
+#[test]
+fn child() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let socket = PathBuf::from(std::env::var_os(SOCKET).expect("a node"));
+    match part.as_str() {
+        "says less than a header" => says_less_than_a_header(&socket),
+        "says more than a frame" => says_more_than_a_frame(&socket),
+        "asks and never listens" => asks_and_never_listens(&socket),
+        "sends descriptors" => sends_descriptors(&socket),
+        "takes every session" => takes_every_session(&socket),
+        _ => panic!("there is no part '{part}'"),
+    }
+}
+
+#[test]
+fn calls_cut_short_anywhere_are_refused_or_end_the_connection() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("says less than a header", &node);
+    let peer = Peer::greeted(node.socket());
+    let question = br#"{"open_store":{"name":"default"}}"#;
+    for len in 0..question.len() {
+        let (status, reason) = peer.ask(7, NODE, &question[..len]);
+        assert_eq!(status, REFUSED);
+        assert!(reason.contains("not understood"), "{reason}");
+    }
+    assert_eq!(peer.ask(7, NODE, question).0, ANSWERED);
+    peer.bye();
+    node.is_well(before);
+}
+
+fn says_less_than_a_header(socket: &Path) {
+    for len in 0..HEADER {
+        let peer = Peer::greeted(socket);
+        peer.send(&call(7, NODE, b"")[..len]).expect("it listens");
+        assert!(peer.receive().is_none(), "{len} bytes are no call");
+    }
+}
+
+#[test]
+fn frames_longer_than_a_frame_end_the_connection() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("says more than a frame", &node);
+    node.is_well(before);
+}
+
+fn says_more_than_a_frame(socket: &Path) {
+    for extra in [1, 7000, 100_000] {
+        let peer = Peer::greeted(socket);
+        peer.send(&call(1, NODE, &vec![b' '; REQUEST_MAX + extra])).expect("the system carries it");
+        assert!(peer.receive().is_none(), "{extra} bytes too many");
+    }
+    let peer = Peer::greeted(socket);
+    let longest = [&vec![b' '; REQUEST_MAX - 11][..], br#""node_info""#].concat();
+    assert_eq!(longest.len(), REQUEST_MAX);
+    assert_eq!(peer.ask(1, NODE, &longest).0, ANSWERED);
+    peer.bye();
+}
+
+#[test]
+fn questions_that_are_none_are_refused_and_the_session_goes_on() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let peer = Peer::greeted(node.socket());
+    for service in [1, 7, u32::MAX - 1] {
+        let (status, reason) = peer.ask(1, service, b"");
+        assert_eq!(status, REFUSED);
+        assert!(reason.contains(&format!("no store has a service numbered {service}")), "{reason}");
+    }
+    let name = |name: &str| format!(r#"{{"open_store":{{"name":"{name}"}}}}"#);
+    let create = |name: &str, quota: &str, parameters: &str| {
+        let rest = format!(r#""kind":"prism-kv","quota":{quota},"parameters":{parameters:?}"#);
+        format!(r#"{{"create_store":{{"name":"{name}",{rest}}}}}"#)
+    };
+    let items = r#"{"items":1,"placement":"hashed"}"#;
+    let refused = [
+        String::new(),
+        "null".into(),
+        "[]".into(),
+        "\"frob\"".into(),
+        "\"frob".into(),
+        "{".repeat(50_000),
+        "[".repeat(50_000),
+        format!("\"{}\"", "x".repeat(50_000)),
+        r#"{"open_store":{}}"#.into(),
+        r#"{"open_store":{"name":5}}"#.into(),
+        r#"{"open_store":{"name":"default","more":1}}"#.into(),
+        r#"{"open_store":{"name":"default"},"node_info":null}"#.into(),
+        name(""),
+        name(&"x".repeat(50_000)),
+        name(&"\\u0001".repeat(8000)),
+        name("../default"),
+        name("none").replace("open_store", "drop_store"),
+        name("none").replace("open_store", "store_stat"),
+        name("none").replace("open_store", "scan"),
+        create("", "1048576", items),
+        create(&"x".repeat(50_000), "1048576", items),
+        create(&"\\u0001".repeat(8000), "1048576", items),
+        create("s", "-1", items),
+        create("s", "18446744073709551615", items),
+        create("s", "18446744073709551616", items),
+        create("s", "0", items),
+        create("s", "1", items),
+        create("s", "8388608", ""),
+        create("s", "8388608", "null"),
+        create("s", "8388608", &"[".repeat(20_000)),
+        create("s", "8388608", r#"{"items":-1,"placement":"hashed"}"#),
+        create("s", "8388608", r#"{"items":18446744073709551615,"placement":"hashed"}"#),
+        create("s", "8388608", r#"{"items":1,"placement":"elsewhere"}"#),
+        create("s", "8388608", items).replace("prism-kv", "frob"),
+    ];
+    for (id, question) in (1..).zip(&refused) {
+        let (status, reason) = peer.ask(id, NODE, question.as_bytes());
+        assert_eq!(status, REFUSED, "{}: {reason}", &question[..question.len().min(200)]);
+        assert!(!reason.is_empty() && reason.len() < 5000, "{} bytes: {:.200}", reason.len(), reason);
+    }
+    // A second hello is a question like any other, and none.
+    peer.send(HELLO).expect("it listens");
+    let (frame, fds) = peer.receive().expect("an answer");
+    assert!(u32_at(&frame, 12) == REFUSED && fds.is_empty(), "{}", frame.escape_ascii());
+    let (status, info) = peer.ask(u64::MAX, NODE, b"\"node_info\"");
+    assert!(status == ANSWERED && info.contains(r#""sessions":1"#), "{info}");
+    assert_eq!(node.run(["store", "list"]).done().text(), "default\tprism-kv\t48.0 MiB\n");
+    peer.bye();
+    node.is_well(before);
+}
+
+#[test]
+fn a_thousand_that_connect_and_say_nothing_are_forgotten() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..1000 {
+        drop(Peer::connect(node.socket()));
+    }
+    node.is_well(before);
+    // Also those who stay.
+    let silent: Vec<Peer> = (0..100).map(|_| Peer::connect(node.socket())).collect();
+    assert_eq!(node.run(["kv", "put", "k", "v"]).done().code, Some(0));
+    for peer in &silent {
+        assert!(peer.receive().is_none(), "who says nothing is hung up on");
+    }
+    node.is_well(before);
+}
+
+#[test]
+fn who_asks_ten_thousand_times_and_never_listens_harms_nobody() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("asks and never listens", &node);
+    node.is_well(before);
+}
+
+fn asks_and_never_listens(socket: &Path) {
+    let url = format!("shm:{}", socket.display());
+    let peer = Peer::greeted(socket);
+    for id in 0..10_000 {
+        let question: &[u8] = match id % 3 {
+            0 => br#"{"store_stat":{"name":"default"}}"#,
+            1 => br#"{"scan":{"name":"default"}}"#,
+            _ => b"frob",
+        };
+        while let Err(errno) = peer.send(&call(id, NODE, question)) {
+            assert_eq!(errno, Errno::AGAIN);
+        }
+        if id % 2500 == 0 {
+            farside(["kv", "put", "k", "v", "--pool", &url]).done(); // Others are served meanwhile.
+        }
+    }
+    farside(["kv", "get", "k", "--pool", &url]).done();
+}
+
+#[test]
+fn descriptors_that_a_client_sends_are_not_kept() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("sends descriptors", &node);
+    node.is_well(before);
+}
+
+fn sends_descriptors(socket: &Path) {
+    let null = File::open("/dev/null").expect("a device");
+    let many = [null.as_fd(); 8];
+    let before_greeting = Peer::connect(socket);
+    before_greeting.send_with(HELLO, &many).expect("it listens");
+    assert!(before_greeting.receive().expect("a welcome").0.starts_with(br#"{"Welcome""#));
+    for id in 0..50 {
+        for count in [1, 2, 3, 8] {
+            before_greeting.send_with(&call(id, NODE, b"\"node_info\""), &many[..count]).expect("it listens");
+            let (frame, _) = before_greeting.receive().expect("an answer");
+            assert_eq!(u32_at(&frame, 12), ANSWERED);
+        }
+    }
+    // Its own socket among them: nobody else holds the other end then.
+    let itself = Peer::greeted(socket);
+    itself.send_with(&call(1, NODE, b"\"node_info\""), &[itself.0.as_fd()]).expect("it listens");
+}
+
+#[test]
+fn who_said_bye_is_not_heard_any_more() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let peer = Peer::greeted(node.socket());
+    peer.send(&call(1, NODE, b"\"node_info\"")).expect("it listens");
+    peer.send(&call(2, BYE, b"and more")).expect("it listens");
+    // Sent before it was hung up on, or refused by the system.
+    let _late = peer.send(&call(3, NODE, br#"{"drop_store":{"name":"default"}}"#));
+    until("it is hung up on", || peer.receive().is_none_or(|(frame, _)| u64_at(&frame, 0) != 1));
+    assert!(matches!(peer.send(&call(4, NODE, b"\"node_info\"")), Err(Errno::PIPE | Errno::CONNRESET)));
+    node.is_well(before);
+    // Saying nothing but bye is no greeting.
+    let rude = Peer::connect(node.socket());
+    rude.send(&call(0, BYE, b"")).expect("it listens");
+    assert!(rude.receive().expect("a refusal").0.starts_with(br#"{"Refusal""#));
+    node.is_well(before);
+}
+
+#[test]
+fn who_takes_every_session_gives_them_back_by_ending() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("takes every session", &node);
+    node.is_well(before);
+}
+
+fn takes_every_session(socket: &Path) {
+    const SESSIONS_MAX: usize = 1024;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let limit = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("it may be raised");
+    let mut peers: Vec<Peer> = (0..SESSIONS_MAX).map(|_| Peer::greeted(socket)).collect();
+    let one_more = Peer::connect(socket);
+    one_more.send(HELLO).expect("it listens");
+    let (refusal, _) = one_more.receive().expect("a refusal");
+    assert!(String::from_utf8_lossy(&refusal).contains("the most there can be"));
+    let url = format!("shm:{}", socket.display());
+    farside(["info", "--pool", &url]).refused("end another client first");
+    // Who hangs up without a word keeps the session, for it may still use the memory; who says bye gives it back.
+    drop(peers.pop());
+    peers.pop().expect("many are left").bye();
+    farside(["info", "--pool", &url]).done();
+}
+
+#[test]
+fn a_client_that_is_killed_is_forgotten() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..20 {
+        let mut client = command();
+        // It waits for a value, with its session open.
+        client.args(["kv", "put", "k", "--pool", &node.url()]);
+        client.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut client = client.spawn().expect("it starts");
+        until("it is connected", || node.sessions() > 0);
+        client.kill().and_then(|()| client.wait()).expect("ours to kill");
+        until("its end was seen", || node.sessions() == 0);
+    }
+    node.is_well(before);
+}
+
+#[test]
+fn a_stopped_node_is_named_to_new_clients_and_serves_them_once_it_goes_on() {
+    let node = Node::start();
+    let before = node.descriptors();
+    node.run(["kv", "put", "k", "v"]).done();
+    node.process.signal(Signal::STOP);
+    let refused = node.run(["kv", "get", "k"]).refused("is stopped");
+    assert!(refused.err.contains(&format!("kill -CONT {}", node.process.pid())), "{}", refused.err);
+    in_time(&refused);
+    // Until so many wait that nobody more may.
+    let mut waiting = Vec::new();
+    loop {
+        let socket = Peer::socket();
+        rustix::io::ioctl_fionbio(&socket, true).expect("a socket");
+        match rustix::net::connect(&socket, &SocketAddrUnix::new(node.socket()).expect("a name")) {
+            Ok(()) => waiting.push(socket),
+            Err(errno) => break assert_eq!(errno, Errno::AGAIN),
+        }
+    }
+    in_time(&node.run(["kv", "get", "k"]).refused("nobody more is let in"));
+    node.process.signal(Signal::CONT);
+    assert_eq!(node.run(["kv", "get", "k"]).done().out, b"v");
+    drop(waiting);
+    node.is_well(before);
+}
+
+/// A client that gets no answer gives up after about a second; machines may be slow.
+#[track_caller]
+fn in_time(ran: &Ran) {
+    assert!(ran.took < Duration::from_secs(5), "it took {:?}", ran.took);
+}
+
+// What pretends to be a node, against clients.
+
+/// A socket at which something else than a node serves, in a thread that ends with the test's process.
+struct Impostor {
+    folder: tempfile::TempDir,
+}
+
+impl Impostor {
+    fn new(mut meet: impl FnMut(Peer) + Send + 'static) -> Impostor {
+        let folder = tempfile::tempdir().expect("a folder");
+        let listener = Peer::socket();
+        let address = SocketAddrUnix::new(folder.path().join("node.sock")).expect("a name");
+        rustix::net::bind(&listener, &address).expect("a place");
+        rustix::net::listen(&listener, 8).expect("a listener");
+        std::thread::spawn(move || {
+            while let Ok(socket) = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
+                meet(Peer(socket));
+            }
+        });
+        Impostor { folder }
+    }
+
+    fn url(&self) -> String {
+        format!("shm:{}", self.folder.path().join("node.sock").display())
+    }
+
+    /// Runs a client against it.
+    #[track_caller]
+    fn run(&self, arguments: &[&str]) -> Ran {
+        farside([arguments, &["--pool", &self.url()]].concat())
+    }
+}
+
+const WELCOME: &[u8] = br#"{"Welcome":{"slot":0,"number":1,"incarnation":7}}"#;
+
+#[test]
+fn a_greeting_that_is_none_is_an_error() {
+    let deep = "[".repeat(50_000);
+    let greetings: [(&[u8], &str); 12] = [
+        (b"", "hung up"),
+        (b"\0\xff", "no node that this program knows"),
+        (b"null", "no node that this program knows"),
+        (b"{}", "no node that this program knows"),
+        (br#"{"Welcome":{}}"#, "no node that this program knows"),
+        (br#"{"Welcome":{"slot":-1,"number":1,"incarnation":7}}"#, "no node that this program knows"),
+        (br#"{"Frob":"x"}"#, "no node that this program knows"),
+        (deep.as_bytes(), "no node that this program knows"),
+        (&[b' '; 100_000], "could not hear"),
+        (br#"{"Refusal":"come back later"}"#, "the node refuses: come back later"),
+        (WELCOME, "it sent no memory"),
+        (br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#, "offers a session"),
+    ];
+    for (greeting, reason) in greetings {
+        let impostor = Impostor::new(|peer| {
+            peer.receive();
+            peer.send(greeting).expect("it listens");
+        });
+        in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
+    }
+    let hangs_up = Impostor::new(drop);
+    hangs_up.run(&["kv", "get", "k"]).refused("could not");
+}

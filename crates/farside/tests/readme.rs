@@ -1,0 +1,14 @@
+//! What the README shows is what the example does. The README's code is also compiled and run, as a doctest of the
+//! library.
+
+const README: &str = include_str!("../../../README.md");
+const EXAMPLE: &str = include_str!("../examples/hello.rs");
+
+#[test]
+fn the_readme_shows_the_example_word_for_word() {
+    let code: Vec<&str> = EXAMPLE.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
+    assert!(code[0].starts_with("fn main()"), "the example is its header, then its code");
+    let shown = README.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
+    let shown: Vec<&str> = shown.expect("the README has Rust code").lines().collect();
+    assert_eq!(shown, code, "change README.md and examples/hello.rs together");
+}

@@ -1,0 +1,256 @@
+//! The command line as a child process, and nodes as children that end with their test.
+//!
+//! Invariant: every wait has a deadline, and nothing that a child says may tell of a panic.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The longest that anything here may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A `farside` command that knows nothing of this machine's settings.
+pub(crate) fn command() -> std::process::Command {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_farside"));
+    command.env_clear();
+    command
+}
+
+/// What became of a command.
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: Vec<u8>,
+    pub(crate) err: String,
+    pub(crate) took: Duration,
+}
+
+impl Ran {
+    /// It did what it was asked to.
+    #[track_caller]
+    pub(crate) fn done(self) -> Ran {
+        assert_eq!(self.code, Some(0), "{}", self.err);
+        self
+    }
+
+    /// It ended with exit code 2, said `reason`, and wrote nothing.
+    #[track_caller]
+    pub(crate) fn refused(self, reason: &str) -> Ran {
+        assert_eq!(self.code, Some(2), "expected '{reason}', heard '{}'", self.err);
+        assert!(self.err.contains(reason), "expected '{reason}', heard '{}'", self.err);
+        assert!(self.out.is_empty(), "it failed and wrote {}", self.out.escape_ascii());
+        self
+    }
+
+    /// It ended with exit code 1 and a word, and wrote nothing.
+    #[track_caller]
+    pub(crate) fn absent(self) -> Ran {
+        assert_eq!(self.code, Some(1), "{}", self.err);
+        assert!(self.err.contains("absent"), "{}", self.err);
+        assert!(self.out.is_empty());
+        self
+    }
+
+    /// What it wrote, as text.
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.out).expect("text")
+    }
+
+    /// The last line that it wrote, as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let last = self.text().lines().last().unwrap_or_default();
+        serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: '{last}'"))
+    }
+}
+
+/// Runs a command to its end, with that on its standard input.
+#[track_caller]
+pub(crate) fn run(command: std::process::Command, input: &[u8]) -> Ran {
+    let since = Instant::now();
+    let mut command = assert_cmd::Command::from_std(command);
+    let output = command.timeout(PATIENCE).write_stdin(input).output().expect("it can be started");
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!err.contains("panicked"), "{err}");
+    Ran { code: output.status.code(), out: output.stdout, err, took: since.elapsed() }
+}
+
+/// Runs `farside` with these arguments.
+#[track_caller]
+pub(crate) fn farside<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Ran {
+    let mut command = command();
+    command.args(arguments);
+    run(command, b"")
+}
+
+/// Comes back once it is so; panics when that takes too long.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "this is still not so: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A child that is killed when the test ends.
+pub(crate) struct Process {
+    child: Child,
+    /// Lines of its standard output.
+    lines: mpsc::Receiver<String>,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts it; what it says on standard error goes to the file `log`.
+    pub(crate) fn start(mut command: std::process::Command, log: PathBuf) -> Process {
+        let file = std::fs::File::create(&log).expect("a log");
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(file)
+            .spawn()
+            .expect("it can be started");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, lines) = mpsc::channel();
+        // Ends with the child.
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Process { child, lines, log }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line that it writes.
+    #[track_caller]
+    pub(crate) fn line(&self) -> String {
+        let line = self.lines.recv_timeout(PATIENCE);
+        line.unwrap_or_else(|error| panic!("no line: {error}; it said '{}'", self.said()))
+    }
+
+    /// What it said on standard error so far.
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("it is there");
+    }
+
+    /// Waits for its end; its exit code.
+    #[track_caller]
+    pub(crate) fn ended(&mut self) -> Option<i32> {
+        let mut code = None;
+        until("the child has ended", || {
+            let status = self.child.try_wait().expect("ours to wait for");
+            status.is_some_and(|status| {
+                code = status.code();
+                true
+            })
+        });
+        code
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("ours to kill");
+        self.ended();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _gone_already = self.child.kill();
+        let _reaped_already = self.child.wait();
+        if !std::thread::panicking() {
+            assert!(!self.said().contains("panicked"), "{}", self.said());
+        }
+    }
+}
+
+/// A node with a folder of its own.
+pub(crate) struct Node {
+    pub(crate) process: Process,
+    socket: PathBuf,
+    folder: TempDir,
+}
+
+impl Node {
+    /// A node of 96 MiB with a store `default` that leaves room for others.
+    pub(crate) fn start() -> Node {
+        Node::with(&["--memory", "96MiB", "--store", "default", "--quota", "48MiB"])
+    }
+
+    pub(crate) fn with(arguments: &[&str]) -> Node {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("node.sock");
+        let process = serve(&socket, arguments, folder.path().join("log"));
+        let node = Node { process, socket, folder };
+        let ready = node.process.line();
+        assert!(ready.contains("serves") && ready.contains(&node.url()), "{ready}");
+        node
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("shm:{}", self.socket.display())
+    }
+
+    /// Runs `farside ARGUMENTS` about this node.
+    #[track_caller]
+    pub(crate) fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Ran {
+        self.run_with(arguments, b"")
+    }
+
+    #[track_caller]
+    pub(crate) fn run_with<S: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = S>,
+        input: &[u8],
+    ) -> Ran {
+        let mut command = command();
+        command.env("FARSIDE_POOL", self.url()).args(arguments);
+        run(command, input)
+    }
+
+    /// How many sessions there are, without the one that asks.
+    pub(crate) fn sessions(&self) -> u64 {
+        self.run(["info", "--json"]).done().json()["sessions"].as_u64().expect("a number") - 1
+    }
+
+    /// Descriptors that the node holds.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.process.pid())).expect("it runs").count()
+    }
+
+    /// It serves, and nobody's session or descriptor is left in it.
+    #[track_caller]
+    pub(crate) fn is_well(&self, descriptors_before: usize) {
+        self.run(["kv", "put", "is it well", "yes"]).done();
+        assert_eq!(self.run(["kv", "get", "is it well"]).done().out, b"yes");
+        until("nobody's session is left", || self.sessions() == 0);
+        until("nobody's descriptor is left", || self.descriptors() <= descriptors_before);
+    }
+}
+
+/// `farside serve` at that socket.
+pub(crate) fn serve(socket: &Path, arguments: &[&str], log: PathBuf) -> Process {
+    let mut command = command();
+    command.args(["serve", "--die-with-parent", "--socket"]).arg(socket).args(arguments);
+    Process::start(command, log)
+}
