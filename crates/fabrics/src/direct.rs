@@ -183,7 +183,7 @@ impl<M: Runs> Turns for Direct<M> {
     fn end_turn(&self) {
         self.ahead.end_turn(self.memory.mapping());
         let turn = self.turn.get();
-        if turn % 2 == 0 {
+        if turn.is_multiple_of(2) {
             return;
         }
         let Ok(()) = self.memory.write(counters_at(self.session.slot), &self.counters.get().to_bytes());
@@ -229,7 +229,7 @@ impl<M: Runs> Fabric for Direct<M> {
         let mut counters = self.counters.get();
         counters.retired += u64::from(retired);
         self.counters.set(counters);
-        if counters.retired % RETIRED_PER_RING == 0 {
+        if counters.retired.is_multiple_of(RETIRED_PER_RING) {
             self.control.ring();
         }
     }

@@ -108,7 +108,10 @@ impl Timer {
             match entries.peek() {
                 Some(Reverse(entry)) if entry.at <= now => {
                     if let Some(Reverse(entry)) = entries.pop() {
+                        // Not under the lock: a waker may do anything, sleep again too.
+                        drop(entries);
                         entry.waker.wake();
+                        entries = self.entries();
                     }
                 }
                 Some(Reverse(entry)) => {

@@ -23,7 +23,7 @@ pub enum Error {
     Fabric(FabricError),
     /// The store refuses or has no answer.
     Kv(KvError),
-    /// The client's own thread has ended, so the operation did not run.
+    /// The client's own thread has ended; what it was at may have been carried out.
     Closed,
     /// The system refuses a thread.
     Thread(std::io::Error),
@@ -35,6 +35,7 @@ impl Error {
         match self {
             Error::Kv(error) => error.ran(),
             Error::Fabric(error) => error.ran(),
+            Error::Closed => Ran::Unknown,
             _ => Ran::No,
         }
     }
@@ -49,7 +50,9 @@ impl std::fmt::Display for Error {
             Error::Memory(error) => error.fmt(f),
             Error::Fabric(error) => error.fmt(f),
             Error::Kv(error) => error.fmt(f),
-            Error::Closed => f.write_str("the client has ended, and the operation did not run: open another"),
+            Error::Closed => f.write_str(
+                "the client has ended, and the operation may or may not have been carried out: open another",
+            ),
             Error::Thread(error) => write!(f, "the client could not start its thread: {error}"),
         }
     }

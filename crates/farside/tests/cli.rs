@@ -275,6 +275,10 @@ fn many_stores_are_listed() {
     };
     refused.refused("drop one");
     assert_eq!(made, 255);
+    while made > 190 {
+        made -= 1;
+        node.run(["store", "drop", &longest(made)]).done();
+    }
     assert_eq!(node.run(["store", "list"]).done().text().lines().count(), made);
     node.run(["kv", "get", "k"]).refused("there is no store 'default': there are");
 }
@@ -381,7 +385,7 @@ fn bad_settings_are_refused_and_unknown_ones_warned_of() {
 
 #[test]
 fn whatever_is_wrong_is_refused_with_a_remedy() {
-    let node = Node::start();
+    let node = Node::with(&["--memory", "256MiB", "--store", "default", "--quota", "48MiB"]);
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
@@ -413,7 +417,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["kv", "get", "k", "--store", "none", "--pool", &url], "there are default"),
         (&["kv", "stat", "--store", "none", "--pool", &url], "there are default"),
         (&["store", "drop", "none", "--pool", &url], "there are default"),
-        (&["store", "create", "default", "--quota", "8MiB", "--pool", &url], "drop it first"),
+        (&["store", "create", "default", "--pool", &url], "drop it first"),
         (&["store", "create", "a/b", "--pool", &url], "use 1 to 64 letters"),
         (&["store", "create", "", "--pool", &url], "use 1 to 64 letters"),
         (&["store", "create", "ключ", "--pool", &url], "use 1 to 64 letters"),

@@ -6,7 +6,8 @@ const EXAMPLE: &str = include_str!("../examples/hello.rs");
 
 #[test]
 fn the_readme_shows_the_example_word_for_word() {
-    let code: Vec<&str> = EXAMPLE.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
+    let code: Vec<&str> =
+        EXAMPLE.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
     assert!(code[0].starts_with("fn main()"), "the example is its header, then its code");
     let shown = README.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
     let shown: Vec<&str> = shown.expect("the README has Rust code").lines().collect();

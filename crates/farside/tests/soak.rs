@@ -61,7 +61,8 @@ fn value_of(n: u64) -> [u8; VALUE] {
 fn soak_eight_million_items_are_stored_read_back_and_then_cost_nothing() {
     let node = Node::start("7GiB");
     let pool = node.pool();
-    pool.create_store(&NewStore { items: Some(ITEMS), ..NewStore::prism_kv("big", 6500 << 20) }).expect("room");
+    pool.create_store(&NewStore { items: Some(ITEMS), ..NewStore::prism_kv("big", 6500 << 20) })
+        .expect("room");
     let began = Instant::now();
     std::thread::scope(|scope| {
         for half in 0..2 {
@@ -99,7 +100,10 @@ fn soak_eight_million_items_are_stored_read_back_and_then_cost_nothing() {
     let before = node.ticks();
     std::thread::sleep(Duration::from_secs(10));
     let used = node.ticks() - before;
-    println!("idle for 10 s with 4 clients connected: {used} ticks of 10 ms, {:.2} % of a core", used as f64 / 10.0);
+    println!(
+        "idle for 10 s with 4 clients connected: {used} ticks of 10 ms, {:.2} % of a core",
+        used as f64 / 10.0
+    );
     assert!(used <= 10, "an idle node used {used} hundredths of a second in ten");
 }
 

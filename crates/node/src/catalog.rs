@@ -27,7 +27,7 @@ pub struct Catalog<M: Memory> {
     kinds: Vec<Box<dyn Kind<M>>>,
     stores: BTreeMap<String, Entry<M>>,
     /// Regions that are being made or unmade.
-    busy: Vec<u32>,
+    busy: Vec<(u32, String)>,
 }
 
 /// How a quota is divided, in segments.
@@ -61,6 +61,7 @@ impl Division {
         let reserve = (buffers / 64).clamp(1, 16);
         let small =
             |n: u64| u32::try_from(n).map_err(|_| format!("a quota of {quota} bytes is too much: give less"));
+        small(quota_segments + reserve)?;
         Ok(Division { table: small(table)?, buffers: small(buffers)?, reserve: small(reserve)? })
     }
 
@@ -125,15 +126,20 @@ impl<M: Memory> Catalog<M> {
                 name.escape_debug()
             ));
         }
+        if self.busy.iter().any(|(_, busy)| busy == name) {
+            return Err(format!("store '{name}' is being made or dropped just now: ask again in a moment"));
+        }
         if self.stores.contains_key(name) {
             return Err(format!("there is a store '{name}' already: drop it first, or choose another name"));
         }
-        let used = |region: &u32| self.busy.contains(region) || self.by_region(*region).is_some();
+        let used = |region: &u32| {
+            self.busy.iter().any(|(busy, _)| busy == region) || self.by_region(*region).is_some()
+        };
         let region = (1..REGIONS_MAX).find(|region| !used(region));
         let region = region.ok_or_else(|| {
             format!("the node has {} stores, the most there can be: drop one", REGIONS_MAX - 1)
         })?;
-        self.busy.push(region);
+        self.busy.push((region, name.to_owned()));
         Ok(region)
     }
 
@@ -146,13 +152,14 @@ impl<M: Memory> Catalog<M> {
 
     /// A region number is nobody's again.
     pub fn release(&mut self, region: u32) {
-        self.busy.retain(|&busy| busy != region);
+        self.busy.retain(|(busy, _)| *busy != region);
     }
 
     /// Makes a store known.
     pub fn insert(&mut self, entry: Entry<M>) {
         self.release(entry.store.region);
-        self.stores.insert(entry.store.name.clone(), entry);
+        let before = self.stores.insert(entry.store.name.clone(), entry);
+        assert!(before.is_none(), "a name was given to two stores");
     }
 
     /// Makes a store unknown; its region stays reserved.
@@ -162,7 +169,36 @@ impl<M: Memory> Catalog<M> {
     pub fn remove(&mut self, name: &str) -> Result<Entry<M>, String> {
         self.get(name)?;
         let entry = self.stores.remove(name).ok_or_else(|| format!("there is no store '{name}'"))?;
-        self.busy.push(entry.store.region);
+        self.busy.push((entry.store.region, name.to_owned()));
         Ok(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_fabrics::memory::Mapping;
+
+    #[test]
+    fn a_name_is_reserved_for_one_store_at_a_time() {
+        let mut catalog = Catalog::<Mapping>::new(Vec::new());
+        let region = catalog.reserve("twin").expect("a new name");
+        assert!(catalog.reserve("twin").expect_err("being made").contains("being made"));
+        let other = catalog.reserve("other").expect("a new name");
+        assert_ne!(region, other);
+        catalog.release(region);
+        assert_eq!(catalog.reserve("twin"), Ok(region));
+        for bad in ["", "a/b", "a b", "../x", &"x".repeat(NAME_MAX + 1)] {
+            assert!(catalog.reserve(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_quota_is_divided_or_refused_and_never_wraps() {
+        let mib = 1 << 20;
+        assert_eq!(Division::of(64 * mib, mib), Ok(Division { table: 1, buffers: 63, reserve: 1 }));
+        assert!(Division::of(mib, mib).is_err());
+        assert!(Division::of(4096 << 40, mib).is_err());
+        assert!(Division::of(u64::MAX, mib).is_err());
     }
 }

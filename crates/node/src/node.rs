@@ -479,7 +479,9 @@ fn grant_step<M: NodeMemory>(
     let (table, quota) = (division.table as usize, (division.table + division.buffers) as usize);
     let segment = arena.segment(index)?;
     let usage = if *granted < table { Use::Table } else { Use::Granted };
-    arena.assign(index, segment, region, usage)?;
+    if !arena.assign(index, segment, region, usage)? {
+        return Ok(Some(true)); // Changed under us by a peer that has no right to: once more.
+    }
     if *granted >= table {
         let supply = if *granted < quota { Supply::Quota } else { Supply::Reserve };
         arena.grant(region, supply, index)?;
@@ -539,9 +541,12 @@ fn free_step<M: NodeMemory>(
         arena.clear_region(entry.store.region)?;
         return Ok(None);
     };
-    let segment = arena.segment(index)?;
-    arena.assign(index, segment, 0, Use::Free)?;
+    // Zeros first: a node that takes over after a death in between must not find a free segment that is not empty.
     memory.discard(index)?;
+    let segment = arena.segment(index)?;
+    if !arena.assign(index, segment, 0, Use::Free)? {
+        return Ok(Some(true)); // Changed under us by a peer that has no right to: once more.
+    }
     extents.give(index);
     *freed += 1;
     Ok(Some(true))

@@ -109,8 +109,8 @@ pub(crate) fn restore<M: NodeMemory>(
                 owned.push(index);
             }
             None if segment.usage != Use::Free => {
-                arena.assign(index, segment, 0, Use::Free)?;
                 memory.discard(index)?;
+                arena.assign(index, segment, 0, Use::Free)?;
             }
             None => {}
         }

@@ -87,7 +87,6 @@ fn a_stopped_node_is_served_until_memory_ends_and_then_recovers() {
         go!(client, put(&(n % 1000u32).to_be_bytes(), &value(n))).expect("memory comes back");
     }
     drop(client);
-    pool.client("s");
     pool.account_for("s");
 }
 

@@ -224,6 +224,10 @@ impl Mapping {
     /// If they are not within the memory.
     pub fn discard(&self, at: u64, len: u64) -> Result<(), MappingError> {
         self.at(at, len as usize);
+        if self.page_size.0 > len {
+            // Some kernels punch whole huge pages only, and say that all went well.
+            return Err(MappingError::Foreign("less than a page cannot be given back: write zeros".into()));
+        }
         let flags = match self.backing {
             Backing::Anonymous => {
                 rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE

@@ -72,6 +72,9 @@ fn sealed(size: u64, flags: MemfdFlags) -> Result<OwnedFd, MappingError> {
     Ok(fd)
 }
 
+/// What a memory file begins with while it is being made, in place of a header's magic.
+const MAKING: &[u8; 8] = b"farsidem";
+
 /// Two descriptors of the file at `path`, the second with its lock, and what the file holds.
 pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), MappingError> {
     let named = |doing: &str, error: std::io::Error| {
@@ -94,7 +97,14 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
     if !found.is_file() {
         return Err(MappingError::Foreign(format!("{} is no file: name another", path.display())));
     }
-    if found.len() == 0 {
+    let mut beginning = [0; MAKING.len()];
+    let read = std::os::unix::fs::FileExt::read_at(&file, &mut beginning, 0)
+        .map_err(|error| named("read", error))?;
+    if found.len() == 0 || beginning[..read] == *MAKING {
+        // Whoever dies while making the file leaves the mark, which the header then replaces.
+        let marked =
+            file.set_len(0).and_then(|()| std::os::unix::fs::FileExt::write_all_at(&file, MAKING, 0));
+        marked.map_err(|error| named("write to", error))?;
         // All blocks at once, so that a full disk is an error now and not the end of the process later.
         let allocated = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size);
         if let Err(errno) = allocated {
@@ -118,6 +128,6 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
 pub(super) fn of_file(fd: &OwnedFd) -> Result<PageSize, MappingError> {
     const HUGETLBFS_MAGIC: i64 = 0x958458f6;
     let stat = rustix::fs::fstatfs(fd).map_err(io("look at the node's memory"))?;
-    let huge = i64::from(stat.f_type) & 0xffff_ffff == HUGETLBFS_MAGIC;
+    let huge = stat.f_type as i64 & 0xffff_ffff == HUGETLBFS_MAGIC;
     Ok(PageSize(if huge { HUGE } else { rustix::param::page_size() as u64 }))
 }

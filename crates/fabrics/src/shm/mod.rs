@@ -271,6 +271,8 @@ struct Shared {
     node: NodeId,
     memory: Arc<Mapping>,
     died: Arc<AtomicBool>,
+    /// Whose session it is.
+    pid: u32,
     next_id: AtomicU64,
     calls: Mutex<BTreeMap<u64, Call>>,
 }
@@ -292,8 +294,9 @@ impl Session {
         died: Arc<AtomicBool>,
     ) -> std::io::Result<Session> {
         let closed = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        let (next_id, calls) = (AtomicU64::new(1), Mutex::default());
-        let shared = Arc::new(Shared { socket, pidfd, bell, closed, node, memory, died, next_id, calls });
+        let (pid, next_id, calls) = (std::process::id(), AtomicU64::new(1), Mutex::default());
+        let shared =
+            Arc::new(Shared { socket, pidfd, bell, closed, node, memory, died, pid, next_id, calls });
         let watched = Arc::clone(&shared);
         let watcher =
             std::thread::Builder::new().name("farside-watch".into()).spawn(move || watched.watch())?;
@@ -325,6 +328,9 @@ impl Control for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if std::process::id() != self.shared.pid {
+            return; // A forked copy: the session and the thread are the parent's.
+        }
         let header = FrameHeader { id: 0.into(), service: frame::BYE.0.into(), status: 0.into() };
         // If the node is gone, nobody needs the word.
         let _unheard = frame::send(self.shared.socket.as_fd(), header.as_bytes(), &[], &[]);
@@ -380,7 +386,9 @@ impl Future for Pending<'_> {
             return Poll::Ready(answer);
         }
         if self.shared.died.load(Ordering::Acquire) {
-            return Poll::Ready(Err(FabricError::NodeDied(self.shared.node)));
+            // It was sent, so it may have been carried out before the end.
+            let reason = "the node's process has ended".to_owned();
+            return Poll::Ready(Err(FabricError::Broken { node: self.shared.node, reason }));
         }
         if let Some(call) = calls.get_mut(&self.id) {
             call.waker = Some(cx.waker().clone());

@@ -13,6 +13,7 @@ use farside_remote::{Fabric, Memory, NodeId};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -21,8 +22,10 @@ pub(crate) const QUOTA: u64 = 16 << 20;
 const MEMORY: u64 = 40 << 20;
 const TABLE: u64 = 1 << 20;
 
-/// The kind of a store whose creation keeps the node busy for longer than anybody waits.
+/// The kind of a store that keeps the node from all else, while it is created, for longer than a call may take.
 pub(crate) const SLOW: &str = "slow";
+/// For how long.
+const BUSY: Duration = Duration::from_millis(1800);
 const PLAIN: &str = "plain";
 
 /// One client's end of a fabric.
@@ -56,6 +59,9 @@ pub(crate) trait Rig: Sync {
     /// The node's memory, to look at from beside.
     fn memory(&self) -> &Mapping;
 
+    /// Set once the node has begun to make a [`SLOW`] store.
+    fn busy(&self) -> &AtomicBool;
+
     /// A new store.
     fn store(&self) -> Store {
         let ask = Ask::CreateStore {
@@ -79,13 +85,15 @@ pub(crate) trait Rig: Sync {
 /// The fabric within one process.
 pub(crate) struct Local {
     host: Arc<Host>,
+    busy: Arc<AtomicBool>,
 }
 
 impl Rig for Local {
     type Endpoint = Direct;
 
     fn start() -> Local {
-        Local { host: Arc::new(host(None)) }
+        let busy = Arc::default();
+        Local { host: Arc::new(host(None, &busy)), busy }
     }
 
     fn connect(&self) -> Rc<Direct> {
@@ -96,11 +104,16 @@ impl Rig for Local {
     fn memory(&self) -> &Mapping {
         self.host.memory()
     }
+
+    fn busy(&self) -> &AtomicBool {
+        &self.busy
+    }
 }
 
 /// Shared memory, by way of the node's socket and a mapping of the client's own.
 pub(crate) struct Shm {
     host: Host,
+    busy: Arc<AtomicBool>,
     folder: TempDir,
 }
 
@@ -111,7 +124,8 @@ impl Rig for Shm {
 
     fn start() -> Shm {
         let folder = tempfile::tempdir().expect("a folder");
-        Shm { host: host(Some(folder.path().join(SOCKET))), folder }
+        let busy = Arc::default();
+        Shm { host: host(Some(folder.path().join(SOCKET)), &busy), busy, folder }
     }
 
     fn connect(&self) -> Rc<Direct> {
@@ -125,13 +139,17 @@ impl Rig for Shm {
     fn memory(&self) -> &Mapping {
         self.host.memory()
     }
+
+    fn busy(&self) -> &AtomicBool {
+        &self.busy
+    }
 }
 
-fn host(socket: Option<PathBuf>) -> Host {
+fn host(socket: Option<PathBuf>, busy: &Arc<AtomicBool>) -> Host {
     let memory = Mapping::create(MEMORY, Pages::Small).expect("memory");
     let kinds: Vec<Box<dyn Kind<Mapping>>> = vec![
-        Box::new(Plain { name: PLAIN, takes: Duration::ZERO }),
-        Box::new(Plain { name: SLOW, takes: Duration::from_millis(1300) }),
+        Box::new(Plain { name: PLAIN, busy: None }),
+        Box::new(Plain { name: SLOW, busy: Some(Arc::clone(busy)) }),
     ];
     Host::start(memory, kinds, Options { socket, ..Options::default() }).expect("a node")
 }
@@ -139,7 +157,7 @@ fn host(socket: Option<PathBuf>) -> Host {
 /// A table of a MiB and buffers, which nobody but the test's chains gives a meaning.
 struct Plain {
     name: &'static str,
-    takes: Duration,
+    busy: Option<Arc<AtomicBool>>,
 }
 
 impl<M: Memory> Kind<M> for Plain {
@@ -148,7 +166,10 @@ impl<M: Memory> Kind<M> for Plain {
     }
 
     fn plan(&self, _parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
-        std::thread::sleep(self.takes);
+        if let Some(busy) = &self.busy {
+            busy.store(true, Ordering::Release);
+            std::thread::sleep(BUSY);
+        }
         Ok(Plan { table_len: TABLE, parameters: String::new() })
     }
 

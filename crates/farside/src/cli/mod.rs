@@ -138,6 +138,7 @@ pub(crate) fn main() -> ExitCode {
         .with_target(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_max_level(tracing::Level::INFO)
+        .log_internal_errors(false) // Telling that nobody reads the log, where nobody does, is a panic.
         .init();
     allow_descriptors();
     for name in unknown_variables() {

@@ -101,7 +101,7 @@ impl Up {
             evict_stopped_after: None,
             store: Some("default".into()),
             // The rest is for what else a newcomer tries: another store, a benchmark.
-            quota: Some(self.memory / 2 >> 20 << 20).filter(|&quota| quota > 0),
+            quota: Some((self.memory / 2) >> 20 << 20).filter(|&quota| quota > 0),
             items: None,
             collision_free: false,
             die_with_parent: false,
@@ -134,6 +134,7 @@ impl Serve {
         use signal_hook::consts::{SIGINT, SIGTERM};
         // Before anything that takes time, so that no signal is missed. Not SIGHUP, which `nohup` has ignored.
         let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT])?;
+        end_on_panic();
         if self.die_with_parent {
             die_with_parent()?;
         }
@@ -201,6 +202,15 @@ impl Serve {
         host.ask(new.ask(), STORE_WAIT)?;
         Ok(())
     }
+}
+
+/// A node one of whose threads has ended must not seem to live: clients would wait for it.
+fn end_on_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        std::process::exit(101);
+    }));
 }
 
 /// Asks the system to end this process with its parent, and ends it now if that has happened already.

@@ -37,6 +37,7 @@ pub(super) struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
+const DRAIN: Duration = Duration::from_millis(100);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
@@ -58,8 +59,14 @@ impl Server {
         let (stop, stopped) = oneshot::channel();
         let serve = async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            let until = async { stopped.await.unwrap_or(()) };
-            axum::serve(listener, router(face)).with_graceful_shutdown(until).await
+            // What is under way has a moment to end; a connection that dawdles does not keep the node from ending.
+            tokio::select! {
+                served = axum::serve(listener, router(face)) => served,
+                () = async {
+                    stopped.await.unwrap_or(());
+                    tokio::time::sleep(DRAIN).await;
+                } => Ok(()),
+            }
         };
         let thread = std::thread::Builder::new()
             .name("farside-admin".into())
@@ -67,8 +74,7 @@ impl Server {
                 if let Err(error) = runtime.block_on(serve) {
                     tracing::error!(%error, "the admin face has ended");
                 }
-                // Connections that are open do not keep the node from ending.
-                runtime.shutdown_timeout(Duration::from_millis(100));
+                runtime.shutdown_timeout(DRAIN);
             })
             .map_err(refused)?;
         Ok(Server { stop: Some(stop), thread: Some(thread) })

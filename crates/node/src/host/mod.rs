@@ -79,7 +79,7 @@ impl NodeMemory for Mapping {
         let at = self.geometry().segment_at(index);
         if Mapping::discard(self, at, SEGMENT_SIZE).is_err() {
             // No holes in this kind of file: zeros are written instead.
-            const ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+            static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
             for offset in (0..SEGMENT_SIZE).step_by(ZEROS.len()) {
                 self.write(at + offset, &ZEROS)?;
             }

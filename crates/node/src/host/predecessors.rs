@@ -54,12 +54,26 @@ fn alive(memory: &Mapping) -> Vec<u32> {
         session
     });
     let mut pids: Vec<u32> = sessions
-        .filter(|&(_, pid, began)| pid != std::process::id() && start_time(pid) == Some(began))
+        .filter(|&(_, pid, began)| {
+            pid != std::process::id() && start_time(pid) == Some(began) && !has_ended(pid)
+        })
         .map(|(_, pid, _)| pid)
         .collect();
     pids.sort_unstable();
     pids.dedup();
     pids
+}
+
+/// Whether a process runs no more, though its parent has not asked what became of it.
+fn has_ended(pid: u32) -> bool {
+    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return true };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => {
+            poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&AT_ONCE)).is_ok_and(|ready| ready > 0)
+        }
+        Err(errno) => errno == rustix::io::Errno::SRCH,
+    }
 }
 
 /// Notes which start of the machine the sessions to come belong to.

@@ -254,6 +254,9 @@ impl<M: Memory> Arena<'_, M> {
         let mut state = State::unpack(self.memory.load(buffer.state_at, Width::W16)?);
         loop {
             assert!(state.stage != Stage::Free, "a buffer was given back that is free already");
+            if state.stage == Stage::Unused {
+                return Ok(()); // Nobody has ever held it: its state is damaged.
+            }
             let word = self.memory.load(head_at, Width::W16)?;
             let head = Head::unpack(word);
             if head.phase != Phase::Settled {
@@ -430,9 +433,16 @@ impl<M: Memory> Arena<'_, M> {
 
     // What the node alone does.
 
-    /// Gives region number `region` its key's secret, or takes it away with 0: at once, no access is admitted.
+    /// Gives region number `region` its key's secret, or takes it away with 0: at once, no access is admitted. An
+    /// exchange and no plain store, so that it is visible before the node looks at anybody's turn: whoever is not
+    /// seen in the middle of a turn then sees that the key is gone.
     pub fn set_secret(&self, region: u32, secret: u64) -> Result<(), M::Wait> {
-        self.memory.write(Geometry::region_at(region) + SECRET_OFFSET, &secret.to_le_bytes())
+        let at = Geometry::region_at(region) + SECRET_OFFSET;
+        let mut old = self.memory.load(at, Width::W8)?;
+        while let Err(now) = self.memory.exchange(at, Width::W8, old, u128::from(secret))? {
+            old = now;
+        }
+        Ok(())
     }
 
     /// Clears the record of a region that nobody uses any more.

@@ -65,8 +65,10 @@ impl Segment {
 
     #[inline]
     pub(crate) const fn unpack(word: u128) -> Segment {
+        let taking = (word >> 24) as u8;
         let usage = match (word >> 16) as u8 {
             _ if word as u16 == 0 => Use::Free,
+            _ if taking > 1 => Use::Free, // No step writes that: a peer has damaged it.
             GRANTED => Use::Granted,
             TABLE => Use::Table,
             FREE => Use::Free,
@@ -75,7 +77,7 @@ impl Segment {
         Segment {
             region: word as u32 & 0xffff,
             usage,
-            taking: (word >> 24) as u8 != 0,
+            taking: taking == 1,
             used: (word >> 32) as u32,
             taker: (word >> 64) as u32,
             count: (word >> 96) as u32,
@@ -113,7 +115,13 @@ impl<M: Memory> Arena<'_, M> {
 
     /// Puts segment `index` to another use; false if it changed since it was read as `old`.
     pub fn assign(&self, index: u32, old: Segment, region: u32, usage: Use) -> Result<bool, M::Wait> {
-        self.exchange_segment(index, old, old.put_to(region, usage))
+        let at = self.geometry.segment_entry_at(index);
+        let word = self.memory.load(at, Width::W16)?;
+        if Segment::unpack(word) != old {
+            return Ok(false);
+        }
+        // The word as it is, not as it should be: the node puts a damaged entry right.
+        Ok(self.memory.exchange(at, Width::W16, word, old.put_to(region, usage).pack())?.is_ok())
     }
 
     pub(crate) fn exchange_segment(&self, index: u32, old: Segment, new: Segment) -> Result<bool, M::Wait> {

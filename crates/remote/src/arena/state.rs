@@ -63,12 +63,17 @@ pub struct State {
 const NEXT_BITS: u32 = 48;
 
 impl State {
-    /// From the word in memory.
+    /// From the word in memory. One that no step ever writes is damaged by a peer: nobody's, and nothing is done
+    /// with it.
     pub const fn unpack(word: u128) -> State {
+        let (stage, suspect) = ((word >> NEXT_BITS) as u8, (word >> 56) as u8);
+        if stage > Stage::Parked as u8 || suspect > 1 {
+            return State { next: 0, stage: Stage::Unused, suspect: false, owner: owner::NODE, count: 0 };
+        }
         State {
             next: word as u64 & ((1 << NEXT_BITS) - 1),
-            stage: Stage::from_u8((word >> NEXT_BITS) as u8),
-            suspect: (word >> 56) as u8 != 0,
+            stage: Stage::from_u8(stage),
+            suspect: suspect != 0,
             owner: (word >> 64) as u32,
             count: (word >> 96) as u32,
         }

@@ -211,7 +211,7 @@ impl Trial {
         let (mut start, end) = (page * PAGE, (page + 1) * PAGE);
         // The node's own records of the regions and segments are compared by what they mean.
         let regions = [1 + u64::from(MINE), 1 + u64::from(OTHER)];
-        let segments = (PAGE + (1 << 20) + (256 << 10)) / PAGE;
+        let segments = (PAGE + (1 << 20) + (256 << 10) + (512 << 10)) / PAGE;
         if regions.contains(&page) || page == segments {
             return;
         }

@@ -186,12 +186,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// [`KvError`], which says whether it may have been taken away.
     pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
-        let mut lost_to: Option<Found> = None;
+        // A delete that loses always looks again: it answers what it saw, so it cannot be said to have come before
+        // the winner, as another one may be said to have.
         loop {
             let found = self.find(key).await?;
-            if lost_to.take().is_some_and(|before| won_without_looking(&before, &found)) {
-                return Ok(true);
-            }
             if !found.kind.is_some_and(Kind::is_present) {
                 return Ok(false);
             }
@@ -199,7 +197,6 @@ impl<F: Fabric + Clock> PrismKv<F> {
             if self.install(&found, &item, Buffer::for_tombstone(&item, &found)).await? {
                 return Ok(true);
             }
-            lost_to = Some(found);
         }
     }
 
@@ -282,8 +279,13 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 continue;
             }
             if let Some(slots) = &mut self.slots {
-                let generation = item.header.generation.get();
-                remember_slot(slots, key, Cached { index, generation });
+                match item.kind {
+                    // To replace a large value, its parts must be known.
+                    Kind::Large => drop(slots.remove(key)),
+                    _ => {
+                        remember_slot(slots, key, Cached { index, generation: item.header.generation.get() })
+                    }
+                }
             }
             return Ok(match item.kind {
                 Kind::Value => Sought::Value,

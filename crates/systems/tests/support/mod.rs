@@ -5,6 +5,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod deadly;
+pub(crate) mod meddle;
 pub(crate) mod poison;
 pub(crate) mod process;
 pub(crate) mod script;

@@ -36,16 +36,19 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
         let (version, parts) = (item.version(), item.parts()?.to_vec());
         self.value.clear();
+        let mut whole = true;
         for part in &parts {
-            if !self.read_part(part).await? {
-                return Ok(Read::Changed);
-            }
+            whole = whole && self.read_part(part).await?;
         }
         let mut chain = self.chain.begin(self.table.extent.key);
         let now = chain.also(read_as::<BoundedPtr>(slot_at));
         self.fabric.run(self.node, &chain, &mut self.reply).await?;
         let now = *self.reply.get(now).map_err(KvError::Refused)?;
-        Ok(if now == slot { Read::Whole(version) } else { Read::Changed })
+        match (now == slot, whole) {
+            (true, true) => Ok(Read::Whole(version)),
+            (true, false) => Err(KvError::Damaged("a large item with a part that is not the store's")),
+            (false, _) => Ok(Read::Changed),
+        }
     }
 
     /// Appends one part to `self.value`; false if it is no longer there.

@@ -7,7 +7,23 @@ use crate::ready::run_until_ready;
 use farside_remote::clock::Clock;
 use farside_remote::wire::{ALLOCATES_MAX, OPS_MAX};
 use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, cas_from, read, read_as, write};
+use std::collections::BTreeSet;
 use zerocopy::{FromBytes, IntoBytes};
+
+/// How many of the items one group can have: at least one. A key that comes again begins another group, for which of
+/// its two puts lost would not be known.
+fn group_len(items: &[(&[u8], &[u8])]) -> usize {
+    let mut bytes = 0;
+    let mut seen = BTreeSet::new();
+    for (index, &(key, value)) in items.iter().enumerate() {
+        bytes += 2 * key.len() + value.len() + PUT_OVERHEAD;
+        if index > 0 && (index == ALLOCATES_MAX || bytes > GROUP_BYTES_MAX || seen.contains(key)) {
+            return index;
+        }
+        seen.insert(key);
+    }
+    items.len()
+}
 
 /// What a put adds to its key and value, in a chain and in the reply that finds its slot.
 const PUT_OVERHEAD: usize = 256;
@@ -92,13 +108,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
         let mut rest = items;
         while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = |(key, value): &&(&[u8], &[u8])| {
-                bytes += 2 * key.len() + value.len() + PUT_OVERHEAD;
-                bytes <= GROUP_BYTES_MAX
-            };
-            let count = rest.iter().take(ALLOCATES_MAX).take_while(fits).count();
-            let (group, after) = rest.split_at(count.max(1));
+            let count = group_len(rest);
+            let (group, after) = rest.split_at(count);
             rest = after;
             if let [(key, value)] = group {
                 self.put(key, value).await?;
@@ -191,7 +202,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             } else {
                 let item = ItemView::decode(bytes)?;
                 let plain = item.is_of(key) && item.kind != Kind::Large;
-                plain.then(|| Found { kind: Some(item.kind), ..found })
+                plain.then_some(Found { kind: Some(item.kind), ..found })
             });
         }
         Ok(all)

@@ -1,0 +1,118 @@
+//! PRISM-KV when somebody else's operation falls between the two round trips of one's own.
+
+mod support;
+
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::block_on;
+use farside_fabrics::layer::count::Count;
+use farside_remote::NodeId;
+use farside_systems::kv::prism_kv::PrismKv;
+use std::rc::Rc;
+use support::meddle::Meddle;
+use support::{Client, Home, run};
+
+type Meddled = PrismKv<Rc<Meddle<Rc<Count<Direct>>>>>;
+
+/// A store with k = old, a client whose requests can be meddled with, and one that meddles.
+fn scene(home: &Home) -> (Meddled, Client) {
+    home.create("s", 32, r#"{"items": 1000}"#);
+    let fabric = Rc::new(Meddle::new(home.endpoint()));
+    let mut meddled =
+        block_on((), PrismKv::open(Rc::clone(&fabric), NodeId(0), "s")).expect("the store is there");
+    block_on(fabric.inner().inner(), meddled.put(b"k", b"old")).expect("stored");
+    (meddled, home.client("s"))
+}
+
+/// Runs `operation` of the meddled client, with `act` done between its first chain and its second.
+macro_rules! between {
+    ($client:expr, $op:ident($($arg:expr),*), $act:expr) => {{
+        let fabric = Rc::clone($client.fabric());
+        fabric.before_chain(1, $act);
+        block_on(fabric.inner().inner(), $client.$op($($arg),*))
+    }};
+}
+
+fn get(client: &mut Meddled) -> Option<Vec<u8>> {
+    let fabric = Rc::clone(client.fabric());
+    block_on(fabric.inner().inner(), client.get(b"k")).expect("read").map(|item| item.value.to_vec())
+}
+
+macro_rules! other {
+    ($client:ident . $op:ident($($arg:expr),*)) => {{
+        let endpoint = Rc::clone($client.fabric());
+        run(&endpoint, $client.$op($($arg),*)).expect("nobody meddles with it")
+    }};
+}
+
+#[test]
+fn a_put_that_loses_to_a_blind_put_counts_as_done_before_it() {
+    let home = Home::new(64);
+    let (mut mine, mut theirs) = scene(&home);
+    between!(mine, put(b"k", b"mine"), move || other!(theirs.put(b"k", b"theirs"))).expect("stored");
+    assert_eq!(get(&mut mine).as_deref(), Some(&b"theirs"[..]));
+}
+
+#[test]
+fn a_put_that_loses_to_a_conditional_put_is_done_after_it() {
+    let home = Home::new(64);
+    let (mut mine, mut theirs) = scene(&home);
+    let act = move || {
+        let version = {
+            let endpoint = Rc::clone(theirs.fabric());
+            run(&endpoint, theirs.get(b"k")).expect("read").expect("present").version
+        };
+        // It saw `old`, so nothing can have come between.
+        other!(theirs.compare_and_put(b"k", version, b"theirs")).expect("unchanged since");
+    };
+    between!(mine, put(b"k", b"mine"), act).expect("stored");
+    assert_eq!(get(&mut mine).as_deref(), Some(&b"mine"[..]));
+}
+
+#[test]
+fn a_put_that_loses_to_a_delete_is_done_after_it() {
+    let home = Home::new(64);
+    let (mut mine, mut theirs) = scene(&home);
+    between!(mine, put(b"k", b"mine"), move || assert!(other!(theirs.delete(b"k")))).expect("stored");
+    assert_eq!(get(&mut mine).as_deref(), Some(&b"mine"[..]));
+}
+
+#[test]
+fn a_delete_that_loses_to_a_put_deletes_what_was_put() {
+    let home = Home::new(64);
+    let (mut mine, mut theirs) = scene(&home);
+    let deleted = between!(mine, delete(b"k"), move || other!(theirs.put(b"k", b"theirs")));
+    assert_eq!(deleted, Ok(true));
+    // Had it been said to have come before the put, a second delete that lost likewise would have said so too.
+    assert_eq!(get(&mut mine), None);
+}
+
+#[test]
+fn a_delete_that_loses_to_a_delete_finds_nothing() {
+    let home = Home::new(64);
+    let (mut mine, mut theirs) = scene(&home);
+    let deleted = between!(mine, delete(b"k"), move || assert!(other!(theirs.delete(b"k"))));
+    assert_eq!(deleted, Ok(false));
+}
+
+#[test]
+fn a_put_if_absent_that_loses_is_refused() {
+    let home = Home::new(64);
+    let (mut mine, mut theirs) = scene(&home);
+    block_on(mine.fabric().inner().inner(), theirs.delete(b"k")).expect("deleted");
+    let stored = between!(mine, put_if_absent(b"k", b"mine"), move || other!(theirs.put(b"k", b"theirs")));
+    assert_eq!(stored, Ok(false));
+    assert_eq!(get(&mut mine).as_deref(), Some(&b"theirs"[..]));
+}
+
+#[test]
+fn a_small_put_over_a_large_value_gives_all_its_parts_back() {
+    let home = Home::new(64);
+    let (mine, mut theirs) = scene(&home);
+    let mut cached = home.client("s").with_slot_cache(10);
+    other!(theirs.put(b"k", &vec![1; 1 << 20]));
+    let read = other!(cached.get(b"k")).expect("present").value.len();
+    assert_eq!(read, 1 << 20);
+    other!(cached.put(b"k", b"small"));
+    drop((mine, theirs, cached));
+    assert_eq!(home.settled("s").live_buffers, 1);
+}
