@@ -327,7 +327,8 @@ mod tests {
             ),
             (
                 "workload=site.ycsb.workloads.TimeSeriesWorkload",
-                "line 1: workload is `site.ycsb.workloads.TimeSeriesWorkload`, legal is a class whose name ends in CoreWorkload",
+                "line 1: workload is `site.ycsb.workloads.TimeSeriesWorkload`, legal is a class whose name ends in \
+                 CoreWorkload",
             ),
             ("recordcount=\\u00", "line 1: `\\u00` is not \\u and four hexadecimal digits of a character"),
         ] {

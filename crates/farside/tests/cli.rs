@@ -150,7 +150,7 @@ fn every_byte_survives_a_dump_and_a_load_into_another_store() {
     let mut lines = Vec::new();
     for byte in 0..=255u8 {
         let (key, value) = (vec![b'k', byte], [[byte; 3].as_slice(), b"\\\t"].concat());
-        write!(lines, "k\\x{byte:02X}\t\\x{byte:02x}\\x{byte:02x}\\x{byte:02x}\\\\\\t\n").expect("memory");
+        writeln!(lines, "k\\x{byte:02X}\t\\x{byte:02x}\\x{byte:02x}\\x{byte:02x}\\\\\\t").expect("memory");
         expected.insert(key, value);
     }
     let all: Vec<u8> = (0..=255).collect();
@@ -389,7 +389,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 53] = [
+    let wrong: [(&[&str], &str); 56] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -436,6 +436,12 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["serve", "--memory", "0", "--socket", "/tmp/unused.sock"], "multiple of 1 MiB"),
         (&["serve", "--memory", "2TiB", "--socket", "/tmp/unused.sock"], "1024 GiB"),
         (&["serve", "--evict-stopped-after", "soon"], "10s or 2m"),
+        (&["serve", "--admin", "frob"], "127.0.0.1:7400"),
+        (
+            &["serve", "--admin", "0.0.0.0:7400", "--memory", "8MiB", "--socket", "/tmp/unused.sock"],
+            "--admin-token-file",
+        ),
+        (&["serve", "--evict"], "--memory-file"),
         (&["serve", "--items", "5"], "--store"),
         // Measurements.
         (&["bench", "ycsb", "--fabric", "udp"], "local, shm"),
@@ -706,6 +712,42 @@ fn a_node_lives_on_when_nobody_reads_what_it_says() {
     });
     farside(["kv", "put", "k", "v", "--pool", &url]).done();
     node.kill().and_then(|()| node.wait()).expect("ours to kill");
+}
+
+#[test]
+fn a_memory_file_is_served_again_with_what_it_holds_and_no_other_file_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (socket, file) = (folder.path().join("node.sock"), folder.path().join("memory"));
+    let log = |name: &str| folder.path().join(name);
+    let url = format!("shm:{}", socket.display());
+    let named = file.display().to_string();
+    let mut node =
+        serve(&socket, &["--memory", "16MiB", "--store", "default", "--memory-file", &named], log("1"));
+    node.line();
+    farside(["kv", "put", "k", "v", "--pool", &url]).done();
+    let elsewhere = folder.path().join("other.sock");
+    let elsewhere = elsewhere.display().to_string();
+    let refused = |arguments: &[&str], reason: &str| {
+        farside(["serve", "--socket", &elsewhere].iter().chain(arguments)).refused(reason);
+    };
+    refused(&["--memory-file", &named], "use that one, or stop it");
+    node.kill();
+    refused(&["--memory-file", &named, "--memory", "32MiB"], "16777216");
+    // Whoever does not say how much there is gets what there is.
+    let node = serve(&socket, &["--memory-file", &named], log("2"));
+    assert!(node.line().contains("16.0 MiB"));
+    assert_eq!(farside(["kv", "get", "k", "--pool", &url]).done().out, b"v");
+
+    std::fs::write(log("text"), "precious").expect("a file");
+    std::fs::write(log("noise"), bytes(8 * MIB, 1)).expect("a file");
+    refused(&["--memory-file", &log("text").display().to_string()], "name another file");
+    refused(&["--memory-file", &log("noise").display().to_string()], "no farside memory");
+    refused(&["--memory-file", &folder.path().display().to_string()], "could not open");
+    refused(&["--memory-file", "/nowhere/file"], "could not open");
+    refused(&["--memory-file", "/dev/zero", "--memory", "8MiB"], "is no file");
+    refused(&["--memory-file", &named, "--pages", "small"], "--help");
+    assert_eq!(std::fs::read(log("text")).expect("it is still there"), b"precious");
+    assert!(std::fs::read(log("noise")).expect("it is still there") == bytes(8 * MIB, 1));
 }
 
 // Measurements.

@@ -12,7 +12,8 @@ struct Arrows {
 
 const ARROWS: [Arrows; 7] = [
     Arrows { package: "farside-remote", uses: &[], tests_use: &[] },
-    Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &[] },
+    // The conformance suite runs fabrics against a real node.
+    Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &["farside-node"] },
     Arrows { package: "farside-node", uses: &["farside-remote", "farside-fabrics"], tests_use: &[] },
     Arrows {
         package: "farside-systems",

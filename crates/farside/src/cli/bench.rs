@@ -57,7 +57,8 @@ struct Ycsb {
     #[arg(long, value_name = "NAME")]
     distribution: Option<String>,
     /// Records in the store
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     records: u64,
     /// Bytes of a value
     #[arg(long, value_name = "B", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
@@ -94,7 +95,8 @@ struct FloorArgs {
     #[arg(long, value_enum, default_value_t = FabricArg::Shm)]
     fabric: FabricArg,
     /// Records in the table
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     records: u64,
     /// Bytes of a value
     #[arg(long, value_name = "B", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]

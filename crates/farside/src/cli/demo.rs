@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args)]
 pub(super) struct Demo {
     /// Records in the store
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..=1 << 26))]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1000..=1 << 26))]
     records: u64,
     /// Bytes of a value
     #[arg(long, value_name = "B", default_value_t = 512, value_parser = clap::value_parser!(u32).range(32..=60_000))]

@@ -1,13 +1,15 @@
 //! `up` and `serve`: a memory node in this process.
 
-use super::{Done, Failure, bytes, duration, human_bytes, quota};
+use super::{Done, Failure, bytes, check_available, duration, human_bytes, quota};
 use farside::NewStore;
 use farside::config::{default_socket, make_folder_of};
 use farside::parts::kinds;
 use farside_fabrics::memory::{Found, Mapping, Pages};
 use farside_node::host::{Admin, Host, Options};
+use farside_remote::arena::Geometry;
 use farside_remote::control::Ask;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,9 +27,9 @@ pub(super) struct Up {
 /// Start a memory node.
 #[derive(clap::Args)]
 pub(super) struct Serve {
-    /// Bytes of memory to lend: a multiple of 1MiB
-    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = bytes)]
-    memory: u64,
+    /// Bytes of memory to lend: a multiple of 1MiB [default: what --memory-file has, else 1GiB]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory: Option<u64>,
     /// Where clients of this host connect [default: where they look for it]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -35,8 +37,8 @@ pub(super) struct Serve {
     #[arg(long, value_enum, default_value_t = PagesArg::Auto)]
     pages: PagesArg,
     /// Show health, stores and metrics by HTTP
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:7400")]
-    admin: Option<std::net::SocketAddr>,
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:7400", value_parser = address)]
+    admin: Option<SocketAddr>,
     /// A file with the token that HTTP clients must send; required unless --admin is of this machine alone
     #[arg(long, value_name = "PATH", requires = "admin")]
     admin_token_file: Option<PathBuf>,
@@ -91,7 +93,7 @@ impl Up {
     pub(super) fn run(self) -> Done {
         let given = self.socket.is_some();
         let serve = Serve {
-            memory: self.memory,
+            memory: Some(self.memory),
             socket: self.socket,
             pages: PagesArg::Auto,
             admin: None,
@@ -129,6 +131,13 @@ impl Serve {
         self.socket.clone().unwrap_or_else(default_socket)
     }
 
+    fn memory(&self) -> u64 {
+        const MEMORY: u64 = 1 << 30;
+        let file = self.memory_file.as_ref().and_then(|path| std::fs::metadata(path).ok());
+        let found = file.map(|file| file.len()).filter(|&len| Geometry::of(len).is_some());
+        self.memory.or(found).unwrap_or(MEMORY)
+    }
+
     /// Serves until a signal comes; once it does, says where, and what to try next.
     fn serve(self, hints: &str) -> Done {
         use signal_hook::consts::{SIGINT, SIGTERM};
@@ -140,10 +149,17 @@ impl Serve {
         }
         let socket = self.socket();
         make_folder_of(&socket).map_err(Failure::Told)?;
+        let bytes = self.memory();
         let (memory, found) = match &self.memory_file {
-            Some(path) => Mapping::open(path, self.memory)?,
-            None => (Mapping::create(self.memory, self.pages.into())?, Found::Nothing),
+            Some(path) => Mapping::open(path, bytes)?,
+            None => (Mapping::create(bytes, self.pages.into())?, Found::Nothing),
         };
+        if self.memory_file.is_none()
+            && let Err(Failure::Told(reason)) =
+                check_available(bytes, "stores that fill it will be the end of it")
+        {
+            tracing::warn!("{reason}");
+        }
         let page_size = memory.page_size().0;
         let options = Options {
             socket: Some(socket.clone()),
@@ -159,7 +175,7 @@ impl Serve {
         tell!(
             "farside: node pid {} serves {} of memory ({} pages) at shm:{}",
             std::process::id(),
-            human_bytes(self.memory),
+            human_bytes(bytes),
             human_bytes(page_size),
             socket.display()
         );
@@ -175,7 +191,10 @@ impl Serve {
         let Some(listen) = self.admin else { return Ok(None) };
         let token = self.admin_token_file.as_ref().map(|path| {
             let text = std::fs::read_to_string(path).map_err(|error| {
-                Failure::Told(format!("could not read the token in {}: {error}", path.display()))
+                Failure::Told(format!(
+                    "could not read the token in {}: {error}; name a file that you may read",
+                    path.display()
+                ))
             })?;
             match text.trim() {
                 "" => Err(Failure::Told(format!("{} holds no token: put one into it", path.display()))),
@@ -202,6 +221,11 @@ impl Serve {
         host.ask(new.ask(), STORE_WAIT)?;
         Ok(())
     }
+}
+
+/// For clap: where to listen.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("'{text}' is no address and port: write it like 127.0.0.1:7400"))
 }
 
 /// A node one of whose threads has ended must not seem to live: clients would wait for it.

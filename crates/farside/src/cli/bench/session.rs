@@ -154,7 +154,11 @@ impl Session {
             let clients: Vec<_> = (0..self.asked.threads)
                 .map(|thread| {
                     let sender = sender.clone();
-                    scope.spawn(move || self.client(thread, &sender))
+                    scope.spawn(move || {
+                        let ended = self.client(thread, &sender);
+                        sender.send(()).unwrap_or(()); // So that nobody waits for one that failed.
+                        ended
+                    })
                 })
                 .collect();
             drop(sender);
@@ -170,20 +174,19 @@ impl Session {
 
     /// Waits for every client to be warm, then lets them run for so long.
     fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) {
-        (0..clients).for_each(|_| events.recv().unwrap_or(())); // Each is about to begin.
-        std::thread::sleep(WARM_UP + duration);
+        (0..clients).for_each(|_| events.recv().unwrap_or(()));
+        std::thread::sleep(duration);
         self.run.stop();
     }
 
     /// One client thread: warms up, then counts from there to the end.
-    fn client(&self, thread: u32, began: &mpsc::Sender<()>) -> Result<Ended, Failure> {
+    fn client(&self, thread: u32, warm: &mpsc::Sender<()>) -> Result<Ended, Failure> {
         let endpoint = Rc::new(self.pool.endpoint_here()?);
         let drawn = self.run.thread(thread);
         let mut kvs = Vec::new();
         for _ in 0..self.asked.tasks {
             kvs.push(self.kv(&endpoint)?);
         }
-        began.send(()).unwrap_or(()); // The conductor outlives its clients.
         let mut core = Core::new(&endpoint);
         let mark = std::cell::Cell::new(None);
         for (task, kv) in (0u32..).zip(&mut kvs) {
@@ -198,15 +201,15 @@ impl Session {
                     }
                     drawn.forget_warm_up();
                     mark.set(Some((Instant::now(), node_cpu(self), own_cpu(), endpoint.counters())));
+                    warm.send(()).unwrap_or(()); // The conductor outlives its clients.
                 }
                 self.run.task(kv, drawn, writer, u64::MAX).await;
             });
         }
         core.run();
         drop(core);
-        let (since, node_before, own_before, counted) = mark
-            .get()
-            .ok_or_else(|| Failure::Told("the run ended before it was warm: give more --seconds".into()))?;
+        let (since, node_before, own_before, counted) =
+            mark.get().expect("the first task gets to its mark, even if the run is over by then");
         Ok(Ended {
             tally: drawn.take_tally(),
             seconds: since.elapsed().as_secs_f64(),
