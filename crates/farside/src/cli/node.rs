@@ -1,6 +1,6 @@
 //! `up` and `serve`: a memory node in this process.
 
-use super::{Done, Failure, bytes, check_available, duration, human_bytes, quota};
+use super::{Done, Failure, available_memory, bytes, duration, human_bytes, quota};
 use farside::NewStore;
 use farside::config::{default_socket, make_folder_of};
 use farside::parts::kinds;
@@ -154,11 +154,14 @@ impl Serve {
             Some(path) => Mapping::open(path, bytes)?,
             None => (Mapping::create(bytes, self.pages.into())?, Found::Nothing),
         };
-        if self.memory_file.is_none()
-            && let Err(Failure::Told(reason)) =
-                check_available(bytes, "stores that fill it will be the end of it")
+        if let Some(available) = available_memory().filter(|&available| available < bytes)
+            && self.memory_file.is_none()
         {
-            tracing::warn!("{reason}");
+            tracing::warn!(
+                "this machine has {} of memory available, less than is to be lent: once that is spent, the system \
+                 ends processes; serve less --memory, or none that fills it",
+                human_bytes(available)
+            );
         }
         let page_size = memory.page_size().0;
         let options = Options {
