@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct ServiceId(pub u32);
 
 impl ServiceId {
-    /// The node itself: its catalog. See [`crate::service::control`].
+    /// The node itself: its catalog. See [`crate::control`].
     pub const NODE: ServiceId = ServiceId(0);
 }
 

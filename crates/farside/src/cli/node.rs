@@ -37,7 +37,8 @@ pub(super) struct Serve {
     #[arg(long, value_enum, default_value_t = PagesArg::Auto)]
     pages: PagesArg,
     /// Show health, stores and metrics by HTTP
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:7400", value_parser = address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    #[arg(num_args = 0..=1, default_missing_value = "127.0.0.1:7400")]
     admin: Option<SocketAddr>,
     /// A file with the token that HTTP clients must send; required unless --admin is of this machine alone
     #[arg(long, value_name = "PATH", requires = "admin")]
