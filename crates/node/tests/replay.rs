@@ -82,8 +82,8 @@ impl Memory for Replayed {
     fn admits(&self, key: Key) -> Result<bool, Wait> {
         Arena::of(self).admits(key)
     }
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Wait> {
-        Arena::of(self).reach(key, at, len)
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Wait> {
+        Arena::of(self).reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Wait> {
         let matches =

@@ -48,15 +48,10 @@ struct Part<'a> {
 
 /// A chain being built.
 pub struct Chain<'a> {
-    key: Key,
-    ops: u32,
-    allocates: u32,
-    atomics: u32,
-    parts_len: u32,
-    /// Bytes of all parts.
-    borrowed: usize,
+    header: ChainHeader,
     bytes: &'a mut Vec<u8>,
     parts: [Option<Part<'a>>; PARTS_MAX],
+    parts_len: usize,
 }
 
 impl ChainBuf {
@@ -70,16 +65,7 @@ impl ChainBuf {
     pub fn begin<'a>(&'a mut self, key: Key) -> Chain<'a> {
         self.bytes.clear();
         let parts = [const { None }; PARTS_MAX];
-        Chain {
-            key,
-            ops: 0,
-            allocates: 0,
-            atomics: 0,
-            parts_len: 0,
-            borrowed: 0,
-            bytes: &mut self.bytes,
-            parts,
-        }
+        Chain { header: ChainHeader::empty(key), bytes: &mut self.bytes, parts, parts_len: 0 }
     }
 }
 
@@ -104,7 +90,8 @@ impl<'a> Chain<'a> {
 
     #[inline(always)]
     fn push<T: ?Sized>(&mut self, op: Op<'a, T>, condition: u8) -> Out<T> {
-        assert!((self.ops as usize) < OPS_MAX, "a chain has at most {OPS_MAX} ops");
+        let index = self.header.ops.get();
+        assert!((index as usize) < OPS_MAX, "a chain has at most {OPS_MAX} ops");
         let header = OpHeader {
             code: op.code as u8,
             flags: op.flags | condition,
@@ -113,12 +100,12 @@ impl<'a> Chain<'a> {
             len: U32::new(op.len),
             at: U64::new(op.at.raw()),
         };
-        self.bytes.extend_from_slice(header.as_bytes());
+        self.append(header.as_bytes());
         if op.flags & flag::REDIRECT != 0 {
-            self.bytes.extend_from_slice(op.redirect.as_bytes());
+            self.append(op.redirect.as_bytes());
         }
         if op.flags & flag::DATA_INDIRECT != 0 {
-            self.bytes.extend_from_slice(op.source.as_bytes());
+            self.append(op.source.as_bytes());
         }
         if op.code != Code::Read {
             for part in op.payload {
@@ -126,47 +113,49 @@ impl<'a> Chain<'a> {
             }
         }
         if op.code == Code::Allocate {
-            self.allocates += 1;
-            assert!(
-                self.allocates as usize <= ALLOCATES_MAX,
-                "a chain has at most {ALLOCATES_MAX} ALLOCATEs"
-            );
+            let allocates = self.header.allocates.get() + 1;
+            assert!(allocates as usize <= ALLOCATES_MAX, "a chain has at most {ALLOCATES_MAX} ALLOCATEs");
+            self.header.allocates = U16::new(allocates);
         }
-        self.atomics += u32::from(op.code.is_atomic());
-        let index = self.ops as u8;
-        self.ops += 1;
-        Out { index, output: PhantomData }
+        if op.code.is_atomic() {
+            self.header.atomics = U16::new(self.header.atomics.get() + 1);
+        }
+        self.header.ops = U16::new(index + 1);
+        Out { index: index as u8, output: PhantomData }
+    }
+
+    #[inline(always)]
+    fn append(&mut self, bytes: &[u8]) {
+        self.grow_by(bytes.len());
+        self.bytes.extend_from_slice(bytes);
     }
 
     #[inline(always)]
     fn payload(&mut self, part: &'a [u8]) {
-        if part.len() < BORROW_MIN || self.parts_len as usize == PARTS_MAX {
-            self.bytes.extend_from_slice(part);
+        if part.len() < BORROW_MIN || self.parts_len == PARTS_MAX {
+            self.append(part);
         } else {
-            self.parts[self.parts_len as usize] = Some(Part { at: self.bytes.len() as u32, bytes: part });
+            self.grow_by(part.len());
+            self.parts[self.parts_len] = Some(Part { at: self.bytes.len() as u32, bytes: part });
             self.parts_len += 1;
-            self.borrowed += part.len();
         }
+    }
+
+    #[inline(always)]
+    fn grow_by(&mut self, len: usize) {
+        let bytes = self.header.bytes.get() as usize + len;
+        assert!(bytes <= CHAIN_BYTES_MAX - CHAIN_HEADER, "a chain has at most {CHAIN_BYTES_MAX} bytes");
+        self.header.bytes = U32::new(bytes as u32);
     }
 
     /// What local and shared-memory fabrics run: no copy.
     ///
     /// # Panics
-    /// If the chain is empty or longer than [`CHAIN_BYTES_MAX`].
+    /// If the chain is empty.
     #[inline(always)]
     pub fn view(&self) -> ChainView<'_> {
-        assert!(self.ops > 0, "an empty chain asks for nothing");
-        let view = ChainView {
-            key: self.key,
-            ops: self.ops,
-            allocates: self.allocates,
-            atomics: self.atomics,
-            borrowed: self.borrowed,
-            bytes: self.bytes,
-            parts: &self.parts[..self.parts_len as usize],
-        };
-        assert!(view.wire_len() <= CHAIN_BYTES_MAX, "a chain has at most {CHAIN_BYTES_MAX} bytes");
-        view
+        assert!(self.header.ops.get() > 0, "an empty chain asks for nothing");
+        ChainView { header: &self.header, bytes: self.bytes, parts: &self.parts[..self.parts_len] }
     }
 
     /// Appends the wire form: the one copy of the payload in user space.
@@ -181,11 +170,8 @@ impl<'a> Chain<'a> {
 /// A well-formed chain, built here or decoded.
 #[derive(Clone, Copy)]
 pub struct ChainView<'a> {
-    key: Key,
-    ops: u32,
-    allocates: u32,
-    atomics: u32,
-    borrowed: usize,
+    header: &'a ChainHeader,
+    /// What follows the header, without the parts.
     bytes: &'a [u8],
     parts: &'a [Option<Part<'a>>],
 }
@@ -196,7 +182,7 @@ impl<'a> ChainView<'a> {
     /// # Errors
     /// The chain is malformed; nothing of it may run.
     pub fn decode(bytes: &'a [u8]) -> Result<(ChainView<'a>, &'a [u8]), WireError> {
-        let (header, rest) = ChainHeader::read_from_prefix(bytes).map_err(|_| WireError::Truncated)?;
+        let (header, rest) = ChainHeader::ref_from_prefix(bytes).map_err(|_| WireError::Truncated)?;
         let len = header.bytes.get() as usize;
         if len > CHAIN_BYTES_MAX - CHAIN_HEADER {
             return Err(WireError::TooLong { bytes: len });
@@ -212,72 +198,60 @@ impl<'a> ChainView<'a> {
         if allocates > ALLOCATES_MAX || allocates != header.allocates.get() as usize {
             return Err(WireError::AllocateCount(allocates));
         }
-        let view = ChainView {
-            key: header.key,
-            ops: ops as u32,
-            allocates: allocates as u32,
-            atomics: atomics as u32,
-            borrowed: 0,
-            bytes: body,
-            parts: &[],
-        };
-        Ok((view, rest))
+        if atomics != header.atomics.get() as usize {
+            return Err(WireError::AtomicCount(atomics));
+        }
+        Ok((ChainView { header, bytes: body, parts: &[] }, rest))
     }
 
     /// The key under which every op runs.
     #[inline]
     pub fn key(&self) -> Key {
-        self.key
+        self.header.key
     }
 
     /// How many ops there are.
     #[inline]
     pub fn len(&self) -> usize {
-        self.ops as usize
+        self.header.ops.get() as usize
     }
 
     /// Never: a chain has an op.
     pub fn is_empty(&self) -> bool {
-        self.ops == 0
+        self.len() == 0
     }
 
     /// How many of them are ALLOCATEs.
     #[inline]
     pub fn allocates(&self) -> usize {
-        self.allocates as usize
+        self.header.allocates.get() as usize
     }
 
     /// How many of them are CAS or FETCH-ADD.
     #[inline]
     pub fn atomics(&self) -> usize {
-        self.atomics as usize
+        self.header.atomics.get() as usize
     }
 
     /// Bytes of the wire form.
     #[inline]
     pub fn wire_len(&self) -> usize {
-        CHAIN_HEADER + self.bytes.len() + self.borrowed
+        CHAIN_HEADER + self.header.bytes.get() as usize
     }
 
     /// Appends the wire form.
     pub fn write_to(&self, out: &mut Vec<u8>) {
-        let header = ChainHeader {
-            key: self.key,
-            bytes: U32::new((self.wire_len() - CHAIN_HEADER) as u32),
-            ops: U16::new(self.ops as u16),
-            allocates: U16::new(self.allocates as u16),
-            reserved: U32::new(0),
-        };
-        out.extend_from_slice(header.as_bytes());
+        out.extend_from_slice(self.header.as_bytes());
         for piece in (Payload { bytes: self.bytes, at: 0, parts: self.parts }) {
             out.extend_from_slice(piece);
         }
     }
 
-    /// The only op, if there is but one.
+    /// The only op, if that is a READ whose output is not redirected: a header and nothing else.
     #[inline(always)]
-    pub(crate) fn only_op(&self) -> Option<OpView<'a>> {
-        if self.ops == 1 { self.ops().next() } else { None }
+    pub(crate) fn only_read(&self) -> Option<&'a OpHeader> {
+        let header = OpHeader::ref_from_bytes(self.bytes).ok()?;
+        (header.code == Code::Read as u8).then_some(header)
     }
 
     /// The ops in order.
@@ -386,7 +360,12 @@ impl<'a> OpView<'a> {
     /// What it does.
     #[inline]
     pub fn code(&self) -> Code {
-        Code::from_u8(self.header.code).expect("a chain was run that was not validated")
+        self.header.code()
+    }
+
+    #[inline]
+    pub(crate) fn header(&self) -> &'a OpHeader {
+        self.header
     }
 
     #[inline]
@@ -562,7 +541,8 @@ mod tests {
         };
         assert_eq!(broken(16, 2), Some(WireError::OpCount(1)));
         assert_eq!(broken(18, 1), Some(WireError::AllocateCount(0)));
-        assert_eq!(broken(20, 1), Some(WireError::Reserved));
+        assert_eq!(broken(20, 1), Some(WireError::AtomicCount(0)));
+        assert_eq!(broken(22, 1), Some(WireError::Reserved));
         assert_eq!(broken(24, 99), Some(WireError::UnknownOp(99)));
         assert!(matches!(broken(25, 0x80), Some(WireError::Flags { .. })));
         assert_eq!(broken(25, flag::BOUNDED), Some(WireError::BoundedButDirect));

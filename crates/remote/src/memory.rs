@@ -38,9 +38,9 @@ pub trait Memory {
     /// Whether `key` is, at this moment, the key of a region.
     fn admits(&self, key: Key) -> Result<bool, Self::Wait>;
 
-    /// How many of the `len` bytes from `at` on `key` opens, up to the end of the buffer (or of the extent, where
-    /// there are no buffers) in which `at` lies. 0 if it opens none.
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Self::Wait>;
+    /// How many of the `len` bytes from `at` on are `region`'s, up to the end of the buffer (or of the extent, where
+    /// there are no buffers) in which `at` lies. 0 if none are.
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Self::Wait>;
 
     /// Copies `out.len()` bytes from `at`.
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Self::Wait>;
@@ -66,8 +66,8 @@ impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
         (**self).admits(key)
     }
     #[inline(always)]
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, M::Wait> {
-        (**self).reach(key, at, len)
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
+        (**self).reach(region, at, len)
     }
     #[inline(always)]
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), M::Wait> {

@@ -106,7 +106,7 @@ impl Reply {
     ///
     /// # Panics
     /// If `out` is of another, longer chain.
-    #[inline]
+    #[inline(always)]
     pub fn get<T>(&self, out: Out<T>) -> Result<&T, Status>
     where
         T: ?Sized + FromBytes + KnownLayout + Immutable + Unaligned,
@@ -133,7 +133,7 @@ impl Reply {
     ///
     /// # Panics
     /// If the reply is empty.
-    #[inline]
+    #[inline(always)]
     pub fn last_status(&self) -> Status {
         self.entry(self.ops.wrapping_sub(1)).0
     }
@@ -157,6 +157,7 @@ impl Reply {
     ///
     /// # Panics
     /// If there is no such op.
+    #[inline]
     pub fn output(&self, index: usize) -> &[u8] {
         let (_, start, end) = self.entry(index);
         &self.bytes[start..end]
@@ -206,7 +207,7 @@ impl Reply {
         (status, base + start, base + self.end(index))
     }
 
-    #[inline]
+    #[inline(always)]
     fn end(&self, index: usize) -> usize {
         let at = index * ENTRY + 4;
         u32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes")) as usize
@@ -227,7 +228,7 @@ impl Reply {
     pub(crate) fn output_room(&mut self, len: usize) -> Option<&mut [u8]> {
         let end = self.used.checked_add(len).filter(|&end| end <= REPLY_BYTES_MAX)?;
         self.room(end);
-        Some(&mut self.bytes[self.used..end])
+        self.bytes.get_mut(self.used..end)
     }
 
     /// Ends the next op of `ops`, with `len` bytes of output that were put into [`Reply::output_room`].

@@ -14,7 +14,8 @@ use crate::memory::{Memory, Width};
 use crate::mutant::Mutant;
 use crate::op::{Mode, big_endian};
 use crate::reply::{Reply, Status};
-use crate::wire::{ALLOCATES_MAX, Code, flag};
+use crate::wire::{ALLOCATES_MAX, Code, OpHeader, flag};
+use std::cell::Cell;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Runs a chain for the session numbered `owner`, to whom the buffers that it allocates belong.
@@ -29,17 +30,13 @@ pub fn run<M: Memory>(
     reply: &mut Reply,
 ) -> Result<(), M::Wait> {
     reply.begin(chain.len());
-    match chain.only_op() {
-        // Most of what is asked: worth a place in the caller, where nothing else wants the registers.
-        Some(op) if op.code() == Code::Read && op.redirect().is_none() => {
-            let runner = Runner::new(memory, owner, chain.key(), &mut []);
-            let (status, len) = ended(runner.read_out(&op, reply))?;
-            reply.end_op(1, status, len);
-            Ok(())
-        }
-        _ if chain.allocates() > 0 => run_allocating(memory, owner, chain, reply),
-        _ => run_ops(memory, owner, chain, reply),
-    }
+    // Most of what is asked: worth a place in the caller, where nothing else wants the registers.
+    let Some(read) = chain.only_read() else { return run_ops(memory, owner, chain, reply) };
+    let mut scratch = new_scratch();
+    let runner = Runner::new(memory, owner, chain.key(), &mut scratch, &mut []);
+    let (status, len) = ended(runner.read_out(read, reply))?;
+    reply.end_op(1, status, len);
+    Ok(())
 }
 
 #[inline(never)]
@@ -49,7 +46,10 @@ fn run_ops<M: Memory>(
     chain: ChainView<'_>,
     reply: &mut Reply,
 ) -> Result<(), M::Wait> {
-    Runner::new(memory, owner, chain.key(), &mut []).run(&chain, reply)
+    if chain.allocates() > 0 {
+        return run_allocating(memory, owner, chain, reply);
+    }
+    Runner::new(memory, owner, chain.key(), &mut new_scratch(), &mut []).run(&chain, reply)
 }
 
 /// Reserves a buffer for every ALLOCATE, runs the chain, and gives back what it did not use.
@@ -61,7 +61,8 @@ fn run_allocating<M: Memory>(
     reply: &mut Reply,
 ) -> Result<(), M::Wait> {
     let mut reserved = [0; ALLOCATES_MAX];
-    let mut runner = Runner::new(memory, owner, chain.key(), &mut reserved[..chain.allocates()]);
+    let (mut scratch, reserved) = (new_scratch(), &mut reserved[..chain.allocates()]);
+    let mut runner = Runner::new(memory, owner, chain.key(), &mut scratch, reserved);
     if !runner.reserve(&chain)? {
         for _ in 0..chain.len() {
             reply.end_op(chain.len(), Status::NotReady, 0);
@@ -100,11 +101,21 @@ fn ended<W>(done: Done<W>) -> Result<(Status, usize), W> {
     }
 }
 
+type Scratch = [u8; SCRATCH_SIZE as usize];
+
+#[inline(always)]
+fn new_scratch() -> Scratch {
+    [if Mutant::ScratchIsNotZeroed.is_on() { 0xa5 } else { 0 }; SCRATCH_SIZE as usize]
+}
+
 struct Runner<'m, M> {
     memory: &'m M,
     owner: u32,
     key: Key,
-    scratch: [u8; SCRATCH_SIZE as usize],
+    /// Whether the key opens its region: asked at the first access, and for the whole chain.
+    admitted: Cell<Option<bool>>,
+    /// Apart from the rest, since it is indexed: what is not can live in registers.
+    scratch: &'m mut Scratch,
     /// The buffers taken before the first op, one per ALLOCATE in their order; 0 where the ALLOCATE cannot succeed,
     /// or has been done.
     reserved: &'m mut [u64],
@@ -124,9 +135,14 @@ const COPY_CHUNK: usize = 512;
 
 impl<'m, M: Memory> Runner<'m, M> {
     #[inline(always)]
-    fn new(memory: &'m M, owner: u32, key: Key, reserved: &'m mut [u64]) -> Runner<'m, M> {
-        let scratch = [if Mutant::ScratchIsNotZeroed.is_on() { 0xa5 } else { 0 }; SCRATCH_SIZE as usize];
-        Runner { memory, owner, key, scratch, reserved, next_reserved: 0 }
+    fn new(
+        memory: &'m M,
+        owner: u32,
+        key: Key,
+        scratch: &'m mut Scratch,
+        reserved: &'m mut [u64],
+    ) -> Runner<'m, M> {
+        Runner { memory, owner, key, admitted: Cell::new(None), scratch, reserved, next_reserved: 0 }
     }
 
     /// Runs every op in order.
@@ -165,8 +181,8 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     #[inline]
     fn read(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
-        let Some(to) = op.redirect() else { return self.read_out(op, reply) };
-        let (place, len) = self.target(op)?;
+        let Some(to) = op.redirect() else { return self.read_out(op.header(), reply) };
+        let (place, len) = self.target(op.header())?;
         let to = self.whole(to, len)?;
         self.copy(place, to, len as usize)?;
         Ok((Status::Ok, 0))
@@ -174,7 +190,7 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     /// A READ whose output goes into the reply.
     #[inline(always)]
-    fn read_out(&self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+    fn read_out(&self, op: &OpHeader, reply: &mut Reply) -> Done<M::Wait> {
         let (place, len) = self.target(op)?;
         let Some(out) = reply.output_room(len as usize) else { return Err(Stop::Refused(Status::TooLong)) };
         self.fetch(place, out)?;
@@ -183,7 +199,7 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     #[inline(never)]
     fn write(&mut self, op: &OpView<'_>) -> Done<M::Wait> {
-        let (place, len) = self.target(op)?;
+        let (place, len) = self.target(op.header())?;
         if let Some(source) = op.source() {
             let source = self.whole(source, len)?;
             self.copy(source, place, len as usize)?;
@@ -297,18 +313,19 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     /// The target of a READ or WRITE, and how many bytes of it there are.
     #[inline(always)]
-    fn target(&self, op: &OpView<'_>) -> Result<(Place, u64), Stop<M::Wait>> {
+    fn target(&self, op: &OpHeader) -> Result<(Place, u64), Stop<M::Wait>> {
+        let len = u64::from(op.len.get());
         if !op.has(flag::TARGET_INDIRECT) {
-            return Ok((self.whole(op.target(), op.len())?, op.len()));
+            return Ok((self.whole(op.target(), len)?, len));
         }
         let (ptr, len) = if op.has(flag::BOUNDED) {
             let word = self.load(self.word(op.target(), Width::W16)?, Width::W16)?;
             let mut pointer = BoundedPtr::new_zeroed();
             pointer.as_mut_bytes().copy_from_slice(&word.to_le_bytes());
-            (pointer.ptr, op.len().min(u64::from(pointer.bound.get())))
+            (pointer.ptr, len.min(u64::from(pointer.bound.get())))
         } else {
             let word = self.load(self.word(op.target(), Width::W8)?, Width::W8)?;
-            (Addr::new(word as u64), op.len())
+            (Addr::new(word as u64), len)
         };
         if len == 0 {
             return Ok((Place::Scratch(0), 0)); // Success, and nothing is dereferenced.
@@ -337,11 +354,24 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.word(ptr, width)
     }
 
+    #[inline(always)]
+    fn admitted(&self) -> Result<bool, M::Wait> {
+        if let Some(admitted) = self.admitted.get() {
+            return Ok(admitted);
+        }
+        let admitted = self.memory.admits(self.key)?;
+        self.admitted.set(Some(admitted));
+        Ok(admitted)
+    }
+
     /// How much of `len` bytes from `at` may be touched.
     #[inline(always)]
     fn reach(&self, at: Addr, len: u64) -> Result<(Place, u64), M::Wait> {
         match at.scratch_offset() {
-            None => Ok((Place::Node(at.raw()), self.memory.reach(self.key, at.raw(), len)?)),
+            None if self.admitted()? => {
+                Ok((Place::Node(at.raw()), self.memory.reach(self.key.region(), at.raw(), len)?))
+            }
+            None => Ok((Place::Node(at.raw()), 0)),
             Some(offset) if offset < SCRATCH_SIZE => {
                 Ok((Place::Scratch(offset as usize), len.min(SCRATCH_SIZE - offset)))
             }
@@ -372,7 +402,7 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     /// The class of an ALLOCATE, if its buffers hold what is to be put in.
     fn class_for(&self, op: &OpView<'_>) -> Result<&'static Class, Stop<M::Wait>> {
-        if !self.memory.admits(self.key)? {
+        if !self.admitted()? {
             return Err(Stop::Refused(Status::Access));
         }
         let list = u8::try_from(op.target().raw()).ok().and_then(Class::get);
@@ -574,23 +604,18 @@ pub enum Hint {
     },
 }
 
-/// What to fetch ahead before a chain is run, op by op.
+/// Says what to fetch ahead before a chain is run, op by op.
 #[inline(always)]
-pub fn hints<'a>(chain: ChainView<'a>) -> impl Iterator<Item = Hint> + 'a {
-    let mut ops = chain.ops();
-    std::iter::from_fn(
-        #[inline(always)]
-        move || loop {
-            if let Some(hint) = hint(&ops.next()?) {
-                return Some(hint);
-            }
-        },
-    )
+pub fn hints(chain: ChainView<'_>, mut say: impl FnMut(Hint)) {
+    match chain.only_read() {
+        Some(read) => hint(read).into_iter().for_each(say),
+        None => chain.ops().filter_map(|op| hint(op.header())).for_each(&mut say),
+    }
 }
 
 #[inline(always)]
-fn hint(op: &OpView<'_>) -> Option<Hint> {
-    let (at, len) = (op.target(), op.len() as u32);
+fn hint(op: &OpHeader) -> Option<Hint> {
+    let (at, len) = (op.target(), op.len.get());
     match op.code() {
         Code::Allocate => Some(Hint::Buffer { class: at.raw() as u8, len }),
         _ if at.scratch_offset().is_some() => None,

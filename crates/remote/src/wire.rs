@@ -1,7 +1,7 @@
 //! The bytes of a chain: what every fabric carries and every fuzzer feeds.
 //!
 //! ```text
-//! chain:  | secret u64 | region u32 | bytes u32 | ops u16 | allocates u16 | 0 u32 |   24 bytes, then the ops
+//! chain:  | secret u64 | region u32 | bytes u32 | ops u16 | allocates u16 | atomics u16 | 0 u16 |   24 bytes, then the ops
 //! op:     | code u8 | flags u8 | mode u8 | width u8 | len u32 | at u64 |              16 bytes, then, as flagged,
 //!         [ redirect u64 ] [ source u64 ] [ payload ]
 //! reply:  { | status u8 | 0 u8 x 3 | end u32 | } per op, then the outputs; `end` counts from the first output
@@ -37,8 +37,25 @@ pub struct ChainHeader {
     pub ops: U16,
     /// How many of them are ALLOCATEs.
     pub allocates: U16,
+    /// How many of them are CAS or FETCH-ADD.
+    pub atomics: U16,
     /// Zero.
-    pub reserved: U32,
+    pub reserved: U16,
+}
+
+impl ChainHeader {
+    /// Of no ops yet.
+    #[inline(always)]
+    pub(crate) const fn empty(key: Key) -> ChainHeader {
+        ChainHeader {
+            key,
+            bytes: U32::ZERO,
+            ops: U16::ZERO,
+            allocates: U16::ZERO,
+            atomics: U16::ZERO,
+            reserved: U16::ZERO,
+        }
+    }
 }
 
 /// The header of an op.
@@ -130,6 +147,12 @@ impl Code {
 }
 
 impl OpHeader {
+    /// What the op does.
+    #[inline(always)]
+    pub(crate) fn code(&self) -> Code {
+        Code::from_u8(self.code).expect("a chain was run that was not validated")
+    }
+
     pub(crate) const fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
@@ -201,6 +224,8 @@ pub enum WireError {
     OpCount(usize),
     /// More ALLOCATEs than [`ALLOCATES_MAX`], or other than announced.
     AllocateCount(usize),
+    /// Other CAS and FETCH-ADD ops than announced.
+    AtomicCount(usize),
     /// No op has this code.
     UnknownOp(u8),
     /// A flag that means nothing for this op.
@@ -233,6 +258,7 @@ impl std::fmt::Display for WireError {
             WireError::AllocateCount(n) => {
                 write!(f, "{n} ALLOCATEs: announced otherwise, or more than {ALLOCATES_MAX}")
             }
+            WireError::AtomicCount(n) => write!(f, "{n} atomics: announced otherwise"),
             WireError::UnknownOp(code) => write!(f, "no op has code {code}"),
             WireError::Flags { code, flags } => write!(f, "flags {flags:#04x} mean nothing for {code:?}"),
             WireError::BoundedButDirect => write!(f, "a bounded access must be indirect"),

@@ -10,7 +10,6 @@ mod units;
 pub use pages::{PageSize, Pages};
 
 use farside_remote::arena::{Arena, Geometry, header};
-use farside_remote::run::Hint;
 use farside_remote::{Key, Memory, Width};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::convert::Infallible;
@@ -253,9 +252,12 @@ impl Mapping {
     #[inline(always)]
     fn aligned<const WIDTH: usize>(&self, at: u64) -> *mut u8 {
         const { assert!(WIDTH as u64 <= Geometry::SIZE_MIN && WIDTH.is_power_of_two()) }
+        let size = self.geometry.size();
+        // SAFETY: `Geometry::of` makes none that is smaller. So the words of a fixed record need no check.
+        unsafe { std::hint::assert_unchecked(size >= Geometry::SIZE_MIN) };
         // The mapping begins on a page, so its words are where addresses are multiples.
-        if at > self.geometry.size() - WIDTH as u64 || !at.is_multiple_of(WIDTH as u64) {
-            misplaced(at, WIDTH, self.geometry.size());
+        if at > size - WIDTH as u64 || !at.is_multiple_of(WIDTH as u64) {
+            misplaced(at, WIDTH, size);
         }
         // SAFETY: within the mapping, as just checked: no geometry is smaller than a word.
         unsafe { self.base.add(at as usize) }
@@ -303,7 +305,7 @@ impl Mapping {
     }
 
     /// Copies out what does not fill a unit.
-    #[inline(always)]
+    #[inline(never)]
     fn read_within_unit(&self, at: u64, out: &mut [u8]) {
         let base = at & !(UNIT as u64 - 1);
         // SAFETY: the unit around a mapped byte is mapped, as the mapping is page-aligned.
@@ -339,43 +341,33 @@ impl Mapping {
 
     // Hiding latency: what a chain will touch is fetched while other chains run.
 
-    /// Starts fetching what an op names directly.
+    /// What the pointer at `at` points to, if it is one: at most `len` bytes. Only a guess: nothing is checked but that
+    /// both lie in the memory.
     #[inline(always)]
-    pub(crate) fn prefetch_target(&self, hint: &Hint) {
-        match *hint {
-            Hint::Bytes { at, len } => self.prefetch(at, len),
-            Hint::Pointee { at, .. } => self.prefetch(at, 1),
-            Hint::Buffer { .. } => {}
+    pub(crate) fn guess_pointee(&self, at: u64, len: u32, bounded: bool) -> Option<Stretch> {
+        if !at.is_multiple_of(16) || !self.holds(at, 16) {
+            return None;
         }
+        let Ok(word) = self.load(at, Width::W16);
+        let bound = if bounded { (word >> 64) as u32 } else { u32::MAX };
+        Some(Stretch { at: word as u64, len: len.min(bound) }).filter(|stretch| self.has(stretch))
     }
 
-    /// Starts fetching what the pointer points to that [`Mapping::prefetch_target`] fetched, or a free buffer of the
-    /// region. Only a guess: nothing is checked but that it lies in the memory, and nothing is answered.
-    #[inline(always)]
-    pub(crate) fn prefetch_pointee(&self, hint: &Hint, region: u32) {
-        match *hint {
-            Hint::Pointee { at, len, bounded } => {
-                if at.is_multiple_of(16) && self.holds(at, 16) {
-                    let Ok(word) = self.load(at, Width::W16);
-                    let bound = if bounded { (word >> 64) as u32 } else { u32::MAX };
-                    self.prefetch(word as u64, len.min(bound));
-                }
-            }
-            Hint::Buffer { class, len } => self.prefetch_buffer(region, class, len),
-            Hint::Bytes { .. } => {}
-        }
-    }
-
+    /// The buffer that the region's next ALLOCATE of that class will likely take.
     #[inline(never)]
-    fn prefetch_buffer(&self, region: u32, class: u8, len: u32) {
-        if let Some(class) = farside_remote::arena::class::Class::get(class)
-            && region < farside_remote::arena::REGIONS_MAX
-        {
-            let Ok(buffer) = self.arena().first_free(region, class);
-            if let Some(buffer) = buffer {
-                self.prefetch(buffer.at, len);
-            }
+    pub(crate) fn guess_buffer(&self, region: u32, class: u8, len: u32) -> Option<Stretch> {
+        let class = farside_remote::arena::class::Class::get(class)?;
+        if region >= farside_remote::arena::REGIONS_MAX {
+            return None;
         }
+        let Ok(buffer) = self.arena().first_free(region, class);
+        Some(Stretch { at: buffer?.at, len }).filter(|stretch| self.has(stretch))
+    }
+
+    /// Whether it has bytes, and all of them are the memory's.
+    #[inline(always)]
+    pub(crate) fn has(&self, stretch: &Stretch) -> bool {
+        stretch.len > 0 && self.holds(stretch.at, u64::from(stretch.len))
     }
 
     #[inline(always)]
@@ -383,23 +375,39 @@ impl Mapping {
         at < self.geometry.size() && len <= self.geometry.size() - at
     }
 
-    /// Starts fetching the lines of `len` bytes at `at`, as many as are worth it.
+    /// Starts fetching the line of the byte `at`. Faults nowhere.
     #[inline(always)]
-    fn prefetch(&self, at: u64, len: u32) {
+    pub(crate) fn prefetch_line(&self, at: u64) {
+        let place = self.base.wrapping_add(at as usize).cast_const();
+        // SAFETY: has no architectural effect, wherever it points.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _no_hint_on_this_cpu = place;
+    }
+
+    /// Starts fetching the lines after the first, as many as are worth it.
+    #[inline(always)]
+    pub(crate) fn prefetch_rest(&self, stretch: &Stretch) {
         const LINE: u64 = 64;
         const LINES_MAX: u64 = 24;
-        if len == 0 || !self.holds(at, u64::from(len)) {
-            return;
-        }
-        let first = at & !(LINE - 1);
-        let end = (at + u64::from(len)).min(first + LINES_MAX * LINE);
-        let mut line = first;
+        let first = stretch.at & !(LINE - 1);
+        let end = (stretch.at + u64::from(stretch.len)).min(first + LINES_MAX * LINE);
+        let mut line = first + LINE;
         while line < end {
-            // SAFETY: within the mapping; a prefetch faults nowhere in any case.
-            unsafe { prefetch_line(self.base.add(line as usize)) };
+            self.prefetch_line(line);
             line += LINE;
         }
     }
+}
+
+/// Bytes that a chain will likely touch.
+#[derive(Clone, Copy)]
+pub(crate) struct Stretch {
+    pub(crate) at: u64,
+    pub(crate) len: u32,
 }
 
 // Apart, so that the paths that check do no work for the message.
@@ -424,6 +432,10 @@ fn misplaced(at: u64, width: usize, size: u64) -> ! {
 fn put_first_bytes(mut word: u128, out: &mut [u8]) {
     let (len, mut at) = (out.len(), 0);
     debug_assert!(len < UNIT);
+    if let Ok(half) = <&mut [u8; 8]>::try_from(&mut *out) {
+        *half = (word as u64).to_le_bytes();
+        return;
+    }
     if len & 8 != 0 {
         out[..8].copy_from_slice(&(word as u64).to_le_bytes());
         (word, at) = (word >> 64, 8);
@@ -441,19 +453,6 @@ fn put_first_bytes(mut word: u128, out: &mut [u8]) {
     }
 }
 
-/// # Safety
-/// None is needed: the instruction has no architectural effect.
-#[inline(always)]
-unsafe fn prefetch_line(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: has no architectural effect.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _no_hint_on_this_cpu = at;
-}
-
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length; nobody borrows from a mapping that is being dropped.
@@ -465,7 +464,7 @@ impl Drop for Mapping {
 impl Memory for Mapping {
     type Wait = Infallible;
 
-    #[inline]
+    #[inline(always)]
     fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -476,18 +475,18 @@ impl Memory for Mapping {
     }
 
     #[inline(always)]
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
-        self.arena().reach(key, at, len)
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
+        self.arena().reach(region, at, len)
     }
 
     #[inline(always)]
     fn read(&self, mut at: u64, mut out: &mut [u8]) -> Result<(), Infallible> {
-        let from = self.at(at, out.len());
-        let head = from.align_offset(UNIT).min(out.len());
-        if head > 0 {
-            let (first, rest) = out.split_at_mut(head);
+        self.at(at, out.len());
+        // The mapping begins on a page, so its units are where addresses are multiples.
+        if !at.is_multiple_of(UNIT as u64) {
+            let (first, rest) = out.split_at_mut(out.len().min(UNIT - at as usize % UNIT));
             self.read_within_unit(at, first);
-            (at, out) = (at + head as u64, rest);
+            (at, out) = (at + first.len() as u64, rest);
         }
         let whole = out.len() / UNIT;
         if whole > 0 {
@@ -497,7 +496,8 @@ impl Memory for Mapping {
             (at, out) = (at + body.len() as u64, rest);
         }
         if !out.is_empty() {
-            self.read_within_unit(at, out);
+            // SAFETY: the unit around a mapped byte is mapped, as the mapping is page-aligned; and `at` is aligned.
+            put_first_bytes(unsafe { units::load(self.base.add(at as usize)) }, out);
         }
         Ok(())
     }

@@ -41,8 +41,8 @@ impl Memory for Twin {
         Arena::of(self).admits(key)
     }
 
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
-        Arena::of(self).reach(key, at, len)
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
+        Arena::of(self).reach(region, at, len)
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {

@@ -56,7 +56,7 @@ impl Class {
     }
 
     /// Class number `index`, if there is one.
-    #[inline]
+    #[inline(always)]
     pub fn get(index: u8) -> Option<&'static Class> {
         TABLE.get(index as usize)
     }
@@ -93,7 +93,7 @@ impl Class {
     }
 
     /// The number of the buffer in which a segment's byte `offset` lies, if it lies in one.
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn ordinal(&self, offset: u64) -> Option<u32> {
         if offset < self.data as u64 {
             return None;
@@ -101,6 +101,16 @@ impl Class {
         let units = (offset - self.data as u64) >> self.shift;
         let ordinal = ((units * self.reciprocal as u64) >> RECIPROCAL_BITS) as u32;
         if ordinal < self.count { Some(ordinal) } else { None }
+    }
+
+    /// How many bytes there are from a segment's byte `offset` to the end of the buffer in which it lies, if it lies
+    /// in one.
+    #[inline(always)]
+    pub(crate) const fn left_of_buffer(&self, offset: u64) -> Option<u64> {
+        match self.ordinal(offset) {
+            Some(ordinal) => Some(self.offset(ordinal + 1) - offset),
+            None => None,
+        }
     }
 }
 

@@ -337,7 +337,7 @@ impl<M: Memory> Arena<'_, M> {
             if !is_fresh(&segment, region, class) {
                 return Ok(None);
             }
-            let buffer = self.geometry.buffer(index, class, segment.used);
+            let buffer = self.geometry().buffer(index, class, segment.used);
             if segment.taking {
                 self.finish_fresh(index, segment, &buffer)?;
                 continue;
@@ -371,7 +371,7 @@ impl<M: Memory> Arena<'_, M> {
 
     fn fresh_segment(&self, fresh: Head) -> Option<u32> {
         let index = (fresh.first >> SEGMENT_SHIFT).checked_sub(1)?;
-        u32::try_from(index).ok().filter(|&index| index < self.geometry.segments())
+        u32::try_from(index).ok().filter(|&index| index < self.geometry().segments())
     }
 
     /// Makes a granted segment the class's current one. False if none is granted.
@@ -481,7 +481,7 @@ impl<M: Memory> Arena<'_, M> {
         }
         let mut listed = Vec::new();
         while let Some(index) = self.fresh_segment(head)
-            && listed.len() < self.geometry.segments() as usize
+            && listed.len() < self.geometry().segments() as usize
         {
             listed.push(index);
             head.first = self.segment_next(index)?;
@@ -501,13 +501,13 @@ impl<M: Memory> Arena<'_, M> {
         let Use::Buffers(class) = segment.usage else { return Ok(None) };
         let Some(class) = Class::get(class) else { return Ok(None) };
         if segment.taking && segment.used == ordinal {
-            self.finish_fresh(index, segment, &self.geometry.buffer(index, class, ordinal))?;
+            self.finish_fresh(index, segment, &self.geometry().buffer(index, class, ordinal))?;
             segment = self.segment(index)?;
         }
         if ordinal >= segment.used.min(class.count) {
             return Ok(None);
         }
-        let buffer = self.geometry.buffer(index, class, ordinal);
+        let buffer = self.geometry().buffer(index, class, ordinal);
         let state = State::unpack(self.memory.load(buffer.state_at, Width::W16)?);
         Ok(Some((buffer, state)))
     }

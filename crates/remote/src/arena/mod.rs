@@ -141,9 +141,14 @@ impl Geometry {
     #[inline(always)]
     pub(crate) fn buffer_of(&self, index: u32, class: u8, at: u64) -> Option<Buffer> {
         let class = Class::get(class)?;
-        let base = self.segment_at(index);
-        let ordinal = class.ordinal(at - base)?;
-        Some(Buffer { at: base + class.offset(ordinal), state_at: base + u64::from(ordinal) * 16, class })
+        let ordinal = class.ordinal(self.offset_in_segment(at))?;
+        Some(self.buffer(index, class, ordinal))
+    }
+
+    /// Where in its segment `at` lies, which lies in one.
+    #[inline(always)]
+    const fn offset_in_segment(&self, at: u64) -> u64 {
+        (at - self.data_at) & (SEGMENT_SIZE - 1)
     }
 
     /// Buffer number `ordinal` of a segment of `class`.
@@ -167,7 +172,6 @@ pub struct Buffer {
 /// The layout over one memory: what a runner of chains and the node do with it.
 pub struct Arena<'m, M> {
     pub(crate) memory: &'m M,
-    pub(crate) geometry: Geometry,
 }
 
 impl<'m, M> Clone for Arena<'m, M> {
@@ -181,13 +185,13 @@ impl<'m, M: Memory> Arena<'m, M> {
     /// The arena of `memory`.
     #[inline]
     pub fn of(memory: &'m M) -> Arena<'m, M> {
-        Arena { memory, geometry: memory.geometry() }
+        Arena { memory }
     }
 
     /// Where things are.
-    #[inline]
+    #[inline(always)]
     pub fn geometry(&self) -> Geometry {
-        self.geometry
+        self.memory.geometry()
     }
 
     /// What [`Memory::admits`] is to answer.
@@ -203,30 +207,28 @@ impl<'m, M: Memory> Arena<'m, M> {
 
     /// What [`Memory::reach`] is to answer.
     #[inline(always)]
-    pub fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, M::Wait> {
-        if !self.admits(key)? {
-            return Ok(0);
-        }
-        let Some(index) = self.geometry.segment_of(at) else { return Ok(0) };
-        let segment = self.memory.load(self.geometry.segment_entry_at(index), Width::W8)?;
-        if Segment::region_of(segment) != key.region() {
+    pub fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
+        let geometry = self.geometry();
+        let Some(index) = geometry.segment_of(at) else { return Ok(0) };
+        let segment = self.memory.load(geometry.segment_entry_at(index), Width::W8)?;
+        if Segment::region_of(segment) != region {
             return Ok(0);
         }
         if Segment::is_table(segment) {
-            let left = self.geometry.segment_at(index + 1) - at;
-            return if len <= left { Ok(len) } else { self.reach_in_table(key.region(), index, at, len) };
+            let left = SEGMENT_SIZE - geometry.offset_in_segment(at);
+            return if len <= left { Ok(len) } else { self.reach_in_table(region, index, at, len) };
         }
         // A segment that is free or only granted has no class.
-        let buffer = self.geometry.buffer_of(index, Segment::class_of(segment), at);
-        Ok(buffer.map_or(0, |buffer| len.min(buffer.at + u64::from(buffer.class.size) - at)))
+        let Some(class) = Class::get(Segment::class_of(segment)) else { return Ok(0) };
+        Ok(class.left_of_buffer(geometry.offset_in_segment(at)).map_or(0, |left| len.min(left)))
     }
 
     /// A table may span segments that lie side by side.
     #[inline(never)]
-    fn reach_in_table(&self, region: u32, index: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
-        let mut end = self.geometry.segment_at(index) + SEGMENT_SIZE;
+    fn reach_in_table(self, region: u32, index: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
+        let mut end = self.geometry().segment_at(index) + SEGMENT_SIZE;
         let mut next = index + 1;
-        while end - at < len && next < self.geometry.segments {
+        while end - at < len && next < self.geometry().segments {
             let segment = self.segment_owner(next)?;
             if segment.region != region || segment.usage != Use::Table {
                 break;
@@ -240,16 +242,16 @@ impl<'m, M: Memory> Arena<'m, M> {
     /// The owner and use of a segment: the half of its word that reaching needs.
     #[inline(always)]
     fn segment_owner(&self, index: u32) -> Result<Segment, M::Wait> {
-        let word = self.memory.load(self.geometry.segment_entry_at(index), Width::W8)?;
+        let word = self.memory.load(self.geometry().segment_entry_at(index), Width::W8)?;
         Ok(Segment::unpack(word))
     }
 
     /// The buffer that begins exactly at `at`, if there is one.
     pub fn buffer_at(&self, at: u64) -> Result<Option<(u32, Buffer)>, M::Wait> {
-        let Some(index) = self.geometry.segment_of(at) else { return Ok(None) };
+        let Some(index) = self.geometry().segment_of(at) else { return Ok(None) };
         let segment = self.segment_owner(index)?;
         let Use::Buffers(class) = segment.usage else { return Ok(None) };
-        let buffer = self.geometry.buffer_of(index, class, at).filter(|buffer| buffer.at == at);
+        let buffer = self.geometry().buffer_of(index, class, at).filter(|buffer| buffer.at == at);
         Ok(buffer.map(|buffer| (segment.region, buffer)))
     }
 }

@@ -109,13 +109,13 @@ impl Segment {
 impl<M: Memory> Arena<'_, M> {
     /// The entry of segment `index`.
     pub fn segment(&self, index: u32) -> Result<Segment, M::Wait> {
-        let word = self.memory.load(self.geometry.segment_entry_at(index), Width::W16)?;
+        let word = self.memory.load(self.geometry().segment_entry_at(index), Width::W16)?;
         Ok(Segment::unpack(word))
     }
 
     /// Puts segment `index` to another use; false if it changed since it was read as `old`.
     pub fn assign(&self, index: u32, old: Segment, region: u32, usage: Use) -> Result<bool, M::Wait> {
-        let at = self.geometry.segment_entry_at(index);
+        let at = self.geometry().segment_entry_at(index);
         let word = self.memory.load(at, Width::W16)?;
         if Segment::unpack(word) != old {
             return Ok(false);
@@ -125,16 +125,16 @@ impl<M: Memory> Arena<'_, M> {
     }
 
     pub(crate) fn exchange_segment(&self, index: u32, old: Segment, new: Segment) -> Result<bool, M::Wait> {
-        let at = self.geometry.segment_entry_at(index);
+        let at = self.geometry().segment_entry_at(index);
         Ok(self.memory.exchange(at, Width::W16, old.pack(), new.pack())?.is_ok())
     }
 
     pub(crate) fn segment_next(&self, index: u32) -> Result<u64, M::Wait> {
-        Ok(self.memory.load(self.geometry.segment_entry_at(index) + NEXT_OFFSET, Width::W8)? as u64)
+        Ok(self.memory.load(self.geometry().segment_entry_at(index) + NEXT_OFFSET, Width::W8)? as u64)
     }
 
     pub(crate) fn set_segment_next(&self, index: u32, next: u64) -> Result<(), M::Wait> {
-        self.memory.write(self.geometry.segment_entry_at(index) + NEXT_OFFSET, &next.to_le_bytes())
+        self.memory.write(self.geometry().segment_entry_at(index) + NEXT_OFFSET, &next.to_le_bytes())
     }
 }
 

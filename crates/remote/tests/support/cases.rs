@@ -156,7 +156,9 @@ impl Trial {
         let wire = encode(key, asks);
         let (view, rest) = ChainView::decode(&wire).unwrap_or_else(|error| panic!("{error}: {asks:#x?}"));
         assert!(rest.is_empty());
-        assert!(hints(view).count() <= asks.len());
+        let mut hinted = 0;
+        hints(view, |_| hinted += 1);
+        assert!(hinted <= asks.len());
         let Ok(()) = run(&self.decoded, OWNER, view, &mut self.reply);
         compare("decoded", asks, &expected, &self.reply);
         let mut carried = Reply::new();
@@ -310,14 +312,15 @@ pub(crate) fn encode(key: Key, asks: &[Ask]) -> Vec<u8> {
             ops.extend(compare.iter().chain(swap));
         }
     }
-    let allocates = asks.iter().filter(|ask| ask.verb == Verb::Allocate).count();
+    let count = |verbs: &[Verb]| asks.iter().filter(|ask| verbs.contains(&ask.verb)).count() as u16;
     let mut wire = Vec::new();
     wire.extend(key.secret().to_le_bytes());
     wire.extend(key.region().to_le_bytes());
     wire.extend((ops.len() as u32).to_le_bytes());
     wire.extend((asks.len() as u16).to_le_bytes());
-    wire.extend((allocates as u16).to_le_bytes());
-    wire.extend([0; 4]);
+    wire.extend(count(&[Verb::Allocate]).to_le_bytes());
+    wire.extend(count(&[Verb::Cas, Verb::FetchAdd]).to_le_bytes());
+    wire.extend([0; 2]);
     wire.extend(ops);
     wire
 }

@@ -144,8 +144,8 @@ impl Memory for Hand {
     fn admits(&self, key: Key) -> Result<bool, Died> {
         Arena::of(self).admits(key)
     }
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Died> {
-        Arena::of(self).reach(key, at, len)
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Died> {
+        Arena::of(self).reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Died> {
         self.step()?;

@@ -85,8 +85,8 @@ impl Memory for Bytes {
     fn admits(&self, key: Key) -> Result<bool, Infallible> {
         Arena::of(self).admits(key)
     }
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
-        Arena::of(self).reach(key, at, len)
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
+        Arena::of(self).reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
         out.copy_from_slice(&self.inner().bytes[range(at, out.len() as u64)]);

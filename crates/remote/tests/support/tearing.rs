@@ -15,7 +15,7 @@ const LINE: u64 = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Admits(Key),
-    Reach { key: Key, at: u64, len: u64 },
+    Reach { region: u32, at: u64, len: u64 },
     Read { at: u64, len: usize },
     Write { at: u64, bytes: Vec<u8> },
     Load { at: u64, width: Width },
@@ -58,8 +58,8 @@ impl Memory for Replay<'_> {
         let Answer::Admitted(admitted) = self.ask(Access::Admits(key))? else { unreachable!() };
         Ok(*admitted)
     }
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Access> {
-        let Answer::Reached(reach) = self.ask(Access::Reach { key, at, len })? else { unreachable!() };
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Access> {
+        let Answer::Reached(reach) = self.ask(Access::Reach { region, at, len })? else { unreachable!() };
         Ok(*reach)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Access> {
@@ -121,8 +121,8 @@ impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
                 let Ok(admitted) = bytes.admits(key);
                 Answer::Admitted(admitted)
             }
-            Access::Reach { key, at, len } => {
-                let Ok(reach) = bytes.reach(key, at, len);
+            Access::Reach { region, at, len } => {
+                let Ok(reach) = bytes.reach(region, at, len);
                 Answer::Reached(reach)
             }
             Access::Read { at, len } => {

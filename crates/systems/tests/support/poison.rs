@@ -163,8 +163,8 @@ impl Memory for Poisoning {
     fn admits(&self, key: Key) -> Result<bool, Infallible> {
         self.mapping.admits(key)
     }
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
-        self.mapping.reach(key, at, len)
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
+        self.mapping.reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
         self.mapping.read(at, out)
@@ -317,8 +317,8 @@ impl Memory for Slow {
     fn admits(&self, key: Key) -> Result<bool, Infallible> {
         self.mapping.admits(key)
     }
-    fn reach(&self, key: Key, at: u64, len: u64) -> Result<u64, Infallible> {
-        self.mapping.reach(key, at, len)
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
+        self.mapping.reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
         self.dawdle();

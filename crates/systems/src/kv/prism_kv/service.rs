@@ -77,7 +77,7 @@ impl PrismKvService {
     fn follow<M: Memory>(&self, memory: &M, slot: Slot, found: &mut Vec<u64>) -> Result<(), M::Wait> {
         let at = slot.0.ptr.raw();
         let len = u64::from(slot.0.bound.get());
-        if memory.reach(self.table.extent.key, at, len)? != len || len < HEADER_SIZE as u64 {
+        if memory.reach(self.table.extent.key.region(), at, len)? != len || len < HEADER_SIZE as u64 {
             return Ok(()); // A slot that someone with the key has spoilt reaches nothing.
         }
         found.push(at);
