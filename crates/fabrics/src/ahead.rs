@@ -1,61 +1,109 @@
 //! Fetching ahead: what the chains of one client core will touch is on its way before they run.
 //!
-//! A chain that has company posts what it will touch and lets the other tasks have their turn. When the turn ends, all
-//! that was posted in it is fetched in two tight passes, targets first, then what their pointers point to: page walks
-//! and misses overlap only where few instructions lie between them. (Where each task fetched for itself when its turn
-//! came, several hundred instructions lay between, and 16 tasks were 1.6 times slower.)
+//! A chain that has company posts what it will touch and lets the other tasks have their turn. When the turn ends, the
+//! pointers that were posted in it are fetched in one tight pass, and the first line of everything that is pointed to
+//! in another: page walks overlap only where few instructions lie between them. The rest of each stretch is asked for
+//! when the chain a little before its own runs, so that memory works while chains do.
+//!
+//! Slower, all measured with 16 tasks: fetching for each task when its turn comes (1.6 times), every line in the
+//! second pass (1.1 times), every further line in a third (1.2 times).
 //! Invariant: a hint is an address and nothing more. Whether its chain still exists is of no matter.
 
 use crate::executor;
-use crate::memory::Mapping;
+use crate::memory::{Mapping, Stretch};
 use farside_remote::ChainView;
 use farside_remote::run::Hint;
 use std::cell::RefCell;
 
 /// Hints kept until the turn ends; if there are more, or if nobody says that it ended, they are fetched at once.
 const HINTS_MAX: usize = 256;
+/// How many chains run between asking for the rest of a stretch and running the chain that touches it.
+const LEAD: usize = 2;
 
 /// What the chains of one endpoint are about to touch.
 pub(crate) struct Ahead {
-    /// With the region of each chain's key.
-    hints: RefCell<Vec<(Hint, u32)>>,
+    /// Of the chains that run in the next turn, with the region of each one's key.
+    posted: RefCell<Vec<(Hint, u32)>>,
+    /// Of the chains that run in this one: what is on its way, but for the lines after the first from `rest_from` on.
+    coming: RefCell<Coming>,
+}
+
+struct Coming {
+    stretches: Vec<Stretch>,
+    rest_from: usize,
 }
 
 impl Ahead {
     pub(crate) fn new() -> Ahead {
-        Ahead { hints: RefCell::new(Vec::with_capacity(HINTS_MAX)) }
+        Ahead {
+            posted: RefCell::new(Vec::with_capacity(HINTS_MAX)),
+            coming: RefCell::new(Coming { stretches: Vec::with_capacity(HINTS_MAX), rest_from: 0 }),
+        }
     }
 
     /// Has what the chain will touch fetched while the other tasks run.
     #[inline(always)]
-    pub(crate) fn fetch(&self, mapping: &Mapping, chain: ChainView<'_>) -> impl Future<Output = ()> {
-        let mut hints = self.hints.borrow_mut();
-        for hint in farside_remote::hints(chain) {
-            if hints.len() == HINTS_MAX {
-                fetch_all(mapping, &mut hints);
+    pub(crate) async fn fetch(&self, mapping: &Mapping, chain: ChainView<'_>) {
+        let hints = self.post(mapping, chain);
+        executor::yield_now().await;
+        self.coming.borrow_mut().fetch_rest(mapping, hints);
+    }
+
+    /// Answers how many hints there were.
+    #[inline(always)]
+    fn post(&self, mapping: &Mapping, chain: ChainView<'_>) -> usize {
+        let mut posted = self.posted.borrow_mut();
+        let mut hints = 0;
+        farside_remote::hints(chain, |hint| {
+            if posted.len() == HINTS_MAX {
+                self.coming.borrow_mut().fetch(mapping, &mut posted);
             }
-            hints.push((hint, chain.key().region()));
-        }
-        executor::yield_now()
+            posted.push((hint, chain.key().region()));
+            hints += 1;
+        });
+        hints
     }
 
     /// Everybody has posted what there is in this turn.
     #[inline]
     pub(crate) fn end_turn(&self, mapping: &Mapping) {
-        let mut hints = self.hints.borrow_mut();
-        if !hints.is_empty() {
-            fetch_all(mapping, &mut hints);
+        let mut posted = self.posted.borrow_mut();
+        if !posted.is_empty() {
+            self.coming.borrow_mut().fetch(mapping, &mut posted);
         }
     }
 }
 
-#[inline(never)]
-fn fetch_all(mapping: &Mapping, hints: &mut Vec<(Hint, u32)>) {
-    for (hint, _) in &*hints {
-        mapping.prefetch_target(hint);
+impl Coming {
+    #[inline(never)]
+    fn fetch(&mut self, mapping: &Mapping, posted: &mut Vec<(Hint, u32)>) {
+        for (hint, _) in &*posted {
+            if let Hint::Pointee { at, .. } = *hint {
+                mapping.prefetch_line(at);
+            }
+        }
+        self.stretches.clear();
+        for (hint, region) in posted.drain(..) {
+            let stretch = match hint {
+                Hint::Pointee { at, len, bounded } => mapping.guess_pointee(at, len, bounded),
+                Hint::Buffer { class, len } => mapping.guess_buffer(region, class, len),
+                Hint::Bytes { at, len } => Some(Stretch { at, len }).filter(|stretch| mapping.has(stretch)),
+            };
+            if let Some(stretch) = stretch {
+                mapping.prefetch_line(stretch.at);
+                self.stretches.push(stretch);
+            }
+        }
+        self.rest_from = 0;
+        self.fetch_rest(mapping, LEAD);
     }
-    for (hint, region) in &*hints {
-        mapping.prefetch_pointee(hint, *region);
+
+    /// Asks for the rest of that many stretches.
+    #[inline(always)]
+    fn fetch_rest(&mut self, mapping: &Mapping, count: usize) {
+        for stretch in self.stretches.iter().skip(self.rest_from).take(count) {
+            mapping.prefetch_rest(stretch);
+        }
+        self.rest_from += count;
     }
-    hints.clear();
 }

@@ -66,7 +66,7 @@ pub struct Direct<M: Runs = Arc<Mapping>> {
     turn: Cell<u64>,
     chains_in_turn: Cell<u32>,
     ahead: Ahead,
-    counters: Cell<Counters>,
+    counters: RefCell<Counters>,
     driver: RefCell<Option<Waker>>,
     patience: Cell<Duration>,
 }
@@ -89,7 +89,7 @@ impl<M: Runs> Direct<M> {
             turn: Cell::new(0),
             chains_in_turn: Cell::new(0),
             ahead: Ahead::new(),
-            counters: Cell::new(Counters::default()),
+            counters: RefCell::default(),
             driver: RefCell::new(None),
             patience: Cell::new(DEADLINE),
         }
@@ -112,7 +112,7 @@ impl<M: Runs> Direct<M> {
 
     /// What this session has counted.
     pub fn counters(&self) -> Counters {
-        self.counters.get()
+        *self.counters.borrow()
     }
 
     /// Keeps the session's turns under an executor that is not ours: spawn it on the same thread, and let it run
@@ -160,7 +160,7 @@ impl<M: Runs> Direct<M> {
 
     #[inline]
     fn count(&self, chain: &ChainView<'_>, reply: &Reply) {
-        let mut counters = self.counters.get();
+        let mut counters = self.counters.borrow_mut();
         counters.chains += 1;
         counters.ops += chain.len() as u64;
         counters.bytes_in += chain.wire_len() as u64;
@@ -174,7 +174,6 @@ impl<M: Runs> Direct<M> {
             }
             _ => {}
         }
-        self.counters.set(counters);
     }
 }
 
@@ -186,7 +185,7 @@ impl<M: Runs> Turns for Direct<M> {
         if turn.is_multiple_of(2) {
             return;
         }
-        let Ok(()) = self.memory.write(counters_at(self.session.slot), &self.counters.get().to_bytes());
+        let Ok(()) = self.memory.write(counters_at(self.session.slot), &self.counters.borrow().to_bytes());
         self.turn.set(turn + 1);
         self.chains_in_turn.set(0);
         // Release: whatever this turn read and retired is done before it is said to be over.
@@ -197,13 +196,12 @@ impl<M: Runs> Turns for Direct<M> {
 impl<M: Runs> Fabric for Direct<M> {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        self.check(node)?;
-        let view = chain.view();
         if executor::in_company() {
-            self.ahead.fetch(self.memory.mapping(), view).await;
-            self.check(node)?;
+            self.ahead.fetch(self.memory.mapping(), chain.view()).await;
         }
+        self.check(node)?;
         self.enter();
+        let view = chain.view(); // Anew, so that it does not lie in the future while that waits.
         let Ok(()) = farside_remote::run(&self.memory, self.session.number, view, reply);
         self.count(&view, reply);
         Ok(())
@@ -226,9 +224,8 @@ impl<M: Runs> Fabric for Direct<M> {
             return; // The memory is gone, or not ours to touch.
         }
         let Ok(retired) = Arena::of(&self.memory).retire(self.session, key, buffer.raw());
-        let mut counters = self.counters.get();
+        let mut counters = self.counters.borrow_mut();
         counters.retired += u64::from(retired);
-        self.counters.set(counters);
         if counters.retired.is_multiple_of(RETIRED_PER_RING) {
             self.control.ring();
         }
