@@ -136,19 +136,18 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// [`KvError`]; nothing was changed.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
         check_key(key)?;
-        loop {
+        let (at, version) = loop {
             match self.seek(key).await? {
                 Sought::Absent => return Ok(None),
-                Sought::Value => break,
+                Sought::Value { at, version } => break (at, version),
                 Sought::Large { index } => match self.read_large(key, index).await? {
                     large::Read::Whole(version) => return Ok(Some(Item { value: &self.value, version })),
                     large::Read::Changed => {}
                 },
                 Sought::Moved => self.refetch().await?,
             }
-        }
-        let item = ItemView::decode(self.reply.output(0))?;
-        Ok(Some(Item { value: item.value()?, version: item.version() }))
+        };
+        Ok(Some(Item { value: &self.reply.output(0)[at..], version }))
     }
 
     /// Gives `key` a value. Two round trips, or one where the slot is cached.
@@ -288,7 +287,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 }
             }
             return Ok(match item.kind {
-                Kind::Value => Sought::Value,
+                Kind::Value => {
+                    let at = bytes.len() - item.value()?.len();
+                    Sought::Value { at, version: item.version() }
+                }
                 Kind::Large => Sought::Large { index },
                 Kind::Tombstone | Kind::Moved => Sought::Absent,
             });
@@ -473,8 +475,14 @@ fn remember_slot(slots: &mut Cache<Box<[u8]>, Cached>, key: &[u8], cached: Cache
 /// What reading a key came to; the item itself is in the reply.
 enum Sought {
     Absent,
-    Value,
-    Large { index: u64 },
+    /// The value is the reply's from `at` on.
+    Value {
+        at: usize,
+        version: Version,
+    },
+    Large {
+        index: u64,
+    },
     Moved,
 }
 
