@@ -1,7 +1,7 @@
 //! Running cargo: each command is shown before it runs, and its output streams through.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// The cargo that started us, in the workspace's root. A caller adds the environment it needs.
@@ -9,11 +9,6 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(arguments);
     command
-}
-
-/// Where cargo builds.
-pub(crate) fn target_folder(root: &Path) -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 /// What the caller's environment sets in `variable`, followed by `flags`.

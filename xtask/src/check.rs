@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::cargo::{cargo, flags_after_the_callers, succeeds, target_folder};
+use crate::cargo::{cargo, flags_after_the_callers, succeeds};
 use crate::tidy;
 
 type Step = (&'static str, fn(&Path) -> bool);
@@ -67,11 +67,9 @@ fn mutants(root: &Path) -> bool {
     let mut arguments = vec!["test", "--locked", "--test", "mutants"];
     arguments.extend(packages.iter().flat_map(|package| ["--package", package]));
     let mut command = cargo(root, &arguments);
-    // In a folder of their own, so that neither build throws the other's artifacts away.
-    command.env("CARGO_TARGET_DIR", target_folder(root).join("mutants"));
-    command.env("RUSTFLAGS", flags_after_the_callers("RUSTFLAGS", "--cfg farside_mutants"));
-    // Or else it would win over RUSTFLAGS, and the tests would run without a single mutant.
-    command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+    // For our packages alone, which cargo then keeps apart: what they depend on is the same and is not built again.
+    let this = std::env::current_exe().expect("a running program has a path");
+    command.env("RUSTC_WORKSPACE_WRAPPER", this);
     succeeds(command)
 }
 

@@ -3,10 +3,12 @@
 //! - [`check`]: what CI runs, a step at a time; [`tidy`] is its step for the house rules.
 //! - [`soak`]: the tests that are too long for every change.
 //! - [`size`]: how many lines stand where.
+//! - [`mutants`]: this program in rustc's place, where the broken variants are to be compiled in.
 //! - [`source`]: Rust text with code, comments and test parts told apart, for the two that read it.
 
 mod cargo;
 mod check;
+mod mutants;
 mod size;
 mod soak;
 mod source;
@@ -38,6 +40,9 @@ enum Chore {
 fn main() -> ExitCode {
     let arguments: Vec<String> =
         std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    if let Some(exit) = mutants::as_rustc(&arguments) {
+        return exit;
+    }
     let chore = match chore(&arguments) {
         Ok(chore) => chore,
         Err(message) => {
