@@ -59,14 +59,7 @@ fn test(root: &Path) -> bool {
 
 /// The broken variants: a package keeps the tests that must find them in `tests/mutants.rs`.
 fn mutants(root: &Path) -> bool {
-    let packages = packages_with_mutants(root);
-    if packages.is_empty() {
-        println!("   skipped: no package has tests/mutants.rs");
-        return true;
-    }
-    let mut arguments = vec!["test", "--locked", "--test", "mutants"];
-    arguments.extend(packages.iter().flat_map(|package| ["--package", package]));
-    let mut command = cargo(root, &arguments);
+    let mut command = cargo(root, &["test", "--workspace", "--locked", "--test", "mutants"]);
     // For our packages alone, which cargo then keeps apart: what they depend on is the same and is not built again.
     let this = std::env::current_exe().expect("a running program has a path");
     command.env("RUSTC_WORKSPACE_WRAPPER", this);
@@ -77,20 +70,6 @@ fn doc(root: &Path) -> bool {
     let mut command = cargo(root, &["doc", "--workspace", "--no-deps", "--locked"]);
     command.env("RUSTDOCFLAGS", flags_after_the_callers("RUSTDOCFLAGS", "-D warnings"));
     succeeds(command)
-}
-
-/// Names of the packages with a `tests/mutants.rs`.
-fn packages_with_mutants(root: &Path) -> Vec<String> {
-    let mut names: Vec<String> = tidy::files(root)
-        .iter()
-        .filter_map(|file| {
-            let manifest = root.join(file.strip_suffix("tests/mutants.rs")?).join("Cargo.toml");
-            let manifest: toml::Table = std::fs::read_to_string(manifest).ok()?.parse().ok()?;
-            Some(manifest.get("package")?.get("name")?.as_str()?.to_owned())
-        })
-        .collect();
-    names.sort();
-    names
 }
 
 fn summary(failed: &[&str], took: Duration) -> String {
