@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, flags_after_the_callers, succeeds};
-use crate::tidy;
+use crate::{mutants, tidy};
 
 type Step = (&'static str, fn(&Path) -> bool);
 
@@ -15,7 +15,7 @@ const STEPS: [Step; 6] = [
     ("tidy", house_rules),
     ("clippy", clippy),
     ("test", test),
-    ("mutants", mutants),
+    ("mutants", test_mutants),
     ("doc", doc),
 ];
 
@@ -58,11 +58,10 @@ fn test(root: &Path) -> bool {
 }
 
 /// The broken variants: a package keeps the tests that must find them in `tests/mutants.rs`.
-fn mutants(root: &Path) -> bool {
+fn test_mutants(root: &Path) -> bool {
     let mut command = cargo(root, &["test", "--workspace", "--locked", "--test", "mutants"]);
-    // For our packages alone, which cargo then keeps apart: what they depend on is the same and is not built again.
-    let this = std::env::current_exe().expect("a running program has a path");
-    command.env("RUSTC_WORKSPACE_WRAPPER", this);
+    // Into our packages alone, which cargo then keeps apart: what they depend on is the same and is not built again.
+    mutants::compile_in(&mut command);
     succeeds(command)
 }
 

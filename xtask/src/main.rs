@@ -14,6 +14,7 @@ mod soak;
 mod source;
 mod tidy;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -38,11 +39,12 @@ enum Chore {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> =
-        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if let Some(exit) = mutants::as_rustc(&arguments) {
         return exit;
     }
+    let arguments: Vec<String> =
+        arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
     let chore = match chore(&arguments) {
         Ok(chore) => chore,
         Err(message) => {

@@ -1,28 +1,35 @@
 //! This program as cargo's wrapper around rustc, which compiles the broken variants in.
 //!
 //! Set by `RUSTC_WORKSPACE_WRAPPER`, it sees our own packages alone: with RUSTFLAGS, everything that they depend on
-//! would be compiled a second time. Invariant: no chore is called as the compiler is.
+//! would be compiled a second time.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+/// Set for a cargo that is to call this program in rustc's place.
+const WRAPS: &str = "FARSIDE_XTASK_WRAPS_RUSTC";
+
+/// Has `cargo` compile the broken variants in.
+pub(crate) fn compile_in(cargo: &mut Command) {
+    let this = std::env::current_exe().expect("a running program has a path");
+    cargo.env("RUSTC_WORKSPACE_WRAPPER", this).env(WRAPS, "1");
+}
+
 /// Becomes rustc if that is what cargo called us for, with one more flag; nothing if it is not.
-pub(crate) fn as_rustc(arguments: &[String]) -> Option<ExitCode> {
-    let command = wrapped(arguments)?;
-    let error = { command }.exec();
-    eprintln!("xtask: cannot start {}: {error}; is the toolchain whole?", arguments[0]);
+pub(crate) fn as_rustc(arguments: &[OsString]) -> Option<ExitCode> {
+    std::env::var_os(WRAPS)?;
+    let (rustc, rest) = arguments.split_first()?;
+    let error = wrapped(rustc, rest).exec();
+    eprintln!("xtask: cannot start {}: {error}; is the toolchain whole?", Path::new(rustc).display());
     Some(ExitCode::FAILURE)
 }
 
-fn wrapped(arguments: &[String]) -> Option<Command> {
-    let (program, rest) = arguments.split_first()?;
-    if Path::new(program).file_stem()? != "rustc" {
-        return None;
-    }
-    let mut command = Command::new(program);
+fn wrapped(rustc: &OsString, rest: &[OsString]) -> Command {
+    let mut command = Command::new(rustc);
     command.args(rest).args(["--cfg", "farside_mutants"]);
-    Some(command)
+    command
 }
 
 #[cfg(test)]
@@ -30,12 +37,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_compiler_is_wrapped_and_a_chore_is_not() {
-        let line = |words: &str| words.split_whitespace().map(String::from).collect::<Vec<_>>();
-        let command = wrapped(&line("/bin/rustc --crate-name a")).expect("it is the compiler");
-        assert_eq!(command.get_program(), "/bin/rustc");
+    fn the_compiler_gets_what_cargo_gave_it_and_one_flag_more() {
+        let command = wrapped(&"rustc".into(), &["--crate-name".into(), "a".into()]);
+        assert_eq!(command.get_program(), "rustc");
         assert_eq!(command.get_args().collect::<Vec<_>>(), ["--crate-name", "a", "--cfg", "farside_mutants"]);
-        assert!(wrapped(&line("check")).is_none());
-        assert!(wrapped(&[]).is_none());
+    }
+
+    #[test]
+    fn without_being_asked_it_is_no_compiler() {
+        assert!(as_rustc(&["rustc".into()]).is_none());
     }
 }

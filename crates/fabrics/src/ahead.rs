@@ -17,7 +17,7 @@ use std::cell::RefCell;
 
 /// Hints kept until the turn ends; if there are more, or if nobody says that it ended, they are fetched at once.
 const HINTS_MAX: usize = 256;
-/// How many chains run between asking for the rest of a stretch and running the chain that touches it.
+/// How many stretches lie between the one whose rest is asked for and those that the running chain touches.
 const LEAD: usize = 2;
 
 /// What the chains of one endpoint are about to touch.
@@ -89,10 +89,10 @@ impl Coming {
                 Hint::Buffer { class, len } => mapping.guess_buffer(region, class, len),
                 Hint::Bytes { at, len } => Some(Stretch { at, len }).filter(|stretch| mapping.has(stretch)),
             };
-            if let Some(stretch) = stretch {
-                mapping.prefetch_line(stretch.at);
-                self.stretches.push(stretch);
-            }
+            // One for every hint, if only an empty one: they are counted off as chains run.
+            let stretch = stretch.unwrap_or_default();
+            mapping.prefetch_line(stretch.at);
+            self.stretches.push(stretch);
         }
         self.rest_from = 0;
         self.fetch_rest(mapping, LEAD);

@@ -153,8 +153,9 @@ impl<M: Runs> Direct<M> {
         self.turn.set(next);
         self.chains_in_turn.set(0);
         self.memory.mapping().publish_and_fence(turn_at(self.session.slot), next);
-        if let Some(driver) = &*self.driver.borrow() {
-            driver.wake_by_ref();
+        let driver = self.driver.borrow().clone(); // An executor may poll it at once, and then it is borrowed again.
+        if let Some(driver) = driver {
+            driver.wake();
         }
     }
 
@@ -223,6 +224,8 @@ impl<M: Runs> Fabric for Direct<M> {
         if self.check(node).is_err() {
             return; // The memory is gone, or not ours to touch.
         }
+        // Or else the store could be dropped, and its segments be another's, between the question and the step.
+        self.enter();
         let Ok(retired) = Arena::of(&self.memory).retire(self.session, key, buffer.raw());
         let mut counters = self.counters.borrow_mut();
         counters.retired += u64::from(retired);

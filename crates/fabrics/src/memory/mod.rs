@@ -404,7 +404,7 @@ impl Mapping {
 }
 
 /// Bytes that a chain will likely touch.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Stretch {
     pub(crate) at: u64,
     pub(crate) len: u32,
