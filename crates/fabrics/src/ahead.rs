@@ -9,7 +9,6 @@
 //! second pass (1.1 times), every further line in a third (1.2 times).
 //! Invariant: a hint is an address and nothing more. Whether its chain still exists is of no matter.
 
-use crate::executor;
 use crate::memory::{Mapping, Stretch};
 use farside_remote::ChainView;
 use farside_remote::run::Hint;
@@ -41,17 +40,10 @@ impl Ahead {
         }
     }
 
-    /// Has what the chain will touch fetched while the other tasks run.
+    /// Has what the chain will touch fetched when the turn ends; answers how many hints there were. Let the other tasks
+    /// run then, and go on by [`Ahead::proceed`].
     #[inline(always)]
-    pub(crate) async fn fetch(&self, mapping: &Mapping, chain: ChainView<'_>) {
-        let hints = self.post(mapping, chain);
-        executor::yield_now().await;
-        self.coming.borrow_mut().fetch_rest(mapping, hints);
-    }
-
-    /// Answers how many hints there were.
-    #[inline(always)]
-    fn post(&self, mapping: &Mapping, chain: ChainView<'_>) -> usize {
+    pub(crate) fn post(&self, mapping: &Mapping, chain: ChainView<'_>) -> usize {
         let mut posted = self.posted.borrow_mut();
         let mut hints = 0;
         farside_remote::hints(chain, |hint| {
@@ -62,6 +54,12 @@ impl Ahead {
             hints += 1;
         });
         hints
+    }
+
+    /// A chain that posted so many hints runs now.
+    #[inline(always)]
+    pub(crate) fn proceed(&self, mapping: &Mapping, hints: usize) {
+        self.coming.borrow_mut().fetch_rest(mapping, hints);
     }
 
     /// Everybody has posted what there is in this turn.

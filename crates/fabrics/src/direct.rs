@@ -198,7 +198,9 @@ impl<M: Runs> Fabric for Direct<M> {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         if executor::in_company() {
-            self.ahead.fetch(self.memory.mapping(), chain.view()).await;
+            let hints = self.ahead.post(self.memory.mapping(), chain.view());
+            executor::yield_now().await;
+            self.ahead.proceed(self.memory.mapping(), hints);
         }
         self.check(node)?;
         self.enter();

@@ -52,17 +52,24 @@ pub trait Fabric {
 }
 
 impl<F: Fabric + ?Sized> Fabric for &F {
-    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        (**self).run(node, chain, reply).await
+    // The inner future as it is: one around it would be polled for nothing.
+    #[inline]
+    fn run(
+        &self,
+        node: NodeId,
+        chain: &Chain<'_>,
+        reply: &mut Reply,
+    ) -> impl Future<Output = Result<(), FabricError>> {
+        (**self).run(node, chain, reply)
     }
-    async fn call(
+    fn call(
         &self,
         node: NodeId,
         service: ServiceId,
         request: &[u8],
         answer: &mut Vec<u8>,
-    ) -> Result<(), FabricError> {
-        (**self).call(node, service, request, answer).await
+    ) -> impl Future<Output = Result<(), FabricError>> {
+        (**self).call(node, service, request, answer)
     }
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         (**self).retire(node, key, buffer);
@@ -70,17 +77,24 @@ impl<F: Fabric + ?Sized> Fabric for &F {
 }
 
 impl<F: Fabric + ?Sized> Fabric for std::rc::Rc<F> {
-    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        (**self).run(node, chain, reply).await
+    // The inner future as it is: one around it would be polled for nothing.
+    #[inline]
+    fn run(
+        &self,
+        node: NodeId,
+        chain: &Chain<'_>,
+        reply: &mut Reply,
+    ) -> impl Future<Output = Result<(), FabricError>> {
+        (**self).run(node, chain, reply)
     }
-    async fn call(
+    fn call(
         &self,
         node: NodeId,
         service: ServiceId,
         request: &[u8],
         answer: &mut Vec<u8>,
-    ) -> Result<(), FabricError> {
-        (**self).call(node, service, request, answer).await
+    ) -> impl Future<Output = Result<(), FabricError>> {
+        (**self).call(node, service, request, answer)
     }
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         (**self).retire(node, key, buffer);

@@ -82,12 +82,14 @@ pub struct Reply {
     bytes: Vec<u8>,
     used: usize,
     ops: usize,
+    /// The last op's, if there is one.
+    last: Option<Status>,
 }
 
 impl Reply {
     /// An empty reply; it has no statuses until a chain was run into it.
     pub const fn new() -> Reply {
-        Reply { bytes: Vec::new(), used: 0, ops: 0 }
+        Reply { bytes: Vec::new(), used: 0, ops: 0, last: None }
     }
 
     /// The status of one op.
@@ -135,7 +137,7 @@ impl Reply {
     /// If the reply is empty.
     #[inline(always)]
     pub fn last_status(&self) -> Status {
-        self.entry(self.ops.wrapping_sub(1)).0
+        self.last.expect("a chain was run")
     }
 
     /// How many ops it answers.
@@ -193,6 +195,7 @@ impl Reply {
         self.room(bytes.len());
         self.bytes[..bytes.len()].copy_from_slice(bytes);
         (self.used, self.ops) = (bytes.len(), ops);
+        self.last = ops.checked_sub(1).map(|last| self.entry(last).0);
         Ok(())
     }
 
@@ -219,6 +222,7 @@ impl Reply {
     #[inline(always)]
     pub(crate) fn begin(&mut self, ops: usize) {
         self.ops = 0;
+        self.last = None;
         self.used = ops * ENTRY;
         self.room(self.used);
     }
@@ -240,6 +244,7 @@ impl Reply {
         let at = self.ops * ENTRY;
         self.bytes[at..at + ENTRY].copy_from_slice(&entry.to_le_bytes());
         self.ops += 1;
+        self.last = Some(status);
     }
 
     #[inline(always)]

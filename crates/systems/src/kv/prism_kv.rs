@@ -140,11 +140,12 @@ impl<F: Fabric + Clock> PrismKv<F> {
             match self.seek(key).await? {
                 Sought::Absent => return Ok(None),
                 Sought::Value { at, version } => break (at, version),
-                Sought::Large { index } => match self.read_large(key, index).await? {
+                // Boxed, so that every other GET has a small future.
+                Sought::Large { index } => match Box::pin(self.read_large(key, index)).await? {
                     large::Read::Whole(version) => return Ok(Some(Item { value: &self.value, version })),
                     large::Read::Changed => {}
                 },
-                Sought::Moved => self.refetch().await?,
+                Sought::Moved => Box::pin(self.refetch()).await?,
             }
         };
         Ok(Some(Item { value: &self.reply.output(0)[at..], version }))
@@ -588,15 +589,15 @@ async fn fetch_store<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<
 }
 
 impl<F: Fabric + Clock> Kv for PrismKv<F> {
-    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        PrismKv::get(self, key).await
+    fn get(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Item<'_>>, KvError>> {
+        PrismKv::get(self, key)
     }
 
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        PrismKv::put(self, key, value).await
+    fn put(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<(), KvError>> {
+        PrismKv::put(self, key, value)
     }
 
-    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        PrismKv::delete(self, key).await
+    fn delete(&mut self, key: &[u8]) -> impl Future<Output = Result<bool, KvError>> {
+        PrismKv::delete(self, key)
     }
 }
