@@ -1,4 +1,4 @@
-//! What a whole GET costs beyond the memory: PRISM-KV on the fabric of this process against the physical floor.
+//! What a whole GET costs beyond the memory: PRISM-KV on `local` and on `shm` against the physical floor.
 //!
 //! One million values of 512 bytes, each key with a slot of its own; the same keys in the same order on both sides.
 //! A single task and the floor's single fetch each draw the next key from bytes just fetched, so that no CPU
@@ -37,17 +37,23 @@ fn main() {
     };
     let floor = Floor::build(layout).expect("memory for the floor");
     let store = Store::fill(RECORDS, VALUE_SIZE, QUOTA);
-    let mut clients = Clients::new(&store, floor.keys());
+    println!("page size {} bytes", store.memory().page_size().0);
+    for (fabric, endpoint) in [("local", store.endpoint()), ("shm", store.shm_endpoint())] {
+        report(fabric, &floor, &mut Clients::new(endpoint, floor.keys()));
+    }
+}
 
+/// Prints the ratios of each round and their medians.
+fn report(fabric: &str, floor: &Floor, clients: &mut Clients<'_>) {
     let (mut alone, mut together) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
-        let one = compare(&floor, &mut clients, 1);
-        let many = compare(&floor, &mut clients, TASKS);
+        let one = compare(floor, clients, 1);
+        let many = compare(floor, clients, TASKS);
         if round == 0 {
             continue; // Warms up.
         }
         println!(
-            "round {round}: 1 task {:.0} ns, floor {:.0} ns, time ratio {:.2}; \
+            "{fabric}, round {round}: 1 task {:.0} ns, floor {:.0} ns, time ratio {:.2}; \
              {TASKS} tasks {:.2} M/s, floor {:.2} M/s, rate ratio {:.2}",
             one.ns,
             one.floor_ns,
@@ -59,9 +65,8 @@ fn main() {
         alone.push(one.ns / one.floor_ns);
         together.push(many.floor_ns / many.ns);
     }
-    println!("page size {} bytes", store.memory().page_size().0);
-    println!("get/floor time ratio, 1 task: {:.2}", median(alone));
-    println!("get/floor rate ratio, {TASKS} tasks: {:.2}", median(together));
+    println!("{fabric}: get/floor time ratio, 1 task: {:.2}", median(alone));
+    println!("{fabric}: get/floor rate ratio, {TASKS} tasks: {:.2}", median(together));
 }
 
 struct Compared {
@@ -92,9 +97,8 @@ struct Clients<'a> {
 }
 
 impl<'a> Clients<'a> {
-    fn new(store: &Store, keys: &'a [u32]) -> Clients<'a> {
+    fn new(endpoint: Rc<Direct>, keys: &'a [u32]) -> Clients<'a> {
         assert!(keys.len().is_power_of_two(), "places wrap around by a mask");
-        let endpoint = store.endpoint();
         let clients = (0..TASKS).map(|_| open(&endpoint)).collect();
         Clients { endpoint, clients, keys, next: Cell::new(0), mismatches: Cell::new(0) }
     }

@@ -5,12 +5,15 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use crate::cargo::{cargo, succeeds};
+use crate::tidy;
 
 const TEST: [&str; 4] = ["test", "--release", "--workspace", "--locked"];
 
 /// Lists the long tests, runs them and says whether all of them passed. Finding none is a failure.
 pub(crate) fn run(root: &Path) -> bool {
-    let Some(tests) = long_tests(root) else {
+    let targets = targets(root);
+    let test: Vec<&str> = TEST.into_iter().chain(targets.iter().flat_map(|name| ["--test", name])).collect();
+    let Some(tests) = long_tests(root, &test) else {
         println!("soak: the tests do not build; see above");
         return false;
     };
@@ -26,16 +29,27 @@ pub(crate) fn run(root: &Path) -> bool {
     // One at a time: they measure, and some need most of the machine's memory.
     let passed = succeeds(cargo(
         root,
-        &[&TEST[..], &["--", "--ignored", "--nocapture", "--test-threads=1", "soak_"]].concat(),
+        &[&test[..], &["--", "--ignored", "--nocapture", "--test-threads=1", "soak_"]].concat(),
     ));
     let outcome = if passed { "passed" } else { "FAILED" };
     println!("soak: {outcome} in {:.1} s", started.elapsed().as_secs_f64());
     passed
 }
 
+/// The files of tests that have long ones, so that no others are built.
+fn targets(root: &Path) -> Vec<String> {
+    let has_long_ones = |file: &&String| {
+        file.contains("/tests/")
+            && std::fs::read_to_string(root.join(file)).is_ok_and(|text| text.contains("fn soak_"))
+    };
+    let files = tidy::files(root);
+    let names = files.iter().filter(has_long_ones).filter_map(|file| Path::new(file).file_stem()?.to_str());
+    names.map(String::from).collect()
+}
+
 /// Names of the long tests, or `None` if the tests do not build.
-fn long_tests(root: &Path) -> Option<Vec<String>> {
-    let listing = cargo(root, &[&TEST[..], &["--quiet", "--", "--ignored", "--list", "soak_"]].concat())
+fn long_tests(root: &Path, test: &[&str]) -> Option<Vec<String>> {
+    let listing = cargo(root, &[test, &["--quiet", "--", "--ignored", "--list", "soak_"]].concat())
         .stderr(Stdio::inherit())
         .output()
         .ok()?;

@@ -6,12 +6,14 @@ use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::shm;
 use farside_node::host::{Host, Options};
 use farside_remote::NodeId;
 use farside_remote::control::Ask;
 use farside_systems::kv::prism_kv::layout::Table;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +23,7 @@ pub(crate) const NAME: &str = "bench";
 /// Keys are the numbers below the count of records, big-endian, each with a slot of its own.
 pub(crate) struct Store {
     host: Arc<Host>,
+    socket: PathBuf,
     pub(crate) table: Table,
 }
 
@@ -31,7 +34,9 @@ impl Store {
     /// nothing about their keys.
     pub(crate) fn fill(records: u64, value_size: usize, quota: u64) -> Store {
         let memory = Mapping::create(quota + (16 << 20), Pages::Auto).expect("memory for the node");
-        let host = Host::start(memory, vec![Box::new(PrismKvKind)], Options::default()).expect("a node");
+        let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
+        let options = Options { socket: Some(socket.clone()), ..Options::default() };
+        let host = Host::start(memory, vec![Box::new(PrismKvKind)], options).expect("a node");
         let host = Arc::new(host);
         let parameters = format!(r#"{{"items": {records}, "placement": "permuted"}}"#);
         let (name, kind) = (NAME.to_owned(), KIND.to_owned());
@@ -48,16 +53,21 @@ impl Store {
             }
         });
         let table = client.table().clone();
-        Store { host, table }
+        Store { host, socket, table }
     }
 
     pub(crate) fn memory(&self) -> &Mapping {
         self.host.memory()
     }
 
-    /// A new endpoint, for this thread.
+    /// A new endpoint, for this thread, on the node's own mapping.
     pub(crate) fn endpoint(&self) -> Rc<Direct> {
         endpoint_of(&self.host)
+    }
+
+    /// A new endpoint, for this thread, as another process would have it: by the node's socket, on a mapping of its own.
+    pub(crate) fn shm_endpoint(&self) -> Rc<Direct> {
+        Rc::new(shm::connect(&self.socket, NodeId(0)).expect("the node serves there"))
     }
 }
 
