@@ -2,9 +2,10 @@
 //!
 //! `GET /health` and `GET /stores` answer JSON, `GET /metrics` OpenMetrics: what one-sided clients do is counted by
 //! themselves in their session slots, and summed here. Invariant: no answer holds a key's secret or an address.
+//! Invariant: strangers hold at most [`CONNECTIONS_MAX`] of the node's descriptors, and an idle one only for [`IDLE_MAX`].
 
-use super::Shared;
 use super::clients::BindError;
+use super::{Host, Shared};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -16,11 +17,17 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
+use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, Sleep};
 
 /// Where the admin face listens, and who may look.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,12 +40,17 @@ pub struct Admin {
 
 /// The thread that serves; ends when dropped.
 pub(super) struct Server {
+    at: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 const DRAIN: Duration = Duration::from_millis(100);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
+/// Connections at a time; who comes later waits in the system's queue, where it holds no descriptor of the node.
+const CONNECTIONS_MAX: usize = 32;
+/// How long a connection may take to send a whole question, or to take the next part of its answer.
+const IDLE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 struct Face {
@@ -54,11 +66,13 @@ impl Server {
         let refused = |error| BindError::Admin(admin.listen, error);
         let listener = TcpListener::bind(admin.listen).map_err(refused)?;
         listener.set_nonblocking(true).map_err(refused)?;
+        let at = listener.local_addr().map_err(refused)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refused)?;
         let face = Face { shared, token: admin.token.as_deref().map(Arc::from) };
         let (stop, stopped) = oneshot::channel();
         let serve = async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
+            let listener = Bounded { listener, free: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
             // What is under way has a moment to end; a connection that dawdles does not keep the node from ending.
             tokio::select! {
                 served = axum::serve(listener, router(face)) => served,
@@ -77,7 +91,14 @@ impl Server {
                 runtime.shutdown_timeout(DRAIN);
             })
             .map_err(refused)?;
-        Ok(Server { stop: Some(stop), thread: Some(thread) })
+        Ok(Server { at, stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Host {
+    /// Where the admin face listens, with the port that the system chose if port 0 was asked for.
+    pub fn admin_at(&self) -> Option<SocketAddr> {
+        self.admin.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|server| server.at)
     }
 }
 
@@ -87,6 +108,99 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
+    }
+}
+
+/// A listener that has so many connections at a time.
+struct Bounded {
+    listener: tokio::net::TcpListener,
+    free: Arc<Semaphore>,
+}
+
+impl axum::serve::Listener for Bounded {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        let place = Arc::clone(&self.free).acquire_owned().await.expect("the semaphore is never closed");
+        let (stream, address) = axum::serve::Listener::accept(&mut self.listener).await;
+        let idle = Box::pin(tokio::time::sleep(IDLE_MAX));
+        (Connection { stream, idle, _place: place }, address)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection that fails once it was idle for too long. Only what it is sent puts that off: a question that comes
+/// byte by byte must not last for ever.
+struct Connection {
+    stream: TcpStream,
+    idle: Pin<Box<Sleep>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    /// What came of an attempt, unless the time is up.
+    fn in_time<T>(&mut self, context: &mut Context<'_>, tried: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if tried.is_ready() {
+            return tried;
+        }
+        ready!(self.idle.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn wrote<T>(&mut self, context: &mut Context<'_>, tried: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if matches!(tried, Poll::Ready(Ok(_))) {
+            self.idle.as_mut().reset(Instant::now() + IDLE_MAX);
+        }
+        self.in_time(context, tried)
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let tried = Pin::new(&mut self.stream).poll_read(context, buffer);
+        self.in_time(context, tried)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let tried = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.wrote(context, tried)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let tried = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        self.wrote(context, tried)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let tried = Pin::new(&mut self.stream).poll_flush(context);
+        self.in_time(context, tried)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let tried = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.in_time(context, tried)
     }
 }
 
@@ -115,7 +229,13 @@ async fn authorize(
 /// Whether the token was sent; takes the same time wherever a wrong one differs.
 fn presents(headers: &HeaderMap, token: &str) -> bool {
     let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
-    let Some(sent) = sent.and_then(|value| value.strip_prefix(b"Bearer ")) else { return false };
+    // A scheme's name is told apart from others without regard to case (RFC 9110, 11.1).
+    let Some((scheme, sent)) = sent.and_then(|value| value.split_at_checked(b"Bearer ".len())) else {
+        return false;
+    };
+    if !scheme.eq_ignore_ascii_case(b"Bearer ") {
+        return false;
+    }
     let difference = sent.iter().zip(token.as_bytes()).fold(0, |all, (a, b)| all | (a ^ b));
     sent.len() == token.len() && difference == 0
 }
@@ -216,7 +336,7 @@ mod tests {
             headers.insert(header::AUTHORIZATION, value.parse().expect("a header"));
             presents(&headers, "secret")
         };
-        assert!(sends("Bearer secret"));
+        assert!(sends("Bearer secret") && sends("bearer secret"));
         for wrong in ["Bearer secre", "Bearer secrets", "Bearer Secret", "Bearer ", "Basic secret", "secret"]
         {
             assert!(!sends(wrong), "{wrong}");
