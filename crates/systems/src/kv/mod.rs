@@ -98,8 +98,8 @@ impl std::fmt::Display for KvError {
                 write!(f, "the value has {len} bytes, at most {VALUE_MAX} are possible: split it")
             }
             KvError::OutOfMemory => f.write_str(
-                "the store is out of memory and nothing was stored: delete something, give the store a greater \
-                 quota, or see by 'farside kv stat' whether a stopped process delays reclamation",
+                "the store is out of memory and nothing was stored: delete something, make a store with a greater \
+                 --quota, or see by 'farside kv stat' whether a stopped process delays reclamation",
             ),
             KvError::TableFull => f.write_str(
                 "the store's table is full and nothing was stored: create the store for more items (--items)",
