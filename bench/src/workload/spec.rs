@@ -51,7 +51,12 @@ impl Workload {
         let path = Path::new(name_or_path);
         let text = std::fs::read_to_string(path)
             .map_err(|cause| WorkloadError::Unreadable { path: path.to_owned(), cause })?;
-        Self::parse(name_or_path, &text)
+        let workload = Self::parse(name_or_path, &text)?;
+        // Some other file, most likely: it would be measured as what YCSB takes for nothing said.
+        match properties::parse(&text).is_ok_and(|all| all.len() == workload.unused.len()) {
+            true => Err(WorkloadError::NoProperty { path: path.to_owned() }),
+            false => Ok(workload),
+        }
     }
 
     /// The workload that `text` states; `name` is what it will be called.
@@ -112,6 +117,11 @@ pub enum WorkloadError {
         /// The values that it can have.
         legal: &'static str,
     },
+    /// The file has no property that means anything here.
+    NoProperty {
+        /// The file.
+        path: PathBuf,
+    },
     /// All proportions are 0.
     NoOperations,
 }
@@ -128,6 +138,12 @@ impl fmt::Display for WorkloadError {
             Self::Value { property: Property { line, key, value }, legal } => {
                 write!(f, "line {line}: {key} is `{value}`, legal is {legal}")
             }
+            Self::NoProperty { path } => write!(
+                f,
+                "`{}` states no workload: not one of its lines is a property that is known here, such as \
+                 readproportion=0.95",
+                path.display()
+            ),
             Self::NoOperations => {
                 f.write_str(
                     "all proportions are 0: one of readproportion, updateproportion, insertproportion, ",
@@ -143,7 +159,7 @@ impl std::error::Error for WorkloadError {
         match self {
             Self::Unreadable { cause, .. } => Some(cause),
             Self::Syntax(error) => Some(error),
-            Self::Value { .. } | Self::NoOperations => None,
+            Self::Value { .. } | Self::NoProperty { .. } | Self::NoOperations => None,
         }
     }
 }
@@ -342,5 +358,7 @@ mod tests {
         assert!(matches!(error, WorkloadError::NoOperations));
         let error = Workload::resolve("no/such/file").unwrap_err().to_string();
         assert!(error.contains("no/such/file") && error.contains("built in are a, b and c"), "{error}");
+        let error = Workload::resolve(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap_err();
+        assert!(matches!(error, WorkloadError::NoProperty { .. }), "{error}");
     }
 }
