@@ -122,10 +122,29 @@ fn values_are_arguments_files_or_standard_input() {
     node.run([OsStr::new("kv"), OsStr::new("put"), OsStr::new("k"), OsStr::from_bytes(&at)]).done();
     assert_eq!(node.run(["kv", "get", "k"]).done().out, b"by an odd name");
     let folder = format!("@{}", node.folder().display());
-    for unreadable in ["@", "@/nowhere/file", &folder] {
+    node.run(["kv", "put", "k", "@"]).refused("write @FILE");
+    for unreadable in ["@/nowhere/file", &folder] {
         node.run(["kv", "put", "k", unreadable]).refused("could not read").refused("name a file");
     }
     assert_eq!(node.run(["kv", "get", "k"]).done().out, b"by an odd name");
+}
+
+#[test]
+fn a_closed_standard_input_is_no_value() {
+    let node = Node::start();
+    let closed = |redirect: &str| {
+        let mut command = std::process::Command::new("/bin/sh");
+        let script = format!("exec \"$0\" kv put k - {redirect}");
+        command
+            .args(["-c", &script, env!("CARGO_BIN_EXE_farside")])
+            .env_clear()
+            .env("FARSIDE_POOL", node.url());
+        run(command, b"")
+    };
+    closed("<&-").refused("standard input is closed");
+    node.run(["kv", "get", "k"]).absent();
+    closed("</dev/null").done();
+    assert!(node.run(["kv", "get", "k"]).done().out.is_empty());
 }
 
 #[test]
@@ -225,6 +244,11 @@ fn a_malformed_line_is_named_and_those_before_it_are_stored() {
         assert_eq!(dumped.text().lines().count(), 2);
         node.run(["store", "drop", &store]).done();
     }
+    node.run(["store", "create", "one", "--quota", "2MiB", "--items", "100"]).done();
+    let one = ["kv", "load", "-", "--store", "one"];
+    node.run_with(one, b"bad").refused("(nothing is stored)");
+    node.run_with(one, b"a\t1\nbad").refused("(the line before it is stored)");
+    assert!(node.run_with(one, b"a\t1\n").done().err.contains("1 key stored"));
     node.run(["kv", "load", "/nowhere/file"]).refused("could not read /nowhere/file");
     node.run([OsStr::new("kv"), OsStr::new("load"), node.folder().as_os_str()]).refused("could not read");
 }
@@ -245,8 +269,11 @@ fn stores_are_made_listed_and_dropped() {
         listed.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(stores.len(), 2);
     assert_eq!((&stores[0]["name"], &stores[0]["kind"]), (&"a-B_9.z".into(), &"prism-kv".into()));
-    assert_eq!(stores[0]["quota"], 8 << 20);
-    assert!(stores.iter().all(|store| store["secret"] == 0), "a list tells no keys");
+    assert_eq!(stores[0]["quota_bytes"], 8 << 20);
+    assert_eq!(stores[1]["parameters"]["placement"], "permuted");
+    for (store, hidden) in stores.iter().zip(["secret", "region", "table_at", "incarnation"]) {
+        assert!(store.get(hidden).is_none() && store["parameters"].get("seed").is_none(), "{store}");
+    }
 
     node.run(["kv", "put", "k", "v", "--store", "small"]).done();
     node.run(["kv", "get", "k", "--store", "a-B_9.z"]).absent();
@@ -255,7 +282,10 @@ fn stores_are_made_listed_and_dropped() {
     assert_eq!(node.run(["kv", "get", "k", "--store", "small"]).done().out, b"v");
     node.run(["store", "drop", "small"]).done();
     node.run(["store", "drop", "small"]).refused("there is no store 'small': there are a-B_9.z");
-    node.run(["kv", "get", "k", "--store", "small"]).refused("there is no store 'small'");
+    node.run(["kv", "get", "k", "--store", "small"])
+        .refused("farside: there is no store 'small'; the node has: a-B_9.z; make it by");
+    let info = node.run(["info", "--json"]).done().json();
+    assert_eq!(info["stores"], serde_json::json!([stores[0]]), "one list of stores is as the other");
     node.run(["store", "create", "small", "--quota", "2MiB", "--items", "1000"]).done();
     node.run(["kv", "get", "k", "--store", "small"]).absent();
 }
@@ -280,7 +310,7 @@ fn many_stores_are_listed() {
         node.run(["store", "drop", &longest(made)]).done();
     }
     assert_eq!(node.run(["store", "list"]).done().text().lines().count(), made);
-    node.run(["kv", "get", "k"]).refused("there is no store 'default': there are");
+    node.run(["kv", "get", "k"]).refused("there is no store 'default'; the node has: 0");
 }
 
 #[test]
@@ -325,11 +355,9 @@ fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_bu
         let mut command = command();
         command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
         let ran = run(command, b"").done();
-        let told: Vec<serde_json::Value> =
-            ran.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let told: serde_json::Value = serde_json::from_slice(&ran.out).expect("one object");
         let of = |name: &str| {
-            let setting = told.iter().find(|setting| setting["name"] == name).expect("it is told");
-            let text = |field: &str| setting[field].as_str().expect("text").to_owned();
+            let text = |field: &str| told[name][field].as_str().expect("text").to_owned();
             (text("value"), text("origin"))
         };
         [of("pool"), of("store")]
@@ -389,7 +417,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 56] = [
+    let wrong: [(&[&str], &str); 68] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -409,12 +437,19 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["info", "--pool", "frob:x"], "use shm:PATH"),
         (&["info", "--pool", "shm:/a,shm:/b"], "name one"),
         (&["info", "--pool", &long], "use a shorter path"),
-        (&["info", "--pool", "local:frob"], "write it like"),
-        (&["info", "--pool", "local:1MiB"], "from 8 MiB to"),
-        (&["info", "--pool", "local:0"], "from 8 MiB to"),
+        (&["info", "--pool", "local:"], "start one with 'farside up'"),
+        (&["kv", "put", "k", "v", "--pool", "local:"], "end with it"),
+        (&["store", "list", "--pool", "local:16MiB"], "end with it"),
+        (&["bench", "ycsb", "--pool", "local:"], "end with it"),
+        (&["kv", "--trace", "stat", "--pool", &url], "leave it out"),
+        (&["kv", "load", "--trace", "-", "--pool", &url], "--help"),
         (&["bench", "ycsb", "--pool", "shm:/nowhere/node.sock"], "start one with 'farside up'"),
         // Stores.
-        (&["kv", "get", "k", "--store", "none", "--pool", &url], "there are default"),
+        (&["kv", "get", "k", "--store", "none", "--pool", &url], "the node has: default; make it by"),
+        (
+            &["kv", "--trace", "get", "k", "--store", "none", "--pool", &url],
+            "the node has: default; make it by",
+        ),
         (&["kv", "stat", "--store", "none", "--pool", &url], "there are default"),
         (&["store", "drop", "none", "--pool", &url], "there are default"),
         (&["store", "create", "default", "--pool", &url], "drop it first"),
@@ -423,7 +458,8 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["store", "create", "ключ", "--pool", &url], "use 1 to 64 letters"),
         (&["store", "create", "s", "--kind", "pilaf", "--pool", &url], "name one of prism-kv"),
         (&["store", "create", "s", "--quota", "0", "--pool", &url], "give it 64MiB"),
-        (&["store", "create", "s", "--quota", "1500000", "--pool", &url], "multiple of 1 MiB"),
+        (&["store", "create", "s", "--items", "0", "--pool", &url], "--help"),
+        (&["store", "create", "s", "--quota", "1500k", "--pool", &url], "'1500k' is no multiple of 1 MiB"),
         (&["store", "create", "s", "--quota", "-1", "--pool", &url], "--help"),
         (&["store", "create", "s", "--quota", "much", "--pool", &url], "write it like"),
         (&["store", "create", "s", "--quota", "1GiB", "--pool", &url], "smaller --quota"),
@@ -431,11 +467,15 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["store", "create", "s", "--quota", "1MiB", "--pool", &url], "fewer --items"),
         (&["store", "create", "s", "--items", "99999999999999", "--pool", &url], "give at most"),
         // Nodes that are to be served.
-        (&["serve", "--memory", "1", "--socket", "/nowhere/s"], "/nowhere is no folder: make it"),
+        (&["serve", "--memory", "8MiB", "--socket", "/nowhere/s"], "/nowhere is no folder: make it"),
+        (&["serve", "--socket", "shm:/tmp/unused.sock"], "leave out shm:, as in --socket /tmp/unused.sock"),
+        (&["up", "--socket", "shm:/tmp/unused.sock"], "leave out shm:"),
+        (&["serve", "--store", "s", "--items", "0"], "--help"),
         (&["serve", "--memory", "8388609", "--socket", "/tmp/unused.sock"], "multiple of 1 MiB"),
         (&["serve", "--memory", "0", "--socket", "/tmp/unused.sock"], "multiple of 1 MiB"),
-        (&["serve", "--memory", "2TiB", "--socket", "/tmp/unused.sock"], "1024 GiB"),
-        (&["serve", "--evict-stopped-after", "soon"], "10s or 2m"),
+        (&["serve", "--memory", "2TiB", "--socket", "/tmp/unused.sock"], "'2TiB': give a multiple of 1 MiB"),
+        (&["up", "--memory", "1MiB"], "from 8MiB to 1TiB"),
+        (&["serve", "--evict-stopped-after", "soon"], "10s or 2m; a number alone is seconds"),
         (&["serve", "--admin", "frob"], "127.0.0.1:7400"),
         (
             &["serve", "--admin", "0.0.0.0:7400", "--memory", "8MiB", "--socket", "/tmp/unused.sock"],
@@ -448,6 +488,12 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["bench", "ycsb", "--system", "pilaf"], "prism-kv"),
         (&["bench", "ycsb", "--workload", "/nowhere/file"], "a, b and c"),
         (&["bench", "ycsb", "--distribution", "frob"], "name one of uniform"),
+        (
+            &["bench", "ycsb", "--workload", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")],
+            "states no workload",
+        ),
+        (&["bench", "ycsb", "--slot-cache", "99999999999"], "--help"),
+        (&["bench", "ycsb", "--value-size", "17MiB"], "give 1 to 16MiB"),
         (&["bench", "ycsb", "--seconds", "0"], "give 0.01 to"),
         (&["bench", "ycsb", "--records", "1000000000", "--value-size", "10000000"], "fewer --records"),
         (&["bench", "ycsb", "--verify", "--value-size", "1", "--records", "10"], "--value-size 28 at least"),
@@ -471,6 +517,7 @@ fn a_store_that_is_full_says_so_and_can_be_emptied() {
     let lines: String = (0..30_000).map(|number| format!("{number}\t{}\n", "v".repeat(400))).collect();
     let full = node.run_with(["kv", "load", "-"], lines.as_bytes()).refused("out of memory").refused("quota");
     assert!(full.err.contains("line "), "{}", full.err);
+    assert!(full.err.contains("make a store with a greater --quota"), "{}", full.err);
     let dumped = node.run(["kv", "dump"]).done();
     let stored = dumped.text().lines().count();
     assert!(full.err.contains(&format!("the {stored} lines before it are stored")), "{}", full.err);
@@ -573,7 +620,7 @@ fn a_stopping_node_takes_its_socket_along_and_a_killed_ones_is_replaced() {
     let (socket, log) = (folder.path().join("node.sock"), folder.path().join("log"));
     let url = format!("shm:{}", socket.display());
     let small = ["--memory", "16MiB", "--store", "default"];
-    for signal in [Signal::TERM, Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let mut node = serve(&socket, &small, log.clone());
         node.line();
         farside(["kv", "put", "k", "v", "--pool", &url]).done();
@@ -626,6 +673,98 @@ fn a_node_that_lost_its_place_leaves_the_next_ones_socket_alone() {
     assert_eq!(first.ended(), Some(0));
     let info = farside(["info", "--json", "--pool", &format!("shm:{}", socket.display())]).done().json();
     assert_eq!(info["pid"], second.pid());
+}
+
+#[test]
+fn a_hangup_that_is_ignored_ends_no_node() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let mut command = std::process::Command::new("/bin/sh");
+    let script = "trap '' HUP; exec \"$0\" serve --die-with-parent --memory 8MiB --socket \"$1\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_farside")]).arg(&socket).env_clear();
+    let mut node = Process::start(command, folder.path().join("log"));
+    node.line();
+    node.signal(Signal::HUP);
+    farside(["info", "--pool", &socket.display().to_string()]).done();
+    node.signal(Signal::TERM);
+    assert_eq!(node.ended(), Some(0));
+}
+
+#[test]
+fn what_up_proposes_leads_to_it_whatever_else_is_set() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let inner = folder.path().join("it's a folder");
+    std::fs::create_dir(&inner).expect("a folder");
+    let mut command = command();
+    command.args(["up", "--memory", "512MiB", "--socket", "node.sock"]).current_dir(&inner);
+    command.env("FARSIDE_POOL", "shm:/nowhere/node.sock").env("FARSIDE_STORE", "none");
+    let up = Process::start(command, folder.path().join("log"));
+    assert!(up.line().contains("serves") && up.line().contains("another terminal"));
+    for expected in ["", "hello", "errors"] {
+        let mut proposed = std::process::Command::new("/bin/sh");
+        proposed.arg("-c").arg(up.line()).env_clear();
+        proposed.env("FARSIDE_POOL", "shm:/nowhere/node.sock").env("FARSIDE_STORE", "none");
+        assert!(run(proposed, b"").done().text().contains(expected));
+    }
+}
+
+// Those who watch it by HTTP.
+
+/// A node with an admin face, and where that is.
+fn watched(folder: &std::path::Path, token: &[u8]) -> (Process, String) {
+    let file = folder.join("token");
+    std::fs::write(&file, token).expect("a file");
+    let token = ["--admin-token-file", file.to_str().expect("UTF-8")];
+    let arguments = [&["--memory", "8MiB", "--admin", "127.0.0.1:0"], &token[..]].concat();
+    let node = serve(&folder.join("node.sock"), &arguments, folder.join("log"));
+    node.line();
+    let line = node.line();
+    let at = line.split_once("http://").and_then(|(_, rest)| rest.split_once("/{health,stores,metrics}"));
+    (node, at.expect("a url with the real port").0.to_owned())
+}
+
+fn answer_to(at: &str, question: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(at).expect("it listens");
+    stream.set_read_timeout(Some(support::PATIENCE)).expect("a timeout");
+    stream.write_all(question.as_bytes()).expect("it takes it");
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut answer).expect("it answers and hangs up");
+    answer
+}
+
+#[test]
+fn connections_that_say_nothing_neither_pile_up_nor_last() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (node, at) = watched(folder.path(), b"secret\n");
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", node.pid())).expect("it runs").count();
+    let before = descriptors();
+    let mut idle: Vec<_> = (0..200).map(|_| std::net::TcpStream::connect(&at).expect("it listens")).collect();
+    for stream in &mut idle[..20] {
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost:").expect("it takes a part");
+    }
+    until("they were seen", || descriptors() > before);
+    assert!(descriptors() <= before + 40, "{} descriptors of 200 strangers", descriptors() - before);
+    drop(idle.split_off(20));
+    // Those that are left are hung up on; who asks a whole question is answered.
+    let question =
+        "GET /health HTTP/1.1\r\nHost: n\r\nAuthorization: bearer secret\r\nConnection: close\r\n\r\n";
+    assert!(answer_to(&at, question).contains("200 OK"));
+    until("they were hung up on", || descriptors() <= before);
+    let question = question.replace("secret", "Secret");
+    assert!(answer_to(&at, &question).contains("401 Unauthorized"));
+}
+
+#[test]
+fn a_token_that_no_client_could_send_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, socket) = (folder.path().join("token"), folder.path().join("node.sock"));
+    for token in [&b""[..], b"\n", b"two words", b"two\nlines", "ключ".as_bytes(), b"\xff", b"\x01"] {
+        std::fs::write(&file, token).expect("a file");
+        let arguments = ["serve", "--memory", "8MiB", "--admin", "127.0.0.1:0", "--admin-token-file"];
+        let arguments = arguments.map(OsStr::new).into_iter();
+        let arguments = arguments.chain([file.as_os_str(), "--socket".as_ref(), socket.as_os_str()]);
+        farside(arguments).refused("holds no token: put one");
+    }
 }
 
 #[test]
@@ -734,13 +873,35 @@ fn a_memory_file_is_served_again_with_what_it_holds_and_no_other_file_is() {
     node.kill();
     refused(&["--memory-file", &named, "--memory", "32MiB"], "16777216");
     // Whoever does not say how much there is gets what there is.
-    let node = serve(&socket, &["--memory-file", &named], log("2"));
+    let mut node = serve(&socket, &["--memory-file", &named], log("2"));
     assert!(node.line().contains("16.0 MiB"));
     assert_eq!(farside(["kv", "get", "k", "--pool", &url]).done().out, b"v");
+    node.kill();
+    // What is asked for and not so is told; what is so is not.
+    for (arguments, warned) in [
+        (&["--store", "default", "--quota", "4MiB"][..], true),
+        (&["--store", "default", "--items", "9999999"], true),
+        (&["--store", "default", "--collision-free"], true),
+        (&["--store", "default"], false),
+    ] {
+        let again = [&["--memory-file", &named], arguments].concat();
+        let mut node = serve(&socket, &again, log("again"));
+        node.line();
+        let said = node.said();
+        assert_eq!(said.contains("'default' already") && said.contains("a quota of"), warned, "{said}");
+        node.kill();
+    }
+    refused(&["--memory-file", &named, "--store", "other"], "drop a store, or serve more --memory");
+    let node = serve(&socket, &["--memory-file", &named], log("3"));
+    node.line();
+    refused(&["--memory-file", &named], "use that one, or stop it");
 
     std::fs::write(log("text"), "precious").expect("a file");
     std::fs::write(log("noise"), bytes(8 * MIB, 1)).expect("a file");
-    refused(&["--memory-file", &log("text").display().to_string()], "name another file");
+    refused(
+        &["--memory-file", &log("text").display().to_string()],
+        "is no farside memory: name another file",
+    );
     refused(&["--memory-file", &log("noise").display().to_string()], "no farside memory");
     refused(&["--memory-file", &folder.path().display().to_string()], "could not open");
     refused(&["--memory-file", "/nowhere/file"], "could not open");
@@ -815,7 +976,44 @@ fn bench_ycsb_uses_the_node_that_is_named_and_leaves_nothing_behind() {
         farside(["bench", "ycsb", "--records", "1000", "--seconds", "0.1", "--pool", &node.url()]).done();
     assert!(people.text().contains("ops/s") && people.text().lines().count() >= 2, "{}", people.text());
     let small = Node::with(&["--memory", "16MiB"]);
-    farside(["bench", "ycsb", "--records", "1000", "--pool", &small.url()]).refused("serve more --memory");
+    farside(["bench", "ycsb", "--records", "1000", "--pool", &small.url()]).refused("leave --pool out");
+}
+
+#[test]
+fn the_largest_values_are_measured_for_no_longer_than_asked() {
+    let ran =
+        farside(["bench", "ycsb", "--records", "1", "--value-size", "16MiB", "--seconds", "0.1"]).done();
+    assert!(ran.err.contains("warming up"), "{}", ran.err);
+}
+
+#[test]
+fn a_measurement_that_is_told_to_end_takes_its_store_along() {
+    let node = Node::with(&["--memory", "256MiB"]);
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut command = command();
+        command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.url()]);
+        let mut bench = Process::start(command, node.folder().join("bench"));
+        until("it measures", || bench.said().contains("warming up"));
+        assert!(node.run(["store", "list"]).done().text().starts_with("ycsb-"));
+        bench.signal(signal);
+        assert_eq!(bench.ended(), None, "a signal ended it");
+        assert!(node.run(["store", "list"]).done().out.is_empty());
+    }
+    // Where the node has no answer, it is told what is left.
+    let mut command = command();
+    command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.url()]);
+    let mut bench = Process::start(command, node.folder().join("bench"));
+    until("it measures", || bench.said().contains("warming up"));
+    node.process.signal(Signal::STOP);
+    let stat = format!("/proc/{}/stat", node.process.pid());
+    until("the node is stopped", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));
+    bench.signal(Signal::INT);
+    assert_eq!(bench.ended(), None, "a signal ended it");
+    node.process.signal(Signal::CONT);
+    let store =
+        node.run(["store", "list", "--json"]).done().json()["name"].as_str().expect("a name").to_owned();
+    let remedy = format!("farside store drop {store} --pool {}", node.url());
+    assert!(bench.said().contains(&remedy), "{}", bench.said());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod session;
 
-use super::{Done, Failure, check_available};
+use super::{Done, Failure, check_available, value_size};
 use clap::ValueEnum;
 use farside_bench::floor::{Floor, HugePages, Layout};
 use farside_bench::report::{FloorReport, floor_table, ycsb_table};
@@ -60,8 +60,8 @@ struct Ycsb {
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     records: u64,
-    /// Bytes of a value
-    #[arg(long, value_name = "B", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    /// Bytes of a value, 1 to 16MiB
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
     /// Client threads
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -72,16 +72,16 @@ struct Ycsb {
     /// How long to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     seconds: f64,
-    /// Keys whose slots each task remembers
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    slot_cache: usize,
+    /// Keys whose slots each task remembers, at most 16777216; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
+    slot_cache: u32,
     /// Give each key a slot of its own, as in the paper's runs
     #[arg(long)]
     collision_free: bool,
     /// Make values prove themselves: nobody may see a key go back, or a value torn
     #[arg(long)]
     verify: bool,
-    /// Use this node instead of starting one
+    /// Use this node instead of starting one; the run makes a store of its own there, and drops it at the end
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
     /// The result as one JSON object on the last line
@@ -98,8 +98,8 @@ struct FloorArgs {
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     records: u64,
-    /// Bytes of a value
-    #[arg(long, value_name = "B", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    /// Bytes of a value, 1 to 16MiB
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
     /// Fetches overlapped by prefetching
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -110,7 +110,8 @@ struct FloorArgs {
     /// Give each key a slot of its own
     #[arg(long)]
     collision_free: bool,
-    /// Over a channel, its echo alone
+    /// Measure how long a message takes there and back, without any fetch: for fabrics that send messages, and neither
+    /// 'local' nor 'shm' does
     #[arg(long)]
     bare: bool,
     /// The result as one JSON object on the last line
@@ -161,12 +162,13 @@ impl Ycsb {
             value_size: self.value_size as usize,
             threads: self.threads,
             tasks: self.tasks,
-            slot_cache: self.slot_cache,
+            slot_cache: self.slot_cache as usize,
             collision_free: self.collision_free,
             verify: self.verify,
             quiet: false,
         };
         let session = Session::start(asked)?;
+        note!("warming up, then measuring for {} s ...", self.seconds);
         let report = session.measure(duration)?;
         drop(session);
         if self.json {

@@ -4,7 +4,7 @@
 //! `local`; nothing is quoted.
 
 use super::bench::{Asked, FabricArg, Session};
-use super::{Done, Failure};
+use super::{Done, Failure, value_size};
 use farside_bench::floor::{Floor, HugePages, Layout, Measured};
 use farside_bench::report::{Table, YcsbReport};
 use farside_bench::workload::{Distribution, Workload};
@@ -19,8 +19,8 @@ pub(super) struct Demo {
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1000..=1 << 26))]
     records: u64,
-    /// Bytes of a value
-    #[arg(long, value_name = "B", default_value_t = 512, value_parser = clap::value_parser!(u32).range(32..=60_000))]
+    /// Bytes of a value, 32 to 60000
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
     /// How long each measurement takes
     #[arg(long, value_name = "S", default_value_t = 2.0)]
@@ -34,6 +34,9 @@ impl Demo {
     pub(super) fn run(self) -> Done {
         if !(0.1..=60.0).contains(&self.seconds) {
             return Err(Failure::Told(format!("--seconds {}: give 0.1 to 60", self.seconds)));
+        }
+        if !(32..=60_000).contains(&self.value_size) {
+            return Err(Failure::Told(format!("--value-size {}: give 32 to 60000", self.value_size)));
         }
         let began = Instant::now();
         let each = Duration::from_secs_f64(self.seconds);

@@ -1,5 +1,6 @@
 //! `info`: a node, or where this program's settings come from.
 
+use super::store::store_json;
 use super::{Done, StoreTarget, human_bytes};
 
 /// Show a node, or where this program's settings come from.
@@ -19,24 +20,34 @@ impl Info {
     pub(super) fn run(self) -> Done {
         if self.config {
             let settings = self.target.settings()?;
-            for (name, setting) in [("pool", settings.pool), ("store", settings.store)] {
-                if self.json {
-                    let object = serde_json::json!({
-                        "name": name, "value": setting.value, "origin": setting.origin
-                    });
-                    tell!("{object}");
-                } else {
-                    tell!("{name:<8}{}  ({})", setting.value, setting.origin);
-                }
+            let told = [("pool", settings.pool), ("store", settings.store)];
+            if self.json {
+                let object: serde_json::Map<_, _> = told
+                    .into_iter()
+                    .map(|(name, setting)| {
+                        let told = serde_json::json!({ "value": setting.value, "origin": setting.origin });
+                        (name.to_owned(), told)
+                    })
+                    .collect();
+                tell!("{}", serde_json::Value::Object(object));
+                return Ok(());
+            }
+            for (name, setting) in told {
+                tell!("{name:<8}{}  ({})", setting.value, setting.origin);
             }
             return Ok(());
         }
         let (pool, _) = self.target.connect()?;
-        let info = pool.info()?;
+        let (info, stores) = (pool.info()?, pool.stores()?);
         if self.json {
-            tell!("{}", serde_json::to_string(&info)?);
+            let mut object = serde_json::to_value(&info)?;
+            object["stores"] = stores.iter().map(store_json).collect();
+            tell!("{object}");
             return Ok(());
         }
+        // Columns as wide as the longest name.
+        let longest = stores.iter().map(|store| "store ".len() + store.name.len()).max().unwrap_or(0);
+        let width = (longest + 2).max(22);
         let rows = [
             ("release", info.version),
             ("process", info.pid.to_string()),
@@ -48,10 +59,11 @@ impl Info {
             ("buffers found lost", info.scanned_buffers.to_string()),
         ];
         for (name, value) in rows {
-            tell!("{name:<22}{value}");
+            tell!("{name:<width$}{value}");
         }
-        for store in pool.stores()? {
-            tell!("store {:<16}{}, {}", store.name, store.kind, human_bytes(store.quota));
+        for store in stores {
+            let name = format!("store {}", store.name);
+            tell!("{name:<width$}{}, {}", store.kind, human_bytes(store.quota));
         }
         Ok(())
     }

@@ -5,11 +5,14 @@ use farside::local::Client;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
 use farside_remote::NodeId;
+use farside_systems::kv::KvError;
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::many::Cursor;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, makedev};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -19,11 +22,19 @@ use std::rc::Rc;
 pub(super) struct Kv {
     #[command(flatten)]
     target: StoreTarget,
-    /// Tell on standard error what put, get and del ask of the node
-    #[arg(long, global = true)]
+    /// Also before 'put', 'get' and 'del'.
+    #[arg(long, hide = true)]
     trace: bool,
     #[command(subcommand)]
     action: Action,
+}
+
+/// Of those commands that can tell what they do.
+#[derive(clap::Args)]
+struct Traced {
+    /// Tell on standard error what this asks of the node
+    #[arg(long)]
+    trace: bool,
 }
 
 #[derive(clap::Subcommand)]
@@ -36,22 +47,29 @@ enum Action {
         /// The value itself; '@FILE' for the bytes of a file, '-' or nothing for those of standard input: up to 16 MiB
         #[arg(allow_negative_numbers = true)]
         value: Option<OsString>,
+        #[command(flatten)]
+        traced: Traced,
     },
     /// Write the raw value of a key to standard output
     Get {
         /// The key
         #[arg(allow_negative_numbers = true)]
         key: OsString,
+        #[command(flatten)]
+        traced: Traced,
     },
     /// Take the value of a key away
     Del {
         /// The key
         #[arg(allow_negative_numbers = true)]
         key: OsString,
+        #[command(flatten)]
+        traced: Traced,
     },
     /// Put every line of a file: KEY<tab>VALUE, with \t \n \r \\ \xHH for what cannot be written
     Load {
-        /// The file; '-' for standard input
+        /// The file; '-' for standard input. A line ends with a line feed alone: where a file has CRLF, each value ends
+        /// with the carriage return
         file: PathBuf,
         /// No progress
         #[arg(long, short)]
@@ -69,22 +87,34 @@ enum Action {
 
 impl Kv {
     pub(super) fn run(self) -> Done {
+        let is_traced = match &self.action {
+            Action::Put { traced, .. } | Action::Get { traced, .. } | Action::Del { traced, .. } => {
+                self.trace || traced.trace
+            }
+            Action::Load { .. } | Action::Dump | Action::Stat { .. } if self.trace => {
+                return Err(Failure::Told("--trace tells of put, get and del: leave it out here".into()));
+            }
+            Action::Load { .. } | Action::Dump | Action::Stat { .. } => false,
+        };
         let (pool, store) = self.target.connect()?;
         if let Action::Stat { json } = self.action {
             return stat(&pool, &store, json);
         }
-        if self.trace {
+        if is_traced {
             return traced(&pool, &store, self.action);
         }
-        let mut client = Client::open(&pool, &store)?;
+        let mut client = Client::open(&pool, &store).map_err(|error| match error {
+            farside::Error::Kv(error) => not_opened(&pool, &store, error),
+            error => error.into(),
+        })?;
         match self.action {
-            Action::Put { key, value } => Ok(client.put(key.as_bytes(), &value_of(value)?)?),
-            Action::Get { key } => {
+            Action::Put { key, value, .. } => Ok(client.put(key.as_bytes(), &value_of(value)?)?),
+            Action::Get { key, .. } => {
                 let item = client.get(key.as_bytes())?.ok_or(Failure::Absent)?;
                 let mut out = io::stdout().lock();
                 written(out.write_all(item.value).and_then(|()| out.flush()))
             }
-            Action::Del { key } => {
+            Action::Del { key, .. } => {
                 if client.delete(key.as_bytes())? {
                     Ok(())
                 } else {
@@ -102,41 +132,73 @@ impl Kv {
 fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
     let endpoint = Rc::new(pool.endpoint_here()?);
     let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), |text: &str| note!("{text}")));
-    let mut kv = block_on(&endpoint, PrismKv::open(fabric, NodeId(0), store))?;
+    let mut kv = block_on(&endpoint, PrismKv::open(fabric, NodeId(0), store))
+        .map_err(|error| not_opened(pool, store, error))?;
     match action {
-        Action::Put { key, value } => {
+        Action::Put { key, value, .. } => {
             let value = value_of(value)?;
             Ok(block_on(&endpoint, kv.put(key.as_bytes(), &value))?)
         }
-        Action::Get { key } => {
+        Action::Get { key, .. } => {
             let item = block_on(&endpoint, kv.get(key.as_bytes()))?.ok_or(Failure::Absent)?;
             let mut out = io::stdout().lock();
             written(out.write_all(item.value).and_then(|()| out.flush()))
         }
-        Action::Del { key } => {
+        Action::Del { key, .. } => {
             if block_on(&endpoint, kv.delete(key.as_bytes()))? {
                 Ok(())
             } else {
                 Err(Failure::Absent)
             }
         }
-        Action::Load { .. } | Action::Dump | Action::Stat { .. } => {
-            Err(Failure::Told("--trace tells of put, get and del: leave it out here".into()))
+        Action::Load { .. } | Action::Dump | Action::Stat { .. } => unreachable!("refused above"),
+    }
+}
+
+/// Why a store could not be opened. One that is not there may never have been: it is not called gone.
+fn not_opened(pool: &farside::Pool, store: &str, error: KvError) -> Failure {
+    let KvError::Gone(reason) = error else { return error.into() };
+    match pool.stores() {
+        Ok(stores) if !stores.is_empty() && stores.iter().all(|other| other.name != store) => {
+            let names: Vec<&str> = stores.iter().map(|store| store.name.as_str()).collect();
+            Failure::Told(format!(
+                "there is no store '{store}'; the node has: {}; make it by 'farside store create {store}', or name \
+                 another by --store",
+                names.join(", ")
+            ))
         }
+        _ => Failure::Told(reason),
     }
 }
 
 fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     let Some(argument) = argument.filter(|argument| argument != "-") else {
+        if is_closed(io::stdin().as_fd()) {
+            return Err(Failure::Told(
+                "standard input is closed: give it something, or the value as an argument ('' for an empty one)".into(),
+            ));
+        }
         return read_value(io::stdin().lock(), Path::new("standard input"));
     };
     match argument.as_bytes().strip_prefix(b"@") {
         None => Ok(argument.into_vec()),
+        Some(b"") => Err(Failure::Told(
+            "'@' names no file: write @FILE, or give a value that begins with '@' by standard input".into(),
+        )),
         Some(path) => {
             let path = Path::new(OsStr::from_bytes(path));
             read_value(File::open(path).map_err(|error| cannot_read(path, &error))?, path)
         }
     }
+}
+
+/// Whether this process was started without a standard input: Rust then opens the null device in its place, for
+/// reading and writing, where a shell's `</dev/null` is for reading alone.
+fn is_closed(input: BorrowedFd<'_>) -> bool {
+    let is_null = fstat(input).is_ok_and(|stat| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == makedev(1, 3)
+    });
+    is_null && fcntl_getfl(input).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDWR)
 }
 
 fn read_value(input: impl Read, name: &Path) -> Result<Vec<u8>, Failure> {
@@ -189,16 +251,21 @@ fn load(client: &mut Client, path: &Path, quiet: bool) -> Done {
             .and_then(|(key, value)| client.put(&key, &value).map_err(|error| error.to_string()));
         stored.map_err(|reason| {
             Failure::Told(format!(
-                "line {} of {}: {reason} (the {loaded} lines before it are stored)",
+                "line {} of {}: {reason} ({})",
                 loaded + 1,
-                path.display()
+                path.display(),
+                match loaded {
+                    0 => "nothing is stored".into(),
+                    1 => "the line before it is stored".into(),
+                    _ => format!("the {loaded} lines before it are stored"),
+                }
             ))
         })?;
         loaded += 1;
     }
     bar.finish_and_clear();
     if !quiet {
-        note!("{loaded} keys stored");
+        note!("{loaded} {} stored", if loaded == 1 { "key" } else { "keys" });
     }
     Ok(())
 }

@@ -24,11 +24,13 @@ mod demo;
 mod info;
 mod kv;
 mod node;
+mod signals;
 mod store;
 mod tsv;
 
 use clap::{Parser, Subcommand};
 use farside::config::{Settings, VARIABLES, parse_bytes, unknown_variables};
+use farside_remote::arena::Geometry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -77,8 +79,19 @@ struct Target {
 impl Target {
     fn connect(&self) -> Result<farside::Pool, Failure> {
         let settings = Settings::resolve(self.pool.as_deref(), None).map_err(Failure::Told)?;
-        Ok(farside::connect(&settings.pool.value)?)
+        connect(&settings.pool.value)
     }
+}
+
+/// The node at `url`, which is not one that this command would take along when it ends.
+fn connect(url: &str) -> Result<farside::Pool, Failure> {
+    if url.starts_with("local:") {
+        return Err(Failure::Told(format!(
+            "a node at '{url}' would be in this command's process, and end with it: start one with 'farside up', and \
+             name it by --pool shm:PATH"
+        )));
+    }
+    Ok(farside::connect(url)?)
 }
 
 /// Which store on which node a command is about.
@@ -98,7 +111,7 @@ impl StoreTarget {
 
     fn connect(&self) -> Result<(farside::Pool, String), Failure> {
         let settings = self.settings()?;
-        Ok((farside::connect(&settings.pool.value)?, settings.store.value))
+        Ok((connect(&settings.pool.value)?, settings.store.value))
     }
 }
 
@@ -200,23 +213,31 @@ fn available_memory() -> Option<u64> {
     Some((of("MemAvailable:")? + of("SwapFree:")?) << 10)
 }
 
-/// For clap: a number of bytes.
-fn bytes(text: &str) -> Result<u64, String> {
+/// For clap: a number of bytes that a node can lend.
+fn memory(text: &str) -> Result<u64, String> {
     parse_bytes(text)
+        .ok()
+        .filter(|&bytes| Geometry::of(bytes).is_some())
+        .ok_or_else(|| format!("a node cannot lend '{text}': give a multiple of 1 MiB from 8MiB to 1TiB"))
+}
+
+/// For clap: a number of bytes that a value of a benchmark can have.
+fn value_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    let fits = u32::try_from(bytes).ok().filter(|bytes| (1..=farside::VALUE_MAX as u32).contains(bytes));
+    fits.ok_or_else(|| format!("no value has '{text}': give 1 to 16MiB"))
 }
 
 /// For clap: a number of bytes that a store can have.
 fn quota(text: &str) -> Result<u64, String> {
     match parse_bytes(text)? {
         0 => Err("a store needs some: give it 64MiB or so".into()),
-        bytes if bytes % (1 << 20) != 0 => {
-            Err(format!("{bytes} bytes are no multiple of 1 MiB: give 64MiB or so"))
-        }
+        bytes if bytes % (1 << 20) != 0 => Err(format!("'{text}' is no multiple of 1 MiB: give 64MiB or so")),
         bytes => Ok(bytes),
     }
 }
 
-/// For clap: a length of time, such as `500ms`, `10s` or `2m`.
+/// For clap: a length of time, such as `500ms`, `10s` or `2m`; a number alone is seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -227,10 +248,9 @@ fn duration(text: &str) -> Result<Duration, String> {
         _ => None,
     };
     let seconds = digits.parse::<f64>().ok().zip(unit).map(|(number, unit)| number * unit);
-    seconds
-        .filter(|seconds| (0.0..=1e9).contains(seconds))
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| format!("'{text}' is no length of time: write it like 500ms, 10s or 2m"))
+    seconds.filter(|seconds| (0.0..=1e9).contains(seconds)).map(Duration::from_secs_f64).ok_or_else(|| {
+        format!("'{text}' is no length of time: write it like 500ms, 10s or 2m; a number alone is seconds")
+    })
 }
 
 /// For people: bytes with a unit.

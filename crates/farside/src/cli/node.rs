@@ -1,23 +1,25 @@
 //! `up` and `serve`: a memory node in this process.
 
-use super::{Done, Failure, available_memory, bytes, duration, human_bytes, quota};
+use super::{Done, Failure, available_memory, duration, human_bytes, memory, quota, signals};
 use farside::NewStore;
-use farside::config::{default_socket, make_folder_of};
+use farside::config::{Settings, default_socket, make_folder_of};
 use farside::parts::kinds;
-use farside_fabrics::memory::{Found, Mapping, Pages};
+use farside_fabrics::memory::{Found, Mapping, MappingError, Pages};
 use farside_node::host::{Admin, Host, Options};
 use farside_remote::arena::Geometry;
-use farside_remote::control::Ask;
+use farside_remote::control::{Answer, Ask, NodeInfo, Store};
+use farside_systems::kv::prism_kv::layout::{PROBES_MAX, Placement, SLOTS_PER_ITEM, TableSpec};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Start a memory node with a store 'default'.
 #[derive(clap::Args)]
 pub(super) struct Up {
     /// Bytes of memory to lend; half of them for 'default', the rest for stores that are made later
-    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = memory)]
     memory: u64,
     /// Where clients connect [default: where they look for it]
     #[arg(long, value_name = "PATH")]
@@ -27,8 +29,8 @@ pub(super) struct Up {
 /// Start a memory node.
 #[derive(clap::Args)]
 pub(super) struct Serve {
-    /// Bytes of memory to lend: a multiple of 1MiB [default: what --memory-file has, else 1GiB]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    /// Bytes of memory to lend: a multiple of 1MiB, 8MiB to 1TiB [default: what --memory-file has, else 1GiB]
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
     memory: Option<u64>,
     /// Where clients of this host connect [default: where they look for it]
     #[arg(long, value_name = "PATH")]
@@ -36,7 +38,7 @@ pub(super) struct Serve {
     /// Which pages back the memory: huge ones make random reads faster, if the system has some reserved
     #[arg(long, value_enum, default_value_t = PagesArg::Auto)]
     pages: PagesArg,
-    /// Show health, stores and metrics by HTTP
+    /// Show the node by HTTP: /health, /stores and /metrics [default address: 127.0.0.1:7400; port 0: a free one]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     #[arg(num_args = 0..=1, default_missing_value = "127.0.0.1:7400")]
     admin: Option<SocketAddr>,
@@ -50,7 +52,8 @@ pub(super) struct Serve {
     /// Kill clients of the node that served --memory-file before, if any are alive
     #[arg(long, requires = "memory_file")]
     evict: bool,
-    /// Kill a client that was stopped for so long in the middle of an operation, so that memory can come back
+    /// Kill a client that was stopped for so long in the middle of an operation, so that memory can come back: 500ms,
+    /// 10s, 2m or 1h; a number alone is seconds
     #[arg(long, value_name = "TIME", value_parser = duration)]
     evict_stopped_after: Option<Duration>,
     /// Make this store at once; may be given once
@@ -60,7 +63,7 @@ pub(super) struct Serve {
     #[arg(long, value_name = "BYTES", value_parser = quota, requires = "store")]
     quota: Option<u64>,
     /// Items that the table of --store is to have room for
-    #[arg(long, value_name = "N", requires = "store")]
+    #[arg(long, value_name = "N", requires = "store", value_parser = clap::value_parser!(u64).range(1..))]
     items: Option<u64>,
     /// Give each key of 8 bytes a slot of its own in --store (the paper's collision-free layout)
     #[arg(long, requires = "store")]
@@ -92,7 +95,6 @@ impl From<PagesArg> for Pages {
 
 impl Up {
     pub(super) fn run(self) -> Done {
-        let given = self.socket.is_some();
         let serve = Serve {
             memory: Some(self.memory),
             socket: self.socket,
@@ -109,18 +111,42 @@ impl Up {
             collision_free: false,
             die_with_parent: false,
         };
-        let socket = serve.socket();
-        let program = std::env::args().next().unwrap_or_else(|| "farside".into());
-        let url = format!("shm:{}", socket.display());
-        let pool = if given { format!(" --pool {url}") } else { String::new() };
-        serve.serve(&format!(
-            "Try in another terminal:\n  \
-             {program} kv put greeting hello{pool}\n  \
-             {program} kv get greeting{pool}\n  \
-             {program} bench ycsb --workload c --records 100000 --pool {url}\n\
-             Press Ctrl-C to stop; the memory is gone then.\n"
-        ))
+        let hints = hints(&serve.socket())?;
+        serve.serve(&hints)
     }
+}
+
+/// What a newcomer may try next: it works as it stands, in any shell, in any folder, and whatever else is set.
+fn hints(socket: &Path) -> Result<String, Failure> {
+    let socket = std::path::absolute(socket)?;
+    let url = format!("shm:{}", socket.display());
+    let called = std::env::args_os().next().unwrap_or_else(|| "farside".into());
+    // A name without a folder was found by PATH, and will be again.
+    let program = match called.as_bytes().contains(&b'/') {
+        true => std::path::absolute(&called)?.display().to_string(),
+        false => called.to_string_lossy().into_owned(),
+    };
+    // What is set wrongly is told by whichever command needs it; with both flags it needs nothing else.
+    let (leads_here, is_default) = Settings::resolve(None, None).map_or((false, false), |settings| {
+        let pool = settings.pool.value.strip_prefix("shm:").unwrap_or(&settings.pool.value).to_owned();
+        (Path::new(&pool) == socket, settings.store.value == "default")
+    });
+    let (program, url) = (quoted(&program), quoted(&url));
+    let pool = if leads_here { String::new() } else { format!(" --pool {url}") };
+    let store = if is_default { "" } else { " --store default" };
+    Ok(format!(
+        "Try in another terminal:\n  \
+         {program} kv put greeting hello{pool}{store}\n  \
+         {program} kv get greeting{pool}{store}\n  \
+         {program} bench ycsb --workload c --records 100000 --pool {url}\n\
+         Press Ctrl-C to stop; the memory is gone then.\n"
+    ))
+}
+
+/// As a shell reads it as one word.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
+    if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 impl Serve {
@@ -141,18 +167,24 @@ impl Serve {
 
     /// Serves until a signal comes; once it does, says where, and what to try next.
     fn serve(self, hints: &str) -> Done {
-        use signal_hook::consts::{SIGINT, SIGTERM};
-        // Before anything that takes time, so that no signal is missed. Not SIGHUP, which `nohup` has ignored.
-        let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT])?;
+        // Before anything that takes time, so that no signal is missed.
+        let mut signals = signal_hook::iterator::Signals::new(signals::ending())?;
         end_on_panic();
         if self.die_with_parent {
             die_with_parent()?;
         }
         let socket = self.socket();
+        if let Some(path) = socket.as_os_str().as_bytes().strip_prefix(b"shm:") {
+            return Err(Failure::Told(format!(
+                "--socket {} is a url, and takes a path: leave out shm:, as in --socket {}",
+                socket.display(),
+                path.escape_ascii()
+            )));
+        }
         make_folder_of(&socket).map_err(Failure::Told)?;
         let bytes = self.memory();
         let (memory, found) = match &self.memory_file {
-            Some(path) => Mapping::open(path, bytes)?,
+            Some(path) => Mapping::open(path, bytes).map_err(|error| unusable(path, error))?,
             None => (Mapping::create(bytes, self.pages.into())?, Found::Nothing),
         };
         if let Some(available) = available_memory().filter(|&available| available < bytes)
@@ -183,6 +215,9 @@ impl Serve {
             human_bytes(page_size),
             socket.display()
         );
+        if let Some(at) = host.admin_at() {
+            tell!("farside: watch it at http://{at}/{{health,stores,metrics}}");
+        }
         // Whoever has read that the node serves may leave.
         let _unread = std::io::stdout().write_all(hints.as_bytes());
         let signal = signals.forever().next().and_then(signal_hook::low_level::signal_name);
@@ -194,15 +229,21 @@ impl Serve {
     fn admin(&self) -> Result<Option<Admin>, Failure> {
         let Some(listen) = self.admin else { return Ok(None) };
         let token = self.admin_token_file.as_ref().map(|path| {
-            let text = std::fs::read_to_string(path).map_err(|error| {
+            let bytes = std::fs::read(path).map_err(|error| {
                 Failure::Told(format!(
                     "could not read the token in {}: {error}; name a file that you may read",
                     path.display()
                 ))
             })?;
-            match text.trim() {
-                "" => Err(Failure::Told(format!("{} holds no token: put one into it", path.display()))),
-                token => Ok(token.to_owned()),
+            match bytes.trim_ascii() {
+                b"" => Err(Failure::Told(format!("{} holds no token: put one into it", path.display()))),
+                // What no header can carry, no client could send.
+                token if !token.iter().all(u8::is_ascii_graphic) => Err(Failure::Told(format!(
+                    "{} holds no token: put one line of visible ASCII characters without spaces into it, such as \
+                     'openssl rand -hex 16' writes",
+                    path.display()
+                ))),
+                token => Ok(String::from_utf8_lossy(token).into_owned()),
             }
         });
         Ok(Some(Admin { listen, token: token.transpose()? }))
@@ -212,18 +253,66 @@ impl Serve {
     fn make_store(&self, host: &Host, name: &str, found: Found) -> Done {
         const STORE_WAIT: Duration = Duration::from_secs(60);
         let open = Ask::OpenStore { name: name.to_owned() };
-        if found == Found::Memory && host.ask(open, STORE_WAIT).is_ok() {
-            return Ok(()); // It came with the memory.
+        if found == Found::Memory
+            && let Ok(Answer::Store(store)) = host.ask(open, STORE_WAIT)
+        {
+            self.compare(&store); // It came with the memory.
+            return Ok(());
         }
-        let Ok(farside_remote::control::Answer::NodeInfo(info)) = host.ask(Ask::NodeInfo, STORE_WAIT) else {
+        let Ok(Answer::NodeInfo(info)) = host.ask(Ask::NodeInfo, STORE_WAIT) else {
             return Err(Failure::Told("the node that was just started has no answer".into()));
         };
-        let reserve = (info.unassigned_bytes >> 6).clamp(1 << 20, 16 << 20) + (1 << 20);
-        let all = info.unassigned_bytes.saturating_sub(reserve) >> 20 << 20;
-        let mut new = NewStore::prism_kv(name, self.quota.unwrap_or(all));
+        let mut new = NewStore::prism_kv(name, self.quota.map_or_else(|| all_of(&info), Ok)?);
         (new.items, new.collision_free) = (self.items, self.collision_free);
         host.ask(new.ask(), STORE_WAIT)?;
         Ok(())
+    }
+
+    /// Warns where a store that came with the memory is not what was asked for.
+    fn compare(&self, store: &Store) {
+        let table: Option<TableSpec> = serde_json::from_str(&store.parameters).ok();
+        let is_collision_free = table.is_some_and(|table| table.placement == Placement::Permuted);
+        let slots = table.map_or(0, |table| table.slots);
+        let slots_of = |items: u64| items.saturating_mul(SLOTS_PER_ITEM).checked_next_power_of_two();
+        let is_other = self.quota.is_some_and(|quota| quota != store.quota)
+            || self
+                .items
+                .is_some_and(|items| slots_of(items).map(|slots| slots.max(PROBES_MAX)) != Some(slots))
+            || self.collision_free && !is_collision_free;
+        if is_other {
+            tracing::warn!(
+                "the memory file has a store '{}' already, and it stays as it is: a quota of {}, a table for {} \
+                 items{}; to have another, drop it or choose another name",
+                store.name,
+                human_bytes(store.quota),
+                slots / SLOTS_PER_ITEM,
+                if is_collision_free { ", collision-free" } else { "" }
+            );
+        }
+    }
+}
+
+/// The quota that leaves nothing over, in whole segments.
+fn all_of(info: &NodeInfo) -> Result<u64, Failure> {
+    const MIN: u64 = 2 << 20; // One segment for a table, one for buffers.
+    let reserve = (info.unassigned_bytes >> 6).clamp(1 << 20, 16 << 20) + (1 << 20);
+    match info.unassigned_bytes.saturating_sub(reserve) >> 20 << 20 {
+        ..MIN => Err(Failure::Told(format!(
+            "the node has {} MiB that no store has, too little for --store: drop a store, or serve more --memory",
+            info.unassigned_bytes >> 20
+        ))),
+        all => Ok(all),
+    }
+}
+
+/// Why there is no memory in that file. Where no node could have that much, giving as much is no remedy.
+fn unusable(path: &Path, error: MappingError) -> Failure {
+    let len = std::fs::metadata(path).map_or(0, |file| file.len());
+    match error {
+        MappingError::Foreign(reason) if reason.contains("give --memory") && Geometry::of(len).is_none() => {
+            Failure::Told(format!("{} is no farside memory: name another file", path.display()))
+        }
+        error => error.into(),
     }
 }
 

@@ -22,7 +22,7 @@ enum Action {
         #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = super::quota)]
         quota: u64,
         /// Items that its table is to have room for [default: from the quota]
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         items: Option<u64>,
         /// Which system
         #[arg(long, default_value = "prism-kv")]
@@ -55,7 +55,7 @@ impl Store {
             Action::List { json } => {
                 for store in pool.stores()? {
                     if json {
-                        tell!("{}", serde_json::to_string(&store)?);
+                        tell!("{}", store_json(&store));
                     } else {
                         tell!("{}\t{}\t{}", store.name, store.kind, human_bytes(store.quota));
                     }
@@ -68,4 +68,19 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// What scripts are told of a store: nothing that opens it, or that says where it lies.
+pub(super) fn store_json(store: &farside::Store) -> serde_json::Value {
+    let mut parameters = serde_json::from_str(&store.parameters).unwrap_or(serde_json::Value::Null);
+    if let Some(parameters) = parameters.as_object_mut() {
+        parameters.remove("seed");
+    }
+    serde_json::json!({
+        "name": store.name,
+        "kind": store.kind,
+        "quota_bytes": store.quota,
+        "table_bytes": store.table_len,
+        "parameters": parameters,
+    })
 }

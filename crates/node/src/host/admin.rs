@@ -2,7 +2,8 @@
 //!
 //! `GET /health` and `GET /stores` answer JSON, `GET /metrics` OpenMetrics: what one-sided clients do is counted by
 //! themselves in their session slots, and summed here. Invariant: no answer holds a key's secret or an address.
-//! Invariant: strangers hold at most [`CONNECTIONS_MAX`] of the node's descriptors, and an idle one only for [`IDLE_MAX`].
+//! Invariant: who asks by HTTP holds at most [`CONNECTIONS_MAX`] of the node's descriptors, none idle for longer than
+//! [`IDLE_MAX`].
 
 use super::clients::BindError;
 use super::{Host, Shared};

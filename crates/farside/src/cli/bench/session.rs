@@ -1,7 +1,7 @@
 //! One loaded store under measurement, on a node that was started for it or one that was there.
 
-use super::super::{Failure, check_available, progress};
 use super::{FEWER_RECORDS, FabricArg};
+use crate::cli::{Failure, check_available, connect, human_bytes, progress, signals};
 use farside::{NewStore, Pool};
 use farside_bench::driver::{Run, Tally};
 use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
@@ -19,9 +19,9 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What is to be measured.
@@ -44,6 +44,8 @@ pub(in crate::cli) struct Session {
     store: String,
     pool: Pool,
     run: Run,
+    /// The store to drop, on a node that goes on without this.
+    _lent: Option<Lent>,
     /// The node's memory stays mapped between one client and the next: as in any program that is connected for
     /// longer, pages are faulted in once.
     _memory: Arc<Mapping>,
@@ -58,8 +60,9 @@ pub(in crate::cli) struct NodeProcess {
 }
 
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Operations of which the round trips are counted.
+/// Operations of which the round trips are counted, and how long that may take.
 const COUNTED: u64 = 20_000;
+const COUNT_MAX: Duration = Duration::from_millis(500);
 
 impl Session {
     /// Starts a node if none is named, makes a store, and loads it.
@@ -73,7 +76,7 @@ impl Session {
         let run = Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42);
         let run = run.map_err(Failure::Told)?;
         let (pool, node) = match (&asked.pool, asked.fabric) {
-            (Some(url), _) => (farside::connect(url)?, None),
+            (Some(url), _) => (connect(url)?, None),
             (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
             (None, FabricArg::Shm) => {
                 let node = NodeProcess::start(memory)?;
@@ -81,13 +84,20 @@ impl Session {
             }
         };
         let store = format!("ycsb-{}", std::process::id());
-        pool.create_store(&NewStore {
+        let new = NewStore {
             items: Some(asked.workload.records),
             collision_free: asked.collision_free,
             ..NewStore::prism_kv(&store, quota)
-        })?;
+        };
+        let lent = match &asked.pool {
+            Some(_) => Some(Lent::make(&pool, &new)?),
+            None => {
+                pool.create_store(&new)?;
+                None
+            }
+        };
         let memory = Arc::clone(pool.endpoint_here()?.memory());
-        let session = Session { asked, store, pool, run, _memory: memory, node };
+        let session = Session { asked, store, pool, run, _lent: lent, _memory: memory, node };
         session.load()?;
         Ok(session)
     }
@@ -196,8 +206,8 @@ impl Session {
                 if task == 0 {
                     // Everything before the mark is the warm-up's, and is forgotten.
                     let warm_until = Instant::now() + WARM_UP;
-                    while Instant::now() < warm_until {
-                        self.run.task(kv, drawn, writer, 1000).await;
+                    while Instant::now() < warm_until && !self.run.is_stopped() {
+                        self.run.task(kv, drawn, writer, self.step()).await;
                     }
                     drawn.forget_warm_up();
                     mark.set(Some((Instant::now(), node_cpu(self), own_cpu(), endpoint.counters())));
@@ -254,18 +264,34 @@ impl Session {
         let counted = Rc::new(Count::new(self.pool.endpoint_here()?));
         let drawn = self.run.thread(u32::MAX);
         let mut kv = self.kv(&counted)?;
+        let steps = |of: u64, step: u64, each: &mut dyn FnMut(u64) -> Result<(), Failure>| {
+            let (since, mut done) = (Instant::now(), 0);
+            while done < of && (done == 0 || since.elapsed() < COUNT_MAX) {
+                each(done)?;
+                done += step;
+            }
+            Ok::<_, Failure>(done as f64)
+        };
         counted.take();
-        block_on(counted.inner(), self.run.task(&mut kv, &drawn, 0, COUNTED));
+        let step = self.step();
+        let operations = steps(COUNTED, step, &mut |_| {
+            block_on(counted.inner(), self.run.task(&mut kv, &drawn, 0, step));
+            Ok(())
+        })?;
         let all = counted.take();
-        let reads = COUNTED / 10;
-        for number in 0..reads {
-            let key = farside_bench::workload::key(
-                number * (self.asked.workload.records / reads).max(1) % self.asked.workload.records,
-            );
+        let (records, reads) = (self.asked.workload.records, COUNTED / 10);
+        let read = steps(reads, 1, &mut |number| {
+            let key = farside_bench::workload::key(number * (records / reads).max(1) % records);
             block_on(counted.inner(), kv.get(&key))?;
-        }
-        let probes = counted.take().requests as f64 / reads as f64;
-        Ok((all.round_trips as f64 / COUNTED as f64, probes))
+            Ok(())
+        })?;
+        let probes = counted.take().requests as f64 / read;
+        Ok((all.round_trips as f64 / operations, probes))
+    }
+
+    /// Operations between two looks at the clock: a thousand of small values, one of the largest.
+    fn step(&self) -> u64 {
+        (1 << 20 >> self.asked.value_size.ilog2()).clamp(1, 1000)
     }
 
     fn report(&self, ended: Ended, round_trips: f64, probes: f64) -> YcsbReport {
@@ -301,14 +327,95 @@ impl Session {
     }
 }
 
-/// The node that was started for this ends with it; one that was there gets its memory back.
-impl Drop for Session {
-    fn drop(&mut self) {
-        if self.asked.pool.is_some()
-            && let Err(error) = self.pool.drop_store(&self.store)
-        {
-            note!("farside: the store '{}' is left behind: {error}", self.store);
+/// A store on a node that outlives this process. It is dropped at the end, also where a signal brings that about.
+struct Lent(Arc<Held>);
+
+struct Held {
+    pool: Pool,
+    name: String,
+    /// Whether there is something to drop. Locked for as long as the store is being made or dropped.
+    is_there: Mutex<bool>,
+}
+
+/// Memory that a node takes for a store beyond its quota, at the most.
+const RESERVE_MAX: u64 = 16 << 20;
+
+impl Lent {
+    fn make(pool: &Pool, new: &NewStore) -> Result<Lent, Failure> {
+        let held = Held { pool: pool.clone(), name: new.name.clone(), is_there: Mutex::new(false) };
+        let held = Arc::new(held);
+        let mut is_there = held.lock();
+        let ending = signal_hook::iterator::Signals::new(signals::ending())?;
+        let watched = Arc::clone(&held);
+        std::thread::Builder::new().name("farside-signals".into()).spawn(move || watched.watch(ending))?;
+        pool.create_store(new).map_err(|error| {
+            let free = pool.info().map_or(u64::MAX, |info| info.unassigned_bytes);
+            if free < new.quota + RESERVE_MAX {
+                Failure::Told(format!(
+                    "the run needs a store of {} and the node has {} that no store has: {FEWER_RECORDS}, or leave \
+                     --pool out to have a node started for it",
+                    human_bytes(new.quota),
+                    human_bytes(free)
+                ))
+            } else {
+                error.into()
+            }
+        })?;
+        *is_there = true;
+        drop(is_there);
+        Ok(Lent(held))
+    }
+}
+
+impl Held {
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.is_there.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread's: waits for a signal that ends this process, and drops the store before it does.
+    fn watch(self: Arc<Held>, mut ending: signal_hook::iterator::Signals) {
+        let mut signals = ending.forever();
+        let Some(first) = signals.next() else { return };
+        let dropping = Arc::clone(&self);
+        std::thread::spawn(move || {
+            // Held to the end: whatever fails for want of the store is not worth telling.
+            let mut is_there = dropping.lock();
+            dropping.end(&mut is_there);
+            end_by(first);
+        });
+        if let Some(second) = signals.next() {
+            self.tell_left("it was not waited for"); // Whoever insists does not wait for the node.
+            end_by(second);
         }
+    }
+
+    fn end(&self, is_there: &mut bool) {
+        if std::mem::take(is_there)
+            && let Err(error) = self.pool.drop_store(&self.name)
+        {
+            self.tell_left(&error.to_string());
+        }
+    }
+
+    fn tell_left(&self, reason: &str) {
+        note!(
+            "farside: the store '{name}' may be left behind ({reason}); 'farside store drop {name} --pool {pool}' \
+             drops it",
+            name = self.name,
+            pool = self.pool.url()
+        );
+    }
+}
+
+fn end_by(signal: std::ffi::c_int) {
+    let _ended = signal_hook::low_level::emulate_default_handler(signal);
+    std::process::exit(128 + signal);
+}
+
+/// A node that was there gets its memory back; one that was started for this ends with it.
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.0.end(&mut self.0.lock());
     }
 }
 

@@ -1,0 +1,20 @@
+//! Which signals end a command in good order.
+
+use rustix::process::Signal;
+use std::ffi::c_int;
+
+/// The signals that ask a process to end. SIGHUP and SIGQUIT are left alone where they are ignored, as `nohup` and
+/// shells have it for what is to go on without them.
+pub(super) fn ending() -> Vec<c_int> {
+    let ignored = ignored();
+    let asks = |signal: &Signal| ignored & (1 << (signal.as_raw() - 1)) == 0;
+    let wanted = [Signal::HUP, Signal::QUIT].into_iter().filter(asks);
+    [Signal::TERM, Signal::INT].into_iter().chain(wanted).map(Signal::as_raw).collect()
+}
+
+/// A bit for every signal that this process was started to ignore.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
