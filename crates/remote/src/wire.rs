@@ -1,7 +1,7 @@
 //! The bytes of a chain: what every fabric carries and every fuzzer feeds.
 //!
 //! ```text
-//! chain:  | secret u64 | region u32 | bytes u32 | ops u16 | allocates u16 | atomics u16 | 0 u16 |   24 bytes, then the ops
+//! chain:  | secret u64 | region u32 | bytes u32 | ops u16 | allocates u16 | atomics u16 | 0 u16 |  24 bytes, then ops
 //! op:     | code u8 | flags u8 | mode u8 | width u8 | len u32 | at u64 |              16 bytes, then, as flagged,
 //!         [ redirect u64 ] [ source u64 ] [ payload ]
 //! reply:  { | status u8 | 0 u8 x 3 | end u32 | } per op, then the outputs; `end` counts from the first output
