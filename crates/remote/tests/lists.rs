@@ -4,11 +4,14 @@ mod support;
 
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
-use farside_remote::arena::lists::Supply;
+use farside_remote::arena::lists::{Empty, Supply};
+use farside_remote::arena::segment::Use;
+use farside_remote::arena::session::{Counters, SessionId, turn_at};
+use farside_remote::arena::state::{Stage, State};
 use farside_remote::op::ListId;
 use farside_remote::{ChainBuf, Reply, Status, allocate, run};
 use support::lists::{Fate, SCENARIOS};
-use support::{Bytes, Random, free_list, give, grant, key, open, take};
+use support::{Bytes, Random, assign, free_list, give, grant, key, open, take};
 
 #[test]
 fn no_buffer_is_ever_held_by_two_and_none_is_lost() {
@@ -56,43 +59,183 @@ fn the_length_of_a_list_is_known_without_walking_it() {
 
 /// A peer on shared memory may write anything anywhere; the rest of the node must go on.
 #[test]
-fn a_damaged_head_neither_hangs_nor_panics_whoever_meets_it() {
-    const REGION_AT: u64 = 4096 * 2;
-    /// The granted lists, the class's free list, and its current segments.
-    const HEADS: [u64; 5] = [64, 80, 128 + 40 * 64, 128 + 40 * 64 + 16, 128 + 40 * 64 + 32];
+fn damage_neither_hangs_nor_panics_whoever_meets_it() {
     let mut random = Random::new(4);
     let mut seen = [0; Status::ALL.len()];
-    for round in 0..4000 {
+    for round in 0..6000 {
         let memory = Bytes::new(8 << 20);
         let class = Class::get(40).expect("a class");
         open(&memory, 1);
         (0..3).for_each(|segment| grant(&memory, segment, 1, Supply::Quota));
-        let taken = [(); 4].map(|()| take(&memory, 1, class, Supply::Quota, 5));
-        let damaged = REGION_AT + random.pick(&HEADS);
-        let mut word = random.bytes(16);
-        if round % 2 == 0 {
-            // Something that names a segment or a buffer, in the middle of a step, for whomever.
-            let first = random.pick(&[0x10, 0x20, 0x70, 0xfff0, taken[0], taken[1] + 64, 4096]);
-            word[..6].copy_from_slice(&(first | random.below(4)).to_le_bytes()[..6]);
-            word[12..].copy_from_slice(&(random.below(80) as u32).to_le_bytes());
+        // Of the segment's 15: its next segment is taken in some rounds, and it is used up in some.
+        let count = random.pick(&[4, 14, 15, 16]);
+        let taken: Vec<u64> = (0..count).map(|_| take(&memory, 1, class, Supply::Quota, 5)).collect();
+        for _ in 0..1 + random.below(3) {
+            let (at, bytes) = damage(&mut random, &taken, round % 2 == 0);
+            memory.poke(at, &bytes);
         }
-        memory.poke(damaged, &word);
+        memory.limit_words(20_000);
         let arena = Arena::of(&memory);
         let Ok(()) = arena.settle(1, class);
         let mut buf = ChainBuf::new();
         let mut reply = Reply::new();
-        for list in [40, 40, 39] {
+        for list in [40, 40, 39, 40, 40, 40, 40, 40, 40, 40, 40, 40] {
             let mut chain = buf.begin(key(1));
             let _ = chain.also(allocate(ListId(list), [b"item", b"", b""]));
             let _ = chain.also(allocate(ListId(list), [b"item", b"", b""]).from_reserve());
             let Ok(()) = run(&memory, 5, chain.view(), &mut reply);
             seen[reply.verdict() as usize] += 1;
         }
-        let Ok(Some((_, buffer))) = arena.buffer_at(taken[2]) else { panic!("it is a buffer") };
-        let Ok(()) = arena.give(1, &buffer);
+        if let Ok(Some((_, buffer))) = arena.buffer_at(taken[2]) {
+            let Ok(()) = arena.give(1, &buffer);
+            let Ok(_) = arena.retire(SessionId { slot: 3, number: 5 }, key(1), buffer.at);
+        }
         grant(&memory, 4, 1, Supply::Quota);
         let Ok(_) = arena.list_len(1, class);
+        let Ok(_) = arena.granted(1, Supply::Quota);
+        for (segment, ordinal) in (0..5).flat_map(|segment| (0..17).map(move |ordinal| (segment, ordinal))) {
+            let Ok(_) = arena.buffer_state(segment, ordinal);
+        }
     }
     println!("chains met damage and came to: {seen:?}");
     assert!(seen[Status::Ok as usize] > 0 && seen[Status::NotReady as usize] > 0);
+}
+
+const REGION_AT: u64 = 4096 * 2;
+/// The granted lists, the free list of class 40, its current segments, and how often a buffer was given.
+const HEADS: [u64; 6] = [64, 80, 128 + 40 * 64, 128 + 40 * 64 + 16, 128 + 40 * 64 + 32, 128 + 40 * 64 + 48];
+const SEGMENTS_AT: u64 = 4096 + (1 << 20) + (256 << 10) + (512 << 10);
+
+/// A segment's entry.
+const fn entry_at(segment: u64) -> u64 {
+    SEGMENTS_AT + segment * 32
+}
+
+/// Where a peer writes, and what: anything, or what could be meant.
+fn damage(random: &mut Random, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) {
+    let links = [0, 0x10, 0x20, 0x30, 0x40, 0x70, 0xfff0, taken[0], taken[1], taken[1] + 64, 4096];
+    let link = |random: &mut Random| random.pick(&links) | random.pick(&[0, 0, 0, 1, 2, 3]);
+    let mut word = random.bytes(16);
+    let kind = random.below(4);
+    let at = match kind {
+        0 => REGION_AT + random.pick(&HEADS),
+        1 => entry_at(random.below(4)),
+        2 => entry_at(random.below(4)) + 16,
+        // The state of one of the first buffers of a segment.
+        _ => (random.pick(taken) & !((1 << 20) - 1)) + random.below(4) * 16,
+    };
+    if plausible {
+        match kind {
+            // Something that names a segment or a buffer, in the middle of a step, for whomever.
+            0 => {
+                word[..6].copy_from_slice(&link(random).to_le_bytes()[..6]);
+                word[12..].copy_from_slice(&(random.below(80) as u32).to_le_bytes());
+            }
+            1 => {
+                word[..4].copy_from_slice(&[
+                    random.pick(&[0, 1, 1, 1, 2]),
+                    0,
+                    random.pick(&[39, 40, 40, 0xfd, 0xfe, 0xff]),
+                    random.pick(&[0, 0, 1, 2]),
+                ]);
+                word[4..8].copy_from_slice(&random.pick(&[0, 3, 14, 15, 16, u32::MAX]).to_le_bytes());
+            }
+            2 => word = link(random).to_le_bytes().to_vec(),
+            _ => {
+                word[..6].copy_from_slice(&link(random).to_le_bytes()[..6]);
+                word[6..8].copy_from_slice(&[random.below(5) as u8, 0]);
+            }
+        }
+    }
+    (at, word)
+}
+
+/// A segment that is used up, granted by the list's word for ever; and one that is another region's.
+#[test]
+fn a_granted_list_that_names_what_was_not_granted_supplies_nothing() {
+    let class = Class::get(40).expect("a class");
+    let granted_at = REGION_AT + HEADS[0];
+    for (named, phase) in [(0u64, 0u64), (0, 1), (1, 0), (1, 1)] {
+        let memory = Bytes::new(8 << 20);
+        grant(&memory, 0, 1, Supply::Quota);
+        assign(&memory, 1, 2, Use::Granted);
+        grant(&memory, 2, 1, Supply::Reserve);
+        for _ in 0..class.count {
+            take(&memory, 1, class, Supply::Quota, 5);
+        }
+        let link = (named + 1) << 4;
+        memory.poke(entry_at(named) + 16, &link.to_le_bytes());
+        let mut head = memory.peek(granted_at, 16);
+        head[..6].copy_from_slice(&(link | phase).to_le_bytes()[..6]);
+        head[12..].copy_from_slice(&40u32.to_le_bytes());
+        memory.poke(granted_at, &head);
+        let entry = memory.peek(entry_at(named), 16);
+        memory.limit_words(1000);
+        let arena = Arena::of(&memory);
+        let Ok(taken) = arena.take(1, class, Supply::Quota, 5);
+        assert_eq!(taken, Err(Empty::Damaged), "segment {named} in phase {phase}");
+        assert_eq!(memory.peek(entry_at(named), 16), entry, "segment {named} is whose it was");
+        let Ok(taken) = arena.take(1, class, Supply::Reserve, 5);
+        assert!(taken.is_ok(), "the reserve has a list of its own");
+    }
+}
+
+/// Links have 16 bits to spare and 4 that say which step a list is in: none is believed.
+#[test]
+fn a_link_cannot_put_a_list_into_the_middle_of_a_step() {
+    let class = Class::get(40).expect("a class");
+    let memory = Bytes::new(8 << 20);
+    grant(&memory, 0, 1, Supply::Quota);
+    let at = take(&memory, 1, class, Supply::Quota, 5);
+    let (arena, head_at) = (Arena::of(&memory), REGION_AT + HEADS[2]);
+    let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("it is a buffer") };
+    let Ok(live) = arena.state(&buffer);
+    let Ok(true) = arena.exchange_state(&buffer, live, State { next: at | 1, ..live }) else {
+        panic!("nobody else is here")
+    };
+    memory.poke(head_at, &(at | 1).to_le_bytes());
+    memory.limit_words(1000);
+    let Ok(_) = arena.take(1, class, Supply::Quota, 5);
+}
+
+/// Who gives a buffer back holds it, but its state is a word that peers can write.
+#[test]
+fn a_buffer_whose_state_says_that_nobody_holds_it_is_not_given() {
+    let class = Class::get(40).expect("a class");
+    for stage in [Stage::Free, Stage::Unused] {
+        let memory = Bytes::new(8 << 20);
+        grant(&memory, 0, 1, Supply::Quota);
+        let at = take(&memory, 1, class, Supply::Quota, 5);
+        let arena = Arena::of(&memory);
+        let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("it is a buffer") };
+        let Ok(live) = arena.state(&buffer);
+        let Ok(_changed) = arena.exchange_state(&buffer, live, State { stage, ..live });
+        let Ok(()) = arena.give(1, &buffer);
+        assert!(free_list(&memory, 1, class).is_empty());
+    }
+}
+
+/// What sessions and lists count lies where peers can write it.
+#[test]
+fn counts_that_a_peer_has_driven_to_the_end_wrap() {
+    let most = Counters::from_bytes(&[0xff; Counters::SIZE]);
+    let mut sum = most;
+    sum.add(&most);
+    assert_eq!(sum.chains, u64::MAX - 1);
+
+    let class = Class::get(40).expect("a class");
+    let memory = Bytes::new(8 << 20);
+    open(&memory, 1);
+    grant(&memory, 0, 1, Supply::Quota);
+    let taken = [(); 2].map(|()| take(&memory, 1, class, Supply::Quota, 5));
+    let (arena, session) = (Arena::of(&memory), SessionId { slot: 0, number: 5 });
+    memory.poke(turn_at(0) + 64 + 8, &[0xff; 8]);
+    let Ok(retired) = arena.retire(session, key(1), taken[0]);
+    let Ok(first) = arena.take_retired(0);
+    assert!(retired && first == taken[0]);
+    memory.poke(REGION_AT + HEADS[5], &[0xff; 8]);
+    give(&memory, taken[1]);
+    memory.poke(REGION_AT + HEADS[5], &[0xff; 8]);
+    let Ok(len) = arena.list_len(1, class);
+    assert!(len > 0);
 }

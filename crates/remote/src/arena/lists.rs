@@ -120,7 +120,8 @@ impl Head {
 
     fn becoming(self, first: u64, phase: Phase, who: u32) -> Head {
         let seq = if Mutant::PopWithoutSeq.is_on() { self.seq } else { self.seq.wrapping_add(1) };
-        Head { first, phase, seq, who }
+        // `first` may be a link that a peer has damaged: its low bits must not say that a step is under way.
+        Head { first: first & !PHASE_MASK, phase, seq, who }
     }
 }
 
@@ -135,7 +136,7 @@ const fn segment_link(index: u32) -> u64 {
 pub enum Empty {
     /// None is free now, and no segment is granted.
     NotReady,
-    /// A list's head names something that is no buffer of that list: the memory was damaged by a peer.
+    /// A list's head names something that does not belong on that list: the memory was damaged by a peer.
     Damaged,
 }
 
@@ -158,10 +159,12 @@ impl<M: Memory> Arena<'_, M> {
                     return Ok(Ok(at));
                 }
             }
-            if !self.refill(region, class, Supply::Quota)?
-                && (supply == Supply::Quota || !self.refill(region, class, supply)?)
-            {
-                return Ok(Err(Empty::NotReady));
+            let mut refilled = self.refill(region, class, Supply::Quota)?;
+            if refilled.is_err() && supply != Supply::Quota {
+                refilled = self.refill(region, class, supply)?;
+            }
+            if let Err(empty) = refilled {
+                return Ok(Err(empty));
             }
         }
     }
@@ -245,17 +248,13 @@ impl<M: Memory> Arena<'_, M> {
     }
 
     /// Puts a buffer on its class's free list. The caller holds it, as LIVE and its own or as RETIRED and past its
-    /// grace; `who` is the caller.
-    ///
-    /// # Panics
-    /// If the buffer's state says that it is FREE: nobody holds it.
+    /// grace. If its state says that nobody holds it, a peer has damaged that, and nothing is done.
     pub fn give(&self, region: u32, buffer: &Buffer) -> Result<(), M::Wait> {
         let head_at = class_at(region, buffer.class.index);
         let mut state = State::unpack(self.memory.load(buffer.state_at, Width::W16)?);
         loop {
-            assert!(state.stage != Stage::Free, "a buffer was given back that is free already");
-            if state.stage == Stage::Unused {
-                return Ok(()); // Nobody has ever held it: its state is damaged.
+            if !matches!(state.stage, Stage::Live | Stage::Retired | Stage::Parked) {
+                return Ok(());
             }
             let word = self.memory.load(head_at, Width::W16)?;
             let head = Head::unpack(word);
@@ -298,7 +297,7 @@ impl<M: Memory> Arena<'_, M> {
         let head_at = class_at(region, class.index);
         let head = Head::unpack(self.memory.load(head_at, Width::W16)?);
         let given = self.memory.load(head_at + GIVEN_OFFSET, Width::W8)? as u64;
-        Ok(if head.first == 0 { 0 } else { (2 * given).saturating_sub(head.seq / 2).max(1) })
+        Ok(if head.first == 0 { 0 } else { given.saturating_mul(2).saturating_sub(head.seq / 2).max(1) })
     }
 
     /// Withdraws a buffer that `owner` took and has shown to nobody, so that it can be given. False, and nothing
@@ -374,34 +373,49 @@ impl<M: Memory> Arena<'_, M> {
         u32::try_from(index).ok().filter(|&index| index < self.geometry().segments())
     }
 
-    /// Makes a granted segment the class's current one. False if none is granted.
-    fn refill(&self, region: u32, class: &'static Class, supply: Supply) -> Result<bool, M::Wait> {
+    /// Makes a granted segment the class's current one, or finds that another has. Whoever calls this again and again
+    /// comes to an end: each time a segment leaves the list that was granted, and so becomes a class's.
+    fn refill(
+        &self,
+        region: u32,
+        class: &'static Class,
+        supply: Supply,
+    ) -> Result<Result<(), Empty>, M::Wait> {
         let (granted_at, fresh_at) = (supply.granted_at(region), supply.fresh_at(region, class.index));
         // The head comes first: if another client refilled in between, taking fails, and we look again.
         let word = self.memory.load(granted_at, Width::W16)?;
         let head = Head::unpack(word);
         if head.phase != Phase::Settled {
-            return self.finish_refill(region, supply, head);
+            return Ok(if self.finish_refill(region, supply, head)? { Ok(()) } else { Err(Empty::Damaged) });
         }
         let fresh = Head::unpack(self.memory.load(fresh_at, Width::W16)?);
         if let Some(current) = self.fresh_segment(fresh)
             && is_fresh(&self.segment(current)?, region, class)
         {
-            return Ok(true); // Another has just made it so.
+            return Ok(Ok(())); // Another has just made it so.
         }
-        if self.fresh_segment(head).is_none() {
-            return Ok(false);
+        if head.first == 0 {
+            return Ok(Err(Empty::NotReady));
+        }
+        let Some(index) = self.fresh_segment(head) else { return Ok(Err(Empty::Damaged)) };
+        let segment = self.segment(index)?;
+        if segment.region != region || segment.usage != Use::Granted {
+            // It has just left the list, unless the list says that it has not.
+            let damaged = self.memory.load(granted_at, Width::W16)? == word;
+            return Ok(if damaged { Err(Empty::Damaged) } else { Ok(()) });
         }
         let taking = head.becoming(head.first, Phase::Taking, u32::from(class.index));
-        if self.memory.exchange(granted_at, Width::W16, word, taking.pack())?.is_ok() {
-            self.finish_refill(region, supply, taking)?;
+        if self.memory.exchange(granted_at, Width::W16, word, taking.pack())?.is_ok()
+            && !self.finish_refill(region, supply, taking)?
+        {
+            return Ok(Err(Empty::Damaged));
         }
-        Ok(true)
+        Ok(Ok(()))
     }
 
     /// Finishes taking a granted segment for class `head.who`: the segment is the class's, then current, then off
     /// the list, in that order, so that a segment which left the list is never forgotten.
-    /// False if it cannot be finished: a peer damaged the head.
+    /// False if it cannot be finished: a peer damaged the head, or the segment's entry.
     fn finish_refill(&self, region: u32, supply: Supply, head: Head) -> Result<bool, M::Wait> {
         let granted_at = supply.granted_at(region);
         let (Some(index), Some(class)) = (self.fresh_segment(head), Class::get(head.who as u8)) else {
@@ -414,6 +428,19 @@ impl<M: Memory> Arena<'_, M> {
         if self.memory.load(granted_at, Width::W16)? != head.pack() {
             return Ok(true);
         }
+        let fresh = Head::unpack(fresh_word);
+        let is_this_steps = match segment.usage {
+            Use::Granted => true,
+            // The first half is done. Nobody takes buffers before the second, which makes it current; after that all
+            // of them may be gone.
+            Use::Buffers(of) => {
+                of == class.index && (segment.used < class.count || fresh.first == head.first)
+            }
+            Use::Free | Use::Table => false,
+        };
+        if segment.region != region || !is_this_steps {
+            return Ok(false);
+        }
         let settled = head.becoming(next, Phase::Settled, 0);
         if Mutant::SegmentLeavesListFirst.is_on() {
             let _helped = self.memory.exchange(granted_at, Width::W16, head.pack(), settled.pack())?;
@@ -422,7 +449,6 @@ impl<M: Memory> Arena<'_, M> {
         if segment.usage == Use::Granted {
             self.exchange_segment(index, segment, segment.put_to(region, Use::Buffers(class.index)))?;
         }
-        let fresh = Head::unpack(fresh_word);
         if fresh.first != head.first {
             let current = fresh.becoming(head.first, Phase::Settled, 0);
             let _helped = self.memory.exchange(fresh_at, Width::W16, fresh_word, current.pack())?;
@@ -433,8 +459,8 @@ impl<M: Memory> Arena<'_, M> {
 
     // What the node alone does.
 
-    /// Gives region number `region` its key's secret, or takes it away with 0: at once, no access is admitted. An
-    /// exchange and no plain store, so that it is visible before the node looks at anybody's turn: whoever is not
+    /// Gives region number `region` its key's secret, or takes it away with 0: no chain that begins later is
+    /// admitted. An exchange and no plain store, so that it is visible before the node looks at anybody's turn: whoever is not
     /// seen in the middle of a turn then sees that the key is gone.
     pub fn set_secret(&self, region: u32, secret: u64) -> Result<(), M::Wait> {
         let at = Geometry::region_at(region) + SECRET_OFFSET;
@@ -500,7 +526,7 @@ impl<M: Memory> Arena<'_, M> {
         let mut segment = self.segment(index)?;
         let Use::Buffers(class) = segment.usage else { return Ok(None) };
         let Some(class) = Class::get(class) else { return Ok(None) };
-        if segment.taking && segment.used == ordinal {
+        if segment.taking && segment.used == ordinal && ordinal < class.count {
             self.finish_fresh(index, segment, &self.geometry().buffer(index, class, ordinal))?;
             segment = self.segment(index)?;
         }

@@ -89,16 +89,16 @@ impl Counters {
         }
     }
 
-    /// Adds those of another session.
+    /// Adds those of another session. Peers write them, so a sum may wrap.
     pub fn add(&mut self, other: &Counters) {
-        self.chains += other.chains;
-        self.ops += other.ops;
-        self.bytes_in += other.bytes_in;
-        self.bytes_out += other.bytes_out;
-        self.atomics += other.atomics;
-        self.not_ready += other.not_ready;
-        self.refused += other.refused;
-        self.retired += other.retired;
+        self.chains = self.chains.wrapping_add(other.chains);
+        self.ops = self.ops.wrapping_add(other.ops);
+        self.bytes_in = self.bytes_in.wrapping_add(other.bytes_in);
+        self.bytes_out = self.bytes_out.wrapping_add(other.bytes_out);
+        self.atomics = self.atomics.wrapping_add(other.atomics);
+        self.not_ready = self.not_ready.wrapping_add(other.not_ready);
+        self.refused = self.refused.wrapping_add(other.refused);
+        self.retired = self.retired.wrapping_add(other.retired);
     }
 }
 
@@ -132,7 +132,7 @@ impl Retired {
     }
 
     fn with_first(self, first: u64) -> Retired {
-        Retired { first, count: self.count + 1 }
+        Retired { first, count: self.count.wrapping_add(1) }
     }
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Bytes {
 struct Inner {
     bytes: Vec<u8>,
     touched: BTreeSet<u64>,
+    /// How many more words may be asked for.
+    words_left: u64,
 }
 
 impl Bytes {
@@ -38,7 +40,7 @@ impl Bytes {
     pub(crate) fn new(size: u64) -> Bytes {
         let geometry = Geometry::of(size).expect("a legal size");
         let bytes = vec![0; usize::try_from(size).expect("it fits the address space")];
-        Bytes { geometry, inner: Mutex::new(Inner { bytes, touched: BTreeSet::new() }) }
+        Bytes { geometry, inner: Mutex::new(Inner { bytes, touched: BTreeSet::new(), words_left: u64::MAX }) }
     }
 
     pub(crate) fn peek(&self, at: u64, len: u64) -> Vec<u8> {
@@ -50,6 +52,11 @@ impl Bytes {
         inner.bytes[range(at, bytes.len() as u64)].copy_from_slice(bytes);
         let pages = at / PAGE..=(at + (bytes.len() as u64).max(1) - 1) / PAGE;
         inner.touched.extend(pages);
+    }
+
+    /// Panics if more than so many words are asked for from now on: what would go on for ever fails.
+    pub(crate) fn limit_words(&self, words: u64) {
+        self.inner().words_left = words;
     }
 
     pub(crate) fn all(&self) -> Vec<u8> {
@@ -98,7 +105,9 @@ impl Memory for Bytes {
     }
     fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
         assert!(at.is_multiple_of(width.bytes()), "a misaligned word was asked for");
-        Ok(word(&self.inner().bytes[range(at, width.bytes())]))
+        let mut inner = self.inner();
+        inner.words_left = inner.words_left.checked_sub(1).expect("this goes on for ever");
+        Ok(word(&inner.bytes[range(at, width.bytes())]))
     }
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
         let Ok(now) = self.load(at, width);
@@ -125,7 +134,7 @@ pub(crate) fn open(memory: &Bytes, region: u32) {
     let Ok(()) = Arena::of(memory).set_secret(region, secret(region));
 }
 
-/// No access under the region's key is admitted from now on.
+/// No chain that begins from now on is admitted by the region's key.
 pub(crate) fn revoke(memory: &Bytes, region: u32) {
     let Ok(()) = Arena::of(memory).set_secret(region, 0);
 }
