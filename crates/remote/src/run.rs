@@ -215,11 +215,11 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.next_reserved += 1;
         self.class_for(op)?;
         let out = self.word_output(op, Width::W8, reply)?;
-        // Nothing was reserved if the key was refused then; it may have come to life since.
-        if self.reserved[slot] == 0 {
-            return Err(Stop::Refused(Status::Access));
-        }
         let buffer = std::mem::take(&mut self.reserved[slot]);
+        assert!(
+            buffer != 0,
+            "an ALLOCATE that may run has a buffer: what it may is settled once for the chain"
+        );
         self.store_pieces(Place::Node(buffer), op.payload(), op.len() as usize)?;
         self.answer_word(u128::from(buffer), Width::W8, out, Status::Ok, reply)
     }

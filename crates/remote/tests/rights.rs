@@ -59,7 +59,8 @@ impl Node {
             node("own key's record", 4096 * 2, false),
             node("a list's head", 4096 * 2 + 128, false),
             node("a session's turn", session::turn_at(0), false),
-            node("segment table", 4096 + (1 << 20) + (256 << 10), false),
+            node("catalog", 4096 + (1 << 20) + (256 << 10), false),
+            node("segment table", 4096 + (1 << 20) + (256 << 10) + (512 << 10), false),
             node("buffers' states", self.segment(4), false),
             node("granted segment", self.segment(6), false),
             node("free segment", self.segment(7), false),
@@ -272,6 +273,17 @@ fn no_other_key_opens_anything() {
     revoke(&node.memory, 1);
     refused("revoked", key(1));
     refused("revoked, no secret", Key::new(1, 0));
+}
+
+#[test]
+fn region_0_is_no_region_though_memory_that_was_never_granted_carries_its_number() {
+    let node = Node::new();
+    let arena = Arena::of(&node.memory);
+    let places = [node.segment(7) + SEGMENT_SIZE / 2, node.segment(7), node.segment(4), node.mine[0], 0];
+    for at in places {
+        let Ok(reach) = arena.reach(0, at, 8);
+        assert_eq!(reach, 0, "{at:#x}");
+    }
 }
 
 #[test]

@@ -211,7 +211,8 @@ impl<'m, M: Memory> Arena<'m, M> {
         let geometry = self.geometry();
         let Some(index) = geometry.segment_of(at) else { return Ok(0) };
         let segment = self.memory.load(geometry.segment_entry_at(index), Width::W8)?;
-        if Segment::region_of(segment) != region {
+        // A segment that was never granted is region 0's, which is no region.
+        if Segment::region_of(segment) != region || region == 0 {
             return Ok(0);
         }
         if Segment::is_table(segment) {
