@@ -11,7 +11,7 @@
 //! Invariant: the generation of a slot grows with every install, and the item that it points to carries the same.
 //! Invariant: a slot that has had a key keeps it until the table is rebuilt; deleting leaves a TOMBSTONE.
 
-use crate::kv::{KEY_MAX, KvError, Version};
+use crate::kv::{KEY_MAX, KvError, VALUE_MAX, Version};
 use farside_remote::BoundedPtr;
 use farside_remote::service::Extent;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
@@ -29,6 +29,8 @@ pub const SLOTS_PER_ITEM: u64 = 4;
 pub const ITEM_MAX: usize = 60 * 1024;
 /// Bytes of a part, but for the last.
 pub const PART_MAX: usize = 60 * 1024;
+/// Parts of the longest value.
+pub const PARTS_MAX: usize = VALUE_MAX.div_ceil(PART_MAX);
 
 const FROZEN: u32 = 1 << 31;
 const GENERATION_MASK: u32 = FROZEN - 1;
@@ -201,9 +203,10 @@ impl<'a> ItemView<'a> {
     pub fn parts(&self) -> Result<&'a [Part], KvError> {
         let parts = <[Part]>::ref_from_bytes(self.rest)
             .map_err(|_| KvError::Damaged("a large item with half a part"))?;
-        let sound = parts.iter().all(|part| part.len.get() as usize <= PART_MAX);
+        let sound = (1..=PARTS_MAX).contains(&parts.len())
+            && parts.iter().all(|part| (1..=PART_MAX).contains(&(part.len.get() as usize)));
         let len: u64 = parts.iter().map(|part| u64::from(part.len.get())).sum();
-        if sound && len == u64::from(self.header.value_len.get()) && len <= crate::kv::VALUE_MAX as u64 {
+        if sound && len == u64::from(self.header.value_len.get()) && len <= VALUE_MAX as u64 {
             Ok(parts)
         } else {
             Err(KvError::Damaged("a large item whose parts do not add up"))
@@ -277,10 +280,10 @@ impl Table {
         let spec: TableSpec = serde_json::from_str(parameters)
             .map_err(|error| format!("the catalog's description of the table is no such: {error}"))?;
         let fits = spec.slots.checked_mul(SLOT_SIZE).is_some_and(|len| len <= extent.len);
-        if !spec.slots.is_power_of_two() || !fits {
+        if !spec.slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
             return Err(format!(
-                "the catalog describes a table of {} slots in {} bytes",
-                spec.slots, extent.len
+                "the catalog describes a table of {} slots in {} bytes at {:#x}",
+                spec.slots, extent.len, extent.at
             ));
         }
         Ok(Table { spec, extent, secrets: RapidSecrets::seed(spec.seed) })
@@ -362,6 +365,44 @@ mod tests {
         header.key_len = U16::new(3);
         let item = ItemView::decode(header.as_bytes()).expect("cut short, but an item");
         assert!(!item.is_of(b"abc") && item.value().is_err() && item.parts().is_err());
+    }
+
+    #[test]
+    fn a_large_item_has_as_many_parts_as_a_value_can_have_and_none_is_empty() {
+        let parts_of = |lens: &[u32], value_len: usize| {
+            let header = ItemHeader {
+                generation: U32::new(1),
+                key_len: U16::new(1),
+                kind: Kind::Large as u8,
+                flags: 0,
+                value_len: U32::new(value_len as u32),
+                reserved: U32::new(0),
+            };
+            let mut bytes = [header.as_bytes(), b"k"].concat();
+            for &len in lens {
+                let part = Part { at: U64::new(4096), len: U32::new(len), reserved: U32::new(0) };
+                bytes.extend_from_slice(part.as_bytes());
+            }
+            let item = ItemView::decode(&bytes).expect("a header and a key");
+            item.parts().map(<[Part]>::len)
+        };
+        let most = PART_MAX as u32;
+        let last = (VALUE_MAX - (PARTS_MAX - 1) * PART_MAX) as u32;
+        let longest: Vec<u32> = std::iter::repeat_n(most, PARTS_MAX - 1).chain([last]).collect();
+        assert_eq!(parts_of(&longest, VALUE_MAX), Ok(PARTS_MAX));
+        assert_eq!(parts_of(&[most, 1], PART_MAX + 1), Ok(2));
+        assert!(parts_of(&[], 0).is_err(), "an empty value is never large");
+        assert!(parts_of(&[0; 1000], 0).is_err());
+        assert!(parts_of(&[7, 0], 7).is_err(), "no part is empty");
+        assert!(parts_of(&[1; PARTS_MAX + 1], PARTS_MAX + 1).is_err(), "more parts than any value has");
+        assert!(parts_of(&[most + 1], PART_MAX + 1).is_err());
+    }
+
+    #[test]
+    fn a_table_beyond_the_end_of_all_addresses_is_refused() {
+        let spec = TableSpec { slots: 1 << 12, seed: 7, placement: Placement::Hashed, epoch: 0 };
+        let extent = Extent { key: Key::new(1, 1), at: u64::MAX - 4095, len: SLOT_SIZE << 12 };
+        assert!(Table::new(&serde_json::to_string(&spec).expect("plain data"), extent).is_err());
     }
 
     #[test]

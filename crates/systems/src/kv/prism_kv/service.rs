@@ -2,9 +2,10 @@
 
 use super::KIND;
 use super::layout::{
-    HEADER_SIZE, ItemView, Kind as ItemKind, PROBES_MAX, Request, SLOT_SIZE, SLOTS_PER_ITEM, Slot, Table,
-    TableSpec,
+    HEADER_SIZE, ITEM_MAX, ItemView, Kind as ItemKind, PROBES_MAX, Request, SLOT_SIZE, SLOTS_PER_ITEM, Slot,
+    Table, TableSpec,
 };
+use farside_remote::arena::Arena;
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use farside_remote::{BoundedPtr, Memory};
 use zerocopy::FromBytes;
@@ -77,8 +78,15 @@ impl PrismKvService {
     fn follow<M: Memory>(&self, memory: &M, slot: Slot, found: &mut Vec<u64>) -> Result<(), M::Wait> {
         let at = slot.0.ptr.raw();
         let len = u64::from(slot.0.bound.get());
-        if memory.reach(self.table.extent.key.region(), at, len)? != len || len < HEADER_SIZE as u64 {
-            return Ok(()); // A slot that someone with the key has spoilt reaches nothing.
+        // A slot that someone with the key has spoilt reaches nothing: no item is in a table, in the middle of a
+        // buffer, or longer than what clients write. So a step reads and finds little, whatever slots say.
+        let buffer = Arena::of(memory).buffer_at(at)?;
+        let is_item = (HEADER_SIZE as u64..=ITEM_MAX as u64).contains(&len)
+            && buffer.is_some_and(|(region, buffer)| {
+                region == self.table.extent.key.region() && len <= u64::from(buffer.class.size)
+            });
+        if !is_item {
+            return Ok(());
         }
         found.push(at);
         let mut header = [0; HEADER_SIZE];
