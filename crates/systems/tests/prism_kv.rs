@@ -271,3 +271,28 @@ fn a_full_store_says_so_and_can_be_emptied_and_filled_again() {
     assert!(large > 3_000, "{large} items of 4000 bytes where {first} of 512 were; {:?}", home.stat("s"));
     assert_eq!(value_of(&mut other, b"mine").as_deref(), Some(&b"untouched"[..]));
 }
+
+#[test]
+fn several_keys_are_put_though_there_is_room_for_only_some_at_a_time() {
+    let home = Home::new(16);
+    home.create("s", 5, r#"{"items": 4000}"#);
+    let mut client = home.client("s");
+    let value = [7; 3000];
+    let mut count = 0u32;
+    while go!(client, put(&count.to_be_bytes(), &value)).is_ok() {
+        count += 1;
+    }
+    for n in 0..8u32 {
+        assert!(go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied"));
+    }
+    home.settled("s");
+    // A chain for all of them would want sixteen buffers at once, and there are eight.
+    let keys: Vec<[u8; 4]> = (100..116u32).map(u32::to_be_bytes).collect();
+    let items: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &[8; 3000][..])).collect();
+    let endpoint = std::rc::Rc::clone(client.fabric());
+    run(&endpoint, client.put_many(&items)).expect("each of them finds one buffer");
+    for key in &keys {
+        assert_eq!(value_of(&mut client, key), Some(vec![8; 3000]));
+    }
+    assert_eq!(home.settled("s").live_buffers, u64::from(count), "what was replaced came back");
+}

@@ -3,7 +3,6 @@
 use super::layout::{HEADER_SIZE, ItemView, Kind, SLOT_SIZE, Slot, UNCONDITIONAL};
 use super::{Buffer, Found, NewItem, PrismKv, READ_MAX, TMP, TMP_BOUND_AND_TAG, check_put};
 use crate::kv::{Item, KvError, check_key};
-use crate::ready::run_until_ready;
 use farside_remote::clock::Clock;
 use farside_remote::wire::{ALLOCATES_MAX, OPS_MAX};
 use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, cas_from, read, read_as, write};
@@ -97,7 +96,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 
     /// Gives several keys values: two round trips for as many of them as find their first slot their own or empty
-    /// and fit into one chain; the rest are put one by one. Each is a put of its own; of a key that comes twice, the
+    /// and fit into one chain; the rest are put one by one, and all where there are not as many buffers at once. Each is a put of its own; of a key that comes twice, the
     /// later value stays.
     ///
     /// # Errors
@@ -151,10 +150,13 @@ impl<F: Fabric + Clock> PrismKv<F> {
             outs.push(Some((swung, chain.also(read_as::<Addr>(TMP)))));
         }
         let mut behind = Vec::new();
-        if outs.iter().any(Option::is_some)
-            && !run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await?
-        {
-            return Err(KvError::OutOfMemory);
+        if outs.iter().any(Option::is_some) {
+            self.fabric.run(self.node, &chain, &mut self.reply).await?;
+            if self.reply.last_status() == Status::NotReady {
+                // Nothing ran. Near the end of memory, two who want many buffers at once would keep what the other
+                // lacks, again and again; each of their keys alone wants one.
+                outs.fill(None);
+            }
         }
         for (index, (out, entry)) in outs.into_iter().zip(&new).enumerate() {
             let (Some((swung, fresh)), Some((.., found))) = (out, entry) else {
