@@ -1,7 +1,9 @@
 //! A chain that found no buffer ran nothing at all: it is asked again, until that has gone on for too long.
 
 use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
 use farside_remote::{Chain, Fabric, FabricError, NodeId, Reply, Status};
+use std::cell::Cell;
 use std::time::Duration;
 
 /// How long a chain may find no buffer before the store is said to be out of memory.
@@ -18,11 +20,37 @@ pub(crate) async fn run_until_ready<F: Fabric + Clock>(
     chain: &Chain<'_>,
     reply: &mut Reply,
 ) -> Result<bool, FabricError> {
-    fabric.run(node, chain, reply).await?;
-    if reply.last_status() != Status::NotReady {
+    run_until_ready_or_dropped(fabric, node, chain, reply, &Cell::new(false)).await
+}
+
+/// As [`run_until_ready`], for whoever must know, if this is dropped before it ends, whether the chain may have run:
+/// `under_way` says so while it may, and afterwards if nobody knows.
+#[inline]
+pub(crate) async fn run_until_ready_or_dropped<F: Fabric + Clock>(
+    fabric: &F,
+    node: NodeId,
+    chain: &Chain<'_>,
+    reply: &mut Reply,
+    under_way: &Cell<bool>,
+) -> Result<bool, FabricError> {
+    if once(fabric, node, chain, reply, under_way).await? {
         return Ok(true);
     }
-    retry(fabric, node, chain, reply).await
+    retry(fabric, node, chain, reply, under_way).await
+}
+
+#[inline]
+async fn once<F: Fabric>(
+    fabric: &F,
+    node: NodeId,
+    chain: &Chain<'_>,
+    reply: &mut Reply,
+    under_way: &Cell<bool>,
+) -> Result<bool, FabricError> {
+    under_way.set(true);
+    let ran = fabric.run(node, chain, reply).await;
+    under_way.set(ran.as_ref().is_err_and(|error| error.ran() == Ran::Unknown));
+    ran.map(|()| reply.last_status() != Status::NotReady)
 }
 
 #[cold]
@@ -31,6 +59,7 @@ async fn retry<F: Fabric + Clock>(
     node: NodeId,
     chain: &Chain<'_>,
     reply: &mut Reply,
+    under_way: &Cell<bool>,
 ) -> Result<bool, FabricError> {
     let since = fabric.now();
     let mut backoff = BACKOFF_FIRST;
@@ -38,8 +67,7 @@ async fn retry<F: Fabric + Clock>(
         fabric.sleep(backoff).await;
         backoff = (backoff * 2).min(BACKOFF_MAX);
         let waited = fabric.now().saturating_sub(since);
-        fabric.run(node, chain, reply).await?;
-        if reply.last_status() != Status::NotReady {
+        if once(fabric, node, chain, reply, under_way).await? {
             return Ok(true);
         }
         if waited >= OUT_OF_MEMORY_AFTER {

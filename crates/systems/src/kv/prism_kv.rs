@@ -20,7 +20,7 @@ pub mod many;
 pub mod service;
 
 use super::{Item, Kv, KvError, VALUE_MAX, Version, check_key};
-use crate::ready::run_until_ready;
+use crate::ready::{run_until_ready, run_until_ready_or_dropped};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask, Store};
@@ -32,6 +32,7 @@ use farside_remote::{
 };
 use layout::{HEADER_SIZE, ITEM_MAX, ItemHeader, ItemView, Kind, Slot, Table, UNCONDITIONAL};
 use quick_cache::unsync::Cache;
+use std::cell::Cell;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -53,6 +54,8 @@ pub struct PrismKv<F> {
     reply: Reply,
     /// A large value, put together.
     value: Vec<u8>,
+    /// The chain that was to install an item may have run, and nobody knows.
+    installing: Cell<bool>,
 }
 
 /// Where a key's slot was, and what it held.
@@ -106,6 +109,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             chain: ChainBuf::new(),
             reply: Reply::new(),
             value: Vec::new(),
+            installing: Cell::new(false),
         })
     }
 
@@ -165,19 +169,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         {
             return Ok(());
         }
-        let mut lost_to: Option<Found> = None;
-        loop {
-            let found = self.find(key).await?;
-            if lost_to.take().is_some_and(|before| won_without_looking(&before, &found)) {
-                return Ok(()); // It counts as stored just before the put that won.
-            }
-            let item =
-                NewItem { kind: Kind::Value, flags: UNCONDITIONAL, key, value, value_len: value.len() };
-            if self.install(&found, &item, Buffer::for_put(&item)?).await? {
-                return Ok(());
-            }
-            lost_to = Some(found);
-        }
+        let item = NewItem { kind: Kind::Value, flags: UNCONDITIONAL, key, value, value_len: value.len() };
+        self.install_blindly(&item).await.map(drop)
     }
 
     /// Takes the value of `key` away; answers whether it had one. Two round trips.
@@ -229,33 +222,30 @@ impl<F: Fabric + Clock> PrismKv<F> {
         expected: Option<Version>,
     ) -> Result<Result<Version, Conflict>, KvError> {
         check_put(key, value)?;
-        let parts = if is_large(key, value) { Some(self.write_parts(value).await?) } else { None };
-        let result = loop {
-            let found = match self.find(key).await {
-                Ok(found) => found,
-                Err(error) => break Err(error),
-            };
+        if is_large(key, value) {
+            return self.put_large_if(key, value, expected).await;
+        }
+        let item = NewItem { kind: Kind::Value, flags: 0, key, value, value_len: value.len() };
+        self.install_if(&item, expected).await
+    }
+
+    /// Installs an item if the key has this version, or no value if that is what is expected.
+    async fn install_if(
+        &mut self,
+        item: &NewItem<'_>,
+        expected: Option<Version>,
+    ) -> Result<Result<Version, Conflict>, KvError> {
+        loop {
+            let found = self.find(item.key).await?;
             let present = found.kind.is_some_and(Kind::is_present);
             let version = present.then(|| Version(found.slot.generation()));
             if version != expected {
-                break Ok(Err(Conflict { version }));
+                return Ok(Err(Conflict { version }));
             }
-            let item = match &parts {
-                Some(parts) => NewItem::large(key, parts, value.len(), 0),
-                None => NewItem { kind: Kind::Value, flags: 0, key, value, value_len: value.len() },
-            };
-            let installed = match Buffer::for_put(&item) {
-                Ok(buffer) => self.install(&found, &item, buffer).await,
-                Err(error) => Err(error),
-            };
-            match installed {
-                Ok(true) => return Ok(Ok(Version(found.slot.next_generation()))),
-                Ok(false) => {}
-                Err(error) => break Err(error),
+            if self.install(&found, item, Buffer::for_put(item)?).await? {
+                return Ok(Ok(Version(found.slot.next_generation())));
             }
-        };
-        self.abandon_parts(parts.as_deref(), &result);
-        result
+        }
     }
 
     // Reading.
@@ -330,6 +320,22 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     // Writing.
 
+    /// Installs an item whatever its key has. False if that counts as done although another's item is in the slot.
+    #[inline]
+    async fn install_blindly(&mut self, item: &NewItem<'_>) -> Result<bool, KvError> {
+        let mut lost_to: Option<Found> = None;
+        loop {
+            let found = self.find(item.key).await?;
+            if lost_to.take().is_some_and(|before| won_without_looking(&before, &found)) {
+                return Ok(false); // It counts as stored just before the put that won.
+            }
+            if self.install(&found, item, Buffer::for_put(item)?).await? {
+                return Ok(true);
+            }
+            lost_to = Some(found);
+        }
+    }
+
     /// Installs an item in the slot that was found, if the slot is still so, and retires what that made garbage.
     async fn install(&mut self, found: &Found, item: &NewItem<'_>, buffer: Buffer) -> Result<bool, KvError> {
         let before = if found.kind == Some(Kind::Large) { self.parts_of(found.slot).await? } else { None };
@@ -373,7 +379,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let swung = chain.then(cas_from(self.table.slot_at(found.index), &found.slot.0, TMP));
         let fresh = chain.also(read_as::<Addr>(TMP));
         let ready = if patient {
-            run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await?
+            let (reply, installing) = (&mut self.reply, &self.installing);
+            run_until_ready_or_dropped(&self.fabric, self.node, &chain, reply, installing).await?
         } else {
             self.fabric.run(self.node, &chain, &mut self.reply).await?;
             self.reply.last_status() != Status::NotReady

@@ -8,22 +8,29 @@ use std::time::Duration;
 
 type Act = Box<dyn FnOnce()>;
 
-/// Acts once, right before a chain that was chosen.
+/// Acts once, right before a chain that was chosen; or never lets it run.
 pub(crate) struct Meddle<F> {
     inner: F,
     chains_until: Cell<u32>,
     act: RefCell<Option<Act>>,
+    stops: Cell<bool>,
 }
 
 impl<F> Meddle<F> {
     pub(crate) fn new(inner: F) -> Meddle<F> {
-        Meddle { inner, chains_until: Cell::new(0), act: RefCell::new(None) }
+        Meddle { inner, chains_until: Cell::new(0), act: RefCell::new(None), stops: Cell::new(false) }
     }
 
     /// Has `act` done before the chain after `chains` more.
     pub(crate) fn before_chain(&self, chains: u32, act: impl FnOnce() + 'static) {
         self.chains_until.set(chains);
         *self.act.borrow_mut() = Some(Box::new(act));
+    }
+
+    /// The chain after `chains` more never runs, and whoever awaits it waits for ever.
+    pub(crate) fn stop_before_chain(&self, chains: u32) {
+        self.chains_until.set(chains);
+        self.stops.set(true);
     }
 
     pub(crate) fn inner(&self) -> &F {
@@ -37,6 +44,9 @@ impl<F: Fabric> Fabric for Meddle<F> {
             0 => {
                 let act = self.act.borrow_mut().take();
                 act.into_iter().for_each(|act| act());
+                if self.stops.take() {
+                    std::future::pending::<()>().await;
+                }
             }
             left => self.chains_until.set(left - 1),
         }

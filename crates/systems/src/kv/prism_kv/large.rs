@@ -5,12 +5,12 @@
 //! that is unchanged, no part was given back while it was read.
 
 use super::layout::{HEADER_SIZE, ITEM_MAX, ItemView, PART_MAX, Part, Slot, UNCONDITIONAL};
-use super::{Buffer, Found, Kind, NewItem, PrismKv, READ_MAX, TMP, won_without_looking};
+use super::{Conflict, Kind, NewItem, PrismKv, READ_MAX, TMP};
 use crate::kv::{KvError, Version};
 use crate::ready::run_until_ready;
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
-use farside_remote::{Addr, BoundedPtr, Fabric, FabricError, Status, allocate, read, read_as};
+use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, read, read_as};
 
 /// What came of reading a large value.
 pub(super) enum Read {
@@ -68,42 +68,39 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     /// As `put`, for a value of several parts.
     pub(super) async fn put_large(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        let parts = self.write_parts(value).await?;
-        let result = self.put_head(key, &parts, value.len()).await;
-        self.abandon_parts(Some(&parts), &result.clone().map(|stored| if stored { Ok(()) } else { Err(()) }));
-        result.map(drop)
-    }
-
-    /// False if the put counts as done although another one's item is in the slot: the parts are garbage then.
-    async fn put_head(&mut self, key: &[u8], parts: &[Part], value_len: usize) -> Result<bool, KvError> {
-        let item = NewItem::large(key, parts, value_len, UNCONDITIONAL);
-        let mut lost_to: Option<Found> = None;
-        loop {
-            let found = self.find(key).await?;
-            if lost_to.take().is_some_and(|before| won_without_looking(&before, &found)) {
-                return Ok(false);
-            }
-            if self.install(&found, &item, Buffer::for_put(&item)?).await? {
-                return Ok(true);
-            }
-            lost_to = Some(found);
+        let mut unlisted = self.write_parts(value).await?;
+        let item = NewItem::large(key, &unlisted.parts, value.len(), UNCONDITIONAL);
+        if unlisted.kv.install_blindly(&item).await? {
+            unlisted.parts.clear();
         }
+        Ok(())
     }
 
-    /// Writes the parts of a value into buffers of their own. They are this session's until a head lists them: if
-    /// it ends before, a scan finds them.
-    pub(super) async fn write_parts(&mut self, value: &[u8]) -> Result<Vec<Part>, KvError> {
-        let mut parts = Vec::with_capacity(value.len().div_ceil(PART_MAX));
+    /// As `put_if`, for a value of several parts.
+    pub(super) async fn put_large_if(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        expected: Option<Version>,
+    ) -> Result<Result<Version, Conflict>, KvError> {
+        let mut unlisted = self.write_parts(value).await?;
+        let item = NewItem::large(key, &unlisted.parts, value.len(), 0);
+        let result = unlisted.kv.install_if(&item, expected).await?;
+        if result.is_ok() {
+            unlisted.parts.clear();
+        }
+        Ok(result)
+    }
+
+    /// Writes the parts of a value into buffers of their own. They are this session's until a head lists them.
+    async fn write_parts(&mut self, value: &[u8]) -> Result<Unlisted<'_, F>, KvError> {
+        self.installing.set(false);
+        let mut unlisted = Unlisted { kv: self, parts: Vec::with_capacity(value.len().div_ceil(PART_MAX)) };
         for bytes in value.chunks(PART_MAX) {
-            match self.write_part(bytes).await {
-                Ok(part) => parts.push(part),
-                Err(error) => {
-                    self.retire_parts(&parts);
-                    return Err(error);
-                }
-            }
+            let part = unlisted.kv.write_part(bytes).await?;
+            unlisted.parts.push(part);
         }
-        Ok(parts)
+        Ok(unlisted)
     }
 
     async fn write_part(&mut self, bytes: &[u8]) -> Result<Part, KvError> {
@@ -117,25 +114,6 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(Part { at: at.into(), len: (bytes.len() as u32).into(), reserved: 0.into() })
     }
 
-    fn retire_parts(&self, parts: &[Part]) {
-        for part in parts {
-            self.retire(Addr::new(part.at.get()));
-        }
-    }
-
-    /// Gives parts back that certainly no head lists: the put was refused, or never began to be carried out.
-    pub(super) fn abandon_parts<T, E>(&self, parts: Option<&[Part]>, result: &Result<Result<T, E>, KvError>) {
-        let unused = match result {
-            Ok(Ok(_)) => false,
-            Ok(Err(_)) => true,
-            Err(KvError::Fabric(FabricError::NodeDied(_))) => false,
-            Err(error) => error.ran() == farside_remote::fabric::Ran::No,
-        };
-        if unused && let Some(parts) = parts {
-            self.retire_parts(parts);
-        }
-    }
-
     /// The parts of the large item in a slot that is about to be replaced, so that whoever replaces it can give
     /// them back at once. Nothing if the slot has changed: then the install will fail as well.
     pub(super) async fn parts_of(&mut self, slot: Slot) -> Result<Option<Vec<Part>>, KvError> {
@@ -147,5 +125,25 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let Ok(bytes) = self.reply.get(head) else { return Ok(None) };
         let Ok(item) = ItemView::decode(bytes) else { return Ok(None) };
         Ok(if item.kind == Kind::Large { item.parts().ok().map(<[Part]>::to_vec) } else { None })
+    }
+}
+
+/// Parts that no head lists. Whatever ends the put that wrote them, an error or that its future is dropped, they are
+/// given back; but for a head that may have been installed, of which nobody knows: then a scan finds them, or the head
+/// has them.
+struct Unlisted<'kv, F: Fabric> {
+    kv: &'kv mut PrismKv<F>,
+    parts: Vec<Part>,
+}
+
+impl<F: Fabric> Drop for Unlisted<'_, F> {
+    fn drop(&mut self) {
+        if self.kv.installing.get() {
+            return;
+        }
+        for part in &self.parts {
+            let at = Addr::new(part.at.get());
+            self.kv.fabric.retire(self.kv.node, self.kv.table.extent.key, at);
+        }
     }
 }

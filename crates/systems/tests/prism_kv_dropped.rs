@@ -1,0 +1,91 @@
+//! PRISM-KV when a put is given up before it has ended: its future is dropped.
+
+mod support;
+
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::block_on;
+use farside_fabrics::layer::count::Count;
+use farside_remote::NodeId;
+use farside_remote::control::{Answer, Ask};
+use farside_systems::kv::KvError;
+use farside_systems::kv::prism_kv::PrismKv;
+use farside_systems::kv::prism_kv::layout::PART_MAX;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use support::Home;
+use support::meddle::Meddle;
+
+type Meddled = PrismKv<Rc<Meddle<Rc<Count<Direct>>>>>;
+
+/// A store with k = old, and a client whose chains can be stopped.
+fn scene(home: &Home, mib: u64) -> (Meddled, Rc<Meddle<Rc<Count<Direct>>>>) {
+    home.create("s", mib, r#"{"items": 1000}"#);
+    let fabric = Rc::new(Meddle::new(home.endpoint()));
+    let mut client =
+        block_on((), PrismKv::open(Rc::clone(&fabric), NodeId(0), "s")).expect("the store is there");
+    block_on(fabric.inner().inner(), client.put(b"k", b"old")).expect("stored");
+    (client, fabric)
+}
+
+/// Begins an operation, which comes as far as it can at once, and drops it.
+fn begin<O>(fabric: &Meddle<Rc<Count<Direct>>>, operation: impl Future<Output = O>) {
+    {
+        let mut operation = pin!(operation);
+        let polled = operation.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Pending), "it was to wait for something");
+    }
+    block_on(fabric.inner().inner(), async {});
+}
+
+/// A part a chain, then the probe, then the head.
+const PARTS: u32 = 3;
+
+#[test]
+fn the_parts_of_a_put_that_was_given_up_come_back() {
+    let home = Home::new(64);
+    let (mut client, fabric) = scene(&home, 32);
+    let value = vec![1; PARTS as usize * PART_MAX];
+    for chains in 0..=PARTS {
+        fabric.stop_before_chain(chains);
+        begin(&fabric, client.put(b"k", &value));
+        assert_eq!(home.settled("s").live_buffers, 1, "a put stopped before chain {chains}");
+        fabric.stop_before_chain(chains);
+        begin(&fabric, client.put_if_absent(b"l", &value));
+        assert_eq!(home.settled("s").live_buffers, 1, "a conditional put stopped before chain {chains}");
+    }
+    // Nobody knows whether the head was installed, so its parts are not given back; but a scan finds out.
+    fabric.stop_before_chain(PARTS + 1);
+    begin(&fabric, client.put(b"k", &value));
+    assert_eq!(home.settled("s").live_buffers, 1 + u64::from(PARTS));
+    block_on(fabric.inner().inner(), client.put(b"k", &value)).expect("stored");
+    drop((client, fabric));
+    assert_eq!(home.ask(Ask::Scan { name: "s".into() }), Answer::Done);
+    assert_eq!(home.settled("s").live_buffers, 1 + u64::from(PARTS), "the head and its parts");
+}
+
+#[test]
+fn the_parts_of_a_put_that_was_given_up_while_it_waited_for_memory_come_back() {
+    let home = Home::new(16);
+    let (mut client, fabric) = scene(&home, 5);
+    let endpoint = fabric.inner().inner();
+    let mut count = 0u32;
+    loop {
+        match block_on(endpoint, client.put(&count.to_be_bytes(), &[0; 60_000])) {
+            Ok(()) => count += 1,
+            Err(KvError::OutOfMemory) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    for n in 0..PARTS {
+        assert!(block_on(endpoint, client.delete(&n.to_be_bytes())).expect("a full store can be emptied"));
+    }
+    let before = home.settled("s").live_buffers;
+    // There is room for the parts; for a head of this size there is none.
+    let value = vec![1; PARTS as usize * PART_MAX];
+    begin(&fabric, client.put(&[b'k'; 1000], &value));
+    assert_eq!(home.settled("s").live_buffers, before);
+    for n in 0..PARTS {
+        block_on(endpoint, client.put(&n.to_be_bytes(), &[0; 60_000])).expect("there is room again");
+    }
+}
