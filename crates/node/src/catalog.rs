@@ -30,6 +30,19 @@ pub struct Catalog<M: Memory> {
     busy: Vec<(u32, String)>,
 }
 
+/// # Errors
+/// It is no name that a store can have.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
+        return Err(format!(
+            "'{}' is no name for a store: use 1 to {NAME_MAX} letters, digits, '-', '_' or '.'",
+            name.escape_debug()
+        ));
+    }
+    Ok(())
+}
+
 /// How a quota is divided, in segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
@@ -119,13 +132,7 @@ impl<M: Memory> Catalog<M> {
     /// # Errors
     /// The name is taken or none, or there are as many stores as a node can have.
     pub fn reserve(&mut self, name: &str) -> Result<u32, String> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
-            return Err(format!(
-                "'{}' is no name for a store: use 1 to {NAME_MAX} letters, digits, '-', '_' or '.'",
-                name.escape_debug()
-            ));
-        }
+        check_name(name)?;
         if self.busy.iter().any(|(_, busy)| busy == name) {
             return Err(format!("store '{name}' is being made or dropped just now: ask again in a moment"));
         }

@@ -1,7 +1,8 @@
 //! What a node keeps in its own memory, and how another takes over after it has died.
 //!
 //! The catalog lies in one of two copies, each `| sequence u64 | length u64 | CRC u64 | JSON |`; the one with the
-//! greater sequence and a sound CRC counts, so a death in the middle of writing leaves the other.
+//! greater sequence and a sound CRC counts, so a death in the middle of writing leaves the other. The CRC tells a torn
+//! record, not one that a peer has written: what it says is checked like any input before anything is changed.
 //!
 //! A node takes over only when no process of an old session is alive (the host sees to that), so nobody runs chains
 //! while it looks. Whatever step anyone was in the middle of is finished first. Then every segment and buffer is
@@ -9,14 +10,14 @@
 //! back to its list; a granted segment that is on no list goes back to one; a segment of no known store is of a
 //! store that was being made or dropped, and becomes zeros. What clients had in theirs, a scan finds.
 
-use crate::catalog::{Catalog, Entry};
+use crate::catalog::{Catalog, Entry, check_name};
 use crate::extents::Extents;
 use crate::node::NodeMemory;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::state::{Stage, owner};
-use farside_remote::arena::{Arena, CATALOG_SIZE, Geometry, header};
+use farside_remote::arena::{Arena, CATALOG_SIZE, Geometry, REGIONS_MAX, SEGMENT_SIZE, header};
 use farside_remote::control::Store;
 use farside_remote::service::Kind;
 use farside_remote::{Memory, Width};
@@ -88,6 +89,12 @@ pub(crate) fn restore<M: NodeMemory>(
 ) -> Result<Result<Restored<M>, String>, M::Wait> {
     let arena = Arena::of(memory);
     let (sequence, stores) = newest_record(memory)?.unwrap_or_default();
+    let next_session = memory.load(header::NEXT_SESSION_AT, Width::W8)? as u64;
+    if let Err(wrong) = check(memory, sequence, &stores, next_session)? {
+        return Ok(Err(format!(
+            "{wrong}: someone has changed the memory; serve an earlier copy of it, or another --memory-file"
+        )));
+    }
     let mut catalog = Catalog::new(kinds);
     let mut segments: BTreeMap<u32, Vec<u32>> =
         stores.iter().map(|store| (store.region, Vec::new())).collect();
@@ -115,7 +122,7 @@ pub(crate) fn restore<M: NodeMemory>(
             None => {}
         }
     }
-    for region in 1..farside_remote::arena::REGIONS_MAX {
+    for region in 1..REGIONS_MAX {
         match segments.get(&region) {
             Some(owned) => put_in_order(memory, region, owned)?,
             None => arena.clear_region(region)?,
@@ -127,8 +134,66 @@ pub(crate) fn restore<M: NodeMemory>(
     for slot in 0..farside_remote::arena::SESSIONS_MAX {
         arena.close_session(slot)?;
     }
-    let next_session = memory.load(header::NEXT_SESSION_AT, Width::W8)? as u32;
-    Ok(Ok(Restored { extents, catalog, sequence, next_session }))
+    Ok(Ok(Restored { extents, catalog, sequence, next_session: next_session as u32 }))
+}
+
+/// What no memory comes to: so many are left for the node that goes on counting.
+const SEQUENCE_MAX: u64 = u64::MAX / 2;
+const NEXT_SESSION_MAX: u64 = owner::NODE as u64 / 2;
+
+/// Whether a node can have written these stores, and gone on from there.
+fn check<M: Memory>(
+    memory: &M,
+    sequence: u64,
+    stores: &[Store],
+    next_session: u64,
+) -> Result<Result<(), String>, M::Wait> {
+    if sequence > SEQUENCE_MAX || next_session > NEXT_SESSION_MAX {
+        return Ok(Err(format!(
+            "the memory counts {sequence} catalogs and {next_session} sessions, more than a node can go on from"
+        )));
+    }
+    let (mut names, mut regions) = (BTreeSet::new(), BTreeSet::new());
+    for store in stores {
+        if let Err(wrong) = check_name(&store.name) {
+            return Ok(Err(format!("the catalog names a store, but {wrong}")));
+        }
+        if !names.insert(&store.name) {
+            return Ok(Err(format!("the catalog has two stores '{}'", store.name)));
+        }
+        if !(1..REGIONS_MAX).contains(&store.region) || !regions.insert(store.region) {
+            return Ok(Err(format!(
+                "the catalog gives store '{}' region {}, which is none or another's",
+                store.name, store.region
+            )));
+        }
+        if !has_its_table(memory, store)? {
+            return Ok(Err(format!(
+                "the catalog says that store '{}' has a table of {} bytes at {:#x}, where it has none",
+                store.name, store.table_len, store.table_at
+            )));
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// Whether a store's table is made of whole segments which are its region's, as tables.
+fn has_its_table<M: Memory>(memory: &M, store: &Store) -> Result<bool, M::Wait> {
+    let (arena, geometry) = (Arena::of(memory), memory.geometry());
+    let first =
+        geometry.segment_of(store.table_at).filter(|&index| geometry.segment_at(index) == store.table_at);
+    let Some(first) = first else { return Ok(false) };
+    let (count, left) = (store.table_len / SEGMENT_SIZE, u64::from(geometry.segments() - first));
+    if count == 0 || count > left || !store.table_len.is_multiple_of(SEGMENT_SIZE) {
+        return Ok(false);
+    }
+    for index in first..first + count as u32 {
+        let segment = arena.segment(index)?;
+        if segment.region != store.region || segment.usage != Use::Table {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Finishes what anyone was in the middle of in a region, and puts what the old node held back where it belongs.
@@ -173,6 +238,115 @@ fn give_back_held<M: NodeMemory>(memory: &M, region: u32, index: u32) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farside_fabrics::memory::{Mapping, Pages};
+    use farside_remote::service::{Extent, Plan, Service};
+
+    /// Reaches nothing, and takes any table.
+    struct Plain;
+
+    impl Kind<Mapping> for Plain {
+        fn name(&self) -> &'static str {
+            "plain"
+        }
+        fn plan(&self, _: &str, _: u64, _: u64) -> Result<Plan, String> {
+            Err("no test plans".into())
+        }
+        fn serve(&self, _: &str, _: Extent) -> Result<Box<dyn Service<Mapping>>, String> {
+            Ok(Box::new(Plain))
+        }
+    }
+
+    impl Service<Mapping> for Plain {
+        fn live(
+            &self,
+            _: &Mapping,
+            _: u64,
+            _: &mut Vec<u64>,
+        ) -> Result<Option<u64>, std::convert::Infallible> {
+            Ok(None)
+        }
+    }
+
+    /// Stores a and b with a table of two segments each; b has region 7.
+    fn two_stores() -> (Mapping, Vec<Store>) {
+        let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
+        let mut stores = Vec::new();
+        for (name, region, first) in [("a", 1, 0), ("b", 7, 2)] {
+            for index in first..first + 2 {
+                let Ok(free) = memory.arena().segment(index);
+                let Ok(true) = memory.arena().assign(index, free, region, Use::Table) else {
+                    panic!("nobody else is here")
+                };
+            }
+            stores.push(Store {
+                name: name.into(),
+                kind: "plain".into(),
+                parameters: String::new(),
+                quota: 4 << 20,
+                incarnation: memory.incarnation(),
+                region,
+                secret: 9,
+                table_at: memory.geometry().segment_at(first),
+                table_len: 2 * SEGMENT_SIZE,
+            });
+        }
+        (memory, stores)
+    }
+
+    fn take_over(memory: &Mapping, sequence: u64, stores: &[Store]) -> Result<Restored<Mapping>, String> {
+        let stores: Vec<&Store> = stores.iter().collect();
+        let Ok(()) = memory.write(Geometry::catalog_at(0), &record(sequence, &stores).expect("it fits"));
+        let Ok(restored) = restore(memory, vec![Box::new(Plain)]);
+        restored
+    }
+
+    #[track_caller]
+    fn refused(memory: &Mapping, sequence: u64, stores: &[Store], reason: &str) {
+        let refusal = take_over(memory, sequence, stores).map(drop).expect_err("it cannot be served");
+        assert!(refusal.contains(reason) && refusal.contains("another --memory-file"), "{refusal}");
+    }
+
+    #[test]
+    fn a_catalog_that_no_node_has_written_is_refused_with_a_remedy() {
+        type Damage = fn(&mut Vec<Store>);
+        let damages: [(Damage, &str); 16] = [
+            (|stores| stores[0].region = 0, "region 0"),
+            (|stores| stores[0].region = REGIONS_MAX, "region 256"),
+            (|stores| stores[0].region = u32::MAX, "region 4294967295"),
+            (|stores| stores[1].region = 1, "region 1"),
+            (|stores| stores[1].name = "a".into(), "two stores 'a'"),
+            (|stores| stores[1].name = "a\x1b[2J".into(), "no name"),
+            (|stores| stores[1].name.clear(), "no name"),
+            (|stores| stores[0].table_at = 64, "at 0x40"),
+            (|stores| stores[0].table_at += 16, "where it has none"),
+            (|stores| stores[0].table_at = u64::MAX - 4095, "where it has none"),
+            (|stores| stores[0].table_at = stores[1].table_at, "where it has none"),
+            (|stores| stores[0].table_len = 0, "where it has none"),
+            (|stores| stores[0].table_len -= 1, "where it has none"),
+            (|stores| stores[0].table_len *= 2, "where it has none"),
+            (|stores| stores[1].table_len = 1 << 40, "where it has none"),
+            (|stores| stores[1].table_len = u64::MAX & !(SEGMENT_SIZE - 1), "where it has none"),
+        ];
+        for (damage, reason) in damages {
+            let (memory, mut stores) = two_stores();
+            damage(&mut stores);
+            refused(&memory, 1, &stores, reason);
+        }
+        let (memory, stores) = two_stores();
+        assert_eq!(take_over(&memory, 1, &stores).expect("it is sound").catalog.iter().count(), 2);
+    }
+
+    #[test]
+    fn a_memory_that_cannot_be_counted_on_is_refused_with_a_remedy() {
+        let (memory, stores) = two_stores();
+        refused(&memory, u64::MAX, &stores, "catalogs");
+        for next in [u64::from(u32::MAX), u64::from(u32::MAX) - 1, 1 << 32, u64::MAX] {
+            let Ok(()) = memory.write(header::NEXT_SESSION_AT, &next.to_le_bytes());
+            refused(&memory, 1, &stores, "sessions");
+        }
+        let Ok(()) = memory.write(header::NEXT_SESSION_AT, &77u64.to_le_bytes());
+        assert_eq!(take_over(&memory, 1, &stores).expect("it is sound").next_session, 77);
+    }
 
     #[test]
     fn a_record_that_is_cut_or_changed_does_not_count() {
