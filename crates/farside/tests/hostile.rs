@@ -558,10 +558,13 @@ fn a_greeting_that_is_none_is_an_error() {
 
 /// A file of so many bytes, as a node's memory is: named by nobody.
 fn memory(len: u64, header: &[u64]) -> OwnedFd {
-    let fd = rustix::fs::memfd_create("impostor", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("impostor", flags).expect("memory");
     rustix::fs::ftruncate(&fd, len).expect("memory");
     let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
     rustix::io::pwrite(&fd, &bytes, 0).expect("memory");
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::SEAL).expect("memory");
     fd
 }
 

@@ -124,10 +124,10 @@ impl Mapping {
     /// The memory of a node by the descriptor that the node handed out.
     ///
     /// # Errors
-    /// As [`Mapping::create`]; or the descriptor is of no node's memory, or of one with another layout.
+    /// As [`Mapping::create`]; or the descriptor is of no node's memory, or of one with another layout, or of anonymous
+    /// memory that is not sealed.
     pub fn attach(fd: OwnedFd) -> Result<Mapping, MappingError> {
-        let stat = rustix::fs::fstat(&fd).map_err(io("look at the node's memory"))?;
-        let size = stat.st_size as u64;
+        let size = pages::sealed_size(&fd)?;
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
         let page_size = pages::of_file(&fd)?;
         let mapping = Mapping::map(fd, geometry, page_size)?;
@@ -138,7 +138,10 @@ impl Mapping {
     fn map(fd: OwnedFd, geometry: Geometry, page_size: PageSize) -> Result<Mapping, MappingError> {
         units::supported().map_err(MappingError::Unsupported)?;
         let len = usize::try_from(geometry.size()).map_err(|_| MappingError::Size(geometry.size()))?;
-        // SAFETY: a new mapping wherever the kernel likes, of a file that is sealed or ours to keep its size.
+        // SAFETY: a new mapping wherever the kernel likes; its bytes are only accessed atomically. Were the file cut, an
+        // access beyond its end would be a SIGBUS, which ends the process and breaks no rule of the language. Anonymous
+        // memory is sealed against that: `pages::anonymous` does it, and `attach` looks. A memory file cannot be: those
+        // who may write it (its mode is 0600: its owner) must not cut it while a node or a client has it mapped.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -167,8 +170,13 @@ impl Mapping {
             .map_err(io("draw random bytes"))?;
         self.put(header::SIZE_AT, self.geometry.size());
         self.put(header::INCARNATION_AT, u64::from_le_bytes(incarnation));
-        self.put(header::VERSION_AT, header::VERSION);
-        self.put(header::MAGIC_AT, header::MAGIC);
+        // Both at once: whoever dies before has made nothing, and a memory file still has its mark in their place.
+        const { assert!(header::VERSION_AT == header::MAGIC_AT + 8) }
+        let made = u128::from(header::MAGIC) | u128::from(header::VERSION) << 64;
+        let Ok(mut old) = self.load(header::MAGIC_AT, Width::W16);
+        while let Ok(Err(now)) = self.exchange(header::MAGIC_AT, Width::W16, old, made) {
+            old = now;
+        }
         Ok(())
     }
 
@@ -640,9 +648,78 @@ mod tests {
     fn odd_sizes_and_foreign_files_are_refused_with_a_remedy() {
         let error = Mapping::create((8 << 20) + 1, Pages::Small).map(drop).expect_err("no multiple of 1 MiB");
         assert!(error.to_string().contains("multiple of 1 MiB"), "{error}");
-        let file = tempfile::tempfile().expect("a file");
-        file.set_len(8 << 20).expect("grown");
-        let error = Mapping::attach(file.into()).map(drop).expect_err("no node's memory");
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(8 << 20).expect("grown");
+        let opened = file.reopen().expect("the same file");
+        let error = Mapping::attach(opened.into()).map(drop).expect_err("no node's memory");
         assert!(error.to_string().contains("no farside memory"), "{error}");
+    }
+
+    #[test]
+    fn memory_that_could_be_cut_is_not_attached_to() {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let node = small();
+        let twin = node.fd().try_clone_to_owned().expect("a descriptor");
+        assert_eq!(Mapping::attach(twin).expect("it is sealed").incarnation(), node.incarnation());
+        let mut header = vec![0; 4096];
+        let Ok(()) = node.read(0, &mut header);
+        let seals = [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW | SealFlags::SEAL];
+        for seals in seals {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let fd = rustix::fs::memfd_create("unsealed", flags).expect("memory");
+            rustix::fs::ftruncate(&fd, Geometry::SIZE_MIN).expect("memory");
+            rustix::io::pwrite(&fd, &header, 0).expect("memory");
+            rustix::fs::fcntl_add_seals(&fd, seals).expect("sealed");
+            let error = Mapping::attach(fd).map(drop).expect_err("it can be cut");
+            assert!(error.to_string().contains("connect to a node of this release"), "{seals:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_memory_file_whose_maker_died_is_made_anew() {
+        let size = Geometry::SIZE_MIN;
+        for (marked_size, len) in [(size, 24), (size, size), (2 * size, size), (2 * size, 2 * size)] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("memory");
+            let mut bytes = pages::mark(marked_size).to_vec();
+            bytes.resize(len as usize, 0);
+            std::fs::write(&path, &bytes).expect("a file");
+            let (memory, found) = Mapping::open(&path, size).expect("it is nobody's");
+            assert_eq!(found, Found::Nothing);
+            drop(memory);
+            let (memory, found) = Mapping::open(&path, size).expect("a memory");
+            assert_eq!(found, Found::Memory);
+            let mut rest = [1; 32];
+            let Ok(()) = memory.read(header::NEXT_SESSION_AT, &mut rest);
+            assert_eq!(rest, [0; 32], "nothing is left of the mark");
+        }
+    }
+
+    #[test]
+    fn a_foreign_file_is_refused_and_left_as_it_was() {
+        let size = Geometry::SIZE_MIN;
+        let mark = pages::mark(size);
+        let cases: [(&[u8], u64); 7] = [
+            (b"farsidem", 8),
+            (b"farsidem and other notes", 24),
+            (b"farsidem", size),
+            (&mark[..16], 16),
+            (&mark[..23], 23),
+            (&mark, size + 1),
+            (&pages::mark(size + 1), size),
+        ];
+        for (beginning, len) in cases {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("memory");
+            let mut bytes = beginning.to_vec();
+            bytes.resize(len as usize, b'x');
+            std::fs::write(&path, &bytes).expect("a file");
+            let error = Mapping::open(&path, size).map(drop).expect_err("it is somebody else's");
+            assert!(error.to_string().contains("name"), "{error}");
+            assert!(
+                std::fs::read(&path).expect("it is still there") == bytes,
+                "{beginning:?} with {len} bytes"
+            );
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! reserved (`vm.nr_hugepages`) or `shmem_enabled` allows more.
 
 use super::{Found, MappingError, io};
+use farside_remote::arena::{Geometry, header};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -72,8 +73,44 @@ fn sealed(size: u64, flags: MemfdFlags) -> Result<OwnedFd, MappingError> {
     Ok(fd)
 }
 
-/// What a memory file begins with while it is being made, in place of a header's magic.
-const MAKING: &[u8; 8] = b"farsidem";
+/// How many bytes a node's memory has, once it is seen that they cannot become fewer: anonymous memory is sealed, so
+/// that not even the node can cut it from under its clients. A memory file cannot be sealed.
+pub(super) fn sealed_size(fd: &OwnedFd) -> Result<u64, MappingError> {
+    let seals = rustix::fs::fcntl_get_seals(fd);
+    // After the seals: a size that was read before them might have been cut meanwhile.
+    let stat = rustix::fs::fstat(fd).map_err(io("look at the node's memory"))?;
+    // Files in shared memory answer too, and have names; those on disks do not answer.
+    let is_file = seals.is_err() || stat.st_nlink > 0;
+    if is_file || seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::SEAL)) {
+        return Ok(stat.st_size as u64);
+    }
+    Err(MappingError::Foreign(
+        "the node's memory is not sealed and could be cut while it is in use: connect to a node of this release".into(),
+    ))
+}
+
+/// What a memory file begins with while it is being made, in place of a header's magic and version: bytes drawn at
+/// random, which no other program writes. The size follows, where the header has it.
+pub(super) const MAKING: [u8; 16] =
+    [0xd3, 0x5a, 0x0f, 0x91, 0xe6, 0x47, 0xbc, 0x28, 0x73, 0xf4, 0x1d, 0xa8, 0x62, 0xcb, 0x99, 0x3e];
+const MARK_SIZE: usize = MAKING.len() + 8;
+const _: () = assert!(header::SIZE_AT == MAKING.len() as u64 && header::VERSION_AT + 8 == header::SIZE_AT);
+
+/// What is written first into a memory file that is to have `size` bytes.
+pub(super) fn mark(size: u64) -> [u8; MARK_SIZE] {
+    let mut mark = [0; MARK_SIZE];
+    mark[..MAKING.len()].copy_from_slice(&MAKING);
+    mark[MAKING.len()..].copy_from_slice(&size.to_le_bytes());
+    mark
+}
+
+/// Whether a file of `len` bytes that begins so was being made when its maker died: marked, for a size that a memory
+/// can have, and no longer than that.
+fn is_half_made(beginning: &[u8], len: u64) -> bool {
+    let Some(&size) = beginning.last_chunk::<8>() else { return false };
+    let size = u64::from_le_bytes(size);
+    beginning == mark(size) && Geometry::of(size).is_some() && len <= size
+}
 
 /// Two descriptors of the file at `path`, the second with its lock, and what the file holds.
 pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), MappingError> {
@@ -97,13 +134,13 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
     if !found.is_file() {
         return Err(MappingError::Foreign(format!("{} is no file: name another", path.display())));
     }
-    let mut beginning = [0; MAKING.len()];
+    let mut beginning = [0; MARK_SIZE];
     let read = std::os::unix::fs::FileExt::read_at(&file, &mut beginning, 0)
         .map_err(|error| named("read", error))?;
-    if found.len() == 0 || beginning[..read] == *MAKING {
+    if found.len() == 0 || is_half_made(&beginning[..read], found.len()) {
         // Whoever dies while making the file leaves the mark, which the header then replaces.
         let marked =
-            file.set_len(0).and_then(|()| std::os::unix::fs::FileExt::write_all_at(&file, MAKING, 0));
+            file.set_len(0).and_then(|()| std::os::unix::fs::FileExt::write_all_at(&file, &mark(size), 0));
         marked.map_err(|error| named("write to", error))?;
         // All blocks at once, so that a full disk is an error now and not the end of the process later.
         let allocated = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size);
