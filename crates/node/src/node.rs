@@ -1,6 +1,7 @@
 //! The node: questions come in, steps are made, answers go out.
 //!
-//! Invariant: at most one job changes the catalog at a time, and its answer is given when all of it is done.
+//! Invariant: one step changes the catalog for one job, and the job's answer is given when all of it is done.
+//! Invariant: a job that waits for a client's turn to end holds up no other.
 
 use crate::catalog::{Catalog, Division, Entry};
 use crate::extents::Extents;
@@ -47,7 +48,11 @@ pub struct Node<M: NodeMemory> {
     /// Sessions that have ended and whose retired buffers are still being taken.
     closing: VecDeque<SessionId>,
     reclaim: Reclaim,
+    /// Stores that are being made or dropped: each has a region, so there are never more than regions.
     jobs: VecDeque<(Ticket, Job<M>)>,
+    /// Which of them is under way, and how many in a row were found waiting.
+    at_job: (usize, usize),
+    looks: VecDeque<(Ticket, Look)>,
     /// Regions to be scanned, and who asked: nobody, where a session ended without a word.
     scans_due: VecDeque<(u32, Vec<Ticket>)>,
     scan: Option<(Scan, Vec<Ticket>)>,
@@ -65,12 +70,23 @@ pub struct Node<M: NodeMemory> {
     counted: Counters,
 }
 
-/// What a question takes more than one step to do.
+/// What changes the catalog, in more than one step.
 enum Job<M: NodeMemory> {
     Create { entry: Box<Entry<M>>, division: Division, granted: usize },
     Drop { entry: Box<Entry<M>>, leaving: Leaving, freed: usize },
-    Stat { entry_segments: Vec<u32>, at: (usize, u32), stat: Box<StoreStat> },
 }
+
+/// A look at all buffers of a store.
+struct Look {
+    name: String,
+    region: u32,
+    /// A segment by its place in the store's list, and a buffer in it.
+    at: (usize, u32),
+    stat: Box<StoreStat>,
+}
+
+/// The most looks and asked scans that may wait. Each is small, but whoever asks may ask for ever.
+const WAITING_MAX: usize = 4096;
 
 /// How far a dropped store's memory is on its way out of everybody's hands.
 enum Leaving {
@@ -94,6 +110,8 @@ impl<M: NodeMemory> Node<M> {
             closing: VecDeque::new(),
             reclaim: Reclaim::default(),
             jobs: VecDeque::new(),
+            at_job: (0, 0),
+            looks: VecDeque::new(),
             scans_due: VecDeque::new(),
             scan: None,
             relief: VecDeque::new(),
@@ -187,11 +205,11 @@ impl<M: NodeMemory> Node<M> {
 
     /// The pids of the sessions whose unfinished turn keeps memory from coming back.
     pub fn delayed_by(&self) -> Vec<u32> {
-        let dropping = self.jobs.front().and_then(|(_, job)| match job {
+        let dropping = self.jobs.iter().filter_map(|(_, job)| match job {
             Job::Drop { leaving: Leaving::Chains(grace), .. } => Some(grace),
             _ => None,
         });
-        let others = dropping.into_iter().flat_map(Grace::waiting_for);
+        let others = dropping.flat_map(Grace::waiting_for);
         let others = others.chain(self.scan.iter().flat_map(|(scan, _)| scan.waiting_for()));
         let slots: Vec<u32> = self.reclaim.waiting_for().chain(others.map(|id| id.slot)).collect();
         self.sessions.iter().filter(|s| slots.contains(&s.id.slot)).map(|s| s.pid).collect()
@@ -218,6 +236,15 @@ impl<M: NodeMemory> Node<M> {
         ticket
     }
 
+    /// Nobody waits for these answers any more. What only tells something is not done then; what changes something is.
+    pub fn cancel(&mut self, tickets: &BTreeSet<Ticket>) {
+        let is_wanted = |ticket: &Ticket| !tickets.contains(ticket);
+        self.looks.retain(|(ticket, _)| is_wanted(ticket));
+        self.answers.retain(|(ticket, _)| is_wanted(ticket));
+        let scans = self.scans_due.iter_mut().map(|(_, asked)| asked);
+        scans.chain(self.scan.iter_mut().map(|(_, asked)| asked)).for_each(|asked| asked.retain(is_wanted));
+    }
+
     /// The next answer that is ready.
     pub fn answer(&mut self) -> Option<(Ticket, Result<Answer, String>)> {
         self.answers.pop_front()
@@ -226,8 +253,14 @@ impl<M: NodeMemory> Node<M> {
     /// One step of whoever has something to do, in turn.
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
-        let parts: [Part<M>; 5] =
-            [Node::close_step, Node::reclaim_step, Node::job_step, Node::scan_step, Node::relief_step];
+        let parts: [Part<M>; 6] = [
+            Node::close_step,
+            Node::reclaim_step,
+            Node::job_step,
+            Node::look_step,
+            Node::scan_step,
+            Node::relief_step,
+        ];
         for turn in 0..parts.len() {
             let next = (self.rotation + turn) % parts.len();
             if parts[next](self, memory)? {
@@ -250,12 +283,15 @@ impl<M: NodeMemory> Node<M> {
                 Job::Drop { entry: Box::new(self.catalog.remove(&name)?), leaving: Leaving::Not, freed: 0 }
             }
             Ask::StoreStat { name } => {
-                let entry = self.catalog.get(&name)?;
-                let stat = StoreStat { quota_bytes: entry.store.quota, ..StoreStat::default() };
-                let entry_segments = entry.segments.clone();
-                Job::Stat { entry_segments, at: (0, 0), stat: Box::new(stat) }
+                self.room_to_wait()?;
+                let store = &self.catalog.get(&name)?.store;
+                let stat = Box::new(StoreStat { quota_bytes: store.quota, ..StoreStat::default() });
+                let look = Look { name, region: store.region, at: (0, 0), stat };
+                self.looks.push_back((ticket, look));
+                return Ok(None);
             }
             Ask::Scan { name } => {
+                self.room_to_wait()?;
                 let region = self.catalog.get(&name)?.store.region;
                 self.scan_soon(region, Some(ticket));
                 return Ok(None);
@@ -271,6 +307,17 @@ impl<M: NodeMemory> Node<M> {
         };
         self.jobs.push_back((ticket, job));
         Ok(None)
+    }
+
+    fn room_to_wait(&self) -> Result<(), String> {
+        let scans =
+            self.scans_due.iter().map(|(_, asked)| asked).chain(self.scan.iter().map(|(_, asked)| asked));
+        if self.looks.len() + scans.map(Vec::len).sum::<usize>() < WAITING_MAX {
+            return Ok(());
+        }
+        Err(format!(
+            "{WAITING_MAX} questions about stores wait for an answer, the most there can be: ask again later"
+        ))
     }
 
     fn begin_create(
@@ -312,7 +359,12 @@ impl<M: NodeMemory> Node<M> {
             table_at: self.geometry.segment_at(first),
             table_len: u64::from(division.table) * SEGMENT_SIZE,
         };
-        let fits = restart::record(1, &self.stores_and(Some(&store)));
+        // Those that are still being made will be in the catalog too.
+        let made = self.jobs.iter().filter_map(|(_, job)| match job {
+            Job::Create { entry, .. } => Some(&entry.store),
+            Job::Drop { .. } => None,
+        });
+        let fits = restart::record(1, &self.stores_and(made.chain([&store])));
         match fits.and_then(|_| self.catalog.kind(kind)?.serve(&store.parameters, store.extent())) {
             Ok(service) => {
                 let entry = Box::new(Entry { store, service, segments });
@@ -399,14 +451,17 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
+    /// A step of the job that is under way, or of the next one where that waits for somebody.
     fn job_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
-        let is_forgetting = matches!(self.jobs.front(), Some((_, Job::Drop { leaving: Leaving::Not, .. })));
+        let (place, waiting) = self.at_job;
+        let is_forgetting =
+            matches!(self.jobs.get(place), Some((_, Job::Drop { leaving: Leaving::Not, .. })));
         if is_forgetting {
             // So that a node which takes over does not know the store either.
-            let record = restart::record(self.catalog_sequence + 1, &self.stores_and(None));
+            let record = restart::record(self.catalog_sequence + 1, &self.stores_and([]));
             self.write_catalog(memory, &record.expect("there were more stores before"))?;
         }
-        let Some((_, job)) = self.jobs.front_mut() else { return Ok(false) };
+        let Some((_, job)) = self.jobs.get_mut(place) else { return Ok(false) };
         let ended = match job {
             Job::Create { entry, division, granted } => grant_step(memory, entry, division, granted)?,
             Job::Drop { leaving: Leaving::Left, entry, freed } => {
@@ -415,15 +470,23 @@ impl<M: NodeMemory> Node<M> {
             Job::Drop { entry, leaving, .. } => {
                 leave_step(memory, &self.sessions, &mut self.reclaim, entry, leaving)?
             }
-            Job::Stat { entry_segments, at, stat } => stat_step(memory, entry_segments, at, stat)?,
         };
         self.catalog_sequence += u64::from(is_forgetting);
-        let Some(made) = ended else { return self.end_job(memory) };
-        Ok(made)
+        match ended {
+            None => self.end_job(memory, place)?,
+            Some(true) => self.at_job.1 = 0,
+            Some(false) => {
+                // There is something to do as long as one was not looked at since the last of them moved.
+                let is_any_left = waiting + 1 < self.jobs.len();
+                self.at_job = ((place + 1) % self.jobs.len(), if is_any_left { waiting + 1 } else { 0 });
+                return Ok(is_any_left);
+            }
+        }
+        Ok(true)
     }
 
-    fn stores_and<'a>(&'a self, one_more: Option<&'a Store>) -> Vec<&'a Store> {
-        self.catalog.iter().map(|entry| &entry.store).chain(one_more).collect()
+    fn stores_and<'a>(&'a self, more: impl IntoIterator<Item = &'a Store>) -> Vec<&'a Store> {
+        self.catalog.iter().map(|entry| &entry.store).chain(more).collect()
     }
 
     /// Writes the next record. It counts once the step that writes it has made all its accesses.
@@ -431,14 +494,15 @@ impl<M: NodeMemory> Node<M> {
         memory.write(Geometry::catalog_at(self.catalog_sequence + 1), record)
     }
 
-    /// The job in front is done: what it was for becomes known.
-    fn end_job(&mut self, memory: &M) -> Result<bool, M::Wait> {
-        if let Some((_, Job::Create { entry, .. })) = self.jobs.front() {
-            let record = restart::record(self.catalog_sequence + 1, &self.stores_and(Some(&entry.store)));
+    /// The job at that place is done: what it was for becomes known.
+    fn end_job(&mut self, memory: &M, place: usize) -> Result<(), M::Wait> {
+        if let Some((_, Job::Create { entry, .. })) = self.jobs.get(place) {
+            let record = restart::record(self.catalog_sequence + 1, &self.stores_and([&entry.store]));
             self.write_catalog(memory, &record.expect("that it fits was seen when the job began"))?;
             self.catalog_sequence += 1;
         }
-        let Some((ticket, job)) = self.jobs.pop_front() else { return Ok(false) };
+        let Some((ticket, job)) = self.jobs.remove(place) else { return Ok(()) };
+        self.at_job = (if place < self.jobs.len() { place } else { 0 }, 0);
         let answer = match job {
             Job::Create { entry, .. } => {
                 let store = entry.store.clone();
@@ -450,12 +514,28 @@ impl<M: NodeMemory> Node<M> {
                 self.catalog.release(entry.store.region);
                 Answer::Done
             }
-            Job::Stat { mut stat, .. } => {
-                stat.delaying_pids = self.delayed_by();
-                Answer::StoreStat(*stat)
-            }
         };
         self.answers.push_back((ticket, Ok(answer)));
+        Ok(())
+    }
+
+    fn look_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let Some((_, Look { name, region, at, stat })) = self.looks.front_mut() else { return Ok(false) };
+        let entry = self.catalog.get(name).ok().filter(|entry| entry.store.region == *region);
+        if let Some(entry) = entry
+            && stat_step(memory, &entry.segments, at, stat)?.is_some()
+        {
+            return Ok(true);
+        }
+        let is_there = entry.is_some();
+        let delaying_pids = self.delayed_by();
+        if let Some((ticket, Look { name, stat, .. })) = self.looks.pop_front() {
+            let answer = match is_there {
+                true => Ok(Answer::StoreStat(StoreStat { delaying_pids, ..*stat })),
+                false => Err(format!("store '{name}' was dropped meanwhile: list the stores that there are")),
+            };
+            self.answers.push_back((ticket, answer));
+        }
         Ok(true)
     }
 }

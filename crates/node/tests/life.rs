@@ -2,6 +2,10 @@
 
 mod support;
 
+use farside_remote::control::{Answer, Ask};
+use std::collections::BTreeSet;
+use support::Home;
+
 macro_rules! tests {
     ($($name:ident)*) => {
         $(#[test]
@@ -11,3 +15,123 @@ macro_rules! tests {
     };
 }
 support::cases::with_all_cases!(tests);
+
+// How questions wait for one another.
+
+fn drop_store(name: &str) -> Ask {
+    Ask::DropStore { name: name.into() }
+}
+
+fn stat(name: &str) -> Ask {
+    Ask::StoreStat { name: name.into() }
+}
+
+#[test]
+fn what_waits_for_a_stopped_client_holds_up_nothing_else() {
+    let mut home = Home::of(32, 5);
+    let (stopped, other) = (home.client(), home.client());
+    home.create("t", 2);
+    home.create("u", 2);
+    stopped.begin_turn();
+    assert!(home.ask(drop_store("s")).is_none(), "somebody is in a turn");
+    assert!(home.ask(drop_store("t")).is_none(), "as before");
+    home.create("v", 2);
+    let Some(Answer::StoreStat(told)) = home.ask(stat("v")) else { panic!("figures") };
+    assert_eq!(told.delaying_pids, [stopped.pid]);
+    assert_eq!(
+        home.ask(Ask::ListStores).map(|answer| matches!(answer, Answer::Stores(all) if all.len() == 2)),
+        Some(true)
+    );
+    // A drop for which nobody new is waited for: whoever was in a turn before has to end it first.
+    other.in_turn(|_| ());
+    stopped.end_turn();
+    stopped.begin_turn();
+    home.idle();
+    for _ in 0..2 {
+        assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))), "both are dropped");
+    }
+    stopped.end_turn();
+    assert_eq!(home.ask(drop_store("u")), Some(Answer::Done));
+    // All of it is there again.
+    home.create("s", 5);
+    home.create("t", 2);
+    home.create("u", 2);
+}
+
+#[test]
+fn drops_that_wait_side_by_side_come_to_rest_and_to_an_end() {
+    let mut home = Home::of(64, 2);
+    let stopped = home.client();
+    let names: Vec<String> = (0..15).map(|n| format!("t{n}")).collect();
+    names.iter().for_each(|name| drop(home.create(name, 2)));
+    stopped.begin_turn();
+    names.iter().for_each(|name| assert!(home.ask(drop_store(name)).is_none(), "{name}"));
+    home.look_around();
+    stopped.end_turn();
+    home.idle();
+    let done = std::iter::from_fn(|| home.node.answer()).filter(|(_, answer)| *answer == Ok(Answer::Done));
+    assert_eq!(done.count(), names.len());
+}
+
+#[test]
+fn who_asks_for_ever_is_told_to_ask_again() {
+    let mut home = Home::new();
+    let client = home.client();
+    client.begin_turn();
+    let mut tickets = BTreeSet::new();
+    for _ in 0..10_000 {
+        tickets.insert(home.node.ask(stat("s"), [1, 1]));
+        tickets.insert(home.node.ask(Ask::Scan { name: "s".into() }, [1, 1]));
+    }
+    let refused: Vec<_> = std::iter::from_fn(|| home.node.answer()).collect();
+    assert!(refused.len() > 10_000, "{} of 20000 were refused", refused.len());
+    for (_, refusal) in &refused {
+        assert!(refusal.as_ref().is_err_and(|reason| reason.contains("ask again")), "{refusal:?}");
+    }
+    // What changes something has room by itself.
+    home.node.ask(drop_store("s"), [1, 1]);
+    assert!(home.node.answer().is_none(), "it is under way");
+    // Those who asked have gone: nobody is answered, and nothing is left to be done for them.
+    home.node.cancel(&tickets);
+    client.end_turn();
+    home.idle();
+    let answers: Vec<_> = std::iter::from_fn(|| home.node.answer()).collect();
+    assert!(matches!(answers[..], [(_, Ok(Answer::Done))]), "the drop alone: {answers:?}");
+}
+
+#[test]
+fn a_look_at_a_store_that_is_dropped_meanwhile_says_so() {
+    let mut home = Home::new();
+    let look = home.node.ask(stat("s"), [1, 1]);
+    home.step();
+    home.node.ask(drop_store("s"), [1, 1]);
+    home.idle();
+    let answers: Vec<_> = std::iter::from_fn(|| home.node.answer()).collect();
+    let (_, told) = answers.iter().find(|(to, _)| *to == look).expect("an answer");
+    assert!(told.as_ref().is_err_and(|reason| reason.contains("dropped meanwhile")), "{told:?}");
+    // Nor are figures of the next of that name taken for those of this one.
+    assert_eq!(answers.len(), 2);
+}
+
+#[test]
+fn stores_that_are_made_at_the_same_time_fit_the_catalog_together() {
+    let mut home = Home::of(300, 2);
+    let mut refused = 0;
+    for n in 0..200 {
+        let (name, kind) = (format!("t{n}"), "slots".into());
+        // A number may have as many zeros before it as it likes.
+        let parameters = format!("{}32", "0".repeat(4000));
+        home.node.ask(Ask::CreateStore { name, kind, parameters, quota: 2 << 20 }, [1, 1]);
+    }
+    home.idle();
+    for (_, answer) in std::iter::from_fn(|| home.node.answer()) {
+        match answer {
+            Ok(answer) => assert!(matches!(answer, Answer::Store(_))),
+            Err(reason) => {
+                assert!(reason.contains("the catalog is full"), "{reason}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0, "the catalog holds not so much");
+}
