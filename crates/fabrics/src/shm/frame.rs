@@ -1,9 +1,11 @@
 //! What travels over a node's unix socket: the hello with its descriptors, then calls and their answers.
 //!
 //! One message of a SEQPACKET socket is one frame, so nothing is ever split or joined.
+//! Every session has a bell of its own: what one client does to the flags or the count of its own reaches nobody
+//! else.
 //!
 //! ```text
-//! hello   client: JSON Hello          node: JSON Welcome with two descriptors (memory, bell), or JSON Refusal
+//! hello   client: JSON Hello          node: JSON Welcome with two descriptors (memory, its bell), or JSON Refusal
 //! call    | id u64 | service u32 | 0 u32 | request |
 //! answer  | id u64 | service u32 | status u32 | answer, or the reason for refusing |
 //! bye     a call to service BYE: its session runs no more chains
@@ -123,8 +125,8 @@ pub fn parse(frame: &[u8]) -> Option<(&FrameHeader, &[u8])> {
     FrameHeader::ref_from_prefix(frame).ok()
 }
 
-/// Rings a bell: whoever polls the descriptor wakes.
+/// Rings a bell: whoever polls the descriptor for its edges wakes. Its count is never read.
 pub fn ring(bell: &impl AsFd) {
-    // The only failure is a count at its maximum: then it rings already.
+    // The only failure is a count at its maximum, which takes longer than any session lasts, or one's own malice.
     let _rings_already = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

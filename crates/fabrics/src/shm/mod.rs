@@ -6,6 +6,7 @@
 //! connection sees the node's, sets a flag that every chain checks, and wakes whoever waits for an answer.
 
 pub mod frame;
+pub mod peer;
 
 use crate::direct::{Control, Direct, Runs};
 use crate::memory::{Mapping, MappingError};
@@ -17,7 +18,7 @@ use farside_remote::{FabricError, NodeId};
 use frame::{FrameHeader, Greeting, Hello};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,6 +45,8 @@ pub enum ConnectError {
     Name(PathBuf),
     /// Another user serves there.
     OtherUser(PathBuf, u32),
+    /// What serves there is in a pid namespace that this process does not see.
+    Unseen(PathBuf),
     /// So many wait to be let in that nobody else may wait.
     Crowded(PathBuf),
     /// The node's process is stopped.
@@ -79,6 +82,12 @@ impl std::fmt::Display for ConnectError {
                 f,
                 "what serves at {} belongs to user {user}, and memory is shared by one user's programs only: start \
                  a node of your own, or run as that user",
+                path.display()
+            ),
+            ConnectError::Unseen(path) => write!(
+                f,
+                "what serves at {} is in a pid namespace that this process does not see, and so could not learn of its \
+                 end: run both in the same pid namespace",
                 path.display()
             ),
             ConnectError::Crowded(path) => write!(
@@ -138,23 +147,35 @@ pub fn connect_on<M: Runs>(
     let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
     let deadline = Instant::now() + GREETING_WAIT;
     let socket = dial(path, deadline)?;
-    let peer = sockopt::socket_peercred(&socket).map_err(io("learn who serves"))?;
-    if peer.uid != rustix::process::geteuid() {
-        return Err(ConnectError::OtherUser(path.to_owned(), peer.uid.as_raw()));
+    let peer = peer::peer(&socket).map_err(io("learn who serves"))?;
+    if peer.user != rustix::process::geteuid().as_raw() {
+        return Err(ConnectError::OtherUser(path.to_owned(), peer.user));
     }
-    let pidfd = match rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()) {
+    let pid = peer.pid.ok_or_else(|| ConnectError::Unseen(path.to_owned()))?;
+    let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Err(rustix::io::Errno::SRCH) => return Err(ConnectError::Absent(path.to_owned())), // It has just ended.
         pidfd => pidfd.map_err(io("watch the node at"))?,
     };
     let hello = Hello { magic: frame::MAGIC.into(), version: frame::VERSION };
     let hello = serde_json::to_vec(&hello).expect("plain data");
-    frame::send(socket.as_fd(), &hello, &[], &[]).map_err(io("greet the node at"))?;
+    match frame::send(socket.as_fd(), &hello, &[], &[]) {
+        Ok(()) => {}
+        // A node may refuse before it was greeted: its reason is there to be read.
+        Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
+        Err(errno) => return Err(io("greet the node at")(errno)),
+    }
 
     let mut buffer = Vec::new();
     let mut fds = Vec::new();
-    wait_for_greeting(&socket, peer.pid, deadline)?;
-    let greeting = frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::empty())
-        .map_err(io("hear from the node at"))?;
+    wait_for_greeting(&socket, pid, deadline)?;
+    let greeting = match frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::empty()) {
+        // It refused and had not read the hello: that is told once, before its reason.
+        Err(rustix::io::Errno::CONNRESET) => {
+            frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::DONTWAIT)
+        }
+        heard => heard,
+    };
+    let greeting = greeting.map_err(io("hear from the node at"))?;
     let foreign = |what: String| ConnectError::Foreign(path.to_owned(), what);
     let greeting = greeting.ok_or_else(|| foreign("it hung up".into()))?;
     let greeting = serde_json::from_slice(greeting).map_err(|error| foreign(error.to_string()))?;
@@ -162,6 +183,7 @@ pub fn connect_on<M: Runs>(
         Greeting::Refusal(reason) => return Err(ConnectError::Refused(reason)),
         Greeting::Welcome { slot, number, incarnation } => (SessionId { slot, number }, incarnation),
     };
+    let line = Line::new(socket); // Whatever goes wrong from here on, the session ends.
     if session.slot >= SESSIONS_MAX || matches!(session.number, owner::NONE | owner::NODE) {
         return Err(foreign(format!("it offers a session {session:?}")));
     }
@@ -176,7 +198,7 @@ pub fn connect_on<M: Runs>(
         error => ConnectError::Memory(error),
     })?;
     let died = Arc::new(AtomicBool::new(false));
-    let control = Session::start(socket, pidfd, bell, node, Arc::clone(&memory), Arc::clone(&died))
+    let control = Session::start(line, pidfd, bell, node, Arc::clone(&memory), Arc::clone(&died))
         .map_err(|error| ConnectError::Io("watch the node at", path.to_owned(), error))?;
     Ok(Direct::new(look_on(memory), Box::new(control), died, node, session))
 }
@@ -239,12 +261,19 @@ pub fn is_stopped(pid: u32) -> bool {
         .is_some_and(|rest| matches!(rest.trim_start().as_bytes().first(), Some(b'T' | b't')))
 }
 
+/// Of which memory a mapping is. The file's device and number tell copies of one memory file apart, which have the
+/// same incarnation; a number may come again, but not while a mapping holds its file.
+type Identity = (u64, u64, u64);
+
+/// The memories that this process has mapped as a client.
+static MAPPED: Mutex<Vec<(Identity, Weak<Mapping>)>> = Mutex::new(Vec::new());
+
 /// One mapping serves all connections of this process to the same node: each page is faulted in once.
 fn mapped(fd: OwnedFd, incarnation: u64) -> Result<Arc<Mapping>, MappingError> {
-    static MAPPED: Mutex<Vec<(u64, Weak<Mapping>)>> = Mutex::new(Vec::new());
+    let identity = identity(fd.as_fd(), incarnation)?;
     let mut all = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|(_, mapping)| mapping.strong_count() > 0);
-    let known = all.iter().find(|(of, _)| *of == incarnation).and_then(|(_, mapping)| mapping.upgrade());
+    let known = all.iter().find(|(of, _)| *of == identity).and_then(|(_, mapping)| mapping.upgrade());
     if let Some(mapping) = known {
         return Ok(mapping);
     }
@@ -252,18 +281,62 @@ fn mapped(fd: OwnedFd, incarnation: u64) -> Result<Arc<Mapping>, MappingError> {
     if mapping.incarnation() != incarnation {
         return Err(MappingError::Foreign("the node sent another memory than it named: restart it".into()));
     }
-    all.push((incarnation, Arc::downgrade(&mapping)));
+    all.push((identity, Arc::downgrade(&mapping)));
     Ok(mapping)
 }
 
-/// The socket of one session, with the thread that reads it.
+fn identity(memory: BorrowedFd<'_>, incarnation: u64) -> Result<Identity, MappingError> {
+    let looked = rustix::fs::fstat(memory);
+    let stat = looked
+        .map_err(|errno| MappingError::Io { doing: "look at the node's memory", source: errno.into() })?;
+    Ok((stat.st_dev, stat.st_ino, incarnation))
+}
+
+/// Whether a client of this process has that memory mapped, and so may be in the middle of a chain on it.
+pub fn is_mapped(memory: &Mapping) -> bool {
+    let Ok(identity) = identity(memory.fd(), memory.incarnation()) else { return true };
+    let all = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.iter().any(|(of, mapping)| *of == identity && mapping.strong_count() > 0)
+}
+
+/// The socket by which a session was opened. Whoever lets it go says that the session runs no more chains: a node
+/// that hears nothing must hold it until this process ends.
+struct Line {
+    socket: OwnedFd,
+    /// Whose session it is.
+    pid: u32,
+}
+
+impl Line {
+    fn new(socket: OwnedFd) -> Line {
+        Line { socket, pid: std::process::id() }
+    }
+
+    /// Whether this is a forked copy: the session and its thread are the parent's.
+    fn is_anothers(&self) -> bool {
+        std::process::id() != self.pid
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if self.is_anothers() {
+            return;
+        }
+        let header = FrameHeader { id: 0.into(), service: frame::BYE.0.into(), status: 0.into() };
+        // If the node is gone, nobody needs the word.
+        let _unheard = frame::send(self.socket.as_fd(), header.as_bytes(), &[], &[]);
+    }
+}
+
+/// The line of one session, with the thread that reads it.
 struct Session {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    socket: OwnedFd,
+    line: Line,
     pidfd: OwnedFd,
     bell: OwnedFd,
     /// Readable once the endpoint is gone.
@@ -271,8 +344,6 @@ struct Shared {
     node: NodeId,
     memory: Arc<Mapping>,
     died: Arc<AtomicBool>,
-    /// Whose session it is.
-    pid: u32,
     next_id: AtomicU64,
     calls: Mutex<BTreeMap<u64, Call>>,
 }
@@ -281,12 +352,13 @@ struct Shared {
 #[derive(Default)]
 struct Call {
     answer: Option<Result<Vec<u8>, FabricError>>,
+    /// Foreign code: cloned, woken and dropped only while nobody holds the lock on the calls.
     waker: Option<Waker>,
 }
 
 impl Session {
     fn start(
-        socket: OwnedFd,
+        line: Line,
         pidfd: OwnedFd,
         bell: OwnedFd,
         node: NodeId,
@@ -294,9 +366,8 @@ impl Session {
         died: Arc<AtomicBool>,
     ) -> std::io::Result<Session> {
         let closed = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        let (pid, next_id, calls) = (std::process::id(), AtomicU64::new(1), Mutex::default());
-        let shared =
-            Arc::new(Shared { socket, pidfd, bell, closed, node, memory, died, pid, next_id, calls });
+        let (next_id, calls) = (AtomicU64::new(1), Mutex::default());
+        let shared = Arc::new(Shared { line, pidfd, bell, closed, node, memory, died, next_id, calls });
         let watched = Arc::clone(&shared);
         let watcher =
             std::thread::Builder::new().name("farside-watch".into()).spawn(move || watched.watch())?;
@@ -328,12 +399,9 @@ impl Control for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if std::process::id() != self.shared.pid {
-            return; // A forked copy: the session and the thread are the parent's.
+        if self.shared.line.is_anothers() {
+            return;
         }
-        let header = FrameHeader { id: 0.into(), service: frame::BYE.0.into(), status: 0.into() };
-        // If the node is gone, nobody needs the word.
-        let _unheard = frame::send(self.shared.socket.as_fd(), header.as_bytes(), &[], &[]);
         frame::ring(&self.shared.closed);
         if let Some(watcher) = self.watcher.take() {
             drop(watcher.join());
@@ -359,7 +427,7 @@ impl<'a> Pending<'a> {
         shared.calls().insert(id, Call::default());
         let pending = Pending { shared, id };
         let header = FrameHeader { id: id.into(), service: service.0.into(), status: 0.into() };
-        match frame::send(shared.socket.as_fd(), header.as_bytes(), request, &[]) {
+        match frame::send(shared.line.socket.as_fd(), header.as_bytes(), request, &[]) {
             Ok(()) => Ok(pending),
             Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
                 Err(FabricError::NodeDied(shared.node))
@@ -381,6 +449,7 @@ impl Future for Pending<'_> {
     type Output = Result<Vec<u8>, FabricError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Self::Output> {
+        let waker = cx.waker().clone();
         let mut calls = self.shared.calls();
         if let Some(answer) = calls.get_mut(&self.id).and_then(|call| call.answer.take()) {
             return Poll::Ready(answer);
@@ -390,16 +459,19 @@ impl Future for Pending<'_> {
             let reason = "the node's process has ended".to_owned();
             return Poll::Ready(Err(FabricError::Broken { node: self.shared.node, reason }));
         }
-        if let Some(call) = calls.get_mut(&self.id) {
-            call.waker = Some(cx.waker().clone());
-        }
+        let before = calls.get_mut(&self.id).and_then(|call| call.waker.replace(waker));
+        drop(calls);
+        drop(before);
         Poll::Pending
     }
 }
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        self.shared.calls().remove(&self.id);
+        let mut calls = self.shared.calls();
+        let forgotten = calls.remove(&self.id);
+        drop(calls);
+        drop(forgotten);
     }
 }
 
@@ -412,7 +484,8 @@ impl Shared {
     fn watch(&self) {
         let mut buffer = Vec::new();
         loop {
-            let watched: [BorrowedFd<'_>; 3] = [self.socket.as_fd(), self.pidfd.as_fd(), self.closed.as_fd()];
+            let watched: [BorrowedFd<'_>; 3] =
+                [self.line.socket.as_fd(), self.pidfd.as_fd(), self.closed.as_fd()];
             let mut fds = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut fds, None) {
                 Err(rustix::io::Errno::INTR) => continue,
@@ -432,7 +505,7 @@ impl Shared {
     /// Hands one answer to whoever waits for it; false if the node has hung up.
     fn take_answer(&self, buffer: &mut Vec<u8>) -> bool {
         let mut fds = Vec::new();
-        let frame = match frame::receive(self.socket.as_fd(), buffer, &mut fds, RecvFlags::DONTWAIT) {
+        let frame = match frame::receive(self.line.socket.as_fd(), buffer, &mut fds, RecvFlags::DONTWAIT) {
             Ok(Some(frame)) => frame,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return true,
             Ok(None) | Err(_) => return false,
@@ -442,18 +515,20 @@ impl Shared {
             frame::ANSWERED => Ok(body.to_vec()),
             _ => Err(FabricError::Refused(String::from_utf8_lossy(body).into_owned())),
         };
-        if let Some(call) = self.calls().get_mut(&header.id.get()) {
+        let mut calls = self.calls();
+        let waker = calls.get_mut(&header.id.get()).and_then(|call| {
             call.answer = Some(answer);
-            call.waker.take().into_iter().for_each(Waker::wake);
-        }
+            call.waker.take()
+        });
+        drop(calls);
+        waker.into_iter().for_each(Waker::wake);
         true
     }
 
     fn node_died(&self) {
         // Release: pairs with the Acquire of a call's poll; chains need to see it soon, not in any order.
         self.died.store(true, Ordering::Release);
-        for call in self.calls().values_mut() {
-            call.waker.take().into_iter().for_each(Waker::wake);
-        }
+        let wakers: Vec<Waker> = self.calls().values_mut().filter_map(|call| call.waker.take()).collect();
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
