@@ -5,6 +5,8 @@
 
 mod support;
 
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Fabric, Memory, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -486,6 +488,223 @@ fn a_stopped_node_is_named_to_new_clients_and_serves_them_once_it_goes_on() {
     node.is_well(before);
 }
 
+#[test]
+fn who_says_hello_and_hangs_up_at_once_is_forgotten_though_its_process_goes_on() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..3 {
+        // Its welcome finds nobody.
+        node.process.signal(Signal::STOP);
+        for _ in 0..100 {
+            Peer::connect(node.socket()).send(HELLO).expect("it fits");
+        }
+        node.process.signal(Signal::CONT);
+        node.is_well(before);
+        // Its welcome is never read.
+        for _ in 0..100 {
+            let peer = Peer::connect(node.socket());
+            peer.send(HELLO).expect("it listens");
+            peer.wait(PollFlags::IN);
+        }
+        for _ in 0..100 {
+            Peer::connect(node.socket()).send(HELLO).expect("it listens");
+        }
+        node.is_well(before);
+    }
+}
+
+#[test]
+fn who_says_bye_and_leaves_its_answers_unread_is_forgotten() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..20 {
+        let peer = Peer::greeted(node.socket());
+        peer.send(&call(1, NODE, b"\"node_info\"")).expect("it listens");
+        peer.wait(PollFlags::IN);
+        node.process.signal(Signal::STOP);
+        peer.send(&call(2, BYE, b"")).expect("it fits");
+        drop(peer);
+        node.process.signal(Signal::CONT);
+    }
+    node.is_well(before);
+}
+
+#[test]
+fn who_asks_and_leaves_for_ever_keeps_nobody_waiting() {
+    const STAT: &[u8] = br#"{"store_stat":{"name":"default"}}"#;
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..40 {
+        let peer = Peer::greeted(node.socket());
+        (0..256).for_each(|id| peer.send(&call(id, NODE, STAT)).expect("it listens"));
+        peer.send(&call(256, BYE, b"")).expect("it listens");
+    }
+    in_time(&node.run(["kv", "stat"]).done());
+    node.is_well(before);
+}
+
+#[test]
+fn a_drop_that_waits_for_a_client_holds_up_nobody_else() {
+    let node = Node::start();
+    node.run(["store", "create", "left", "--quota", "4MiB", "--items", "100"]).done();
+    // A session of this process, for ever in the same turn.
+    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
+    let turn_at = farside_remote::arena::session::turn_at(endpoint.session().slot);
+    let turn = |turn: u64| {
+        let Ok(()) = endpoint.memory().write(turn_at, &turn.to_le_bytes());
+    };
+    turn(1);
+    let dropping = Peer::greeted(node.socket());
+    dropping.send(&call(1, NODE, br#"{"drop_store":{"name":"left"}}"#)).expect("it listens");
+    until("the drop has begun", || !node.run(["store", "list"]).done().text().contains("left"));
+    node.run(["store", "create", "next", "--quota", "4MiB", "--items", "100"]).done();
+    let stat = node.run(["kv", "stat"]).done();
+    let said = format!("{}{}", stat.text(), stat.err);
+    assert!(said.contains(&std::process::id().to_string()), "it names who is waited for: {said}");
+    turn(2);
+    let (answered, _) = dropping.receive().expect("an answer");
+    assert_eq!(u32_at(&answered, 12), ANSWERED);
+    dropping.bye();
+}
+
+/// What a client can do to its bell: nobody else may come to wait for it.
+#[test]
+fn a_bell_that_is_drained_filled_or_made_to_wait_harms_nobody_else() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let other = farside::connect(&node.url()).and_then(|pool| pool.open("default")).expect("a store");
+    other.put("k", "0").wait().expect("it serves");
+    let peer = Peer::connect(node.socket());
+    peer.send(HELLO).expect("it listens");
+    let (_, mut fds) = peer.receive().expect("a welcome");
+    let bell = fds.pop().expect("a bell");
+    let flags = |flags| rustix::fs::fcntl_setfl(&bell, flags).expect("its flags");
+    // Somebody is always faster than the node in reading it.
+    flags(rustix::fs::OFlags::empty());
+    let rings = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while rings.load(std::sync::atomic::Ordering::Relaxed) {
+                    rustix::io::read(&bell, &mut [0; 8]).expect("a count");
+                }
+            });
+        }
+        for _ in 0..2000 {
+            rustix::io::write(&bell, &1u64.to_ne_bytes()).expect("a ring");
+        }
+        rings.store(false, std::sync::atomic::Ordering::Relaxed);
+        // Those that still read are let go.
+        let last = scope.spawn(|| {
+            for _ in 0..1000 {
+                rustix::io::write(&bell, &1u64.to_ne_bytes()).expect("a ring");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        last.join().expect("it ends");
+    });
+    in_time(&node.run(["info"]).done());
+    // It is full, while the node does not look, and whoever rings it would wait.
+    node.process.signal(Signal::STOP);
+    flags(rustix::fs::OFlags::NONBLOCK);
+    let _empty = rustix::io::read(&bell, &mut [0; 8]);
+    rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).expect("it fits");
+    flags(rustix::fs::OFlags::empty());
+    let (sender, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Often enough for the node to be rung.
+        for round in 0..600u32 {
+            other.put("k", round.to_le_bytes()).wait().expect("memory is there");
+        }
+        sender.send(other)
+    });
+    let other = done.recv_timeout(PATIENCE);
+    node.process.signal(Signal::CONT);
+    drop(other.expect("it waits for nobody"));
+    peer.bye();
+    node.is_well(before);
+}
+
+#[test]
+fn two_nodes_on_copies_of_one_memory_file_stay_apart() {
+    let first = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| first.path().join(name).to_str().expect("a name").to_owned();
+    let serve = |name: &str| {
+        Node::with(&[
+            "--memory",
+            "32MiB",
+            "--store",
+            "default",
+            "--quota",
+            "8MiB",
+            "--memory-file",
+            &file(name),
+        ])
+    };
+    drop(serve("original"));
+    std::fs::copy(file("original"), file("copy")).expect("room");
+    let nodes = [serve("original"), serve("copy")];
+    let mut clients = nodes.each_ref().map(|node| {
+        let pool = farside::connect(&node.url()).expect("a node");
+        farside::local::Client::open(&pool, "default").expect("a store")
+    });
+    for (client, value) in clients.iter_mut().zip([b"original", &b"copy"[..]]) {
+        client.put(b"k", value).expect("it serves");
+    }
+    for (node, value) in nodes.iter().zip([b"original", &b"copy"[..]]) {
+        assert_eq!(node.run(["kv", "get", "k"]).done().out, value);
+    }
+}
+
+/// Those for whom there is no descriptor are told so, the operator once, and others are served afterwards.
+#[test]
+fn more_clients_than_descriptors_are_seen_off() {
+    const WARNING: &str = "raise 'ulimit -n'";
+    let limited = |serve: std::process::Command| {
+        let mut shell = std::process::Command::new("/bin/sh");
+        shell.env_clear().args(["-c", "ulimit -n 64 && exec \"$@\"", "sh"]);
+        shell.arg(serve.get_program()).args(serve.get_args());
+        shell
+    };
+    let node = Node::within(limited, &["--memory", "96MiB", "--store", "default", "--quota", "48MiB"]);
+    let before = node.descriptors();
+    for round in 1..=2 {
+        let silent: Vec<Peer> = (0..100).map(|_| Peer::connect(node.socket())).collect();
+        for peer in &silent {
+            peer.wait(PollFlags::IN);
+        }
+        assert_eq!(node.process.said().matches(WARNING).count(), round, "{}", node.process.said());
+        drop(silent);
+        until("others are served", || node.run(["kv", "put", "k", "v"]).code == Some(0));
+        node.is_well(before);
+    }
+}
+
+#[test]
+fn processes_that_do_not_see_each_other_are_told_so() {
+    let apart = |serve: std::process::Command| {
+        let mut unshare = std::process::Command::new("/usr/bin/unshare");
+        unshare.env_clear().args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child=KILL"]);
+        unshare.arg(serve.get_program()).args(serve.get_args());
+        unshare
+    };
+    let mut probe = apart(std::process::Command::new("/bin/true"));
+    if !probe.status().is_ok_and(|status| status.success()) {
+        eprintln!("not tested: this system lets nobody make a pid namespace");
+        return;
+    }
+    // The node does not see its client.
+    let node = Node::within(apart, &["--memory", "32MiB"]);
+    in_time(&node.run(["info"]).refused("pid namespace"));
+    // The client does not see its node.
+    let node = Node::start();
+    let mut info = command();
+    info.args(["info", "--pool", &node.url()]);
+    in_time(&support::run(apart(info), b"").refused("pid namespace"));
+    let before = node.descriptors();
+    node.is_well(before);
+}
+
 /// A client that gets no answer gives up after about a second; machines may be slow.
 #[track_caller]
 fn in_time(ran: &Ran) {
@@ -782,4 +1001,92 @@ fn a_peer_that_does_not_read_is_not_waited_for() {
     let send = || farside_fabrics::shm::frame::send(ours.as_fd(), &[0; HEADER], &[0; 1000], &[]);
     let refused = (0..100_000).find_map(|_| send().err());
     assert_eq!(refused, Some(Errno::AGAIN));
+}
+
+/// A waker that, when woken, waits until somebody else was able to ask something by the same session.
+struct Slow {
+    begun: std::sync::mpsc::Sender<()>,
+    asked: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl std::task::Wake for Slow {
+    fn wake(self: std::sync::Arc<Self>) {
+        let _nobody_waits_any_more = self.begun.send(());
+        let asked = self.asked.lock().expect("nobody panics").recv_timeout(PATIENCE);
+        let _too_late = asked;
+    }
+}
+
+#[test]
+fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
+    use std::task::Context;
+    let node = Node::start();
+    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (asked, was_asked) = std::sync::mpsc::channel();
+    let slow = std::sync::Arc::new(Slow { begun, asked: std::sync::Mutex::new(was_asked) });
+    let waker = std::task::Waker::from(slow);
+    let mut answers = [Vec::new(), Vec::new()];
+    let [first, second] = &mut answers;
+    let mut call = Box::pin(endpoint.call(NodeId(0), ServiceId::NODE, b"\"node_info\"", first));
+    node.process.signal(Signal::STOP);
+    assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    node.process.signal(Signal::CONT);
+    has_begun.recv_timeout(PATIENCE).expect("the answer comes");
+    let since = std::time::Instant::now();
+    let mut other = Box::pin(endpoint.call(NodeId(0), ServiceId::NODE, b"\"node_info\"", second));
+    let _pending = other.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
+    drop(other);
+    let took = since.elapsed();
+    let _it_went_on = asked.send(());
+    assert!(took < PATIENCE / 2, "whoever wakes holds a lock meanwhile: {took:?}");
+}
+
+#[test]
+fn a_client_that_makes_nothing_of_its_welcome_says_bye() {
+    const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
+    const SIZE: u64 = 8 << 20;
+    let (_reader, slow) = std::io::pipe().expect("a pipe");
+    let welcomes: Vec<(&[u8], Vec<OwnedFd>)> = vec![
+        (WELCOME, Vec::new()),
+        (br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#, Vec::new()),
+        (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 7]), slow.into()]),
+        (WELCOME, vec![memory(4096, &[]), bell()]),
+        (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 8]), bell()]),
+    ];
+    for (welcome, fds) in welcomes {
+        let (sender, heard) = std::sync::mpsc::channel();
+        let impostor = Impostor::new(move |peer| {
+            peer.receive();
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
+            peer.send_with(welcome, &fds).expect("it listens");
+            let _the_test_failed = sender.send(peer.receive());
+        });
+        impostor.run(&["kv", "get", "k"]).refused("");
+        let last = heard.recv_timeout(PATIENCE).expect("it ends").expect("a last word");
+        assert_eq!(u32_at(&last.0, 8), BYE);
+    }
+}
+
+#[test]
+fn a_node_does_not_take_over_what_its_own_process_still_uses() {
+    use farside_fabrics::memory::Mapping;
+    use farside_node::host::{BindError, Host, Options};
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let serve = |take_over: bool, evict: bool| {
+        let (memory, _) = Mapping::open(&folder.path().join("memory"), 8 << 20).expect("memory");
+        let socket = Some(socket.clone());
+        Host::start(memory, Vec::new(), Options { socket, take_over, evict, ..Options::default() })
+    };
+    let host = serve(false, false).expect("it serves");
+    let endpoint = farside_fabrics::shm::connect(&socket, NodeId(0)).expect("a session");
+    drop(host);
+    for evict in [false, true] {
+        let refused = serve(true, evict).map(drop).expect_err("the client may be in the middle of a chain");
+        assert!(matches!(refused, BindError::OwnClients), "{refused}");
+        assert!(refused.to_string().contains("this process"), "{refused}");
+    }
+    drop(endpoint);
+    drop(serve(true, false).expect("nobody uses it any more"));
 }

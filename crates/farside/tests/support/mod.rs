@@ -190,9 +190,18 @@ impl Node {
     }
 
     pub(crate) fn with(arguments: &[&str]) -> Node {
+        Node::within(|command| command, arguments)
+    }
+
+    /// A node that is started by another command, made of its own.
+    pub(crate) fn within(
+        wrap: impl FnOnce(std::process::Command) -> std::process::Command,
+        arguments: &[&str],
+    ) -> Node {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("node.sock");
-        let process = serve(&socket, arguments, folder.path().join("log"));
+        let command = wrap(serve_command(&socket, arguments));
+        let process = Process::start(command, folder.path().join("log"));
         let node = Node { process, socket, folder };
         let ready = node.process.line();
         assert!(ready.contains("serves") && ready.contains(&node.url()), "{ready}");
@@ -250,7 +259,11 @@ impl Node {
 
 /// `farside serve` at that socket.
 pub(crate) fn serve(socket: &Path, arguments: &[&str], log: PathBuf) -> Process {
+    Process::start(serve_command(socket, arguments), log)
+}
+
+fn serve_command(socket: &Path, arguments: &[&str]) -> std::process::Command {
     let mut command = command();
     command.args(["serve", "--die-with-parent", "--socket"]).arg(socket).args(arguments);
-    Process::start(command, log)
+    command
 }

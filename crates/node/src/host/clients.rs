@@ -1,20 +1,22 @@
 //! The shm clients of a node: their sockets, their processes, and what each is waiting for.
 //!
 //! Invariant: a session ends when its client says so or its process has ended, and by nothing else: a client that
-//! hangs up without a word may still be running chains on the memory that it has mapped.
+//! hangs up without a word may still be running chains on the memory that it has mapped. Only one that never read its
+//! welcome has no memory, and so no session.
 
 use super::Options;
 use crate::node::Ticket;
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::shm::frame::{self, FrameHeader, Greeting, Hello};
+use farside_fabrics::shm::peer::peer;
 use farside_fabrics::shm::{NAME_MAX, is_stopped};
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::Answer;
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
-use rustix::event::{Timespec, epoll};
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -41,6 +43,8 @@ pub enum BindError {
     NoToken(std::net::SocketAddr),
     /// Processes that were clients of the memory's old node are alive.
     OldClients(Vec<u32>),
+    /// This process itself is a client of the memory's old node.
+    OwnClients,
     /// What the memory holds cannot be served.
     TakeOver(String),
 }
@@ -83,6 +87,10 @@ impl std::fmt::Display for BindError {
                  it, or serve with --evict to have it killed",
                 pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
             ),
+            BindError::OwnClients => f.write_str(
+                "this process is a client of the node that served this memory before, and may still write to it: drop \
+                 its clients of that node first",
+            ),
             BindError::TakeOver(reason) => write!(f, "the memory's stores cannot be served: {reason}"),
             BindError::System(doing, error) => write!(f, "could not {doing}: {error}"),
         }
@@ -99,6 +107,8 @@ pub(super) enum Event {
     Asked { service: ServiceId, request: Vec<u8> },
     /// It runs no more chains.
     Ended { session: SessionId, said_so: bool },
+    /// It has hung up, and waits for these answers no more.
+    Left { tickets: BTreeSet<Ticket> },
 }
 
 /// What to do about it.
@@ -118,12 +128,13 @@ pub(super) enum Reaction {
 pub(super) struct Clients {
     poll: OwnedFd,
     listener: Option<Listener>,
-    bell: OwnedFd,
+    /// Let go when there is no other descriptor for one who comes, so that it can be told so.
+    spare: Option<OwnedFd>,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
     /// Those who may not have said hello yet, the eldest first.
     newcomers: VecDeque<(Instant, u64)>,
-    /// There was no descriptor for the last one who came.
+    /// There was no room for the last one who came.
     is_full: bool,
     waiting: BTreeMap<Ticket, (u64, FrameHeader)>,
     evict_stopped_after: Option<Duration>,
@@ -137,9 +148,24 @@ struct Client {
     socket: Option<OwnedFd>,
     pidfd: OwnedFd,
     pid: u32,
-    session: Option<SessionId>,
+    session: Option<Session>,
     /// Its questions that wait for an answer.
     asked: u32,
+}
+
+struct Session {
+    id: SessionId,
+    /// Rung by its client alone: its count and its flags are the client's to change, so it is never read.
+    bell: OwnedFd,
+    /// Anything came from it after its welcome, so it may have the memory.
+    has_spoken: bool,
+}
+
+impl Session {
+    /// Its bell is not heard any more, whoever may still have it.
+    fn deafen(&self, poll: &OwnedFd) {
+        let _never_heard = epoll::delete(poll, &self.bell);
+    }
 }
 
 struct Listener {
@@ -149,17 +175,17 @@ struct Listener {
     file: (u64, u64),
 }
 
-// What the poll answers: who, and which of its descriptors.
-const BELL: u64 = 0;
-const LISTENER: u64 = 1;
-const FIRST_CLIENT: u64 = 1;
+// What the poll answers: who, and which of its descriptors. Number 0 is no client.
+const TOKENS: u64 = 3;
+const SOCKET: u64 = 0;
+const PIDFD: u64 = 1;
+const BELL: u64 = 2;
+const LISTENER: u64 = 0;
+/// Of this process.
+const OWN_BELL: u64 = BELL;
 
-const fn socket_token(client: u64) -> u64 {
-    client * 2
-}
-
-const fn pidfd_token(client: u64) -> u64 {
-    client * 2 + 1
+const fn token(client: u64, descriptor: u64) -> epoll::EventData {
+    epoll::EventData::new_u64(client * TOKENS + descriptor)
 }
 
 const BACKLOG: i32 = 128;
@@ -169,29 +195,30 @@ const FRAMES_AT_A_TIME: usize = 16;
 const HELLO_WAIT: Duration = Duration::from_secs(1);
 /// Questions of one client that may wait for an answer.
 const ASKED_MAX: u32 = 256;
+/// Its edges alone: each ring is one, whatever the count, so there is nothing to read and nothing to wait for.
+const BELL_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 /// The most bytes of a reason for refusing: what was asked may be in it.
 const REASON_MAX: usize = 4096;
-/// How long nobody is let in once there was no descriptor for the last one.
+/// How long nobody is let in where not even the spare descriptor helps.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 impl Clients {
     pub(super) fn new(bell: &OwnedFd, options: Options) -> Result<Clients, BindError> {
         let system = |doing| move |errno: rustix::io::Errno| BindError::System(doing, errno.into());
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make a poll"))?;
-        let bell = bell.try_clone().map_err(|error| BindError::System("share the bell", error))?;
-        epoll::add(&poll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)
-            .map_err(system("watch the bell"))?;
+        epoll::add(&poll, bell, token(0, OWN_BELL), BELL_EVENTS).map_err(system("watch the bell"))?;
         let listener = options.socket.map(listen).transpose()?;
         if let Some(Listener { socket, .. }) = &listener {
-            epoll::add(&poll, socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
+            epoll::add(&poll, socket, token(0, LISTENER), epoll::EventFlags::IN)
                 .map_err(system("watch the socket"))?;
         }
+        let spare = new_bell().map_err(system("set a descriptor aside"))?;
         Ok(Clients {
             poll,
             listener,
-            bell,
+            spare: Some(spare),
             clients: BTreeMap::new(),
-            next_client: FIRST_CLIENT,
+            next_client: 0,
             newcomers: VecDeque::new(),
             is_full: false,
             waiting: BTreeMap::new(),
@@ -211,81 +238,91 @@ impl Clients {
         }
         let mut rung = false;
         for event in events {
-            match event.data.u64() {
-                BELL => {
-                    let mut count = [0; 8];
-                    rung |= rustix::io::read(&self.bell, &mut count).is_ok();
-                }
-                LISTENER => self.accept(),
-                token if token % 2 == 0 => self.on_socket(token / 2, &mut react),
-                token => self.on_exit(token / 2, &mut react),
+            let (client, descriptor) = (event.data.u64() / TOKENS, event.data.u64() % TOKENS);
+            match descriptor {
+                BELL => rung = true,
+                _ if client == 0 => self.accept(),
+                SOCKET => self.on_socket(client, &mut react),
+                _ => self.on_exit(client, &mut react),
             }
         }
-        self.send_off_silent();
+        self.send_off_silent(&mut react);
         rung
     }
 
     /// Hangs up on those who came and said nothing.
-    fn send_off_silent(&mut self) {
+    fn send_off_silent(&mut self, react: &mut impl FnMut(Event) -> Reaction) {
         while let Some(&(since, id)) = self.newcomers.front()
             && since.elapsed() >= HELLO_WAIT
         {
             self.newcomers.pop_front();
             if self.clients.get(&id).is_some_and(|client| client.session.is_none()) {
-                self.hang_up(id);
+                self.hang_up(id, react);
             }
         }
     }
 
     fn accept(&mut self) {
-        use rustix::io::Errno;
         let Some(Listener { socket: listener, .. }) = &self.listener else { return };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match rustix::net::accept_with(listener, flags) {
-            Ok(socket) => socket,
-            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                if !std::mem::replace(&mut self.is_full, true) {
-                    tracing::warn!(
-                        "nobody more is let in for now ({errno}): raise 'ulimit -n', or end a client"
-                    );
+        let accept = || rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        match accept() {
+            Ok(socket) => match self.admit(&socket) {
+                Ok((pid, pidfd)) => {
+                    self.is_full = false;
+                    let id = self.next_client;
+                    let socket = Some(socket);
+                    self.clients.insert(id, Client { socket, pidfd, pid, session: None, asked: 0 });
+                    self.newcomers.push_back((Instant::now(), id));
                 }
-                // It stays in line, so that the poll would answer at once, for ever.
-                return std::thread::sleep(FULL_PAUSE);
+                Err(NotAdmitted::Gone) => {}
+                Err(NotAdmitted::Refused(reason)) => refuse(&socket, &reason),
+                Err(NotAdmitted::Full(errno)) => {
+                    self.note_full(errno);
+                    refuse(&socket, &no_room(errno));
+                }
+            },
+            Err(errno) if is_want_of_room(errno) => {
+                drop(self.spare.take());
+                match accept() {
+                    Ok(socket) => refuse(&socket, &no_room(errno)),
+                    // It stays in line, so that the poll would answer at once, for ever.
+                    Err(_) => std::thread::sleep(FULL_PAUSE),
+                }
+                self.spare = new_bell().ok();
+                self.note_full(errno);
             }
-            Err(_) => return, // It is gone already.
-        };
-        self.is_full = false;
-        let admitted = sockopt::socket_peercred(&socket).and_then(|peer| {
-            let pidfd = rustix::process::pidfd_open(peer.pid, PidfdFlags::empty())?;
-            Ok((peer, pidfd))
-        });
-        let (peer, pidfd) = match admitted {
-            Ok(admitted) => admitted,
-            Err(Errno::SRCH) => return, // It is gone already.
-            Err(errno) => return refuse(&socket, &no_room(errno)),
-        };
-        if peer.uid != rustix::process::geteuid() {
-            refuse(&socket, "this node serves the user that started it: run your client as that user");
-            return;
+            Err(_) => {} // It is gone already.
         }
+    }
+
+    /// Sees who has come, and watches it as the next client.
+    fn admit(&mut self, socket: &OwnedFd) -> Result<(u32, OwnedFd), NotAdmitted> {
+        let peer = peer(socket)?;
+        if peer.user != rustix::process::geteuid().as_raw() {
+            return Err(NotAdmitted::Refused(
+                "this node serves the user that started it: run your client as that user".into(),
+            ));
+        }
+        let Some(pid) = peer.pid else {
+            return Err(NotAdmitted::Refused(
+                "your process is in a pid namespace that this node does not see, and so could not learn of its end: \
+                 run both in the same pid namespace"
+                    .into(),
+            ));
+        };
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         self.next_client += 1;
         let id = self.next_client;
-        let watched = epoll::add(
-            &self.poll,
-            &socket,
-            epoll::EventData::new_u64(socket_token(id)),
-            epoll::EventFlags::IN,
-        )
-        .and_then(|()| {
-            let data = epoll::EventData::new_u64(pidfd_token(id));
-            epoll::add(&self.poll, &pidfd, data, epoll::EventFlags::IN)
-        });
-        if let Err(errno) = watched {
-            return refuse(&socket, &no_room(errno));
+        epoll::add(&self.poll, socket, token(id, SOCKET), epoll::EventFlags::IN)?;
+        epoll::add(&self.poll, &pidfd, token(id, PIDFD), epoll::EventFlags::IN)?;
+        Ok((pid.as_raw_nonzero().get() as u32, pidfd))
+    }
+
+    /// Says so once, until somebody is let in again.
+    fn note_full(&mut self, errno: rustix::io::Errno) {
+        if !std::mem::replace(&mut self.is_full, true) {
+            tracing::warn!("nobody more is let in for now ({errno}): raise 'ulimit -n', or end a client");
         }
-        let pid = peer.pid.as_raw_nonzero().get() as u32;
-        self.clients.insert(id, Client { socket: Some(socket), pidfd, pid, session: None, asked: 0 });
-        self.newcomers.push_back((Instant::now(), id));
     }
 
     fn on_socket(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
@@ -299,42 +336,46 @@ impl Clients {
                     self.on_frame(id, &bytes, react);
                 }
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
-                Ok(None) | Err(_) => return self.hang_up(id),
+                // It closed its end and had not read everything. What it said before that still follows.
+                Err(rustix::io::Errno::CONNRESET) => self.end_unwelcomed(id, react),
+                Ok(None) | Err(_) => return self.hang_up(id, react),
             }
+        }
+    }
+
+    /// It has gone, and left something unread: if all that it was ever sent is its welcome, it never had the memory.
+    fn end_unwelcomed(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if let Some(session) = client.session.take_if(|session| !session.has_spoken) {
+            session.deafen(&self.poll);
+            react(Event::Ended { session: session.id, said_so: true });
         }
     }
 
     fn on_frame(&mut self, id: u64, bytes: &[u8], react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(socket) = &client.socket else { return };
-        let Some(session) = client.session else {
-            match greet(bytes).map(|()| react(Event::Greeted { pid: client.pid })) {
-                Ok(Reaction::Welcome { session, incarnation, memory }) => {
-                    let SessionId { slot, number } = session;
-                    let welcome = Greeting::Welcome { slot, number, incarnation };
-                    let welcome = serde_json::to_vec(&welcome).expect("plain data");
-                    client.session = Some(session);
-                    let fds = [memory.fd(), self.bell.as_fd()];
-                    if frame::send(socket.as_fd(), &welcome, &[], &fds).is_err() {
-                        self.hang_up(id);
-                    }
-                }
-                Ok(Reaction::Refuse(reason)) | Err(reason) => {
-                    refuse(socket, &reason);
-                    self.hang_up(id);
-                }
-                Ok(Reaction::Wait(_) | Reaction::Nothing) => {
-                    unreachable!("a greeting is welcomed or refused")
+        let Some(session) = &mut client.session else {
+            let greeted = greet(bytes).map_err(NotAdmitted::Refused);
+            match greeted.and_then(|()| welcome(&self.poll, id, client.pid, socket, react)) {
+                Ok(session) => return client.session = Some(session),
+                Err(NotAdmitted::Gone) => {}
+                Err(NotAdmitted::Refused(reason)) => refuse(socket, &reason),
+                Err(NotAdmitted::Full(errno)) => {
+                    refuse(socket, &no_room(errno));
+                    self.note_full(errno);
                 }
             }
-            return;
+            return self.hang_up(id, react);
         };
-        let Some((header, request)) = frame::parse(bytes) else { return self.hang_up(id) };
+        session.has_spoken = true;
+        let Some((header, request)) = frame::parse(bytes) else { return self.hang_up(id, react) };
         let service = ServiceId(header.service.get());
         if service == frame::BYE {
+            session.deafen(&self.poll);
+            react(Event::Ended { session: session.id, said_so: true });
             client.session = None;
-            react(Event::Ended { session, said_so: true });
-            return self.hang_up(id);
+            return self.hang_up(id, react);
         }
         if client.asked >= ASKED_MAX {
             let reason = format!("{ASKED_MAX} questions of this client wait for an answer: wait for one");
@@ -350,11 +391,17 @@ impl Clients {
         }
     }
 
-    /// A client that has no session left is forgotten; one that has is so when its process ends.
-    fn hang_up(&mut self, id: u64) {
-        self.waiting.retain(|_, (client, _)| *client != id);
+    /// A client that has no session left is forgotten; one that has is so when its process ends. Nobody waits for its
+    /// answers.
+    fn hang_up(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.socket = None;
+        if std::mem::take(&mut client.asked) > 0 {
+            let of_it = self.waiting.iter().filter(|(_, (client, _))| *client == id);
+            let tickets: BTreeSet<Ticket> = of_it.map(|(&ticket, _)| ticket).collect();
+            self.waiting.retain(|ticket, _| !tickets.contains(ticket));
+            react(Event::Left { tickets });
+        }
         if client.session.is_none() {
             self.clients.remove(&id);
         }
@@ -363,7 +410,7 @@ impl Clients {
     fn on_exit(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         // Its last words may still be in the socket.
         self.on_socket(id, react);
-        self.hang_up(id);
+        self.hang_up(id, react);
         if let Some(client) = self.clients.remove(&id)
             && let Some(session) = client.session
         {
@@ -371,7 +418,8 @@ impl Clients {
                 pid = client.pid,
                 "a client ended without a word; what it held will be looked for"
             );
-            react(Event::Ended { session, said_so: false });
+            session.deafen(&self.poll);
+            react(Event::Ended { session: session.id, said_so: false });
         }
     }
 
@@ -423,6 +471,60 @@ impl Clients {
     }
 }
 
+/// Why somebody who came is no client.
+enum NotAdmitted {
+    /// It has left.
+    Gone,
+    /// It is none that this node serves.
+    Refused(String),
+    /// There is no room.
+    Full(rustix::io::Errno),
+}
+
+impl From<rustix::io::Errno> for NotAdmitted {
+    fn from(errno: rustix::io::Errno) -> NotAdmitted {
+        match errno {
+            rustix::io::Errno::SRCH => NotAdmitted::Gone,
+            errno => NotAdmitted::Full(errno),
+        }
+    }
+}
+
+fn is_want_of_room(errno: rustix::io::Errno) -> bool {
+    use rustix::io::Errno;
+    matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+}
+
+fn new_bell() -> rustix::io::Result<OwnedFd> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+/// Opens a session for client `id` and hands it the memory.
+fn welcome(
+    poll: &OwnedFd,
+    id: u64,
+    pid: u32,
+    socket: &OwnedFd,
+    react: &mut impl FnMut(Event) -> Reaction,
+) -> Result<Session, NotAdmitted> {
+    let bell = new_bell()?;
+    epoll::add(poll, &bell, token(id, BELL), BELL_EVENTS)?;
+    let (session, incarnation, memory) = match react(Event::Greeted { pid }) {
+        Reaction::Welcome { session, incarnation, memory } => (session, incarnation, memory),
+        Reaction::Refuse(reason) => return Err(NotAdmitted::Refused(reason)),
+        Reaction::Wait(_) | Reaction::Nothing => unreachable!("a greeting is welcomed or refused"),
+    };
+    let SessionId { slot, number } = session;
+    let greeting = Greeting::Welcome { slot, number, incarnation };
+    let greeting = serde_json::to_vec(&greeting).expect("plain data");
+    if frame::send(socket.as_fd(), &greeting, &[], &[memory.fd(), bell.as_fd()]).is_err() {
+        // It was never handed the memory, so it runs nothing on it.
+        react(Event::Ended { session, said_so: true });
+        return Err(NotAdmitted::Gone);
+    }
+    Ok(Session { id: session, bell, has_spoken: false })
+}
+
 fn greet(bytes: &[u8]) -> Result<(), String> {
     let hello: Hello = serde_json::from_slice(bytes)
         .map_err(|_| "the greeting is not understood: connect with a farside client".to_owned())?;
@@ -470,7 +572,7 @@ fn cut(mut reason: String) -> String {
 }
 
 fn no_room(errno: rustix::io::Errno) -> String {
-    format!("the node has no room for one more client ({errno}): end another first")
+    format!("the node has no room for one more client ({errno}): end another first, or raise its 'ulimit -n'")
 }
 
 /// Makes the socket, in place of one that a dead node left behind.
@@ -528,8 +630,8 @@ fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
     use rustix::io::Errno;
     match rustix::net::connect(&probe, address) {
         Ok(()) => {
-            let peer = sockopt::socket_peercred(&probe).ok();
-            let pid = peer.map(|peer| peer.pid.as_raw_nonzero().get() as u32);
+            let pid = peer(&probe).ok().and_then(|peer| peer.pid);
+            let pid = pid.map(|pid| pid.as_raw_nonzero().get() as u32);
             Err(BindError::Served(path.to_owned(), pid))
         }
         // Its backlog is full.

@@ -1,7 +1,7 @@
 //! Where the node's logic meets threads, sockets and processes.
 //!
 //! One thread steps the node, reads the sockets of shm clients, and watches their processes. It sleeps while there
-//! is nothing to do: clients ring a bell when they want memory or have given much back, and it looks around by
+//! is nothing to do: clients ring their bells when they want memory or have given much back, and it looks around by
 //! itself, ever less often while nothing happens. Invariant: the lock on the node's state is held for a bounded
 //! number of steps at a time, and never while anything is waited for.
 
@@ -25,7 +25,7 @@ use farside_remote::fabric::ServiceId;
 use farside_remote::service::Kind;
 use farside_remote::{FabricError, Memory, NodeId};
 use rustix::event::EventfdFlags;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,6 +60,7 @@ struct Shared {
     state: Mutex<State>,
     /// Signalled when an answer for a caller of this process is in.
     answered: Condvar,
+    /// Rung by this process alone.
     bell: OwnedFd,
     stop: AtomicBool,
 }
@@ -253,18 +254,14 @@ impl Shared {
     fn on_client(&self, event: clients::Event) -> clients::Reaction {
         use clients::{Event, Reaction};
         match event {
-            Event::Greeted { pid } => {
-                let Ok(opened) =
-                    self.state().node.open_session(&self.memory, pid, process::start_time(pid).unwrap_or(0));
-                match opened {
-                    Some(session) => Reaction::Welcome {
-                        session,
-                        incarnation: self.memory.incarnation(),
-                        memory: Arc::clone(&self.memory),
-                    },
-                    None => Reaction::Refuse(too_many_sessions()),
-                }
-            }
+            Event::Greeted { pid } => match self.open_session(pid, process::start_time(pid)) {
+                Ok(session) => Reaction::Welcome {
+                    session,
+                    incarnation: self.memory.incarnation(),
+                    memory: Arc::clone(&self.memory),
+                },
+                Err(reason) => Reaction::Refuse(reason),
+            },
             Event::Asked { service, request } => match parse(service, &request) {
                 Ok(ask) => Reaction::Wait(self.state().node.ask(ask, entropy())),
                 Err(refusal) => Reaction::Refuse(refusal),
@@ -273,7 +270,23 @@ impl Shared {
                 self.state().node.end_session(session, said_so);
                 Reaction::Nothing
             }
+            Event::Left { tickets } => {
+                self.state().node.cancel(&tickets);
+                Reaction::Nothing
+            }
         }
+    }
+
+    /// A session for a process that began at that time, as far as the system tells.
+    fn open_session(&self, pid: u32, start_time: Option<u64>) -> Result<SessionId, String> {
+        // Without it, a node that takes over would believe that the process has ended, and reuse what it may be using.
+        let start_time = start_time.ok_or_else(|| {
+            format!(
+                "the node cannot read /proc/{pid}/stat, which tells when you began: mount /proc where it runs"
+            )
+        })?;
+        let Ok(opened) = self.state().node.open_session(&self.memory, pid, start_time);
+        opened.ok_or_else(too_many_sessions)
     }
 
     fn ask(&self, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
@@ -289,6 +302,7 @@ impl Shared {
             let left = deadline.saturating_sub(since.elapsed());
             if left.is_zero() {
                 state.callers.retain(|&caller| caller != ticket);
+                state.node.cancel(&BTreeSet::from([ticket]));
                 return Err(FabricError::Deadline { node: NodeId(0), waited: deadline });
             }
             let waited = self.answered.wait_timeout(state, left);
@@ -304,9 +318,7 @@ impl LocalNode for Host {
 
     fn open_session(&self) -> Result<SessionId, FabricError> {
         let pid = std::process::id();
-        let start_time = process::start_time(pid).unwrap_or(0);
-        let Ok(opened) = self.shared.state().node.open_session(&self.shared.memory, pid, start_time);
-        opened.ok_or_else(|| FabricError::Refused(too_many_sessions()))
+        self.shared.open_session(pid, process::start_time(pid)).map_err(FabricError::Refused)
     }
 
     fn close_session(&self, session: SessionId) {
@@ -351,4 +363,20 @@ fn entropy() -> [u64; 2] {
     assert_eq!(drawn, Ok(bytes.len()), "the system has random bytes: keys must not be guessed");
     let bits = u128::from_le_bytes(bytes);
     [bits as u64, (bits >> 64) as u64]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_fabrics::memory::Pages;
+
+    #[test]
+    fn a_process_of_which_nobody_knows_when_it_began_gets_no_session() {
+        let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
+        let host = Host::start(memory, Vec::new(), Options::default()).expect("it serves");
+        let refusal =
+            host.shared.open_session(1, None).expect_err("a successor could not tell that it is alive");
+        assert!(refusal.contains("mount /proc"), "{refusal}");
+        host.shared.open_session(1, Some(7)).expect("a session");
+    }
 }

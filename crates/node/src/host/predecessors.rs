@@ -16,7 +16,12 @@ const END_WAIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Sees to it that no old client is alive: with `evict` by killing those that are.
 pub(super) fn see_off(memory: &Mapping, evict: bool) -> Result<(), BindError> {
-    let alive = alive(memory);
+    let mut alive = alive(memory);
+    // The sessions of this process are in its own hands: it is known which memory it uses, and it kills not itself.
+    alive.retain(|&pid| pid != std::process::id());
+    if farside_fabrics::shm::is_mapped(memory) {
+        return Err(BindError::OwnClients);
+    }
     if alive.is_empty() {
         return Ok(());
     }
@@ -46,23 +51,29 @@ fn kill(pid: u32) -> rustix::io::Result<()> {
 fn alive(memory: &Mapping) -> Vec<u32> {
     let mut boot = [0; 16];
     let Ok(()) = memory.read(header::BOOT_AT, &mut boot);
-    if boot != this_boot() {
+    let this = this_boot();
+    if boot != this && boot != NO_BOOT && this != NO_BOOT {
         return Vec::new();
     }
     let sessions = (0..SESSIONS_MAX).filter_map(|slot| {
         let Ok(session) = memory.arena().session(slot);
         session
     });
-    let mut pids: Vec<u32> = sessions
-        .filter(|&(_, pid, began)| {
-            pid != std::process::id() && start_time(pid) == Some(began) && !has_ended(pid)
-        })
-        .map(|(_, pid, _)| pid)
-        .collect();
+    let mut pids: Vec<u32> =
+        sessions.filter(|&(_, pid, began)| is_alive(pid, began)).map(|(_, pid, _)| pid).collect();
     pids.sort_unstable();
     pids.dedup();
     pids
 }
+
+/// Whether the process that began then is alive. Where the system does not tell when a process began, one of that
+/// number is taken for it.
+fn is_alive(pid: u32, began: u64) -> bool {
+    !has_ended(pid) && start_time(pid).is_none_or(|started| began == UNKNOWN || started == began)
+}
+
+/// What stands for the beginning of a process of which it was not known.
+const UNKNOWN: u64 = 0;
 
 /// Whether a process runs no more, though its parent has not asked what became of it.
 fn has_ended(pid: u32) -> bool {
@@ -81,9 +92,42 @@ pub(super) fn note_boot(memory: &Mapping) {
     let Ok(()) = memory.write(header::BOOT_AT, &this_boot());
 }
 
-/// The system's name for this start of the machine; zeros where it has none.
+/// Where the system has no name for a start of the machine.
+const NO_BOOT: [u8; 16] = [0; 16];
+
+/// The system's name for this start of the machine.
 fn this_boot() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_fabrics::memory::Pages;
+    use farside_remote::arena::session::SessionId;
+
+    #[test]
+    fn a_process_is_dead_only_if_that_is_known() {
+        let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
+        let own = std::process::id();
+        let began = start_time(own).expect("it is alive");
+        let mut child = std::process::Command::new("true").spawn().expect("it can be started");
+        let ended = child.id();
+        child.wait().expect("ours to wait for");
+        let note = |slot: u32, pid: u32, began: u64| {
+            let Ok(()) = memory.arena().open_session(SessionId { slot, number: slot + 1 }, pid, began);
+        };
+        note(0, ended, began);
+        note(1, ended, UNKNOWN);
+        note(2, own, began + 1);
+        note_boot(&memory);
+        assert_eq!(alive(&memory), [0; 0]);
+        note(3, own, UNKNOWN);
+        assert_eq!(alive(&memory), [own], "it may be this one");
+        note(3, own, began);
+        assert_eq!(alive(&memory), [own]);
+        see_off(&memory, true).expect("no client of this process has it mapped");
+    }
 }
