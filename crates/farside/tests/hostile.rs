@@ -20,7 +20,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
 use support::{Node, PATIENCE, Ran, command, farside, until};
 
 // What a frame is made of.
@@ -581,27 +584,20 @@ fn a_bell_that_is_drained_filled_or_made_to_wait_harms_nobody_else() {
     let flags = |flags| rustix::fs::fcntl_setfl(&bell, flags).expect("its flags");
     // Somebody is always faster than the node in reading it.
     flags(rustix::fs::OFlags::empty());
-    let rings = std::sync::atomic::AtomicBool::new(true);
+    let rings = AtomicBool::new(true);
     std::thread::scope(|scope| {
-        for _ in 0..4 {
+        let readers = [(); 4].map(|()| {
             scope.spawn(|| {
-                while rings.load(std::sync::atomic::Ordering::Relaxed) {
+                while rings.load(Ordering::Relaxed) {
                     rustix::io::read(&bell, &mut [0; 8]).expect("a count");
                 }
-            });
-        }
-        for _ in 0..2000 {
-            rustix::io::write(&bell, &1u64.to_ne_bytes()).expect("a ring");
-        }
-        rings.store(false, std::sync::atomic::Ordering::Relaxed);
-        // Those that still read are let go.
-        let last = scope.spawn(|| {
-            for _ in 0..1000 {
-                rustix::io::write(&bell, &1u64.to_ne_bytes()).expect("a ring");
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            })
         });
-        last.join().expect("it ends");
+        let ring = || rustix::io::write(&bell, &1u64.to_ne_bytes()).expect("a ring");
+        (0..2000).for_each(|_| assert_eq!(ring(), 8));
+        rings.store(false, Ordering::Relaxed);
+        // Those that still wait are let go.
+        until("nobody reads", || ring() > 0 && readers.iter().all(|reader| reader.is_finished()));
     });
     in_time(&node.run(["info"]).done());
     // It is full, while the node does not look, and whoever rings it would wait.
@@ -610,7 +606,7 @@ fn a_bell_that_is_drained_filled_or_made_to_wait_harms_nobody_else() {
     let _empty = rustix::io::read(&bell, &mut [0; 8]);
     rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).expect("it fits");
     flags(rustix::fs::OFlags::empty());
-    let (sender, done) = std::sync::mpsc::channel();
+    let (sender, done) = mpsc::channel();
     std::thread::spawn(move || {
         // Often enough for the node to be rung.
         for round in 0..600u32 {
@@ -1005,27 +1001,26 @@ fn a_peer_that_does_not_read_is_not_waited_for() {
 
 /// A waker that, when woken, waits until somebody else was able to ask something by the same session.
 struct Slow {
-    begun: std::sync::mpsc::Sender<()>,
-    asked: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+    begun: mpsc::Sender<()>,
+    asked: Mutex<mpsc::Receiver<()>>,
 }
 
-impl std::task::Wake for Slow {
-    fn wake(self: std::sync::Arc<Self>) {
+impl Wake for Slow {
+    fn wake(self: Arc<Self>) {
         let _nobody_waits_any_more = self.begun.send(());
-        let asked = self.asked.lock().expect("nobody panics").recv_timeout(PATIENCE);
-        let _too_late = asked;
+        let asked = self.asked.lock().expect("nobody panics");
+        let _or_too_late = asked.recv_timeout(PATIENCE);
     }
 }
 
 #[test]
 fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
-    use std::task::Context;
     let node = Node::start();
     let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
-    let (begun, has_begun) = std::sync::mpsc::channel();
-    let (asked, was_asked) = std::sync::mpsc::channel();
-    let slow = std::sync::Arc::new(Slow { begun, asked: std::sync::Mutex::new(was_asked) });
-    let waker = std::task::Waker::from(slow);
+    let (begun, has_begun) = mpsc::channel();
+    let (asked, was_asked) = mpsc::channel();
+    let slow = Arc::new(Slow { begun, asked: Mutex::new(was_asked) });
+    let waker = Waker::from(slow);
     let mut answers = [Vec::new(), Vec::new()];
     let [first, second] = &mut answers;
     let mut call = Box::pin(endpoint.call(NodeId(0), ServiceId::NODE, b"\"node_info\"", first));
@@ -1033,9 +1028,9 @@ fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
     assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     node.process.signal(Signal::CONT);
     has_begun.recv_timeout(PATIENCE).expect("the answer comes");
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     let mut other = Box::pin(endpoint.call(NodeId(0), ServiceId::NODE, b"\"node_info\"", second));
-    let _pending = other.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
+    let _pending = other.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     drop(other);
     let took = since.elapsed();
     let _it_went_on = asked.send(());
@@ -1055,7 +1050,7 @@ fn a_client_that_makes_nothing_of_its_welcome_says_bye() {
         (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 8]), bell()]),
     ];
     for (welcome, fds) in welcomes {
-        let (sender, heard) = std::sync::mpsc::channel();
+        let (sender, heard) = mpsc::channel();
         let impostor = Impostor::new(move |peer| {
             peer.receive();
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();

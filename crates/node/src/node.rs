@@ -52,7 +52,8 @@ pub struct Node<M: NodeMemory> {
     jobs: VecDeque<(Ticket, Job<M>)>,
     /// Which of them is under way, and how many in a row were found waiting.
     at_job: (usize, usize),
-    looks: VecDeque<(Ticket, Look)>,
+    /// Looks at stores, and who asked.
+    looks: VecDeque<(Look, Vec<Ticket>)>,
     /// Regions to be scanned, and who asked: nobody, where a session ended without a word.
     scans_due: VecDeque<(u32, Vec<Ticket>)>,
     scan: Option<(Scan, Vec<Ticket>)>,
@@ -79,7 +80,8 @@ enum Job<M: NodeMemory> {
 /// A look at all buffers of a store.
 struct Look {
     name: String,
-    region: u32,
+    /// Of the store's key: the next store of that name is another.
+    secret: u64,
     /// A segment by its place in the store's list, and a buffer in it.
     at: (usize, u32),
     stat: Box<StoreStat>,
@@ -239,7 +241,8 @@ impl<M: NodeMemory> Node<M> {
     /// Nobody waits for these answers any more. What only tells something is not done then; what changes something is.
     pub fn cancel(&mut self, tickets: &BTreeSet<Ticket>) {
         let is_wanted = |ticket: &Ticket| !tickets.contains(ticket);
-        self.looks.retain(|(ticket, _)| is_wanted(ticket));
+        self.looks.iter_mut().for_each(|(_, asked)| asked.retain(is_wanted));
+        self.looks.retain(|(_, asked)| !asked.is_empty());
         self.answers.retain(|(ticket, _)| is_wanted(ticket));
         let scans = self.scans_due.iter_mut().map(|(_, asked)| asked);
         scans.chain(self.scan.iter_mut().map(|(_, asked)| asked)).for_each(|asked| asked.retain(is_wanted));
@@ -284,10 +287,15 @@ impl<M: NodeMemory> Node<M> {
             }
             Ask::StoreStat { name } => {
                 self.room_to_wait()?;
-                let store = &self.catalog.get(&name)?.store;
-                let stat = Box::new(StoreStat { quota_bytes: store.quota, ..StoreStat::default() });
-                let look = Look { name, region: store.region, at: (0, 0), stat };
-                self.looks.push_back((ticket, look));
+                let Store { secret, quota, .. } = self.catalog.get(&name)?.store;
+                match self.looks.iter_mut().find(|(look, _)| look.secret == secret && look.at == (0, 0)) {
+                    // It has not begun, so what it will see is so after this was asked, too.
+                    Some((_, asked)) => asked.push(ticket),
+                    None => {
+                        let stat = Box::new(StoreStat { quota_bytes: quota, ..StoreStat::default() });
+                        self.looks.push_back((Look { name, secret, at: (0, 0), stat }, vec![ticket]));
+                    }
+                }
                 return Ok(None);
             }
             Ask::Scan { name } => {
@@ -310,9 +318,10 @@ impl<M: NodeMemory> Node<M> {
     }
 
     fn room_to_wait(&self) -> Result<(), String> {
-        let scans =
-            self.scans_due.iter().map(|(_, asked)| asked).chain(self.scan.iter().map(|(_, asked)| asked));
-        if self.looks.len() + scans.map(Vec::len).sum::<usize>() < WAITING_MAX {
+        let looks = self.looks.iter().map(|(_, asked)| asked.len());
+        let due = self.scans_due.iter().map(|(_, asked)| asked.len());
+        let under_way = self.scan.iter().map(|(_, asked)| asked.len());
+        if looks.chain(due).chain(under_way).sum::<usize>() < WAITING_MAX {
             return Ok(());
         }
         Err(format!(
@@ -520,22 +529,20 @@ impl<M: NodeMemory> Node<M> {
     }
 
     fn look_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
-        let Some((_, Look { name, region, at, stat })) = self.looks.front_mut() else { return Ok(false) };
-        let entry = self.catalog.get(name).ok().filter(|entry| entry.store.region == *region);
+        let Some((Look { name, secret, at, stat }, _)) = self.looks.front_mut() else { return Ok(false) };
+        let entry = self.catalog.get(name).ok().filter(|entry| entry.store.secret == *secret);
         if let Some(entry) = entry
             && stat_step(memory, &entry.segments, at, stat)?.is_some()
         {
             return Ok(true);
         }
         let is_there = entry.is_some();
-        let delaying_pids = self.delayed_by();
-        if let Some((ticket, Look { name, stat, .. })) = self.looks.pop_front() {
-            let answer = match is_there {
-                true => Ok(Answer::StoreStat(StoreStat { delaying_pids, ..*stat })),
-                false => Err(format!("store '{name}' was dropped meanwhile: list the stores that there are")),
-            };
-            self.answers.push_back((ticket, answer));
-        }
+        let Some((Look { name, stat, .. }, asked)) = self.looks.pop_front() else { return Ok(false) };
+        let told = match is_there {
+            true => Ok(Answer::StoreStat(StoreStat { delaying_pids: self.delayed_by(), ..*stat })),
+            false => Err(format!("store '{name}' was dropped meanwhile: list the stores that there are")),
+        };
+        self.answers.extend(asked.into_iter().map(|ticket| (ticket, told.clone())));
         Ok(true)
     }
 }
