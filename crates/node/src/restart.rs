@@ -325,7 +325,7 @@ mod tests {
             (|stores| stores[0].table_len -= 1, "where it has none"),
             (|stores| stores[0].table_len *= 2, "where it has none"),
             (|stores| stores[1].table_len = 1 << 40, "where it has none"),
-            (|stores| stores[1].table_len = u64::MAX & !(SEGMENT_SIZE - 1), "where it has none"),
+            (|stores| stores[1].table_len = !(SEGMENT_SIZE - 1), "where it has none"),
         ];
         for (damage, reason) in damages {
             let (memory, mut stores) = two_stores();
