@@ -116,7 +116,12 @@ impl Mapping {
         mapping.backing = Backing::File { _lock: lock };
         match found {
             Found::Nothing => mapping.write_header()?,
-            Found::Memory => mapping.check_header()?,
+            Found::Memory => mapping.check_header().map_err(|error| match error {
+                MappingError::Foreign(reason) => {
+                    MappingError::Foreign(format!("{}: {reason}", path.display()))
+                }
+                error => error,
+            })?,
         }
         Ok((mapping, found))
     }

@@ -7,7 +7,7 @@ use super::{Found, MappingError, io};
 use farside_remote::arena::{Geometry, header};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Bytes of the pages that back a memory.
@@ -112,14 +112,20 @@ fn is_half_made(beginning: &[u8], len: u64) -> bool {
     beginning == mark(size) && Geometry::of(size).is_some() && len <= size
 }
 
+/// Whose memory it is: its owner's.
+const MODE: u32 = 0o600;
+
 /// Two descriptors of the file at `path`, the second with its lock, and what the file holds.
 pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), MappingError> {
     let named = |doing: &str, error: std::io::Error| {
-        MappingError::Foreign(format!("could not {doing} the memory file {}: {error}", path.display()))
+        MappingError::Foreign(format!(
+            "could not {doing} the memory file {}: {error}; see to that, or give another --memory-file",
+            path.display()
+        ))
     };
     let open = || {
         let mut options = std::fs::OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+        options.read(true).write(true).create(true).truncate(false).mode(MODE).open(path)
     };
     let lock = open().map_err(|error| named("open", error))?;
     let locked = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive);
@@ -138,6 +144,8 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
     let read = std::os::unix::fs::FileExt::read_at(&file, &mut beginning, 0)
         .map_err(|error| named("read", error))?;
     if found.len() == 0 || is_half_made(&beginning[..read], found.len()) {
+        // An empty file may have been there, open to others.
+        file.set_permissions(PermissionsExt::from_mode(MODE)).map_err(|error| named("close off", error))?;
         // Whoever dies while making the file leaves the mark, which the header then replaces.
         let marked =
             file.set_len(0).and_then(|()| std::os::unix::fs::FileExt::write_all_at(&file, &mark(size), 0));
@@ -149,6 +157,12 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
             return Err(named(&format!("allocate {size} bytes for"), errno.into()));
         }
         return Ok((file.into(), lock.into(), Found::Nothing));
+    }
+    if Geometry::of(found.len()).is_none() {
+        return Err(MappingError::Foreign(format!(
+            "{} is no farside memory: name another file",
+            path.display()
+        )));
     }
     if found.len() != size {
         return Err(MappingError::Foreign(format!(

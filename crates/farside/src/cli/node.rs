@@ -4,7 +4,7 @@ use super::{Done, Failure, available_memory, duration, human_bytes, memory, quot
 use farside::NewStore;
 use farside::config::{Settings, default_socket, make_folder_of};
 use farside::parts::kinds;
-use farside_fabrics::memory::{Found, Mapping, MappingError, Pages};
+use farside_fabrics::memory::{Found, Mapping, Pages};
 use farside_node::host::{Admin, Host, Options};
 use farside_remote::arena::Geometry;
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
@@ -184,7 +184,7 @@ impl Serve {
         make_folder_of(&socket).map_err(Failure::Told)?;
         let bytes = self.memory();
         let (memory, found) = match &self.memory_file {
-            Some(path) => Mapping::open(path, bytes).map_err(|error| unusable(path, error))?,
+            Some(path) => Mapping::open(path, bytes)?,
             None => (Mapping::create(bytes, self.pages.into())?, Found::Nothing),
         };
         if let Some(available) = available_memory().filter(|&available| available < bytes)
@@ -302,17 +302,6 @@ fn all_of(info: &NodeInfo) -> Result<u64, Failure> {
             info.unassigned_bytes >> 20
         ))),
         all => Ok(all),
-    }
-}
-
-/// Why there is no memory in that file. Where no node could have that much, giving as much is no remedy.
-fn unusable(path: &Path, error: MappingError) -> Failure {
-    let len = std::fs::metadata(path).map_or(0, |file| file.len());
-    match error {
-        MappingError::Foreign(reason) if reason.contains("give --memory") && Geometry::of(len).is_none() => {
-            Failure::Told(format!("{} is no farside memory: name another file", path.display()))
-        }
-        error => error.into(),
     }
 }
 
