@@ -908,10 +908,11 @@ fn a_memory_file_is_served_again_with_what_it_holds_and_no_other_file_is() {
     refused(&["--memory-file", "/dev/zero", "--memory", "8MiB"], "is no file");
     refused(&["--memory-file", &named, "--pages", "small"], "--help");
     // A file that was there, and empty, is closed off to others like a new one.
+    use std::os::unix::fs::PermissionsExt;
     std::fs::write(log("empty"), "").expect("a file");
     std::fs::set_permissions(log("empty"), std::fs::Permissions::from_mode(0o666)).expect("ours");
     let arguments = ["--memory", "16MiB", "--memory-file", &log("empty").display().to_string()];
-    serve(Path::new(&elsewhere), &arguments, log("4")).line();
+    serve(std::path::Path::new(&elsewhere), &arguments, log("4")).line();
     let mode = std::fs::metadata(log("empty")).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(std::fs::read(log("text")).expect("it is still there"), b"precious");
