@@ -1070,7 +1070,13 @@ fn a_node_does_not_take_over_what_its_own_process_still_uses() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
     let serve = |take_over: bool, evict: bool| {
-        let (memory, _) = Mapping::open(&folder.path().join("memory"), 8 << 20).expect("memory");
+        // A process that another test is just starting has a copy of the lock until it becomes another program.
+        let mut memory = None;
+        until("nobody holds the lock", || {
+            memory = Mapping::open(&folder.path().join("memory"), 8 << 20).ok();
+            memory.is_some()
+        });
+        let (memory, _) = memory.expect("as just seen");
         let socket = Some(socket.clone());
         Host::start(memory, Vec::new(), Options { socket, take_over, evict, ..Options::default() })
     };
