@@ -207,12 +207,12 @@ impl Clients {
         let system = |doing| move |errno: rustix::io::Errno| BindError::System(doing, errno.into());
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make a poll"))?;
         epoll::add(&poll, bell, token(0, OWN_BELL), BELL_EVENTS).map_err(system("watch the bell"))?;
+        let spare = new_bell().map_err(system("set a descriptor aside"))?;
         let listener = options.socket.map(listen).transpose()?;
         if let Some(Listener { socket, .. }) = &listener {
             epoll::add(&poll, socket, token(0, LISTENER), epoll::EventFlags::IN)
                 .map_err(system("watch the socket"))?;
         }
-        let spare = new_bell().map_err(system("set a descriptor aside"))?;
         Ok(Clients {
             poll,
             listener,
