@@ -143,10 +143,10 @@ impl Mapping {
     fn map(fd: OwnedFd, geometry: Geometry, page_size: PageSize) -> Result<Mapping, MappingError> {
         units::supported().map_err(MappingError::Unsupported)?;
         let len = usize::try_from(geometry.size()).map_err(|_| MappingError::Size(geometry.size()))?;
-        // SAFETY: a new mapping wherever the kernel likes; its bytes are only accessed atomically. Were the file cut, an
-        // access beyond its end would be a SIGBUS, which ends the process and breaks no rule of the language. Anonymous
-        // memory is sealed against that: `pages::anonymous` does it, and `attach` looks. A memory file cannot be: those
-        // who may write it (its mode is 0600: its owner) must not cut it while a node or a client has it mapped.
+        // SAFETY: a new mapping wherever the kernel likes; its bytes are only accessed atomically. Were the file cut,
+        // an access beyond its end would be a SIGBUS, which ends the process and breaks no rule of the language.
+        // Anonymous memory is sealed against that: `pages::anonymous` does it, and `attach` looks. A memory file
+        // cannot be: whoever may write it (its mode is 0600: its owner) must not cut it while anyone has it mapped.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),

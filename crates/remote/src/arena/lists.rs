@@ -460,8 +460,8 @@ impl<M: Memory> Arena<'_, M> {
     // What the node alone does.
 
     /// Gives region number `region` its key's secret, or takes it away with 0: no chain that begins later is
-    /// admitted. An exchange and no plain store, so that it is visible before the node looks at anybody's turn: whoever is not
-    /// seen in the middle of a turn then sees that the key is gone.
+    /// admitted. An exchange and no plain store, so that it is visible before the node looks at anybody's turn:
+    /// whoever is not seen in the middle of a turn then sees that the key is gone.
     pub fn set_secret(&self, region: u32, secret: u64) -> Result<(), M::Wait> {
         let at = Geometry::region_at(region) + SECRET_OFFSET;
         let mut old = self.memory.load(at, Width::W8)?;

@@ -96,8 +96,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 
     /// Gives several keys values: two round trips for as many of them as find their first slot their own or empty
-    /// and fit into one chain; the rest are put one by one, and all where there are not as many buffers at once. Each is a put of its own; of a key that comes twice, the
-    /// later value stays.
+    /// and fit into one chain; the rest are put one by one, and all where there are not as many buffers at once. Each
+    /// is a put of its own; of a key that comes twice, the later value stays.
     ///
     /// # Errors
     /// [`KvError`]; of the keys, any may have been stored.
