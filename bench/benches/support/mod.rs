@@ -65,7 +65,7 @@ impl Store {
         endpoint_of(&self.host)
     }
 
-    /// A new endpoint, for this thread, as another process would have it: by the node's socket, on a mapping of its own.
+    /// A new endpoint, for this thread, as another process would have it: by the node's socket, on its own mapping.
     pub(crate) fn shm_endpoint(&self) -> Rc<Direct> {
         Rc::new(shm::connect(&self.socket, NodeId(0)).expect("the node serves there"))
     }
