@@ -6,13 +6,13 @@
 
 use super::packet::{
     self, Datagram, ENTRY, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message,
-    PREFIX, PacketError, VERSION, WelcomeBytes, all, chunk, extent, footprint, fragments,
+    PREFIX, PacketError, RETIRED, VERSION, WelcomeBytes, all, chunk, extent, footprint, fragments,
 };
 use super::rtt::{RTO_MAX, Rtt};
 use super::server::last;
 use super::{
-    BODY_BYTES_MAX, Counters, DATAGRAM_MAX, DATAGRAM_MIN, MESSAGE_BYTES_MAX, PINGS, Pool, TOKEN_BYTES_MAX,
-    WINDOW_MAX, first, ones,
+    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, MESSAGE_BYTES_MAX, PINGS, Pool,
+    TOKEN_BYTES_MAX, WINDOW_MAX, first, ones,
 };
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
@@ -174,7 +174,7 @@ struct Slot {
     number: u32,
     id: u64,
     kind: EntryKind,
-    message: Vec<u8>,
+    message: Buffer,
     /// Fragments of it.
     count: usize,
     sent: u64,
@@ -187,19 +187,24 @@ struct Slot {
     ask: bool,
     /// Whether to ask that it never run.
     cancel: bool,
-    /// When something was last sent for the first time, and whether all was.
+    /// When something was last sent for the first time, its last fragment, and what was sent more than once.
     sent_at: Duration,
-    once: bool,
+    latest: usize,
+    resent: u64,
     /// How long to wait, and until when, for a sign of the server.
     wait: Duration,
     due: Duration,
     deadline: Duration,
-    reply: Vec<u8>,
+    reply: Buffer,
     reply_count: usize,
     reply_size: usize,
     reply_got: u64,
     /// Fragments of the reply that are on their way, for all that is known.
     asked: u64,
+    /// Those that were ever to be sent, and those that the last question, at that time, was the first to ask for.
+    asked_ever: u64,
+    asked_first: u64,
+    asked_at: Duration,
     execution: u64,
 }
 
@@ -308,7 +313,7 @@ impl Client {
     pub fn kept_bytes(&self) -> usize {
         let slots: usize =
             self.slots.iter().map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
-        slots + self.pool.buffers.iter().map(Vec::capacity).sum::<usize>()
+        slots + self.pool.capacity()
     }
 
     /// Takes a request, whose bytes are the parts one after the other. None if no slot is free: ask again after the
@@ -331,15 +336,20 @@ impl Client {
     /// # Panics
     /// If they are more than fit a request.
     pub fn retire(&mut self, now: Duration, buffers: &[(Key, Addr)]) -> Option<SlotRef> {
+        let size = buffers.len() * RETIRED;
+        assert!(
+            size <= BODY_BYTES_MAX,
+            "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
+        );
         let request = self.begin(now, EntryKind::Retire, std::iter::empty())?;
         let slot = &mut self.slots[request.slot()];
+        self.pool.fill(&mut slot.message, size);
         for (key, buffer) in buffers {
             for word in [key.secret(), key.region().into(), buffer.raw()] {
                 slot.message.extend_from_slice(&word.to_le_bytes());
             }
         }
-        assert!(slot.message.len() <= BODY_BYTES_MAX, "a request has at most {BODY_BYTES_MAX} bytes");
-        slot.count = fragments(slot.message.len(), self.chunk);
+        slot.count = fragments(size, self.chunk);
         Some(request)
     }
 
@@ -450,7 +460,10 @@ impl Client {
             return None;
         }
         let size: usize = parts.clone().map(<[u8]>::len).sum();
-        assert!(size <= MESSAGE_BYTES_MAX, "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}");
+        assert!(
+            size <= MESSAGE_BYTES_MAX,
+            "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
+        );
         self.notice_pause(now);
         let index = self.free.trailing_zeros() as usize;
         let bit = 1 << index;
@@ -467,8 +480,9 @@ impl Client {
         self.next_id += 1;
         slot.kind = kind;
         slot.count = fragments(size, self.chunk);
-        (slot.sent, slot.acked, slot.resend) = (0, 0, 0);
-        (slot.ask, slot.cancel, slot.once) = (false, false, true);
+        (slot.sent, slot.acked, slot.resend, slot.resent) = (0, 0, 0, 0);
+        (slot.ask, slot.cancel) = (false, false);
+        (slot.asked_ever, slot.asked_first) = (0, 0);
         slot.due = NEVER;
         slot.deadline = now + self.config.deadline;
         self.earliest = self.earliest.min(slot.deadline);
@@ -526,14 +540,14 @@ impl Client {
             return;
         }
         if now >= slot.due {
-            let is_lost = slot.sent & !slot.acked != 0 || slot.reply_count > 0 || slot.phase == Phase::Draining;
+            let is_lost =
+                slot.sent & !slot.acked != 0 || slot.reply_count > 0 || slot.phase == Phase::Draining;
             // The server may also be at work, which says nothing about the path.
             if is_lost {
                 self.rtt.timed_out(slot.wait);
             }
             slot.wait = (slot.wait * 2).min(RTO_MAX);
             slot.due = NEVER;
-            slot.once = false;
             match slot.phase {
                 Phase::Draining => slot.cancel = true,
                 _ if slot.acked != all(slot.count) => slot.resend = slot.sent & !slot.acked,
@@ -559,7 +573,6 @@ impl Client {
         slot.phase = Phase::Draining;
         slot.id = 0;
         slot.cancel = true;
-        slot.once = false;
         slot.due = NEVER;
         self.pool.free(&mut slot.reply);
         self.send |= 1 << index;
@@ -580,8 +593,8 @@ impl Client {
         self.send &= !bit;
     }
 
-    /// Takes note that the server has these fragments. Whether any of them is news.
-    fn acknowledge(&mut self, index: usize, have: u64) -> bool {
+    /// Takes note that the server has these fragments. Which of them are news.
+    fn acknowledge(&mut self, index: usize, have: u64) -> u64 {
         let slot = &mut self.slots[index];
         let news = slot.sent & !slot.acked & have;
         slot.acked |= news;
@@ -595,7 +608,7 @@ impl Client {
             slot.assembling = false;
             self.assembling -= slot.message.len();
         }
-        news != 0
+        news
     }
 
     fn transmit_hello(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
@@ -677,10 +690,13 @@ impl Client {
                 // Before any of it has come nobody knows how much there is.
                 let missing = if slot.reply_count == 0 { u64::MAX } else { all(slot.reply_count) };
                 slot.asked = first(missing & !slot.reply_got, self.granted.eager);
+                slot.asked_first = slot.asked & !slot.asked_ever;
+                slot.asked_ever |= slot.asked;
+                slot.asked_at = now;
+                self.counters.retransmissions += u64::from(slot.asked_first != slot.asked);
                 packet::put_have(out, index, slot.number, slot.reply_got, slot.asked);
             }
             self.counters.entries_out += 1;
-            self.counters.retransmissions += u64::from(!slot.once);
             (slot.cancel, slot.ask) = (false, false);
             slot.due = now + slot.wait;
         }
@@ -700,6 +716,7 @@ impl Client {
                 self.counters.entries_out += 1;
                 self.counters.retransmissions += 1;
                 slot.resend &= !(1 << fragment);
+                slot.resent |= 1 << fragment;
                 slot.due = now + slot.wait;
             }
             for fragment in ones(all(slot.count) & !slot.sent) {
@@ -725,6 +742,7 @@ impl Client {
                 self.outstanding += bytes;
                 slot.sent |= 1 << fragment;
                 slot.sent_at = now;
+                slot.latest = fragment;
                 slot.due = now + slot.wait;
             }
         }
@@ -926,12 +944,12 @@ impl Client {
 
     /// Takes note of what the server has, and of how long it took to say so.
     fn acknowledged(&mut self, now: Duration, index: usize, have: u64) -> bool {
-        let is_news = self.acknowledge(index, have);
+        let news = self.acknowledge(index, have);
         let slot = &self.slots[index];
-        if is_news && slot.once && slot.sent == slot.acked {
+        if news & !slot.resent & 1 << slot.latest != 0 {
             self.rtt.sample(now.saturating_sub(slot.sent_at));
         }
-        is_news
+        news != 0
     }
 
     /// The server was heard about this slot: waiting begins anew.
@@ -957,6 +975,8 @@ impl Client {
             slot.reply_count = entry.count;
             slot.reply_size = entry.size;
             slot.asked = first(all(entry.count), self.granted.eager);
+            slot.asked_ever |= slot.asked;
+            slot.asked_first = 0;
             self.pool.fill(&mut slot.reply, entry.size);
             slot.reply.resize(entry.size, 0);
         }
@@ -972,6 +992,10 @@ impl Client {
         }
         slot.reply_got |= bit;
         slot.asked &= !bit;
+        if slot.asked_first & bit != 0 {
+            slot.asked_first = 0;
+            self.rtt.sample(now.saturating_sub(slot.asked_at));
+        }
         let (at, len) = extent(entry.size, self.chunk, entry.index);
         slot.reply[at..at + len].copy_from_slice(entry.payload);
         if slot.reply_got != all(slot.reply_count) {
@@ -1018,7 +1042,7 @@ impl Slot {
             number: 0,
             id: 0,
             kind: EntryKind::Chain,
-            message: Vec::new(),
+            message: Buffer::default(),
             count: 0,
             sent: 0,
             acked: 0,
@@ -1027,15 +1051,19 @@ impl Slot {
             ask: false,
             cancel: false,
             sent_at: Duration::ZERO,
-            once: true,
+            latest: 0,
+            resent: 0,
             wait: Duration::ZERO,
             due: NEVER,
             deadline: NEVER,
-            reply: Vec::new(),
+            reply: Buffer::default(),
             reply_count: 0,
             reply_size: 0,
             reply_got: 0,
             asked: 0,
+            asked_ever: 0,
+            asked_first: 0,
+            asked_at: Duration::ZERO,
             execution: 0,
         }
     }

@@ -37,41 +37,76 @@ pub const DATAGRAM_MAX: usize = 65507;
 pub const TOKEN_BYTES_MAX: usize = 512;
 /// The most bytes of the reason in a REFUSED.
 const REASON_BYTES_MAX: usize = 512;
-/// A buffer above this goes back to where all slots can take it, and is not kept by one of them.
+/// A slot keeps a buffer up to this; a larger one goes back to where all slots can take it.
 const KEPT_BYTES_MAX: usize = 4096;
 /// How often in its time of silence a client asks whether anyone is there.
 const PINGS: u32 = 5;
 
-/// Buffers that held a large message, for the next one that needs one.
+/// A slot's buffer: its own while that is enough, else one that is lent.
+#[derive(Default)]
+struct Buffer {
+    own: Vec<u8>,
+    lent: Option<Vec<u8>>,
+}
+
+impl Buffer {
+    /// Bytes that it keeps from others.
+    fn capacity(&self) -> usize {
+        self.own.capacity() + self.lent.as_ref().map_or(0, Vec::capacity)
+    }
+}
+
+impl std::ops::Deref for Buffer {
+    type Target = Vec<u8>;
+
+    fn deref(&self) -> &Vec<u8> {
+        self.lent.as_ref().unwrap_or(&self.own)
+    }
+}
+
+impl std::ops::DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        self.lent.as_mut().unwrap_or(&mut self.own)
+    }
+}
+
+/// Buffers for large messages that are in no slot: 8, 16, 32 KiB, and the largest message, so that one that was
+/// made for a size serves it ever after.
 #[derive(Default)]
 struct Pool {
-    buffers: Vec<Vec<u8>>,
+    buffers: [Vec<Vec<u8>>; 4],
 }
 
 impl Pool {
-    /// At most this many are kept.
+    /// At most this many of a size are kept.
     const BUFFERS_MAX: usize = 64;
+    const SIZES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, MESSAGE_BYTES_MAX];
 
-    /// Makes `buffer` one that can hold a large message without growing, if there is one.
-    fn fill(&mut self, buffer: &mut Vec<u8>, len: usize) {
+    /// Makes an empty buffer of which nothing is lent one that can hold `len` bytes.
+    fn fill(&mut self, buffer: &mut Buffer, len: usize) {
+        self.free(buffer);
         if len > KEPT_BYTES_MAX
-            && buffer.capacity() < len
-            && let Some(large) = self.buffers.pop()
+            && let Some(class) = Pool::SIZES.iter().position(|&size| size >= len)
         {
-            *buffer = large;
+            let large = self.buffers[class].pop();
+            buffer.lent = Some(large.unwrap_or_else(|| Vec::with_capacity(Pool::SIZES[class])));
         }
-        buffer.clear();
     }
 
-    /// Forgets what `buffer` holds; if it is large it goes to the others.
-    fn free(&mut self, buffer: &mut Vec<u8>) {
-        buffer.clear();
-        if buffer.capacity() > KEPT_BYTES_MAX {
-            let large = std::mem::take(buffer);
-            if self.buffers.len() < Pool::BUFFERS_MAX {
-                self.buffers.push(large);
-            }
+    /// Forgets what `buffer` holds, and takes back what was lent.
+    fn free(&mut self, buffer: &mut Buffer) {
+        buffer.own.clear();
+        if let Some(mut large) = buffer.lent.take()
+            && let Some(class) = Pool::SIZES.iter().rposition(|&size| size <= large.capacity())
+            && self.buffers[class].len() < Pool::BUFFERS_MAX
+        {
+            large.clear();
+            self.buffers[class].push(large);
         }
+    }
+
+    fn capacity(&self) -> usize {
+        self.buffers.iter().flatten().map(Vec::capacity).sum()
     }
 }
 

@@ -11,7 +11,7 @@ use super::packet::{
     PacketError, RETIRED, VERSION, WelcomeBytes, all, chunk, extent, footprint, fragments,
 };
 use super::{
-    BODY_BYTES_MAX, Counters, DATAGRAM_MAX, DATAGRAM_MIN, MESSAGE_BYTES_MAX, Pool, REASON_BYTES_MAX,
+    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, MESSAGE_BYTES_MAX, Pool, REASON_BYTES_MAX,
     TOKEN_BYTES_MAX, WINDOW_MAX, first, newer, ones,
 };
 use farside_remote::fabric::ServiceId;
@@ -236,10 +236,10 @@ struct Slot {
     kind: EntryKind,
     size: usize,
     got: u64,
-    message: Vec<u8>,
+    message: Buffer,
     /// Which of the session's executions it was; 0 is none.
     execution: u64,
-    reply: Vec<u8>,
+    reply: Buffer,
     /// Fragments of the reply that are to be sent.
     send: u64,
 }
@@ -300,9 +300,8 @@ impl<A: Address, H: Host> Server<A, H> {
     pub fn kept_bytes(&self) -> usize {
         let slots = self.sessions.iter().flatten().flat_map(|session| session.slots.iter());
         let slots: usize = slots.map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
-        let pool: usize = self.pool.buffers.iter().map(Vec::capacity).sum();
         let outside: usize = self.outside.iter().map(|(_, bytes)| bytes.capacity()).sum();
-        slots + pool + outside + self.reply.capacity()
+        slots + self.pool.capacity() + outside + self.reply.capacity()
     }
 
     /// Takes in a datagram, and runs what it makes whole.
@@ -382,7 +381,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
         self.reply.clear();
         self.reply.extend_from_slice(answer);
-        session.done(request.slot.into(), &mut self.reply, &mut self.pool);
+        session.done(request.slot.into(), &self.reply, &mut self.pool);
         self.mark_dirty(index);
         true
     }
@@ -465,7 +464,11 @@ impl<A: Address, H: Host> Server<A, H> {
                 let welcome = self.welcome(session, nonce);
                 self.send_outside(from, welcome);
             } else {
-                self.refuse(from, nonce, "this incarnation of the client has a session; say hello with a higher one");
+                self.refuse(
+                    from,
+                    nonce,
+                    "this incarnation of the client has a session; say hello with a higher one",
+                );
             }
             return Ok(());
         }
@@ -493,7 +496,8 @@ impl<A: Address, H: Host> Server<A, H> {
         if is_full && old.is_none() {
             self.expire(now, host);
             if self.sessions() == self.config.sessions_max {
-                let reason = format!("this node has {} sessions and grants no more", self.config.sessions_max);
+                let reason =
+                    format!("this node has {} sessions and grants no more", self.config.sessions_max);
                 self.refuse(from, nonce, &reason);
                 return Ok(());
             }
@@ -805,7 +809,7 @@ impl<A: Address, H: Host> Server<A, H> {
         self.counters.executed += 1;
         self.reply.clear();
         match host.run(&mut session.host, at, request, &mut self.reply) {
-            Outcome::Done => session.done(index, &mut self.reply, &mut self.pool),
+            Outcome::Done => session.done(index, &self.reply, &mut self.pool),
             Outcome::Later => {
                 slot.state = State::Executing;
                 // The client need not send it again, however long it takes.
@@ -817,7 +821,7 @@ impl<A: Address, H: Host> Server<A, H> {
 
 impl<A: Address, S> Session<A, S> {
     /// Keeps the reply, until the slot's next request.
-    fn done(&mut self, index: usize, reply: &mut Vec<u8>, pool: &mut Pool) {
+    fn done(&mut self, index: usize, reply: &[u8], pool: &mut Pool) {
         assert!(
             reply.len() <= BODY_BYTES_MAX,
             "a reply has at most {BODY_BYTES_MAX} bytes, and this one has {}",
@@ -826,11 +830,7 @@ impl<A: Address, S> Session<A, S> {
         let slot = &mut self.slots[index];
         slot.state = State::Done;
         pool.fill(&mut slot.reply, reply.len());
-        if reply.len() > super::KEPT_BYTES_MAX {
-            std::mem::swap(&mut slot.reply, reply);
-        } else {
-            slot.reply.extend_from_slice(reply);
-        }
+        slot.reply.extend_from_slice(reply);
         self.send_have &= !(1 << index);
         self.send_first(index);
     }
@@ -907,9 +907,9 @@ impl Slot {
             kind: EntryKind::Chain,
             size: 0,
             got: 0,
-            message: Vec::new(),
+            message: Buffer::default(),
             execution: 0,
-            reply: Vec::new(),
+            reply: Buffer::default(),
             send: 0,
         }
     }
