@@ -179,7 +179,7 @@ impl Config {
 /// All sessions of one engine.
 pub struct Server<A: Address, H: Host> {
     config: Config,
-    sessions: Vec<Option<Box<Session<A, H::Session>>>>,
+    sessions: Vec<Place<A, H::Session>>,
     /// The upper half of the next session's number, for each index.
     generations: Vec<u16>,
     tombstones: VecDeque<Tombstone>,
@@ -191,6 +191,9 @@ pub struct Server<A: Address, H: Host> {
     reply: Vec<u8>,
     counters: Counters,
 }
+
+/// Where a session is, or was, or will be.
+type Place<A, S> = Option<Box<Session<A, S>>>;
 
 struct Session<A, S> {
     number: u32,
@@ -452,7 +455,7 @@ impl<A: Address, H: Host> Server<A, H> {
         };
         let nonce = datagram.secret;
         let said = &datagram.body[..size_of::<HelloBytes>() + token.len()];
-        let known = |session: &Option<Box<Session<A, H::Session>>>| {
+        let known = |session: &Place<A, H::Session>| {
             session.as_ref().is_some_and(|session| session.identity == hello.identity)
         };
         let old = self.sessions.iter().position(known);

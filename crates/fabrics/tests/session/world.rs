@@ -214,7 +214,7 @@ impl Peer {
     pub(crate) fn ask(&mut self, now: Duration, order: Order) -> Option<SlotRef> {
         let bytes = order.encode();
         let (left, right) = bytes.split_at(bytes.len() / 3);
-        let ask = if order.tag % 2 == 0 { Ask::Chain } else { Ask::Call(ServiceId(7)) };
+        let ask = if order.tag.is_multiple_of(2) { Ask::Chain } else { Ask::Call(ServiceId(7)) };
         let request = self.client.submit(now, ask, &[left, right])?;
         assert!(self.asked.insert(request, order).is_none(), "no two requests have one name");
         self.busy_max = self.busy_max.max(self.asked.len());
