@@ -201,8 +201,14 @@ fn what_was_given_up_is_reported_truly_and_its_slot_is_used_again() {
     let unknown = std::cell::Cell::new([0; 3]);
     seeds("what_was_given_up_is_reported_truly_and_its_slot_is_used_again", 1500, |seed| {
         let mut rng = Rng(seed ^ 0xdead);
-        let config =
-            server::Config { datagram: 1200, window: 4, sessions_max: 1, inbound_bytes: 2400, ..server() };
+        let config = server::Config {
+            datagram: 1200,
+            window: 4,
+            sessions_max: 1,
+            inbound_bytes: 2400,
+            assembly_bytes: 65_600,
+            ..server()
+        };
         let mut world = World::new(seed, config);
         let peer = open(&mut world, client::Config { deadline: MS * 20, datagram: 1200, ..client(1, 1) });
         world.faults =
