@@ -3,6 +3,7 @@
 //! [`memory::Mapping`] is a node's memory as a process has it mapped. On [`local`] and [`shm`] the caller's own CPU
 //! runs the chain on it ([`direct`]); neither wakes anyone. [`executor`] is the client core that both are made for:
 //! one thread, at most 64 tasks, and the hiding of memory's latency behind one another. [`layer`] wraps any fabric.
+//! [`session`] has both ends of a conversation by datagrams, without the sockets.
 //!
 //! What always holds: fabrics know no system. `unsafe` stands in this crate and hardly anywhere else; each block
 //! says who keeps the promise.
@@ -13,5 +14,6 @@ pub mod executor;
 pub mod layer;
 pub mod local;
 pub mod memory;
+pub mod session;
 pub mod shm;
 pub mod timer;

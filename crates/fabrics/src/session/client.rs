@@ -1,0 +1,1070 @@
+//! A client's end of its one session: slots, credits, and all the timers.
+//!
+//! Invariants: unacknowledged request fragments have at most the granted credit; half-sent requests of several
+//! fragments have at most what the server keeps of such. A slot takes a new request only when the server has
+//! answered the one before, or has agreed that it never will run. A request is reported exactly once.
+
+use super::packet::{
+    self, Datagram, ENTRY, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message,
+    PREFIX, PacketError, RETIRED, VERSION, WelcomeBytes, all, chunk, extent, footprint, fragments,
+};
+use super::rtt::{RTO_MAX, Rtt};
+use super::server::last;
+use super::{
+    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, MESSAGE_BYTES_MAX, PINGS, Pool,
+    TOKEN_BYTES_MAX, WINDOW_MAX, first, ones,
+};
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Addr, Key};
+use std::collections::VecDeque;
+use std::time::Duration;
+use zerocopy::little_endian::{U32, U64, U128};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Who a client is and what it asks for.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The client, through all its incarnations.
+    pub identity: u128,
+    /// Which of them this is: higher than any before, for one session.
+    pub incarnation: u64,
+    /// 64 random bits, by which answers to the HELLO are known from forgeries.
+    pub nonce: u64,
+    /// What the node must have.
+    pub features: u64,
+    /// The most bytes of a datagram.
+    pub datagram: usize,
+    /// How many bytes of replies may be on their way here at once.
+    pub inbound_bytes: usize,
+    /// What is shown to be let in.
+    pub token: Vec<u8>,
+    /// How long a request may take.
+    pub deadline: Duration,
+    /// A node of which nothing was heard for so long, though asked, is given up.
+    pub silence: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            identity: 0,
+            incarnation: 0,
+            nonce: 0,
+            features: 0,
+            datagram: 8 * 1024,
+            inbound_bytes: 1 << 20,
+            token: Vec::new(),
+            deadline: farside_remote::fabric::DEADLINE,
+            silence: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What the server has granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// Which start of the node this is.
+    pub node: u64,
+    /// What the node has.
+    pub features: u64,
+    /// How many requests there may be at once.
+    pub window: usize,
+    /// The most bytes of a datagram.
+    pub datagram: usize,
+    /// The most bytes of requests in flight.
+    pub credit: usize,
+    /// The most bytes of half-sent requests of several fragments.
+    pub assembly: usize,
+    /// How many fragments of a reply come unasked.
+    pub eager: usize,
+}
+
+/// What is asked of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// To run the chain.
+    Chain,
+    /// What a service says.
+    Call(ServiceId),
+}
+
+/// A request of this client. No two have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlotRef {
+    slot: u8,
+    id: u64,
+}
+
+impl SlotRef {
+    /// Which of the window's slots carries it.
+    pub fn slot(self) -> usize {
+        self.slot.into()
+    }
+}
+
+/// What is known of a request that got no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It did not run, and never will.
+    DidNotRun,
+    /// It ran; what came of it is lost.
+    DidRun,
+    /// It may have run, or may yet.
+    Unknown,
+}
+
+/// What a client has to say to its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The session is open.
+    Open(Granted),
+    /// There will be no session, for this reason.
+    Refused(String),
+    /// A request was answered; [`Client::reply`] has the bytes until the next event is asked for.
+    Answered {
+        /// Which.
+        request: SlotRef,
+        /// It was the session's so many-th to run.
+        execution: u64,
+    },
+    /// A request will not be answered.
+    Failed {
+        /// Which.
+        request: SlotRef,
+        /// What may be assumed.
+        fate: Fate,
+    },
+    /// The session is over, after every request of it was reported.
+    Lost(Lost),
+}
+
+/// Why a session is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// Nothing was heard of the node for too long.
+    Silent,
+    /// The node has ended it, or has never heard of it since it began anew.
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Greeting,
+    Open,
+    /// Whether the node is still to be told.
+    Ended {
+        bye: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Free,
+    /// Waits for its answer.
+    Pending,
+    /// Its answer waits for the owner.
+    Answered,
+    /// Was given up, and the server has not yet agreed.
+    Draining,
+}
+
+struct Slot {
+    phase: Phase,
+    /// Of the last request that the server may know of.
+    number: u32,
+    id: u64,
+    kind: EntryKind,
+    message: Buffer,
+    /// Fragments of it.
+    count: usize,
+    sent: u64,
+    acked: u64,
+    /// Fragments to be sent again.
+    resend: u64,
+    /// Whether it counts among the half-sent ones of several fragments.
+    assembling: bool,
+    /// Whether to ask for the reply.
+    ask: bool,
+    /// Whether to ask that it never run.
+    cancel: bool,
+    /// When something was last sent for the first time, its last fragment, and what was sent more than once.
+    sent_at: Duration,
+    latest: usize,
+    resent: u64,
+    /// How long to wait, and until when, for a sign of the server.
+    wait: Duration,
+    due: Duration,
+    deadline: Duration,
+    reply: Buffer,
+    reply_count: usize,
+    reply_size: usize,
+    reply_got: u64,
+    /// Fragments of the reply that are on their way, for all that is known.
+    asked: u64,
+    /// Those that were ever to be sent, and those that the last question, at that time, was the first to ask for.
+    asked_ever: u64,
+    asked_first: u64,
+    asked_at: Duration,
+    execution: u64,
+}
+
+const NEVER: Duration = Duration::MAX;
+
+/// One incarnation of a client, and its session.
+pub struct Client {
+    config: Config,
+    stage: Stage,
+    granted: Granted,
+    session: u32,
+    secret: u64,
+    chunk: usize,
+    slots: Box<[Slot]>,
+    free: u64,
+    /// Slots that wait for the server.
+    pending: u64,
+    /// Slots that have something to send, as far as credit goes.
+    send: u64,
+    /// Slots whose reply of several fragments has arrived, which the server need not keep.
+    ack: u64,
+    /// The slot whose turn it is: the first that credit did not suffice for.
+    cursor: usize,
+    /// Bytes of fragments that were sent and not acknowledged.
+    outstanding: usize,
+    assembling: usize,
+    next_id: u64,
+    events: VecDeque<Event>,
+    /// The slot whose reply the owner looks at.
+    shown: Option<usize>,
+    rtt: Rtt,
+    /// No slot's timer is earlier.
+    earliest: Duration,
+    /// When it was last handed the time.
+    woke: Duration,
+    hello_wait: Duration,
+    hello_due: Duration,
+    give_up: Duration,
+    /// A fifth of the silence.
+    period: Duration,
+    ping_at: Duration,
+    pings: u32,
+    ping: bool,
+    pool: Pool,
+    counters: Counters,
+}
+
+impl Client {
+    /// A client that is about to say hello.
+    ///
+    /// # Panics
+    /// If the configuration contradicts itself.
+    pub fn new(now: Duration, config: Config) -> Client {
+        assert!(config.token.len() <= TOKEN_BYTES_MAX, "a token has at most {TOKEN_BYTES_MAX} bytes");
+        assert!(
+            (DATAGRAM_MIN..=DATAGRAM_MAX).contains(&config.datagram),
+            "a datagram has {DATAGRAM_MIN} to {DATAGRAM_MAX} bytes"
+        );
+        assert!(config.silence >= Duration::from_millis(10), "a silence of less than 10 ms ends everything");
+        let granted =
+            Granted { node: 0, features: 0, window: 0, datagram: 0, credit: 0, assembly: 0, eager: 0 };
+        Client {
+            stage: Stage::Greeting,
+            granted,
+            session: 0,
+            secret: 0,
+            chunk: chunk(DATAGRAM_MIN),
+            slots: Box::default(),
+            free: 0,
+            pending: 0,
+            send: 0,
+            ack: 0,
+            cursor: 0,
+            outstanding: 0,
+            assembling: 0,
+            next_id: 1,
+            events: VecDeque::with_capacity(WINDOW_MAX + 2),
+            shown: None,
+            rtt: Rtt::default(),
+            earliest: NEVER,
+            woke: now,
+            hello_wait: Rtt::default().rto(),
+            hello_due: now,
+            give_up: now + config.silence,
+            period: config.silence / PINGS,
+            ping_at: NEVER,
+            pings: 0,
+            ping: false,
+            pool: Pool::default(),
+            counters: Counters::default(),
+            config,
+        }
+    }
+
+    /// What has gone through it.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Bytes of requests in flight that are not acknowledged.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    /// Bytes that are kept for requests and replies: what must have a bound.
+    pub fn kept_bytes(&self) -> usize {
+        let slots: usize =
+            self.slots.iter().map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
+        slots + self.pool.capacity()
+    }
+
+    /// Takes a request, whose bytes are the parts one after the other. None if no slot is free: ask again after the
+    /// next event. It will be reported by exactly one event, unless it is cancelled.
+    ///
+    /// # Panics
+    /// If it is longer than [`BODY_BYTES_MAX`].
+    pub fn submit(&mut self, now: Duration, ask: Ask, parts: &[&[u8]]) -> Option<SlotRef> {
+        match ask {
+            Ask::Chain => self.begin(now, EntryKind::Chain, parts.iter().copied()),
+            Ask::Call(service) => {
+                let prefix = u64::from(service.0).to_le_bytes();
+                self.begin(now, EntryKind::Call, [&prefix[..]].into_iter().chain(parts.iter().copied()))
+            }
+        }
+    }
+
+    /// Takes a request to give these buffers back.
+    ///
+    /// # Panics
+    /// If they are more than fit a request.
+    pub fn retire(&mut self, now: Duration, buffers: &[(Key, Addr)]) -> Option<SlotRef> {
+        let size = buffers.len() * RETIRED;
+        assert!(
+            size <= BODY_BYTES_MAX,
+            "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
+        );
+        let request = self.begin(now, EntryKind::Retire, std::iter::empty())?;
+        let slot = &mut self.slots[request.slot()];
+        self.pool.fill(&mut slot.message, size);
+        for (key, buffer) in buffers {
+            for word in [key.secret(), key.region().into(), buffer.raw()] {
+                slot.message.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        slot.count = fragments(size, self.chunk);
+        Some(request)
+    }
+
+    /// Forgets a request: no event will report it. Says what is known of it; None if it was reported before.
+    pub fn cancel(&mut self, request: SlotRef) -> Option<Fate> {
+        let slot = self.slots.get(request.slot()).filter(|slot| slot.id == request.id)?;
+        match slot.phase {
+            Phase::Pending => Some(self.drop_request(request.slot())),
+            Phase::Answered if self.shown != Some(request.slot()) => {
+                // Its event will find that nobody has this id.
+                self.set_free(request.slot());
+                Some(Fate::DidRun)
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends the session: every request is reported, and the node is told, once.
+    pub fn close(&mut self) {
+        if self.stage == Stage::Open {
+            self.end(|_| Fate::Unknown);
+            self.stage = Stage::Ended { bye: true };
+        } else {
+            self.stage = Stage::Ended { bye: false };
+        }
+    }
+
+    /// What there is to tell. What [`Client::reply`] showed is forgotten.
+    pub fn next_event(&mut self) -> Option<Event> {
+        if let Some(index) = self.shown.take() {
+            self.set_free(index);
+        }
+        loop {
+            let event = self.events.pop_front()?;
+            if let Event::Answered { request, .. } = &event {
+                let slot = &self.slots[request.slot()];
+                if slot.id != request.id || slot.phase != Phase::Answered {
+                    continue; // It was cancelled.
+                }
+                self.shown = Some(request.slot());
+            }
+            return Some(event);
+        }
+    }
+
+    /// The answer to a request, after its event and before the next.
+    ///
+    /// # Panics
+    /// If the last event was not [`Event::Answered`] of this request.
+    pub fn reply(&self, request: SlotRef) -> &[u8] {
+        assert_eq!(self.shown, Some(request.slot()), "a reply is shown between its event and the next");
+        &self.slots[request.slot()].reply[PREFIX..]
+    }
+
+    /// When to call [`Client::transmit`] though nothing has arrived and nothing was asked.
+    pub fn next_timeout(&self) -> Option<Duration> {
+        match self.stage {
+            Stage::Greeting => Some(self.hello_due.min(self.give_up)),
+            Stage::Open => Some(self.earliest.min(self.ping_at)),
+            Stage::Ended { .. } => None,
+        }
+    }
+
+    /// Writes the next datagram to be sent into `out`; false if there is none. To be called until then, after all
+    /// that has arrived was taken in, and whenever [`Client::next_timeout`] is due.
+    pub fn transmit(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
+        self.wake(now);
+        let has_datagram = match self.stage {
+            Stage::Greeting => now >= self.hello_due && self.transmit_hello(now, out),
+            Stage::Open => self.transmit_entries(now, out) || self.transmit_ping(out),
+            Stage::Ended { bye } => {
+                self.stage = Stage::Ended { bye: false };
+                packet::begin(out, Kind::Bye, self.session, self.secret);
+                bye
+            }
+        };
+        if has_datagram {
+            packet::seal(out);
+            self.counters.datagrams_out += 1;
+        }
+        has_datagram
+    }
+
+    /// Takes in a datagram.
+    ///
+    /// # Errors
+    /// It had no effect, for a reason that may be worth a line in a log. It is counted.
+    pub fn receive(&mut self, now: Duration, bytes: &[u8]) -> Result<(), PacketError> {
+        self.counters.datagrams_in += 1;
+        self.notice_pause(now);
+        let result = self.take_in(now, bytes);
+        match result {
+            Ok(()) => {}
+            Err(PacketError::Secret) => self.counters.bad_secrets += 1,
+            Err(PacketError::Session(_)) => self.counters.stale += 1,
+            Err(_) => self.counters.malformed += 1,
+        }
+        result
+    }
+
+    fn begin<'a>(
+        &mut self,
+        now: Duration,
+        kind: EntryKind,
+        parts: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> Option<SlotRef> {
+        if self.stage != Stage::Open || self.free == 0 {
+            return None;
+        }
+        let size: usize = parts.clone().map(<[u8]>::len).sum();
+        assert!(
+            size <= MESSAGE_BYTES_MAX,
+            "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
+        );
+        self.notice_pause(now);
+        let index = self.free.trailing_zeros() as usize;
+        let bit = 1 << index;
+        self.free &= !bit;
+        self.pending |= bit;
+        self.send |= bit;
+        self.ack &= !bit;
+        let slot = &mut self.slots[index];
+        self.pool.fill(&mut slot.message, size);
+        parts.for_each(|part| slot.message.extend_from_slice(part));
+        slot.phase = Phase::Pending;
+        slot.number = slot.number.wrapping_add(1);
+        slot.id = self.next_id;
+        self.next_id += 1;
+        slot.kind = kind;
+        slot.count = fragments(size, self.chunk);
+        (slot.sent, slot.acked, slot.resend, slot.resent) = (0, 0, 0, 0);
+        (slot.ask, slot.cancel) = (false, false);
+        (slot.asked_ever, slot.asked_first) = (0, 0);
+        slot.due = NEVER;
+        slot.deadline = now + self.config.deadline;
+        self.earliest = self.earliest.min(slot.deadline);
+        (slot.reply_count, slot.reply_size, slot.reply_got) = (0, 0, 0);
+        Some(SlotRef { slot: index as u8, id: slot.id })
+    }
+
+    /// Who was stopped itself has not been waited for: its requests get time to hear what became of them.
+    fn notice_pause(&mut self, now: Duration) {
+        if now > self.woke.saturating_add(self.period * 2) {
+            for index in ones(self.pending) {
+                let slot = &mut self.slots[index];
+                slot.deadline = slot.deadline.max(now + self.period);
+            }
+            self.give_up = self.give_up.max(now + self.period);
+        }
+        self.woke = self.woke.max(now);
+    }
+
+    /// Does what the time asks for.
+    fn wake(&mut self, now: Duration) {
+        self.notice_pause(now);
+        match self.stage {
+            Stage::Greeting if now >= self.give_up => {
+                self.stage = Stage::Ended { bye: false };
+                self.events.push_back(Event::Lost(Lost::Silent));
+            }
+            Stage::Open => {
+                if now >= self.earliest {
+                    self.earliest = NEVER;
+                    for index in ones(self.pending) {
+                        self.wake_slot(now, index);
+                    }
+                }
+                if now >= self.ping_at {
+                    if self.pings >= PINGS - 1 {
+                        self.lose(Lost::Silent, |_| Fate::Unknown);
+                        return;
+                    }
+                    self.pings += 1;
+                    self.ping = true;
+                    self.ping_at = now + self.period;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn wake_slot(&mut self, now: Duration, index: usize) {
+        let slot = &mut self.slots[index];
+        if slot.phase == Phase::Pending && now >= slot.deadline {
+            let request = SlotRef { slot: index as u8, id: slot.id };
+            let fate = self.drop_request(index);
+            self.events.push_back(Event::Failed { request, fate });
+            return;
+        }
+        if now >= slot.due {
+            let is_lost =
+                slot.sent & !slot.acked != 0 || slot.reply_count > 0 || slot.phase == Phase::Draining;
+            // The server may also be at work, which says nothing about the path.
+            if is_lost {
+                self.rtt.timed_out(slot.wait);
+            }
+            slot.wait = (slot.wait * 2).min(RTO_MAX);
+            slot.due = NEVER;
+            match slot.phase {
+                Phase::Draining => slot.cancel = true,
+                _ if slot.acked != all(slot.count) => slot.resend = slot.sent & !slot.acked,
+                _ => slot.ask = true,
+            }
+            self.send |= 1 << index;
+        }
+        self.earliest = self.earliest.min(slot.due);
+        if slot.phase == Phase::Pending {
+            self.earliest = self.earliest.min(slot.deadline);
+        }
+    }
+
+    /// Gives a pending request up.
+    fn drop_request(&mut self, index: usize) -> Fate {
+        let slot = &mut self.slots[index];
+        if slot.sent == 0 {
+            // The server knows nothing of the number, and shall get to know it by the next request.
+            slot.number = slot.number.wrapping_sub(1);
+            self.set_free(index);
+            return Fate::DidNotRun;
+        }
+        slot.phase = Phase::Draining;
+        slot.id = 0;
+        slot.cancel = true;
+        slot.due = NEVER;
+        self.pool.free(&mut slot.reply);
+        self.send |= 1 << index;
+        Fate::Unknown
+    }
+
+    /// Lets a slot take another request. What it had in flight no longer counts.
+    fn set_free(&mut self, index: usize) {
+        self.acknowledge(index, u64::MAX);
+        let slot = &mut self.slots[index];
+        slot.phase = Phase::Free;
+        slot.id = 0;
+        self.pool.free(&mut slot.message);
+        self.pool.free(&mut slot.reply);
+        let bit = 1 << index;
+        self.free |= bit;
+        self.pending &= !bit;
+        self.send &= !bit;
+    }
+
+    /// Takes note that the server has these fragments. Which of them are news.
+    fn acknowledge(&mut self, index: usize, have: u64) -> u64 {
+        let slot = &mut self.slots[index];
+        let news = slot.sent & !slot.acked & have;
+        slot.acked |= news;
+        slot.resend &= !slot.acked;
+        for fragment in ones(news) {
+            self.outstanding -= footprint(extent(slot.message.len(), self.chunk, fragment).1);
+        }
+        if slot.assembling && slot.acked == all(slot.count)
+            || have == u64::MAX && slot.phase != Phase::Pending && slot.assembling
+        {
+            slot.assembling = false;
+            self.assembling -= slot.message.len();
+        }
+        news
+    }
+
+    fn transmit_hello(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
+        self.hello_due = now + self.hello_wait;
+        self.hello_wait = (self.hello_wait * 2).min(RTO_MAX);
+        packet::begin(out, Kind::Hello, 0, self.config.nonce);
+        let hello = HelloBytes {
+            identity: U128::new(self.config.identity),
+            incarnation: U64::new(self.config.incarnation),
+            features: U64::new(self.config.features),
+            datagram: U32::new(self.config.datagram as u32),
+            inbound: U32::new(u32::try_from(self.config.inbound_bytes).unwrap_or(u32::MAX)),
+            token: U32::new(self.config.token.len() as u32),
+            reserved: U32::ZERO,
+        };
+        out.extend_from_slice(hello.as_bytes());
+        out.extend_from_slice(&self.config.token);
+        out.resize(DATAGRAM_MIN, 0);
+        true
+    }
+
+    fn transmit_ping(&mut self, out: &mut Vec<u8>) -> bool {
+        packet::begin(out, Kind::Ping, self.session, self.secret);
+        std::mem::take(&mut self.ping)
+    }
+
+    fn transmit_entries(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
+        if self.send | self.ack == 0 {
+            return false;
+        }
+        packet::begin(out, Kind::Data, self.session, self.secret);
+        for index in ones(self.ack) {
+            if out.len() + footprint(16) > self.granted.datagram {
+                return true;
+            }
+            let slot = &self.slots[index];
+            packet::put_have(out, index, slot.number, all(slot.reply_count), 0);
+            self.counters.entries_out += 1;
+            self.ack &= !(1 << index);
+        }
+        // From the slot on that waited longest for credit; none overtakes it to what it lacks.
+        let cursor = self.cursor;
+        let turned = self.send.rotate_right(cursor as u32);
+        let mut is_blocked = false;
+        for turn in ones(turned) {
+            let index = (cursor + turn) % 64;
+            let room = self.transmit_slot(now, index, is_blocked, out);
+            self.earliest = self.earliest.min(self.slots[index].due);
+            match room {
+                Room::Enough => self.send &= !(1 << index),
+                Room::Full => {
+                    if !is_blocked {
+                        self.cursor = index;
+                    }
+                    break;
+                }
+                Room::Credit => {
+                    if !is_blocked {
+                        self.cursor = index;
+                    }
+                    is_blocked = true;
+                }
+            }
+        }
+        out.len() > HEADER
+    }
+
+    fn transmit_slot(&mut self, now: Duration, index: usize, is_blocked: bool, out: &mut Vec<u8>) -> Room {
+        let limit = self.granted.datagram;
+        let slot = &mut self.slots[index];
+        if slot.cancel || slot.ask {
+            if out.len() + footprint(16) > limit {
+                return Room::Full;
+            }
+            if slot.cancel {
+                packet::put_cancel(out, index, slot.number);
+                slot.resend = 0;
+            } else {
+                // Before any of it has come nobody knows how much there is.
+                let missing = if slot.reply_count == 0 { u64::MAX } else { all(slot.reply_count) };
+                slot.asked = first(missing & !slot.reply_got, self.granted.eager);
+                slot.asked_first = slot.asked & !slot.asked_ever;
+                slot.asked_ever |= slot.asked;
+                slot.asked_at = now;
+                self.counters.retransmissions += u64::from(slot.asked_first != slot.asked);
+                packet::put_have(out, index, slot.number, slot.reply_got, slot.asked);
+            }
+            self.counters.entries_out += 1;
+            (slot.cancel, slot.ask) = (false, false);
+            slot.due = now + slot.wait;
+        }
+        if slot.phase == Phase::Pending {
+            let message = Message {
+                kind: slot.kind,
+                slot: index,
+                number: slot.number,
+                prefix: &[],
+                body: &slot.message,
+            };
+            for fragment in ones(slot.resend) {
+                if out.len() + footprint(extent(message.size(), self.chunk, fragment).1) > limit {
+                    return Room::Full;
+                }
+                message.put(out, self.chunk, fragment);
+                self.counters.entries_out += 1;
+                self.counters.retransmissions += 1;
+                slot.resend &= !(1 << fragment);
+                slot.resent |= 1 << fragment;
+                slot.due = now + slot.wait;
+            }
+            for fragment in ones(all(slot.count) & !slot.sent) {
+                let bytes = footprint(extent(message.size(), self.chunk, fragment).1);
+                let has_assembly = slot.count == 1
+                    || slot.assembling
+                    || self.assembling + message.size() <= self.granted.assembly;
+                if is_blocked || !has_assembly || self.outstanding + bytes > self.granted.credit {
+                    return Room::Credit;
+                }
+                if out.len() + bytes > limit {
+                    return Room::Full;
+                }
+                if slot.count > 1 && !slot.assembling {
+                    slot.assembling = true;
+                    self.assembling += message.size();
+                }
+                if slot.sent == 0 {
+                    slot.wait = self.rtt.rto();
+                }
+                message.put(out, self.chunk, fragment);
+                self.counters.entries_out += 1;
+                self.outstanding += bytes;
+                slot.sent |= 1 << fragment;
+                slot.sent_at = now;
+                slot.latest = fragment;
+                slot.due = now + slot.wait;
+            }
+        }
+        Room::Enough
+    }
+
+    fn take_in(&mut self, now: Duration, bytes: &[u8]) -> Result<(), PacketError> {
+        let datagram = match Datagram::decode(bytes) {
+            Err(PacketError::Version(version)) => {
+                self.other_version(bytes);
+                return Err(PacketError::Version(version));
+            }
+            datagram => datagram?,
+        };
+        match datagram.kind {
+            Kind::Welcome | Kind::Refused => {
+                if !packet::same(datagram.secret, self.config.nonce) {
+                    return Err(PacketError::Secret);
+                }
+                if self.stage != Stage::Greeting {
+                    self.counters.duplicates += 1;
+                    return Ok(());
+                }
+                if datagram.kind == Kind::Welcome {
+                    return self.welcome(now, datagram.body);
+                }
+                self.refuse(String::from_utf8_lossy(datagram.body).into_owned());
+                return Ok(());
+            }
+            Kind::Data | Kind::Pong | Kind::Gone => {}
+            kind => return Err(PacketError::Kind(kind as u8)),
+        }
+        if self.stage != Stage::Open || datagram.session != self.session {
+            return Err(PacketError::Session(datagram.session));
+        }
+        if !packet::same(datagram.secret, self.secret) {
+            return Err(PacketError::Secret);
+        }
+        match datagram.kind {
+            Kind::Gone => return self.gone(datagram.body),
+            Kind::Data => {
+                for entry in Entries::validate(datagram.body, self.chunk)? {
+                    self.counters.entries_in += 1;
+                    self.entry(now, &entry);
+                }
+            }
+            _ if !datagram.body.is_empty() => return Err(PacketError::Length),
+            _ => {}
+        }
+        self.pings = 0;
+        self.ping = false;
+        self.ping_at = now + self.period;
+        Ok(())
+    }
+
+    fn welcome(&mut self, now: Duration, body: &[u8]) -> Result<(), PacketError> {
+        let welcome = WelcomeBytes::ref_from_bytes(body).map_err(|_| PacketError::Length)?;
+        let granted = Granted {
+            node: welcome.node.get(),
+            features: welcome.features.get(),
+            window: welcome.window.into(),
+            datagram: welcome.datagram.get() as usize,
+            credit: welcome.credit.get() as usize,
+            assembly: welcome.assembly.get() as usize,
+            eager: welcome.eager.into(),
+        };
+        if !(1..=WINDOW_MAX).contains(&granted.window) {
+            return Err(PacketError::Field("window"));
+        }
+        if !(DATAGRAM_MIN..=self.config.datagram).contains(&granted.datagram) {
+            return Err(PacketError::Field("limit of datagrams"));
+        }
+        if granted.credit < ENTRY + chunk(granted.datagram) || granted.assembly < MESSAGE_BYTES_MAX {
+            return Err(PacketError::Field("credit"));
+        }
+        if !(1..=64).contains(&granted.eager) {
+            return Err(PacketError::Field("share of a reply"));
+        }
+        if self.config.features & !granted.features != 0 {
+            self.refuse(format!(
+                "the client asks for features {:#x}, the node has {:#x}; use a node and a client of one release",
+                self.config.features, granted.features
+            ));
+            return Ok(());
+        }
+        let silence = Duration::from_millis(welcome.silence_ms.get().into()).max(Duration::from_millis(10));
+        self.period = self.config.silence.min(silence) / PINGS;
+        self.ping_at = now + self.period;
+        self.session = welcome.session.get();
+        self.secret = welcome.secret.get();
+        self.chunk = chunk(granted.datagram);
+        self.slots = (0..granted.window).map(|_| Slot::new()).collect();
+        self.free = all(granted.window);
+        self.granted = granted;
+        self.stage = Stage::Open;
+        self.counters.opened += 1;
+        self.events.push_back(Event::Open(granted));
+        Ok(())
+    }
+
+    fn other_version(&mut self, bytes: &[u8]) {
+        if let Some(foreign) = Foreign::decode(bytes)
+            && self.stage == Stage::Greeting
+            && foreign.kind == Kind::Refused as u8
+            && packet::same(foreign.secret, self.config.nonce)
+        {
+            self.refuse(format!(
+                "the node speaks version {} of datagram sessions, this client speaks {VERSION}; use a node and a \
+                 client of one release",
+                foreign.version
+            ));
+        }
+    }
+
+    fn refuse(&mut self, reason: String) {
+        self.counters.refused += 1;
+        self.stage = Stage::Ended { bye: false };
+        self.events.push_back(Event::Refused(reason));
+    }
+
+    fn gone(&mut self, body: &[u8]) -> Result<(), PacketError> {
+        if body.is_empty() {
+            self.lose(Lost::Gone, |_| Fate::Unknown);
+            return Ok(());
+        }
+        let (count, slots) = U64::ref_from_prefix(body).map_err(|_| PacketError::Length)?;
+        let slots = <[LastBytes]>::ref_from_bytes(slots).map_err(|_| PacketError::Length)?;
+        if count.get() != slots.len() as u64 || slots.len() != self.granted.window {
+            return Err(PacketError::Field("count of slots"));
+        }
+        let numbers: Vec<u32> = self.slots.iter().map(|slot| slot.number).collect();
+        self.lose(Lost::Gone, |index| {
+            let known = slots[index].number.get();
+            match slots[index].state.get() {
+                last::RAN if known == numbers[index] => Fate::DidRun,
+                last::NO if known == numbers[index] => Fate::DidNotRun,
+                // The server has not seen it, and will see nothing of this session any more.
+                last::NO | last::RAN if known.wrapping_add(1) == numbers[index] => Fate::DidNotRun,
+                _ => Fate::Unknown,
+            }
+        });
+        Ok(())
+    }
+
+    fn lose(&mut self, why: Lost, fate: impl Fn(usize) -> Fate) {
+        self.end(fate);
+        self.stage = Stage::Ended { bye: false };
+        self.events.push_back(Event::Lost(why));
+    }
+
+    /// Reports every request that is pending.
+    fn end(&mut self, fate: impl Fn(usize) -> Fate) {
+        self.counters.ended += 1;
+        for index in ones(self.pending) {
+            let slot = &mut self.slots[index];
+            if slot.phase == Phase::Pending {
+                let request = SlotRef { slot: index as u8, id: slot.id };
+                let fate = if slot.sent == 0 { Fate::DidNotRun } else { fate(index) };
+                self.events.push_back(Event::Failed { request, fate });
+            }
+            slot.phase = Phase::Free;
+            slot.id = 0;
+        }
+        (self.free, self.pending, self.send, self.ack) = (0, 0, 0, 0);
+    }
+
+    fn entry(&mut self, now: Duration, entry: &Entry<'_>) {
+        let Some(slot) = self.slots.get_mut(entry.slot) else {
+            self.counters.refused += 1;
+            return;
+        };
+        let is_known = entry.number == slot.number && slot.sent != 0;
+        match (entry.kind, slot.phase) {
+            (EntryKind::Have | EntryKind::Reply, Phase::Pending | Phase::Draining) if is_known => {}
+            (EntryKind::Have | EntryKind::Reply, _) if super::newer(entry.number, slot.number) <= 0 => {
+                self.counters.stale += 1;
+                return;
+            }
+            _ => {
+                self.counters.refused += 1;
+                return;
+            }
+        }
+        match (entry.kind, slot.phase) {
+            (EntryKind::Reply, Phase::Draining) => self.set_free(entry.slot),
+            (EntryKind::Reply, _) => self.fragment(now, entry),
+            // It is about to run, or runs: what is wanted is still an answer.
+            (_, Phase::Draining) => {}
+            _ => {
+                let have = entry.have().have.get();
+                if self.acknowledged(now, entry.slot, have & all(self.slots[entry.slot].count)) {
+                    self.progress(now, entry.slot);
+                } else {
+                    self.counters.duplicates += 1;
+                }
+            }
+        }
+    }
+
+    /// Takes note of what the server has, and of how long it took to say so.
+    fn acknowledged(&mut self, now: Duration, index: usize, have: u64) -> bool {
+        let news = self.acknowledge(index, have);
+        let slot = &self.slots[index];
+        if news & !slot.resent & 1 << slot.latest != 0 {
+            self.rtt.sample(now.saturating_sub(slot.sent_at));
+        }
+        news != 0
+    }
+
+    /// The server was heard about this slot: waiting begins anew.
+    fn progress(&mut self, now: Duration, index: usize) {
+        let slot = &mut self.slots[index];
+        slot.wait = self.rtt.rto();
+        slot.due = now + slot.wait;
+        self.earliest = self.earliest.min(slot.due);
+    }
+
+    fn fragment(&mut self, now: Duration, entry: &Entry<'_>) {
+        let index = entry.slot;
+        // A reply says that all of the request is there. If parts were never sent, it answers something else.
+        let slot = &mut self.slots[index];
+        if slot.sent != all(slot.count) {
+            self.counters.refused += 1;
+            return;
+        }
+        if slot.reply_count == 0 {
+            self.acknowledged(now, index, u64::MAX);
+            let slot = &mut self.slots[index];
+            (slot.ask, slot.resend) = (false, 0);
+            slot.reply_count = entry.count;
+            slot.reply_size = entry.size;
+            slot.asked = first(all(entry.count), self.granted.eager);
+            slot.asked_ever |= slot.asked;
+            slot.asked_first = 0;
+            self.pool.fill(&mut slot.reply, entry.size);
+            slot.reply.resize(entry.size, 0);
+        }
+        let slot = &mut self.slots[index];
+        if slot.reply_size != entry.size {
+            self.counters.refused += 1;
+            return;
+        }
+        let bit = 1 << entry.index;
+        if slot.reply_got & bit != 0 {
+            self.counters.duplicates += 1;
+            return;
+        }
+        slot.reply_got |= bit;
+        slot.asked &= !bit;
+        if slot.asked_first & bit != 0 {
+            slot.asked_first = 0;
+            self.rtt.sample(now.saturating_sub(slot.asked_at));
+        }
+        let (at, len) = extent(entry.size, self.chunk, entry.index);
+        slot.reply[at..at + len].copy_from_slice(entry.payload);
+        if slot.reply_got != all(slot.reply_count) {
+            if slot.asked == 0 {
+                slot.ask = true;
+                self.send |= 1 << index;
+            }
+            self.progress(now, index);
+            return;
+        }
+        let execution = u64::from_le_bytes(slot.reply[..PREFIX].try_into().expect("eight bytes are eight"));
+        slot.execution = execution;
+        let request = SlotRef { slot: index as u8, id: slot.id };
+        if slot.reply_count > 1 {
+            self.ack |= 1 << index;
+        }
+        if execution == 0 {
+            // A server says so of what was cancelled, which this was not; it did not run in any case.
+            self.set_free(index);
+            self.events.push_back(Event::Failed { request, fate: Fate::DidNotRun });
+            return;
+        }
+        slot.phase = Phase::Answered;
+        self.pending &= !(1 << index);
+        self.send &= !(1 << index);
+        self.counters.executed += 1;
+        self.events.push_back(Event::Answered { request, execution });
+    }
+}
+
+/// Whether all that a slot has to send went into the datagram.
+enum Room {
+    Enough,
+    /// The datagram is full.
+    Full,
+    /// The server has granted no more.
+    Credit,
+}
+
+impl Slot {
+    fn new() -> Slot {
+        Slot {
+            phase: Phase::Free,
+            number: 0,
+            id: 0,
+            kind: EntryKind::Chain,
+            message: Buffer::default(),
+            count: 0,
+            sent: 0,
+            acked: 0,
+            resend: 0,
+            assembling: false,
+            ask: false,
+            cancel: false,
+            sent_at: Duration::ZERO,
+            latest: 0,
+            resent: 0,
+            wait: Duration::ZERO,
+            due: NEVER,
+            deadline: NEVER,
+            reply: Buffer::default(),
+            reply_count: 0,
+            reply_size: 0,
+            reply_got: 0,
+            asked: 0,
+            asked_ever: 0,
+            asked_first: 0,
+            asked_at: Duration::ZERO,
+            execution: 0,
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! The bytes of a datagram, and the check of bytes from elsewhere.
+//!
+//! ```text
+//! datagram: | magic u16 | version u8 | kind u8 | session u32 | secret u64 | check u64 |         24 bytes, then
+//!   HELLO     | identity u128 | incarnation u64 | features u64 | datagram u32 | inbound u32 | token bytes u32 | 0 u32 |
+//!             token, zeros up to 1200
+//!   WELCOME   | secret u64 | node u64 | features u64 | session u32 | datagram u32 | credit u32 | assembly u32 |
+//!             | silence ms u32 | window u8 | eager u8 | 0 u16 |
+//!   REFUSED   the reason, as UTF-8
+//!   DATA      entries
+//!   GONE      | slots u32 | 0 u32 | { number u32 | state u32 } per slot |
+//!   PING, PONG, BYE   nothing
+//! entry:    | kind u8 | slot u8 | index u8 | count u8 | number u32 | len u32 | size u32 |       16 bytes, then
+//!           `len` bytes of payload and zeros up to a multiple of 8
+//!   CHAIN, CALL, RETIRE, REPLY   fragment `index` of `count` of a message of `size` bytes
+//!   HAVE      | have u64 | want u64 |: the fragments that have arrived, and those to be sent (of a reply)
+//!   CANCEL    nothing: let that number not run, if it has not yet
+//! ```
+//!
+//! All numbers are little-endian. In HELLO, WELCOME and REFUSED the header's secret is a number of the client's
+//! choice, which only one who has seen its HELLO can know. `check` is a hash of all other bytes: the 16 bits of UDP
+//! would let through one damaged datagram in 65536, and a damaged slot or number is another request.
+//!
+//! Invariants: every fragment but the last has [`chunk`] bytes, so that `size` alone says how many there are, where
+//! each lies and how long it is. What [`Datagram::decode`] and [`Entries::validate`] accepted is well-formed to its
+//! last byte. Magic, version, kind and secret, HELLO and REFUSED stay where they are in all versions, so that two
+//! versions can tell each other which they are.
+
+use super::{DATAGRAM_MIN, FRAGMENTS_MAX, MESSAGE_BYTES_MAX, WINDOW_MAX};
+use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
+use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What every datagram begins with: "Fs".
+pub const MAGIC: u16 = u16::from_le_bytes(*b"Fs");
+/// The version of these bytes.
+pub const VERSION: u8 = 1;
+
+/// What a datagram is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A client asks for a session.
+    Hello = 1,
+    /// It has one.
+    Welcome = 2,
+    /// It gets none, for a reason.
+    Refused = 3,
+    /// Entries of a session, in both directions.
+    Data = 4,
+    /// Is anyone there?
+    Ping = 5,
+    /// Yes.
+    Pong = 6,
+    /// The client ends its session.
+    Bye = 7,
+    /// There is no such session, or no more.
+    Gone = 8,
+}
+
+impl Kind {
+    const ALL: [Kind; 8] = [
+        Kind::Hello,
+        Kind::Welcome,
+        Kind::Refused,
+        Kind::Data,
+        Kind::Ping,
+        Kind::Pong,
+        Kind::Bye,
+        Kind::Gone,
+    ];
+}
+
+/// What an entry of a DATA datagram is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum EntryKind {
+    /// Part of a request to run a chain.
+    Chain = 1,
+    /// Part of a request to a service.
+    Call = 2,
+    /// Part of a list of buffers to give back.
+    Retire = 3,
+    /// Part of the answer to any of these.
+    Reply = 4,
+    /// What has arrived and what is wanted.
+    Have = 5,
+    /// The request is no longer wanted.
+    Cancel = 6,
+}
+
+impl EntryKind {
+    const ALL: [EntryKind; 6] = [
+        EntryKind::Chain,
+        EntryKind::Call,
+        EntryKind::Retire,
+        EntryKind::Reply,
+        EntryKind::Have,
+        EntryKind::Cancel,
+    ];
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Header {
+    magic: U16,
+    version: u8,
+    kind: u8,
+    session: U32,
+    secret: U64,
+    check: U64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct EntryHeader {
+    kind: u8,
+    slot: u8,
+    index: u8,
+    count: u8,
+    number: U32,
+    len: U32,
+    size: U32,
+}
+
+/// The fixed part of a HELLO.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct HelloBytes {
+    pub(super) identity: U128,
+    pub(super) incarnation: U64,
+    pub(super) features: U64,
+    pub(super) datagram: U32,
+    pub(super) inbound: U32,
+    pub(super) token: U32,
+    pub(super) reserved: U32,
+}
+
+/// The body of a WELCOME.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct WelcomeBytes {
+    pub(super) secret: U64,
+    pub(super) node: U64,
+    pub(super) features: U64,
+    pub(super) session: U32,
+    pub(super) datagram: U32,
+    pub(super) credit: U32,
+    pub(super) assembly: U32,
+    pub(super) silence_ms: U32,
+    pub(super) window: u8,
+    pub(super) eager: u8,
+    pub(super) reserved: U16,
+}
+
+/// What a GONE says of one slot.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct LastBytes {
+    pub(super) number: U32,
+    pub(super) state: U32,
+}
+
+/// What an entry of HAVE says.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct HaveBytes {
+    pub(super) have: U64,
+    pub(super) want: U64,
+}
+
+/// Bytes of a datagram's header.
+pub const HEADER: usize = size_of::<Header>();
+/// Bytes of an entry's header.
+pub const ENTRY: usize = size_of::<EntryHeader>();
+/// What a call's request begins with: `| service u32 | 0 u32 |`; and every reply: `| execution u64 |`.
+pub(super) const PREFIX: usize = 8;
+/// Bytes of one buffer in a RETIRE: `| secret u64 | region u32 | 0 u32 | address u64 |`.
+pub(super) const RETIRED: usize = 24;
+const CHECK_AT: usize = HEADER - size_of::<u64>();
+const _: () = assert!(HEADER == 24 && ENTRY == 16);
+const _: () = assert!(chunk(DATAGRAM_MIN) * FRAGMENTS_MAX >= MESSAGE_BYTES_MAX, "a message fits its bitmap");
+
+/// Bytes of every fragment but the last, in datagrams of at most `datagram` bytes.
+pub const fn chunk(datagram: usize) -> usize {
+    (datagram - HEADER - ENTRY) & !7
+}
+
+/// How many fragments a message has.
+pub const fn fragments(size: usize, chunk: usize) -> usize {
+    if size == 0 { 1 } else { size.div_ceil(chunk) }
+}
+
+/// The bitmap of all of `count` fragments.
+pub(super) const fn all(count: usize) -> u64 {
+    if count >= 64 { u64::MAX } else { (1 << count) - 1 }
+}
+
+/// Where fragment `index` begins, and how long it is.
+pub(super) fn extent(size: usize, chunk: usize, index: usize) -> (usize, usize) {
+    let at = index * chunk;
+    (at, chunk.min(size - at))
+}
+
+/// Bytes that a fragment of `len` bytes takes in a datagram.
+pub(super) const fn footprint(len: usize) -> usize {
+    ENTRY + len.next_multiple_of(8)
+}
+
+/// Why bytes are no datagram of ours. Nothing of a refused datagram has any effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketError {
+    /// It does not begin with our magic.
+    Magic(u16),
+    /// It is of another version.
+    Version(u8),
+    /// No datagram is of this kind, or none that goes this way.
+    Kind(u8),
+    /// It ends too early, or too late.
+    Length,
+    /// Its bytes were damaged.
+    Check,
+    /// A field has a value that makes no sense.
+    Field(&'static str),
+    /// It does not know the session's secret.
+    Secret,
+    /// There is no such session.
+    Session(u32),
+}
+
+impl std::fmt::Display for PacketError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PacketError::Magic(magic) => {
+                write!(f, "a datagram begins with {magic:#06x}, ours begin with {MAGIC:#06x}")
+            }
+            PacketError::Version(version) => {
+                write!(f, "a datagram is of version {version}, we speak version {VERSION}")
+            }
+            PacketError::Kind(kind) => write!(f, "no datagram of kind {kind} goes this way"),
+            PacketError::Length => f.write_str("a datagram is shorter or longer than it says"),
+            PacketError::Check => f.write_str("a datagram was damaged on its way"),
+            PacketError::Field(field) => write!(f, "a datagram's {field} makes no sense"),
+            PacketError::Secret => f.write_str("a datagram does not know its session's secret"),
+            PacketError::Session(session) => write!(f, "there is no session {session}"),
+        }
+    }
+}
+
+impl std::error::Error for PacketError {}
+
+/// A datagram that is whole and ours, as far as its header tells.
+pub(super) struct Datagram<'a> {
+    pub(super) kind: Kind,
+    pub(super) session: u32,
+    pub(super) secret: u64,
+    pub(super) body: &'a [u8],
+}
+
+/// What can be told of a datagram of another version.
+pub(super) struct Foreign {
+    pub(super) version: u8,
+    pub(super) kind: u8,
+    pub(super) secret: u64,
+}
+
+impl<'a> Datagram<'a> {
+    pub(super) fn decode(bytes: &'a [u8]) -> Result<Datagram<'a>, PacketError> {
+        let (header, body) = Header::ref_from_prefix(bytes).map_err(|_| PacketError::Length)?;
+        if header.magic.get() != MAGIC {
+            return Err(PacketError::Magic(header.magic.get()));
+        }
+        if header.version != VERSION {
+            return Err(PacketError::Version(header.version));
+        }
+        if header.check.get() != check(bytes) {
+            return Err(PacketError::Check);
+        }
+        let kind = Kind::ALL.get(usize::from(header.kind).wrapping_sub(1)).copied();
+        let kind = kind.ok_or(PacketError::Kind(header.kind))?;
+        Ok(Datagram { kind, session: header.session.get(), secret: header.secret.get(), body })
+    }
+}
+
+impl Foreign {
+    /// What is said in the same place by all versions.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Foreign> {
+        let (header, _) = Header::ref_from_prefix(bytes).ok()?;
+        let foreign = Foreign { version: header.version, kind: header.kind, secret: header.secret.get() };
+        (header.magic.get() == MAGIC).then_some(foreign)
+    }
+}
+
+/// Begins a datagram in `out`, whose bytes are replaced. [`seal`] ends it.
+pub(super) fn begin(out: &mut Vec<u8>, kind: Kind, session: u32, secret: u64) {
+    let header = Header {
+        magic: U16::new(MAGIC),
+        version: VERSION,
+        kind: kind as u8,
+        session: U32::new(session),
+        secret: U64::new(secret),
+        check: U64::ZERO,
+    };
+    out.clear();
+    out.extend_from_slice(header.as_bytes());
+}
+
+/// Ends the datagram in `out`.
+pub(super) fn seal(out: &mut [u8]) {
+    let check = check(out);
+    out[CHECK_AT..HEADER].copy_from_slice(&check.to_le_bytes());
+}
+
+fn check(bytes: &[u8]) -> u64 {
+    static SECRETS: RapidSecrets = RapidSecrets::seed(0x6661_7273_6964_6501);
+    let body = rapidhash_v3_seeded(&bytes[HEADER..], &SECRETS);
+    let mut head = [0; HEADER];
+    head[..CHECK_AT].copy_from_slice(&bytes[..CHECK_AT]);
+    head[CHECK_AT..].copy_from_slice(&body.to_le_bytes());
+    rapidhash_v3_seeded(&head, &SECRETS)
+}
+
+/// Whether two secrets are the same: takes as long for every guess.
+pub(super) fn same(a: u64, b: u64) -> bool {
+    std::hint::black_box(a ^ b) == 0
+}
+
+/// Whether two strings of bytes are the same: takes as long for every guess of that length.
+pub(super) fn same_bytes(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && std::hint::black_box(a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b))) == 0
+}
+
+/// One entry of a DATA datagram.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a> {
+    pub(super) kind: EntryKind,
+    pub(super) slot: usize,
+    pub(super) index: usize,
+    pub(super) count: usize,
+    pub(super) number: u32,
+    /// Of the whole message.
+    pub(super) size: usize,
+    pub(super) payload: &'a [u8],
+}
+
+impl Entry<'_> {
+    /// What a HAVE says.
+    pub(super) fn have(&self) -> HaveBytes {
+        HaveBytes::read_from_bytes(self.payload).expect("an entry was used that was not validated")
+    }
+}
+
+/// The entries of a DATA datagram.
+#[derive(Clone, Copy)]
+pub(super) struct Entries<'a> {
+    rest: &'a [u8],
+    chunk: usize,
+}
+
+impl<'a> Entries<'a> {
+    /// Looks through all entries before any of them has an effect.
+    pub(super) fn validate(body: &'a [u8], chunk: usize) -> Result<Entries<'a>, PacketError> {
+        let mut entries = Entries { rest: body, chunk };
+        while !entries.rest.is_empty() {
+            entries.decode()?;
+        }
+        Ok(Entries { rest: body, chunk })
+    }
+
+    fn decode(&mut self) -> Result<Entry<'a>, PacketError> {
+        let (header, rest) = EntryHeader::ref_from_prefix(self.rest).map_err(|_| PacketError::Length)?;
+        let len = header.len.get() as usize;
+        let padded = len.checked_next_multiple_of(8).ok_or(PacketError::Length)?;
+        let (padded, rest) = rest.split_at_checked(padded).ok_or(PacketError::Length)?;
+        let (payload, padding) = padded.split_at(len);
+        if padding.iter().any(|&byte| byte != 0) {
+            return Err(PacketError::Field("padding"));
+        }
+        let kind = EntryKind::ALL.get(usize::from(header.kind).wrapping_sub(1)).copied();
+        let entry = Entry {
+            kind: kind.ok_or(PacketError::Field("kind of entry"))?,
+            slot: header.slot.into(),
+            index: header.index.into(),
+            count: header.count.into(),
+            number: header.number.get(),
+            size: header.size.get() as usize,
+            payload,
+        };
+        entry.check(self.chunk)?;
+        self.rest = rest;
+        Ok(entry)
+    }
+}
+
+impl Entry<'_> {
+    fn check(&self, chunk: usize) -> Result<(), PacketError> {
+        if self.slot >= WINDOW_MAX {
+            return Err(PacketError::Field("slot"));
+        }
+        let (size_min, size_max, unit) = match self.kind {
+            EntryKind::Chain => (0, MESSAGE_BYTES_MAX, 1),
+            EntryKind::Call | EntryKind::Reply => (PREFIX, MESSAGE_BYTES_MAX, 1),
+            EntryKind::Retire => (0, MESSAGE_BYTES_MAX, RETIRED),
+            EntryKind::Have => (size_of::<HaveBytes>(), size_of::<HaveBytes>(), 1),
+            EntryKind::Cancel => (0, 0, 1),
+        };
+        if self.size < size_min || self.size > size_max || !self.size.is_multiple_of(unit) {
+            return Err(PacketError::Field("size"));
+        }
+        if self.count != fragments(self.size, chunk) || self.index >= self.count {
+            return Err(PacketError::Field("count of fragments"));
+        }
+        if self.payload.len() != extent(self.size, chunk, self.index).1 {
+            return Err(PacketError::Field("length"));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Entry<'a>;
+
+    fn next(&mut self) -> Option<Entry<'a>> {
+        // Validated: what ends it early here can only be its end.
+        if self.rest.is_empty() { None } else { self.decode().ok() }
+    }
+}
+
+/// A message as it is cut up: a few bytes of the session's own, and what follows them.
+#[derive(Clone, Copy)]
+pub(super) struct Message<'a> {
+    pub(super) kind: EntryKind,
+    pub(super) slot: usize,
+    pub(super) number: u32,
+    pub(super) prefix: &'a [u8],
+    pub(super) body: &'a [u8],
+}
+
+impl Message<'_> {
+    pub(super) fn size(&self) -> usize {
+        self.prefix.len() + self.body.len()
+    }
+
+    /// Appends fragment `index`.
+    pub(super) fn put(&self, out: &mut Vec<u8>, chunk: usize, index: usize) {
+        let size = self.size();
+        let (at, len) = extent(size, chunk, index);
+        let header = EntryHeader {
+            kind: self.kind as u8,
+            slot: self.slot as u8,
+            index: index as u8,
+            count: fragments(size, chunk) as u8,
+            number: U32::new(self.number),
+            len: U32::new(len as u32),
+            size: U32::new(size as u32),
+        };
+        out.extend_from_slice(header.as_bytes());
+        let prefix = self.prefix.len();
+        if at < prefix {
+            out.extend_from_slice(&self.prefix[at..prefix.min(at + len)]);
+        }
+        if at + len > prefix {
+            out.extend_from_slice(&self.body[at.max(prefix) - prefix..at + len - prefix]);
+        }
+        out.resize(out.len() + len.next_multiple_of(8) - len, 0);
+    }
+}
+
+/// Appends an entry of HAVE.
+pub(super) fn put_have(out: &mut Vec<u8>, slot: usize, number: u32, have: u64, want: u64) {
+    let bytes = HaveBytes { have: U64::new(have), want: U64::new(want) };
+    let message = Message { kind: EntryKind::Have, slot, number, prefix: bytes.as_bytes(), body: &[] };
+    message.put(out, chunk(DATAGRAM_MIN), 0);
+}
+
+/// Appends an entry of CANCEL.
+pub(super) fn put_cancel(out: &mut Vec<u8>, slot: usize, number: u32) {
+    let message = Message { kind: EntryKind::Cancel, slot, number, prefix: &[], body: &[] };
+    message.put(out, chunk(DATAGRAM_MIN), 0);
+}

@@ -1,0 +1,77 @@
+//! How long to wait for an answer before asking again (RFC 6298, with bounds for a data centre).
+//!
+//! Invariant: only what was sent once is measured (Karn's rule), and what timed out is waited for longer, by
+//! everyone, until something that was sent once is answered.
+
+use std::time::Duration;
+
+/// The least time that is waited.
+pub const RTO_MIN: Duration = Duration::from_millis(1);
+/// The most.
+pub const RTO_MAX: Duration = Duration::from_secs(1);
+/// What is waited before anything was measured.
+const RTO_INITIAL: Duration = Duration::from_millis(50);
+
+/// An estimate of one path's round trip.
+#[derive(Clone, Debug, Default)]
+pub struct Rtt {
+    /// The smoothed round trip and its variation, once there was a sample.
+    estimate: Option<(Duration, Duration)>,
+    /// What timeouts have taught since the last sample.
+    held: Duration,
+}
+
+impl Rtt {
+    /// Takes in how long the answer took to something that was sent once.
+    pub fn sample(&mut self, round_trip: Duration) {
+        let round_trip = round_trip.min(RTO_MAX);
+        self.estimate = Some(match self.estimate {
+            None => (round_trip, round_trip / 2),
+            Some((smoothed, variation)) => {
+                ((smoothed * 7 + round_trip) / 8, (variation * 3 + smoothed.abs_diff(round_trip)) / 4)
+            }
+        });
+        self.held = Duration::ZERO;
+    }
+
+    /// Notes that `waited` was not long enough. Without this a path that became slow would never be measured
+    /// again, since all that is sent on it would be sent twice.
+    pub fn timed_out(&mut self, waited: Duration) {
+        self.held = self.held.max((waited * 2).min(RTO_MAX));
+    }
+
+    /// How long to wait for what is sent now, for the first time.
+    pub fn rto(&self) -> Duration {
+        let rto = self.estimate.map_or(RTO_INITIAL, |(smoothed, variation)| smoothed + variation * 4);
+        rto.max(self.held).clamp(RTO_MIN, RTO_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_steady_path_is_waited_for_little_longer_than_it_takes() {
+        let mut rtt = Rtt::default();
+        (0..200).for_each(|_| rtt.sample(10 * MS));
+        assert!(rtt.rto() >= 10 * MS && rtt.rto() < 11 * MS, "{:?}", rtt.rto());
+        (0..200).for_each(|_| rtt.sample(Duration::from_micros(5)));
+        assert_eq!(rtt.rto(), RTO_MIN);
+        (0..200).for_each(|_| rtt.sample(60_000 * MS));
+        assert_eq!(rtt.rto(), RTO_MAX);
+    }
+
+    #[test]
+    fn a_timeout_lengthens_the_wait_of_all_until_a_sample() {
+        let mut rtt = Rtt::default();
+        rtt.sample(MS);
+        let before = rtt.rto();
+        // Many slots that time out at once count once.
+        (0..64).for_each(|_| rtt.timed_out(before));
+        assert_eq!(rtt.rto(), before * 2);
+        rtt.sample(MS);
+        assert!(rtt.rto() < before);
+    }
+}

@@ -1,0 +1,943 @@
+//! The engine's end of all its sessions: what arrives runs at once or is put together, what is answered is kept.
+//!
+//! A server has no timers but the one that ends silent sessions: whoever misses something asks for it.
+//!
+//! Invariants: a slot's number only grows, and by one; its request runs when the number becomes known whole, and never
+//! again. A slot begins a number only when it has answered the one before. Half-received requests of a session have
+//! at most [`Config::assembly_bytes`]; a session keeps one reply a slot.
+
+use super::packet::{
+    self, Datagram, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message, PREFIX,
+    PacketError, RETIRED, VERSION, WelcomeBytes, all, chunk, extent, footprint, fragments,
+};
+use super::{
+    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, MESSAGE_BYTES_MAX, Pool, REASON_BYTES_MAX,
+    TOKEN_BYTES_MAX, WINDOW_MAX, first, newer, ones,
+};
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Addr, Key};
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::time::Duration;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Where datagrams come from and go to.
+pub trait Address: Copy + Eq + Debug {}
+impl<T: Copy + Eq + Debug> Address for T {}
+
+/// Who runs requests and says who may make them.
+pub trait Host {
+    /// What it keeps for a session.
+    type Session;
+
+    /// 64 bits that nobody can guess.
+    fn secret(&mut self) -> u64;
+
+    /// Lets a client in. A client's earlier session ends after this returned and before the client hears of it.
+    ///
+    /// # Errors
+    /// It stays outside; it is told the reason, of which 512 bytes travel.
+    fn open(&mut self, hello: &Hello<'_>) -> Result<Self::Session, String>;
+
+    /// Carries out a request, and appends the answer to `reply`, which is empty. Its bytes are input: nobody has
+    /// looked at them.
+    fn run(
+        &mut self,
+        session: &mut Self::Session,
+        at: RequestRef,
+        request: Request<'_>,
+        reply: &mut Vec<u8>,
+    ) -> Outcome;
+
+    /// The session has ended. What it has not answered will be heard by nobody.
+    fn close(&mut self, session: Self::Session);
+}
+
+/// Who asks for a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Hello<'a> {
+    /// The client, through all its incarnations.
+    pub identity: u128,
+    /// Which of them it is: a higher one ends a lower one's session.
+    pub incarnation: u64,
+    /// What it asks for, all of which is had.
+    pub features: u64,
+    /// What it shows to be let in.
+    pub token: &'a [u8],
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub enum Request<'a> {
+    /// Run this chain.
+    Chain(&'a [u8]),
+    /// Ask this service.
+    Call(ServiceId, &'a [u8]),
+    /// Give these buffers back.
+    Retire(Retired<'a>),
+}
+
+/// Buffers that nothing points to any more.
+#[derive(Clone, Copy, Debug)]
+pub struct Retired<'a>(&'a [u8]);
+
+impl Iterator for Retired<'_> {
+    type Item = (Key, Addr);
+
+    fn next(&mut self) -> Option<(Key, Addr)> {
+        let (one, rest) = self.0.split_at_checked(RETIRED)?;
+        self.0 = rest;
+        let word = |at: usize| u64::from_le_bytes(one[at..at + 8].try_into().expect("eight bytes are eight"));
+        // The upper half of the middle word is not looked at: it may come to mean something.
+        Some((Key::new(word(8) as u32, word(0)), Addr::new(word(16))))
+    }
+}
+
+/// A request of a session, for whoever answers it later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestRef {
+    session: u32,
+    slot: u8,
+    number: u32,
+}
+
+/// What came of a request so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is done, and the reply is written.
+    Done,
+    /// It will be answered by [`Server::answer`].
+    Later,
+}
+
+/// What a server grants.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Random; another one after every start.
+    pub node: u64,
+    /// What this node has.
+    pub features: u64,
+    /// The most bytes of a datagram.
+    pub datagram: usize,
+    /// Slots per session.
+    pub window: usize,
+    /// How many sessions there may be.
+    pub sessions_max: usize,
+    /// What all of them may have in flight to this server at once, headers included. A socket's buffer also holds
+    /// the system's own bookkeeping: leave half of it for that.
+    pub inbound_bytes: usize,
+    /// What half-received requests of one session may have.
+    pub assembly_bytes: usize,
+    /// A session of which nothing was heard for so long ends.
+    pub silence: Duration,
+    /// How many ended sessions are remembered.
+    pub tombstones_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            node: 0,
+            features: 0,
+            datagram: 8 * 1024,
+            window: WINDOW_MAX,
+            sessions_max: 64,
+            inbound_bytes: 1 << 20,
+            assembly_bytes: 4 * MESSAGE_BYTES_MAX,
+            silence: Duration::from_secs(5),
+            tombstones_max: 256,
+        }
+    }
+}
+
+impl Config {
+    /// Bytes in flight of each session.
+    pub fn credit(&self) -> usize {
+        self.inbound_bytes / self.sessions_max
+    }
+
+    fn check(&self) {
+        assert!((1..=WINDOW_MAX).contains(&self.window), "a window has 1 to {WINDOW_MAX} slots");
+        assert!((1..=1 << 16).contains(&self.sessions_max), "a server has 1 to 65536 sessions");
+        assert!(
+            (DATAGRAM_MIN..=DATAGRAM_MAX).contains(&self.datagram),
+            "a datagram has {DATAGRAM_MIN} to {DATAGRAM_MAX} bytes"
+        );
+        assert!(
+            self.credit() >= DATAGRAM_MIN && u32::try_from(self.credit()).is_ok(),
+            "every session needs room for a datagram: fewer sessions, or more bytes inbound"
+        );
+        assert!(
+            self.assembly_bytes >= MESSAGE_BYTES_MAX && u32::try_from(self.assembly_bytes).is_ok(),
+            "a session must be able to receive the largest request"
+        );
+        assert!(self.silence >= Duration::from_millis(10), "a silence of less than 10 ms ends everything");
+    }
+}
+
+/// All sessions of one engine.
+pub struct Server<A: Address, H: Host> {
+    config: Config,
+    sessions: Vec<Place<A, H::Session>>,
+    /// The upper half of the next session's number, for each index.
+    generations: Vec<u16>,
+    tombstones: VecDeque<Tombstone>,
+    /// Sessions that have something to send, each once.
+    dirty: VecDeque<u16>,
+    /// Answers to those who have no session.
+    outside: VecDeque<(A, Vec<u8>)>,
+    pool: Pool,
+    reply: Vec<u8>,
+    counters: Counters,
+}
+
+/// Where a session is, or was, or will be.
+type Place<A, S> = Option<Box<Session<A, S>>>;
+
+struct Session<A, S> {
+    number: u32,
+    address: A,
+    secret: u64,
+    identity: u128,
+    incarnation: u64,
+    /// The HELLO from its body on, without the zeros.
+    hello: Box<[u8]>,
+    host: S,
+    datagram: usize,
+    chunk: usize,
+    /// How many fragments of a reply are sent unasked.
+    eager: usize,
+    heard: Duration,
+    executions: u64,
+    /// Bytes of requests that are half received.
+    assembling: usize,
+    is_dirty: bool,
+    pong: bool,
+    /// Slots of which the client is to be told what has arrived.
+    send_have: u64,
+    /// Slots with fragments to send.
+    send_reply: u64,
+    slots: Box<[Slot]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Fragments of the number have arrived, not all.
+    Receiving,
+    /// It runs, and will be answered later.
+    Executing,
+    /// It has been answered; or there was none yet; or it never will run.
+    Done,
+    /// The client has all of the answer, which is gone here.
+    Acknowledged,
+}
+
+struct Slot {
+    number: u32,
+    state: State,
+    kind: EntryKind,
+    size: usize,
+    got: u64,
+    message: Buffer,
+    /// Which of the session's executions it was; 0 is none.
+    execution: u64,
+    reply: Buffer,
+    /// Fragments of the reply that are to be sent.
+    send: u64,
+}
+
+/// What is remembered of a session that has ended.
+struct Tombstone {
+    number: u32,
+    secret: u64,
+    identity: u128,
+    incarnation: u64,
+    slots: Box<[LastBytes]>,
+}
+
+/// What a tombstone says of a slot's last number.
+pub(super) mod last {
+    /// It did not run, and will not.
+    pub(crate) const NO: u32 = 0;
+    /// It ran.
+    pub(crate) const RAN: u32 = 1;
+    /// It was running when the session ended.
+    pub(crate) const RUNNING: u32 = 2;
+}
+
+/// At most so many answers wait for those who have no session.
+const OUTSIDE_MAX: usize = 64;
+
+impl<A: Address, H: Host> Server<A, H> {
+    /// A server without sessions.
+    ///
+    /// # Panics
+    /// If the configuration contradicts itself.
+    pub fn new(config: Config) -> Server<A, H> {
+        config.check();
+        Server {
+            sessions: Vec::new(),
+            generations: Vec::new(),
+            tombstones: VecDeque::new(),
+            dirty: VecDeque::new(),
+            outside: VecDeque::new(),
+            pool: Pool::default(),
+            reply: Vec::new(),
+            counters: Counters::default(),
+            config,
+        }
+    }
+
+    /// What has gone through it.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How many sessions there are.
+    pub fn sessions(&self) -> usize {
+        self.sessions.iter().flatten().count()
+    }
+
+    /// Bytes that are kept for sessions and for what comes next: what must have a bound.
+    pub fn kept_bytes(&self) -> usize {
+        let slots = self.sessions.iter().flatten().flat_map(|session| session.slots.iter());
+        let slots: usize = slots.map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
+        let outside: usize = self.outside.iter().map(|(_, bytes)| bytes.capacity()).sum();
+        slots + self.pool.capacity() + outside + self.reply.capacity()
+    }
+
+    /// Takes in a datagram, and runs what it makes whole.
+    ///
+    /// # Errors
+    /// The datagram had no effect, for a reason that may be worth a line in a log. It is counted.
+    pub fn receive(&mut self, now: Duration, from: A, bytes: &[u8], host: &mut H) -> Result<(), PacketError> {
+        self.counters.datagrams_in += 1;
+        let result = self.take_in(now, from, bytes, host);
+        match result {
+            Ok(()) | Err(PacketError::Session(_)) => {}
+            Err(PacketError::Secret) => self.counters.bad_secrets += 1,
+            Err(_) => self.counters.malformed += 1,
+        }
+        result
+    }
+
+    fn take_in(&mut self, now: Duration, from: A, bytes: &[u8], host: &mut H) -> Result<(), PacketError> {
+        let datagram = match Datagram::decode(bytes) {
+            Err(PacketError::Version(version)) => {
+                self.refuse_version(from, bytes);
+                return Err(PacketError::Version(version));
+            }
+            datagram => datagram?,
+        };
+        match datagram.kind {
+            Kind::Hello => return self.hello(now, from, &datagram, bytes.len(), host),
+            Kind::Data | Kind::Ping | Kind::Bye => {}
+            kind => return Err(PacketError::Kind(kind as u8)),
+        }
+        let Some(index) = self.index_of(datagram.session) else {
+            return self.gone(from, &datagram);
+        };
+        let session = self.sessions[index].as_mut().expect("it was found there");
+        if !packet::same(session.secret, datagram.secret) {
+            return Err(PacketError::Secret);
+        }
+        if session.address != from {
+            self.counters.refused += 1;
+            return Ok(());
+        }
+        match datagram.kind {
+            Kind::Data => {
+                let entries = Entries::validate(datagram.body, session.chunk)?;
+                session.heard = now;
+                let mut session = self.sessions[index].take().expect("it was found there");
+                for entry in entries {
+                    self.counters.entries_in += 1;
+                    self.entry(&mut session, &entry, host);
+                }
+                self.sessions[index] = Some(session);
+            }
+            _ if !datagram.body.is_empty() => return Err(PacketError::Length),
+            Kind::Ping => {
+                session.heard = now;
+                session.pong = true;
+            }
+            _ => {
+                self.end(index, host);
+                return Ok(());
+            }
+        }
+        self.mark_dirty(index);
+        Ok(())
+    }
+
+    /// Answers a request that was to be answered later. False if nobody waits for it any more.
+    ///
+    /// # Panics
+    /// If the answer is longer than [`BODY_BYTES_MAX`].
+    pub fn answer(&mut self, request: RequestRef, answer: &[u8]) -> bool {
+        let Some(index) = self.index_of(request.session) else { return false };
+        let session = self.sessions[index].as_mut().expect("it was found there");
+        let slot = &mut session.slots[usize::from(request.slot)];
+        if slot.number != request.number || slot.state != State::Executing {
+            return false;
+        }
+        self.reply.clear();
+        self.reply.extend_from_slice(answer);
+        session.done(request.slot.into(), &self.reply, &mut self.pool);
+        self.mark_dirty(index);
+        true
+    }
+
+    /// Writes the next datagram to be sent into `out`, and says to whom. To be called until it has none, after all
+    /// that has arrived was taken in: so the answers to it leave together.
+    pub fn transmit(&mut self, out: &mut Vec<u8>) -> Option<A> {
+        if let Some((address, bytes)) = self.outside.pop_front() {
+            out.clear();
+            out.extend_from_slice(&bytes);
+            self.counters.datagrams_out += 1;
+            return Some(address);
+        }
+        while let Some(index) = self.dirty.pop_front() {
+            let Some(session) = &mut self.sessions[usize::from(index)] else { continue };
+            session.is_dirty = false;
+            if !session.transmit(out, &mut self.counters) {
+                continue;
+            }
+            let address = session.address;
+            if session.has_to_send() {
+                self.mark_dirty(index.into());
+            }
+            self.counters.datagrams_out += 1;
+            return Some(address);
+        }
+        None
+    }
+
+    /// Ends sessions that were silent for too long. To be called a few times in that while.
+    pub fn expire(&mut self, now: Duration, host: &mut H) {
+        for index in 0..self.sessions.len() {
+            let silence = self.config.silence;
+            if self.sessions[index]
+                .as_ref()
+                .is_some_and(|session| now.saturating_sub(session.heard) >= silence)
+            {
+                self.end(index, host);
+            }
+        }
+    }
+
+    fn hello(
+        &mut self,
+        now: Duration,
+        from: A,
+        datagram: &Datagram<'_>,
+        len: usize,
+        host: &mut H,
+    ) -> Result<(), PacketError> {
+        if len < DATAGRAM_MIN {
+            return Err(PacketError::Length);
+        }
+        let (fixed, rest) = HelloBytes::ref_from_prefix(datagram.body).map_err(|_| PacketError::Length)?;
+        let token = rest.get(..fixed.token.get() as usize).ok_or(PacketError::Length)?;
+        let asked = fixed.datagram.get() as usize;
+        if token.len() > TOKEN_BYTES_MAX {
+            return Err(PacketError::Field("token"));
+        }
+        if !(DATAGRAM_MIN..=DATAGRAM_MAX).contains(&asked) {
+            return Err(PacketError::Field("limit of datagrams"));
+        }
+        let hello = Hello {
+            identity: fixed.identity.get(),
+            incarnation: fixed.incarnation.get(),
+            features: fixed.features.get(),
+            token,
+        };
+        let nonce = datagram.secret;
+        let said = &datagram.body[..size_of::<HelloBytes>() + token.len()];
+        let known = |session: &Place<A, H::Session>| {
+            session.as_ref().is_some_and(|session| session.identity == hello.identity)
+        };
+        let old = self.sessions.iter().position(known);
+        if let Some(session) = old.and_then(|index| self.sessions[index].as_ref())
+            && session.incarnation == hello.incarnation
+        {
+            if session.address == from && packet::same_bytes(&session.hello, said) {
+                self.counters.duplicates += 1;
+                let welcome = self.welcome(session, nonce);
+                self.send_outside(from, welcome);
+            } else {
+                self.refuse(
+                    from,
+                    nonce,
+                    "this incarnation of the client has a session; say hello with a higher one",
+                );
+            }
+            return Ok(());
+        }
+        let live = old.and_then(|index| self.sessions[index].as_ref()).map(|session| session.incarnation);
+        let ended = self.tombstones.iter().filter(|tombstone| tombstone.identity == hello.identity);
+        if let Some(latest) = ended.map(|tombstone| tombstone.incarnation).chain(live).max()
+            && latest >= hello.incarnation
+        {
+            let reason = format!(
+                "incarnation {} of the client is over: this node has seen {latest}; say hello with a higher one",
+                hello.incarnation
+            );
+            self.refuse(from, nonce, &reason);
+            return Ok(());
+        }
+        if hello.features & !self.config.features != 0 {
+            let reason = format!(
+                "the client asks for features {:#x}, this node has {:#x}; use a node and a client of one release",
+                hello.features, self.config.features
+            );
+            self.refuse(from, nonce, &reason);
+            return Ok(());
+        }
+        let is_full = self.sessions() == self.config.sessions_max;
+        if is_full && old.is_none() {
+            self.expire(now, host);
+            if self.sessions() == self.config.sessions_max {
+                let reason =
+                    format!("this node has {} sessions and grants no more", self.config.sessions_max);
+                self.refuse(from, nonce, &reason);
+                return Ok(());
+            }
+        }
+        let opened = match host.open(&hello) {
+            Ok(opened) => opened,
+            Err(reason) => {
+                self.refuse(from, nonce, &reason);
+                return Ok(());
+            }
+        };
+        // Before the new one is answered: no late chain of the old one runs after the client has heard.
+        if let Some(index) = old {
+            self.end(index, host);
+        }
+        let secret = host.secret();
+        let index = self.vacant(host);
+        let generation = self.generations[index].wrapping_add(1);
+        self.generations[index] = generation;
+        let datagram = asked.min(self.config.datagram).min(self.config.credit());
+        let chunk = chunk(datagram);
+        let inbound = fixed.inbound.get() as usize;
+        let session = Box::new(Session {
+            number: u32::from(generation) << 16 | index as u32,
+            address: from,
+            secret,
+            identity: hello.identity,
+            incarnation: hello.incarnation,
+            hello: said.into(),
+            host: opened,
+            datagram,
+            chunk,
+            eager: (inbound / self.config.window / datagram).clamp(1, 64),
+            heard: now,
+            executions: 0,
+            assembling: 0,
+            is_dirty: false,
+            pong: false,
+            send_have: 0,
+            send_reply: 0,
+            slots: (0..self.config.window).map(|_| Slot::new()).collect(),
+        });
+        let welcome = self.welcome(&session, nonce);
+        self.sessions[index] = Some(session);
+        self.counters.opened += 1;
+        self.send_outside(from, welcome);
+        Ok(())
+    }
+
+    /// An index where no session is.
+    fn vacant(&mut self, host: &mut H) -> usize {
+        if let Some(index) = self.sessions.iter().position(Option::is_none) {
+            return index;
+        }
+        self.sessions.push(None);
+        // Not 0, so that a session of an earlier start is not taken for one of this.
+        self.generations.push(host.secret() as u16);
+        self.sessions.len() - 1
+    }
+
+    fn welcome(&self, session: &Session<A, H::Session>, nonce: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        packet::begin(&mut bytes, Kind::Welcome, 0, nonce);
+        let welcome = WelcomeBytes {
+            secret: U64::new(session.secret),
+            node: U64::new(self.config.node),
+            features: U64::new(self.config.features),
+            session: U32::new(session.number),
+            datagram: U32::new(session.datagram as u32),
+            credit: U32::new(self.config.credit() as u32),
+            assembly: U32::new(self.config.assembly_bytes as u32),
+            silence_ms: U32::new(u32::try_from(self.config.silence.as_millis()).unwrap_or(u32::MAX)),
+            window: self.config.window as u8,
+            eager: session.eager as u8,
+            reserved: U16::ZERO,
+        };
+        bytes.extend_from_slice(welcome.as_bytes());
+        bytes
+    }
+
+    fn refuse(&mut self, to: A, nonce: u64, reason: &str) {
+        self.counters.refused += 1;
+        let mut bytes = Vec::new();
+        packet::begin(&mut bytes, Kind::Refused, 0, nonce);
+        // Cut anywhere: the client reads it leniently.
+        bytes.extend_from_slice(&reason.as_bytes()[..reason.len().min(REASON_BYTES_MAX)]);
+        self.send_outside(to, bytes);
+    }
+
+    fn refuse_version(&mut self, to: A, bytes: &[u8]) {
+        // As long as a HELLO of ours, or else the answer could be longer than the question.
+        if let Some(foreign) = Foreign::decode(bytes)
+            && foreign.kind == Kind::Hello as u8
+            && bytes.len() >= DATAGRAM_MIN
+        {
+            let reason = format!(
+                "the client speaks version {} of datagram sessions, this node speaks {VERSION}; use a node and a \
+                 client of one release",
+                foreign.version
+            );
+            self.refuse(to, foreign.secret, &reason);
+        }
+    }
+
+    /// Tells who has no session, or no longer, that it is so, and what had run if that is known.
+    fn gone(&mut self, to: A, datagram: &Datagram<'_>) -> Result<(), PacketError> {
+        let tombstone = self.tombstones.iter().find(|tombstone| tombstone.number == datagram.session);
+        let slots: &[LastBytes] = match tombstone {
+            Some(tombstone) if !packet::same(tombstone.secret, datagram.secret) => {
+                return Err(PacketError::Secret);
+            }
+            Some(tombstone) => &tombstone.slots,
+            None => &[],
+        };
+        let mut bytes = Vec::new();
+        // With the sender's own secret, by which it can know that this is no one's forgery.
+        packet::begin(&mut bytes, Kind::Gone, datagram.session, datagram.secret);
+        // Who has shown no secret gets no more bytes than it sent.
+        if !slots.is_empty() {
+            bytes.extend_from_slice(&(slots.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(slots.as_bytes());
+        }
+        self.send_outside(to, bytes);
+        Err(PacketError::Session(datagram.session))
+    }
+
+    fn send_outside(&mut self, to: A, mut bytes: Vec<u8>) {
+        packet::seal(&mut bytes);
+        if self.outside.len() < OUTSIDE_MAX {
+            self.outside.push_back((to, bytes));
+        }
+    }
+
+    fn index_of(&self, number: u32) -> Option<usize> {
+        let index = number as usize & 0xffff;
+        let session = self.sessions.get(index)?.as_ref()?;
+        (session.number == number).then_some(index)
+    }
+
+    fn mark_dirty(&mut self, index: usize) {
+        let session = self.sessions[index].as_mut().expect("only a session has something to send");
+        if !session.is_dirty && session.has_to_send() {
+            session.is_dirty = true;
+            self.dirty.push_back(index as u16);
+        }
+    }
+
+    fn end(&mut self, index: usize, host: &mut H) {
+        let mut session = self.sessions[index].take().expect("only a session can end");
+        self.counters.ended += 1;
+        self.dirty.retain(|&dirty| usize::from(dirty) != index);
+        for slot in &mut session.slots {
+            self.pool.free(&mut slot.message);
+            self.pool.free(&mut slot.reply);
+        }
+        if self.tombstones.len() == self.config.tombstones_max {
+            self.tombstones.pop_front();
+        }
+        if self.config.tombstones_max > 0 {
+            self.tombstones.push_back(Tombstone {
+                number: session.number,
+                secret: session.secret,
+                identity: session.identity,
+                incarnation: session.incarnation,
+                slots: session.slots.iter().map(Slot::last).collect(),
+            });
+        }
+        host.close(session.host);
+    }
+
+    fn entry(&mut self, session: &mut Session<A, H::Session>, entry: &Entry<'_>, host: &mut H) {
+        let Some(slot) = session.slots.get_mut(entry.slot) else {
+            self.counters.refused += 1;
+            return;
+        };
+        let step = newer(entry.number, slot.number);
+        let bit = 1 << entry.slot;
+        if step < 0 {
+            self.counters.stale += 1;
+            return;
+        }
+        let is_idle = matches!(slot.state, State::Done | State::Acknowledged);
+        if step > 1 || step == 1 && !is_idle {
+            self.counters.refused += 1;
+            return;
+        }
+        match (entry.kind, step) {
+            (EntryKind::Chain | EntryKind::Call | EntryKind::Retire, 1) => {
+                if entry.count > 1 && session.assembling + entry.size > self.config.assembly_bytes {
+                    self.counters.refused += 1;
+                    return;
+                }
+                slot.begin(entry.number, &mut self.pool);
+                session.send_reply &= !bit;
+                session.send_have &= !bit;
+                if entry.count == 1 {
+                    self.run(session, entry.slot, entry.kind, entry.payload, host);
+                } else {
+                    slot.state = State::Receiving;
+                    slot.kind = entry.kind;
+                    slot.size = entry.size;
+                    slot.got = 0;
+                    session.assembling += entry.size;
+                    self.pool.fill(&mut slot.message, entry.size);
+                    slot.message.resize(entry.size, 0);
+                    self.fragment(session, entry, host);
+                }
+            }
+            (EntryKind::Chain | EntryKind::Call | EntryKind::Retire, _) => match slot.state {
+                State::Receiving => self.fragment(session, entry, host),
+                State::Executing => {
+                    self.counters.duplicates += 1;
+                    session.send_have |= bit;
+                }
+                State::Done => {
+                    self.counters.duplicates += 1;
+                    session.send_first(entry.slot);
+                }
+                State::Acknowledged => self.counters.duplicates += 1,
+            },
+            (EntryKind::Cancel, _) => {
+                match slot.state {
+                    State::Executing => {
+                        session.send_have |= bit;
+                        return;
+                    }
+                    State::Receiving => {
+                        session.assembling -= slot.size;
+                        slot.void(&mut self.pool);
+                    }
+                    State::Done | State::Acknowledged if step == 1 => {
+                        slot.begin(entry.number, &mut self.pool);
+                        slot.void(&mut self.pool);
+                    }
+                    State::Done | State::Acknowledged => self.counters.duplicates += 1,
+                }
+                session.send_have &= !bit;
+                session.send_first(entry.slot);
+            }
+            (EntryKind::Have, 0) => match slot.state {
+                State::Receiving | State::Executing => session.send_have |= bit,
+                State::Done => {
+                    let count = fragments(PREFIX + slot.reply.len(), session.chunk);
+                    let have = entry.have();
+                    if have.have.get() == all(count) {
+                        slot.state = State::Acknowledged;
+                        slot.send = 0;
+                        session.send_reply &= !bit;
+                        self.pool.free(&mut slot.reply);
+                    } else {
+                        slot.send |= have.want.get() & all(count);
+                        session.send_reply |= if slot.send == 0 { 0 } else { bit };
+                    }
+                }
+                State::Acknowledged => self.counters.duplicates += 1,
+            },
+            (EntryKind::Have | EntryKind::Reply, _) => self.counters.refused += 1,
+        }
+    }
+
+    /// A fragment of a request of several.
+    fn fragment(&mut self, session: &mut Session<A, H::Session>, entry: &Entry<'_>, host: &mut H) {
+        let slot = &mut session.slots[entry.slot];
+        if slot.kind != entry.kind || slot.size != entry.size {
+            self.counters.refused += 1;
+            return;
+        }
+        session.send_have |= 1 << entry.slot;
+        if slot.got & 1 << entry.index != 0 {
+            self.counters.duplicates += 1;
+            return;
+        }
+        slot.got |= 1 << entry.index;
+        let (at, len) = extent(entry.size, session.chunk, entry.index);
+        slot.message[at..at + len].copy_from_slice(entry.payload);
+        if slot.got == all(entry.count) {
+            session.assembling -= slot.size;
+            session.send_have &= !(1 << entry.slot);
+            let message = std::mem::take(&mut slot.message);
+            self.run(session, entry.slot, entry.kind, &message, host);
+            let slot = &mut session.slots[entry.slot];
+            slot.message = message;
+            self.pool.free(&mut slot.message);
+        }
+    }
+
+    fn run(
+        &mut self,
+        session: &mut Session<A, H::Session>,
+        index: usize,
+        kind: EntryKind,
+        message: &[u8],
+        host: &mut H,
+    ) {
+        let request = match kind {
+            EntryKind::Chain => Request::Chain(message),
+            EntryKind::Call => {
+                let (service, body) = message.split_at(PREFIX);
+                let service = u32::from_le_bytes(service[..4].try_into().expect("four bytes are four"));
+                Request::Call(ServiceId(service), body)
+            }
+            EntryKind::Retire => Request::Retire(Retired(message)),
+            kind => panic!("an entry of {kind:?} is no request"),
+        };
+        let slot = &mut session.slots[index];
+        let at = RequestRef { session: session.number, slot: index as u8, number: slot.number };
+        session.executions += 1;
+        slot.execution = session.executions;
+        self.counters.executed += 1;
+        self.reply.clear();
+        match host.run(&mut session.host, at, request, &mut self.reply) {
+            Outcome::Done => session.done(index, &self.reply, &mut self.pool),
+            Outcome::Later => {
+                slot.state = State::Executing;
+                // The client need not send it again, however long it takes.
+                session.send_have |= 1 << index;
+            }
+        }
+    }
+}
+
+impl<A: Address, S> Session<A, S> {
+    /// Keeps the reply, until the slot's next request.
+    fn done(&mut self, index: usize, reply: &[u8], pool: &mut Pool) {
+        assert!(
+            reply.len() <= BODY_BYTES_MAX,
+            "a reply has at most {BODY_BYTES_MAX} bytes, and this one has {}",
+            reply.len()
+        );
+        let slot = &mut self.slots[index];
+        slot.state = State::Done;
+        pool.fill(&mut slot.reply, reply.len());
+        slot.reply.extend_from_slice(reply);
+        self.send_have &= !(1 << index);
+        self.send_first(index);
+    }
+
+    /// Sends what of a reply is sent unasked.
+    fn send_first(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if slot.state == State::Done {
+            let count = fragments(PREFIX + slot.reply.len(), self.chunk);
+            slot.send |= first(all(count), self.eager);
+            self.send_reply |= 1 << index;
+        }
+    }
+
+    fn has_to_send(&self) -> bool {
+        self.pong || self.send_have | self.send_reply != 0
+    }
+
+    fn transmit(&mut self, out: &mut Vec<u8>, counters: &mut Counters) -> bool {
+        if self.send_have | self.send_reply == 0 {
+            if !std::mem::take(&mut self.pong) {
+                return false;
+            }
+            packet::begin(out, Kind::Pong, self.number, self.secret);
+            packet::seal(out);
+            return true;
+        }
+        // Any datagram says that someone is there.
+        self.pong = false;
+        packet::begin(out, Kind::Data, self.number, self.secret);
+        for index in ones(self.send_have) {
+            if out.len() + footprint(16) > self.datagram {
+                break;
+            }
+            let slot = &self.slots[index];
+            let have = if slot.state == State::Receiving { slot.got } else { u64::MAX };
+            packet::put_have(out, index, slot.number, have, 0);
+            counters.entries_out += 1;
+            self.send_have &= !(1 << index);
+        }
+        for index in ones(self.send_reply) {
+            let slot = &mut self.slots[index];
+            let execution = slot.execution.to_le_bytes();
+            let message = Message {
+                kind: EntryKind::Reply,
+                slot: index,
+                number: slot.number,
+                prefix: &execution,
+                body: &slot.reply,
+            };
+            for fragment in ones(slot.send) {
+                if out.len() + footprint(extent(message.size(), self.chunk, fragment).1) > self.datagram {
+                    break;
+                }
+                message.put(out, self.chunk, fragment);
+                counters.entries_out += 1;
+                slot.send &= !(1 << fragment);
+            }
+            if slot.send == 0 {
+                self.send_reply &= !(1 << index);
+            }
+        }
+        assert!(out.len() > HEADER, "a fragment fits a datagram");
+        packet::seal(out);
+        true
+    }
+}
+
+impl Slot {
+    fn new() -> Slot {
+        Slot {
+            number: 0,
+            state: State::Acknowledged,
+            kind: EntryKind::Chain,
+            size: 0,
+            got: 0,
+            message: Buffer::default(),
+            execution: 0,
+            reply: Buffer::default(),
+            send: 0,
+        }
+    }
+
+    /// Forgets the reply to the number before.
+    fn begin(&mut self, number: u32, pool: &mut Pool) {
+        self.number = number;
+        self.execution = 0;
+        self.send = 0;
+        pool.free(&mut self.reply);
+    }
+
+    /// Lets the number never run.
+    fn void(&mut self, pool: &mut Pool) {
+        pool.free(&mut self.message);
+        self.state = State::Done;
+        self.execution = 0;
+    }
+
+    fn last(&self) -> LastBytes {
+        let state = match self.state {
+            State::Executing => last::RUNNING,
+            State::Done | State::Acknowledged if self.execution != 0 => last::RAN,
+            _ => last::NO,
+        };
+        LastBytes { number: U32::new(self.number), state: U32::new(state) }
+    }
+}

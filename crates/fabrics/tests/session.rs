@@ -1,0 +1,539 @@
+//! Datagram sessions over a network that loses, doubles, delays and damages, and against peers that mean ill.
+//!
+//! What is held: a request runs at most once and is reported exactly once, by what really became of it; what is
+//! received never panics, runs nothing that was not asked, and makes nothing grow.
+
+#[path = "session/hostile.rs"]
+mod hostile;
+#[path = "session/world.rs"]
+mod world;
+
+use farside_fabrics::session::client::{self, Event, Fate, Lost};
+use farside_fabrics::session::server;
+use farside_remote::{Addr, Key};
+use std::time::Duration;
+use world::{End, Faults, MS, Order, Rng, World, seeds};
+
+fn client(identity: u128, incarnation: u64) -> client::Config {
+    client::Config {
+        identity,
+        incarnation,
+        nonce: Rng(identity as u64 * 1000 + incarnation).next(),
+        // On a path that loses nearly a third, timers that have backed off may take more than a minute (seed 11900).
+        deadline: Duration::from_secs(120),
+        silence: Duration::from_secs(20),
+        ..client::Config::default()
+    }
+}
+
+fn server() -> server::Config {
+    server::Config { node: 1, silence: Duration::from_secs(20), ..server::Config::default() }
+}
+
+fn open(world: &mut World, config: client::Config) -> usize {
+    let index = world.join(config);
+    for _ in 0..1000 {
+        if world.peers[index].events.iter().any(|event| matches!(event, Event::Open(_))) {
+            return index;
+        }
+        world.step(world.now + Duration::from_secs(2));
+    }
+    panic!("no session: {:?}", world.peers[index].events);
+}
+
+fn order(tag: u64) -> Order {
+    Order { tag, size: 40, reply_size: 30, later_ms: 0 }
+}
+
+fn random_order(rng: &mut Rng, tag: u64, datagram: usize) -> Order {
+    let sizes = [16, 17, 100, 512, datagram - 1, datagram, datagram + 1, 3 * datagram, 64 * 1024];
+    let pick = |rng: &mut Rng| match rng.below(16) {
+        index @ 0..9 => sizes[index as usize],
+        _ => 16 + rng.below(600) as usize,
+    };
+    let (size, reply_size) = (pick(rng), pick(rng));
+    let later_ms = if rng.percent(15) { 1 + rng.below(40) as u32 } else { 0 };
+    Order { tag, size, reply_size, later_ms }
+}
+
+/// Asks for `count` random requests on every client as fast as slots get free, and waits for all.
+fn busy(world: &mut World, count: u64, datagram: usize) {
+    let mut rng = Rng(world.rng.next());
+    let mut left: Vec<u64> = world.peers.iter().map(|_| count).collect();
+    let mut tag = 1 + world.peers.iter().map(|peer| peer.ends.len() as u64).sum::<u64>();
+    while left.iter().any(|&left| left > 0) {
+        for (peer, left) in world.peers.iter_mut().zip(&mut left) {
+            while *left > 0 {
+                let order = random_order(&mut rng, tag, datagram);
+                if peer.ask(world.now, order).is_none() {
+                    break;
+                }
+                tag += 1;
+                *left -= 1;
+            }
+        }
+        world.step(world.now + Duration::from_secs(1));
+        assert!(world.steps < 2_000_000, "it goes on for ever");
+    }
+    world.settle(Duration::from_secs(100));
+}
+
+#[test]
+fn every_request_is_answered_and_ran_once_whatever_the_network_does() {
+    all_answered("every_request_is_answered_and_ran_once_whatever_the_network_does", 800);
+}
+
+#[test]
+#[ignore = "minutes: the same for many more seeds"]
+fn soak_every_request_is_answered_and_ran_once() {
+    all_answered("soak_every_request_is_answered_and_ran_once -- --ignored", 20_000);
+}
+
+fn all_answered(test: &str, count: u64) {
+    let struck = std::cell::Cell::new(world::Struck::default());
+    let asked = std::cell::Cell::new(0);
+    seeds(test, count, |seed| {
+        let mut rng = Rng(seed ^ 0xfeed);
+        let datagram = [1200, 1400, 4096, 9000][rng.below(4) as usize];
+        let config = server::Config {
+            datagram,
+            window: [1, 2, 8, 64][rng.below(4) as usize],
+            sessions_max: 2,
+            inbound_bytes: 2 * datagram * [1, 2, 20][rng.below(3) as usize],
+            assembly_bytes: [65600, 200_000][rng.below(2) as usize],
+            ..server()
+        };
+        let mut world = World::new(seed, config);
+        world.faults = Faults {
+            loss: rng.below(31),
+            doubled: rng.below(15),
+            late: rng.below(10),
+            damaged: rng.below(4),
+            partition: false,
+        };
+        for identity in 0..1 + u128::from(seed % 2 == 0) {
+            let inbound_bytes = [1500, 20_000, 1 << 20][rng.below(3) as usize];
+            open(&mut world, client::Config { datagram, inbound_bytes, ..client(identity + 1, 1) });
+        }
+        busy(&mut world, 12, datagram);
+        for peer in &world.peers {
+            assert_eq!(peer.ends.len(), 12);
+            for (tag, end) in &peer.ends {
+                assert!(matches!(end, End::Answered(_)), "request {tag}: {end:?}");
+                assert_eq!(world.runs(*tag), 1, "request {tag}");
+            }
+            assert!(peer.busy_max <= world.server_config.window, "the window is kept");
+            assert_eq!(peer.client.outstanding(), 0, "all credit comes back");
+        }
+        assert_eq!(world.server.counters().refused, 0, "an honest client is never refused anything");
+        let mut sum = struck.get();
+        sum.lost += world.struck.lost;
+        sum.doubled += world.struck.doubled;
+        sum.late += world.struck.late;
+        sum.damaged += world.struck.damaged;
+        struck.set(sum);
+        asked.set(asked.get() + world.peers.len() * 12);
+    });
+    let sum = struck.get();
+    println!("{} requests; struck: {sum:?}", asked.get());
+    if std::env::var_os("SESSION_SEED").is_none() {
+        assert!(sum.lost > 0 && sum.doubled > 0 && sum.late > 0 && sum.damaged > 0, "{sum:?}");
+    }
+}
+
+#[test]
+fn messages_of_every_awkward_size_arrive_whole() {
+    for datagram in [1200, 1208, 1209, 9000, 65507] {
+        let mut world = World::new(1, server::Config { datagram, inbound_bytes: 1 << 24, ..server() });
+        let peer = open(&mut world, client::Config { datagram, ..client(1, 1) });
+        let chunk = (datagram - 40) & !7;
+        let mut sizes = vec![0, 1, 7, 8, 9, 15, 16, 64 * 1024 - 1, 64 * 1024];
+        for edge in [datagram, chunk, chunk - 8, 2 * chunk] {
+            sizes.extend([edge - 1, edge, edge + 1]);
+        }
+        sizes.retain(|&size| size <= 64 * 1024);
+        for (at, &size) in sizes.iter().enumerate() {
+            for reply_size in [size, sizes[sizes.len() - 1 - at]] {
+                // The shortest have no room to say what they want: they are answered by as many bytes.
+                let reply_size = if size < 16 { size } else { reply_size };
+                let tag = 2 * world.host.runs.values().sum::<u64>();
+                let order = Order { tag, size, reply_size, later_ms: 0 };
+                assert!(world.peers[peer].ask(world.now, order).is_some());
+                world.settle(Duration::from_secs(5));
+                assert!(matches!(world.peers[peer].ends[&tag], End::Answered(_)), "{order:?}");
+            }
+        }
+        assert_eq!(
+            world.server.counters().retransmissions + world.peers[peer].client.counters().retransmissions,
+            0
+        );
+    }
+}
+
+#[test]
+fn requests_of_one_moment_share_datagrams_and_so_do_their_answers() {
+    let mut world = World::new(1, server());
+    let peer = open(&mut world, client(1, 1));
+    let before = (*world.server.counters(), *world.peers[peer].client.counters());
+    for tag in 0..64 {
+        assert!(world.peers[peer].ask(world.now, order(tag)).is_some());
+    }
+    assert!(world.peers[peer].client.submit(world.now, client::Ask::Chain, &[b"one too many"]).is_none());
+    world.settle(Duration::from_secs(1));
+    let out = world.peers[peer].client.counters().datagrams_out - before.1.datagrams_out;
+    let back = world.server.counters().datagrams_out - before.0.datagrams_out;
+    assert_eq!((out, back), (1, 1), "64 small requests in one datagram, and their answers in one");
+}
+
+#[test]
+fn buffers_to_give_back_arrive_each() {
+    let mut world = World::new(1, server());
+    let peer = open(&mut world, client(1, 1));
+    let buffers: Vec<_> = (0..2000).map(|at| (Key::new(3, 99), Addr::new(at * 64))).collect();
+    world.faults.loss = 20;
+    world.peers[peer].retire(world.now, &buffers, 1);
+    world.settle(Duration::from_secs(5));
+    assert_eq!(world.host.retired, 2000);
+}
+
+#[test]
+fn what_was_given_up_is_reported_truly_and_its_slot_is_used_again() {
+    let cancelled = std::cell::Cell::new(0);
+    let unknown = std::cell::Cell::new([0; 3]);
+    seeds("what_was_given_up_is_reported_truly_and_its_slot_is_used_again", 1500, |seed| {
+        let mut rng = Rng(seed ^ 0xdead);
+        let config = server::Config {
+            datagram: 1200,
+            window: 4,
+            sessions_max: 1,
+            inbound_bytes: 2400,
+            assembly_bytes: 65_600,
+            ..server()
+        };
+        let mut world = World::new(seed, config);
+        let peer = open(&mut world, client::Config { deadline: MS * 20, datagram: 1200, ..client(1, 1) });
+        world.faults =
+            Faults { loss: 10 + rng.below(50), doubled: 10, late: 20, damaged: 1, partition: false };
+        let mut dropped = Vec::new();
+        for tag in 0..30 {
+            let order = Order { later_ms: rng.below(3) as u32 * 15, ..random_order(&mut rng, tag, 1200) };
+            if let Some(request) = world.peers[peer].ask(world.now, order)
+                && rng.percent(30)
+            {
+                world.step(world.now + MS);
+                if let Some(fate) = world.peers[peer].client.cancel(request) {
+                    world.peers[peer].asked.remove(&request);
+                    dropped.push((tag, fate));
+                }
+            }
+            for _ in 0..rng.below(6) {
+                world.step(world.now + MS * 5);
+            }
+            world.faults.partition = rng.percent(5);
+        }
+        world.faults = Faults::default();
+        world.settle(Duration::from_secs(5));
+        // Everything drains, and the whole window is there again.
+        world.run_for(Duration::from_secs(8));
+        for tag in 100..104 {
+            assert!(world.peers[peer].ask(world.now, order(tag)).is_some(), "slot {tag} is free again");
+        }
+        world.settle(Duration::from_secs(5));
+        let mut sum = unknown.get();
+        for (tag, end) in &world.peers[peer].ends {
+            match end {
+                End::Answered(_) => assert_eq!(world.runs(*tag), 1, "request {tag}"),
+                End::Failed(Fate::DidNotRun) => assert_eq!(world.runs(*tag), 0, "request {tag}"),
+                End::Failed(Fate::DidRun) => assert_eq!(world.runs(*tag), 1, "request {tag}"),
+                End::Failed(Fate::Unknown) => assert!(world.runs(*tag) <= 1, "request {tag}"),
+            }
+            if let End::Failed(Fate::Unknown) = end {
+                sum[world.runs(*tag) as usize] += 1;
+            }
+            sum[2] += usize::from(*end == End::Failed(Fate::DidNotRun));
+        }
+        unknown.set(sum);
+        for (tag, fate) in &dropped {
+            match fate {
+                Fate::DidNotRun => assert_eq!(world.runs(*tag), 0, "request {tag}"),
+                Fate::DidRun => assert_eq!(world.runs(*tag), 1, "request {tag}"),
+                Fate::Unknown => assert!(world.runs(*tag) <= 1, "request {tag}"),
+            }
+        }
+        cancelled.set(cancelled.get() + dropped.len());
+        assert_eq!(world.server.counters().refused, 0, "an honest client is never refused anything");
+        assert_eq!(world.peers[peer].client.outstanding(), 0, "all credit comes back");
+    });
+    let [not_run, ran, never_sent] = unknown.get();
+    println!(
+        "unknown: {not_run} had not run, {ran} had; {never_sent} never sent; {} cancelled",
+        cancelled.get()
+    );
+    if std::env::var_os("SESSION_SEED").is_none() {
+        assert!(not_run > 0 && ran > 0 && never_sent > 0 && cancelled.get() > 0, "every case was met");
+    }
+}
+
+#[test]
+fn a_client_that_was_stopped_for_long_learns_which_of_its_requests_ran() {
+    let met = std::cell::Cell::new([0; 3]);
+    seeds("a_client_that_was_stopped_for_long_learns_which_of_its_requests_ran", 500, |seed| {
+        let config = server::Config { silence: MS * 500, window: 16, ..server() };
+        let mut world = World::new(seed, config);
+        let deadline = MS * 300;
+        let peer = open(&mut world, client::Config { deadline, silence: MS * 500, ..client(1, 1) });
+        world.faults.loss = 50;
+        for tag in 0..16 {
+            let later_ms = if tag % 5 == 4 { 100_000 } else { 0 };
+            assert!(world.peers[peer].ask(world.now, Order { later_ms, ..order(tag) }).is_some());
+            world.step(world.now + Duration::from_micros(50));
+        }
+        world.peers[peer].is_paused = true;
+        world.run_for(Duration::from_secs(3));
+        assert_eq!(world.server.sessions(), 0, "a silent session ends");
+        world.faults.loss = 0;
+        world.host.later.clear();
+        world.peers[peer].is_paused = false;
+        world.settle(Duration::from_secs(2));
+        assert!(
+            world.peers[peer].events.contains(&Event::Lost(Lost::Gone)),
+            "{:?}",
+            world.peers[peer].events
+        );
+        let mut sum = met.get();
+        for (tag, end) in &world.peers[peer].ends {
+            match end {
+                End::Answered(_) | End::Failed(Fate::DidRun) => {
+                    assert_eq!(world.runs(*tag), 1, "request {tag}")
+                }
+                End::Failed(Fate::DidNotRun) => assert_eq!(world.runs(*tag), 0, "request {tag}"),
+                End::Failed(Fate::Unknown) => {
+                    assert!(tag % 5 == 4, "request {tag} is known to the tombstone")
+                }
+            }
+            match end {
+                End::Failed(Fate::DidRun) => sum[0] += 1,
+                End::Failed(Fate::DidNotRun) => sum[1] += 1,
+                End::Failed(Fate::Unknown) => sum[2] += 1,
+                End::Answered(_) => {}
+            }
+        }
+        met.set(sum);
+    });
+    println!("ran, did not, unknown: {:?}", met.get());
+    if std::env::var_os("SESSION_SEED").is_none() {
+        assert!(met.get().iter().all(|&met| met > 0), "every case was met: {:?}", met.get());
+    }
+}
+
+#[test]
+fn a_new_incarnation_ends_the_old_one_whose_late_datagrams_run_nothing() {
+    seeds("a_new_incarnation_ends_the_old_one_whose_late_datagrams_run_nothing", 300, |seed| {
+        let mut world = World::new(seed, server());
+        let old = open(&mut world, client(1, 1));
+        world.faults = Faults { late: 60, doubled: 50, ..Faults::default() };
+        for tag in 0..40 {
+            assert!(world.peers[old].ask(world.now, order(tag)).is_some());
+            world.step(world.now + Duration::from_micros(10));
+        }
+        world.peers[old].is_paused = true;
+        let new = open(&mut world, client(1, 2));
+        let runs = world.host.runs.clone();
+        world.run_for(MS * 200);
+        assert_eq!(
+            world.host.runs, runs,
+            "nothing of the old incarnation runs after the new one was welcomed"
+        );
+        assert_eq!((world.host.opened, world.host.closed, world.server.sessions()), (2, 1, 1));
+        world.peers[old].is_paused = false;
+        world.settle(Duration::from_secs(2));
+        for (tag, end) in &world.peers[old].ends {
+            let did_run = matches!(end, End::Answered(_) | End::Failed(Fate::DidRun));
+            assert_eq!(world.runs(*tag), u64::from(did_run), "request {tag}: {end:?}");
+        }
+        world.faults = Faults::default();
+        assert!(world.peers[new].ask(world.now, order(1000)).is_some());
+        world.settle(Duration::from_secs(2));
+        assert_eq!(world.runs(1000), 1);
+        // And the old one stays outside.
+        let again = world.join(client(1, 1));
+        world.run_for(MS * 200);
+        assert!(
+            matches!(&world.peers[again].events[..], [Event::Refused(reason)] if reason.contains("seen 2"))
+        );
+    });
+}
+
+#[test]
+fn a_restarted_server_knows_nothing_and_says_so() {
+    let mut world = World::new(1, server());
+    let peer = open(&mut world, client(1, 1));
+    world.faults.partition = true;
+    for tag in 0..3 {
+        assert!(world.peers[peer].ask(world.now, order(tag)).is_some());
+    }
+    world.run_for(MS * 20);
+    world.restart_server();
+    world.faults.partition = false;
+    world.settle(Duration::from_secs(2));
+    assert!(world.peers[peer].ends.values().all(|end| *end == End::Failed(Fate::Unknown)));
+    assert!(world.peers[peer].events.contains(&Event::Lost(Lost::Gone)));
+    let again = open(&mut world, client(1, 2));
+    let Some(Event::Open(granted)) = world.peers[again].events.first() else { panic!("no welcome") };
+    assert_eq!(granted.node, 2, "another start of the node");
+    assert!(world.host.runs.is_empty());
+}
+
+#[test]
+fn a_partition_that_lasts_loses_the_session_and_a_short_one_nothing() {
+    let config = || client::Config { silence: Duration::from_secs(2), ..client(1, 1) };
+    let mut world = World::new(1, server());
+    let peer = open(&mut world, config());
+    assert!(world.peers[peer].ask(world.now, order(1)).is_some());
+    world.faults.partition = true;
+    world.run_for(Duration::from_secs(1));
+    world.faults.partition = false;
+    world.settle(Duration::from_secs(2));
+    assert!(matches!(world.peers[peer].ends[&1], End::Answered(_)));
+    // Idle, a session lives on by its questions.
+    world.run_for(Duration::from_secs(100));
+    assert_eq!(world.server.sessions(), 1);
+    assert!(world.peers[peer].ask(world.now, order(2)).is_some());
+    world.faults.partition = true;
+    let began = world.now;
+    world.settle(Duration::from_secs(5));
+    assert_eq!(world.peers[peer].ends[&2], End::Failed(Fate::Unknown));
+    assert!(world.peers[peer].events.contains(&Event::Lost(Lost::Silent)));
+    assert!(world.now - began <= Duration::from_secs(2), "after the silence that was agreed");
+    assert!(world.struck.cut > 0);
+    world.run_for(Duration::from_secs(30));
+    assert_eq!(world.server.sessions(), 0, "the server has ended it too");
+}
+
+#[test]
+fn a_client_that_says_bye_ends_its_session_at_once() {
+    let mut world = World::new(1, server());
+    let peer = open(&mut world, client(1, 1));
+    assert!(world.peers[peer].ask(world.now, order(1)).is_some());
+    world.peers[peer].client.close();
+    world.run_for(MS * 10);
+    assert_eq!(world.peers[peer].ends[&1], End::Failed(Fate::DidNotRun), "it was never sent");
+    assert_eq!((world.server.sessions(), world.host.closed), (0, 1));
+}
+
+#[test]
+fn who_is_not_let_in_hears_why() {
+    let mut world = World::new(1, server::Config { features: 0b01, ..server() });
+    let reason = |world: &mut World, config| {
+        let peer = world.join(config);
+        world.run_for(MS * 100);
+        match &world.peers[peer].events[..] {
+            [Event::Refused(reason)] => reason.clone(),
+            events => panic!("{events:?}"),
+        }
+    };
+    let text = reason(&mut world, client::Config { features: 0b11, ..client(1, 1) });
+    assert!(text.contains("0x3") && text.contains("0x1"), "both sides' features: {text}");
+    world.host.refuse = Some("é".repeat(1000));
+    let text = reason(&mut world, client(1, 1));
+    assert!(text.starts_with("éé") && text.len() < 600);
+    world.host.refuse = None;
+    open(&mut world, client(1, 5));
+    let text = reason(&mut world, client(1, 4));
+    assert!(text.contains("4") && text.contains("5"), "both incarnations: {text}");
+    let full = server::Config { sessions_max: 1, ..server() };
+    let mut world = World::new(1, full);
+    open(&mut world, client(1, 1));
+    let text = reason(&mut world, client(2, 1));
+    assert!(text.contains("1 sessions"), "{text}");
+    open(&mut world, client(1, 2));
+    assert_eq!(world.server.sessions(), 1, "a full server still lets a client's next incarnation in");
+}
+
+#[test]
+fn nothing_is_allocated_once_warm() {
+    let datagram = 1200;
+    let mut host = Echo;
+    let mut server = server::Server::<usize, Echo>::new(server::Config { datagram, ..server() });
+    let mut client = client::Client::new(MS, client::Config { datagram, ..client(1, 1) });
+    let (mut out, mut now, mut answered) = (Vec::with_capacity(datagram), MS, 0);
+    let message = vec![7; 64 * 1024];
+    let mut round = |size: usize, count: usize| {
+        now += MS;
+        let mut asked = 0;
+        for _ in 0..200 {
+            while asked < count && client.submit(now, client::Ask::Chain, &[&message[..size]]).is_some() {
+                asked += 1;
+            }
+            while client.transmit(now, &mut out) {
+                server.receive(now, 0, &out, &mut host).expect("a good datagram");
+            }
+            while server.transmit(&mut out).is_some() {
+                client.receive(now, &out).expect("a good datagram");
+            }
+            while let Some(event) = client.next_event() {
+                answered += usize::from(matches!(event, Event::Answered { .. }));
+            }
+        }
+        assert_eq!((asked, client.outstanding()), (count, 0));
+    };
+    let sizes = [(40, 64), (1000, 64), (5000, 20), (65_536, 8)];
+    (0..3).for_each(|_| sizes.iter().for_each(|&(size, count)| round(size, count)));
+    let before = ALLOCATIONS.get();
+    (0..3).for_each(|_| sizes.iter().for_each(|&(size, count)| round(size, count)));
+    assert_eq!(ALLOCATIONS.get() - before, 0, "allocations, once each size was seen");
+    assert_eq!(answered, 6 * (64 + 64 + 20 + 8));
+}
+
+struct Echo;
+
+impl server::Host for Echo {
+    type Session = ();
+
+    fn secret(&mut self) -> u64 {
+        5
+    }
+    fn open(&mut self, _hello: &server::Hello<'_>) -> Result<(), String> {
+        Ok(())
+    }
+    fn run(
+        &mut self,
+        _session: &mut (),
+        _at: server::RequestRef,
+        request: server::Request<'_>,
+        reply: &mut Vec<u8>,
+    ) -> server::Outcome {
+        let server::Request::Chain(bytes) = request else { panic!("only chains were asked for") };
+        reply.extend_from_slice(bytes);
+        server::Outcome::Done
+    }
+    fn close(&mut self, _session: ()) {}
+}
+
+thread_local! {
+    static ALLOCATIONS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: all is done by the system's allocator, under the promises that its own callers make; counting a number of
+// this thread allocates nothing.
+unsafe impl std::alloc::GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise, handed on.
+        unsafe { std::alloc::System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: std::alloc::Layout) {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { std::alloc::System.dealloc(at, layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: std::alloc::Layout, size: usize) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise, handed on.
+        unsafe { std::alloc::System.realloc(at, layout, size) }
+    }
+}

@@ -1,0 +1,436 @@
+//! A network, a server and clients that are stepped: the same seed, the same story.
+//!
+//! Invariants: whatever runs is written down by its tag, and runs once. What a request should be answered is known
+//! from its tag and size alone. Faults that struck are counted.
+
+use farside_fabrics::session::client::{self, Ask, Client, Event, Fate, SlotRef};
+use farside_fabrics::session::server::{self, Hello, Host, Outcome, Request, RequestRef, Server};
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Addr, Key};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::time::Duration;
+
+pub(crate) const MS: Duration = Duration::from_millis(1);
+
+/// Splitmix: good enough to choose faults by.
+#[derive(Clone)]
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+    pub(crate) fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Faults {
+    /// Percent of datagrams.
+    pub(crate) loss: u64,
+    pub(crate) doubled: u64,
+    /// Percent that take a hundred times as long.
+    pub(crate) late: u64,
+    pub(crate) damaged: u64,
+    pub(crate) partition: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Struck {
+    pub(crate) lost: u64,
+    pub(crate) doubled: u64,
+    pub(crate) late: u64,
+    pub(crate) damaged: u64,
+    pub(crate) cut: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum To {
+    Server(usize),
+    Client(usize),
+}
+
+/// Runs whatever comes and remembers how often.
+#[derive(Default)]
+pub(crate) struct Runner {
+    pub(crate) runs: HashMap<u64, u64>,
+    /// To be answered later: when, whom, what.
+    pub(crate) later: Vec<(Duration, RequestRef, Vec<u8>)>,
+    pub(crate) now: Duration,
+    pub(crate) secrets: u64,
+    pub(crate) opened: u64,
+    pub(crate) closed: u64,
+    pub(crate) refuse: Option<String>,
+    pub(crate) features_seen: u64,
+    pub(crate) retired: u64,
+    /// Answers whatever is asked, by as many bytes or a few more.
+    pub(crate) is_lenient: bool,
+}
+
+impl Host for Runner {
+    type Session = (u128, u64);
+
+    fn secret(&mut self) -> u64 {
+        self.secrets += 1;
+        Rng(0x5ec_0000 + self.secrets).next()
+    }
+    fn open(&mut self, hello: &Hello<'_>) -> Result<(u128, u64), String> {
+        self.features_seen = hello.features;
+        if let Some(reason) = &self.refuse {
+            return Err(reason.clone());
+        }
+        self.opened += 1;
+        Ok((hello.identity, hello.incarnation))
+    }
+    fn run(
+        &mut self,
+        _session: &mut (u128, u64),
+        at: RequestRef,
+        request: Request<'_>,
+        reply: &mut Vec<u8>,
+    ) -> Outcome {
+        let bytes = match request {
+            Request::Chain(bytes) => bytes,
+            Request::Call(service, bytes) => {
+                assert!(service == ServiceId(7) || self.is_lenient, "the service of the call");
+                bytes
+            }
+            Request::Retire(buffers) => {
+                self.retired += buffers.count() as u64;
+                return Outcome::Done;
+            }
+        };
+        if self.is_lenient {
+            reply.resize(bytes.len() * 8 % 65_536, 1);
+            return Outcome::Done;
+        }
+        let order = Order::decode(bytes);
+        *self.runs.entry(order.tag).or_default() += 1;
+        if order.later_ms == 0 {
+            order.answer(reply);
+            return Outcome::Done;
+        }
+        let mut answer = Vec::new();
+        order.answer(&mut answer);
+        self.later.push((self.now + MS * order.later_ms, at, answer));
+        Outcome::Later
+    }
+    fn close(&mut self, _session: (u128, u64)) {
+        self.closed += 1;
+    }
+}
+
+/// What a request of these tests says: its bytes are `| tag u64 | reply bytes u32 | later ms u32 |`, then a pattern.
+/// The shorter ones lack what does not fit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    pub(crate) tag: u64,
+    pub(crate) size: usize,
+    pub(crate) reply_size: usize,
+    pub(crate) later_ms: u32,
+}
+
+fn pattern(tag: u64, at: usize) -> u8 {
+    (tag as u8).wrapping_mul(31).wrapping_add(at as u8).wrapping_add((at >> 8) as u8)
+}
+
+impl Order {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&self.tag.to_le_bytes());
+        bytes.extend_from_slice(&(self.reply_size as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.later_ms.to_le_bytes());
+        (bytes.len()..self.size).for_each(|at| bytes.push(pattern(self.tag, at)));
+        bytes.truncate(self.size);
+        bytes
+    }
+    fn decode(bytes: &[u8]) -> Order {
+        if bytes.len() < 16 {
+            return Order { tag: u64::MAX, size: bytes.len(), reply_size: bytes.len(), later_ms: 0 };
+        }
+        let tag = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        let reply_size = u32::from_le_bytes(bytes[8..12].try_into().unwrap()) as usize;
+        let later_ms = u32::from_le_bytes(bytes[12..16].try_into().unwrap());
+        for (at, &byte) in bytes.iter().enumerate().skip(16) {
+            assert_eq!(byte, pattern(tag, at), "byte {at} of request {tag} is another's");
+        }
+        Order { tag, size: bytes.len(), reply_size, later_ms }
+    }
+    fn answer(&self, reply: &mut Vec<u8>) {
+        assert!(reply.is_empty(), "a reply begins empty");
+        reply.extend((0..self.reply_size).map(|at| pattern(!self.tag, at)));
+    }
+    fn check(&self, reply: &[u8]) {
+        assert_eq!(reply.len(), self.reply_size, "the reply to {self:?}");
+        let tag = if self.size < 16 { u64::MAX } else { self.tag };
+        for (at, &byte) in reply.iter().enumerate() {
+            assert_eq!(byte, pattern(!tag, at), "byte {at} of the reply to {self:?}");
+        }
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Answered(u64),
+    Failed(Fate),
+}
+
+pub(crate) struct Peer {
+    pub(crate) client: Client,
+    pub(crate) asked: HashMap<SlotRef, Order>,
+    pub(crate) ends: BTreeMap<u64, End>,
+    pub(crate) events: Vec<Event>,
+    /// Stopped: nothing reaches it and it does nothing.
+    pub(crate) is_paused: bool,
+    pub(crate) executions: Vec<u64>,
+    pub(crate) outstanding_max: usize,
+    pub(crate) busy_max: usize,
+}
+
+impl Peer {
+    pub(crate) fn new(now: Duration, config: client::Config) -> Peer {
+        Peer {
+            client: Client::new(now, config),
+            asked: HashMap::new(),
+            ends: BTreeMap::new(),
+            events: Vec::new(),
+            is_paused: false,
+            executions: Vec::new(),
+            outstanding_max: 0,
+            busy_max: 0,
+        }
+    }
+
+    pub(crate) fn ask(&mut self, now: Duration, order: Order) -> Option<SlotRef> {
+        let bytes = order.encode();
+        let (left, right) = bytes.split_at(bytes.len() / 3);
+        let ask = if order.tag.is_multiple_of(2) { Ask::Chain } else { Ask::Call(ServiceId(7)) };
+        let request = self.client.submit(now, ask, &[left, right])?;
+        assert!(self.asked.insert(request, order).is_none(), "no two requests have one name");
+        self.busy_max = self.busy_max.max(self.asked.len());
+        Some(request)
+    }
+
+    pub(crate) fn retire(&mut self, now: Duration, buffers: &[(Key, Addr)], tag: u64) {
+        let request = self.client.retire(now, buffers).expect("a slot is free");
+        self.asked.insert(request, Order { tag, size: 16, reply_size: 0, later_ms: 0 });
+    }
+
+    fn listen(&mut self) {
+        while let Some(event) = self.client.next_event() {
+            match &event {
+                Event::Answered { request, execution } => {
+                    let order = self.asked.remove(request).expect("an answer to what was asked");
+                    order.check(self.client.reply(*request));
+                    assert!(
+                        *execution > 0 && !self.executions.contains(execution),
+                        "an execution answers once"
+                    );
+                    self.executions.push(*execution);
+                    assert!(self.ends.insert(order.tag, End::Answered(*execution)).is_none());
+                }
+                Event::Failed { request, fate } => {
+                    let order = self.asked.remove(request).expect("a report of what was asked");
+                    assert!(self.ends.insert(order.tag, End::Failed(*fate)).is_none());
+                }
+                _ => {}
+            }
+            self.events.push(event);
+        }
+    }
+}
+
+type Flight = (Duration, u64, To, Vec<u8>);
+
+pub(crate) struct World {
+    pub(crate) now: Duration,
+    pub(crate) rng: Rng,
+    pub(crate) faults: Faults,
+    pub(crate) struck: Struck,
+    pub(crate) host: Runner,
+    pub(crate) server: Server<usize, Runner>,
+    pub(crate) server_config: server::Config,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) flights: BinaryHeap<Reverse<Flight>>,
+    pub(crate) sent: u64,
+    pub(crate) steps: u64,
+    out: Vec<u8>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, server_config: server::Config) -> World {
+        World {
+            now: MS,
+            rng: Rng(seed),
+            faults: Faults::default(),
+            struck: Struck::default(),
+            host: Runner::default(),
+            server: Server::new(server_config.clone()),
+            server_config,
+            peers: Vec::new(),
+            flights: BinaryHeap::new(),
+            sent: 0,
+            steps: 0,
+            out: Vec::new(),
+        }
+    }
+
+    pub(crate) fn join(&mut self, config: client::Config) -> usize {
+        self.peers.push(Peer::new(self.now, config));
+        self.peers.len() - 1
+    }
+
+    /// The node's process ended, and another began.
+    pub(crate) fn restart_server(&mut self) {
+        self.server_config.node += 1;
+        self.server = Server::new(self.server_config.clone());
+        self.host.later.clear();
+    }
+
+    fn send(&mut self, to: To) {
+        let bytes = self.out.clone();
+        if self.faults.partition {
+            self.struck.cut += 1;
+            return;
+        }
+        let copies = if self.rng.percent(self.faults.doubled) { 2 } else { 1 };
+        self.struck.doubled += copies - 1;
+        for _ in 0..copies {
+            if self.rng.percent(self.faults.loss) {
+                self.struck.lost += 1;
+                continue;
+            }
+            let mut bytes = bytes.clone();
+            if self.rng.percent(self.faults.damaged) {
+                self.struck.damaged += 1;
+                let at = self.rng.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << self.rng.below(8);
+            }
+            let mut delay = Duration::from_micros(20 + self.rng.below(200));
+            if self.rng.percent(self.faults.late) {
+                self.struck.late += 1;
+                delay *= 100;
+            }
+            self.sent += 1;
+            self.flights.push(Reverse((self.now + delay, self.sent, to, bytes)));
+        }
+    }
+
+    /// Everyone says all they have to say.
+    pub(crate) fn flush(&mut self) {
+        let mut out = std::mem::take(&mut self.out);
+        for index in 0..self.peers.len() {
+            if self.peers[index].is_paused {
+                continue;
+            }
+            self.peers[index].listen();
+            while self.peers[index].client.transmit(self.now, &mut out) {
+                let outstanding = self.peers[index].client.outstanding();
+                assert!(outstanding <= self.server_config.credit(), "credit is kept");
+                assert!(out.len() <= self.server_config.datagram, "a datagram's limit is kept");
+                self.peers[index].outstanding_max = self.peers[index].outstanding_max.max(outstanding);
+                std::mem::swap(&mut out, &mut self.out);
+                self.send(To::Server(index));
+                std::mem::swap(&mut out, &mut self.out);
+            }
+            self.peers[index].listen();
+        }
+        while let Some(index) = self.server.transmit(&mut out) {
+            assert!(out.len() <= self.server_config.datagram, "a datagram's limit is kept");
+            std::mem::swap(&mut out, &mut self.out);
+            self.send(To::Client(index));
+            std::mem::swap(&mut out, &mut self.out);
+        }
+        self.out = out;
+    }
+
+    /// When something happens next.
+    fn next(&self) -> Option<Duration> {
+        let flight = self.flights.peek().map(|Reverse(flight)| flight.0);
+        let later = self.host.later.iter().map(|later| later.0).min();
+        let awake = self.peers.iter().filter(|peer| !peer.is_paused);
+        let timeout = awake.filter_map(|peer| peer.client.next_timeout()).min();
+        [flight, later, timeout].into_iter().flatten().min()
+    }
+
+    /// Lets what happens next happen, but not after `until`; false if nothing does before.
+    pub(crate) fn step(&mut self, until: Duration) -> bool {
+        self.flush();
+        let next = self.next().filter(|&next| next <= until);
+        let Some(next) = next else {
+            self.now = self.now.max(until);
+            self.server.expire(self.now, &mut self.host);
+            return false;
+        };
+        self.steps += 1;
+        self.now = self.now.max(next);
+        self.host.now = self.now;
+        while self.flights.peek().is_some_and(|Reverse(flight)| flight.0 <= self.now) {
+            let Some(Reverse((_, _, to, bytes))) = self.flights.pop() else { break };
+            match to {
+                To::Server(from) => {
+                    let _ = self.server.receive(self.now, from, &bytes, &mut self.host);
+                }
+                To::Client(index) if !self.peers[index].is_paused => {
+                    let _ = self.peers[index].client.receive(self.now, &bytes);
+                }
+                To::Client(_) => {}
+            }
+        }
+        let now = self.now;
+        let (due, later) = std::mem::take(&mut self.host.later).into_iter().partition(|later| later.0 <= now);
+        self.host.later = later;
+        for (_, at, answer) in Vec::<_>::into_iter(due) {
+            self.server.answer(at, &answer);
+        }
+        self.server.expire(self.now, &mut self.host);
+        self.flush();
+        true
+    }
+
+    pub(crate) fn run_for(&mut self, duration: Duration) {
+        let until = self.now + duration;
+        while self.step(until) {
+            assert!(self.steps < 2_000_000, "it goes on for ever");
+        }
+    }
+
+    /// Runs until all that was asked has been reported.
+    pub(crate) fn settle(&mut self, within: Duration) {
+        let until = self.now + within;
+        while self.peers.iter().any(|peer| !peer.asked.is_empty()) && self.step(until) {
+            assert!(self.steps < 2_000_000, "it goes on for ever");
+        }
+        for peer in &self.peers {
+            assert!(peer.asked.is_empty(), "never reported: {:?}", peer.asked);
+        }
+    }
+
+    pub(crate) fn runs(&self, tag: u64) -> u64 {
+        self.host.runs.get(&tag).copied().unwrap_or(0)
+    }
+}
+
+/// Runs a story for every seed, or for the one of the environment, and says how to see a failure again.
+pub(crate) fn seeds(test: &str, count: u64, story: impl Fn(u64)) {
+    let only = std::env::var("SESSION_SEED").ok().map(|seed| seed.parse().expect("a seed is a number"));
+    let range = only.map_or(0..count, |seed: u64| seed..seed + 1);
+    for seed in range {
+        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| story(seed))) {
+            eprintln!(
+                "seed {seed} failed; replay: SESSION_SEED={seed} cargo test -p farside-fabrics --test session {test}"
+            );
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
