@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! datagram: | magic u16 | version u8 | kind u8 | session u32 | secret u64 | check u64 |         24 bytes, then
-//!   HELLO     | identity u128 | incarnation u64 | features u64 | datagram u32 | inbound u32 | token bytes u32 | 0 u32 |
-//!             token, zeros up to 1200
+//!   HELLO     | identity u128 | incarnation u64 | features u64 | datagram u32 | inbound u32 | token bytes u32 |
+//!             | 0 u32 | token, zeros up to 1200
 //!   WELCOME   | secret u64 | node u64 | features u64 | session u32 | datagram u32 | credit u32 | assembly u32 |
 //!             | silence ms u32 | window u8 | eager u8 | 0 u16 |
 //!   REFUSED   the reason, as UTF-8
