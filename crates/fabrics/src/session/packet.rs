@@ -22,7 +22,7 @@
 //! would let through one damaged datagram in 65536, and a damaged slot or number is another request.
 //!
 //! Invariants: every fragment but the last has [`chunk`] bytes, so that `size` alone says how many there are, where
-//! each lies and how long it is. What [`Datagram::decode`] and [`Entries::validate`] accepted is well-formed to its
+//! each lies and how long it is. What `Datagram::decode` and `Entries::validate` accepted is well-formed to its
 //! last byte. Magic, version, kind and secret, HELLO and REFUSED stay where they are in all versions, so that two
 //! versions can tell each other which they are.
 
