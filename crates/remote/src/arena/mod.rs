@@ -211,7 +211,8 @@ impl<'m, M: Memory> Arena<'m, M> {
         let geometry = self.geometry();
         let Some(index) = geometry.segment_of(at) else { return Ok(0) };
         let segment = self.memory.load(geometry.segment_entry_at(index), Width::W8)?;
-        // A segment that was never granted is region 0's, which is no region.
+        // Region 0 is no region. Its segments go no further: the word of one that was never granted is all zero, which
+        // further down would read as class 0.
         if Segment::region_of(segment) != region || region == 0 {
             return Ok(0);
         }
@@ -219,7 +220,7 @@ impl<'m, M: Memory> Arena<'m, M> {
             let left = SEGMENT_SIZE - geometry.offset_in_segment(at);
             return if len <= left { Ok(len) } else { self.reach_in_table(region, index, at, len) };
         }
-        // A segment that is free or only granted has no class.
+        // A region's segment that is free or only granted has the number of no class.
         let Some(class) = Class::get(Segment::class_of(segment)) else { return Ok(0) };
         Ok(class.left_of_buffer(geometry.offset_in_segment(at)).map_or(0, |left| len.min(left)))
     }
