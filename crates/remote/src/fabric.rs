@@ -6,6 +6,7 @@ use crate::address::{Addr, NodeId};
 use crate::chain::Chain;
 use crate::key::Key;
 use crate::reply::Reply;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A service at a node that calls can be made to: the node's own, or one that belongs to a store.
@@ -51,55 +52,38 @@ pub trait Fabric {
     fn retire(&self, node: NodeId, key: Key, buffer: Addr);
 }
 
-impl<F: Fabric + ?Sized> Fabric for &F {
-    // The inner future as it is: one around it would be polled for nothing.
-    #[inline]
-    fn run(
-        &self,
-        node: NodeId,
-        chain: &Chain<'_>,
-        reply: &mut Reply,
-    ) -> impl Future<Output = Result<(), FabricError>> {
-        (**self).run(node, chain, reply)
-    }
-    fn call(
-        &self,
-        node: NodeId,
-        service: ServiceId,
-        request: &[u8],
-        answer: &mut Vec<u8>,
-    ) -> impl Future<Output = Result<(), FabricError>> {
-        (**self).call(node, service, request, answer)
-    }
-    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
-        (**self).retire(node, key, buffer);
-    }
+/// A reference, of whatever kind, to a fabric is that fabric.
+macro_rules! fabric_by_reference {
+    ($reference:ty) => {
+        impl<F: Fabric + ?Sized> Fabric for $reference {
+            // The inner future as it is: one around it would be polled for nothing.
+            #[inline]
+            fn run(
+                &self,
+                node: NodeId,
+                chain: &Chain<'_>,
+                reply: &mut Reply,
+            ) -> impl Future<Output = Result<(), FabricError>> {
+                (**self).run(node, chain, reply)
+            }
+            fn call(
+                &self,
+                node: NodeId,
+                service: ServiceId,
+                request: &[u8],
+                answer: &mut Vec<u8>,
+            ) -> impl Future<Output = Result<(), FabricError>> {
+                (**self).call(node, service, request, answer)
+            }
+            fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+                (**self).retire(node, key, buffer);
+            }
+        }
+    };
 }
 
-impl<F: Fabric + ?Sized> Fabric for std::rc::Rc<F> {
-    // The inner future as it is: one around it would be polled for nothing.
-    #[inline]
-    fn run(
-        &self,
-        node: NodeId,
-        chain: &Chain<'_>,
-        reply: &mut Reply,
-    ) -> impl Future<Output = Result<(), FabricError>> {
-        (**self).run(node, chain, reply)
-    }
-    fn call(
-        &self,
-        node: NodeId,
-        service: ServiceId,
-        request: &[u8],
-        answer: &mut Vec<u8>,
-    ) -> impl Future<Output = Result<(), FabricError>> {
-        (**self).call(node, service, request, answer)
-    }
-    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
-        (**self).retire(node, key, buffer);
-    }
-}
+fabric_by_reference!(&F);
+fabric_by_reference!(Rc<F>);
 
 /// Whether an operation that got no answer was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
