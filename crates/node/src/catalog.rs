@@ -71,11 +71,17 @@ impl Division {
             ));
         }
         let buffers = quota_segments - table;
-        let reserve = (buffers / 64).clamp(1, 16);
+        let reserve = Division::reserve_of(buffers);
         let small =
             |n: u64| u32::try_from(n).map_err(|_| format!("a quota of {quota} bytes is too much: give less"));
         small(quota_segments + reserve)?;
         Ok(Division { table: small(table)?, buffers: small(buffers)?, reserve: small(reserve)? })
+    }
+
+    /// The reserve of a store with so many segments for buffers. More of them never have a smaller one, so that of a
+    /// whole quota, in segments, it is the most that a node adds to that quota.
+    pub fn reserve_of(buffers: u64) -> u64 {
+        (buffers / 64).clamp(1, 16)
     }
 
     /// All of it.
@@ -198,6 +204,13 @@ mod tests {
         for bad in ["", "a/b", "a b", "../x", &"x".repeat(NAME_MAX + 1)] {
             assert!(catalog.reserve(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_reserve_never_shrinks_as_buffers_grow() {
+        let reserves: Vec<u64> = (0..5000).map(Division::reserve_of).collect();
+        assert!(reserves.is_sorted());
+        assert_eq!((reserves[0], reserves[127], reserves[128], reserves[4999]), (1, 1, 2, 16));
     }
 
     #[test]

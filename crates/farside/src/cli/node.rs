@@ -5,8 +5,9 @@ use farside::NewStore;
 use farside::config::{Settings, default_socket, make_folder_of};
 use farside::parts::kinds;
 use farside_fabrics::memory::{Found, Mapping, Pages};
+use farside_node::catalog::Division;
 use farside_node::host::{Admin, Host, Options};
-use farside_remote::arena::Geometry;
+use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_systems::kv::prism_kv::layout::{PROBES_MAX, Placement, SLOTS_PER_ITEM, TableSpec};
 use std::io::Write;
@@ -294,14 +295,14 @@ impl Serve {
 
 /// The quota that leaves nothing over, in whole segments.
 fn all_of(info: &NodeInfo) -> Result<u64, Failure> {
-    const MIN: u64 = 2 << 20; // One segment for a table, one for buffers.
-    let reserve = (info.unassigned_bytes >> 6).clamp(1 << 20, 16 << 20) + (1 << 20);
-    match info.unassigned_bytes.saturating_sub(reserve) >> 20 << 20 {
+    const MIN: u64 = 2; // One segment for a table, one for buffers.
+    let unassigned = info.unassigned_bytes / SEGMENT_SIZE;
+    match unassigned.saturating_sub(Division::reserve_of(unassigned)) {
         ..MIN => Err(Failure::Told(format!(
             "the node has {} MiB that no store has, too little for --store: drop a store, or serve more --memory",
             info.unassigned_bytes >> 20
         ))),
-        all => Ok(all),
+        all => Ok(all * SEGMENT_SIZE),
     }
 }
 

@@ -9,7 +9,9 @@ use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, block_on};
 use farside_fabrics::layer::count::Count;
 use farside_fabrics::memory::Mapping;
+use farside_node::catalog::Division;
 use farside_remote::NodeId;
+use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::session::Counters;
 use farside_systems::kv::KvError;
@@ -337,9 +339,6 @@ struct Held {
     is_there: Mutex<bool>,
 }
 
-/// Memory that a node takes for a store beyond its quota, at the most.
-const RESERVE_MAX: u64 = 16 << 20;
-
 impl Lent {
     fn make(pool: &Pool, new: &NewStore) -> Result<Lent, Failure> {
         let held = Held { pool: pool.clone(), name: new.name.clone(), is_there: Mutex::new(false) };
@@ -350,7 +349,7 @@ impl Lent {
         std::thread::Builder::new().name("farside-signals".into()).spawn(move || watched.watch(ending))?;
         pool.create_store(new).map_err(|error| {
             let free = pool.info().map_or(u64::MAX, |info| info.unassigned_bytes);
-            if free < new.quota + RESERVE_MAX {
+            if free < new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE {
                 Failure::Told(format!(
                     "the run needs a store of {} and the node has {} that no store has: {FEWER_RECORDS}, or leave \
                      --pool out to have a node started for it",
