@@ -9,7 +9,7 @@ use farside_node::catalog::Division;
 use farside_node::host::{Admin, Host, Options};
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
-use farside_systems::kv::prism_kv::layout::{PROBES_MAX, Placement, SLOTS_PER_ITEM, TableSpec};
+use farside_systems::kv::prism_kv::layout::{Placement, SLOTS_PER_ITEM, TableSpec, slots_for};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
@@ -274,11 +274,8 @@ impl Serve {
         let table: Option<TableSpec> = serde_json::from_str(&store.parameters).ok();
         let is_collision_free = table.is_some_and(|table| table.placement == Placement::Permuted);
         let slots = table.map_or(0, |table| table.slots);
-        let slots_of = |items: u64| items.saturating_mul(SLOTS_PER_ITEM).checked_next_power_of_two();
         let is_other = self.quota.is_some_and(|quota| quota != store.quota)
-            || self
-                .items
-                .is_some_and(|items| slots_of(items).map(|slots| slots.max(PROBES_MAX)) != Some(slots))
+            || self.items.is_some_and(|items| slots_for(items) != Some(slots))
             || self.collision_free && !is_collision_free;
         if is_other {
             tracing::warn!(

@@ -16,7 +16,7 @@ use farside_remote::arena::class::Class;
 use farside_remote::arena::session::Counters;
 use farside_systems::kv::KvError;
 use farside_systems::kv::prism_kv::PrismKv;
-use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE, SLOTS_PER_ITEM};
+use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE, slots_for};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -303,7 +303,7 @@ impl Session {
             note!("farside: the first that went wrong: {first}");
         }
         let info = self.pool.info().ok();
-        let slots = (self.asked.workload.records * SLOTS_PER_ITEM).next_power_of_two().max(256);
+        let slots = slots(self.asked.workload.records);
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
             system: "prism-kv".into(),
@@ -466,6 +466,11 @@ fn node_cpu(session: &Session) -> Option<Duration> {
     report::cpu_time_of(pid).ok()
 }
 
+/// Slots of the table for so many records.
+fn slots(records: u64) -> u64 {
+    slots_for(records).expect("fewer records can be asked for than the largest table has room for")
+}
+
 /// Bytes for a table and so many items, with room for what is on its way back while they are overwritten.
 fn quota(records: u64, value_size: usize, tasks: u32) -> u64 {
     const KEY_SIZE: usize = 8;
@@ -479,7 +484,7 @@ fn quota(records: u64, value_size: usize, tasks: u32) -> u64 {
     } else {
         whole * size_of(PART_MAX) + size_of(item % PART_MAX) + size_of(ITEM_MAX / 8)
     };
-    let table = (records * SLOTS_PER_ITEM).next_power_of_two().max(256) * SLOT_SIZE;
+    let table = slots(records) * SLOT_SIZE;
     let items = records * each;
     let on_the_way = u64::from(tasks) * each * 1024;
     (table + items + items / 16 + on_the_way.min(1 << 30) + SLACK).next_multiple_of(1 << 20)

@@ -25,6 +25,8 @@ pub const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
 pub const PROBES_MAX: u64 = 256;
 /// Slots per item that a store is created for, unless told otherwise.
 pub const SLOTS_PER_ITEM: u64 = 4;
+/// Items that the largest table has room for.
+pub const ITEM_COUNT_MAX: u64 = 1 << 34;
 /// The longest item that lies in one buffer, in bytes; longer values are lists of parts.
 pub const ITEM_MAX: usize = 60 * 1024;
 /// Bytes of a part, but for the last.
@@ -237,6 +239,12 @@ pub enum Placement {
     Permuted,
 }
 
+/// Slots of a table that has room for so many items: a power of two, [`SLOTS_PER_ITEM`] each and as many as a key can
+/// have. Nothing for more than [`ITEM_COUNT_MAX`].
+pub fn slots_for(items: u64) -> Option<u64> {
+    (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(PROBES_MAX))
+}
+
 /// What a store is asked for, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -337,6 +345,22 @@ mod tests {
         assert_eq!(firsts, PINNED);
     }
     const PINNED: [u64; 3] = [311, 3271, 2699];
+
+    #[test]
+    fn a_table_has_four_slots_for_each_item_and_as_many_as_are_probed() {
+        let expected = [
+            (0, Some(256)),
+            (64, Some(256)),
+            (65, Some(512)),
+            (1_000_000, Some(1 << 22)),
+            (ITEM_COUNT_MAX, Some(1 << 36)),
+            (ITEM_COUNT_MAX + 1, None),
+            (u64::MAX, None),
+        ];
+        for (items, slots) in expected {
+            assert_eq!(slots_for(items), slots, "{items} items");
+        }
+    }
 
     #[test]
     fn permuted_numbers_have_a_slot_each() {

@@ -2,8 +2,8 @@
 
 use super::KIND;
 use super::layout::{
-    HEADER_SIZE, ITEM_MAX, ItemView, Kind as ItemKind, PROBES_MAX, Request, SLOT_SIZE, SLOTS_PER_ITEM, Slot,
-    Table, TableSpec,
+    HEADER_SIZE, ITEM_COUNT_MAX, ITEM_MAX, ItemView, Kind as ItemKind, Request, SLOT_SIZE, Slot, Table,
+    TableSpec, slots_for,
 };
 use farside_remote::arena::Arena;
 use farside_remote::service::{Extent, Kind, Plan, Service};
@@ -15,8 +15,6 @@ pub struct PrismKvKind;
 
 /// The item size for which a table is planned if nobody says how many items there will be.
 const ITEM_SIZE_ASSUMED: u64 = 512;
-/// The most slots of a table.
-const SLOTS_MAX: u64 = 1 << 36;
 
 impl<M: Memory> Kind<M> for PrismKvKind {
     fn name(&self) -> &'static str {
@@ -28,15 +26,9 @@ impl<M: Memory> Kind<M> for PrismKvKind {
             format!("a {KIND} store takes {{\"items\": N, \"placement\": \"hashed\"|\"permuted\"}}: {error}")
         })?;
         let items = request.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2);
-        let slots = items
-            .max(1)
-            .checked_mul(SLOTS_PER_ITEM)
-            .and_then(u64::checked_next_power_of_two)
-            .filter(|&slots| slots <= SLOTS_MAX)
-            .ok_or_else(|| {
-                format!("{items} items are too many for one store: give at most {}", SLOTS_MAX / 4)
-            })?
-            .max(PROBES_MAX);
+        let slots = slots_for(items).ok_or_else(|| {
+            format!("{items} items are too many for one store: give at most {ITEM_COUNT_MAX}")
+        })?;
         let spec = TableSpec { slots, seed: entropy, placement: request.placement, epoch: 1 };
         let parameters = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
         Ok(Plan { table_len: slots * SLOT_SIZE, parameters })
