@@ -9,21 +9,6 @@ use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, cas_from, read,
 use std::collections::BTreeSet;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How many of the items one group can have: at least one. A key that comes again begins another group, for which of
-/// its two puts lost would not be known.
-fn group_len(items: &[(&[u8], &[u8])]) -> usize {
-    let mut bytes = 0;
-    let mut seen = BTreeSet::new();
-    for (index, &(key, value)) in items.iter().enumerate() {
-        bytes += 2 * key.len() + value.len() + PUT_OVERHEAD;
-        if index > 0 && (index == ALLOCATES_MAX || bytes > GROUP_BYTES_MAX || seen.contains(key)) {
-            return index;
-        }
-        seen.insert(key);
-    }
-    items.len()
-}
-
 /// What a put adds to its key and value, in a chain and in the reply that finds its slot.
 const PUT_OVERHEAD: usize = 256;
 /// Bytes of keys and values that one group has: chains and replies have 64 KiB.
@@ -292,4 +277,19 @@ impl<F: Fabric + Clock> PrismKv<F> {
             }
         }
     }
+}
+
+/// How many of the items one group can have: at least one. A key that comes again begins another group, for which of
+/// its two puts lost would not be known.
+fn group_len(items: &[(&[u8], &[u8])]) -> usize {
+    let mut bytes = 0;
+    let mut seen = BTreeSet::new();
+    for (index, &(key, value)) in items.iter().enumerate() {
+        bytes += 2 * key.len() + value.len() + PUT_OVERHEAD;
+        if index > 0 && (index == ALLOCATES_MAX || bytes > GROUP_BYTES_MAX || seen.contains(key)) {
+            return index;
+        }
+        seen.insert(key);
+    }
+    items.len()
 }
