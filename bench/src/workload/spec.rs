@@ -51,9 +51,11 @@ impl Workload {
         let path = Path::new(name_or_path);
         let text = std::fs::read_to_string(path)
             .map_err(|cause| WorkloadError::Unreadable { path: path.to_owned(), cause })?;
-        let workload = Self::parse(name_or_path, &text)?;
+        let properties = properties::parse(&text).map_err(WorkloadError::Syntax)?;
+        let count = properties.len();
+        let workload = Self::stated(name_or_path, properties)?;
         // Some other file, most likely: it would be measured as what YCSB takes for nothing said.
-        match properties::parse(&text).is_ok_and(|all| all.len() == workload.unused.len()) {
+        match workload.unused.len() == count {
             true => Err(WorkloadError::NoProperty { path: path.to_owned() }),
             false => Ok(workload),
         }
@@ -64,8 +66,11 @@ impl Workload {
     /// # Errors
     /// The first line that is no property or whose value is not legal.
     pub fn parse(name: &str, text: &str) -> Result<Self, WorkloadError> {
-        let mut file =
-            File { left: properties::parse(text).map_err(WorkloadError::Syntax)?, overruled: Vec::new() };
+        Self::stated(name, properties::parse(text).map_err(WorkloadError::Syntax)?)
+    }
+
+    fn stated(name: &str, properties: Vec<Property>) -> Result<Self, WorkloadError> {
+        let mut file = File { left: properties, overruled: Vec::new() };
         file.take("workload", "a class whose name ends in CoreWorkload", |class| {
             class.ends_with("CoreWorkload").then_some(())
         })?;
