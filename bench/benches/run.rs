@@ -30,13 +30,14 @@ const GETS: u64 = 64 * 400;
 fn main() {
     let store = Store::fill(RECORDS, VALUE_SIZE, 16 << 20);
     let targets: Vec<Target> = (0..RECORDS).map(|number| store.target(number)).collect();
+    let key = store.table.extent.key;
     let mut chains = Chains::new(&store);
     let mut buffers: Vec<ChainBuf> = targets.iter().map(|_| ChainBuf::new()).collect();
-    let built: Vec<Built<'_>> =
-        buffers.iter_mut().zip(&targets).map(|(buffer, target)| chains.build(buffer, target)).collect();
-    let built: Vec<(&Target, Built<'_>)> = targets.iter().zip(built).collect();
+    let built = buffers.iter_mut().zip(&targets);
+    let built: Vec<(&Target, Built<'_>)> =
+        built.map(|(buffer, target)| (target, Built::new(buffer, key, target))).collect();
     let mut by_hand = ByHand::new(store.memory());
-    let rights = Rights { memory: store.memory(), key: store.table.extent.key };
+    let rights = Rights { memory: store.memory(), key };
 
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(500))
@@ -114,12 +115,6 @@ impl<'a> Chains<'a> {
         Chains { memory: store.memory(), key, chain: ChainBuf::new(), reply: Reply::new() }
     }
 
-    fn build<'c>(&self, buffer: &'c mut ChainBuf, target: &Target) -> Built<'c> {
-        let mut chain = buffer.begin(self.key);
-        let item = chain.also(read(Addr::new(target.slot_at), READ_MAX).indirect().bounded());
-        Built { chain, item }
-    }
-
     #[inline]
     fn run(&mut self, (target, Built { chain, item }): &(&Target, Built<'_>)) -> bool {
         let Ok(()) = farside_remote::run(self.memory, 1, chain.view(), &mut self.reply);
@@ -128,8 +123,7 @@ impl<'a> Chains<'a> {
 
     #[inline]
     fn get(&mut self, target: &Target) -> bool {
-        let mut chain = self.chain.begin(self.key);
-        let item = chain.also(read(Addr::new(target.slot_at), READ_MAX).indirect().bounded());
+        let Built { chain, item } = Built::new(&mut self.chain, self.key, target);
         let Ok(()) = farside_remote::run(self.memory, 1, chain.view(), &mut self.reply);
         finds(&self.reply, item, target)
     }
@@ -139,6 +133,15 @@ impl<'a> Chains<'a> {
 struct Built<'a> {
     chain: Chain<'a>,
     item: Out<[u8]>,
+}
+
+impl<'a> Built<'a> {
+    #[inline]
+    fn new(buffer: &'a mut ChainBuf, key: Key, target: &Target) -> Built<'a> {
+        let mut chain = buffer.begin(key);
+        let item = chain.also(read(Addr::new(target.slot_at), READ_MAX).indirect().bounded());
+        Built { chain, item }
+    }
 }
 
 #[inline]
