@@ -4,15 +4,15 @@
 //! finding the key in the reply; by hand, from a mapping of the same memory; and by hand with the same rights judged as
 //! `run` judges them. Each hands the value to its caller after comparing the key. The last lines are the ratios, of
 //! medians of many short measurements that alternate.
-//! Invariant: the GET by hand checks what it must to be safe on bytes that others write, and nothing more.
+//! Invariant: nobody writes to the store once it is filled.
 
 mod support;
 
 use criterion::Criterion;
+use farside_bench::floor::ByHand;
 use farside_fabrics::memory::Mapping;
 use farside_remote::{Addr, Chain, ChainBuf, Key, Memory, Out, Reply, Width, read};
-use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ItemView, SLOT_SIZE};
-use rustix::mm::{MapFlags, ProtFlags};
+use farside_systems::kv::prism_kv::layout::{ItemView, SLOT_SIZE};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use support::{Store, median};
@@ -36,7 +36,8 @@ fn main() {
     let built = buffers.iter_mut().zip(&targets);
     let built: Vec<(&Target, Built<'_>)> =
         built.map(|(buffer, target)| (target, Built::new(buffer, key, target))).collect();
-    let mut by_hand = ByHand::new(store.memory());
+    let mut by_hand =
+        ByHand::map(store.memory().fd(), READ_MAX as usize).expect("the node's memory can be mapped twice");
     let rights = Rights { memory: store.memory(), key };
 
     let mut criterion = Criterion::default()
@@ -54,7 +55,7 @@ fn main() {
     });
     group.bench_function("by hand", |bencher| {
         let mut next = targets.iter().cycle();
-        bencher.iter(|| by_hand.get(next.next().expect("it cycles")));
+        bencher.iter(|| gets(&mut by_hand, next.next().expect("it cycles")));
     });
     group.finish();
     criterion.final_summary();
@@ -64,8 +65,8 @@ fn main() {
     for _ in 0..ROUNDS {
         run_ns.push(ns_per_get(&built, |built| chains.run(built)));
         get_ns.push(ns_per_get(&targets, |target| chains.get(target)));
-        hand_ns.push(ns_per_get(&targets, |target| by_hand.get(target)));
-        judged_ns.push(ns_per_get(&targets, |target| rights.admit(target) && by_hand.get(target)));
+        hand_ns.push(ns_per_get(&targets, |target| gets(&mut by_hand, target)));
+        judged_ns.push(ns_per_get(&targets, |target| rights.admit(target) && gets(&mut by_hand, target)));
     }
     let (run_ns, get_ns) = (median(run_ns), median(get_ns));
     let (hand_ns, judged_ns) = (median(hand_ns), median(judged_ns));
@@ -152,6 +153,12 @@ fn finds(reply: &Reply, item: Out<[u8]>, target: &Target) -> bool {
     found && item.value().is_ok_and(|value| black_box(value).len() == VALUE_SIZE)
 }
 
+#[inline]
+fn gets(by_hand: &mut ByHand, target: &Target) -> bool {
+    let value = by_hand.get(target.slot_at as usize, &target.key);
+    value.is_some_and(|value| black_box(value).len() == VALUE_SIZE)
+}
+
 /// The rights that `run` judges on the way of a GET: the key, the slot, the item.
 struct Rights<'a> {
     memory: &'a Mapping,
@@ -167,50 +174,5 @@ impl Rights<'_> {
         let Ok(item_reach) =
             self.memory.reach(self.key.region(), slot as u64, u64::from((slot >> 64) as u32));
         admitted && slot_reach == SLOT_SIZE && item_reach == u64::from((slot >> 64) as u32)
-    }
-}
-
-/// The same by hand, on a mapping of its own of the same memory.
-struct ByHand {
-    base: *const u8,
-    len: usize,
-    buffer: Vec<u8>,
-}
-
-impl ByHand {
-    fn new(memory: &Mapping) -> ByHand {
-        let len = memory.geometry().size() as usize;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping wherever the kernel likes, of a file that is sealed against resizing.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, memory.fd(), 0) };
-        let base = base.expect("the node's memory can be mapped twice").cast_const().cast();
-        ByHand { base, len, buffer: vec![0; READ_MAX as usize] }
-    }
-
-    #[inline]
-    fn get(&mut self, target: &Target) -> bool {
-        const KEY_AT: usize = HEADER_SIZE;
-        const VALUE_AT: usize = KEY_AT + 8;
-        let slot_at = target.slot_at as usize;
-        assert!(slot_at <= self.len - SLOT_SIZE as usize);
-        // SAFETY: within the mapping, as just checked; nobody writes while this benchmark reads.
-        let slot = unsafe { self.base.add(slot_at).cast::<u128>().read() };
-        let (at, bound) = (slot as u64 as usize, (slot >> 64) as u32 as usize);
-        if at > self.len || bound > self.len - at || !(VALUE_AT..=self.buffer.len()).contains(&bound) {
-            return false;
-        }
-        // SAFETY: within the mapping and within the buffer, as just checked.
-        unsafe { std::ptr::copy_nonoverlapping(self.base.add(at), self.buffer.as_mut_ptr(), bound) };
-        let item = &self.buffer[..bound];
-        item[KEY_AT..VALUE_AT] == target.key && black_box(&item[VALUE_AT..]).len() == VALUE_SIZE
-    }
-}
-
-impl Drop for ByHand {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length, and read by nobody but `get`.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.cast_mut().cast(), self.len) };
-        assert!(unmapped.is_ok(), "what was mapped can be unmapped");
     }
 }

@@ -7,52 +7,13 @@ mod support;
 use farside_fabrics::executor::{Core, block_on, yield_now};
 use farside_remote::NodeId;
 use farside_systems::kv::prism_kv::PrismKv;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::rc::Rc;
+use support::counting::{Counting, allocations};
 use support::{Client, Home};
-
-thread_local! {
-    /// Blocks that this thread has asked for.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The system's allocator, which also counts.
-struct Counting;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
-
-fn count() {
-    // A thread that is ending has no counter any more, and is not the one that is measured.
-    let _counted = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call is handed on to the system's allocator unchanged; counting neither allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: as above.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: as above.
-        unsafe { System.realloc(block, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
 
 const OPERATIONS: usize = 10_000;
 const WARM_UP: usize = 2_000;
@@ -129,12 +90,12 @@ async fn run_task(mut client: Client, work: Work, task: usize, tasks: usize, pha
         yield_now().await;
     }
     if phase.at_first.get().is_none() {
-        phase.at_first.set(Some(ALLOCATIONS.get()));
+        phase.at_first.set(Some(allocations()));
     }
     for turn in 0..OPERATIONS.div_ceil(tasks) {
         work.once(&mut client, &keys[turn % KEYS_PER_TASK], &value).await;
     }
-    phase.at_last.set(ALLOCATIONS.get());
+    phase.at_last.set(allocations());
     phase.done.set(phase.done.get() + 1);
     // What a task frees or allocates as it ends is no operation's: it waits for the others.
     while phase.done.get() < tasks {
@@ -151,12 +112,12 @@ fn assert_none(work: Work) {
 
 #[test]
 fn the_allocator_counts_this_thread_and_no_other() {
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     let block = std::hint::black_box(Box::new(1));
-    assert_eq!(ALLOCATIONS.get(), before + 1);
+    assert_eq!(allocations(), before + 1);
     std::thread::spawn(|| drop(std::hint::black_box(vec![0u8; 100]))).join().expect("a thread");
     drop(block);
-    let here = ALLOCATIONS.get();
+    let here = allocations();
     assert!(
         here < before + 20,
         "what the other thread did is not counted, only its start: {}",

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 pub(crate) mod audit;
+pub(crate) mod counting;
 pub(crate) mod deadly;
 pub(crate) mod meddle;
 pub(crate) mod poison;
