@@ -158,6 +158,22 @@ fn an_absent_key_is_told_by_1_and_a_word() {
     node.run(["kv", "del", "k"]).absent();
 }
 
+#[test]
+fn a_trace_tells_what_an_operation_asks_of_the_node() {
+    let node = Node::start();
+    assert!(node.run(["kv", "put", "ada", "1815"]).done().err.is_empty(), "nobody asked");
+    let put = node.run(["kv", "--trace", "put", "ada", "1816"]).done();
+    for asked in ["call of service 0", "READ", "ALLOCATE", "CAS16", "retire"] {
+        assert!(put.err.contains(asked), "{asked}: {}", put.err);
+    }
+    assert!(put.out.is_empty());
+    let get = node.run(["kv", "--trace", "get", "ada"]).done();
+    assert!(get.err.contains("READ") && !get.err.contains("ALLOCATE"), "{}", get.err);
+    assert_eq!(get.out, b"1816", "a trace is no part of the value");
+    assert!(node.run(["kv", "--trace", "del", "ada"]).done().err.contains("CAS16"));
+    node.run(["kv", "--trace", "get", "ada"]).absent();
+}
+
 // Files of lines.
 
 #[test]
@@ -417,7 +433,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 68] = [
+    let wrong: [(&[&str], &str); 69] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -442,7 +458,8 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["store", "list", "--pool", "local:16MiB"], "end with it"),
         (&["bench", "ycsb", "--pool", "local:"], "end with it"),
         (&["kv", "--trace", "stat", "--pool", &url], "leave it out"),
-        (&["kv", "load", "--trace", "-", "--pool", &url], "--help"),
+        (&["kv", "load", "--trace", "-", "--pool", &url], "leave it out"),
+        (&["kv", "--trace", "dump", "--pool", &url], "leave it out"),
         (&["bench", "ycsb", "--pool", "shm:/nowhere/node.sock"], "start one with 'farside up'"),
         // Stores.
         (&["kv", "get", "k", "--store", "none", "--pool", &url], "the node has: default; make it by"),

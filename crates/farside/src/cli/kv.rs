@@ -22,19 +22,11 @@ use std::rc::Rc;
 pub(super) struct Kv {
     #[command(flatten)]
     target: StoreTarget,
-    /// Also before 'put', 'get' and 'del'.
-    #[arg(long, hide = true)]
+    /// Tell on standard error what 'put', 'get' and 'del' ask of the node
+    #[arg(long, global = true)]
     trace: bool,
     #[command(subcommand)]
     action: Action,
-}
-
-/// Of those commands that can tell what they do.
-#[derive(clap::Args)]
-struct Traced {
-    /// Tell on standard error what this asks of the node
-    #[arg(long)]
-    trace: bool,
 }
 
 #[derive(clap::Subcommand)]
@@ -47,24 +39,18 @@ enum Action {
         /// The value itself; '@FILE' for the bytes of a file, '-' or nothing for those of standard input: up to 16 MiB
         #[arg(allow_negative_numbers = true)]
         value: Option<OsString>,
-        #[command(flatten)]
-        traced: Traced,
     },
     /// Write the raw value of a key to standard output
     Get {
         /// The key
         #[arg(allow_negative_numbers = true)]
         key: OsString,
-        #[command(flatten)]
-        traced: Traced,
     },
     /// Take the value of a key away
     Del {
         /// The key
         #[arg(allow_negative_numbers = true)]
         key: OsString,
-        #[command(flatten)]
-        traced: Traced,
     },
     /// Put every line of a file: KEY<tab>VALUE, with \t \n \r \\ \xHH for what cannot be written
     Load {
@@ -87,20 +73,14 @@ enum Action {
 
 impl Kv {
     pub(super) fn run(self) -> Done {
-        let is_traced = match &self.action {
-            Action::Put { traced, .. } | Action::Get { traced, .. } | Action::Del { traced, .. } => {
-                self.trace || traced.trace
-            }
-            Action::Load { .. } | Action::Dump | Action::Stat { .. } if self.trace => {
-                return Err(Failure::Told("--trace tells of put, get and del: leave it out here".into()));
-            }
-            Action::Load { .. } | Action::Dump | Action::Stat { .. } => false,
-        };
+        if self.trace && matches!(self.action, Action::Load { .. } | Action::Dump | Action::Stat { .. }) {
+            return Err(Failure::Told("--trace tells of put, get and del: leave it out here".into()));
+        }
         let (pool, store) = self.target.connect()?;
         if let Action::Stat { json } = self.action {
             return stat(&pool, &store, json);
         }
-        if is_traced {
+        if self.trace {
             return traced(&pool, &store, self.action);
         }
         let mut client = Client::open(&pool, &store).map_err(|error| match error {
@@ -108,13 +88,13 @@ impl Kv {
             error => error.into(),
         })?;
         match self.action {
-            Action::Put { key, value, .. } => Ok(client.put(key.as_bytes(), &value_of(value)?)?),
-            Action::Get { key, .. } => {
+            Action::Put { key, value } => Ok(client.put(key.as_bytes(), &value_of(value)?)?),
+            Action::Get { key } => {
                 let item = client.get(key.as_bytes())?.ok_or(Failure::Absent)?;
                 let mut out = io::stdout().lock();
                 written(out.write_all(item.value).and_then(|()| out.flush()))
             }
-            Action::Del { key, .. } => {
+            Action::Del { key } => {
                 if client.delete(key.as_bytes())? {
                     Ok(())
                 } else {
@@ -135,16 +115,16 @@ fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
     let mut kv = block_on(&endpoint, PrismKv::open(fabric, NodeId(0), store))
         .map_err(|error| not_opened(pool, store, error))?;
     match action {
-        Action::Put { key, value, .. } => {
+        Action::Put { key, value } => {
             let value = value_of(value)?;
             Ok(block_on(&endpoint, kv.put(key.as_bytes(), &value))?)
         }
-        Action::Get { key, .. } => {
+        Action::Get { key } => {
             let item = block_on(&endpoint, kv.get(key.as_bytes()))?.ok_or(Failure::Absent)?;
             let mut out = io::stdout().lock();
             written(out.write_all(item.value).and_then(|()| out.flush()))
         }
-        Action::Del { key, .. } => {
+        Action::Del { key } => {
             if block_on(&endpoint, kv.delete(key.as_bytes()))? {
                 Ok(())
             } else {
