@@ -190,6 +190,7 @@ pub fn connect_on<M: Runs>(
     let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(foreign("it sent no memory".into()));
     };
+    // One whose flags cannot be read is no better.
     if !rustix::fs::fcntl_getfl(&bell).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
         return Err(foreign("ringing its bell might never end".into()));
     }
@@ -240,6 +241,7 @@ fn wait_for_greeting(socket: &OwnedFd, pid: Pid, deadline: Instant) -> Result<()
     while Instant::now() < deadline {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        // One that fails was interrupted, most likely, and the deadline holds for all of them.
         if poll(&mut fds, Some(&timespec(left))).is_ok_and(|ready| ready > 0) {
             return Ok(());
         }
@@ -254,7 +256,8 @@ fn timespec(duration: Duration) -> Timespec {
 
 /// Whether a process is stopped by a signal or a debugger.
 pub fn is_stopped(pid: u32) -> bool {
-    // "pid (name) state ...": the name may hold anything, so the state is sought after its last parenthesis.
+    // "pid (name) state ...": the name may hold anything, so the state is sought after its last parenthesis. Of a
+    // process that has ended there is none, and it is not stopped.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')')
         .next()
@@ -294,6 +297,7 @@ fn identity(memory: BorrowedFd<'_>, incarnation: u64) -> Result<Identity, Mappin
 
 /// Whether a client of this process has that memory mapped, and so may be in the middle of a chain on it.
 pub fn is_mapped(memory: &Mapping) -> bool {
+    // Where it cannot be learnt whose memory it is, a client may have it.
     let Ok(identity) = identity(memory.fd(), memory.incarnation()) else { return true };
     let all = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     all.iter().any(|(of, mapping)| *of == identity && mapping.strong_count() > 0)
@@ -404,7 +408,7 @@ impl Drop for Session {
         }
         frame::ring(&self.shared.closed);
         if let Some(watcher) = self.watcher.take() {
-            drop(watcher.join());
+            drop(watcher.join()); // Had it panicked, that was told then.
         }
     }
 }
@@ -489,7 +493,7 @@ impl Shared {
             let mut fds = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut fds, None) {
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(_) => return self.node_died(),
+                Err(_) => return self.node_died(), // Unwatched, its end would go unseen.
                 Ok(_) => {}
             }
             let [socket, pidfd, closed] = fds.map(|fd| !fd.revents().is_empty());
@@ -508,8 +512,9 @@ impl Shared {
         let frame = match frame::receive(self.line.socket.as_fd(), buffer, &mut fds, RecvFlags::DONTWAIT) {
             Ok(Some(frame)) => frame,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return true,
-            Ok(None) | Err(_) => return false,
+            Ok(None) | Err(_) => return false, // By a line that fails, nothing more comes.
         };
+        // What is no answer is nobody's; whoever waits for one has a deadline.
         let Some((header, body)) = frame::parse(frame) else { return true };
         let answer = match header.status.get() {
             frame::ANSWERED => Ok(body.to_vec()),

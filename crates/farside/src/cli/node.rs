@@ -161,6 +161,7 @@ impl Serve {
 
     fn memory(&self) -> u64 {
         const MEMORY: u64 = 1 << 30;
+        // A file that cannot be looked at is told of when it is opened.
         let file = self.memory_file.as_ref().and_then(|path| std::fs::metadata(path).ok());
         let found = file.map(|file| file.len()).filter(|&len| Geometry::of(len).is_some());
         self.memory.or(found).unwrap_or(MEMORY)
@@ -254,6 +255,7 @@ impl Serve {
     fn make_store(&self, host: &Host, name: &str, found: Found) -> Done {
         const STORE_WAIT: Duration = Duration::from_secs(60);
         let open = Ask::OpenStore { name: name.to_owned() };
+        // If it cannot be opened it is made, and whatever is in the way of that is told.
         if found == Found::Memory
             && let Ok(Answer::Store(store)) = host.ask(open, STORE_WAIT)
         {
@@ -271,6 +273,7 @@ impl Serve {
 
     /// Warns where a store that came with the memory is not what was asked for.
     fn compare(&self, store: &Store) {
+        // A table of another kind is not what was asked for either, and has no slots that are known here.
         let table: Option<TableSpec> = serde_json::from_str(&store.parameters).ok();
         let is_collision_free = table.is_some_and(|table| table.placement == Placement::Permuted);
         let slots = table.map_or(0, |table| table.slots);

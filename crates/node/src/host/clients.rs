@@ -164,6 +164,7 @@ struct Session {
 impl Session {
     /// Its bell is not heard any more, whoever may still have it.
     fn deafen(&self, poll: &OwnedFd) {
+        // This fails only where the poll does not watch it, and then it is not heard already.
         let _never_heard = epoll::delete(poll, &self.bell);
     }
 }
@@ -288,7 +289,7 @@ impl Clients {
                     // It stays in line, so that the poll would answer at once, for ever.
                     Err(_) => std::thread::sleep(FULL_PAUSE),
                 }
-                self.spare = new_bell().ok();
+                self.spare = new_bell().ok(); // If there is none, who comes next waits in line, untold.
                 self.note_full(errno);
             }
             Err(_) => {} // It is gone already.
@@ -338,6 +339,7 @@ impl Clients {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
                 // It closed its end and had not read everything. What it said before that still follows.
                 Err(rustix::io::Errno::CONNRESET) => self.end_unwelcomed(id, react),
+                // By a socket that fails, nothing more is heard.
                 Ok(None) | Err(_) => return self.hang_up(id, react),
             }
         }
@@ -462,6 +464,7 @@ impl Clients {
 
     /// Lets the socket go.
     pub(super) fn close(&mut self) {
+        // What stands there now, if anything, is another's; what cannot be removed, the next node clears away.
         if let Some(listener) = self.listener.take()
             && file_of(&listener.path).is_ok_and(|file| file == listener.file)
         {
@@ -603,7 +606,8 @@ fn file_of(path: &Path) -> std::io::Result<(u64, u64)> {
 }
 
 /// Holds off other nodes that make a socket in the same folder, until it is dropped: two that found the same stale
-/// one would each remove what they find. Who holds it for too long is not waited for.
+/// one would each remove what they find. Who holds it for too long is not waited for; where the folder cannot be opened,
+/// making the socket in it fails and says why.
 fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     use rustix::fs::{FlockOperation, Mode, OFlags};
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -619,6 +623,7 @@ fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
 }
 
 fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
+    // What cannot be looked at is not there, or making the socket fails and says why.
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
         return Err(BindError::InTheWay(path.to_owned()));
@@ -630,6 +635,7 @@ fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
     use rustix::io::Errno;
     match rustix::net::connect(&probe, address) {
         Ok(()) => {
+            // Who it is only helps to find it.
             let pid = peer(&probe).ok().and_then(|peer| peer.pid);
             let pid = pid.map(|pid| pid.as_raw_nonzero().get() as u32);
             Err(BindError::Served(path.to_owned(), pid))

@@ -186,6 +186,7 @@ impl Session {
 
     /// Waits for every client to be warm, then lets them run for so long.
     fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) {
+        // This fails once all clients have ended, and each of them says how itself.
         (0..clients).for_each(|_| events.recv().unwrap_or(()));
         std::thread::sleep(duration);
         self.run.stop();
@@ -302,7 +303,7 @@ impl Session {
         if let Some(first) = &tally.first {
             note!("farside: the first that went wrong: {first}");
         }
-        let info = self.pool.info().ok();
+        let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
         let slots = slots(self.asked.workload.records);
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
@@ -348,6 +349,7 @@ impl Lent {
         let watched = Arc::clone(&held);
         std::thread::Builder::new().name("farside-signals".into()).spawn(move || watched.watch(ending))?;
         pool.create_store(new).map_err(|error| {
+            // Where the node does not tell, the error that there is says more.
             let free = pool.info().map_or(u64::MAX, |info| info.unassigned_bytes);
             if free < new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE {
                 Failure::Told(format!(
@@ -407,6 +409,7 @@ impl Held {
 }
 
 fn end_by(signal: std::ffi::c_int) {
+    // It does not come back, unless the system refuses; then the exit code says as much.
     let _ended = signal_hook::low_level::emulate_default_handler(signal);
     std::process::exit(128 + signal);
 }
@@ -454,9 +457,10 @@ fn difference(now: Counters, before: Counters) -> Counters {
 }
 
 fn own_cpu() -> Duration {
-    report::own_cpu_time().unwrap_or_default()
+    report::own_cpu_time().expect("Linux tells a process its own time")
 }
 
+/// Nothing where the node is in this process, or is gone: a report goes without it.
 fn node_cpu(session: &Session) -> Option<Duration> {
     let pid = match (&session.node, session.asked.fabric) {
         (Some(node), _) => node.child.id(),
@@ -478,7 +482,10 @@ fn quota(records: u64, value_size: usize, tasks: u32) -> u64 {
     const SLACK: u64 = 96 << 20;
     let item = HEADER_SIZE + KEY_SIZE + value_size;
     let whole = (item / PART_MAX) as u64;
-    let size_of = |len: usize| Class::for_len(len).map_or(0, |class| u64::from(class.size) + STATE_SIZE);
+    let size_of = |len: usize| {
+        let class = Class::for_len(len).expect("a buffer holds any item of one piece, and any part");
+        u64::from(class.size) + STATE_SIZE
+    };
     let each = if item <= ITEM_MAX {
         size_of(item)
     } else {
