@@ -1,0 +1,138 @@
+//! Measurements: what scripts read of them, and what they leave behind.
+
+use crate::support::{Node, Process, command, farside, until};
+use rustix::process::Signal;
+
+#[track_caller]
+fn ycsb(arguments: &[&str]) -> serde_json::Value {
+    let common = ["bench", "ycsb", "--records", "1000", "--seconds", "0.3", "--json"];
+    let report = farside(common.iter().chain(arguments)).done().json();
+    assert_eq!(report["system"], "prism-kv");
+    let positive = ["load_factor", "mean_probes", "page_size", "ops_per_s"];
+    let number = |value: &serde_json::Value| value.as_f64().unwrap_or(-1.0);
+    for field in positive {
+        assert!(number(&report[field]) > 0.0, "{field}: {report}");
+    }
+    let latency = &report["latency_us"];
+    let [p50, p99, p999] = ["p50", "p99", "p999"].map(|field| number(&latency[field]));
+    assert!(0.0 < p50 && p50 <= p99 && p99 <= p999, "{latency}");
+    for field in ["round_trips", "requests", "bytes_out", "bytes_in"] {
+        assert!(number(&report["per_op"][field]) > 0.0, "{field}: {report}");
+    }
+    assert!(number(&report["per_op"]["atomics"]) >= 0.0, "{report}");
+    assert!(number(&report["cpu_s_per_mop"]["client"]) > 0.0, "{report}");
+    assert!(report["cpu_s_per_mop"].as_object().expect("an object").contains_key("node"), "{report}");
+    assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()));
+    let fields: Vec<&str> = report.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(fields.len(), 13, "scripts rely on these fields: {fields:?}");
+    report
+}
+
+#[test]
+fn bench_ycsb_measures_local() {
+    let a = ycsb(&["--fabric", "local", "--workload", "a", "--verify", "--slot-cache", "1000"]);
+    assert_eq!(
+        (&a["fabric"], &a["workload"], &a["distribution"]),
+        (&"local".into(), &"a".into(), &"zipfian".into())
+    );
+    assert!(a["cpu_s_per_mop"]["node"].is_null(), "the node is in the client's process");
+    assert!(a["per_op"]["atomics"].as_f64() > Some(0.3), "half of workload a are puts: {a}");
+    let c = ycsb(&["--fabric", "local", "--workload", "c", "--collision-free", "--distribution", "uniform"]);
+    assert_eq!((&c["workload"], &c["distribution"]), (&"c".into(), &"uniform".into()));
+    assert_eq!((&c["per_op"]["round_trips"], &c["mean_probes"]), (&1.0.into(), &1.0.into()));
+    assert_eq!(c["per_op"]["atomics"], 0.0, "workload c only reads");
+}
+
+#[test]
+fn bench_ycsb_measures_shm() {
+    let a = ycsb(&["--fabric", "shm", "--workload", "a", "--threads", "2", "--verify"]);
+    assert_eq!((&a["fabric"], &a["workload"]), (&"shm".into(), &"a".into()));
+    assert!(a["cpu_s_per_mop"]["node"].as_f64().is_some(), "{a}");
+    let b = ycsb(&["--fabric", "shm", "--workload", "b", "--slot-cache", "100", "--tasks", "1"]);
+    assert_eq!(b["workload"], "b");
+    assert!(b["per_op"]["round_trips"].as_f64() >= Some(1.0), "{b}");
+}
+
+#[test]
+fn bench_ycsb_uses_the_node_that_is_named_and_leaves_nothing_behind() {
+    let node = Node::with(&["--memory", "256MiB"]);
+    let before = node.run(["info", "--json"]).done().json()["unassigned_bytes"].clone();
+    let c = ycsb(&["--workload", "c", "--pool", &node.url()]);
+    assert_eq!((&c["fabric"], &c["workload"]), (&"shm".into(), &"c".into()));
+    assert!(node.run(["store", "list"]).done().out.is_empty());
+    assert_eq!(node.run(["info", "--json"]).done().json()["unassigned_bytes"], before);
+    until("nobody's session is left", || node.sessions() == 0);
+    let people =
+        farside(["bench", "ycsb", "--records", "1000", "--seconds", "0.1", "--pool", &node.url()]).done();
+    assert!(people.text().contains("ops/s") && people.text().lines().count() >= 2, "{}", people.text());
+    let small = Node::with(&["--memory", "16MiB"]);
+    farside(["bench", "ycsb", "--records", "1000", "--pool", &small.url()]).refused("leave --pool out");
+}
+
+#[test]
+fn the_largest_values_are_measured_for_no_longer_than_asked() {
+    let ran =
+        farside(["bench", "ycsb", "--records", "1", "--value-size", "16MiB", "--seconds", "0.1"]).done();
+    assert!(ran.err.contains("warming up"), "{}", ran.err);
+}
+
+#[test]
+fn a_measurement_that_is_told_to_end_takes_its_store_along() {
+    let node = Node::with(&["--memory", "256MiB"]);
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut command = command();
+        command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.url()]);
+        let mut bench = Process::start(command, node.folder().join("bench"));
+        until("it measures", || bench.said().contains("warming up"));
+        assert!(node.run(["store", "list"]).done().text().starts_with("ycsb-"));
+        bench.signal(signal);
+        assert_eq!(bench.ended(), None, "a signal ended it");
+        assert!(node.run(["store", "list"]).done().out.is_empty());
+    }
+    // Where the node has no answer, it is told what is left.
+    let mut command = command();
+    command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.url()]);
+    let mut bench = Process::start(command, node.folder().join("bench"));
+    until("it measures", || bench.said().contains("warming up"));
+    node.process.signal(Signal::STOP);
+    let stat = format!("/proc/{}/stat", node.process.pid());
+    until("the node is stopped", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));
+    bench.signal(Signal::INT);
+    assert_eq!(bench.ended(), None, "a signal ended it");
+    node.process.signal(Signal::CONT);
+    let store =
+        node.run(["store", "list", "--json"]).done().json()["name"].as_str().expect("a name").to_owned();
+    let remedy = format!("farside store drop {store} --pool {}", node.url());
+    assert!(bench.said().contains(&remedy), "{}", bench.said());
+}
+
+#[test]
+fn bench_floor_measures_what_the_machine_allows() {
+    for (fabric, tasks) in [("local", 1), ("shm", 16)] {
+        let tasks_flag = tasks.to_string();
+        let arguments =
+            ["bench", "floor", "--records", "1000", "--seconds", "0.1", "--json", "--fabric", fabric];
+        let report = farside(arguments.into_iter().chain(["--tasks", &tasks_flag])).done().json();
+        assert_eq!((&report["fabric"], &report["tasks"]), (&fabric.into(), &tasks.into()));
+        for field in ["page_size", "rtt_us_p50", "ops_per_s"] {
+            assert!(report[field].as_f64() > Some(0.0), "{field}: {report}");
+        }
+        assert_eq!(report.as_object().expect("an object").len(), 5, "scripts rely on these fields: {report}");
+    }
+}
+
+#[test]
+fn the_demo_shows_a_client_that_reads_on_while_the_node_is_stopped() {
+    let demo = farside(["demo", "--records", "20000", "--seconds", "0.2"]).done();
+    let rate = |of: &str| -> f64 {
+        let line = demo.text().lines().find(|line| line.contains(of)).expect("it is told");
+        let rate = line.split_whitespace().find_map(|word| word.parse().ok());
+        rate.unwrap_or_else(|| panic!("no number: {line}"))
+    };
+    for of in ["before 'kill -STOP'", "while it is stopped", "after 'kill -CONT'"] {
+        assert!(rate(of) > 0.0, "{}", demo.text());
+    }
+    let row = |fabric: &str| demo.text().lines().filter(|line| line.trim_start().starts_with(fabric)).count();
+    assert!(demo.text().contains("of the floor's rate"), "{}", demo.text());
+    assert_eq!((row("local"), row("shm"), row("by hand")), (3, 3, 2), "{}", demo.text());
+}

@@ -1,0 +1,285 @@
+//! Nodes come and go: their sockets, their signals, their memory files.
+
+use crate::support::{Process, command, farside, run, serve, until};
+use crate::{MIB, bytes};
+use rustix::process::Signal;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+#[test]
+fn up_serves_what_it_says_and_a_second_one_leaves_it_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let with_home = |arguments: &[&str]| {
+        let mut command = command();
+        command.env("XDG_RUNTIME_DIR", folder.path()).args(arguments);
+        command
+    };
+    let mut up = Process::start(with_home(&["up", "--memory", "512MiB"]), folder.path().join("log"));
+    let socket = folder.path().join("farside/default.sock");
+    assert!(up.line().ends_with(&format!("shm:{}", socket.display())));
+    assert!(up.line().contains("another terminal"));
+    // What it proposes works as it stands, in any shell.
+    for expected in ["", "hello", "errors"] {
+        let mut proposed = std::process::Command::new("/bin/sh");
+        proposed.arg("-c").arg(up.line()).env_clear().env("XDG_RUNTIME_DIR", folder.path());
+        assert!(run(proposed, b"").done().text().contains(expected));
+    }
+    assert!(up.line().contains("Ctrl-C"));
+
+    let second = run(with_home(&["up"]), b"").refused("stop it, or serve elsewhere by --socket");
+    assert!(second.err.contains(&up.pid().to_string()), "{}", second.err);
+    assert_eq!(run(with_home(&["kv", "get", "greeting"]), b"").done().out, b"hello");
+    run(with_home(&["store", "create", "another"]), b"").done();
+
+    up.signal(Signal::INT);
+    assert_eq!(up.ended(), Some(0));
+    assert!(!socket.exists(), "a node that is told to stop takes its socket with it");
+    run(with_home(&["kv", "get", "greeting"]), b"").refused("start one with 'farside up'");
+}
+
+#[test]
+fn a_stopping_node_takes_its_socket_along_and_a_killed_ones_is_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (socket, log) = (folder.path().join("node.sock"), folder.path().join("log"));
+    let url = format!("shm:{}", socket.display());
+    let small = ["--memory", "16MiB", "--store", "default"];
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
+        let mut node = serve(&socket, &small, log.clone());
+        node.line();
+        farside(["kv", "put", "k", "v", "--pool", &url]).done();
+        node.signal(signal);
+        assert_eq!(node.ended(), Some(0), "{}", node.said());
+        assert!(!socket.exists());
+    }
+    let mut node = serve(&socket, &small, log.clone());
+    node.line();
+    node.kill();
+    assert!(socket.exists());
+    farside(["info", "--pool", &url]).refused("no node serves");
+    let node = serve(&socket, &small, log.clone());
+    node.line();
+    farside(["kv", "put", "k", "v", "--pool", &url]).done();
+    let mut second = serve(&socket, &small, folder.path().join("second"));
+    assert_eq!(second.ended(), Some(2));
+    assert!(second.said().contains("already"), "{}", second.said());
+    assert_eq!(farside(["kv", "get", "k", "--pool", &url]).done().out, b"v");
+}
+
+#[test]
+fn of_many_that_find_a_stale_socket_one_serves() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let url = format!("shm:{}", socket.display());
+    for round in 0..5 {
+        let log = |number| folder.path().join(format!("log-{round}-{number}"));
+        let mut nodes: Vec<Process> =
+            (0..4).map(|number| serve(&socket, &["--memory", "8MiB"], log(number))).collect();
+        until("all have found out", || {
+            nodes.iter_mut().filter(|node| node.said().contains("already")).count() == 3
+        });
+        let pid = farside(["info", "--json", "--pool", &url]).done().json()["pid"].clone();
+        let mut serving = nodes.into_iter().filter(|node| node.pid() == pid);
+        serving.next().expect("one of them serves").kill(); // So that it leaves a stale one for the next round.
+    }
+}
+
+#[test]
+fn a_node_that_lost_its_place_leaves_the_next_ones_socket_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let mut first = serve(&socket, &["--memory", "8MiB"], folder.path().join("first"));
+    first.line();
+    std::fs::remove_file(&socket).expect("its socket");
+    let second = serve(&socket, &["--memory", "8MiB"], folder.path().join("second"));
+    second.line();
+    first.signal(Signal::TERM);
+    assert_eq!(first.ended(), Some(0));
+    let info = farside(["info", "--json", "--pool", &format!("shm:{}", socket.display())]).done().json();
+    assert_eq!(info["pid"], second.pid());
+}
+
+#[test]
+fn a_hangup_that_is_ignored_ends_no_node() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let mut command = std::process::Command::new("/bin/sh");
+    let script = "trap '' HUP; exec \"$0\" serve --die-with-parent --memory 8MiB --socket \"$1\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_farside")]).arg(&socket).env_clear();
+    let mut node = Process::start(command, folder.path().join("log"));
+    node.line();
+    node.signal(Signal::HUP);
+    farside(["info", "--pool", &socket.display().to_string()]).done();
+    node.signal(Signal::TERM);
+    assert_eq!(node.ended(), Some(0));
+}
+
+#[test]
+fn what_up_proposes_leads_to_it_whatever_else_is_set() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let inner = folder.path().join("it's a folder");
+    std::fs::create_dir(&inner).expect("a folder");
+    let mut command = command();
+    command.args(["up", "--memory", "512MiB", "--socket", "node.sock"]).current_dir(&inner);
+    command.env("FARSIDE_POOL", "shm:/nowhere/node.sock").env("FARSIDE_STORE", "none");
+    let up = Process::start(command, folder.path().join("log"));
+    assert!(up.line().contains("serves") && up.line().contains("another terminal"));
+    for expected in ["", "hello", "errors"] {
+        let mut proposed = std::process::Command::new("/bin/sh");
+        proposed.arg("-c").arg(up.line()).env_clear();
+        proposed.env("FARSIDE_POOL", "shm:/nowhere/node.sock").env("FARSIDE_STORE", "none");
+        assert!(run(proposed, b"").done().text().contains(expected));
+    }
+}
+
+#[test]
+fn what_is_no_nodes_socket_is_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("file"), "precious").expect("a file");
+    std::fs::create_dir(at("folder")).expect("a folder");
+    std::os::unix::fs::symlink(at("file"), at("link")).expect("a link");
+    let _other = std::os::unix::net::UnixListener::bind(at("stream")).expect("a socket");
+    let refuses = |path: &std::path::Path, remedy: &str| {
+        let arguments = [OsStr::new("serve"), "--memory".as_ref(), "8MiB".as_ref(), "--socket".as_ref()];
+        farside(arguments.into_iter().chain([path.as_os_str()])).refused(remedy);
+    };
+    for name in ["file", "folder", "link", "stream"] {
+        refuses(&at(name), "remove it, or serve elsewhere by --socket");
+        assert!(at(name).exists());
+    }
+    assert_eq!(std::fs::read(at("file")).expect("it is still there"), b"precious");
+    refuses(&at(&"x".repeat(120)), "give a shorter --socket");
+    refuses(&at("no/folder/node.sock"), "make it, or serve elsewhere by --socket");
+    refuses(std::path::Path::new("/proc/node.sock"), "serve elsewhere by --socket");
+    farside([OsStr::new("info"), "--pool".as_ref(), at("stream").as_os_str()]).refused("of another type");
+    // The folder of the usual socket has to be ours alone.
+    std::fs::create_dir(at("farside")).expect("a folder");
+    for mode in [0o777, 0o750] {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(at("farside"), std::fs::Permissions::from_mode(mode)).expect("ours");
+        let mut up = command();
+        up.env("XDG_RUNTIME_DIR", folder.path()).args(["up", "--memory", "8MiB"]);
+        run(up, b"").refused("not a folder of yours alone: remove it");
+    }
+    let mut up = command();
+    up.env("XDG_RUNTIME_DIR", at("file")).args(["up", "--memory", "8MiB"]);
+    run(up, b"").refused("serve elsewhere by --socket");
+}
+
+#[test]
+fn a_node_whose_store_cannot_be_made_does_not_serve() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let wrong: [(&[&str], &str); 3] = [
+        (&["--store", "a/b"], "use 1 to 64 letters"),
+        (&["--store", "s", "--items", "9999999"], "fewer --items"),
+        (&["--store", "s", "--quota", "1GiB"], "smaller --quota"),
+    ];
+    for (arguments, remedy) in wrong {
+        let serve = ["serve", "--memory", "16MiB", "--socket"].map(OsStr::new);
+        let arguments = serve.into_iter().chain([socket.as_os_str()]).chain(arguments.iter().map(OsStr::new));
+        farside(arguments).refused(remedy);
+        assert!(!socket.exists());
+    }
+}
+
+#[test]
+fn a_node_lives_on_when_nobody_reads_what_it_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let url = format!("shm:{}", socket.display());
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let mut command = command();
+    command.args(["serve", "--die-with-parent", "--memory", "32MiB", "--store", "default", "--socket"]);
+    command.arg(&socket).stdout(Stdio::piped()).stderr(writer).stdin(Stdio::null());
+    let mut node = command.spawn().expect("it starts");
+    let mut ready = String::new();
+    BufReader::new(node.stdout.take().expect("piped")).read_line(&mut ready).expect("it serves");
+    drop((reader, command)); // The command holds the pipe's other end.
+    // A client that ends without a word makes it say something.
+    let mut client = crate::support::command();
+    client
+        .args(["kv", "put", "k", "--pool", &url])
+        .stdin(Stdio::piped())
+        .spawn()
+        .and_then(|mut client| {
+            until("it is connected", || {
+                farside(["info", "--json", "--pool", &url]).done().json()["sessions"] == 2
+            });
+            client.kill()?;
+            client.wait()
+        })
+        .expect("a client");
+    until("the client's end was seen", || {
+        farside(["info", "--json", "--pool", &url]).done().json()["sessions"] == 1
+    });
+    farside(["kv", "put", "k", "v", "--pool", &url]).done();
+    node.kill().and_then(|()| node.wait()).expect("ours to kill");
+}
+
+#[test]
+fn a_memory_file_is_served_again_with_what_it_holds_and_no_other_file_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (socket, file) = (folder.path().join("node.sock"), folder.path().join("memory"));
+    let log = |name: &str| folder.path().join(name);
+    let url = format!("shm:{}", socket.display());
+    let named = file.display().to_string();
+    let mut node =
+        serve(&socket, &["--memory", "16MiB", "--store", "default", "--memory-file", &named], log("1"));
+    node.line();
+    farside(["kv", "put", "k", "v", "--pool", &url]).done();
+    let elsewhere = folder.path().join("other.sock");
+    let elsewhere = elsewhere.display().to_string();
+    let refused = |arguments: &[&str], reason: &str| {
+        farside(["serve", "--socket", &elsewhere].iter().chain(arguments)).refused(reason);
+    };
+    refused(&["--memory-file", &named], "use that one, or stop it");
+    node.kill();
+    refused(&["--memory-file", &named, "--memory", "32MiB"], "16777216");
+    // Whoever does not say how much there is gets what there is.
+    let mut node = serve(&socket, &["--memory-file", &named], log("2"));
+    assert!(node.line().contains("16.0 MiB"));
+    assert_eq!(farside(["kv", "get", "k", "--pool", &url]).done().out, b"v");
+    node.kill();
+    // What is asked for and not so is told; what is so is not.
+    for (arguments, warned) in [
+        (&["--store", "default", "--quota", "4MiB"][..], true),
+        (&["--store", "default", "--items", "9999999"], true),
+        (&["--store", "default", "--collision-free"], true),
+        (&["--store", "default"], false),
+    ] {
+        let again = [&["--memory-file", &named], arguments].concat();
+        let mut node = serve(&socket, &again, log("again"));
+        node.line();
+        let said = node.said();
+        assert_eq!(said.contains("'default' already") && said.contains("a quota of"), warned, "{said}");
+        node.kill();
+    }
+    refused(&["--memory-file", &named, "--store", "other"], "drop a store, or serve more --memory");
+    let node = serve(&socket, &["--memory-file", &named], log("3"));
+    node.line();
+    refused(&["--memory-file", &named], "use that one, or stop it");
+
+    std::fs::write(log("text"), "precious").expect("a file");
+    std::fs::write(log("noise"), bytes(8 * MIB, 1)).expect("a file");
+    refused(
+        &["--memory-file", &log("text").display().to_string()],
+        "is no farside memory: name another file",
+    );
+    refused(&["--memory-file", &log("noise").display().to_string()], "no farside memory");
+    refused(&["--memory-file", &folder.path().display().to_string()], "could not open");
+    refused(&["--memory-file", "/nowhere/file"], "could not open");
+    refused(&["--memory-file", "/dev/zero", "--memory", "8MiB"], "is no file");
+    refused(&["--memory-file", &named, "--pages", "small"], "--help");
+    // A file that was there, and empty, is closed off to others like a new one.
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(log("empty"), "").expect("a file");
+    std::fs::set_permissions(log("empty"), std::fs::Permissions::from_mode(0o666)).expect("ours");
+    let arguments = ["--memory", "16MiB", "--memory-file", &log("empty").display().to_string()];
+    serve(std::path::Path::new(&elsewhere), &arguments, log("4")).line();
+    let mode = std::fs::metadata(log("empty")).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(std::fs::read(log("text")).expect("it is still there"), b"precious");
+    assert!(std::fs::read(log("noise")).expect("it is still there") == bytes(8 * MIB, 1));
+}

@@ -1,0 +1,178 @@
+//! What cannot be done is refused with a remedy.
+
+use crate::support::{Node, command, farside, until};
+use crate::{MIB, bytes};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Stdio;
+
+#[test]
+fn whatever_is_wrong_is_refused_with_a_remedy() {
+    let node = Node::with(&["--memory", "256MiB", "--store", "default", "--quota", "48MiB"]);
+    let url = node.url();
+    let long = format!("shm:/tmp/{}", "x".repeat(150));
+    let file = format!("shm:{}", node.folder().join("log").display());
+    let wrong: [(&[&str], &str); 69] = [
+        // Commands and flags.
+        (&["frobnicate"], "--help"),
+        (&["kv", "steal", "k"], "--help"),
+        (&["kv", "get"], "<KEY>"),
+        (&["kv", "get", "k", "--frob"], "--help"),
+        (&["kv", "put", "k", "v", "w"], "--help"),
+        (&["kv", "load"], "<FILE>"),
+        (&["info", "--pool"], "a value is required"),
+        (&["store", "create", "s", "--store", "t"], "--help"),
+        // Nodes.
+        (&["info", "--pool", "shm:/nowhere/node.sock"], "start one with 'farside up'"),
+        (&["info", "--pool", "/nowhere/node.sock"], "start one with 'farside up'"),
+        (&["info", "--pool", &file], "start one with 'farside up'"),
+        (&["info", "--pool", ""], "write shm:PATH"),
+        (&["info", "--pool", "shm:"], "write shm:PATH"),
+        (&["info", "--pool", "udp://127.0.0.1:7460"], "use shm:PATH"),
+        (&["info", "--pool", "frob:x"], "use shm:PATH"),
+        (&["info", "--pool", "shm:/a,shm:/b"], "name one"),
+        (&["info", "--pool", &long], "use a shorter path"),
+        (&["info", "--pool", "local:"], "start one with 'farside up'"),
+        (&["kv", "put", "k", "v", "--pool", "local:"], "end with it"),
+        (&["store", "list", "--pool", "local:16MiB"], "end with it"),
+        (&["bench", "ycsb", "--pool", "local:"], "end with it"),
+        (&["kv", "--trace", "stat", "--pool", &url], "leave it out"),
+        (&["kv", "load", "--trace", "-", "--pool", &url], "leave it out"),
+        (&["kv", "--trace", "dump", "--pool", &url], "leave it out"),
+        (&["bench", "ycsb", "--pool", "shm:/nowhere/node.sock"], "start one with 'farside up'"),
+        // Stores.
+        (&["kv", "get", "k", "--store", "none", "--pool", &url], "the node has: default; make it by"),
+        (
+            &["kv", "--trace", "get", "k", "--store", "none", "--pool", &url],
+            "the node has: default; make it by",
+        ),
+        (&["kv", "stat", "--store", "none", "--pool", &url], "there are default"),
+        (&["store", "drop", "none", "--pool", &url], "there are default"),
+        (&["store", "create", "default", "--pool", &url], "drop it first"),
+        (&["store", "create", "a/b", "--pool", &url], "use 1 to 64 letters"),
+        (&["store", "create", "", "--pool", &url], "use 1 to 64 letters"),
+        (&["store", "create", "ключ", "--pool", &url], "use 1 to 64 letters"),
+        (&["store", "create", "s", "--kind", "pilaf", "--pool", &url], "name one of prism-kv"),
+        (&["store", "create", "s", "--quota", "0", "--pool", &url], "give it 64MiB"),
+        (&["store", "create", "s", "--items", "0", "--pool", &url], "--help"),
+        (&["store", "create", "s", "--quota", "1500k", "--pool", &url], "'1500k' is no multiple of 1 MiB"),
+        (&["store", "create", "s", "--quota", "-1", "--pool", &url], "--help"),
+        (&["store", "create", "s", "--quota", "much", "--pool", &url], "write it like"),
+        (&["store", "create", "s", "--quota", "1GiB", "--pool", &url], "smaller --quota"),
+        (&["store", "create", "s", "--quota", "16777216TiB", "--pool", &url], "write it like"),
+        (&["store", "create", "s", "--quota", "1MiB", "--pool", &url], "fewer --items"),
+        (&["store", "create", "s", "--items", "99999999999999", "--pool", &url], "give at most"),
+        // Nodes that are to be served.
+        (&["serve", "--memory", "8MiB", "--socket", "/nowhere/s"], "/nowhere is no folder: make it"),
+        (&["serve", "--socket", "shm:/tmp/unused.sock"], "leave out shm:, as in --socket /tmp/unused.sock"),
+        (&["up", "--socket", "shm:/tmp/unused.sock"], "leave out shm:"),
+        (&["serve", "--store", "s", "--items", "0"], "--help"),
+        (&["serve", "--memory", "8388609", "--socket", "/tmp/unused.sock"], "multiple of 1 MiB"),
+        (&["serve", "--memory", "0", "--socket", "/tmp/unused.sock"], "multiple of 1 MiB"),
+        (&["serve", "--memory", "2TiB", "--socket", "/tmp/unused.sock"], "'2TiB': give a multiple of 1 MiB"),
+        (&["up", "--memory", "1MiB"], "from 8MiB to 1TiB"),
+        (&["serve", "--evict-stopped-after", "soon"], "10s or 2m; a number alone is seconds"),
+        (&["serve", "--admin", "frob"], "127.0.0.1:7400"),
+        (
+            &["serve", "--admin", "0.0.0.0:7400", "--memory", "8MiB", "--socket", "/tmp/unused.sock"],
+            "--admin-token-file",
+        ),
+        (&["serve", "--evict"], "--memory-file"),
+        (&["serve", "--items", "5"], "--store"),
+        // Measurements.
+        (&["bench", "ycsb", "--fabric", "udp"], "local, shm"),
+        (&["bench", "ycsb", "--system", "pilaf"], "prism-kv"),
+        (&["bench", "ycsb", "--workload", "/nowhere/file"], "a, b and c"),
+        (&["bench", "ycsb", "--distribution", "frob"], "name one of uniform"),
+        (
+            &["bench", "ycsb", "--workload", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")],
+            "states no workload",
+        ),
+        (&["bench", "ycsb", "--slot-cache", "99999999999"], "--help"),
+        (&["bench", "ycsb", "--value-size", "17MiB"], "give 1 to 16MiB"),
+        (&["bench", "ycsb", "--seconds", "0"], "give 0.01 to"),
+        (&["bench", "ycsb", "--records", "1000000000", "--value-size", "10000000"], "fewer --records"),
+        (&["bench", "ycsb", "--verify", "--value-size", "1", "--records", "10"], "--value-size 28 at least"),
+        (&["bench", "floor", "--bare"], "leave --bare out"),
+        (&["bench", "floor", "--seconds", "NaN"], "give 0.01 to"),
+        (&["demo", "--seconds", "1000"], "give 0.1 to 60"),
+    ];
+    for (arguments, remedy) in wrong {
+        farside(arguments).refused(remedy);
+    }
+    assert_eq!(node.run(["store", "list"]).done().text().lines().count(), 1, "nothing was made");
+    // What is not UTF-8 is no url, no name and no number.
+    for flag in ["--pool", "--store"] {
+        farside([OsStr::new("info"), OsStr::new(flag), OsStr::from_bytes(b"\xff")]).refused("UTF-8");
+    }
+}
+
+#[test]
+fn a_store_that_is_full_says_so_and_can_be_emptied() {
+    let node = Node::with(&["--memory", "16MiB", "--store", "default", "--quota", "4MiB"]);
+    let lines: String = (0..30_000).map(|number| format!("{number}\t{}\n", "v".repeat(400))).collect();
+    let full = node.run_with(["kv", "load", "-"], lines.as_bytes()).refused("out of memory").refused("quota");
+    assert!(full.err.contains("line "), "{}", full.err);
+    assert!(full.err.contains("make a store with a greater --quota"), "{}", full.err);
+    let dumped = node.run(["kv", "dump"]).done();
+    let stored = dumped.text().lines().count();
+    assert!(full.err.contains(&format!("the {stored} lines before it are stored")), "{}", full.err);
+    node.run(["kv", "del", "0"]).done();
+    until("what was deleted has made room", || {
+        node.run(["kv", "put", "0", &"w".repeat(400)]).code == Some(0)
+    });
+}
+
+#[test]
+fn nobody_panics_where_standard_output_is_closed() {
+    let node = Node::start();
+    node.run_with(["kv", "put", "large"], &bytes(4 * MIB, 5)).done();
+    let printing: [&[&str]; 13] = [
+        &["--help"],
+        &["--version"],
+        &["info"],
+        &["info", "--json"],
+        &["info", "--config"],
+        &["store", "list"],
+        &["store", "list", "--json"],
+        &["store", "create", "s", "--quota", "8MiB"],
+        &["store", "drop", "s"],
+        &["kv", "get", "large"],
+        &["kv", "dump"],
+        &["kv", "stat"],
+        &["kv", "stat", "--json"],
+    ];
+    for arguments in printing {
+        for both in [false, true] {
+            let (reader, writer) = std::io::pipe().expect("a pipe");
+            drop(reader);
+            let mut command = command();
+            command
+                .env("FARSIDE_POOL", node.url())
+                .args(arguments)
+                .stdout(writer.try_clone().expect("a clone"));
+            command.stdin(Stdio::null()).stderr(Stdio::piped());
+            if both {
+                command.stderr(writer);
+            }
+            let output = command.output().expect("it runs");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.is_empty(), "{arguments:?}: {said}");
+            let code = output.status.code();
+            // What clap itself prints is not looked after by it.
+            let asked = arguments[0].starts_with("--");
+            let ran_already = arguments == ["store", "create", "s", "--quota", "8MiB"];
+            match both && (ran_already || arguments == ["store", "drop", "s"]) {
+                true => assert_eq!(code, Some(2), "{arguments:?} was done by the first"),
+                false => assert_eq!(code, Some(if asked { 0 } else { 141 }), "{arguments:?}"),
+            }
+        }
+    }
+    let mut full = command();
+    full.env("FARSIDE_POOL", node.url()).args(["kv", "get", "large"]);
+    full.stdin(Stdio::null()).stdout(std::fs::File::create("/dev/full").expect("a device"));
+    let output = full.output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("make room"), "{said}");
+    until("nobody's session is left", || node.sessions() == 0);
+}

@@ -1,0 +1,68 @@
+//! Settings: which of them win, and which are refused.
+
+use crate::support::{command, run};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+#[test]
+fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_built_in() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("settings.toml");
+    std::fs::write(&file, "pool = 'shm:/file'\nstore = 'filed'\n").expect("a file");
+    let told = |flags: &[&str], variables: &[(&str, &OsStr)]| {
+        let mut command = command();
+        command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
+        let ran = run(command, b"").done();
+        let told: serde_json::Value = serde_json::from_slice(&ran.out).expect("one object");
+        let of = |name: &str| {
+            let text = |field: &str| told[name][field].as_str().expect("text").to_owned();
+            (text("value"), text("origin"))
+        };
+        [of("pool"), of("store")]
+    };
+    let pair = |value: &str, origin: &str| (value.to_owned(), origin.to_owned());
+    let (config, path) = (("FARSIDE_CONFIG", file.as_os_str()), file.display().to_string());
+    let all = [config, ("FARSIDE_POOL", OsStr::new("shm:/v")), ("FARSIDE_STORE", OsStr::new("named"))];
+    assert_eq!(
+        told(&["--pool", "shm:/f", "--store", "flagged"], &all),
+        [pair("shm:/f", "flag"), pair("flagged", "flag")]
+    );
+    assert_eq!(told(&[], &all), [pair("shm:/v", "FARSIDE_POOL"), pair("named", "FARSIDE_STORE")]);
+    assert_eq!(told(&[], &[config]), [pair("shm:/file", &path), pair("filed", &path)]);
+    let [pool, store] = told(&[], &[("XDG_RUNTIME_DIR", OsStr::new("/run/me"))]);
+    assert_eq!(
+        (pool, store),
+        (pair("shm:/run/me/farside/default.sock", "built in"), pair("default", "built in"))
+    );
+    let home = folder.path().join(".config/farside");
+    std::fs::create_dir_all(&home).expect("a folder");
+    std::fs::write(home.join("config.toml"), "store = 'mine'").expect("a file");
+    assert_eq!(told(&[], &[("HOME", folder.path().as_os_str())])[1].0, "mine");
+    // A variable set to nothing is not set.
+    assert_eq!(told(&[], &[("FARSIDE_STORE", OsStr::new(""))])[1], pair("default", "built in"));
+}
+
+#[test]
+fn bad_settings_are_refused_and_unknown_ones_warned_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("settings.toml");
+    let with = |name: &str, value: &OsStr| {
+        let mut command = command();
+        command.env(name, value).args(["info", "--config"]);
+        run(command, b"")
+    };
+    let warned = with("FARSIDE_POOOL", OsStr::new("x")).done();
+    assert!(warned.err.contains("FARSIDE_POOOL means nothing"), "{}", warned.err);
+    assert!(warned.err.contains("FARSIDE_POOL, FARSIDE_STORE"), "{}", warned.err);
+    for text in ["pool = 5", "poool = 'x'", "pool = 'unended", "[pool]", "\u{0}"] {
+        std::fs::write(&file, text).expect("a file");
+        with("FARSIDE_CONFIG", file.as_os_str())
+            .refused("no settings file")
+            .refused("may set pool and store");
+    }
+    std::fs::write(&file, b"pool = '\xff'").expect("a file");
+    with("FARSIDE_CONFIG", file.as_os_str()).refused("could not read the settings").refused("FARSIDE_CONFIG");
+    with("FARSIDE_CONFIG", OsStr::new("/nowhere/file")).refused("could not read the settings");
+    with("FARSIDE_CONFIG", folder.path().as_os_str()).refused("could not read the settings");
+    with("FARSIDE_POOL", OsStr::from_bytes(b"shm:/\xff")).refused("not UTF-8").refused("unset it");
+}

@@ -1,0 +1,93 @@
+//! Stores, and what is told of them and of their node.
+
+use crate::support::Node;
+use crate::{KIB, bytes};
+
+#[test]
+fn stores_are_made_listed_and_dropped() {
+    let node = Node::with(&["--memory", "64MiB"]);
+    assert!(node.run(["store", "list"]).done().out.is_empty());
+    node.run(["kv", "get", "k"]).refused("'farside store create default' makes it");
+    node.run(["store", "create", "a-B_9.z", "--quota", "8MiB"]).done();
+    node.run(["store", "create", "small", "--quota", "2MiB", "--items", "1000", "--collision-free"]).done();
+    let listed = node.run(["store", "list"]).done();
+    assert_eq!(listed.text(), "a-B_9.z\tprism-kv\t8.0 MiB\nsmall\tprism-kv\t2.0 MiB\n");
+    let listed = node.run(["store", "list", "--json"]).done();
+    let stores: Vec<serde_json::Value> =
+        listed.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(stores.len(), 2);
+    assert_eq!((&stores[0]["name"], &stores[0]["kind"]), (&"a-B_9.z".into(), &"prism-kv".into()));
+    assert_eq!(stores[0]["quota_bytes"], 8 << 20);
+    assert_eq!(stores[1]["parameters"]["placement"], "permuted");
+    for (store, hidden) in stores.iter().zip(["secret", "region", "table_at", "incarnation"]) {
+        assert!(store.get(hidden).is_none() && store["parameters"].get("seed").is_none(), "{store}");
+    }
+
+    node.run(["kv", "put", "k", "v", "--store", "small"]).done();
+    node.run(["kv", "get", "k", "--store", "a-B_9.z"]).absent();
+    node.run(["store", "create", "small", "--quota", "2MiB", "--items", "1"])
+        .refused("there is a store 'small' already");
+    assert_eq!(node.run(["kv", "get", "k", "--store", "small"]).done().out, b"v");
+    node.run(["store", "drop", "small"]).done();
+    node.run(["store", "drop", "small"]).refused("there is no store 'small': there are a-B_9.z");
+    node.run(["kv", "get", "k", "--store", "small"])
+        .refused("farside: there is no store 'small'; the node has: a-B_9.z; make it by");
+    let info = node.run(["info", "--json"]).done().json();
+    assert_eq!(info["stores"], serde_json::json!([stores[0]]), "one list of stores is as the other");
+    node.run(["store", "create", "small", "--quota", "2MiB", "--items", "1000"]).done();
+    node.run(["kv", "get", "k", "--store", "small"]).absent();
+}
+
+#[test]
+fn many_stores_are_listed() {
+    let node = Node::with(&["--memory", "800MiB"]);
+    let longest = |number: usize| format!("{number:0>64}");
+    let mut made = 0;
+    // As many as there can be.
+    let refused = loop {
+        let ran = node.run(["store", "create", &longest(made), "--quota", "2MiB", "--items", "1"]);
+        if ran.code != Some(0) {
+            break ran;
+        }
+        made += 1;
+    };
+    refused.refused("drop one");
+    assert_eq!(made, 255);
+    while made > 190 {
+        made -= 1;
+        node.run(["store", "drop", &longest(made)]).done();
+    }
+    assert_eq!(node.run(["store", "list"]).done().text().lines().count(), made);
+    node.run(["kv", "get", "k"]).refused("there is no store 'default'; the node has: 0");
+}
+
+#[test]
+fn stat_and_info_say_the_same_to_people_and_to_scripts() {
+    let node = Node::start();
+    node.run_with(["kv", "put", "k"], &bytes(100 * KIB, 3)).done();
+    let stat = node.run(["kv", "stat", "--json"]).done().json();
+    assert_eq!(stat["quota_bytes"], 48 << 20);
+    for number in ["table_bytes", "granted_bytes", "buffer_segment_bytes", "live_buffers", "live_bytes"] {
+        assert!(stat[number].as_u64().is_some_and(|number| number > 0), "{number}: {stat}");
+    }
+    for number in ["free_buffers", "free_bytes", "retired_buffers", "parked_buffers"] {
+        assert!(stat[number].is_u64(), "{number}: {stat}");
+    }
+    assert_eq!(stat["delaying_pids"], serde_json::json!([]));
+    let people = node.run(["kv", "stat"]).done();
+    assert!(people.text().contains("quota") && people.text().contains("48.0 MiB"), "{}", people.text());
+
+    let info = node.run(["info", "--json"]).done().json();
+    assert_eq!(info["pid"], node.process.pid());
+    assert_eq!(info["memory_bytes"], 96 << 20);
+    assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
+    for number in ["incarnation", "unassigned_bytes", "page_size", "sessions"] {
+        assert!(info[number].as_u64().is_some_and(|number| number > 0), "{number}: {info}");
+    }
+    for number in ["reclaimed_buffers", "scanned_buffers"] {
+        assert!(info[number].is_u64(), "{number}: {info}");
+    }
+    let people = node.run(["info"]).done();
+    assert!(people.text().contains(&node.process.pid().to_string()), "{}", people.text());
+    assert!(people.text().contains("default"), "{}", people.text());
+}
