@@ -1,0 +1,599 @@
+//! Clients that mean harm, or are broken, against a node: it serves on, and keeps nothing of theirs.
+
+use crate::in_time;
+use crate::peer::{ANSWERED, BYE, HEADER, HELLO, NODE, Peer, REFUSED, REQUEST_MAX, call, u32_at, u64_at};
+use crate::support::{Node, PATIENCE, command, farside, until};
+use farside_remote::{Memory, NodeId};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
+use rustix::process::Signal;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+
+#[test]
+fn greetings_that_are_none_are_refused_and_leave_nothing() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let deep = "[".repeat(50_000);
+    let long = format!(r#"{{"magic":"{}","version":1}}"#, "\\u0001".repeat(10_000));
+    let garbage: [&[u8]; 14] = [
+        b"",
+        b"\0",
+        b"\xff\xfe\xfd",
+        b"null",
+        b"{}",
+        b"[]",
+        br#"{"magic":"farside-shm"}"#,
+        br#"{"magic":"farside-shm","version":"1"}"#,
+        br#"{"magic":"farside-shm","version":-1}"#,
+        br#"{"magic":"farside-shm","version":1"#,
+        &HELLO[..HELLO.len() - 1],
+        deep.as_bytes(),
+        long.as_bytes(),
+        &[b'a'; 100_000],
+    ];
+    for greeting in garbage {
+        let peer = Peer::connect(node.socket());
+        peer.send(greeting).expect("it listens");
+        if let Some((refusal, fds)) = peer.receive() {
+            assert!(refusal.starts_with(br#"{"Refusal""#), "{}", refusal.escape_ascii());
+            assert!(fds.is_empty(), "memory is for those who greet");
+            assert!(peer.receive().is_none(), "who is refused is hung up on");
+        }
+    }
+    for (hello, said) in [
+        (r#"{"magic":"farside-shm","version":2}"#, "farside-shm version 2, the node farside-shm version 1"),
+        (r#"{"magic":"farside-ring","version":1}"#, "farside-ring version 1, the node farside-shm version 1"),
+    ] {
+        let peer = Peer::connect(node.socket());
+        peer.send(hello.as_bytes()).expect("it listens");
+        let (refusal, _) = peer.receive().expect("a refusal");
+        let refusal = String::from_utf8(refusal).expect("text");
+        assert!(refusal.contains(said) && refusal.contains("the same release"), "{refusal}");
+    }
+    node.is_well(before);
+}
+
+/// Plays a part in a process of its own: what it leaves behind is left by a process that has ended.
+fn played_by_another_process(part: &str, node: &Node) {
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this test has a file"));
+    child.args(["--exact", "clients::child", "--nocapture"]).env(PART, part).env(SOCKET, node.socket());
+    let ran = crate::support::run(child, b"");
+    assert_eq!(ran.code, Some(0), "{part}: {}{}", ran.text(), ran.err);
+    assert!(ran.text().contains("1 passed"), "{part}: {}", ran.text());
+}
+
+/// Which part a child plays, and the node that it plays it to.
+const PART: &str = "FARSIDE_TEST_PART";
+const SOCKET: &str = "FARSIDE_TEST_SOCKET";
+
+/// Where others start this file's tests anew, one of them: it is no test by itself.
+#[test]
+fn child() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let socket = PathBuf::from(std::env::var_os(SOCKET).expect("a node"));
+    match part.as_str() {
+        "says less than a header" => says_less_than_a_header(&socket),
+        "says more than a frame" => says_more_than_a_frame(&socket),
+        "asks and never listens" => asks_and_never_listens(&socket),
+        "sends descriptors" => sends_descriptors(&socket),
+        "takes every session" => takes_every_session(&socket),
+        _ => panic!("there is no part '{part}'"),
+    }
+}
+
+#[test]
+fn calls_cut_short_anywhere_are_refused_or_end_the_connection() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("says less than a header", &node);
+    let peer = Peer::greeted(node.socket());
+    let question = br#"{"open_store":{"name":"default"}}"#;
+    for len in 0..question.len() {
+        let (status, reason) = peer.ask(7, NODE, &question[..len]);
+        assert_eq!(status, REFUSED);
+        assert!(reason.contains("not understood"), "{reason}");
+    }
+    assert_eq!(peer.ask(7, NODE, question).0, ANSWERED);
+    peer.bye();
+    node.is_well(before);
+}
+
+fn says_less_than_a_header(socket: &Path) {
+    for len in 0..HEADER {
+        let peer = Peer::greeted(socket);
+        peer.send(&call(7, NODE, b"")[..len]).expect("it listens");
+        assert!(peer.receive().is_none(), "{len} bytes are no call");
+    }
+}
+
+#[test]
+fn frames_longer_than_a_frame_end_the_connection() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("says more than a frame", &node);
+    node.is_well(before);
+}
+
+fn says_more_than_a_frame(socket: &Path) {
+    for extra in [1, 7000, 100_000] {
+        let peer = Peer::greeted(socket);
+        peer.send(&call(1, NODE, &vec![b' '; REQUEST_MAX + extra])).expect("the system carries it");
+        assert!(peer.receive().is_none(), "{extra} bytes too many");
+    }
+    let peer = Peer::greeted(socket);
+    let longest = [&vec![b' '; REQUEST_MAX - 11][..], br#""node_info""#].concat();
+    assert_eq!(longest.len(), REQUEST_MAX);
+    assert_eq!(peer.ask(1, NODE, &longest).0, ANSWERED);
+    peer.bye();
+}
+
+#[test]
+fn questions_that_are_none_are_refused_and_the_session_goes_on() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let peer = Peer::greeted(node.socket());
+    for service in [1, 7, u32::MAX - 1] {
+        let (status, reason) = peer.ask(1, service, b"");
+        assert_eq!(status, REFUSED);
+        assert!(reason.contains(&format!("no store has a service numbered {service}")), "{reason}");
+    }
+    let name = |name: &str| format!(r#"{{"open_store":{{"name":"{name}"}}}}"#);
+    let create = |name: &str, quota: &str, parameters: &str| {
+        let rest = format!(r#""kind":"prism-kv","quota":{quota},"parameters":{parameters:?}"#);
+        format!(r#"{{"create_store":{{"name":"{name}",{rest}}}}}"#)
+    };
+    let items = r#"{"items":1,"placement":"hashed"}"#;
+    let refused = [
+        String::new(),
+        "null".into(),
+        "[]".into(),
+        "\"frob\"".into(),
+        "\"frob".into(),
+        "{".repeat(50_000),
+        "[".repeat(50_000),
+        format!("\"{}\"", "x".repeat(50_000)),
+        r#"{"open_store":{}}"#.into(),
+        r#"{"open_store":{"name":5}}"#.into(),
+        r#"{"open_store":{"name":"default","more":1}}"#.into(),
+        r#"{"open_store":{"name":"default"},"node_info":null}"#.into(),
+        name(""),
+        name(&"x".repeat(50_000)),
+        name(&"\\u0001".repeat(8000)),
+        name("../default"),
+        name("none").replace("open_store", "drop_store"),
+        name("none").replace("open_store", "store_stat"),
+        name("none").replace("open_store", "scan"),
+        create("", "1048576", items),
+        create(&"x".repeat(50_000), "1048576", items),
+        create(&"\\u0001".repeat(8000), "1048576", items),
+        create("s", "-1", items),
+        create("s", "18446744073709551615", items),
+        create("s", "18446744073709551616", items),
+        create("s", "0", items),
+        create("s", "1", items),
+        create("s", "8388608", ""),
+        create("s", "8388608", "null"),
+        create("s", "8388608", &"[".repeat(20_000)),
+        create("s", "8388608", r#"{"items":-1,"placement":"hashed"}"#),
+        create("s", "8388608", r#"{"items":18446744073709551615,"placement":"hashed"}"#),
+        create("s", "8388608", r#"{"items":1,"placement":"elsewhere"}"#),
+        create("s", "8388608", items).replace("prism-kv", "frob"),
+    ];
+    for (id, question) in (1..).zip(&refused) {
+        let (status, reason) = peer.ask(id, NODE, question.as_bytes());
+        assert_eq!(status, REFUSED, "{}: {reason}", &question[..question.len().min(200)]);
+        assert!(!reason.is_empty() && reason.len() < 5000, "{} bytes: {:.200}", reason.len(), reason);
+    }
+    // A second hello is a question like any other, and none.
+    peer.send(HELLO).expect("it listens");
+    let (frame, fds) = peer.receive().expect("an answer");
+    assert!(u32_at(&frame, 12) == REFUSED && fds.is_empty(), "{}", frame.escape_ascii());
+    let (status, info) = peer.ask(u64::MAX, NODE, b"\"node_info\"");
+    assert!(status == ANSWERED && info.contains(r#""sessions":1"#), "{info}");
+    assert_eq!(node.run(["store", "list"]).done().text(), "default\tprism-kv\t48.0 MiB\n");
+    peer.bye();
+    node.is_well(before);
+}
+
+#[test]
+fn a_thousand_that_connect_and_say_nothing_are_forgotten() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..1000 {
+        drop(Peer::connect(node.socket()));
+    }
+    node.is_well(before);
+    // Also those who stay.
+    let silent: Vec<Peer> = (0..100).map(|_| Peer::connect(node.socket())).collect();
+    assert_eq!(node.run(["kv", "put", "k", "v"]).done().code, Some(0));
+    for peer in &silent {
+        assert!(peer.receive().is_none(), "who says nothing is hung up on");
+    }
+    node.is_well(before);
+}
+
+#[test]
+fn who_asks_ten_thousand_times_and_never_listens_harms_nobody() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("asks and never listens", &node);
+    node.is_well(before);
+}
+
+fn asks_and_never_listens(socket: &Path) {
+    let url = format!("shm:{}", socket.display());
+    let peer = Peer::greeted(socket);
+    for id in 0..10_000 {
+        let question: &[u8] = match id % 3 {
+            0 => br#"{"store_stat":{"name":"default"}}"#,
+            1 => br#"{"scan":{"name":"default"}}"#,
+            _ => b"frob",
+        };
+        while let Err(errno) = peer.send(&call(id, NODE, question)) {
+            assert_eq!(errno, Errno::AGAIN);
+        }
+        if id % 2500 == 0 {
+            farside(["kv", "put", "k", "v", "--pool", &url]).done(); // Others are served meanwhile.
+        }
+    }
+    farside(["kv", "get", "k", "--pool", &url]).done();
+}
+
+#[test]
+fn descriptors_that_a_client_sends_are_not_kept() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("sends descriptors", &node);
+    node.is_well(before);
+}
+
+fn sends_descriptors(socket: &Path) {
+    let null = File::open("/dev/null").expect("a device");
+    let many = [null.as_fd(); 8];
+    let before_greeting = Peer::connect(socket);
+    before_greeting.send_with(HELLO, &many).expect("it listens");
+    assert!(before_greeting.receive().expect("a welcome").0.starts_with(br#"{"Welcome""#));
+    for id in 0..50 {
+        for count in [1, 2, 3, 8] {
+            before_greeting.send_with(&call(id, NODE, b"\"node_info\""), &many[..count]).expect("it listens");
+            let (frame, _) = before_greeting.receive().expect("an answer");
+            assert_eq!(u32_at(&frame, 12), ANSWERED);
+        }
+    }
+    // Its own socket among them: nobody else holds the other end then.
+    let itself = Peer::greeted(socket);
+    itself.send_with(&call(1, NODE, b"\"node_info\""), &[itself.0.as_fd()]).expect("it listens");
+}
+
+#[test]
+fn who_said_bye_is_not_heard_any_more() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let peer = Peer::greeted(node.socket());
+    peer.send(&call(1, NODE, b"\"node_info\"")).expect("it listens");
+    peer.send(&call(2, BYE, b"and more")).expect("it listens");
+    // Sent before it was hung up on, or refused by the system.
+    let _late = peer.send(&call(3, NODE, br#"{"drop_store":{"name":"default"}}"#));
+    until("it is hung up on", || peer.receive().is_none_or(|(frame, _)| u64_at(&frame, 0) != 1));
+    assert!(matches!(peer.send(&call(4, NODE, b"\"node_info\"")), Err(Errno::PIPE | Errno::CONNRESET)));
+    node.is_well(before);
+    // Saying nothing but bye is no greeting.
+    let rude = Peer::connect(node.socket());
+    rude.send(&call(0, BYE, b"")).expect("it listens");
+    assert!(rude.receive().expect("a refusal").0.starts_with(br#"{"Refusal""#));
+    node.is_well(before);
+}
+
+#[test]
+fn who_takes_every_session_gives_them_back_by_ending() {
+    let node = Node::start();
+    let before = node.descriptors();
+    played_by_another_process("takes every session", &node);
+    node.is_well(before);
+}
+
+fn takes_every_session(socket: &Path) {
+    const SESSIONS_MAX: usize = 1024;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let limit = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("it may be raised");
+    let mut peers: Vec<Peer> = (0..SESSIONS_MAX).map(|_| Peer::greeted(socket)).collect();
+    let one_more = Peer::connect(socket);
+    one_more.send(HELLO).expect("it listens");
+    let (refusal, _) = one_more.receive().expect("a refusal");
+    assert!(String::from_utf8_lossy(&refusal).contains("the most there can be"));
+    let url = format!("shm:{}", socket.display());
+    farside(["info", "--pool", &url]).refused("end another client first");
+    // Who hangs up without a word keeps the session, for it may still use the memory; who says bye gives it back.
+    drop(peers.pop());
+    peers.pop().expect("many are left").bye();
+    farside(["info", "--pool", &url]).done();
+}
+
+#[test]
+fn a_client_that_is_killed_is_forgotten() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..20 {
+        let mut client = command();
+        // It waits for a value, with its session open.
+        client.args(["kv", "put", "k", "--pool", &node.url()]);
+        client.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut client = client.spawn().expect("it starts");
+        until("it is connected", || node.sessions() > 0);
+        client.kill().and_then(|()| client.wait()).expect("ours to kill");
+        until("its end was seen", || node.sessions() == 0);
+    }
+    node.is_well(before);
+}
+
+#[test]
+fn a_stopped_node_is_named_to_new_clients_and_serves_them_once_it_goes_on() {
+    let node = Node::start();
+    let before = node.descriptors();
+    node.run(["kv", "put", "k", "v"]).done();
+    node.process.signal(Signal::STOP);
+    let refused = node.run(["kv", "get", "k"]).refused("is stopped");
+    assert!(refused.err.contains(&format!("kill -CONT {}", node.process.pid())), "{}", refused.err);
+    in_time(&refused);
+    // Until so many wait that nobody more may.
+    let mut waiting = Vec::new();
+    loop {
+        let socket = Peer::socket();
+        rustix::io::ioctl_fionbio(&socket, true).expect("a socket");
+        match rustix::net::connect(&socket, &SocketAddrUnix::new(node.socket()).expect("a name")) {
+            Ok(()) => waiting.push(socket),
+            Err(errno) => break assert_eq!(errno, Errno::AGAIN),
+        }
+    }
+    in_time(&node.run(["kv", "get", "k"]).refused("nobody more is let in"));
+    node.process.signal(Signal::CONT);
+    assert_eq!(node.run(["kv", "get", "k"]).done().out, b"v");
+    drop(waiting);
+    node.is_well(before);
+}
+
+#[test]
+fn who_says_hello_and_hangs_up_at_once_is_forgotten_though_its_process_goes_on() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..3 {
+        // Its welcome finds nobody.
+        node.process.signal(Signal::STOP);
+        for _ in 0..100 {
+            Peer::connect(node.socket()).send(HELLO).expect("it fits");
+        }
+        node.process.signal(Signal::CONT);
+        node.is_well(before);
+        // Its welcome is never read.
+        for _ in 0..100 {
+            let peer = Peer::connect(node.socket());
+            peer.send(HELLO).expect("it listens");
+            peer.wait(PollFlags::IN);
+        }
+        for _ in 0..100 {
+            Peer::connect(node.socket()).send(HELLO).expect("it listens");
+        }
+        node.is_well(before);
+    }
+}
+
+#[test]
+fn who_says_bye_and_leaves_its_answers_unread_is_forgotten() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..20 {
+        let peer = Peer::greeted(node.socket());
+        peer.send(&call(1, NODE, b"\"node_info\"")).expect("it listens");
+        peer.wait(PollFlags::IN);
+        node.process.signal(Signal::STOP);
+        peer.send(&call(2, BYE, b"")).expect("it fits");
+        drop(peer);
+        node.process.signal(Signal::CONT);
+    }
+    node.is_well(before);
+}
+
+#[test]
+fn who_asks_and_leaves_for_ever_keeps_nobody_waiting() {
+    const STAT: &[u8] = br#"{"store_stat":{"name":"default"}}"#;
+    let node = Node::start();
+    let before = node.descriptors();
+    for _ in 0..40 {
+        let peer = Peer::greeted(node.socket());
+        (0..256).for_each(|id| peer.send(&call(id, NODE, STAT)).expect("it listens"));
+        peer.send(&call(256, BYE, b"")).expect("it listens");
+    }
+    in_time(&node.run(["kv", "stat"]).done());
+    node.is_well(before);
+}
+
+#[test]
+fn a_drop_that_waits_for_a_client_holds_up_nobody_else() {
+    let node = Node::start();
+    node.run(["store", "create", "left", "--quota", "4MiB", "--items", "100"]).done();
+    // A session of this process, for ever in the same turn.
+    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
+    let turn_at = farside_remote::arena::session::turn_at(endpoint.session().slot);
+    let turn = |turn: u64| {
+        let Ok(()) = endpoint.memory().write(turn_at, &turn.to_le_bytes());
+    };
+    turn(1);
+    let dropping = Peer::greeted(node.socket());
+    dropping.send(&call(1, NODE, br#"{"drop_store":{"name":"left"}}"#)).expect("it listens");
+    until("the drop has begun", || !node.run(["store", "list"]).done().text().contains("left"));
+    node.run(["store", "create", "next", "--quota", "4MiB", "--items", "100"]).done();
+    let stat = node.run(["kv", "stat"]).done();
+    let said = format!("{}{}", stat.text(), stat.err);
+    assert!(said.contains(&std::process::id().to_string()), "it names who is waited for: {said}");
+    turn(2);
+    let (answered, _) = dropping.receive().expect("an answer");
+    assert_eq!(u32_at(&answered, 12), ANSWERED);
+    dropping.bye();
+}
+
+/// What a client can do to its bell: nobody else may come to wait for it.
+#[test]
+fn a_bell_that_is_drained_filled_or_made_to_wait_harms_nobody_else() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let other = farside::connect(&node.url()).and_then(|pool| pool.open("default")).expect("a store");
+    other.put("k", "0").wait().expect("it serves");
+    let peer = Peer::connect(node.socket());
+    peer.send(HELLO).expect("it listens");
+    let (_, mut fds) = peer.receive().expect("a welcome");
+    let bell = fds.pop().expect("a bell");
+    let flags = |flags| rustix::fs::fcntl_setfl(&bell, flags).expect("its flags");
+    // Somebody is always faster than the node in reading it.
+    flags(rustix::fs::OFlags::empty());
+    let rings = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let readers = [(); 4].map(|()| {
+            scope.spawn(|| {
+                while rings.load(Ordering::Relaxed) {
+                    rustix::io::read(&bell, &mut [0; 8]).expect("a count");
+                }
+            })
+        });
+        let ring = || rustix::io::write(&bell, &1u64.to_ne_bytes()).expect("a ring");
+        (0..2000).for_each(|_| assert_eq!(ring(), 8));
+        rings.store(false, Ordering::Relaxed);
+        // Those that still wait are let go.
+        until("nobody reads", || ring() > 0 && readers.iter().all(|reader| reader.is_finished()));
+    });
+    in_time(&node.run(["info"]).done());
+    // It is full, while the node does not look, and whoever rings it would wait.
+    node.process.signal(Signal::STOP);
+    flags(rustix::fs::OFlags::NONBLOCK);
+    let _empty = rustix::io::read(&bell, &mut [0; 8]);
+    rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).expect("it fits");
+    flags(rustix::fs::OFlags::empty());
+    let (sender, done) = mpsc::channel();
+    std::thread::spawn(move || {
+        // Often enough for the node to be rung.
+        for round in 0..600u32 {
+            other.put("k", round.to_le_bytes()).wait().expect("memory is there");
+        }
+        sender.send(other)
+    });
+    let other = done.recv_timeout(PATIENCE);
+    node.process.signal(Signal::CONT);
+    drop(other.expect("it waits for nobody"));
+    peer.bye();
+    node.is_well(before);
+}
+
+#[test]
+fn two_nodes_on_copies_of_one_memory_file_stay_apart() {
+    let first = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| first.path().join(name).to_str().expect("a name").to_owned();
+    let serve = |name: &str| {
+        Node::with(&[
+            "--memory",
+            "32MiB",
+            "--store",
+            "default",
+            "--quota",
+            "8MiB",
+            "--memory-file",
+            &file(name),
+        ])
+    };
+    drop(serve("original"));
+    std::fs::copy(file("original"), file("copy")).expect("room");
+    let nodes = [serve("original"), serve("copy")];
+    let mut clients = nodes.each_ref().map(|node| {
+        let pool = farside::connect(&node.url()).expect("a node");
+        farside::local::Client::open(&pool, "default").expect("a store")
+    });
+    for (client, value) in clients.iter_mut().zip([b"original", &b"copy"[..]]) {
+        client.put(b"k", value).expect("it serves");
+    }
+    for (node, value) in nodes.iter().zip([b"original", &b"copy"[..]]) {
+        assert_eq!(node.run(["kv", "get", "k"]).done().out, value);
+    }
+}
+
+/// Those for whom there is no descriptor are told so, the operator once, and others are served afterwards.
+#[test]
+fn more_clients_than_descriptors_are_seen_off() {
+    const WARNING: &str = "raise 'ulimit -n'";
+    let limited = |serve: std::process::Command| {
+        let mut shell = std::process::Command::new("/bin/sh");
+        shell.env_clear().args(["-c", "ulimit -n 64 && exec \"$@\"", "sh"]);
+        shell.arg(serve.get_program()).args(serve.get_args());
+        shell
+    };
+    let node = Node::within(limited, &["--memory", "96MiB", "--store", "default", "--quota", "48MiB"]);
+    let before = node.descriptors();
+    for round in 1..=2 {
+        let silent: Vec<Peer> = (0..100).map(|_| Peer::connect(node.socket())).collect();
+        for peer in &silent {
+            peer.wait(PollFlags::IN);
+        }
+        assert_eq!(node.process.said().matches(WARNING).count(), round, "{}", node.process.said());
+        drop(silent);
+        until("others are served", || node.run(["kv", "put", "k", "v"]).code == Some(0));
+        node.is_well(before);
+    }
+}
+
+#[test]
+fn processes_that_do_not_see_each_other_are_told_so() {
+    let apart = |serve: std::process::Command| {
+        let mut unshare = std::process::Command::new("/usr/bin/unshare");
+        unshare.env_clear().args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child=KILL"]);
+        unshare.arg(serve.get_program()).args(serve.get_args());
+        unshare
+    };
+    let mut probe = apart(std::process::Command::new("/bin/true"));
+    if !probe.status().is_ok_and(|status| status.success()) {
+        eprintln!("not tested: this system lets nobody make a pid namespace");
+        return;
+    }
+    // The node does not see its client.
+    let node = Node::within(apart, &["--memory", "32MiB"]);
+    in_time(&node.run(["info"]).refused("pid namespace"));
+    // The client does not see its node.
+    let node = Node::start();
+    let mut info = command();
+    info.args(["info", "--pool", &node.url()]);
+    in_time(&crate::support::run(apart(info), b"").refused("pid namespace"));
+    let before = node.descriptors();
+    node.is_well(before);
+}
+
+#[test]
+fn a_node_does_not_take_over_what_its_own_process_still_uses() {
+    use farside_fabrics::memory::Mapping;
+    use farside_node::host::{BindError, Host, Options};
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let serve = |take_over: bool, evict: bool| {
+        // A process that another test is just starting has a copy of the lock until it becomes another program.
+        let mut memory = None;
+        until("nobody holds the lock", || {
+            memory = Mapping::open(&folder.path().join("memory"), 8 << 20).ok();
+            memory.is_some()
+        });
+        let (memory, _) = memory.expect("as just seen");
+        let socket = Some(socket.clone());
+        Host::start(memory, Vec::new(), Options { socket, take_over, evict, ..Options::default() })
+    };
+    let host = serve(false, false).expect("it serves");
+    let endpoint = farside_fabrics::shm::connect(&socket, NodeId(0)).expect("a session");
+    drop(host);
+    for evict in [false, true] {
+        let refused = serve(true, evict).map(drop).expect_err("the client may be in the middle of a chain");
+        assert!(matches!(refused, BindError::OwnClients), "{refused}");
+        assert!(refused.to_string().contains("this process"), "{refused}");
+    }
+    drop(endpoint);
+    drop(serve(true, false).expect("nobody uses it any more"));
+}

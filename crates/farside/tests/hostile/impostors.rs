@@ -1,0 +1,369 @@
+//! What pretends to be a node, against clients: they end with an error, in time.
+
+use crate::in_time;
+use crate::peer::{ANSWERED, BYE, HEADER, NODE, Peer, REFUSED, answer, u32_at, u64_at};
+use crate::support::{Node, PATIENCE, Ran, farside};
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Fabric, NodeId};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Signal;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
+use std::time::Instant;
+
+/// A socket at which something else than a node serves, in a thread that ends with the test's process.
+struct Impostor {
+    folder: tempfile::TempDir,
+}
+
+impl Impostor {
+    fn new(mut meet: impl FnMut(Peer) + Send + 'static) -> Impostor {
+        let folder = tempfile::tempdir().expect("a folder");
+        let listener = Peer::socket();
+        let address = SocketAddrUnix::new(folder.path().join("node.sock")).expect("a name");
+        rustix::net::bind(&listener, &address).expect("a place");
+        rustix::net::listen(&listener, 8).expect("a listener");
+        std::thread::spawn(move || {
+            while let Ok(socket) = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
+                meet(Peer(socket));
+            }
+        });
+        Impostor { folder }
+    }
+
+    fn url(&self) -> String {
+        format!("shm:{}", self.folder.path().join("node.sock").display())
+    }
+
+    /// Runs a client against it.
+    #[track_caller]
+    fn run(&self, arguments: &[&str]) -> Ran {
+        farside([arguments, &["--pool", &self.url()]].concat())
+    }
+}
+
+const WELCOME: &[u8] = br#"{"Welcome":{"slot":0,"number":1,"incarnation":7}}"#;
+
+#[test]
+fn a_greeting_that_is_none_is_an_error() {
+    let deep = "[".repeat(50_000);
+    let greetings: [(&[u8], &str); 12] = [
+        (b"", "hung up"),
+        (b"\0\xff", "no node that this program knows"),
+        (b"null", "no node that this program knows"),
+        (b"{}", "no node that this program knows"),
+        (br#"{"Welcome":{}}"#, "no node that this program knows"),
+        (br#"{"Welcome":{"slot":-1,"number":1,"incarnation":7}}"#, "no node that this program knows"),
+        (br#"{"Frob":"x"}"#, "no node that this program knows"),
+        (deep.as_bytes(), "no node that this program knows"),
+        (&[b' '; 100_000], "could not hear"),
+        (br#"{"Refusal":"come back later"}"#, "the node refuses: come back later"),
+        (WELCOME, "it sent no memory"),
+        (br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#, "offers a session"),
+    ];
+    for (greeting, reason) in greetings {
+        let greeting = greeting.to_vec();
+        let impostor = Impostor::new(move |peer| {
+            peer.receive();
+            peer.send(&greeting).expect("it listens");
+        });
+        in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
+    }
+    let hangs_up = Impostor::new(drop);
+    hangs_up.run(&["kv", "get", "k"]).refused("");
+}
+
+/// A file of so many bytes, as a node's memory is: named by nobody.
+fn memory(len: u64, header: &[u64]) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("impostor", flags).expect("memory");
+    rustix::fs::ftruncate(&fd, len).expect("memory");
+    let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+    rustix::io::pwrite(&fd, &bytes, 0).expect("memory");
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::SEAL).expect("memory");
+    fd
+}
+
+fn bell() -> OwnedFd {
+    use rustix::event::EventfdFlags;
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a bell")
+}
+
+#[test]
+fn a_memory_that_is_none_is_an_error() {
+    const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
+    const SIZE: u64 = 8 << 20;
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |len: u64| {
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(folder.path().join(len.to_string()));
+        let file = file.expect("a file");
+        file.set_len(len).expect("a file");
+        OwnedFd::from(file)
+    };
+    let read_only = memory(SIZE, &[MAGIC, 1, SIZE, 7]);
+    let read_only = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read_only)));
+    let memories: Vec<(OwnedFd, &str)> = vec![
+        (reader.into(), "a memory of 0 bytes"),
+        (writer.into(), "a memory of 0 bytes"),
+        (File::open("/dev/zero").expect("a device").into(), "a memory of 0 bytes"),
+        (Peer::socket(), "a memory of 0 bytes"),
+        (bell(), "a memory of 0 bytes"),
+        (File::open(folder.path()).expect("a folder").into(), "a memory of"),
+        (file(0), "a memory of 0 bytes"),
+        (file(4096), "a memory of 4096 bytes"),
+        (file(SIZE + 1), "a memory of 8388609 bytes"),
+        (file(SIZE), "no farside memory"),
+        (memory(2 << 40, &[]), "a memory of 2199023255552 bytes"),
+        (memory(SIZE, &[]), "no farside memory"),
+        (memory(SIZE, &[MAGIC, 2, SIZE, 7]), "use the same release"),
+        (memory(SIZE, &[MAGIC, 1, 2 * SIZE, 7]), "cut or extended"),
+        (memory(SIZE, &[MAGIC, 1, SIZE, 8]), "another memory than it named"),
+        (read_only.expect("ours").into(), "could not map"),
+    ];
+    for (memory, reason) in memories {
+        let impostor = Impostor::new(move |peer| {
+            peer.receive();
+            peer.send_with(WELCOME, &[memory.as_fd(), bell().as_fd()]).expect("it listens");
+        });
+        in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
+    }
+    // Too few descriptors, too many, and a bell that might be rung for ever.
+    let good = || memory(SIZE, &[MAGIC, 1, SIZE, 7]);
+    let (_reader, slow) = std::io::pipe().expect("a pipe");
+    let slow = OwnedFd::from(slow);
+    let unfit: [(Vec<OwnedFd>, &str); 3] = [
+        (vec![good()], "it sent no memory"),
+        (vec![good(), slow], "its bell"),
+        (vec![good(), bell(), bell(), bell()], ""),
+    ];
+    for (fds, reason) in unfit {
+        let impostor = Impostor::new(move |peer| {
+            peer.receive();
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
+            peer.send_with(WELCOME, &fds).expect("it listens");
+        });
+        in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
+    }
+}
+
+#[test]
+fn a_node_that_says_nothing_is_given_up_and_named() {
+    let silent = |until_greeted: bool| {
+        let mut all = Vec::new();
+        Impostor::new(move |peer| {
+            if until_greeted {
+                peer.receive();
+            }
+            all.push(peer);
+        })
+    };
+    for until_greeted in [false, true] {
+        let ran = silent(until_greeted).run(&["kv", "get", "k"]).refused("did not answer within");
+        assert!(ran.err.contains(&std::process::id().to_string()), "{}", ran.err);
+        in_time(&ran);
+    }
+}
+
+/// What an impostor that has a real node's memory does about a question, given the real answer.
+enum Lie {
+    Answer(Vec<u8>),
+    Silence,
+    HangUp,
+}
+
+/// Something between clients and a node that greets as the node does, and lies.
+fn liar(node: &Node, mut lie: impl FnMut(&[u8], Vec<u8>) -> Lie + Send + 'static) -> Impostor {
+    let real = node.socket().to_owned();
+    let mut silent = Vec::new();
+    Impostor::new(move |client| {
+        let server = Peer::connect(&real);
+        server.send(&client.receive().expect("a hello").0).expect("it listens");
+        let (welcome, fds) = server.receive().expect("a welcome");
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
+        client.send_with(&welcome, &fds).expect("it listens");
+        while let Some((question, _)) = client.receive() {
+            server.send(&question).expect("it listens");
+            if u32_at(&question, 8) == BYE {
+                return;
+            }
+            let answer = server.receive().expect("an answer").0;
+            match lie(&question, answer) {
+                Lie::Answer(answer) => drop(client.send(&answer)), // It may have gone.
+                Lie::Silence => return silent.push((client, server)),
+                Lie::HangUp => return server.bye(),
+            }
+        }
+        server.bye();
+    })
+}
+
+#[test]
+fn answers_that_are_none_are_errors() {
+    let node = Node::start();
+    let body = |status: u32, body: &[u8]| {
+        let body = body.to_vec();
+        move |question: &[u8]| Lie::Answer(answer(u64_at(question, 0), NODE, status, &body))
+    };
+    type Answers = Box<dyn FnMut(&[u8]) -> Lie + Send>;
+    let lies: Vec<(Answers, &str)> = vec![
+        (Box::new(|_| Lie::Silence), "did not answer within"),
+        (Box::new(|_| Lie::HangUp), "has ended"),
+        (Box::new(|_| Lie::Answer(Vec::new())), "has ended"),
+        (Box::new(|_| Lie::Answer(vec![0; 200_000])), "has ended"),
+        (Box::new(|_| Lie::Answer(vec![0xff; 15])), "did not answer within"),
+        (Box::new(|_| Lie::Answer(answer(u64::MAX, NODE, ANSWERED, b"\"done\""))), "did not answer within"),
+        (Box::new(body(ANSWERED, b"")), "not understood"),
+        (Box::new(body(ANSWERED, b"\xff\xfe")), "not understood"),
+        (Box::new(body(ANSWERED, b"null")), "not understood"),
+        (Box::new(body(ANSWERED, "[".repeat(50_000).as_bytes())), "not understood"),
+        (Box::new(body(ANSWERED, b"\"done\"")), "something else"),
+        (Box::new(body(ANSWERED, br#"{"stores":[]}"#)), "something else"),
+        (Box::new(body(REFUSED, b"not today")), "not today"),
+        (Box::new(body(REFUSED, b"\xff\xfe")), "\u{fffd}"),
+        (Box::new(body(77, b"what is 77")), "what is 77"),
+    ];
+    for (mut answers, reason) in lies {
+        let impostor = liar(&node, move |question, _| answers(question));
+        in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
+    }
+}
+
+#[test]
+fn stores_that_are_none_are_errors() {
+    let node = Node::start();
+    node.run(["kv", "put", "k", "v"]).done();
+    // What the node tells of the store, with one thing in it changed.
+    let changes: [(&str, serde_json::Value); 25] = [
+        ("slots", 0.into()),
+        ("slots", 1.into()),
+        ("slots", 3.into()),
+        ("slots", (1u64 << 40).into()),
+        ("slots", (1u64 << 63).into()),
+        ("slots", u64::MAX.into()),
+        ("seed", 0.into()),
+        ("epoch", u64::MAX.into()),
+        ("parameters", "".into()),
+        ("parameters", "null".into()),
+        ("parameters", "[".repeat(20_000).into()),
+        ("kind", "pilaf".into()),
+        ("region", 0.into()),
+        ("region", 2.into()),
+        ("region", 255.into()),
+        ("region", 256.into()),
+        ("region", u32::MAX.into()),
+        ("secret", 0.into()),
+        ("secret", 5.into()),
+        ("table_at", 0.into()),
+        ("table_at", 1.into()),
+        ("table_at", (1u64 << 47).into()),
+        ("table_len", 0.into()),
+        ("table_len", u64::MAX.into()),
+        ("incarnation", 1.into()),
+    ];
+    for (field, value) in changes {
+        let (name, told) = (field, value.clone());
+        let impostor = liar(&node, move |_, real| {
+            let Ok(mut answer) = serde_json::from_slice::<serde_json::Value>(&real[HEADER..]) else {
+                return Lie::Answer(real);
+            };
+            if let Some(store) = answer.get_mut("store") {
+                let parameters = store["parameters"].as_str().expect("text");
+                let mut parameters: serde_json::Value = serde_json::from_str(parameters).expect("JSON");
+                if store.get(name).is_some() {
+                    store[name] = value.clone();
+                } else {
+                    assert!(parameters.get(name).is_some(), "a store has no {name}");
+                    parameters[name] = value.clone();
+                    store["parameters"] = parameters.to_string().into();
+                }
+            }
+            Lie::Answer([&real[..HEADER], answer.to_string().as_bytes()].concat())
+        });
+        for action in [&["put", "j", "w"][..], &["get", "k"], &["del", "j"], &["dump"]] {
+            let ran = impostor.run(&[&["kv"], action].concat());
+            assert!(matches!(ran.code, Some(0..=2)), "{field} {told}: {action:?}: {}", ran.err);
+            in_time(&ran);
+        }
+    }
+    assert_eq!(node.run(["kv", "get", "k"]).done().out, b"v", "nothing of it struck the store");
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_not_waited_for() {
+    let (ours, _theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .expect("two sockets");
+    let send = || farside_fabrics::shm::frame::send(ours.as_fd(), &[0; HEADER], &[0; 1000], &[]);
+    let refused = (0..100_000).find_map(|_| send().err());
+    assert_eq!(refused, Some(Errno::AGAIN));
+}
+
+/// A waker that, when woken, waits until somebody else was able to ask something by the same session.
+struct Slow {
+    begun: mpsc::Sender<()>,
+    asked: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Wake for Slow {
+    fn wake(self: Arc<Self>) {
+        let _nobody_waits_any_more = self.begun.send(());
+        let asked = self.asked.lock().expect("nobody panics");
+        let _or_too_late = asked.recv_timeout(PATIENCE);
+    }
+}
+
+#[test]
+fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
+    let node = Node::start();
+    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
+    let (begun, has_begun) = mpsc::channel();
+    let (asked, was_asked) = mpsc::channel();
+    let slow = Arc::new(Slow { begun, asked: Mutex::new(was_asked) });
+    let waker = Waker::from(slow);
+    let mut answers = [Vec::new(), Vec::new()];
+    let [first, second] = &mut answers;
+    let mut call = Box::pin(endpoint.call(NodeId(0), ServiceId::NODE, b"\"node_info\"", first));
+    node.process.signal(Signal::STOP);
+    assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    node.process.signal(Signal::CONT);
+    has_begun.recv_timeout(PATIENCE).expect("the answer comes");
+    let since = Instant::now();
+    let mut other = Box::pin(endpoint.call(NodeId(0), ServiceId::NODE, b"\"node_info\"", second));
+    let _pending = other.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    drop(other);
+    let took = since.elapsed();
+    let _it_went_on = asked.send(());
+    assert!(took < PATIENCE / 2, "whoever wakes holds a lock meanwhile: {took:?}");
+}
+
+#[test]
+fn a_client_that_makes_nothing_of_its_welcome_says_bye() {
+    const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
+    const SIZE: u64 = 8 << 20;
+    let (_reader, slow) = std::io::pipe().expect("a pipe");
+    let welcomes: Vec<(&[u8], Vec<OwnedFd>)> = vec![
+        (WELCOME, Vec::new()),
+        (br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#, Vec::new()),
+        (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 7]), slow.into()]),
+        (WELCOME, vec![memory(4096, &[]), bell()]),
+        (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 8]), bell()]),
+    ];
+    for (welcome, fds) in welcomes {
+        let (sender, heard) = mpsc::channel();
+        let impostor = Impostor::new(move |peer| {
+            peer.receive();
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
+            peer.send_with(welcome, &fds).expect("it listens");
+            let _the_test_failed = sender.send(peer.receive());
+        });
+        impostor.run(&["kv", "get", "k"]).refused("");
+        let last = heard.recv_timeout(PATIENCE).expect("it ends").expect("a last word");
+        assert_eq!(u32_at(&last.0, 8), BYE);
+    }
+}
