@@ -124,7 +124,8 @@ impl<'a> Chains<'a> {
 
     #[inline]
     fn get(&mut self, target: &Target) -> bool {
-        let Built { chain, item } = Built::new(&mut self.chain, self.key, target);
+        let mut chain = self.chain.begin(self.key);
+        let item = ask_for(&mut chain, target);
         let Ok(()) = farside_remote::run(self.memory, 1, chain.view(), &mut self.reply);
         finds(&self.reply, item, target)
     }
@@ -137,12 +138,17 @@ struct Built<'a> {
 }
 
 impl<'a> Built<'a> {
-    #[inline]
     fn new(buffer: &'a mut ChainBuf, key: Key, target: &Target) -> Built<'a> {
         let mut chain = buffer.begin(key);
-        let item = chain.also(read(Addr::new(target.slot_at), READ_MAX).indirect().bounded());
+        let item = ask_for(&mut chain, target);
         Built { chain, item }
     }
+}
+
+/// The one op of a GET.
+#[inline]
+fn ask_for(chain: &mut Chain<'_>, target: &Target) -> Out<[u8]> {
+    chain.also(read(Addr::new(target.slot_at), READ_MAX).indirect().bounded())
 }
 
 #[inline]
