@@ -606,8 +606,8 @@ fn file_of(path: &Path) -> std::io::Result<(u64, u64)> {
 }
 
 /// Holds off other nodes that make a socket in the same folder, until it is dropped: two that found the same stale
-/// one would each remove what they find. Who holds it for too long is not waited for; where the folder cannot be opened,
-/// making the socket in it fails and says why.
+/// one would each remove what they find. Who holds it for too long is not waited for; where the folder cannot be
+/// opened, making the socket in it fails and says why.
 fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     use rustix::fs::{FlockOperation, Mode, OFlags};
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
