@@ -174,11 +174,12 @@ struct Rights<'a> {
 impl Rights<'_> {
     #[inline]
     fn admit(&self, target: &Target) -> bool {
-        let Ok(admitted) = self.memory.admits(self.key);
+        let Ok(rights) = self.memory.admits(self.key);
         let Ok(slot_reach) = self.memory.reach(self.key.region(), target.slot_at, SLOT_SIZE);
         let Ok(slot) = self.memory.load(target.slot_at, Width::W16);
         let Ok(item_reach) =
             self.memory.reach(self.key.region(), slot as u64, u64::from((slot >> 64) as u32));
+        let admitted = rights.contains(farside_remote::Rights::READ);
         admitted && slot_reach == SLOT_SIZE && item_reach == u64::from((slot >> 64) as u32)
     }
 }

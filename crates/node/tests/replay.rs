@@ -11,7 +11,7 @@ use farside_remote::arena::lists::Supply;
 use farside_remote::arena::session::{SessionId, turn_at};
 use farside_remote::arena::{Arena, Geometry};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
-use farside_remote::{Key, Memory, Width};
+use farside_remote::{Key, Memory, Rights, Width};
 use std::cell::{Cell, RefCell};
 use support::Slots;
 
@@ -79,7 +79,7 @@ impl Memory for Replayed {
     fn geometry(&self) -> Geometry {
         self.mapping.geometry()
     }
-    fn admits(&self, key: Key) -> Result<bool, Wait> {
+    fn admits(&self, key: Key) -> Result<Rights, Wait> {
         Arena::of(self).admits(key)
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Wait> {

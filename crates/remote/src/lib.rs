@@ -1,10 +1,10 @@
 //! The language of far memory: what may be asked of a memory node, and what it means.
 //!
 //! A tour, from the bottom up. An [`Addr`] is a byte offset into one node's memory; a [`Key`] is the
-//! capability for one region of it. An [`op::Op`] is one request (READ, WRITE, ALLOCATE, CAS, FETCH-ADD, with
-//! PRISM's modifiers); a [`chain::Chain`] is a list of them, *bytes from birth*, that one runner carries out in
-//! order; a [`reply::Reply`] holds a status and an output for each. [`run()`] says, once, what every op means,
-//! over the few questions of [`memory::Memory`]. [`arena`] is the layout of a node's own records (free lists,
+//! capability for one region of it, with some [`Rights`] or all. An [`op::Op`] is one request (READ, WRITE, ALLOCATE,
+//! CAS, FETCH-ADD, with PRISM's modifiers); a [`chain::Chain`] is a list of them, *bytes from birth*, that one runner
+//! carries out in order; a [`reply::Reply`] holds a status and an output for each. [`run()`] says, once, what every op
+//! means, over the few questions of [`memory::Memory`]. [`arena`] is the layout of a node's own records (free lists,
 //! buffer states, segments, session slots) and the lock-free steps on them. [`fabric::Fabric`] is all that a
 //! protocol sees of whatever carries its chains.
 //!
@@ -25,6 +25,7 @@ pub mod memory;
 pub mod mutant;
 pub mod op;
 pub mod reply;
+pub mod rights;
 pub mod run;
 pub mod service;
 pub mod wire;
@@ -36,4 +37,5 @@ pub use key::Key;
 pub use memory::{Memory, Width};
 pub use op::{Mode, Op, allocate, cas, cas_from, fetch_add, read, read_as, write};
 pub use reply::{Reply, Status};
+pub use rights::Rights;
 pub use run::{hints, run};

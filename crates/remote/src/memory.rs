@@ -5,6 +5,7 @@
 
 use crate::arena::Geometry;
 use crate::key::Key;
+use crate::rights::Rights;
 
 /// The width of an atomic word. Words are aligned to their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,8 +36,8 @@ pub trait Memory {
     /// Where the node's records are. Fixed for as long as the memory exists, so this is no question that waits.
     fn geometry(&self) -> Geometry;
 
-    /// Whether `key` is, at this moment, the key of a region.
-    fn admits(&self, key: Key) -> Result<bool, Self::Wait>;
+    /// What `key` opens its region for, at this moment: nothing unless it is the region's key.
+    fn admits(&self, key: Key) -> Result<Rights, Self::Wait>;
 
     /// How many of the `len` bytes from `at` on are `region`'s, up to the end of the buffer (or of the extent, where
     /// there are no buffers) in which `at` lies. 0 if none are.
@@ -62,7 +63,7 @@ impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
         (**self).geometry()
     }
     #[inline]
-    fn admits(&self, key: Key) -> Result<bool, M::Wait> {
+    fn admits(&self, key: Key) -> Result<Rights, M::Wait> {
         (**self).admits(key)
     }
     #[inline(always)]

@@ -24,6 +24,8 @@ pub enum Mutant {
     NoClamp,
     /// The key is asked for the pointer's place only.
     PointeeIsNotChecked,
+    /// A key that opens its region for something opens it for everything.
+    OneRightIsAll,
     /// Whatever a late or doubled report names goes onto the list of retired buffers.
     RetireWhatIsNotLive,
     /// The node gives a retired buffer back without waiting for anybody.
@@ -61,7 +63,7 @@ mod switch {
 
     impl Mutant {
         /// Those of this crate that its own checks find.
-        pub const ALL: [Mutant; 9] = [
+        pub const ALL: [Mutant; 10] = [
             Mutant::HelperDoesNotRecheckHead,
             Mutant::PopWithoutSeq,
             Mutant::SegmentLeavesListFirst,
@@ -71,6 +73,7 @@ mod switch {
             Mutant::ScratchIsNotZeroed,
             Mutant::NoClamp,
             Mutant::PointeeIsNotChecked,
+            Mutant::OneRightIsAll,
         ];
 
         /// Those of buffers' lives, which take a node to be found.

@@ -14,6 +14,7 @@ use crate::memory::{Memory, Width};
 use crate::mutant::Mutant;
 use crate::op::{Mode, big_endian};
 use crate::reply::{Reply, Status};
+use crate::rights::Rights;
 use crate::wire::{ALLOCATES_MAX, Code, OpHeader, flag};
 use std::cell::Cell;
 use zerocopy::{FromZeros, IntoBytes};
@@ -112,8 +113,8 @@ struct Runner<'m, M> {
     memory: &'m M,
     owner: u32,
     key: Key,
-    /// Whether the key opens its region: asked at the first access, and for the whole chain.
-    admitted: Cell<Option<bool>>,
+    /// What the key opens its region for: asked at the first access, and for the whole chain.
+    rights: Cell<Option<Rights>>,
     /// Apart from the rest, since it is indexed: what is not can live in registers.
     scratch: &'m mut Scratch,
     /// The buffers taken before the first op, one per ALLOCATE in their order; 0 where the ALLOCATE cannot succeed,
@@ -142,7 +143,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         scratch: &'m mut Scratch,
         reserved: &'m mut [u64],
     ) -> Runner<'m, M> {
-        Runner { memory, owner, key, admitted: Cell::new(None), scratch, reserved, next_reserved: 0 }
+        Runner { memory, owner, key, rights: Cell::new(None), scratch, reserved, next_reserved: 0 }
     }
 
     /// Runs every op in order.
@@ -182,8 +183,8 @@ impl<'m, M: Memory> Runner<'m, M> {
     #[inline]
     fn read(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         let Some(to) = op.redirect() else { return self.read_out(op.header(), reply) };
-        let (place, len) = self.target(op.header())?;
-        let to = self.whole(to, len)?;
+        let (place, len) = self.target(op.header(), Rights::READ)?;
+        let to = self.whole(to, len, Rights::WRITE)?;
         self.copy(place, to, len as usize)?;
         Ok((Status::Ok, 0))
     }
@@ -191,7 +192,7 @@ impl<'m, M: Memory> Runner<'m, M> {
     /// A READ whose output goes into the reply.
     #[inline(always)]
     fn read_out(&self, op: &OpHeader, reply: &mut Reply) -> Done<M::Wait> {
-        let (place, len) = self.target(op)?;
+        let (place, len) = self.target(op, Rights::READ)?;
         let Some(out) = reply.output_room(len as usize) else { return Err(Stop::Refused(Status::TooLong)) };
         self.fetch(place, out)?;
         Ok((Status::Ok, len as usize))
@@ -199,9 +200,9 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     #[inline(never)]
     fn write(&mut self, op: &OpView<'_>) -> Done<M::Wait> {
-        let (place, len) = self.target(op.header())?;
+        let (place, len) = self.target(op.header(), Rights::WRITE)?;
         if let Some(source) = op.source() {
-            let source = self.whole(source, len)?;
+            let source = self.whole(source, len, Rights::READ)?;
             self.copy(source, place, len as usize)?;
         } else {
             self.store_pieces(place, op.payload(), len as usize)?;
@@ -228,7 +229,7 @@ impl<'m, M: Memory> Runner<'m, M> {
     fn cas(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         let width = word_width(op);
         let place = self.word_target(op, width)?;
-        let source = op.source().map(|source| self.word(source, width)).transpose()?;
+        let source = op.source().map(|source| self.word(source, width, Rights::READ)).transpose()?;
         let out = self.word_output(op, width, reply)?;
 
         let mut operands = op.operands();
@@ -262,7 +263,7 @@ impl<'m, M: Memory> Runner<'m, M> {
     #[inline(never)]
     fn fetch_add(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         let width = Width::W8;
-        let place = self.word(op.target(), width)?;
+        let place = self.word(op.target(), width, Rights::ATOMIC)?;
         let out = self.word_output(op, width, reply)?;
         let addend = take_word(&mut op.operands(), width) as u64;
         let mut old = self.load(place, width)?;
@@ -284,7 +285,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         reply: &mut Reply,
     ) -> Result<Option<Place>, Stop<M::Wait>> {
         match op.redirect() {
-            Some(to) => self.whole(to, width.bytes()).map(Some),
+            Some(to) => self.whole(to, width.bytes(), Rights::WRITE).map(Some),
             None if reply.output_room(width.bytes() as usize).is_some() => Ok(None),
             None => Err(Stop::Refused(Status::TooLong)),
         }
@@ -309,23 +310,22 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok((status, bytes.len()))
     }
 
-    // Where an op's operands are, and whether the key opens them.
+    // Where an op's operands are, and whether the key has the right to them. Scratch needs none.
 
-    /// The target of a READ or WRITE, and how many bytes of it there are.
+    /// The target of a READ or WRITE, which asks for the right `asked` to it, and how many bytes of it there are.
     #[inline(always)]
-    fn target(&self, op: &OpHeader) -> Result<(Place, u64), Stop<M::Wait>> {
+    fn target(&self, op: &OpHeader, asked: Rights) -> Result<(Place, u64), Stop<M::Wait>> {
         let len = u64::from(op.len.get());
         if !op.has(flag::TARGET_INDIRECT) {
-            return Ok((self.whole(op.target(), len)?, len));
+            return Ok((self.whole(op.target(), len, asked)?, len));
         }
         let (ptr, len) = if op.has(flag::BOUNDED) {
-            let word = self.load(self.word(op.target(), Width::W16)?, Width::W16)?;
+            let word = self.pointer(op.target(), Width::W16)?;
             let mut pointer = BoundedPtr::new_zeroed();
             pointer.as_mut_bytes().copy_from_slice(&word.to_le_bytes());
             (pointer.ptr, len.min(u64::from(pointer.bound.get())))
         } else {
-            let word = self.load(self.word(op.target(), Width::W8)?, Width::W8)?;
-            (Addr::new(word as u64), len)
+            (Addr::new(self.pointer(op.target(), Width::W8)? as u64), len)
         };
         if len == 0 {
             return Ok((Place::Scratch(0), 0)); // Success, and nothing is dereferenced.
@@ -333,7 +333,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         if ptr.is_null() {
             return Err(Stop::Refused(Status::NullPointer));
         }
-        match self.reach(ptr, len)? {
+        match self.reach(ptr, len, asked)? {
             (Place::Node(_), _) if Mutant::PointeeIsNotChecked.is_on() => Ok((Place::Node(ptr.raw()), len)),
             (_, 0) => Err(Stop::Refused(Status::Access)),
             (place, _) if Mutant::NoClamp.is_on() => Ok((place, len)),
@@ -345,30 +345,40 @@ impl<'m, M: Memory> Runner<'m, M> {
     #[inline(always)]
     fn word_target(&self, op: &OpView<'_>, width: Width) -> Result<Place, Stop<M::Wait>> {
         if !op.has(flag::TARGET_INDIRECT) {
-            return self.word(op.target(), width);
+            return self.word(op.target(), width, Rights::ATOMIC);
         }
-        let ptr = Addr::new(self.load(self.word(op.target(), Width::W8)?, Width::W8)? as u64);
+        let ptr = Addr::new(self.pointer(op.target(), Width::W8)? as u64);
         if ptr.is_null() {
             return Err(Stop::Refused(Status::NullPointer));
         }
-        self.word(ptr, width)
+        self.word(ptr, width, Rights::ATOMIC)
     }
 
+    /// The pointer at `at`, to be followed.
     #[inline(always)]
-    fn admitted(&self) -> Result<bool, M::Wait> {
-        if let Some(admitted) = self.admitted.get() {
-            return Ok(admitted);
-        }
-        let admitted = self.memory.admits(self.key)?;
-        self.admitted.set(Some(admitted));
-        Ok(admitted)
+    fn pointer(&self, at: Addr, width: Width) -> Result<u128, Stop<M::Wait>> {
+        Ok(self.load(self.word(at, width, Rights::READ)?, width)?)
     }
 
-    /// How much of `len` bytes from `at` may be touched.
+    /// Whether the key has the right `asked`.
     #[inline(always)]
-    fn reach(&self, at: Addr, len: u64) -> Result<(Place, u64), M::Wait> {
+    fn may(&self, asked: Rights) -> Result<bool, M::Wait> {
+        let rights = match self.rights.get() {
+            Some(rights) => rights,
+            None => {
+                let rights = self.memory.admits(self.key)?;
+                self.rights.set(Some(rights));
+                rights
+            }
+        };
+        Ok(rights.contains(asked) || (Mutant::OneRightIsAll.is_on() && rights != Rights::NONE))
+    }
+
+    /// How much of `len` bytes from `at` may be touched by an access that asks for the right `asked`.
+    #[inline(always)]
+    fn reach(&self, at: Addr, len: u64, asked: Rights) -> Result<(Place, u64), M::Wait> {
         match at.scratch_offset() {
-            None if self.admitted()? => {
+            None if self.may(asked)? => {
                 Ok((Place::Node(at.raw()), self.memory.reach(self.key.region(), at.raw(), len)?))
             }
             None => Ok((Place::Node(at.raw()), 0)),
@@ -381,11 +391,11 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     /// All of `len` bytes from `at`, or nothing. An access of no bytes touches nothing and needs no right.
     #[inline(always)]
-    fn whole(&self, at: Addr, len: u64) -> Result<Place, Stop<M::Wait>> {
+    fn whole(&self, at: Addr, len: u64, asked: Rights) -> Result<Place, Stop<M::Wait>> {
         if len == 0 {
             return Ok(Place::Scratch(0));
         }
-        match self.reach(at, len)? {
+        match self.reach(at, len, asked)? {
             (place, reach) if reach == len => Ok(place),
             _ => Err(Stop::Refused(Status::Access)),
         }
@@ -393,16 +403,16 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     /// The aligned word at `at`.
     #[inline(always)]
-    fn word(&self, at: Addr, width: Width) -> Result<Place, Stop<M::Wait>> {
+    fn word(&self, at: Addr, width: Width, asked: Rights) -> Result<Place, Stop<M::Wait>> {
         if !at.raw().is_multiple_of(width.bytes()) {
             return Err(Stop::Refused(Status::Invalid));
         }
-        self.whole(at, width.bytes())
+        self.whole(at, width.bytes(), asked)
     }
 
     /// The class of an ALLOCATE, if its buffers hold what is to be put in.
     fn class_for(&self, op: &OpView<'_>) -> Result<&'static Class, Stop<M::Wait>> {
-        if !self.admitted()? {
+        if !self.may(Rights::ALLOCATE)? {
             return Err(Stop::Refused(Status::Access));
         }
         let list = u8::try_from(op.target().raw()).ok().and_then(Class::get);

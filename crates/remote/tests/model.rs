@@ -8,7 +8,7 @@ use proptest::test_runner::{Config, TestRunner};
 use std::cell::RefCell;
 use support::Random;
 use support::cases::{Shape, Trial, enumerate};
-use support::model::Verb;
+use support::model::{Ask, Right, Verb};
 
 #[test]
 fn every_op_in_every_shape_does_what_the_model_says() {
@@ -34,6 +34,38 @@ fn every_op_in_every_shape_does_what_the_model_says() {
         assert!(!shape.conditional || seen.contains(&Status::Skipped), "never skipped: {shape:?}");
         let may_fail = shape.verb == Verb::Cas;
         assert!(!may_fail || seen.contains(&Status::CasFailed), "always swapped: {shape:?}");
+    }
+}
+
+#[test]
+fn every_op_in_every_shape_does_what_the_model_says_whatever_the_key_is_for() {
+    const TIMES: u64 = 12;
+    let mut trial = Trial::new();
+    let (shapes, sets) = (Shape::all(), Right::sets());
+    for (index, &shape) in shapes.iter().enumerate() {
+        for (number, rights) in sets.iter().enumerate() {
+            let mut seen = Vec::new();
+            for draw in 0..TIMES {
+                let mut random = Random::new((index as u64) << 32 | (number as u64) << 16 | draw);
+                trial.reset();
+                trial.limit_rights(rights);
+                let mut asks = Vec::new();
+                trial.draw(&mut random, shape, &mut asks);
+                asks.push(Ask { at: 1 << 63, len: 32, ..Ask::default() });
+                let key = trial.draw_key(&mut random);
+                let statuses = trial.run(key, &asks);
+                seen.push(statuses[statuses.len() - 2]);
+            }
+            let refused = seen.contains(&Status::Access);
+            assert!(refused || !rights.is_empty(), "{shape:?} without any right: {seen:?}");
+        }
+    }
+    trial.compare_everything("at the end");
+    println!("{} shapes under {} sets of rights, {} chains", shapes.len(), sets.len(), trial.tally.chains);
+    for verb in Verb::ALL {
+        let (ok, refused) = (trial.tally.saw(verb, Status::Ok), trial.tally.saw(verb, Status::Access));
+        println!("{verb:?}: {ok} OK, {refused} refused for access");
+        assert!(ok > 0 && refused > 0);
     }
 }
 

@@ -5,9 +5,10 @@ mod support;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
+use farside_remote::arena::session::SessionId;
 use farside_remote::arena::{Arena, SEGMENT_SIZE, session};
-use farside_remote::op::{ListId, Op, write_from};
-use farside_remote::{Addr, Chain, ChainBuf, Key, Mode, Reply, Status};
+use farside_remote::op::{ListId, Op, cas_with, write_from};
+use farside_remote::{Addr, Chain, ChainBuf, Key, Mode, Reply, Rights, Status};
 use farside_remote::{allocate, cas, cas_from, fetch_add, read, run, write};
 use support::{Bytes, assign, free_list, grant, key, open, revoke, secret, take};
 use zerocopy::little_endian::U64;
@@ -121,6 +122,100 @@ fn a_key_opens_its_regions_tables_and_buffers_and_the_chains_scratch_and_nothing
             assert_eq!(node.ask(key(1), |chain| change(chain, at)), [expected(opened)], "{op} of {what}");
             assert!(opened || node.memory.all() == before, "{op} of {what} changed something");
         }
+    }
+}
+
+/// An op on places that hold what it needs, and what it asks of the key.
+type Row = (&'static str, Ask, Rights);
+
+#[test]
+fn an_op_asks_for_a_right_to_each_place_that_it_touches_and_for_no_other() {
+    const READ: Rights = Rights::READ;
+    const WRITE: Rights = Rights::WRITE;
+    const ATOMIC: Rights = Rights::ATOMIC;
+    const ALLOCATE: Rights = Rights::ALLOCATE;
+    const SCRATCH: Addr = Addr::scratch(0);
+    const WORDS: [&[u8; 16]; 2] = [&[0; 16], &[1; 16]];
+    // At `at` is a pointer to the place 64 bytes further on.
+    let rows: [Row; 26] = [
+        ("READ", |c, at| add(c, read(at, 40)), READ),
+        ("READ of a word", |c, at| add(c, read(at, 16)), READ),
+        ("indirect READ", |c, at| add(c, read(at, 40).indirect()), READ),
+        ("bounded READ", |c, at| add(c, read(at, 40).indirect().bounded()), READ),
+        ("READ into scratch", |c, at| add(c, read(at, 8).redirect(SCRATCH)), READ),
+        ("READ into memory", |c, at| add(c, read(at, 8).redirect(at.plus(128))), READ | WRITE),
+        ("READ of scratch", |c, _| add(c, read(SCRATCH, 8)), Rights::NONE),
+        ("READ of scratch into memory", |c, at| add(c, read(SCRATCH, 8).redirect(at.plus(128))), WRITE),
+        ("READ of nothing", |c, at| add(c, read(at, 0)), Rights::NONE),
+        ("WRITE", |c, at| add(c, write(at.plus(128), WORD)), WRITE),
+        ("indirect WRITE", |c, at| add(c, write(at, WORD).indirect()), READ | WRITE),
+        ("bounded WRITE", |c, at| add(c, write(at, WORD).indirect().bounded()), READ | WRITE),
+        ("WRITE from memory", |c, at| add(c, write_from(at.plus(128), at, 8)), READ | WRITE),
+        ("WRITE from scratch", |c, at| add(c, write_from(at.plus(128), SCRATCH, 8)), WRITE),
+        ("WRITE into scratch", |c, _| add(c, write(SCRATCH, WORD)), Rights::NONE),
+        ("WRITE into scratch from memory", |c, at| add(c, write_from(SCRATCH, at, 8)), READ),
+        ("ALLOCATE", |c, _| add(c, allocate(LIST, [WORD, b"", b""])), ALLOCATE),
+        (
+            "ALLOCATE, its address into memory",
+            |c, at| add(c, allocate(LIST, [WORD, b"", b""]).redirect(at.plus(128))),
+            ALLOCATE | WRITE,
+        ),
+        ("CAS", |c, at| add(c, cas(Mode::Ge, at.plus(64), WORDS[0], WORDS[1])), ATOMIC),
+        ("CAS of 8", |c, at| add(c, cas(Mode::Ge, at.plus(64), &[0u8; 8], WORD)), ATOMIC),
+        ("indirect CAS", |c, at| add(c, cas(Mode::Ge, at, WORDS[0], WORDS[1]).indirect()), ATOMIC | READ),
+        ("CAS from memory", |c, at| add(c, cas_with::<[u8; 16]>(Mode::Le, at.plus(64), at)), ATOMIC | READ),
+        ("CAS from scratch", |c, at| add(c, cas_with::<[u8; 16]>(Mode::Ge, at.plus(64), SCRATCH)), ATOMIC),
+        (
+            "CAS, its old value into memory",
+            |c, at| add(c, cas(Mode::Ge, at.plus(64), WORDS[0], WORDS[1]).redirect(at.plus(128))),
+            ATOMIC | WRITE,
+        ),
+        ("FETCH-ADD", |c, at| add(c, fetch_add(at.plus(64), &U64::ZERO)), ATOMIC),
+        (
+            "FETCH-ADD, its old value into memory",
+            |c, at| add(c, fetch_add(at.plus(64), &U64::ZERO).redirect(at.plus(128))),
+            ATOMIC | WRITE,
+        ),
+    ];
+    let (node, all) = (Node::new(), [READ, WRITE, ATOMIC, ALLOCATE]);
+    let class = Class::get(CLASS).expect("a class");
+    let at = Addr::new(node.segment(0));
+    let mut pointer = at.plus(64).raw().to_le_bytes().to_vec();
+    pointer.extend(8u64.to_le_bytes());
+    for (what, ask, asked) in rows {
+        for bits in 0..16 {
+            let rights: Rights = (0..4).filter(|bit| bits >> bit & 1 != 0).map(|bit| all[bit]).collect();
+            node.memory.poke(at.raw(), &[0; 256]);
+            node.memory.poke(at.raw(), &pointer);
+            node.memory.limit_rights(rights);
+            node.memory.take_touched();
+            let free = free_list(&node.memory, 1, class);
+            let opened = rights.contains(asked);
+            let rest = if opened { Status::Ok } else { Status::Aborted };
+            let statuses = node.ask(key(1), |chain| {
+                ask(chain, at);
+                let _ = chain.also(read(SCRATCH, 8));
+            });
+            assert_eq!(statuses, [expected(opened), rest], "{what} with the rights: {rights}");
+            // One that may allocate takes a buffer for an ALLOCATE whose output has nowhere to go, and gives it back.
+            let changed = !node.memory.take_touched().is_empty();
+            assert!(opened || rights.contains(ALLOCATE) || !changed, "{what} with the rights: {rights}");
+            let kept = free_list(&node.memory, 1, class).len() < free.len();
+            assert!(opened || !kept, "{what} with the rights: {rights} keeps a buffer");
+        }
+    }
+}
+
+#[test]
+fn a_buffer_is_retired_by_who_may_allocate() {
+    let session = SessionId { slot: 3, number: OWNER };
+    let all = [Rights::READ, Rights::WRITE, Rights::ATOMIC, Rights::ALLOCATE];
+    for bits in 0..16 {
+        let node = Node::new();
+        let rights: Rights = (0..4).filter(|bit| bits >> bit & 1 != 0).map(|bit| all[bit]).collect();
+        node.memory.limit_rights(rights);
+        let Ok(retired) = Arena::of(&node.memory).retire(session, key(1), node.mine[0]);
+        assert_eq!(retired, rights.contains(Rights::ALLOCATE), "{rights}");
     }
 }
 

@@ -10,7 +10,7 @@ mod units;
 pub use pages::{PageSize, Pages};
 
 use farside_remote::arena::{Arena, Geometry, header};
-use farside_remote::{Key, Memory, Width};
+use farside_remote::{Key, Memory, Rights, Width};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -483,7 +483,7 @@ impl Memory for Mapping {
     }
 
     #[inline]
-    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
         self.arena().admits(key)
     }
 

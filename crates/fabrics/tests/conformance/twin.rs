@@ -2,7 +2,7 @@
 
 use farside_fabrics::memory::Mapping;
 use farside_remote::arena::{Arena, Geometry};
-use farside_remote::{Key, Memory, Width};
+use farside_remote::{Key, Memory, Rights, Width};
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::ops::Range;
@@ -37,7 +37,7 @@ impl Memory for Twin {
         self.geometry
     }
 
-    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
         Arena::of(self).admits(key)
     }
 

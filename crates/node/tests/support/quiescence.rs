@@ -11,7 +11,7 @@ use farside_remote::arena::session::{SessionId, turn_at};
 use farside_remote::arena::state::Stage;
 use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
-use farside_remote::{Key, Memory, Width};
+use farside_remote::{Key, Memory, Rights, Width};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, MaxSteps, Runner};
 use std::convert::Infallible;
@@ -85,7 +85,7 @@ impl Memory for Stepped {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
-    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
         Arena::of(self).admits(key)
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {

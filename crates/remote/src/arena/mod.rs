@@ -25,6 +25,7 @@ pub mod state;
 
 use crate::key::Key;
 use crate::memory::{Memory, Width};
+use crate::rights::Rights;
 use class::Class;
 use segment::{Segment, Use};
 
@@ -194,15 +195,16 @@ impl<'m, M: Memory> Arena<'m, M> {
         self.memory.geometry()
     }
 
-    /// What [`Memory::admits`] is to answer.
+    /// What [`Memory::admits`] is to answer where every key has all rights: a region has one secret, which knows of
+    /// no others.
     #[inline(always)]
-    pub fn admits(&self, key: Key) -> Result<bool, M::Wait> {
+    pub fn admits(&self, key: Key) -> Result<Rights, M::Wait> {
         let region = key.region();
         if region == 0 || region >= REGIONS_MAX {
-            return Ok(false);
+            return Ok(Rights::NONE);
         }
         let secret = self.memory.load(Geometry::region_at(region) + lists::SECRET_OFFSET, Width::W8)?;
-        Ok(key.opens(secret as u64))
+        Ok(if key.opens(secret as u64) { Rights::ALL } else { Rights::NONE })
     }
 
     /// What [`Memory::reach`] is to answer.

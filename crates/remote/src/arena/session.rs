@@ -15,6 +15,7 @@ use super::{Arena, Geometry};
 use crate::key::Key;
 use crate::memory::{Memory, Width};
 use crate::mutant::Mutant;
+use crate::rights::Rights;
 
 pub(crate) const SLOT_SIZE: u64 = 256;
 const TURN_OFFSET: u64 = 64;
@@ -173,10 +174,11 @@ impl<M: Memory> Arena<'_, M> {
         Ok(Counters::from_bytes(&bytes))
     }
 
-    /// Moves a live buffer of `key`'s region to the session's retired list. False, and nothing changes, if it is
-    /// no buffer of that region, or not live: a duplicated or mistaken report does no harm.
+    /// Moves a live buffer of `key`'s region to the session's retired list. False, and nothing changes, if the key has
+    /// no right to allocate, or it is no buffer of that region, or not live: a duplicated or mistaken report does no
+    /// harm.
     pub fn retire(&self, session: SessionId, key: Key, at: u64) -> Result<bool, M::Wait> {
-        let admitted = self.memory.admits(key)?;
+        let admitted = self.memory.admits(key)?.contains(Rights::ALLOCATE);
         let buffer = self.buffer_at(at)?.filter(|(region, _)| admitted && *region == key.region());
         let Some((_, buffer)) = buffer else { return Ok(false) };
         let state = loop {

@@ -1,7 +1,7 @@
 //! Draws ops of every shape over a small furnished node, and runs them three ways: as built, as decoded from bytes,
 //! and by the model. All three must agree on every status, every output, and every byte of memory afterwards.
 
-use super::model::{Ask, Model, SEGMENT, Verb, class_size};
+use super::model::{Ask, Model, Right, SEGMENT, Verb, class_size};
 use super::{Bytes, PAGE, Random, assign, free_list, give, grant, open, secret, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
@@ -9,7 +9,7 @@ use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::state::Stage;
 use farside_remote::op::{Op, cas_with, write_from};
-use farside_remote::{Addr, Chain, ChainBuf, ChainView, Key, Mode, Reply, Status};
+use farside_remote::{Addr, Chain, ChainBuf, ChainView, Key, Mode, Reply, Rights, Status};
 use farside_remote::{allocate, cas, cas_from, fetch_add, hints, read, run, write};
 use std::collections::BTreeMap;
 use zerocopy::FromBytes;
@@ -97,6 +97,7 @@ impl Trial {
         let mut pristine = Model { bytes: built.all(), ..Model::default() };
         let book = &mut pristine.book;
         book.secrets = [(MINE, secret(MINE)), (OTHER, secret(OTHER)), (REVOKED, 0)].into();
+        book.rights = Right::ALL.into();
         book.tables = vec![
             (MINE, at(TABLE), at(TABLE + 2)),
             (OTHER, at(TABLE_OTHER), at(TABLE_OTHER + 1)),
@@ -133,12 +134,28 @@ impl Trial {
         }
         self.model.book = self.pristine.book.clone();
         for memory in [&self.built, &self.decoded] {
+            memory.limit_rights(Rights::ALL);
             for page in memory.take_touched() {
                 let bytes = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
                 memory.poke(page * PAGE, &self.pristine.bytes[bytes]);
             }
             memory.take_touched();
         }
+    }
+
+    /// What keys are for, until the next reset.
+    pub(crate) fn limit_rights(&mut self, rights: &[Right]) {
+        self.model.book.rights = rights.to_vec();
+        let rights: Rights = rights
+            .iter()
+            .map(|right| match right {
+                Right::Read => Rights::READ,
+                Right::Write => Rights::WRITE,
+                Right::Atomic => Rights::ATOMIC,
+                Right::Allocate => Rights::ALLOCATE,
+            })
+            .collect();
+        [&self.built, &self.decoded].into_iter().for_each(|memory| memory.limit_rights(rights));
     }
 
     fn poke(&mut self, at: u64, bytes: &[u8]) {

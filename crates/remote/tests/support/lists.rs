@@ -10,7 +10,7 @@ use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State};
 use farside_remote::arena::{Arena, Geometry};
-use farside_remote::{Key, Memory, Width};
+use farside_remote::{Key, Memory, Rights, Width};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, MaxSteps, Runner};
@@ -141,7 +141,7 @@ impl Memory for Hand {
     fn geometry(&self) -> Geometry {
         self.shared.bytes.geometry()
     }
-    fn admits(&self, key: Key) -> Result<bool, Died> {
+    fn admits(&self, key: Key) -> Result<Rights, Died> {
         Arena::of(self).admits(key)
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Died> {

@@ -14,7 +14,7 @@ use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::{Arena, Geometry};
-use farside_remote::{Key, Memory, Width};
+use farside_remote::{Key, Memory, Rights, Width};
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard};
@@ -33,6 +33,8 @@ struct Inner {
     touched: BTreeSet<u64>,
     /// How many more words may be asked for.
     words_left: u64,
+    /// What the regions' keys are for.
+    rights: Rights,
 }
 
 impl Bytes {
@@ -40,7 +42,8 @@ impl Bytes {
     pub(crate) fn new(size: u64) -> Bytes {
         let geometry = Geometry::of(size).expect("a legal size");
         let bytes = vec![0; usize::try_from(size).expect("it fits the address space")];
-        Bytes { geometry, inner: Mutex::new(Inner { bytes, touched: BTreeSet::new(), words_left: u64::MAX }) }
+        let inner = Inner { bytes, touched: BTreeSet::new(), words_left: u64::MAX, rights: Rights::ALL };
+        Bytes { geometry, inner: Mutex::new(inner) }
     }
 
     pub(crate) fn peek(&self, at: u64, len: u64) -> Vec<u8> {
@@ -57,6 +60,11 @@ impl Bytes {
     /// Panics if more than so many words are asked for from now on: what would go on for ever fails.
     pub(crate) fn limit_words(&self, words: u64) {
         self.inner().words_left = words;
+    }
+
+    /// From now on a region's key has these rights and no others.
+    pub(crate) fn limit_rights(&self, rights: Rights) {
+        self.inner().rights = rights;
     }
 
     pub(crate) fn all(&self) -> Vec<u8> {
@@ -89,8 +97,9 @@ impl Memory for Bytes {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
-    fn admits(&self, key: Key) -> Result<bool, Infallible> {
-        Arena::of(self).admits(key)
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
+        let Ok(rights) = Arena::of(self).admits(key);
+        Ok(rights.and(self.inner().rights))
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
         Arena::of(self).reach(region, at, len)

@@ -26,6 +26,26 @@ impl Verb {
     pub(crate) const ALL: [Verb; 5] = [Verb::Read, Verb::Write, Verb::Allocate, Verb::Cas, Verb::FetchAdd];
 }
 
+/// What a key may be for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Right {
+    Read,
+    Write,
+    Atomic,
+    Allocate,
+}
+
+impl Right {
+    pub(crate) const ALL: [Right; 4] = [Right::Read, Right::Write, Right::Atomic, Right::Allocate];
+
+    /// Every set of them.
+    pub(crate) fn sets() -> Vec<Vec<Right>> {
+        let set =
+            |bits: u32| (0..4).filter(move |bit| bits >> bit & 1 != 0).map(|bit| Right::ALL[bit as usize]);
+        (0..16).map(|bits| set(bits).collect()).collect()
+    }
+}
+
 /// One op, before anybody has encoded it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ask {
@@ -97,6 +117,8 @@ pub(crate) struct Model {
 #[derive(Clone, Default)]
 pub(crate) struct Book {
     pub(crate) secrets: BTreeMap<u32, u64>,
+    /// What the keys are for.
+    pub(crate) rights: Vec<Right>,
     /// Tables as whole extents: region, first byte, end.
     pub(crate) tables: Vec<(u32, u64, u64)>,
     pub(crate) piles: Vec<Pile>,
@@ -115,13 +137,13 @@ type Place = (bool, u64);
 type Refusal = Status;
 
 impl Book {
-    fn admits(&self, (region, secret): Key) -> bool {
-        secret != 0 && self.secrets.get(&region) == Some(&secret)
+    fn permits(&self, (region, secret): Key, right: Right) -> bool {
+        secret != 0 && self.secrets.get(&region) == Some(&secret) && self.rights.contains(&right)
     }
 
-    /// The end of the buffer or extent in which `at` lies, if the key opens it.
-    fn end_of(&self, key: Key, at: u64) -> Option<u64> {
-        if !self.admits(key) {
+    /// The end of the buffer or extent in which `at` lies, if the key opens it so.
+    fn end_of(&self, key: Key, at: u64, right: Right) -> Option<u64> {
+        if !self.permits(key, right) {
             return None;
         }
         for &(region, start, end) in &self.tables {
@@ -232,7 +254,7 @@ impl Model {
     }
 
     fn refuses_list(&self, key: Key, ask: &Ask) -> Option<Refusal> {
-        if !self.book.admits(key) {
+        if !self.book.permits(key, Right::Allocate) {
             return Some(Status::Access);
         }
         if ask.at > 40 || ask.len() > class_size(ask.at) {
@@ -255,10 +277,10 @@ impl Running<'_> {
     fn perform(&mut self, ask: &Ask) -> Result<(Status, Vec<u8>), Refusal> {
         match ask.verb {
             Verb::Read => {
-                let (from, len) = self.target(ask)?;
+                let (from, len) = self.target(ask, Right::Read)?;
                 match ask.redirect {
                     Some(to) => {
-                        let to = self.all_of(to, len)?;
+                        let to = self.all_of(to, len, Right::Write)?;
                         let bytes = self.get(from, len);
                         self.put(to, &bytes);
                         Ok((Status::Ok, Vec::new()))
@@ -268,10 +290,10 @@ impl Running<'_> {
                 }
             }
             Verb::Write => {
-                let (to, len) = self.target(ask)?;
+                let (to, len) = self.target(ask, Right::Write)?;
                 let bytes = match ask.source {
                     Some(source) => {
-                        let source = self.all_of(source, len)?;
+                        let source = self.all_of(source, len, Right::Read)?;
                         self.get(source, len)
                     }
                     None => ask.data[..len as usize].to_vec(),
@@ -298,7 +320,7 @@ impl Running<'_> {
             }
             Verb::Cas => self.compare_and_swap(ask),
             Verb::FetchAdd => {
-                let at = self.word_at(ask.at, 8)?;
+                let at = self.word_at(ask.at, 8, Right::Atomic)?;
                 let output = self.place_of_word(ask, 8)?;
                 let old = self.get(at, 8);
                 let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
@@ -311,17 +333,17 @@ impl Running<'_> {
     fn compare_and_swap(&mut self, ask: &Ask) -> Result<(Status, Vec<u8>), Refusal> {
         let width = ask.width as u64;
         let at = if ask.indirect {
-            let pointer = self.word_at(ask.at, 8)?;
+            let pointer = self.word_at(ask.at, 8, Right::Read)?;
             let pointer = self.pointer_at(pointer);
             if pointer == 0 {
                 return Err(Status::NullPointer);
             }
-            self.word_at(pointer, width)?
+            self.word_at(pointer, width, Right::Atomic)?
         } else {
-            self.word_at(ask.at, width)?
+            self.word_at(ask.at, width, Right::Atomic)?
         };
         let source = match ask.source {
-            Some(source) => Some(self.word_at(source, width)?),
+            Some(source) => Some(self.word_at(source, width, Right::Read)?),
             None => None,
         };
         let output = self.place_of_word(ask, width)?;
@@ -358,11 +380,11 @@ impl Running<'_> {
     }
 
     /// The target of a READ or WRITE, and how much of it there is.
-    fn target(&self, ask: &Ask) -> Result<(Place, u64), Refusal> {
+    fn target(&self, ask: &Ask, right: Right) -> Result<(Place, u64), Refusal> {
         if !ask.indirect {
-            return Ok((self.all_of(ask.at, ask.len())?, ask.len()));
+            return Ok((self.all_of(ask.at, ask.len(), right)?, ask.len()));
         }
-        let pointer_at = self.word_at(ask.at, if ask.bounded { 16 } else { 8 })?;
+        let pointer_at = self.word_at(ask.at, if ask.bounded { 16 } else { 8 }, Right::Read)?;
         let pointer = self.pointer_at(pointer_at);
         let mut len = ask.len();
         if ask.bounded {
@@ -375,7 +397,7 @@ impl Running<'_> {
         if pointer == 0 {
             return Err(Status::NullPointer);
         }
-        let (place, end) = self.end_of(pointer).ok_or(Status::Access)?;
+        let (place, end) = self.end_of(pointer, right).ok_or(Status::Access)?;
         Ok((place, len.min(end - place.1)))
     }
 
@@ -384,32 +406,32 @@ impl Running<'_> {
     }
 
     /// The place an address names, and where what may be touched there ends.
-    fn end_of(&self, at: u64) -> Option<(Place, u64)> {
+    fn end_of(&self, at: u64, right: Right) -> Option<(Place, u64)> {
         if at & SCRATCH_BIT == 0 {
-            return Some(((false, at), self.node.book.end_of(self.key, at)?));
+            return Some(((false, at), self.node.book.end_of(self.key, at, right)?));
         }
         let offset = at & !SCRATCH_BIT;
         (offset < 32).then_some(((true, offset), 32))
     }
 
-    fn all_of(&self, at: u64, len: u64) -> Result<Place, Refusal> {
+    fn all_of(&self, at: u64, len: u64, right: Right) -> Result<Place, Refusal> {
         if len == 0 {
             return Ok((true, 0));
         }
-        let (place, end) = self.end_of(at).ok_or(Status::Access)?;
+        let (place, end) = self.end_of(at, right).ok_or(Status::Access)?;
         if end - place.1 < len { Err(Status::Access) } else { Ok(place) }
     }
 
-    fn word_at(&self, at: u64, width: u64) -> Result<Place, Refusal> {
+    fn word_at(&self, at: u64, width: u64, right: Right) -> Result<Place, Refusal> {
         if !at.is_multiple_of(width) {
             return Err(Status::Invalid);
         }
-        self.all_of(at, width)
+        self.all_of(at, width, right)
     }
 
     fn place_of_word(&self, ask: &Ask, width: u64) -> Result<Option<Place>, Refusal> {
         match ask.redirect {
-            Some(to) => Ok(Some(self.all_of(to, width)?)),
+            Some(to) => Ok(Some(self.all_of(to, width, Right::Write)?)),
             None if width as usize > self.room => Err(Status::TooLong),
             None => Ok(None),
         }

@@ -5,7 +5,7 @@
 
 use super::{Bytes, Random};
 use farside_remote::arena::Geometry;
-use farside_remote::{ChainView, Key, Memory, Reply, Width, run};
+use farside_remote::{ChainView, Key, Memory, Reply, Rights, Width, run};
 use std::cell::Cell;
 
 /// Bytes that are copied at one instant.
@@ -24,7 +24,7 @@ pub(crate) enum Access {
 
 #[derive(Clone, Debug)]
 enum Answer {
-    Admitted(bool),
+    Admitted(Rights),
     Reached(u64),
     Bytes(Vec<u8>),
     Written,
@@ -54,9 +54,9 @@ impl Memory for Replay<'_> {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
-    fn admits(&self, key: Key) -> Result<bool, Access> {
-        let Answer::Admitted(admitted) = self.ask(Access::Admits(key))? else { unreachable!() };
-        Ok(*admitted)
+    fn admits(&self, key: Key) -> Result<Rights, Access> {
+        let Answer::Admitted(rights) = self.ask(Access::Admits(key))? else { unreachable!() };
+        Ok(*rights)
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Access> {
         let Answer::Reached(reach) = self.ask(Access::Reach { region, at, len })? else { unreachable!() };
@@ -118,8 +118,8 @@ impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
         let bytes = self.bytes;
         match *access {
             Access::Admits(key) => {
-                let Ok(admitted) = bytes.admits(key);
-                Answer::Admitted(admitted)
+                let Ok(rights) = bytes.admits(key);
+                Answer::Admitted(rights)
             }
             Access::Reach { region, at, len } => {
                 let Ok(reach) = bytes.reach(region, at, len);

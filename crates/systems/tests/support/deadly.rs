@@ -9,7 +9,7 @@ use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::turn_at;
 use farside_remote::arena::state::{Stage, State};
 use farside_remote::arena::{Arena, Geometry, SESSIONS_MAX};
-use farside_remote::{Key, Memory, Width};
+use farside_remote::{Key, Memory, Rights, Width};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
@@ -222,7 +222,7 @@ impl Memory for Deadly {
     fn geometry(&self) -> Geometry {
         self.mapping.geometry()
     }
-    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
         Arena::of(self).admits(key)
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {

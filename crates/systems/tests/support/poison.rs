@@ -10,7 +10,7 @@ use farside_remote::arena::session::SessionId;
 use farside_remote::arena::{Geometry, REGIONS_MAX};
 use farside_remote::control::{Ask, NodeInfo};
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Fabric, FabricError, Key, Memory, NodeId, Width, clock::Clock};
+use farside_remote::{Fabric, FabricError, Key, Memory, NodeId, Rights, Width, clock::Clock};
 use farside_systems::kv::KvError;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
@@ -160,7 +160,7 @@ impl Memory for Poisoning {
     fn geometry(&self) -> Geometry {
         self.mapping.geometry()
     }
-    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
         self.mapping.admits(key)
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
@@ -314,7 +314,7 @@ impl Memory for Slow {
     fn geometry(&self) -> Geometry {
         self.mapping.geometry()
     }
-    fn admits(&self, key: Key) -> Result<bool, Infallible> {
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
         self.mapping.admits(key)
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
