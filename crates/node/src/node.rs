@@ -367,6 +367,7 @@ impl<M: NodeMemory> Node<M> {
             secret: secret.max(1),
             table_at: self.geometry.segment_at(first),
             table_len: u64::from(division.table) * SEGMENT_SIZE,
+            wide: plan.wide,
         };
         // Those that are still being made will be in the catalog too.
         let made = self.jobs.iter().filter_map(|(_, job)| match job {

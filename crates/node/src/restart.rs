@@ -288,6 +288,7 @@ mod tests {
                 secret: 9,
                 table_at: memory.geometry().segment_at(first),
                 table_len: 2 * SEGMENT_SIZE,
+                wide: false,
             });
         }
         (memory, stores)
@@ -334,6 +335,18 @@ mod tests {
         }
         let (memory, stores) = two_stores();
         assert_eq!(take_over(&memory, 1, &stores).expect("it is sound").catalog.iter().count(), 2);
+    }
+
+    #[test]
+    fn stores_are_as_they_were_and_those_of_an_older_release_are_not_wide() {
+        let (memory, mut stores) = two_stores();
+        stores[1].wide = true;
+        let restored = take_over(&memory, 1, &stores).expect("it is sound");
+        assert!(restored.catalog.iter().map(|entry| &entry.store).eq(&stores));
+        let mut older = serde_json::to_value(&stores[0]).expect("plain data");
+        let said = older.as_object_mut().and_then(|store| store.remove("wide"));
+        assert_eq!(said, Some(false.into()));
+        assert_eq!(serde_json::from_value::<Store>(older).expect("it can be read"), stores[0]);
     }
 
     #[test]

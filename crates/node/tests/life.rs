@@ -27,6 +27,20 @@ fn stat(name: &str) -> Ask {
 }
 
 #[test]
+fn a_store_is_wide_if_its_kind_has_planned_it_so() {
+    let mut home = Home::of(32, 5);
+    for (name, parameters, wide) in [("narrow", "32", false), ("wide", "+32", true)] {
+        let (name, kind) = (name.to_owned(), "slots".to_owned());
+        let create =
+            Ask::CreateStore { name: name.clone(), kind, parameters: parameters.into(), quota: 2 << 20 };
+        for ask in [create, Ask::OpenStore { name }] {
+            let Some(Answer::Store(store)) = home.ask(ask) else { panic!("a store") };
+            assert_eq!(store.wide, wide, "{store:?}");
+        }
+    }
+}
+
+#[test]
 fn what_waits_for_a_stopped_client_holds_up_nothing_else() {
     let mut home = Home::of(32, 5);
     let (stopped, other) = (home.client(), home.client());

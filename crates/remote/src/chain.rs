@@ -551,4 +551,23 @@ mod tests {
         assert_eq!(broken(31, 1), Some(WireError::TooLong { bytes: 100 + (1 << 24) }));
         assert_eq!(broken(15, 1), Some(WireError::TooLong { bytes: 16 + (1 << 24) }));
     }
+
+    #[test]
+    fn a_word_of_another_width_is_refused() {
+        let mut buf = ChainBuf::new();
+        let mut chain = buf.begin(KEY);
+        let _ = chain.also(op::cas(Mode::Eq, Addr::new(64), &[0u8; 32], &[0u8; 32]));
+        let mut wire = Vec::new();
+        chain.write_to(&mut wire);
+        for width in 0..=u8::MAX {
+            // As long as its two operands say, so that nothing but the width can be wrong.
+            wire.resize(CHAIN_HEADER + OP_HEADER + 2 * usize::from(width), 0);
+            let bytes = (wire.len() - CHAIN_HEADER) as u32;
+            wire[12..16].copy_from_slice(&bytes.to_le_bytes());
+            wire[27] = width;
+            let refused = ChainView::decode(&wire).err();
+            let expected = (!matches!(width, 8 | 16 | 24 | 32)).then_some(WireError::Width(width));
+            assert_eq!(refused, expected, "width {width}");
+        }
+    }
 }

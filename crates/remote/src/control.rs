@@ -100,6 +100,9 @@ pub struct Store {
     pub table_at: u64,
     /// Bytes of its table.
     pub table_len: u64,
+    /// Whether it was planned wide ([`crate::service::Plan::wide`]): only engines may run its chains.
+    #[serde(default)]
+    pub wide: bool,
 }
 
 impl Store {

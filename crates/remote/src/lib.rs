@@ -29,6 +29,7 @@ pub mod rights;
 pub mod run;
 pub mod service;
 pub mod wire;
+mod word;
 
 pub use address::{Addr, BoundedPtr, NodeId};
 pub use chain::{Chain, ChainBuf, ChainView, Out};

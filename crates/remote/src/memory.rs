@@ -7,7 +7,10 @@ use crate::arena::Geometry;
 use crate::key::Key;
 use crate::rights::Rights;
 
-/// The width of an atomic word. Words are aligned to their width.
+/// What wide words, of 24 and 32 bytes, are aligned to.
+pub const WIDE_ALIGN: u64 = 32;
+
+/// The width of a word that the CPU exchanges. Words are aligned to their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Width {
@@ -27,8 +30,8 @@ impl Width {
 
 /// A node's memory as a runner of chains sees it. Addresses are byte offsets; no address here is scratch.
 ///
-/// What may be assumed of READs and WRITEs: every aligned 16-byte unit is copied whole, and nothing is promised
-/// about the order or the instant of different units of one access.
+/// What may be assumed of READs and WRITEs: every aligned 16-byte unit is copied whole, of 32 bytes where memory is
+/// wide, and nothing is promised about the order or the instant of different units of one access.
 pub trait Memory {
     /// What must happen before the answer is known. [`std::convert::Infallible`] on real memory.
     type Wait;
@@ -54,6 +57,22 @@ pub trait Memory {
 
     /// Stores `new` if the aligned word at `at` is `old`; else answers what it is. Sequentially consistent.
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Self::Wait>;
+
+    /// Whether words of 24 and 32 bytes can be exchanged here. Fixed for as long as the memory exists, so this is no
+    /// question that waits: whoever runs chains for wide regions and others has two memories, and chooses by the key.
+    #[inline(always)]
+    fn is_wide(&self) -> bool {
+        false
+    }
+
+    /// Stores `new` if the word at `at`, which is a multiple of [`WIDE_ALIGN`], is `old`, and answers true; else puts
+    /// what it is into `old`. Both have 24 or 32 bytes. Sequentially consistent.
+    ///
+    /// # Panics
+    /// Unless [`Memory::is_wide`].
+    fn exchange_wide(&self, _at: u64, _old: &mut [u8], _new: &[u8]) -> Result<bool, Self::Wait> {
+        panic!("a wide word was exchanged in memory that is not wide")
+    }
 }
 
 impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
@@ -85,5 +104,12 @@ impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
     #[inline]
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, M::Wait> {
         (**self).exchange(at, width, old, new)
+    }
+    #[inline(always)]
+    fn is_wide(&self) -> bool {
+        (**self).is_wide()
+    }
+    fn exchange_wide(&self, at: u64, old: &mut [u8], new: &[u8]) -> Result<bool, M::Wait> {
+        (**self).exchange_wide(at, old, new)
     }
 }

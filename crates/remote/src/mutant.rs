@@ -26,6 +26,8 @@ pub enum Mutant {
     PointeeIsNotChecked,
     /// A key that opens its region for something opens it for everything.
     OneRightIsAll,
+    /// A wide word is compared and swapped without the lock that makes it one.
+    WideWithoutLocks,
     /// Whatever a late or doubled report names goes onto the list of retired buffers.
     RetireWhatIsNotLive,
     /// The node gives a retired buffer back without waiting for anybody.

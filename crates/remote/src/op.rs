@@ -8,6 +8,7 @@
 use crate::address::Addr;
 use crate::memory::Width;
 use crate::wire::{Code, flag};
+use std::cmp::Ordering;
 use std::marker::PhantomData;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -58,6 +59,18 @@ impl Mode {
             Mode::Le => big_endian(width, target) <= big_endian(width, compare),
             Mode::Gt => big_endian(width, target) > big_endian(width, compare),
             Mode::Ge => big_endian(width, target) >= big_endian(width, compare),
+        }
+    }
+
+    /// Whether `target OP compare` holds for two words that compare so.
+    pub(crate) const fn holds_for(self, target_to_compare: Ordering) -> bool {
+        match self {
+            Mode::Eq => target_to_compare.is_eq(),
+            Mode::Ne => target_to_compare.is_ne(),
+            Mode::Lt => target_to_compare.is_lt(),
+            Mode::Le => target_to_compare.is_le(),
+            Mode::Gt => target_to_compare.is_gt(),
+            Mode::Ge => target_to_compare.is_ge(),
         }
     }
 }
@@ -236,7 +249,7 @@ pub fn allocate<'a>(list: ListId, parts: [&'a [u8]; 3]) -> Op<'a, Addr> {
 /// If `target OP compare` holds, stores `swap`. Answers the old value either way (PRISM, section 3.3).
 ///
 /// # Panics
-/// Unless `T` has 8 or 16 bytes.
+/// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
 #[inline(always)]
 pub fn cas<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, compare: &'a T, swap: &'a T) -> Op<'a, T> {
     let mut op = word_op::<T>(Code::Cas, at);
@@ -249,7 +262,7 @@ pub fn cas<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, compare: &'a T, s
 /// If the target equals `expected`, stores the word found at `swap_from` (data-indirect). Answers the old value.
 ///
 /// # Panics
-/// Unless `T` has 8 or 16 bytes.
+/// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
 #[inline(always)]
 pub fn cas_from<T: IntoBytes + Immutable>(at: Addr, expected: &T, swap_from: Addr) -> Op<'_, T> {
     let mut op = word_op::<T>(Code::Cas, at);
@@ -262,7 +275,7 @@ pub fn cas_from<T: IntoBytes + Immutable>(at: Addr, expected: &T, swap_from: Add
 /// If `target OP data` holds, stores `data`: table 1's own form, with one operand, at `data_from`.
 ///
 /// # Panics
-/// Unless `T` has 8 or 16 bytes.
+/// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
 #[inline(always)]
 pub fn cas_with<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, data_from: Addr) -> Op<'a, T> {
     let mut op = word_op::<T>(Code::Cas, at);
@@ -286,7 +299,7 @@ pub fn fetch_add<'a>(
 #[inline(always)]
 fn word_op<'a, T>(code: Code, at: Addr) -> Op<'a, T> {
     const {
-        assert!(size_of::<T>() == 8 || size_of::<T>() == 16, "words have 8 or 16 bytes");
+        assert!(matches!(size_of::<T>(), 8 | 16 | 24 | 32), "words have 8, 16, 24 or 32 bytes");
     }
     let mut op = Op::new(code, at, 0);
     op.width = size_of::<T>() as u8;

@@ -10,12 +10,13 @@ use crate::arena::class::Class;
 use crate::arena::lists::{Empty, Supply};
 use crate::chain::{ChainView, OpView};
 use crate::key::Key;
-use crate::memory::{Memory, Width};
+use crate::memory::{Memory, WIDE_ALIGN, Width};
 use crate::mutant::Mutant;
-use crate::op::{Mode, big_endian};
+use crate::op::Mode;
 use crate::reply::{Reply, Status};
 use crate::rights::Rights;
 use crate::wire::{ALLOCATES_MAX, Code, OpHeader, flag};
+use crate::word::{Wide, Word};
 use std::cell::Cell;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -215,62 +216,74 @@ impl<'m, M: Memory> Runner<'m, M> {
         let slot = self.next_reserved;
         self.next_reserved += 1;
         self.class_for(op)?;
-        let out = self.word_output(op, Width::W8, reply)?;
+        let out = self.word_output(op, 8, reply)?;
         let buffer = std::mem::take(&mut self.reserved[slot]);
         assert!(
             buffer != 0,
             "an ALLOCATE that may run has a buffer: what it may is settled once for the chain"
         );
         self.store_pieces(Place::Node(buffer), op.payload(), op.len() as usize)?;
-        self.answer_word(u128::from(buffer), Width::W8, out, Status::Ok, reply)
+        self.answer_word(u128::from(buffer), 8, out, Status::Ok, reply)
     }
 
     #[inline(never)]
     fn cas(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
-        let width = word_width(op);
-        let place = self.word_target(op, width)?;
-        let source = op.source().map(|source| self.word(source, width, Rights::READ)).transpose()?;
-        let out = self.word_output(op, width, reply)?;
+        if op.width() > 16 { self.cas_wide(op, reply) } else { self.cas_word::<u128>(op, reply) }
+    }
+
+    /// Apart, so that words that fit into registers are the only ones to ask for them.
+    #[inline(never)]
+    fn cas_wide(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        self.cas_word::<Wide>(op, reply)
+    }
+
+    #[inline(always)]
+    fn cas_word<W: Word>(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        let len = u64::from(op.width());
+        let place = self.word_target::<W>(op, len)?;
+        if W::IS_WIDE && !(self.memory.is_wide() && matches!(place, Place::Node(_))) {
+            return Err(Stop::Refused(Status::Invalid)); // Known only to who has the right to it.
+        }
+        let source = op.source().map(|source| self.word::<W>(source, len, Rights::READ)).transpose()?;
+        let out = self.word_output(op, len, reply)?;
 
         let mut operands = op.operands();
-        let compare = if op.has(flag::COMPARE) { Some(take_word(&mut operands, width)) } else { None };
+        let compare = if op.has(flag::COMPARE) { Some(take_word::<W>(&mut operands, len)) } else { None };
         let swap = match source {
-            Some(source) => self.load(source, width)?,
-            None => take_word(&mut operands, width),
+            Some(source) => self.load::<W>(source, len)?,
+            None => take_word(&mut operands, len),
         };
         let compare = compare.unwrap_or(swap);
         let (compare_mask, swap_mask) = if op.has(flag::MASKED) {
-            (take_word(&mut operands, width), take_word(&mut operands, width))
+            (take_word(&mut operands, len), take_word(&mut operands, len))
         } else {
-            (u128::MAX, u128::MAX)
+            (W::ONES, W::ONES)
         };
 
         let mode = Mode::from_u8(op.mode());
-        let ordered = |word| if Mutant::LittleEndianCompare.is_on() { big_endian(width, word) } else { word };
-        let mut old = self.load(place, width)?;
+        let mut old = self.load::<W>(place, len)?;
         let status = loop {
-            if !mode.holds(width, ordered(old & compare_mask), ordered(compare & compare_mask)) {
+            if !W::holds(mode, len, old.masked(compare_mask), compare.masked(compare_mask)) {
                 break Status::CasFailed;
             }
-            match self.exchange(place, width, old, (old & !swap_mask) | (swap & swap_mask))? {
+            match self.exchange(place, len, old, old.blended(swap, swap_mask))? {
                 Ok(()) => break Status::Ok,
                 Err(now) => old = now,
             }
         };
-        self.answer_word(old, width, out, status, reply)
+        self.answer_word(old, len, out, status, reply)
     }
 
     #[inline(never)]
     fn fetch_add(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
-        let width = Width::W8;
-        let place = self.word(op.target(), width, Rights::ATOMIC)?;
-        let out = self.word_output(op, width, reply)?;
-        let addend = take_word(&mut op.operands(), width) as u64;
-        let mut old = self.load(place, width)?;
+        let place = self.word::<u128>(op.target(), 8, Rights::ATOMIC)?;
+        let out = self.word_output(op, 8, reply)?;
+        let addend = take_word::<u128>(&mut op.operands(), 8) as u64;
+        let mut old = self.load::<u128>(place, 8)?;
         loop {
             let sum = (old as u64).wrapping_add(addend);
-            match self.exchange(place, width, old, u128::from(sum))? {
-                Ok(()) => return self.answer_word(old, width, out, Status::Ok, reply),
+            match self.exchange(place, 8, old, u128::from(sum))? {
+                Ok(()) => return self.answer_word(old, 8, out, Status::Ok, reply),
                 Err(now) => old = now,
             }
         }
@@ -281,27 +294,27 @@ impl<'m, M: Memory> Runner<'m, M> {
     fn word_output(
         &self,
         op: &OpView<'_>,
-        width: Width,
+        len: u64,
         reply: &mut Reply,
     ) -> Result<Option<Place>, Stop<M::Wait>> {
         match op.redirect() {
-            Some(to) => self.whole(to, width.bytes(), Rights::WRITE).map(Some),
-            None if reply.output_room(width.bytes() as usize).is_some() => Ok(None),
+            Some(to) => self.whole(to, len, Rights::WRITE).map(Some),
+            None if reply.output_room(len as usize).is_some() => Ok(None),
             None => Err(Stop::Refused(Status::TooLong)),
         }
     }
 
     #[inline]
-    fn answer_word(
+    fn answer_word<W: Word>(
         &mut self,
-        word: u128,
-        width: Width,
+        word: W,
+        len: u64,
         to: Option<Place>,
         status: Status,
         reply: &mut Reply,
     ) -> Done<M::Wait> {
-        let bytes = word.to_le_bytes();
-        let bytes = &bytes[..width.bytes() as usize];
+        let bytes = word.to_bytes();
+        let bytes = &bytes.as_ref()[..len as usize];
         if let Some(to) = to {
             self.store(to, bytes)?;
             return Ok((status, 0));
@@ -320,12 +333,12 @@ impl<'m, M: Memory> Runner<'m, M> {
             return Ok((self.whole(op.target(), len, asked)?, len));
         }
         let (ptr, len) = if op.has(flag::BOUNDED) {
-            let word = self.pointer(op.target(), Width::W16)?;
+            let word = self.pointer(op.target(), 16)?;
             let mut pointer = BoundedPtr::new_zeroed();
             pointer.as_mut_bytes().copy_from_slice(&word.to_le_bytes());
             (pointer.ptr, len.min(u64::from(pointer.bound.get())))
         } else {
-            (Addr::new(self.pointer(op.target(), Width::W8)? as u64), len)
+            (Addr::new(self.pointer(op.target(), 8)? as u64), len)
         };
         if len == 0 {
             return Ok((Place::Scratch(0), 0)); // Success, and nothing is dereferenced.
@@ -343,21 +356,21 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     /// The target of a CAS.
     #[inline(always)]
-    fn word_target(&self, op: &OpView<'_>, width: Width) -> Result<Place, Stop<M::Wait>> {
+    fn word_target<W: Word>(&self, op: &OpView<'_>, len: u64) -> Result<Place, Stop<M::Wait>> {
         if !op.has(flag::TARGET_INDIRECT) {
-            return self.word(op.target(), width, Rights::ATOMIC);
+            return self.word::<W>(op.target(), len, Rights::ATOMIC);
         }
-        let ptr = Addr::new(self.pointer(op.target(), Width::W8)? as u64);
+        let ptr = Addr::new(self.pointer(op.target(), 8)? as u64);
         if ptr.is_null() {
             return Err(Stop::Refused(Status::NullPointer));
         }
-        self.word(ptr, width, Rights::ATOMIC)
+        self.word::<W>(ptr, len, Rights::ATOMIC)
     }
 
-    /// The pointer at `at`, to be followed.
+    /// The pointer of 8 or 16 bytes at `at`, to be followed.
     #[inline(always)]
-    fn pointer(&self, at: Addr, width: Width) -> Result<u128, Stop<M::Wait>> {
-        Ok(self.load(self.word(at, width, Rights::READ)?, width)?)
+    fn pointer(&self, at: Addr, len: u64) -> Result<u128, Stop<M::Wait>> {
+        Ok(self.load(self.word::<u128>(at, len, Rights::READ)?, len)?)
     }
 
     /// Whether the key has the right `asked`.
@@ -403,11 +416,11 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     /// The aligned word at `at`.
     #[inline(always)]
-    fn word(&self, at: Addr, width: Width, asked: Rights) -> Result<Place, Stop<M::Wait>> {
-        if !at.raw().is_multiple_of(width.bytes()) {
+    fn word<W: Word>(&self, at: Addr, len: u64, asked: Rights) -> Result<Place, Stop<M::Wait>> {
+        if !at.raw().is_multiple_of(W::align(len)) {
             return Err(Stop::Refused(Status::Invalid));
         }
-        self.whole(at, width.bytes(), asked)
+        self.whole(at, len, asked)
     }
 
     /// The class of an ALLOCATE, if its buffers hold what is to be put in.
@@ -506,14 +519,14 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    /// Copies so that what overlaps arrives as it was, and in chunks that end where the source's aligned 16-byte
-    /// units do, so that none is cut.
+    /// Copies so that what overlaps arrives as it was, and in chunks that end where the source's aligned words do, so
+    /// that none is cut.
     fn copy(&mut self, from: Place, to: Place, len: usize) -> Result<(), M::Wait> {
         let (lead, backwards) = match (from, to) {
             (Place::Node(from), Place::Node(to)) => {
-                ((from % 16) as usize, from < to && to - from < len as u64)
+                ((from % WIDE_ALIGN) as usize, from < to && to - from < len as u64)
             }
-            (Place::Node(from), Place::Scratch(_)) => ((from % 16) as usize, false),
+            (Place::Node(from), Place::Scratch(_)) => ((from % WIDE_ALIGN) as usize, false),
             (Place::Scratch(_), _) => (0, false), // One chunk.
         };
         let chunks = (lead + len).div_ceil(COPY_CHUNK);
@@ -530,32 +543,27 @@ impl<'m, M: Memory> Runner<'m, M> {
     }
 
     #[inline(always)]
-    fn load(&self, place: Place, width: Width) -> Result<u128, M::Wait> {
+    fn load<W: Word>(&self, place: Place, len: u64) -> Result<W, M::Wait> {
         match place {
-            Place::Node(at) => self.memory.load(at, width),
-            Place::Scratch(offset) => {
-                let mut word = [0; 16];
-                let bytes = width.bytes() as usize;
-                word[..bytes].copy_from_slice(&self.scratch[offset..offset + bytes]);
-                Ok(u128::from_le_bytes(word))
-            }
+            Place::Node(at) => W::load(self.memory, at, len),
+            Place::Scratch(offset) => Ok(W::from_bytes(&self.scratch[offset..offset + len as usize])),
         }
     }
 
     #[inline]
-    fn exchange(
+    fn exchange<W: Word>(
         &mut self,
         place: Place,
-        width: Width,
-        old: u128,
-        new: u128,
-    ) -> Result<Result<(), u128>, M::Wait> {
+        len: u64,
+        old: W,
+        new: W,
+    ) -> Result<Result<(), W>, M::Wait> {
         match place {
-            Place::Node(at) => self.memory.exchange(at, width, old, new),
+            Place::Node(at) => W::exchange(self.memory, at, len, old, new),
             Place::Scratch(offset) => {
                 // Nobody else can have changed it since it was loaded.
-                let bytes = width.bytes() as usize;
-                self.scratch[offset..offset + bytes].copy_from_slice(&new.to_le_bytes()[..bytes]);
+                let bytes = len as usize;
+                self.scratch[offset..offset + bytes].copy_from_slice(&new.to_bytes().as_ref()[..bytes]);
                 Ok(Ok(()))
             }
         }
@@ -573,17 +581,10 @@ impl Place {
 }
 
 #[inline]
-fn word_width(op: &OpView<'_>) -> Width {
-    if op.width() == 8 { Width::W8 } else { Width::W16 }
-}
-
-#[inline]
-fn take_word(operands: &mut &[u8], width: Width) -> u128 {
-    let mut word = [0; 16];
-    let (taken, rest) = operands.split_at(width.bytes() as usize);
-    word[..taken.len()].copy_from_slice(taken);
+fn take_word<W: Word>(operands: &mut &[u8], len: u64) -> W {
+    let (taken, rest) = operands.split_at(len as usize);
     *operands = rest;
-    u128::from_le_bytes(word)
+    W::from_bytes(taken)
 }
 
 /// What a chain will touch. A wrong hint is harmless.

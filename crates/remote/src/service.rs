@@ -46,10 +46,13 @@ pub trait Kind<M: Memory>: Send + Sync {
 }
 
 /// What a store needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Bytes of table, before rounding up to whole segments.
     pub table_len: u64,
     /// The parameters as every client will see them.
     pub parameters: String,
+    /// Whether words of 24 and 32 bytes are compared and swapped in it. Its chains are then run by the node's engines
+    /// alone, on [`Memory`] that is wide: those of clients that run them themselves would not take the locks.
+    pub wide: bool,
 }

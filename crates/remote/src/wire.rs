@@ -68,7 +68,7 @@ pub struct OpHeader {
     pub flags: u8,
     /// A [`crate::Mode`] for CAS, 1 for an ALLOCATE that may use the reserve, else 0.
     pub mode: u8,
-    /// Of the word, for CAS and FETCH-ADD: 8 or 16.
+    /// Of the word: 8, 16, 24 or 32 for CAS, 8 for FETCH-ADD, else 0.
     pub width: u8,
     /// Bytes read, written or put into the new buffer.
     pub len: U32,
@@ -188,7 +188,7 @@ impl OpHeader {
             return Err(WireError::TooLong { bytes: len });
         }
         let (mode_max, widths): (u8, &[u8]) = match code {
-            Code::Cas => (crate::op::Mode::MAX, &[8, 16]),
+            Code::Cas => (crate::op::Mode::MAX, &[8, 16, 24, 32]),
             Code::FetchAdd => (0, &[8]),
             Code::Allocate => (1, &[0]),
             Code::Read | Code::Write => (0, &[0]),

@@ -505,12 +505,34 @@ fn a_word_must_be_aligned_to_its_width_wherever_it_is() {
             let at = Addr::new(base + offset);
             let status = |aligned: bool| if aligned { expected(opened) } else { Status::Invalid };
             let (eight, sixteen) = (offset % 8 == 0, offset % 16 == 0);
+            // Scratch has no wide words, wherever they are.
+            let wide = if base == 1 << 63 && offset == 0 { Status::Invalid } else { status(offset == 0) };
             assert_eq!(node.one(cas(Mode::Ge, at, &[0u8; 8], &[0u8; 8])), status(eight));
             assert_eq!(node.one(cas(Mode::Ge, at, &[0u8; 16], &[0u8; 16])), status(sixteen));
+            assert_eq!(node.one(cas(Mode::Ge, at, &[0u8; 24], &[0u8; 24])), wide);
+            assert_eq!(node.one(cas(Mode::Ge, at, &[0u8; 32], &[0u8; 32])), wide);
             assert_eq!(node.one(fetch_add(at, &U64::ZERO)), status(eight));
             assert_eq!(node.one(read(at, 0).indirect()), status(eight));
             assert_eq!(node.one(read(at, 0).indirect().bounded()), status(sixteen));
         }
+    }
+}
+
+#[test]
+fn wide_words_are_had_in_wide_memory_alone_and_a_wrong_key_does_not_learn_which_is() {
+    let node = Node::new();
+    let at = Addr::new(node.segment(0));
+    for (wide, status) in [(true, Status::Ok), (false, Status::Invalid)] {
+        node.memory.set_wide(wide);
+        for key in [key(1), Key::new(1, secret(1) ^ 1)] {
+            let status = if key == support::key(1) { status } else { Status::Access };
+            assert_eq!(node.ask(key, |c| add(c, cas(Mode::Ge, at, &[0u8; 24], &[0u8; 24]))), [status]);
+            assert_eq!(node.ask(key, |c| add(c, cas(Mode::Ge, at, &[0u8; 32], &[0u8; 32]))), [status]);
+            let in_scratch =
+                node.ask(key, |c| add(c, cas(Mode::Ge, Addr::scratch(0), &[0u8; 32], &[0u8; 32])));
+            assert_eq!(in_scratch, [Status::Invalid]);
+        }
+        assert_eq!(node.one(cas(Mode::Ge, at, &[0u8; 16], &[0u8; 16])), Status::Ok);
     }
 }
 

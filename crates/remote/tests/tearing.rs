@@ -112,11 +112,11 @@ fn an_aligned_read_of_sixteen_bytes_is_never_torn_and_one_across_lines_may_be() 
 }
 
 #[test]
-fn a_copy_within_the_node_keeps_aligned_units_whole_wherever_it_begins() {
+fn a_copy_within_the_node_keeps_aligned_words_whole_wherever_it_begins() {
     let (memory, table) = node();
     let to = table + 8192;
     for seed in 0..100 {
-        for offset in [0, 8, 1, 15] {
+        for offset in [0, 8, 1, 15, 16, 31, 48] {
             for redirected in [false, true] {
                 let (mut version, mut random) = (0, Random::new(seed));
                 rewrite(&memory, table, 2048, &mut version);
@@ -136,13 +136,39 @@ fn a_copy_within_the_node_keeps_aligned_units_whole_wherever_it_begins() {
                 };
                 torn(&memory, seed, &mut buf, build, write_now_and_then);
                 let copied = memory.peek(table + 8192 + offset, 1500);
-                let lead = (16 - offset as usize) % 16;
-                for unit in copied[lead..].chunks_exact(16) {
-                    assert_eq!(versions(unit), 1, "seed {seed}, from {offset}: a unit was torn");
+                let lead = (32 - offset as usize % 32) % 32;
+                for word in copied[lead..].chunks_exact(32) {
+                    assert_eq!(versions(word), 1, "seed {seed}, from {offset}: a wide word was torn");
                 }
             }
         }
     }
+}
+
+#[test]
+fn a_wide_word_is_compared_and_swapped_at_one_instant() {
+    let (memory, table) = node();
+    let mut retries = 0;
+    for seed in 0..200 {
+        let (mut version, mut random) = (0, Random::new(seed));
+        rewrite(&memory, table, 32, &mut version);
+        let write_now_and_then = |memory: &Bytes, _| {
+            if random.once_in(2) {
+                rewrite(memory, table, 32, &mut version);
+            }
+        };
+        let mut buf = ChainBuf::new();
+        // Version 255 is none, so that every exchange is tried, and only a writer in between can make it fail.
+        let op = cas(Mode::Ne, Addr::new(table), &[255u8; 32], &[254u8; 32]);
+        let (reply, accesses) = torn(&memory, seed, &mut buf, |c| also(c, op), write_now_and_then);
+        assert_eq!(reply.verdict(), Status::Ok, "seed {seed}");
+        assert_eq!(versions(reply.output(0)), 1, "seed {seed}: the old value was torn");
+        assert_eq!(memory.peek(table, 32), [254; 32], "seed {seed}: nobody came after the exchange");
+        let exchanges = accesses.iter().filter(|access| matches!(access, Access::ExchangeWide { .. }));
+        retries += exchanges.count() - 1;
+    }
+    println!("200 exchanges, tried again {retries} times");
+    assert!(retries > 20);
 }
 
 #[test]
@@ -213,14 +239,14 @@ fn a_replayed_chain_makes_each_access_once_and_ends_as_if_it_had_run_at_once() {
             memory.poke(table + 1024, &(table + 2048).to_le_bytes());
         }
         let (one, large) = (U64::new(1), vec![7; 700]);
-        let (item, swap) = ([5; 100], [9u8; 16]);
+        let (item, swap) = ([5; 100], [9u8; 32]);
         fn build<'a>(
             c: &mut Chain<'a>,
             table: u64,
             one: &'a U64,
             large: &'a [u8],
             item: &'a [u8],
-            swap: &'a [u8; 16],
+            swap: &'a [u8; 32],
         ) {
             let at = |offset| Addr::new(table + offset);
             also(c, fetch_add(at(8), one));
@@ -228,8 +254,9 @@ fn a_replayed_chain_makes_each_access_once_and_ends_as_if_it_had_run_at_once() {
             then(c, write(at(512), large));
             then(c, write_from(at(2000), at(16), 900));
             then(c, read(at(1024), 333).indirect());
-            also(c, cas(Mode::Ge, at(32), &[0u8; 16], swap));
+            also(c, cas(Mode::Ge, at(32), &[0u8; 32], swap));
             also(c, cas(Mode::Ne, at(32), swap, swap));
+            also(c, cas(Mode::Ge, at(80), &[0u8; 16], swap.first_chunk().expect("32 bytes")));
             then(c, allocate(LIST, [item, b"", b""]));
             also(c, read(Addr::scratch(0), 32));
             also(c, read(at(1024), 700).redirect(at(3000)));

@@ -6,8 +6,10 @@
 
 mod pages;
 mod units;
+mod wide;
 
 pub use pages::{PageSize, Pages};
+pub use wide::Wide;
 
 use farside_remote::arena::{Arena, Geometry, header};
 use farside_remote::{Key, Memory, Rights, Width};

@@ -170,7 +170,7 @@ impl<M: Memory> Kind<M> for Plain {
             busy.store(true, Ordering::Release);
             std::thread::sleep(BUSY);
         }
-        Ok(Plan { table_len: TABLE, parameters: String::new() })
+        Ok(Plan { table_len: TABLE, ..Plan::default() })
     }
 
     fn serve(&self, _parameters: &str, _table: Extent) -> Result<Box<dyn Service<M>>, String> {

@@ -30,7 +30,8 @@ pub(crate) fn class(index: u8) -> &'static Class {
     Class::get(index).expect("a class")
 }
 
-/// The plainest structure there is: a table of addresses. A store's parameters are how many.
+/// The plainest structure there is: a table of addresses. A store's parameters are how many, with a `+` before it if its
+/// words are to be wide.
 #[derive(Clone, Default)]
 pub(crate) struct Slots {
     /// How often the node has asked what is reachable.
@@ -47,7 +48,11 @@ impl<M: Memory> Kind<M> for Slots {
 
     fn plan(&self, parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
         let slots: u64 = parameters.parse().map_err(|_| "say how many slots".to_owned())?;
-        Ok(Plan { table_len: slots * 8, parameters: parameters.to_owned() })
+        Ok(Plan {
+            table_len: slots * 8,
+            parameters: parameters.to_owned(),
+            wide: parameters.starts_with('+'),
+        })
     }
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
@@ -108,6 +113,7 @@ impl Home {
             secret: 0,
             table_at: 0,
             table_len: 0,
+            wide: false,
         };
         let mut home = Home { memory, node, kind, store, next_pid: 1001 };
         home.store = home.create("s", quota_mib);

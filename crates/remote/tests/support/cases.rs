@@ -98,6 +98,7 @@ impl Trial {
         let book = &mut pristine.book;
         book.secrets = [(MINE, secret(MINE)), (OTHER, secret(OTHER)), (REVOKED, 0)].into();
         book.rights = Right::ALL.into();
+        book.wide = true;
         book.tables = vec![
             (MINE, at(TABLE), at(TABLE + 2)),
             (OTHER, at(TABLE_OTHER), at(TABLE_OTHER + 1)),
@@ -135,6 +136,7 @@ impl Trial {
         self.model.book = self.pristine.book.clone();
         for memory in [&self.built, &self.decoded] {
             memory.limit_rights(Rights::ALL);
+            memory.set_wide(true);
             for page in memory.take_touched() {
                 let bytes = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
                 memory.poke(page * PAGE, &self.pristine.bytes[bytes]);
@@ -156,6 +158,12 @@ impl Trial {
             })
             .collect();
         [&self.built, &self.decoded].into_iter().for_each(|memory| memory.limit_rights(rights));
+    }
+
+    /// The regions have no words of 24 and 32 bytes, until the next reset.
+    pub(crate) fn narrow(&mut self) {
+        self.model.book.wide = false;
+        [&self.built, &self.decoded].into_iter().for_each(|memory| memory.set_wide(false));
     }
 
     fn poke(&mut self, at: u64, bytes: &[u8]) {
@@ -361,8 +369,14 @@ fn build<'a>(ask: &'a Ask, chain: &mut Chain<'a>) -> bool {
             let op = allocate(farside_remote::op::ListId(list), [head, middle, tail]);
             push(ask, if ask.from_reserve { op.from_reserve() } else { op }, chain);
         }
-        Verb::Cas if ask.width == 8 => return build_cas::<8>(ask, chain),
-        Verb::Cas => return build_cas::<16>(ask, chain),
+        Verb::Cas => {
+            return match ask.width {
+                8 => build_cas::<8>(ask, chain),
+                16 => build_cas::<16>(ask, chain),
+                24 => build_cas::<24>(ask, chain),
+                _ => build_cas::<32>(ask, chain),
+            };
+        }
         Verb::FetchAdd => {
             let addend = U64::ref_from_bytes(&ask.data).expect("eight bytes");
             push(ask, fetch_add(at, addend), chain);
@@ -472,15 +486,15 @@ impl Shape {
                     all.push(Shape { verb: Verb::Allocate, from_reserve, ..plain });
                 }
                 for source in Second::ALL {
-                    for bits in 0..8 * 2 * 6 {
+                    for bits in 0..8 * 4 * 6 {
                         all.push(Shape {
                             verb: Verb::Cas,
                             source,
                             indirect: bits & 1 != 0,
                             compare: bits & 2 != 0,
                             masked: bits & 4 != 0,
-                            width: if bits & 8 != 0 { 8 } else { 16 },
-                            mode: (bits / 16) as u8,
+                            width: 8 + (bits & 24) as usize,
+                            mode: (bits / 32) as u8,
                             ..plain
                         });
                     }
@@ -491,8 +505,9 @@ impl Shape {
     }
 }
 
-fn mostly_aligned(random: &mut Random, at: u64) -> u64 {
-    if random.once_in(12) { at } else { at & !15 }
+fn mostly_aligned(random: &mut Random, at: u64, width: usize) -> u64 {
+    let align = if width > 16 { 32 } else { 16 };
+    if random.once_in(12) { at } else { at & !(align - 1) }
 }
 
 const LENGTHS: [u32; 15] = [0, 1, 7, 8, 15, 16, 17, 48, 64, 100, 512, 513, 1000, 1500, 4096];
@@ -549,8 +564,9 @@ impl Trial {
         if random.once_in(40) { random.pick(&[20_000, 65_535, 65_536]) } else { random.pick(&LENGTHS) }
     }
 
-    fn draw_second(&self, random: &mut Random, second: Second, of: u64) -> Option<u64> {
-        let aligned = |random: &mut Random| SCRATCH + 8 * random.below(4);
+    fn draw_second(&self, random: &mut Random, second: Second, of: u64, width: usize) -> Option<u64> {
+        // Mostly where a word of that width fits.
+        let aligned = |random: &mut Random| SCRATCH + 8 * random.below(5 - (width as u64 / 8).max(1));
         match second {
             Second::None => None,
             Second::Scratch if random.once_in(6) => Some(SCRATCH + random.below(40)),
@@ -568,14 +584,16 @@ impl Trial {
             Verb::Read | Verb::Write => self.draw_place(random),
             Verb::Cas | Verb::FetchAdd => {
                 let place = self.draw_place(random);
-                mostly_aligned(random, place)
+                mostly_aligned(random, place, shape.width)
             }
         };
         let at = if shape.indirect { self.draw_pointer(random, target, shape.bounded, asks) } else { target };
-        let source = self.draw_second(random, shape.source, target);
-        let source =
-            source.map(|source| if shape.width > 0 { mostly_aligned(random, source) } else { source });
-        let redirect = self.draw_second(random, shape.redirect, target);
+        let source = self.draw_second(random, shape.source, target, shape.width);
+        let source = source.map(|source| match shape.width {
+            0 => source,
+            width => mostly_aligned(random, source, width),
+        });
+        let redirect = self.draw_second(random, shape.redirect, target, shape.width);
         let mut ask = Ask {
             verb: shape.verb,
             conditional: shape.conditional,
@@ -744,6 +762,9 @@ pub(crate) fn enumerate(trial: &mut Trial, shapes: &[Shape], times: u64, times_f
             // What the op left in scratch is seen by a READ at the end.
             asks.push(Ask { at: 1 << 63, len: 32, ..Ask::default() });
             trial.draw_preface(&mut random, &mut asks);
+            if random.once_in(12) {
+                trial.narrow();
+            }
             let key = trial.draw_key(&mut random);
             let statuses = trial.run(key, &asks);
             seen.push(statuses[statuses.len() - 2]);

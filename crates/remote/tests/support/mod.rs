@@ -35,6 +35,7 @@ struct Inner {
     words_left: u64,
     /// What the regions' keys are for.
     rights: Rights,
+    wide: bool,
 }
 
 impl Bytes {
@@ -42,7 +43,8 @@ impl Bytes {
     pub(crate) fn new(size: u64) -> Bytes {
         let geometry = Geometry::of(size).expect("a legal size");
         let bytes = vec![0; usize::try_from(size).expect("it fits the address space")];
-        let inner = Inner { bytes, touched: BTreeSet::new(), words_left: u64::MAX, rights: Rights::ALL };
+        let (touched, words_left) = (BTreeSet::new(), u64::MAX);
+        let inner = Inner { bytes, touched, words_left, rights: Rights::ALL, wide: true };
         Bytes { geometry, inner: Mutex::new(inner) }
     }
 
@@ -65,6 +67,11 @@ impl Bytes {
     /// From now on a region's key has these rights and no others.
     pub(crate) fn limit_rights(&self, rights: Rights) {
         self.inner().rights = rights;
+    }
+
+    /// Whether words of 24 and 32 bytes can be exchanged from now on.
+    pub(crate) fn set_wide(&self, wide: bool) {
+        self.inner().wide = wide;
     }
 
     pub(crate) fn all(&self) -> Vec<u8> {
@@ -125,6 +132,20 @@ impl Memory for Bytes {
         }
         self.poke(at, &new.to_le_bytes()[..width.bytes() as usize]);
         Ok(Ok(()))
+    }
+    fn is_wide(&self) -> bool {
+        self.inner().wide
+    }
+    fn exchange_wide(&self, at: u64, old: &mut [u8], new: &[u8]) -> Result<bool, Infallible> {
+        assert!(self.is_wide() && at.is_multiple_of(32), "a wide word was asked for where there is none");
+        assert!(old.len() == new.len() && matches!(new.len(), 24 | 32));
+        let now = self.peek(at, old.len() as u64);
+        let swapped = now == old;
+        if swapped {
+            self.poke(at, new);
+        }
+        old.copy_from_slice(&now);
+        Ok(swapped)
     }
 }
 

@@ -119,6 +119,8 @@ pub(crate) struct Book {
     pub(crate) secrets: BTreeMap<u32, u64>,
     /// What the keys are for.
     pub(crate) rights: Vec<Right>,
+    /// Whether the regions have words of 24 and 32 bytes.
+    pub(crate) wide: bool,
     /// Tables as whole extents: region, first byte, end.
     pub(crate) tables: Vec<(u32, u64, u64)>,
     pub(crate) piles: Vec<Pile>,
@@ -342,6 +344,10 @@ impl Running<'_> {
         } else {
             self.word_at(ask.at, width, Right::Atomic)?
         };
+        let (in_scratch, _) = at;
+        if width > 16 && (in_scratch || !self.node.book.wide) {
+            return Err(Status::Invalid);
+        }
         let source = match ask.source {
             Some(source) => Some(self.word_at(source, width, Right::Read)?),
             None => None,
@@ -423,7 +429,7 @@ impl Running<'_> {
     }
 
     fn word_at(&self, at: u64, width: u64, right: Right) -> Result<Place, Refusal> {
-        if !at.is_multiple_of(width) {
+        if !at.is_multiple_of(width.next_power_of_two()) {
             return Err(Status::Invalid);
         }
         self.all_of(at, width, right)

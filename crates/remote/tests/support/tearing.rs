@@ -20,6 +20,7 @@ pub(crate) enum Access {
     Write { at: u64, bytes: Vec<u8> },
     Load { at: u64, width: Width },
     Exchange { at: u64, width: Width, old: u128, new: u128 },
+    ExchangeWide { at: u64, old: Vec<u8>, new: Vec<u8> },
 }
 
 #[derive(Clone, Debug)]
@@ -30,6 +31,7 @@ enum Answer {
     Written,
     Word(u128),
     Exchanged(Result<(), u128>),
+    ExchangedWide { swapped: bool, old: Vec<u8> },
 }
 
 /// The answers so far; beyond them, the access still to be made.
@@ -79,6 +81,15 @@ impl Memory for Replay<'_> {
             unreachable!()
         };
         Ok(*done)
+    }
+    fn is_wide(&self) -> bool {
+        true
+    }
+    fn exchange_wide(&self, at: u64, old: &mut [u8], new: &[u8]) -> Result<bool, Access> {
+        let asked = Access::ExchangeWide { at, old: old.to_vec(), new: new.to_vec() };
+        let Answer::ExchangedWide { swapped, old: now } = self.ask(asked)? else { unreachable!() };
+        old.copy_from_slice(now);
+        Ok(*swapped)
     }
 }
 
@@ -147,6 +158,11 @@ impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
             Access::Exchange { at, width, old, new } => {
                 let Ok(done) = bytes.exchange(at, width, old, new);
                 Answer::Exchanged(done)
+            }
+            Access::ExchangeWide { at, ref old, ref new } => {
+                let mut old = old.clone();
+                let Ok(swapped) = bytes.exchange_wide(at, &mut old, new);
+                Answer::ExchangedWide { swapped, old }
             }
         }
     }

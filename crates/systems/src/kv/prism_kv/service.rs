@@ -31,7 +31,7 @@ impl<M: Memory> Kind<M> for PrismKvKind {
         })?;
         let spec = TableSpec { slots, seed: entropy, placement: request.placement, epoch: 1 };
         let parameters = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
-        Ok(Plan { table_len: slots * SLOT_SIZE, parameters })
+        Ok(Plan { table_len: slots * SLOT_SIZE, parameters, wide: false })
     }
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {

@@ -1,0 +1,156 @@
+//! Memory whose words of 24 and 32 bytes can be compared and swapped, for the engines of one process: every access
+//! takes the lock of each line that it touches.
+//!
+//! No instruction exchanges so much. Whoever runs the chains of a wide region runs all of them on one [`Wide`]; those
+//! of other regions run on the memory beneath and pay nothing.
+//! Invariant: a lock is held for one access to bytes of one line, which answers at once; whoever holds one asks for no
+//! other. So nobody waits for long, nor for each other.
+//! Invariant: the locks lie in this process. They are nobody else's to hold, and none outlives it.
+
+use farside_remote::arena::{Geometry, SEGMENT_SIZE};
+use farside_remote::memory::WIDE_ALIGN;
+use farside_remote::mutant::Mutant;
+use farside_remote::{Key, Memory, Rights, Width};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Bytes that are locked together: a line of the cache, in which every wide word lies whole.
+const LINE: u64 = 64;
+const _: () = assert!(LINE.is_multiple_of(WIDE_ALIGN));
+
+/// How many locks there are; lines so many lines apart share one.
+const LOCKS: u64 = SEGMENT_SIZE / LINE;
+
+/// How often one looks at a lock before it lets other threads run, of which one may hold it.
+const LOOKS: u32 = 64;
+
+const FREE: u8 = 0;
+const HELD: u8 = 1;
+
+/// A view of `M` that is wide. One for all threads that run chains of wide regions: two would not exclude each other.
+///
+/// Not for memory whose clients run their own chains on the same regions, which take no lock. A process that dies while
+/// it stores a wide word may leave its 16-byte units of different moments.
+pub struct Wide<M> {
+    memory: M,
+    locks: Box<[AtomicU8]>,
+}
+
+impl<M: Memory<Wait = Infallible>> Wide<M> {
+    /// A wide view of `memory`.
+    pub fn of(memory: M) -> Wide<M> {
+        Wide { memory, locks: (0..LOCKS).map(|_| AtomicU8::new(FREE)).collect() }
+    }
+
+    /// The memory beneath, for the chains of regions that are not wide, and for the node's own steps.
+    #[inline]
+    pub fn beneath(&self) -> &M {
+        &self.memory
+    }
+
+    /// Locks the line of the byte `at` until the answer is dropped.
+    #[inline]
+    fn hold(&self, at: u64) -> Held<'_> {
+        let lock = &self.locks[(at / LINE % LOCKS) as usize];
+        let mut looks = 0;
+        // Pairs with the Release in `Held::drop`, so that what the last holder stored is seen. Sequentially consistent,
+        // as exchanges without locks are: what one has stored to another line is seen before this.
+        while lock.swap(HELD, Ordering::SeqCst) == HELD && !Mutant::WideWithoutLocks.is_on() {
+            while lock.load(Ordering::Relaxed) == HELD {
+                looks += 1;
+                if looks < LOOKS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            }
+        }
+        Held(lock)
+    }
+}
+
+/// A locked line.
+struct Held<'a>(&'a AtomicU8);
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: pairs with the exchange in `Wide::hold`.
+        self.0.store(FREE, Ordering::Release);
+    }
+}
+
+/// How many of `len` bytes from `at` are in its line.
+#[inline]
+fn in_line(at: u64, len: usize) -> usize {
+    len.min((LINE - at % LINE) as usize)
+}
+
+impl<M: Memory<Wait = Infallible>> Memory for Wide<M> {
+    type Wait = Infallible;
+
+    #[inline(always)]
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    // Rights and extents are the node's records, which wide words are never among.
+
+    #[inline]
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
+        self.memory.admits(key)
+    }
+
+    #[inline]
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
+        self.memory.reach(region, at, len)
+    }
+
+    fn read(&self, mut at: u64, mut out: &mut [u8]) -> Result<(), Infallible> {
+        while !out.is_empty() {
+            let (line, rest) = out.split_at_mut(in_line(at, out.len()));
+            let held = self.hold(at);
+            self.memory.read(at, line)?;
+            drop(held);
+            (at, out) = (at + line.len() as u64, rest);
+        }
+        Ok(())
+    }
+
+    fn write(&self, mut at: u64, mut bytes: &[u8]) -> Result<(), Infallible> {
+        while !bytes.is_empty() {
+            let (line, rest) = bytes.split_at(in_line(at, bytes.len()));
+            let held = self.hold(at);
+            self.memory.write(at, line)?;
+            drop(held);
+            (at, bytes) = (at + line.len() as u64, rest);
+        }
+        Ok(())
+    }
+
+    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
+        let _held = self.hold(at);
+        self.memory.load(at, width)
+    }
+
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
+        let _held = self.hold(at);
+        self.memory.exchange(at, width, old, new)
+    }
+
+    #[inline(always)]
+    fn is_wide(&self) -> bool {
+        true
+    }
+
+    fn exchange_wide(&self, at: u64, old: &mut [u8], new: &[u8]) -> Result<bool, Infallible> {
+        assert!(at.is_multiple_of(WIDE_ALIGN), "no wide word is at {at:#x}: alignment is checked before");
+        let mut now = [0; WIDE_ALIGN as usize];
+        let now = &mut now[..new.len()];
+        let _held = self.hold(at);
+        self.memory.read(at, now)?;
+        let swapped = now == old;
+        if swapped {
+            self.memory.write(at, new)?;
+        } else {
+            old.copy_from_slice(now);
+        }
+        Ok(swapped)
+    }
+}

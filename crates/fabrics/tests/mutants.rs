@@ -1,0 +1,20 @@
+//! The broken variants of this crate, each of which one of the checks must find.
+#![cfg(farside_mutants)]
+
+#[path = "wide/hammer.rs"]
+mod hammer;
+
+use farside_remote::mutant::Mutant;
+
+#[test]
+fn wide_words_without_locks_are_seen_torn_or_lost() {
+    let sound = hammer::hammer(4, 10_000, || Mutant::switch(None));
+    assert!(sound.is_sound(), "{sound:?} without any mutant");
+    // Threads meet by chance: more turns each time, until they have.
+    let tries: Vec<_> = (0..6)
+        .map(|try_| hammer::hammer(4, 10_000 << try_, || Mutant::switch(Some(Mutant::WideWithoutLocks))))
+        .take_while(hammer::Outcome::is_sound)
+        .collect();
+    println!("WideWithoutLocks: killed by the hammer at try {}", tries.len() + 1);
+    assert!(tries.len() < 6, "{tries:?}");
+}

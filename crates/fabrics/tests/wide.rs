@@ -1,0 +1,93 @@
+//! Wide memory: accesses do what they do to plain bytes, and words of 24 and 32 bytes change at one instant.
+
+#[path = "wide/hammer.rs"]
+mod hammer;
+
+use farside_remote::{Memory, Width};
+use std::sync::atomic::Ordering;
+
+#[test]
+fn a_wide_word_is_never_seen_torn_and_no_exchange_is_lost_whatever_else_touches_it() {
+    let outcome = hammer::hammer(4, 30_000, || {});
+    println!("{outcome:?}");
+    assert!(outcome.is_sound(), "{outcome:?}");
+    assert!(outcome.failed.load(Ordering::Relaxed) > 0, "nobody came in between: nothing was tried");
+}
+
+/// A small generator, the same for the same seed everywhere (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+#[test]
+fn every_access_does_what_it_does_to_plain_bytes() {
+    const LEN: u64 = 1024;
+    let memory = hammer::memory();
+    let base = memory.geometry().segment_at(0);
+    let mut random = Random(1);
+    let mut plain = vec![0u8; LEN as usize];
+    let (mut swapped, mut failed) = (0, 0);
+    for turn in 0..200_000 {
+        let len = random.below(200);
+        let offset = random.below(LEN - len);
+        let range = offset as usize..(offset + len) as usize;
+        let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+        match random.below(4) {
+            0 => {
+                let mut out = vec![0; len as usize];
+                let Ok(()) = memory.read(base + offset, &mut out);
+                assert_eq!(out, plain[range], "turn {turn}: READ of {len} bytes at {offset}");
+            }
+            1 => {
+                let Ok(()) = memory.write(base + offset, &bytes);
+                plain[range].copy_from_slice(&bytes);
+            }
+            2 => {
+                let (width, len) = [(Width::W8, 8), (Width::W16, 16)][random.below(2) as usize];
+                let at = len * random.below(LEN / len);
+                let place = &mut plain[at as usize..(at + len) as usize];
+                let mut held = [0; 16];
+                held[..len as usize].copy_from_slice(place);
+                let (held, new) = (u128::from_le_bytes(held), u128::from(random.next()));
+                let Ok(loaded) = memory.load(base + at, width);
+                assert_eq!(loaded, held, "turn {turn}: word of {len} bytes at {at}");
+                let old = held ^ u128::from(random.below(2));
+                let Ok(done) = memory.exchange(base + at, width, old, new);
+                assert_eq!(done, if old == held { Ok(()) } else { Err(held) }, "turn {turn}");
+                if old == held {
+                    place.copy_from_slice(&new.to_le_bytes()[..len as usize]);
+                }
+            }
+            _ => {
+                let (at, len) = (32 * random.below(LEN / 32), 24 + 8 * random.below(2) as usize);
+                let place = &mut plain[at as usize..][..len];
+                let mut old = place.to_vec();
+                let byte = random.below(len as u64) as usize;
+                old[byte] ^= random.below(2) as u8;
+                let (equal, new) = (old == place, [random.next() as u8; 32]);
+                let Ok(done) = memory.exchange_wide(base + at, &mut old, &new[..len]);
+                assert_eq!((done, &old[..]), (equal, &*place), "turn {turn}: wide word at {at}");
+                if equal {
+                    place.copy_from_slice(&new[..len]);
+                }
+                *(if equal { &mut swapped } else { &mut failed }) += 1;
+            }
+        }
+    }
+    let mut out = vec![0; LEN as usize];
+    let Ok(()) = memory.beneath().read(base, &mut out);
+    assert_eq!(out, plain);
+    println!("{swapped} wide words swapped, {failed} not");
+    assert!(swapped > 0 && failed > 0);
+}

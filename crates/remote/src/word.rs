@@ -1,0 +1,159 @@
+//! The words that a CAS compares and swaps, whatever their width.
+//!
+//! Words of 8 and 16 bytes are the CPU's. Those of 24 and 32, *wide* ones, are had only where a lock makes them
+//! (PRISM, section 3.3): memory says whether it is such ([`Memory::is_wide`]).
+//! Invariant: a word's first byte is the one at its address, and bytes beyond its width are zero.
+
+use crate::memory::{Memory, WIDE_ALIGN, Width};
+use crate::mutant::Mutant;
+use crate::op::{Mode, big_endian};
+
+/// A word of `len` bytes, as all of these are told.
+pub(crate) trait Word: Copy {
+    /// Whether it takes memory that is wide.
+    const IS_WIDE: bool;
+    /// All bits.
+    const ONES: Self;
+
+    /// What its address is a multiple of.
+    fn align(len: u64) -> u64;
+
+    fn from_bytes(bytes: &[u8]) -> Self;
+
+    /// With zeros behind it.
+    fn to_bytes(self) -> impl AsRef<[u8]>;
+
+    /// Its bits where `mask` has ones, else zeros.
+    fn masked(self, mask: Self) -> Self;
+
+    /// `other`'s bits where `mask` has ones, else its own.
+    fn blended(self, other: Self, mask: Self) -> Self;
+
+    /// Whether `target OP compare` holds.
+    fn holds(mode: Mode, len: u64, target: Self, compare: Self) -> bool;
+
+    /// The word at `at`, whole.
+    fn load<M: Memory>(memory: &M, at: u64, len: u64) -> Result<Self, M::Wait>;
+
+    /// Stores `new` if the word at `at` is `old`; else answers what it is.
+    fn exchange<M: Memory>(
+        memory: &M,
+        at: u64,
+        len: u64,
+        old: Self,
+        new: Self,
+    ) -> Result<Result<(), Self>, M::Wait>;
+}
+
+#[inline(always)]
+fn width(len: u64) -> Width {
+    if len == 8 { Width::W8 } else { Width::W16 }
+}
+
+impl Word for u128 {
+    const IS_WIDE: bool = false;
+    const ONES: u128 = u128::MAX;
+
+    #[inline(always)]
+    fn align(len: u64) -> u64 {
+        len
+    }
+
+    #[inline(always)]
+    fn from_bytes(bytes: &[u8]) -> u128 {
+        let mut word = [0; 16];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u128::from_le_bytes(word)
+    }
+
+    #[inline(always)]
+    fn to_bytes(self) -> impl AsRef<[u8]> {
+        self.to_le_bytes()
+    }
+
+    #[inline(always)]
+    fn masked(self, mask: u128) -> u128 {
+        self & mask
+    }
+
+    #[inline(always)]
+    fn blended(self, other: u128, mask: u128) -> u128 {
+        (self & !mask) | (other & mask)
+    }
+
+    #[inline(always)]
+    fn holds(mode: Mode, len: u64, target: u128, compare: u128) -> bool {
+        let width = width(len);
+        let ordered = |word| if Mutant::LittleEndianCompare.is_on() { big_endian(width, word) } else { word };
+        mode.holds(width, ordered(target), ordered(compare))
+    }
+
+    #[inline(always)]
+    fn load<M: Memory>(memory: &M, at: u64, len: u64) -> Result<u128, M::Wait> {
+        memory.load(at, width(len))
+    }
+
+    #[inline(always)]
+    fn exchange<M: Memory>(
+        memory: &M,
+        at: u64,
+        len: u64,
+        old: u128,
+        new: u128,
+    ) -> Result<Result<(), u128>, M::Wait> {
+        memory.exchange(at, width(len), old, new)
+    }
+}
+
+/// A word of 24 or 32 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Wide([u8; 32]);
+
+impl Word for Wide {
+    const IS_WIDE: bool = true;
+    const ONES: Wide = Wide([0xff; 32]);
+
+    fn align(_len: u64) -> u64 {
+        WIDE_ALIGN
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Wide {
+        let mut word = [0; 32];
+        word[..bytes.len()].copy_from_slice(bytes);
+        Wide(word)
+    }
+
+    fn to_bytes(self) -> impl AsRef<[u8]> {
+        self.0
+    }
+
+    fn masked(self, mask: Wide) -> Wide {
+        Wide(std::array::from_fn(|i| self.0[i] & mask.0[i]))
+    }
+
+    fn blended(self, other: Wide, mask: Wide) -> Wide {
+        Wide(std::array::from_fn(|i| (self.0[i] & !mask.0[i]) | (other.0[i] & mask.0[i])))
+    }
+
+    fn holds(mode: Mode, _len: u64, target: Wide, compare: Wide) -> bool {
+        // Byte by byte from the lowest address, which is big-endian; the zeros beyond its width are equal.
+        mode.holds_for(target.cmp(&compare))
+    }
+
+    fn load<M: Memory>(memory: &M, at: u64, len: u64) -> Result<Wide, M::Wait> {
+        let mut word = [0; 32];
+        memory.read(at, &mut word[..len as usize])?;
+        Ok(Wide(word))
+    }
+
+    fn exchange<M: Memory>(
+        memory: &M,
+        at: u64,
+        len: u64,
+        mut old: Wide,
+        new: Wide,
+    ) -> Result<Result<(), Wide>, M::Wait> {
+        let swapped = memory.exchange_wide(at, &mut old.0[..len as usize], &new.0[..len as usize])?;
+        Ok(if swapped { Ok(()) } else { Err(old) })
+    }
+}
