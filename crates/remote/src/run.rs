@@ -231,7 +231,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         if op.width() > 16 { self.cas_wide(op, reply) } else { self.cas_word::<u128>(op, reply) }
     }
 
-    /// Apart, so that words that fit into registers are the only ones to ask for them.
+    /// Apart, so that it costs words that fit into registers nothing.
     #[inline(never)]
     fn cas_wide(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         self.cas_word::<Wide>(op, reply)

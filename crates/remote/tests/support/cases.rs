@@ -765,6 +765,9 @@ pub(crate) fn enumerate(trial: &mut Trial, shapes: &[Shape], times: u64, times_f
             if random.once_in(12) {
                 trial.narrow();
             }
+            if random.once_in(12) {
+                trial.limit_rights(&Right::sets()[random.below(16) as usize]);
+            }
             let key = trial.draw_key(&mut random);
             let statuses = trial.run(key, &asks);
             seen.push(statuses[statuses.len() - 2]);
