@@ -30,8 +30,8 @@ pub(crate) fn class(index: u8) -> &'static Class {
     Class::get(index).expect("a class")
 }
 
-/// The plainest structure there is: a table of addresses. A store's parameters are how many, with a `+` before it if its
-/// words are to be wide.
+/// The plainest structure there is: a table of addresses. A store's parameters are how many, with a `+` before it if
+/// the store is to be wide.
 #[derive(Clone, Default)]
 pub(crate) struct Slots {
     /// How often the node has asked what is reachable.
