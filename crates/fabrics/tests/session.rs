@@ -186,6 +186,49 @@ fn requests_of_one_moment_share_datagrams_and_so_do_their_answers() {
 }
 
 #[test]
+fn a_reply_stays_until_it_is_released() {
+    let mut world = World::new(1, server::Config { window: 2, ..server() });
+    let peer = open(&mut world, client(1, 1));
+    let client = &mut world.peers[peer].client;
+    let orders = [Order { tag: 2, ..order(2) }, Order { tag: 4, reply_size: 3000, ..order(4) }];
+    let asked =
+        orders.map(|order| client.submit(MS, client::Ask::Chain, &[&order.encode()]).expect("a slot"));
+    // By hand: a peer of the world would release them.
+    let mut out = Vec::new();
+    let mut exchange = |client: &mut client::Client| {
+        while client.transmit(world.now, &mut out) {
+            world.server.receive(world.now, peer, &out, &mut world.host).expect("a good datagram");
+        }
+        while world.server.transmit(&mut out).is_some() {
+            client.receive(world.now, &out).expect("a good datagram");
+        }
+    };
+    exchange(client);
+    while let Some(event) = client.next_event() {
+        assert!(matches!(event, Event::Answered { .. }), "{event:?}");
+    }
+    for _ in 0..2 {
+        assert!(client.submit(MS, client::Ask::Chain, &[b"no slot"]).is_none(), "both are kept");
+        exchange(client);
+        assert!(client.next_event().is_none());
+        assert_eq!(asked.map(|request| client.reply(request).len()), [30, 3000]);
+    }
+    client.release(asked[0]);
+    assert_eq!(client.cancel(asked[0]), None, "nothing is left of it");
+    let third = client.submit(MS, client::Ask::Chain, &[&order(6).encode()]).expect("a slot");
+    exchange(client);
+    assert_eq!(client.cancel(third), Some(Fate::DidRun), "answered, though nobody has heard of it");
+    assert!(client.next_event().is_none());
+    assert_eq!(client.cancel(asked[1]), Some(Fate::DidRun));
+    let last = client.submit(MS, client::Ask::Chain, &[&order(8).encode()]).expect("a slot");
+    exchange(client);
+    client.close();
+    assert_eq!(client.reply(last).len(), 30, "the session's end takes no reply away");
+    client.release(last);
+    assert_eq!([2, 4, 6, 8].map(|tag| world.host.runs[&tag]), [1; 4]);
+}
+
+#[test]
 fn buffers_to_give_back_arrive_each() {
     let mut world = World::new(1, server());
     let peer = open(&mut world, client(1, 1));
@@ -472,7 +515,9 @@ fn nothing_is_allocated_once_warm() {
                 client.receive(now, &out).expect("a good datagram");
             }
             while let Some(event) = client.next_event() {
-                answered += usize::from(matches!(event, Event::Answered { .. }));
+                let Event::Answered { request, .. } = event else { continue };
+                client.release(request);
+                answered += 1;
             }
         }
         assert_eq!((asked, client.outstanding()), (count, 0));

@@ -2,7 +2,8 @@
 //!
 //! Invariants: unacknowledged request fragments have at most the granted credit; half-sent requests of several
 //! fragments have at most what the server keeps of such. A slot takes a new request only when the server has
-//! answered the one before, or has agreed that it never will run. A request is reported exactly once.
+//! answered the one before, or has agreed that it never will run, and the owner has released the reply. A request is
+//! reported exactly once.
 
 use super::packet::{
     self, Datagram, ENTRY, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message,
@@ -120,7 +121,7 @@ pub enum Event {
     Open(Granted),
     /// There will be no session, for this reason.
     Refused(String),
-    /// A request was answered; [`Client::reply`] has the bytes until the next event is asked for.
+    /// A request was answered; [`Client::reply`] has the bytes until [`Client::release`].
     Answered {
         /// Which.
         request: SlotRef,
@@ -162,7 +163,7 @@ enum Phase {
     Free,
     /// Waits for its answer.
     Pending,
-    /// Its answer waits for the owner.
+    /// Its answer is there until the owner releases it.
     Answered,
     /// Was given up, and the server has not yet agreed.
     Draining,
@@ -233,8 +234,6 @@ pub struct Client {
     assembling: usize,
     next_id: u64,
     events: VecDeque<Event>,
-    /// The slot whose reply the owner looks at.
-    shown: Option<usize>,
     rtt: Rtt,
     /// No slot's timer is earlier.
     earliest: Duration,
@@ -282,7 +281,6 @@ impl Client {
             assembling: 0,
             next_id: 1,
             events: VecDeque::with_capacity(WINDOW_MAX + 2),
-            shown: None,
             rtt: Rtt::default(),
             earliest: NEVER,
             woke: now,
@@ -317,7 +315,7 @@ impl Client {
     }
 
     /// Takes a request, whose bytes are the parts one after the other. None if no slot is free: ask again after the
-    /// next event. It will be reported by exactly one event, unless it is cancelled.
+    /// next event or release. It will be reported by exactly one event, unless it is cancelled.
     ///
     /// # Panics
     /// If it is longer than [`BODY_BYTES_MAX`].
@@ -353,17 +351,18 @@ impl Client {
         Some(request)
     }
 
-    /// Forgets a request: no event will report it. Says what is known of it; None if it was reported before.
+    /// Forgets a request: no event will report it, and a reply that was not released is. Says what is known of it;
+    /// None if nothing is left to forget.
     pub fn cancel(&mut self, request: SlotRef) -> Option<Fate> {
         let slot = self.slots.get(request.slot()).filter(|slot| slot.id == request.id)?;
         match slot.phase {
             Phase::Pending => Some(self.drop_request(request.slot())),
-            Phase::Answered if self.shown != Some(request.slot()) => {
-                // Its event will find that nobody has this id.
+            Phase::Answered => {
+                // If its event is still to come, it will find that nobody has this id.
                 self.set_free(request.slot());
                 Some(Fate::DidRun)
             }
-            _ => None,
+            Phase::Free | Phase::Draining => None,
         }
     }
 
@@ -377,31 +376,39 @@ impl Client {
         }
     }
 
-    /// What there is to tell. What [`Client::reply`] showed is forgotten.
+    /// What there is to tell.
     pub fn next_event(&mut self) -> Option<Event> {
-        if let Some(index) = self.shown.take() {
-            self.set_free(index);
-        }
         loop {
             let event = self.events.pop_front()?;
-            if let Event::Answered { request, .. } = &event {
-                let slot = &self.slots[request.slot()];
-                if slot.id != request.id || slot.phase != Phase::Answered {
-                    continue; // It was cancelled.
-                }
-                self.shown = Some(request.slot());
+            match &event {
+                // It was cancelled.
+                Event::Answered { request, .. } if !self.is_answered(*request) => {}
+                _ => return Some(event),
             }
-            return Some(event);
         }
     }
 
-    /// The answer to a request, after its event and before the next.
+    /// The answer to a request, from its event until it is released; also after the session has ended.
     ///
     /// # Panics
-    /// If the last event was not [`Event::Answered`] of this request.
+    /// If it was not answered, or was released.
     pub fn reply(&self, request: SlotRef) -> &[u8] {
-        assert_eq!(self.shown, Some(request.slot()), "a reply is shown between its event and the next");
+        assert!(self.is_answered(request), "a reply is there from its event until its release");
         &self.slots[request.slot()].reply[PREFIX..]
+    }
+
+    /// Forgets the answer to a request, whose slot is free for another.
+    ///
+    /// # Panics
+    /// If it was not answered, or was released.
+    pub fn release(&mut self, request: SlotRef) {
+        assert!(self.is_answered(request), "a request is released once, after it was answered");
+        self.set_free(request.slot());
+    }
+
+    fn is_answered(&self, request: SlotRef) -> bool {
+        let slot = self.slots.get(request.slot());
+        slot.is_some_and(|slot| slot.id == request.id && slot.phase == Phase::Answered)
     }
 
     /// When to call [`Client::transmit`] though nothing has arrived and nothing was asked.

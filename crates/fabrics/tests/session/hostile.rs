@@ -458,7 +458,7 @@ fn a_client_withstands_whatever_arrives() {
         }
         assert!(victim.next_event().is_none(), "a forged welcome opens nothing");
         victim.receive(MS, &datagram(WELCOME, 0, 77, &body)).expect("a good welcome");
-        let mut now = MS;
+        let (mut now, mut held) = (MS, Vec::new());
         let payload: Vec<u8> = (0..CHUNK).map(|_| rng.next() as u8).collect();
         for _ in 0..400 {
             now += Duration::from_micros(rng.below(3000));
@@ -477,7 +477,11 @@ fn a_client_withstands_whatever_arrives() {
             while let Some(event) = victim.next_event() {
                 if let Event::Answered { request, .. } = event {
                     assert!(victim.reply(request).len() <= 65_600);
+                    held.push(request);
                 }
+            }
+            while !held.is_empty() && rng.percent(30) {
+                victim.release(held.swap_remove(rng.below(held.len() as u64) as usize));
             }
             assert!(victim.kept_bytes() < 2_000_000, "{}", victim.kept_bytes());
             assert!(victim.outstanding() <= 1 << 20);

@@ -190,6 +190,8 @@ pub(crate) struct Peer {
     pub(crate) asked: HashMap<SlotRef, Order>,
     pub(crate) ends: BTreeMap<u64, End>,
     pub(crate) events: Vec<Event>,
+    /// Answered, and not released.
+    pub(crate) held: Vec<(SlotRef, Order)>,
     /// Stopped: nothing reaches it and it does nothing.
     pub(crate) is_paused: bool,
     pub(crate) executions: Vec<u64>,
@@ -204,6 +206,7 @@ impl Peer {
             asked: HashMap::new(),
             ends: BTreeMap::new(),
             events: Vec::new(),
+            held: Vec::new(),
             is_paused: false,
             executions: Vec::new(),
             outstanding_max: 0,
@@ -226,12 +229,18 @@ impl Peer {
         self.asked.insert(request, Order { tag, size: 16, reply_size: 0, later_ms: 0 });
     }
 
+    /// Releases what it has heard of before, which must still be there, and hears of more.
     fn listen(&mut self) {
+        for (request, order) in std::mem::take(&mut self.held) {
+            order.check(self.client.reply(request));
+            self.client.release(request);
+        }
         while let Some(event) = self.client.next_event() {
             match &event {
                 Event::Answered { request, execution } => {
                     let order = self.asked.remove(request).expect("an answer to what was asked");
                     order.check(self.client.reply(*request));
+                    self.held.push((*request, order));
                     assert!(
                         *execution > 0 && !self.executions.contains(execution),
                         "an execution answers once"
