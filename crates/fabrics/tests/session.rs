@@ -110,6 +110,7 @@ fn all_answered(test: &str, count: u64) {
             late: rng.below(10),
             damaged: rng.below(4),
             partition: false,
+            unordered: rng.percent(50),
         };
         for identity in 0..1 + u128::from(seed % 2 == 0) {
             let inbound_bytes = [1500, 20_000, 1 << 20][rng.below(3) as usize];
@@ -168,6 +169,60 @@ fn messages_of_every_awkward_size_arrive_whole() {
             0
         );
     }
+}
+
+#[test]
+fn over_a_reliable_carrier_nothing_is_asked_again_and_nothing_is_hashed() {
+    let story = "over_a_reliable_carrier_nothing_is_asked_again_and_nothing_is_hashed";
+    seeds(story, 200, |seed| {
+        let mut rng = Rng(seed ^ 0xfeed);
+        let datagram = [1200, 9000][rng.below(2) as usize];
+        let config = server::Config {
+            datagram,
+            is_reliable: true,
+            window: [1, 8, 64][rng.below(3) as usize],
+            sessions_max: 2,
+            inbound_bytes: 2 * datagram * [1, 20][rng.below(2) as usize],
+            assembly_bytes: 65_600,
+            ..server()
+        };
+        let mut world = World::new(seed, config);
+        for identity in 1..3 {
+            let inbound_bytes = [1500, 1 << 20][rng.below(2) as usize];
+            let is_reliable = true;
+            open(&mut world, client::Config { datagram, is_reliable, inbound_bytes, ..client(identity, 1) });
+        }
+        busy(&mut world, 12, datagram);
+        for peer in &world.peers {
+            assert_eq!(peer.ends.len(), 12);
+            assert!(peer.ends.keys().all(|&tag| world.runs(tag) == 1));
+        }
+        // What takes long is waited for without a word, and given up in time; the slot comes back with the answer.
+        let before = world.sent;
+        let tag = 1000;
+        assert!(world.peers[0].ask(world.now, Order { later_ms: 3000, ..order(tag) }).is_some());
+        world.run_for(Duration::from_secs(2));
+        assert_eq!(world.sent - before, 2, "the request, and that it has arrived");
+        let request = *world.peers[0].asked.keys().next().expect("it is not answered");
+        assert_eq!(world.peers[0].client.cancel(request), Some(Fate::Unknown));
+        world.peers[0].asked.clear();
+        world.run_for(Duration::from_secs(2));
+        for tag in 0..world.server_config.window as u64 {
+            assert!(world.peers[0].ask(world.now, order(2000 + tag)).is_some(), "every slot is free");
+        }
+        world.settle(Duration::from_secs(1));
+        for peer in &world.peers {
+            assert_eq!(peer.client.counters().retransmissions, 0);
+            assert_eq!((peer.client.counters().duplicates, peer.client.counters().stale), (0, 0));
+        }
+        let counters = world.server.counters();
+        assert_eq!((counters.duplicates, counters.refused, counters.malformed), (0, 0, 0));
+    });
+    let config = client::Config { is_reliable: true, ..client(1, 1) };
+    let (mut client, mut out) = (client::Client::new(MS, config), Vec::new());
+    assert!(client.transmit(MS, &mut out));
+    assert_eq!(out[16..24], [0; 8], "no check");
+    assert_eq!(client.next_timeout(), Some(MS + Duration::from_secs(20)), "said once, until it is given up");
 }
 
 #[test]
@@ -255,8 +310,14 @@ fn what_was_given_up_is_reported_truly_and_its_slot_is_used_again() {
         };
         let mut world = World::new(seed, config);
         let peer = open(&mut world, client::Config { deadline: MS * 20, datagram: 1200, ..client(1, 1) });
-        world.faults =
-            Faults { loss: 10 + rng.below(50), doubled: 10, late: 20, damaged: 1, partition: false };
+        world.faults = Faults {
+            loss: 10 + rng.below(50),
+            doubled: 10,
+            late: 20,
+            damaged: 1,
+            unordered: true,
+            ..Faults::default()
+        };
         let mut dropped = Vec::new();
         for tag in 0..30 {
             let order = Order { later_ms: rng.below(3) as u32 * 15, ..random_order(&mut rng, tag, 1200) };

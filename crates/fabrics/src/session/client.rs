@@ -35,6 +35,8 @@ pub struct Config {
     pub features: u64,
     /// The most bytes of a datagram.
     pub datagram: usize,
+    /// The carrier neither loses, doubles nor reorders datagrams, nor damages them.
+    pub is_reliable: bool,
     /// How many bytes of replies may be on their way here at once.
     pub inbound_bytes: usize,
     /// What is shown to be let in.
@@ -53,6 +55,7 @@ impl Default for Config {
             nonce: 0,
             features: 0,
             datagram: 8 * 1024,
+            is_reliable: false,
             inbound_bytes: 1 << 20,
             token: Vec::new(),
             deadline: farside_remote::fabric::DEADLINE,
@@ -265,6 +268,7 @@ impl Client {
         assert!(config.silence >= Duration::from_millis(10), "a silence of less than 10 ms ends everything");
         let granted =
             Granted { node: 0, features: 0, window: 0, datagram: 0, credit: 0, assembly: 0, eager: 0 };
+        let rtt = if config.is_reliable { Rtt::reliable() } else { Rtt::default() };
         Client {
             stage: Stage::Greeting,
             granted,
@@ -281,10 +285,10 @@ impl Client {
             assembling: 0,
             next_id: 1,
             events: VecDeque::with_capacity(WINDOW_MAX + 2),
-            rtt: Rtt::default(),
             earliest: NEVER,
             woke: now,
-            hello_wait: Rtt::default().rto(),
+            hello_wait: rtt.rto(),
+            rtt,
             hello_due: now,
             give_up: now + config.silence,
             period: config.silence / PINGS,
@@ -434,7 +438,9 @@ impl Client {
             }
         };
         if has_datagram {
-            packet::seal(out);
+            if !self.config.is_reliable {
+                packet::seal(out);
+            }
             self.counters.datagrams_out += 1;
         }
         has_datagram
@@ -619,8 +625,8 @@ impl Client {
     }
 
     fn transmit_hello(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
-        self.hello_due = now + self.hello_wait;
-        self.hello_wait = (self.hello_wait * 2).min(RTO_MAX);
+        self.hello_due = now.saturating_add(self.hello_wait);
+        self.hello_wait = self.hello_wait.saturating_mul(2).min(RTO_MAX);
         packet::begin(out, Kind::Hello, 0, self.config.nonce);
         let hello = HelloBytes {
             identity: U128::new(self.config.identity),
@@ -705,7 +711,7 @@ impl Client {
             }
             self.counters.entries_out += 1;
             (slot.cancel, slot.ask) = (false, false);
-            slot.due = now + slot.wait;
+            slot.due = now.saturating_add(slot.wait);
         }
         if slot.phase == Phase::Pending {
             let message = Message {
@@ -724,7 +730,7 @@ impl Client {
                 self.counters.retransmissions += 1;
                 slot.resend &= !(1 << fragment);
                 slot.resent |= 1 << fragment;
-                slot.due = now + slot.wait;
+                slot.due = now.saturating_add(slot.wait);
             }
             for fragment in ones(all(slot.count) & !slot.sent) {
                 let bytes = footprint(extent(message.size(), self.chunk, fragment).1);
@@ -750,14 +756,14 @@ impl Client {
                 slot.sent |= 1 << fragment;
                 slot.sent_at = now;
                 slot.latest = fragment;
-                slot.due = now + slot.wait;
+                slot.due = now.saturating_add(slot.wait);
             }
         }
         Room::Enough
     }
 
     fn take_in(&mut self, now: Duration, bytes: &[u8]) -> Result<(), PacketError> {
-        let datagram = match Datagram::decode(bytes) {
+        let datagram = match Datagram::decode(bytes, self.config.is_reliable) {
             Err(PacketError::Version(version)) => {
                 self.other_version(bytes);
                 return Err(PacketError::Version(version));
@@ -963,7 +969,7 @@ impl Client {
     fn progress(&mut self, now: Duration, index: usize) {
         let slot = &mut self.slots[index];
         slot.wait = self.rtt.rto();
-        slot.due = now + slot.wait;
+        slot.due = now.saturating_add(slot.wait);
         self.earliest = self.earliest.min(slot.due);
     }
 

@@ -6,7 +6,8 @@
 //!
 //! A session has up to 64 slots. A slot carries one request at a time, under a number that grows by one; this is
 //! what makes a request run at most once. Requests and replies are cut into fragments, and all that goes to one peer
-//! shares datagrams. Only the client has timers for what was lost.
+//! shares datagrams. Only the client has timers for what was lost. Over a carrier that neither loses, doubles nor
+//! reorders (a ring in shared memory, a stream with length frames) it has none.
 //!
 //! What always holds:
 //! - A number of a slot runs at most once, and never after the session has ended or the number was cancelled.

@@ -19,9 +19,15 @@ pub struct Rtt {
     estimate: Option<(Duration, Duration)>,
     /// What timeouts have taught since the last sample.
     held: Duration,
+    is_reliable: bool,
 }
 
 impl Rtt {
+    /// Of a path that loses nothing: nobody need ever ask again.
+    pub fn reliable() -> Rtt {
+        Rtt { is_reliable: true, ..Rtt::default() }
+    }
+
     /// Takes in how long the answer took to something that was sent once.
     pub fn sample(&mut self, round_trip: Duration) {
         let round_trip = round_trip.min(RTO_MAX);
@@ -40,8 +46,11 @@ impl Rtt {
         self.held = self.held.max((waited * 2).min(RTO_MAX));
     }
 
-    /// How long to wait for what is sent now, for the first time.
+    /// How long to wait for what is sent now, for the first time: for ever, on a reliable path.
     pub fn rto(&self) -> Duration {
+        if self.is_reliable {
+            return Duration::MAX;
+        }
         let rto = self.estimate.map_or(RTO_INITIAL, |(smoothed, variation)| smoothed + variation * 4);
         rto.max(self.held).clamp(RTO_MIN, RTO_MAX)
     }

@@ -120,6 +120,8 @@ pub struct Config {
     pub features: u64,
     /// The most bytes of a datagram.
     pub datagram: usize,
+    /// The carriers neither lose, double nor reorder datagrams, nor damage them.
+    pub is_reliable: bool,
     /// Slots per session.
     pub window: usize,
     /// How many sessions there may be.
@@ -141,6 +143,7 @@ impl Default for Config {
             node: 0,
             features: 0,
             datagram: 8 * 1024,
+            is_reliable: false,
             window: WINDOW_MAX,
             sessions_max: 64,
             inbound_bytes: 1 << 20,
@@ -266,7 +269,7 @@ pub(super) mod last {
     pub(crate) const RUNNING: u32 = 2;
 }
 
-/// At most so many answers wait for those who have no session.
+/// At most so many answers wait for those who have no session, unless the carrier is reliable.
 const OUTSIDE_MAX: usize = 64;
 
 impl<A: Address, H: Host> Server<A, H> {
@@ -323,7 +326,7 @@ impl<A: Address, H: Host> Server<A, H> {
     }
 
     fn take_in(&mut self, now: Duration, from: A, bytes: &[u8], host: &mut H) -> Result<(), PacketError> {
-        let datagram = match Datagram::decode(bytes) {
+        let datagram = match Datagram::decode(bytes, self.config.is_reliable) {
             Err(PacketError::Version(version)) => {
                 self.refuse_version(from, bytes);
                 return Err(PacketError::Version(version));
@@ -408,6 +411,7 @@ impl<A: Address, H: Host> Server<A, H> {
             if session.has_to_send() {
                 self.mark_dirty(index.into());
             }
+            self.seal(out);
             self.counters.datagrams_out += 1;
             return Some(address);
         }
@@ -628,9 +632,16 @@ impl<A: Address, H: Host> Server<A, H> {
     }
 
     fn send_outside(&mut self, to: A, mut bytes: Vec<u8>) {
-        packet::seal(&mut bytes);
-        if self.outside.len() < OUTSIDE_MAX {
+        // Where nothing is lost nobody asks again: there is one for each that has arrived, at most.
+        if self.config.is_reliable || self.outside.len() < OUTSIDE_MAX {
+            self.seal(&mut bytes);
             self.outside.push_back((to, bytes));
+        }
+    }
+
+    fn seal(&self, out: &mut [u8]) {
+        if !self.config.is_reliable {
+            packet::seal(out);
         }
     }
 
@@ -858,7 +869,6 @@ impl<A: Address, S> Session<A, S> {
                 return false;
             }
             packet::begin(out, Kind::Pong, self.number, self.secret);
-            packet::seal(out);
             return true;
         }
         // Any datagram says that someone is there.
@@ -897,7 +907,6 @@ impl<A: Address, S> Session<A, S> {
             }
         }
         assert!(out.len() > HEADER, "a fragment fits a datagram");
-        packet::seal(out);
         true
     }
 }

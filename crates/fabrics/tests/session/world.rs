@@ -42,6 +42,8 @@ pub(crate) struct Faults {
     pub(crate) late: u64,
     pub(crate) damaged: u64,
     pub(crate) partition: bool,
+    /// Datagrams overtake each other, also where none is late.
+    pub(crate) unordered: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -272,6 +274,8 @@ pub(crate) struct World {
     pub(crate) peers: Vec<Peer>,
     pub(crate) flights: BinaryHeap<Reverse<Flight>>,
     pub(crate) sent: u64,
+    /// When the last one arrives that was sent there and not late.
+    arrives: BTreeMap<To, Duration>,
     pub(crate) steps: u64,
     out: Vec<u8>,
 }
@@ -289,6 +293,7 @@ impl World {
             peers: Vec::new(),
             flights: BinaryHeap::new(),
             sent: 0,
+            arrives: BTreeMap::new(),
             steps: 0,
             out: Vec::new(),
         }
@@ -325,13 +330,18 @@ impl World {
                 let at = self.rng.below(bytes.len() as u64) as usize;
                 bytes[at] ^= 1 << self.rng.below(8);
             }
-            let mut delay = Duration::from_micros(20 + self.rng.below(200));
+            let delay = Duration::from_micros(20 + self.rng.below(200));
+            let mut at = self.now + delay;
             if self.rng.percent(self.faults.late) {
                 self.struck.late += 1;
-                delay *= 100;
+                at += delay * 99;
+            } else if !self.faults.unordered {
+                let last = self.arrives.entry(to).or_default();
+                at = at.max(*last);
+                *last = at;
             }
             self.sent += 1;
-            self.flights.push(Reverse((self.now + delay, self.sent, to, bytes)));
+            self.flights.push(Reverse((at, self.sent, to, bytes)));
         }
     }
 
