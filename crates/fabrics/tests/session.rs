@@ -233,11 +233,19 @@ fn requests_of_one_moment_share_datagrams_and_so_do_their_answers() {
     for tag in 0..64 {
         assert!(world.peers[peer].ask(world.now, order(tag)).is_some());
     }
+    assert_eq!(world.host.chains, [0, 0]);
     assert!(world.peers[peer].client.submit(world.now, client::Ask::Chain, &[b"one too many"]).is_none());
     world.settle(Duration::from_secs(1));
     let out = world.peers[peer].client.counters().datagrams_out - before.1.datagrams_out;
     let back = world.server.counters().datagrams_out - before.0.datagrams_out;
     assert_eq!((out, back), (1, 1), "64 small requests in one datagram, and their answers in one");
+    assert_eq!(world.host.chains, [32, 32], "every second is a chain, and each was expected");
+    assert!(world.host.is_ready && world.host.expected.is_empty());
+    // One of several fragments is not.
+    let large = Order { size: 20_000, ..order(100) };
+    assert!(world.peers[peer].ask(world.now, large).is_some());
+    world.settle(Duration::from_secs(1));
+    assert_eq!(world.host.chains, [33, 32]);
 }
 
 #[test]
@@ -555,9 +563,34 @@ fn who_is_not_let_in_hears_why() {
 }
 
 #[test]
+fn a_host_that_makes_too_much_room_makes_no_slot_keep_it() {
+    let mut host = Echo { room: 60_000 };
+    let mut server = server::Server::<usize, Echo>::new(server());
+    let (mut client, mut out) = (client::Client::new(MS, client(1, 1)), Vec::new());
+    for round in 0..4 {
+        for _ in 0..64 {
+            let _ = client.submit(MS, client::Ask::Chain, &[&[round; 100]]);
+        }
+        while client.transmit(MS, &mut out) {
+            server.receive(MS, 0, &out, &mut host).expect("a good datagram");
+        }
+        while server.transmit(&mut out).is_some() {
+            client.receive(MS, &out).expect("a good datagram");
+        }
+        while let Some(event) = client.next_event() {
+            let Event::Answered { request, .. } = event else { continue };
+            assert_eq!(client.reply(request), [round; 100]);
+            client.release(request);
+        }
+        assert!(server.kept_bytes() < 64 * 4096 + 128 * 1024, "{}", server.kept_bytes());
+    }
+    assert_eq!(server.counters().executed, 3 * 64);
+}
+
+#[test]
 fn nothing_is_allocated_once_warm() {
     let datagram = 1200;
-    let mut host = Echo;
+    let mut host = Echo { room: 0 };
     let mut server = server::Server::<usize, Echo>::new(server::Config { datagram, ..server() });
     let mut client = client::Client::new(MS, client::Config { datagram, ..client(1, 1) });
     let (mut out, mut now, mut answered) = (Vec::with_capacity(datagram), MS, 0);
@@ -591,7 +624,10 @@ fn nothing_is_allocated_once_warm() {
     assert_eq!(answered, 6 * (64 + 64 + 20 + 8));
 }
 
-struct Echo;
+/// Answers by what was asked, and makes room for so much more.
+struct Echo {
+    room: usize,
+}
 
 impl server::Host for Echo {
     type Session = ();
@@ -610,6 +646,8 @@ impl server::Host for Echo {
         reply: &mut Vec<u8>,
     ) -> server::Outcome {
         let server::Request::Chain(bytes) = request else { panic!("only chains were asked for") };
+        assert!(reply.is_empty(), "a reply begins empty");
+        reply.reserve(bytes.len() + self.room);
         reply.extend_from_slice(bytes);
         server::Outcome::Done
     }

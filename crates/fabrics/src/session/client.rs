@@ -797,7 +797,7 @@ impl Client {
         match datagram.kind {
             Kind::Gone => return self.gone(datagram.body),
             Kind::Data => {
-                for entry in Entries::validate(datagram.body, self.chunk)? {
+                for entry in Entries::validate(datagram.body, self.chunk, |_| {})? {
                     self.counters.entries_in += 1;
                     self.entry(now, &entry);
                 }

@@ -359,11 +359,16 @@ pub(super) struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// Looks through all entries before any of them has an effect.
-    pub(super) fn validate(body: &'a [u8], chunk: usize) -> Result<Entries<'a>, PacketError> {
+    /// Looks through all entries before any of them has an effect. `see` is shown each, also if one after it makes
+    /// the datagram no good.
+    pub(super) fn validate(
+        body: &'a [u8],
+        chunk: usize,
+        mut see: impl FnMut(&Entry<'a>),
+    ) -> Result<Entries<'a>, PacketError> {
         let mut entries = Entries { rest: body, chunk };
         while !entries.rest.is_empty() {
-            entries.decode()?;
+            see(&entries.decode()?);
         }
         Ok(Entries { rest: body, chunk })
     }

@@ -11,8 +11,8 @@ use super::packet::{
     PacketError, RETIRED, VERSION, WelcomeBytes, all, chunk, extent, footprint, fragments,
 };
 use super::{
-    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, MESSAGE_BYTES_MAX, Pool, REASON_BYTES_MAX,
-    TOKEN_BYTES_MAX, WINDOW_MAX, first, newer, ones,
+    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, KEPT_BYTES_MAX, MESSAGE_BYTES_MAX, Pool,
+    REASON_BYTES_MAX, TOKEN_BYTES_MAX, WINDOW_MAX, first, newer, ones,
 };
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
@@ -39,6 +39,15 @@ pub trait Host {
     /// # Errors
     /// It stays outside; it is told the reason, of which 512 bytes travel.
     fn open(&mut self, hello: &Hello<'_>) -> Result<Self::Session, String>;
+
+    /// A request that will likely run soon, so that its memory can be fetched ahead: a chain of a datagram that was
+    /// looked through, before the first of that datagram runs. Its bytes are input, like those of [`Host::run`].
+    fn expect(&mut self, session: &mut Self::Session, request: Request<'_>) {
+        let _ = (session, request);
+    }
+
+    /// All that there are of a datagram were expected, which was one at least.
+    fn ready(&mut self) {}
 
     /// Carries out a request, and appends the answer to `reply`, which is empty. Its bytes are input: nobody has
     /// looked at them.
@@ -191,6 +200,7 @@ pub struct Server<A: Address, H: Host> {
     /// Answers to those who have no session.
     outside: VecDeque<(A, Vec<u8>)>,
     pool: Pool,
+    /// Where replies are written that are likely too long for a slot's own buffer.
     reply: Vec<u8>,
     counters: Counters,
 }
@@ -217,6 +227,8 @@ struct Session<A, S> {
     assembling: usize,
     is_dirty: bool,
     pong: bool,
+    /// Whether a chain's reply took more than a slot keeps: more of them will.
+    has_long_replies: bool,
     /// Slots of which the client is to be told what has arrived.
     send_have: u64,
     /// Slots with fragments to send.
@@ -351,9 +363,22 @@ impl<A: Address, H: Host> Server<A, H> {
         }
         match datagram.kind {
             Kind::Data => {
-                let entries = Entries::validate(datagram.body, session.chunk)?;
+                let mut chains: [&[u8]; WINDOW_MAX] = [&[]; WINDOW_MAX];
+                let mut begins = 0;
+                let entries = Entries::validate(datagram.body, session.chunk, |entry| {
+                    if session.begins_chain(entry) {
+                        begins |= 1 << entry.slot;
+                        chains[entry.slot] = entry.payload;
+                    }
+                })?;
                 session.heard = now;
                 let mut session = self.sessions[index].take().expect("it was found there");
+                for slot in ones(begins) {
+                    host.expect(&mut session.host, Request::Chain(chains[slot]));
+                }
+                if begins != 0 {
+                    host.ready();
+                }
                 for entry in entries {
                     self.counters.entries_in += 1;
                     self.entry(&mut session, &entry, host);
@@ -385,9 +410,9 @@ impl<A: Address, H: Host> Server<A, H> {
         if slot.number != request.number || slot.state != State::Executing {
             return false;
         }
-        self.reply.clear();
-        self.reply.extend_from_slice(answer);
-        session.done(request.slot.into(), &self.reply, &mut self.pool);
+        self.pool.fill(&mut slot.reply, answer.len());
+        slot.reply.extend_from_slice(answer);
+        session.done(request.slot.into());
         self.mark_dirty(index);
         true
     }
@@ -543,6 +568,7 @@ impl<A: Address, H: Host> Server<A, H> {
             assembling: 0,
             is_dirty: false,
             pong: false,
+            has_long_replies: false,
             send_have: 0,
             send_reply: 0,
             slots: (0..self.config.window).map(|_| Slot::new()).collect(),
@@ -821,10 +847,24 @@ impl<A: Address, H: Host> Server<A, H> {
         session.executions += 1;
         slot.execution = session.executions;
         self.counters.executed += 1;
-        self.reply.clear();
-        match host.run(&mut session.host, at, request, &mut self.reply) {
-            Outcome::Done => session.done(index, &self.reply, &mut self.pool),
+        let is_in_place = kind == EntryKind::Chain && !session.has_long_replies;
+        let mut reply = std::mem::take(if is_in_place { &mut slot.reply.own } else { &mut self.reply });
+        let outcome = host.run(&mut session.host, at, request, &mut reply);
+        if is_in_place && reply.capacity() <= KEPT_BYTES_MAX {
+            slot.reply.own = reply;
+        } else {
+            session.has_long_replies |= is_in_place;
+            self.pool.fill(&mut slot.reply, reply.len());
+            slot.reply.extend_from_slice(&reply);
+            reply.clear();
+            if reply.capacity() > self.reply.capacity() {
+                self.reply = reply;
+            }
+        }
+        match outcome {
+            Outcome::Done => session.done(index),
             Outcome::Later => {
+                self.pool.free(&mut slot.reply);
                 slot.state = State::Executing;
                 // The client need not send it again, however long it takes.
                 session.send_have |= 1 << index;
@@ -834,17 +874,22 @@ impl<A: Address, H: Host> Server<A, H> {
 }
 
 impl<A: Address, S> Session<A, S> {
-    /// Keeps the reply, until the slot's next request.
-    fn done(&mut self, index: usize, reply: &[u8], pool: &mut Pool) {
-        assert!(
-            reply.len() <= BODY_BYTES_MAX,
-            "a reply has at most {BODY_BYTES_MAX} bytes, and this one has {}",
-            reply.len()
-        );
+    /// Whether a chain runs when this entry's turn comes, for all that is known before the datagram's first.
+    fn begins_chain(&self, entry: &Entry<'_>) -> bool {
+        entry.kind == EntryKind::Chain
+            && entry.count == 1
+            && self.slots.get(entry.slot).is_some_and(|slot| slot.begins_next(entry.number))
+    }
+
+    /// Its reply is written, and is kept until the slot's next request.
+    fn done(&mut self, index: usize) {
         let slot = &mut self.slots[index];
+        assert!(
+            slot.reply.len() <= BODY_BYTES_MAX,
+            "a reply has at most {BODY_BYTES_MAX} bytes, and this one has {}",
+            slot.reply.len()
+        );
         slot.state = State::Done;
-        pool.fill(&mut slot.reply, reply.len());
-        slot.reply.extend_from_slice(reply);
         self.send_have &= !(1 << index);
         self.send_first(index);
     }
@@ -924,6 +969,10 @@ impl Slot {
             reply: Buffer::default(),
             send: 0,
         }
+    }
+
+    fn begins_next(&self, number: u32) -> bool {
+        newer(number, self.number) == 1 && matches!(self.state, State::Done | State::Acknowledged)
     }
 
     /// Forgets the reply to the number before.

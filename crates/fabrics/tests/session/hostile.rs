@@ -237,6 +237,7 @@ fn what_makes_no_sense_runs_nothing() {
         // Not even what stood before it.
         assert!(victim.data(&[good, *entry]).is_err(), "entry {at} after a good one");
     }
+    assert!(victim.host.expected.is_empty(), "nor is anything expected of it");
     assert_eq!(victim.server.counters().malformed, 2 * bad.len() as u64);
     // Well-formed, and not allowed.
     let not_allowed = [
@@ -330,6 +331,7 @@ fn a_request_that_comes_again_is_answered_again_and_runs_once() {
     for _ in 0..100 {
         victim.data(&[whole(CHAIN, 5, 1, &bytes)]).unwrap();
         assert_eq!(victim.answers(), first);
+        assert!(victim.host.expected.is_empty(), "nothing is fetched for what has run");
     }
     victim.data(&[whole(CHAIN, 5, 2, &order(2).encode())]).unwrap();
     victim.answers();

@@ -74,6 +74,11 @@ pub(crate) struct Runner {
     pub(crate) refuse: Option<String>,
     pub(crate) features_seen: u64,
     pub(crate) retired: u64,
+    /// What was expected, of the datagram whose requests run.
+    pub(crate) expected: Vec<Vec<u8>>,
+    pub(crate) is_ready: bool,
+    /// Chains that ran, and those of them that were expected.
+    pub(crate) chains: [u64; 2],
     /// Answers whatever is asked, by as many bytes or a few more.
     pub(crate) is_lenient: bool,
 }
@@ -93,6 +98,17 @@ impl Host for Runner {
         self.opened += 1;
         Ok((hello.identity, hello.incarnation))
     }
+    fn expect(&mut self, _session: &mut (u128, u64), request: Request<'_>) {
+        if std::mem::take(&mut self.is_ready) {
+            self.expected.clear();
+        }
+        let Request::Chain(bytes) = request else { panic!("only chains are expected") };
+        self.expected.push(bytes.to_vec());
+    }
+    fn ready(&mut self) {
+        assert!(!self.expected.is_empty() && !self.is_ready, "said once, after something was expected");
+        self.is_ready = true;
+    }
     fn run(
         &mut self,
         _session: &mut (u128, u64),
@@ -100,8 +116,15 @@ impl Host for Runner {
         request: Request<'_>,
         reply: &mut Vec<u8>,
     ) -> Outcome {
+        assert!(self.expected.is_empty() || self.is_ready, "nothing runs among what is expected");
         let bytes = match request {
-            Request::Chain(bytes) => bytes,
+            Request::Chain(bytes) => {
+                let at = self.expected.iter().position(|expected| expected == bytes);
+                self.chains[0] += 1;
+                self.chains[1] += u64::from(at.is_some());
+                at.map(|at| self.expected.swap_remove(at));
+                bytes
+            }
             Request::Call(service, bytes) => {
                 assert!(service == ServiceId(7) || self.is_lenient, "the service of the call");
                 bytes
