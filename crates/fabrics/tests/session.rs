@@ -403,6 +403,7 @@ fn a_client_that_was_stopped_for_long_learns_which_of_its_requests_ran() {
         world.peers[peer].is_paused = true;
         world.run_for(Duration::from_secs(3));
         assert_eq!(world.server.sessions(), 0, "a silent session ends");
+        assert_eq!(world.host.closed, [server::End::Silent]);
         world.faults.loss = 0;
         world.host.later.clear();
         world.peers[peer].is_paused = false;
@@ -456,7 +457,8 @@ fn a_new_incarnation_ends_the_old_one_whose_late_datagrams_run_nothing() {
             world.host.runs, runs,
             "nothing of the old incarnation runs after the new one was welcomed"
         );
-        assert_eq!((world.host.opened, world.host.closed, world.server.sessions()), (2, 1, 1));
+        assert_eq!((world.host.opened, world.server.sessions()), (2, 1));
+        assert_eq!(world.host.closed, [server::End::Replaced]);
         world.peers[old].is_paused = false;
         world.settle(Duration::from_secs(2));
         for (tag, end) in &world.peers[old].ends {
@@ -530,7 +532,54 @@ fn a_client_that_says_bye_ends_its_session_at_once() {
     world.peers[peer].client.close();
     world.run_for(MS * 10);
     assert_eq!(world.peers[peer].ends[&1], End::Failed(Fate::DidNotRun), "it was never sent");
-    assert_eq!((world.server.sessions(), world.host.closed), (0, 1));
+    assert_eq!((world.server.sessions(), &world.host.closed[..]), (0, &[server::End::Said][..]));
+}
+
+#[test]
+fn a_client_hears_at_once_that_the_node_ended_its_session_and_what_ran() {
+    let mut world = World::new(1, server::Config { silence: MS * 500, ..server() });
+    let [chosen, other] = [1, 2].map(|identity| open(&mut world, client(identity, 1)));
+    assert!(world.peers[chosen].ask(world.now, Order { later_ms: 2000, ..order(1) }).is_some());
+    assert!(world.peers[chosen].ask(world.now, order(2)).is_some());
+    // They arrive, and the answer does not.
+    world.flush();
+    world.faults.partition = true;
+    world.step(world.now + MS);
+    assert_eq!((world.runs(1), world.runs(2)), (1, 1));
+    world.faults.partition = false;
+    world.server.end_where(&mut world.host, |&(identity, _)| identity == 1);
+    assert_eq!(world.host.closed, [server::End::Revoked]);
+    world.run_for(Duration::from_micros(300));
+    assert_eq!(world.peers[chosen].ends[&1], End::Failed(Fate::Unknown), "it was running");
+    assert_eq!(world.peers[chosen].ends[&2], End::Failed(Fate::DidRun));
+    assert!(world.peers[chosen].events.contains(&Event::Lost(Lost::Gone)));
+    world.peers[other].is_paused = true;
+    world.run_for(MS * 500);
+    assert_eq!(world.host.closed, [server::End::Revoked, server::End::Silent]);
+    let mut out = Vec::new();
+    assert_eq!(world.server.transmit(&mut out), Some(other), "unasked");
+    world.peers[other].client.receive(world.now, &out).expect("a good datagram");
+    assert_eq!(world.peers[other].client.next_event(), Some(Event::Lost(Lost::Gone)));
+}
+
+#[test]
+fn a_carrier_that_breaks_ends_its_session_which_is_remembered() {
+    let mut world = World::new(1, server());
+    let peers = [1, 2].map(|identity| open(&mut world, client(identity, 1)));
+    assert!(world.peers[peers[0]].ask(world.now, order(1)).is_some());
+    world.settle(MS * 100);
+    let sent = world.server.counters().datagrams_out;
+    world.server.hang_up(peers[0], &mut world.host);
+    world.flush();
+    assert_eq!(world.server.counters().datagrams_out, sent, "there is nobody to be told");
+    assert_eq!((world.server.sessions(), &world.host.closed[..]), (1, &[server::End::Broken][..]));
+    // The same incarnation comes again, on another carrier.
+    let again = world.join(client(1, 1));
+    world.run_for(MS * 100);
+    assert!(matches!(&world.peers[again].events[..], [Event::Refused(reason)] if reason.contains("seen 1")));
+    open(&mut world, client(1, 2));
+    world.server.hang_up(99, &mut world.host);
+    assert_eq!(world.server.sessions(), 2);
 }
 
 #[test]
@@ -651,7 +700,7 @@ impl server::Host for Echo {
         reply.extend_from_slice(bytes);
         server::Outcome::Done
     }
-    fn close(&mut self, _session: ()) {}
+    fn close(&mut self, _session: (), _end: server::End) {}
 }
 
 thread_local! {

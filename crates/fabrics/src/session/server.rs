@@ -60,7 +60,22 @@ pub trait Host {
     ) -> Outcome;
 
     /// The session has ended. What it has not answered will be heard by nobody.
-    fn close(&mut self, session: Self::Session);
+    fn close(&mut self, session: Self::Session, end: End);
+}
+
+/// Why a session has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Its client said so.
+    Said,
+    /// Nothing was heard of its client for too long.
+    Silent,
+    /// A newer incarnation of its client has taken its place.
+    Replaced,
+    /// Its carrier broke.
+    Broken,
+    /// The host has chosen it, by [`Server::end_where`].
+    Revoked,
 }
 
 /// Who asks for a session.
@@ -391,7 +406,7 @@ impl<A: Address, H: Host> Server<A, H> {
                 session.pong = true;
             }
             _ => {
-                self.end(index, host);
+                self.end(index, End::Said, host);
                 return Ok(());
             }
         }
@@ -451,7 +466,26 @@ impl<A: Address, H: Host> Server<A, H> {
                 .as_ref()
                 .is_some_and(|session| now.saturating_sub(session.heard) >= silence)
             {
-                self.end(index, host);
+                self.end(index, End::Silent, host);
+            }
+        }
+    }
+
+    /// Ends what came from this address, whose carrier is gone. Nothing more is sent there.
+    pub fn hang_up(&mut self, address: A, host: &mut H) {
+        self.outside.retain(|(to, _)| *to != address);
+        for index in 0..self.sessions.len() {
+            if self.sessions[index].as_ref().is_some_and(|session| session.address == address) {
+                self.end(index, End::Broken, host);
+            }
+        }
+    }
+
+    /// Ends the sessions that `is_chosen` chooses: those of a token that was revoked, say.
+    pub fn end_where(&mut self, host: &mut H, mut is_chosen: impl FnMut(&H::Session) -> bool) {
+        for index in 0..self.sessions.len() {
+            if self.sessions[index].as_ref().is_some_and(|session| is_chosen(&session.host)) {
+                self.end(index, End::Revoked, host);
             }
         }
     }
@@ -543,7 +577,7 @@ impl<A: Address, H: Host> Server<A, H> {
         };
         // Before the new one is answered: no late chain of the old one runs after the client has heard.
         if let Some(index) = old {
-            self.end(index, host);
+            self.end(index, End::Replaced, host);
         }
         let secret = host.secret();
         let index = self.vacant(host);
@@ -643,16 +677,11 @@ impl<A: Address, H: Host> Server<A, H> {
                 return Err(PacketError::Secret);
             }
             Some(tombstone) => &tombstone.slots,
+            // Who has shown no secret gets no more bytes than it sent.
             None => &[],
         };
-        let mut bytes = Vec::new();
         // With the sender's own secret, by which it can know that this is no one's forgery.
-        packet::begin(&mut bytes, Kind::Gone, datagram.session, datagram.secret);
-        // Who has shown no secret gets no more bytes than it sent.
-        if !slots.is_empty() {
-            bytes.extend_from_slice(&(slots.len() as u64).to_le_bytes());
-            bytes.extend_from_slice(slots.as_bytes());
-        }
+        let bytes = gone_bytes(datagram.session, datagram.secret, slots);
         self.send_outside(to, bytes);
         Err(PacketError::Session(datagram.session))
     }
@@ -685,13 +714,19 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    fn end(&mut self, index: usize, host: &mut H) {
+    fn end(&mut self, index: usize, end: End, host: &mut H) {
         let mut session = self.sessions[index].take().expect("only a session can end");
         self.counters.ended += 1;
         self.dirty.retain(|&dirty| usize::from(dirty) != index);
         for slot in &mut session.slots {
             self.pool.free(&mut slot.message);
             self.pool.free(&mut slot.reply);
+        }
+        let slots: Box<[LastBytes]> = session.slots.iter().map(Slot::last).collect();
+        // Who does not know of its end hears it at once, if this arrives; else when it next says something.
+        if matches!(end, End::Silent | End::Replaced | End::Revoked) {
+            let bytes = gone_bytes(session.number, session.secret, &slots);
+            self.send_outside(session.address, bytes);
         }
         if self.tombstones.len() == self.config.tombstones_max {
             self.tombstones.pop_front();
@@ -702,10 +737,10 @@ impl<A: Address, H: Host> Server<A, H> {
                 secret: session.secret,
                 identity: session.identity,
                 incarnation: session.incarnation,
-                slots: session.slots.iter().map(Slot::last).collect(),
+                slots,
             });
         }
-        host.close(session.host);
+        host.close(session.host, end);
     }
 
     fn entry(&mut self, session: &mut Session<A, H::Session>, entry: &Entry<'_>, host: &mut H) {
@@ -871,6 +906,17 @@ impl<A: Address, H: Host> Server<A, H> {
             }
         }
     }
+}
+
+/// A GONE, whose check is still to be written.
+fn gone_bytes(session: u32, secret: u64, slots: &[LastBytes]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    packet::begin(&mut bytes, Kind::Gone, session, secret);
+    if !slots.is_empty() {
+        bytes.extend_from_slice(&(slots.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(slots.as_bytes());
+    }
+    bytes
 }
 
 impl<A: Address, S> Session<A, S> {

@@ -4,7 +4,9 @@
 //! from its tag and size alone. Faults that struck are counted.
 
 use farside_fabrics::session::client::{self, Ask, Client, Event, Fate, SlotRef};
-use farside_fabrics::session::server::{self, Hello, Host, Outcome, Request, RequestRef, Server};
+use farside_fabrics::session::server::{
+    self, End as Ending, Hello, Host, Outcome, Request, RequestRef, Server,
+};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
 use std::cmp::Reverse;
@@ -70,7 +72,8 @@ pub(crate) struct Runner {
     pub(crate) now: Duration,
     pub(crate) secrets: u64,
     pub(crate) opened: u64,
-    pub(crate) closed: u64,
+    /// How sessions ended, in their order.
+    pub(crate) closed: Vec<Ending>,
     pub(crate) refuse: Option<String>,
     pub(crate) features_seen: u64,
     pub(crate) retired: u64,
@@ -149,8 +152,8 @@ impl Host for Runner {
         self.later.push((self.now + MS * order.later_ms, at, answer));
         Outcome::Later
     }
-    fn close(&mut self, _session: (u128, u64)) {
-        self.closed += 1;
+    fn close(&mut self, _session: (u128, u64), end: Ending) {
+        self.closed.push(end);
     }
 }
 
