@@ -172,6 +172,18 @@ enum Phase {
     Draining,
 }
 
+/// How far this client is in answering the node's question whether all has been retired that was unreachable when
+/// it asked. Slots are bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flush {
+    /// It has, or nothing was asked.
+    Passed,
+    /// Of these requests the owner may still hear, or has not said yet that it acted on them.
+    Requests(u64),
+    /// It has acted on all. These retirements were on their way then.
+    Retirements(u64),
+}
+
 struct Slot {
     phase: Phase,
     /// Of the last request that the server may know of.
@@ -209,7 +221,6 @@ struct Slot {
     asked_ever: u64,
     asked_first: u64,
     asked_at: Duration,
-    execution: u64,
 }
 
 const NEVER: Duration = Duration::MAX;
@@ -235,6 +246,10 @@ pub struct Client {
     /// Bytes of fragments that were sent and not acknowledged.
     outstanding: usize,
     assembling: usize,
+    /// The last epoch that was asked for, how far that is, and whether to say that it is passed.
+    epoch: u32,
+    flush: Flush,
+    say_passed: bool,
     next_id: u64,
     events: VecDeque<Event>,
     rtt: Rtt,
@@ -283,6 +298,9 @@ impl Client {
             cursor: 0,
             outstanding: 0,
             assembling: 0,
+            epoch: 0,
+            flush: Flush::Passed,
+            say_passed: false,
             next_id: 1,
             events: VecDeque::with_capacity(WINDOW_MAX + 2),
             earliest: NEVER,
@@ -333,18 +351,22 @@ impl Client {
         }
     }
 
-    /// Takes a request to give these buffers back.
+    /// Takes a request to give these buffers back; false if no slot is free: ask again after the next event or
+    /// release. No event reports it, and it has no deadline. If the session ends before, a scan of the node finds them.
     ///
     /// # Panics
     /// If they are more than fit a request.
-    pub fn retire(&mut self, now: Duration, buffers: &[(Key, Addr)]) -> Option<SlotRef> {
+    #[must_use]
+    pub fn retire(&mut self, now: Duration, buffers: &[(Key, Addr)]) -> bool {
         let size = buffers.len() * RETIRED;
         assert!(
             size <= BODY_BYTES_MAX,
             "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
         );
-        let request = self.begin(now, EntryKind::Retire, std::iter::empty())?;
+        let Some(request) = self.begin(now, EntryKind::Retire, std::iter::empty()) else { return false };
         let slot = &mut self.slots[request.slot()];
+        // One that was given up could still run, after this client has said that it would not.
+        slot.deadline = NEVER;
         self.pool.fill(&mut slot.message, size);
         for (key, buffer) in buffers {
             for word in [key.secret(), key.region().into(), buffer.raw()] {
@@ -352,7 +374,18 @@ impl Client {
             }
         }
         slot.count = fragments(size, self.chunk);
-        Some(request)
+        true
+    }
+
+    /// The owner has acted on every reply that it has released, and on every failure that it has heard of: all that
+    /// this made unreachable was taken by [`Client::retire`]. To be called once in every turn in which that is so,
+    /// before [`Client::transmit`]; the node frees no lost buffer before all its clients have got so far.
+    pub fn turn_ended(&mut self) {
+        if self.flush == Flush::Requests(0) {
+            let unanswered = ones(self.pending).filter(|&index| self.slots[index].kind == EntryKind::Retire);
+            self.flush = Flush::Retirements(unanswered.fold(0, |bits, index| bits | 1 << index));
+            self.pass();
+        }
     }
 
     /// Forgets a request: no event will report it, and a reply that was not released is. Says what is known of it;
@@ -574,6 +607,41 @@ impl Client {
         }
     }
 
+    /// The node asks whether all has been retired that was made unreachable before now.
+    fn grace(&mut self, epoch: u32) {
+        match (super::newer(epoch, self.epoch), self.flush) {
+            (1.., _) => {
+                let may_retire = |&index: &usize| {
+                    let slot = &self.slots[index];
+                    matches!(slot.phase, Phase::Pending | Phase::Answered) && slot.kind != EntryKind::Retire
+                };
+                let noted = ones(!self.free & all(self.slots.len())).filter(may_retire);
+                self.flush = Flush::Requests(noted.fold(0, |bits, index| bits | 1 << index));
+                self.epoch = epoch;
+                self.say_passed = false;
+            }
+            // The answer was lost.
+            (0, Flush::Passed) => self.say_passed = true,
+            (0, _) => self.counters.duplicates += 1,
+            _ => self.counters.stale += 1,
+        }
+    }
+
+    /// Nothing more comes of the request in this slot.
+    fn forget(&mut self, index: usize) {
+        if let Flush::Requests(noted) | Flush::Retirements(noted) = &mut self.flush {
+            *noted &= !(1 << index);
+            self.pass();
+        }
+    }
+
+    fn pass(&mut self) {
+        if self.flush == Flush::Retirements(0) {
+            self.flush = Flush::Passed;
+            self.say_passed = true;
+        }
+    }
+
     /// Gives a pending request up.
     fn drop_request(&mut self, index: usize) -> Fate {
         let slot = &mut self.slots[index];
@@ -589,6 +657,7 @@ impl Client {
         slot.due = NEVER;
         self.pool.free(&mut slot.reply);
         self.send |= 1 << index;
+        self.forget(index);
         Fate::Unknown
     }
 
@@ -604,6 +673,7 @@ impl Client {
         self.free |= bit;
         self.pending &= !bit;
         self.send &= !bit;
+        self.forget(index);
     }
 
     /// Takes note that the server has these fragments. Which of them are news.
@@ -649,10 +719,14 @@ impl Client {
     }
 
     fn transmit_entries(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
-        if self.send | self.ack == 0 {
+        if self.send | self.ack == 0 && !self.say_passed {
             return false;
         }
         packet::begin(out, Kind::Data, self.session, self.secret);
+        if std::mem::take(&mut self.say_passed) {
+            packet::put_empty(out, EntryKind::Passed, 0, self.epoch);
+            self.counters.entries_out += 1;
+        }
         for index in ones(self.ack) {
             if out.len() + footprint(16) > self.granted.datagram {
                 return true;
@@ -697,7 +771,7 @@ impl Client {
                 return Room::Full;
             }
             if slot.cancel {
-                packet::put_cancel(out, index, slot.number);
+                packet::put_empty(out, EntryKind::Cancel, index, slot.number);
                 slot.resend = 0;
             } else {
                 // Before any of it has come nobody knows how much there is.
@@ -911,7 +985,7 @@ impl Client {
         self.counters.ended += 1;
         for index in ones(self.pending) {
             let slot = &mut self.slots[index];
-            if slot.phase == Phase::Pending {
+            if slot.phase == Phase::Pending && slot.kind != EntryKind::Retire {
                 let request = SlotRef { slot: index as u8, id: slot.id };
                 let fate = if slot.sent == 0 { Fate::DidNotRun } else { fate(index) };
                 self.events.push_back(Event::Failed { request, fate });
@@ -923,6 +997,9 @@ impl Client {
     }
 
     fn entry(&mut self, now: Duration, entry: &Entry<'_>) {
+        if entry.kind == EntryKind::Grace {
+            return self.grace(entry.number);
+        }
         let Some(slot) = self.slots.get_mut(entry.slot) else {
             self.counters.refused += 1;
             return;
@@ -1020,10 +1097,15 @@ impl Client {
             return;
         }
         let execution = u64::from_le_bytes(slot.reply[..PREFIX].try_into().expect("eight bytes are eight"));
-        slot.execution = execution;
+        let kind = slot.kind;
         let request = SlotRef { slot: index as u8, id: slot.id };
         if slot.reply_count > 1 {
             self.ack |= 1 << index;
+        }
+        if kind == EntryKind::Retire {
+            // Whatever came of it, nobody waits to hear.
+            self.set_free(index);
+            return;
         }
         if execution == 0 {
             // A server says so of what was cancelled, which this was not; it did not run in any case.
@@ -1077,7 +1159,6 @@ impl Slot {
             asked_ever: 0,
             asked_first: 0,
             asked_at: Duration::ZERO,
-            execution: 0,
         }
     }
 }

@@ -15,6 +15,8 @@
 //!   CHAIN, CALL, RETIRE, REPLY   fragment `index` of `count` of a message of `size` bytes
 //!   HAVE      | have u64 | want u64 |: the fragments that have arrived, and those to be sent (of a reply)
 //!   CANCEL    nothing: let that number not run, if it has not yet
+//!   GRACE     nothing, of slot 0; the number is an epoch: has all been retired that was unreachable by then?
+//!   PASSED    nothing, of slot 0; the number is an epoch: it has
 //! ```
 //!
 //! All numbers are little-endian. In HELLO, WELCOME and REFUSED the header's secret is a number of the client's
@@ -88,16 +90,22 @@ pub enum EntryKind {
     Have = 5,
     /// The request is no longer wanted.
     Cancel = 6,
+    /// Has all been retired that was made unreachable before this epoch?
+    Grace = 7,
+    /// It has.
+    Passed = 8,
 }
 
 impl EntryKind {
-    const ALL: [EntryKind; 6] = [
+    const ALL: [EntryKind; 8] = [
         EntryKind::Chain,
         EntryKind::Call,
         EntryKind::Retire,
         EntryKind::Reply,
         EntryKind::Have,
         EntryKind::Cancel,
+        EntryKind::Grace,
+        EntryKind::Passed,
     ];
 }
 
@@ -400,7 +408,8 @@ impl<'a> Entries<'a> {
 
 impl Entry<'_> {
     fn check(&self, chunk: usize) -> Result<(), PacketError> {
-        if self.slot >= WINDOW_MAX {
+        let is_mark = matches!(self.kind, EntryKind::Grace | EntryKind::Passed);
+        if self.slot >= WINDOW_MAX || is_mark && self.slot != 0 {
             return Err(PacketError::Field("slot"));
         }
         let (size_min, size_max, unit) = match self.kind {
@@ -408,7 +417,7 @@ impl Entry<'_> {
             EntryKind::Call | EntryKind::Reply => (PREFIX, MESSAGE_BYTES_MAX, 1),
             EntryKind::Retire => (0, MESSAGE_BYTES_MAX, RETIRED),
             EntryKind::Have => (size_of::<HaveBytes>(), size_of::<HaveBytes>(), 1),
-            EntryKind::Cancel => (0, 0, 1),
+            EntryKind::Cancel | EntryKind::Grace | EntryKind::Passed => (0, 0, 1),
         };
         if self.size < size_min || self.size > size_max || !self.size.is_multiple_of(unit) {
             return Err(PacketError::Field("size"));
@@ -479,8 +488,8 @@ pub(super) fn put_have(out: &mut Vec<u8>, slot: usize, number: u32, have: u64, w
     message.put(out, chunk(DATAGRAM_MIN), 0);
 }
 
-/// Appends an entry of CANCEL.
-pub(super) fn put_cancel(out: &mut Vec<u8>, slot: usize, number: u32) {
-    let message = Message { kind: EntryKind::Cancel, slot, number, prefix: &[], body: &[] };
+/// Appends an entry without payload.
+pub(super) fn put_empty(out: &mut Vec<u8>, kind: EntryKind, slot: usize, number: u32) {
+    let message = Message { kind, slot, number, prefix: &[], body: &[] };
     message.put(out, chunk(DATAGRAM_MIN), 0);
 }

@@ -59,6 +59,12 @@ pub trait Host {
         reply: &mut Vec<u8>,
     ) -> Outcome;
 
+    /// The session has retired all that its chains had made unreachable when [`Server::ask_flush`] asked for this
+    /// epoch or an earlier one. Said once for an epoch; not of epochs from before the session.
+    fn flushed(&mut self, session: &mut Self::Session, epoch: u32) {
+        let _ = (session, epoch);
+    }
+
     /// The session has ended. What it has not answered will be heard by nobody.
     fn close(&mut self, session: Self::Session, end: End);
 }
@@ -214,6 +220,8 @@ pub struct Server<A: Address, H: Host> {
     dirty: VecDeque<u16>,
     /// Answers to those who have no session.
     outside: VecDeque<(A, Vec<u8>)>,
+    /// The last that was asked for.
+    epoch: u32,
     pool: Pool,
     /// Where replies are written that are likely too long for a slot's own buffer.
     reply: Vec<u8>,
@@ -242,6 +250,9 @@ struct Session<A, S> {
     assembling: usize,
     is_dirty: bool,
     pong: bool,
+    /// Whether to ask for the server's epoch, and the last that it has passed.
+    grace: bool,
+    passed: u32,
     /// Whether a chain's reply took more than a slot keeps: more of them will.
     has_long_replies: bool,
     /// Slots of which the client is to be told what has arrived.
@@ -312,6 +323,7 @@ impl<A: Address, H: Host> Server<A, H> {
             tombstones: VecDeque::new(),
             dirty: VecDeque::new(),
             outside: VecDeque::new(),
+            epoch: 0,
             pool: Pool::default(),
             reply: Vec::new(),
             counters: Counters::default(),
@@ -410,8 +422,26 @@ impl<A: Address, H: Host> Server<A, H> {
                 return Ok(());
             }
         }
+        let session = self.sessions[index].as_mut().expect("it was put back there");
+        // The question, or its answer, may have been lost.
+        session.grace = session.passed != self.epoch;
         self.mark_dirty(index);
         Ok(())
+    }
+
+    /// Asks every open session to retire all that its chains have made unreachable by now; [`Host::flushed`] says when
+    /// one has. Epochs grow, from 1; one that is no newer than the last asks nothing.
+    pub fn ask_flush(&mut self, epoch: u32) {
+        if newer(epoch, self.epoch) <= 0 {
+            return;
+        }
+        self.epoch = epoch;
+        for index in 0..self.sessions.len() {
+            if let Some(session) = &mut self.sessions[index] {
+                session.grace = true;
+                self.mark_dirty(index);
+            }
+        }
     }
 
     /// Answers a request that was to be answered later. False if nobody waits for it any more.
@@ -444,7 +474,7 @@ impl<A: Address, H: Host> Server<A, H> {
         while let Some(index) = self.dirty.pop_front() {
             let Some(session) = &mut self.sessions[usize::from(index)] else { continue };
             session.is_dirty = false;
-            if !session.transmit(out, &mut self.counters) {
+            if !session.transmit(self.epoch, out, &mut self.counters) {
                 continue;
             }
             let address = session.address;
@@ -602,6 +632,8 @@ impl<A: Address, H: Host> Server<A, H> {
             assembling: 0,
             is_dirty: false,
             pong: false,
+            grace: false,
+            passed: self.epoch,
             has_long_replies: false,
             send_have: 0,
             send_reply: 0,
@@ -744,6 +776,9 @@ impl<A: Address, H: Host> Server<A, H> {
     }
 
     fn entry(&mut self, session: &mut Session<A, H::Session>, entry: &Entry<'_>, host: &mut H) {
+        if entry.kind == EntryKind::Passed {
+            return self.passed(session, entry.number, host);
+        }
         let Some(slot) = session.slots.get_mut(entry.slot) else {
             self.counters.refused += 1;
             return;
@@ -829,7 +864,20 @@ impl<A: Address, H: Host> Server<A, H> {
                 }
                 State::Acknowledged => self.counters.duplicates += 1,
             },
-            (EntryKind::Have | EntryKind::Reply, _) => self.counters.refused += 1,
+            (EntryKind::Have | EntryKind::Reply | EntryKind::Grace | EntryKind::Passed, _) => {
+                self.counters.refused += 1;
+            }
+        }
+    }
+
+    fn passed(&mut self, session: &mut Session<A, H::Session>, epoch: u32, host: &mut H) {
+        if newer(epoch, self.epoch) > 0 {
+            self.counters.refused += 1;
+        } else if newer(epoch, session.passed) <= 0 {
+            self.counters.duplicates += 1;
+        } else {
+            session.passed = epoch;
+            host.flushed(&mut session.host, epoch);
         }
     }
 
@@ -951,11 +999,11 @@ impl<A: Address, S> Session<A, S> {
     }
 
     fn has_to_send(&self) -> bool {
-        self.pong || self.send_have | self.send_reply != 0
+        self.pong || self.grace || self.send_have | self.send_reply != 0
     }
 
-    fn transmit(&mut self, out: &mut Vec<u8>, counters: &mut Counters) -> bool {
-        if self.send_have | self.send_reply == 0 {
+    fn transmit(&mut self, epoch: u32, out: &mut Vec<u8>, counters: &mut Counters) -> bool {
+        if self.send_have | self.send_reply == 0 && !self.grace {
             if !std::mem::take(&mut self.pong) {
                 return false;
             }
@@ -965,6 +1013,10 @@ impl<A: Address, S> Session<A, S> {
         // Any datagram says that someone is there.
         self.pong = false;
         packet::begin(out, Kind::Data, self.number, self.secret);
+        if std::mem::take(&mut self.grace) {
+            packet::put_empty(out, EntryKind::Grace, 0, epoch);
+            counters.entries_out += 1;
+        }
         for index in ones(self.send_have) {
             if out.len() + footprint(16) > self.datagram {
                 break;

@@ -7,6 +7,7 @@ use crate::world::{MS, Order, Rng, Runner, World, seeds};
 use crate::{client, open, order, server};
 use farside_fabrics::session::packet::PacketError;
 use farside_fabrics::session::{self, client::Client, client::Event, server::Server};
+use farside_remote::{Addr, Key};
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ const CALL: u8 = 2;
 const RETIRE: u8 = 3;
 const REPLY: u8 = 4;
 const HAVE: u8 = 5;
+const GRACE: u8 = 7;
+const PASSED: u8 = 8;
 
 const DATAGRAM: usize = 1200;
 const CHUNK: usize = 1160;
@@ -206,7 +209,7 @@ fn what_makes_no_sense_runs_nothing() {
     let part = Entry { count: 3, len: CHUNK as u32, size: 3000, payload: &big, ..good };
     let bad = [
         Entry { kind: 0, ..good },
-        Entry { kind: 7, ..good },
+        Entry { kind: 9, ..good },
         Entry { kind: 255, ..good },
         Entry { slot: 64, ..good },
         Entry { slot: 255, ..good },
@@ -231,6 +234,9 @@ fn what_makes_no_sense_runs_nothing() {
         whole(CALL, 0, 1, &bytes[..7]),
         whole(HAVE, 0, 1, &bytes[..8]),
         whole(6, 0, 1, &bytes[..8]),
+        whole(PASSED, 0, 1, &bytes[..8]),
+        whole(PASSED, 1, 1, &[]),
+        whole(GRACE, 0, 1, &bytes[..8]),
     ];
     for (at, entry) in bad.iter().enumerate() {
         assert!(victim.data(&[*entry]).is_err(), "entry {at}");
@@ -247,6 +253,9 @@ fn what_makes_no_sense_runs_nothing() {
         whole(HAVE, 0, 1, &bytes[..16]),
         whole(REPLY, 0, 1, &bytes),
         whole(6, 0, 2, &[]),
+        whole(GRACE, 0, 1, &[]),
+        whole(PASSED, 0, 1, &[]),
+        whole(PASSED, 0, (1 << 31) - 1, &[]),
     ];
     for (at, entry) in not_allowed.iter().enumerate() {
         let before = victim.server.counters().refused;
@@ -379,7 +388,7 @@ fn nearly(rng: &mut Rng, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
         let count = (size as usize).div_ceil(CHUNK).max(1) as u8;
         let index = rng.below(u64::from(count)) as u8;
         let len = CHUNK.min(size as usize - usize::from(index) * CHUNK) as u32;
-        let (kind, slot, number) = (1 + rng.below(6) as u8, rng.below(4) as u8, rng.below(6) as u32);
+        let (kind, slot, number) = (1 + rng.below(8) as u8, rng.below(4) as u8, rng.below(6) as u32);
         let payload = &payload[..len as usize];
         body.extend(Entry { kind, slot, index, count, number, len, size, payload }.bytes());
     }
@@ -405,7 +414,7 @@ fn nearly(rng: &mut Rng, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_server_withstands_whatever_arrives() {
-    let taken = std::cell::Cell::new(0);
+    let (taken, passes) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     seeds("a_server_withstands_whatever_arrives", 300, |seed| {
         let mut rng = Rng(seed);
         let mut victim = Victim::new();
@@ -414,6 +423,8 @@ fn a_server_withstands_whatever_arrives() {
         payload[8..].fill(0);
         payload[8] = 9;
         victim.host.is_lenient = true;
+        victim.host.epoch = 4;
+        victim.server.ask_flush(4);
         for _ in 0..300 {
             let bytes = nearly(&mut rng, victim.session, victim.secret, &payload);
             if victim.receive(&bytes).is_ok() {
@@ -427,7 +438,9 @@ fn a_server_withstands_whatever_arrives() {
             }
         }
         assert!(victim.server.kept_bytes() < 1_000_000, "{}", victim.server.kept_bytes());
+        passes.set(passes.get() + victim.host.passes);
     });
+    assert!(passes.get() > 0, "no mark was well-formed");
     assert!(taken.get() > 10_000, "only {} datagrams were well-formed", taken.get());
 }
 
@@ -481,6 +494,10 @@ fn a_client_withstands_whatever_arrives() {
                     assert!(victim.reply(request).len() <= 65_600);
                     held.push(request);
                 }
+            }
+            if rng.percent(20) {
+                let _ = victim.retire(now, &[(Key::new(1, 2), Addr::new(64))]);
+                victim.turn_ended();
             }
             while !held.is_empty() && rng.percent(30) {
                 victim.release(held.swap_remove(rng.below(held.len() as u64) as usize));

@@ -10,7 +10,7 @@ use farside_fabrics::session::server::{
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::time::Duration;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
@@ -77,6 +77,15 @@ pub(crate) struct Runner {
     pub(crate) refuse: Option<String>,
     pub(crate) features_seen: u64,
     pub(crate) retired: u64,
+    /// What was asked for, and what each session has passed.
+    pub(crate) epoch: u32,
+    pub(crate) passed: HashMap<(u128, u64), u32>,
+    pub(crate) passes: u64,
+    /// The epoch in which each request ran, which made the buffer at its tag unreachable; those that were retired, and
+    /// how many of them not before the next epoch.
+    pub(crate) ran_in: HashMap<u64, u32>,
+    pub(crate) retired_tags: HashSet<u64>,
+    pub(crate) retired_late: u64,
     /// What was expected, of the datagram whose requests run.
     pub(crate) expected: Vec<Vec<u8>>,
     pub(crate) is_ready: bool,
@@ -99,6 +108,7 @@ impl Host for Runner {
             return Err(reason.clone());
         }
         self.opened += 1;
+        self.passed.insert((hello.identity, hello.incarnation), self.epoch);
         Ok((hello.identity, hello.incarnation))
     }
     fn expect(&mut self, _session: &mut (u128, u64), request: Request<'_>) {
@@ -114,7 +124,7 @@ impl Host for Runner {
     }
     fn run(
         &mut self,
-        _session: &mut (u128, u64),
+        session: &mut (u128, u64),
         at: RequestRef,
         request: Request<'_>,
         reply: &mut Vec<u8>,
@@ -133,7 +143,14 @@ impl Host for Runner {
                 bytes
             }
             Request::Retire(buffers) => {
-                self.retired += buffers.count() as u64;
+                for (_, buffer) in buffers {
+                    self.retired += 1;
+                    let Some(&ran_in) = self.ran_in.get(&buffer.raw()) else { continue };
+                    let passed = self.passed[session];
+                    assert!(passed <= ran_in, "{buffer:?}, unreachable in {ran_in}, retired after {passed}");
+                    self.retired_late += u64::from(ran_in < self.epoch);
+                    assert!(self.retired_tags.insert(buffer.raw()), "a buffer is retired once");
+                }
                 return Outcome::Done;
             }
         };
@@ -143,6 +160,7 @@ impl Host for Runner {
         }
         let order = Order::decode(bytes);
         *self.runs.entry(order.tag).or_default() += 1;
+        self.ran_in.insert(order.tag, self.epoch);
         if order.later_ms == 0 {
             order.answer(reply);
             return Outcome::Done;
@@ -151,6 +169,11 @@ impl Host for Runner {
         order.answer(&mut answer);
         self.later.push((self.now + MS * order.later_ms, at, answer));
         Outcome::Later
+    }
+    fn flushed(&mut self, session: &mut (u128, u64), epoch: u32) {
+        let before = self.passed.insert(*session, epoch).expect("a session that was opened");
+        assert!(before < epoch && epoch <= self.epoch, "an epoch that was asked for passes once");
+        self.passes += 1;
     }
     fn close(&mut self, _session: (u128, u64), end: Ending) {
         self.closed.push(end);
@@ -220,6 +243,12 @@ pub(crate) struct Peer {
     pub(crate) events: Vec<Event>,
     /// Answered, and not released.
     pub(crate) held: Vec<(SlotRef, Order)>,
+    /// Whether the buffer at a tag is retired once its request was acted on; those that are to be.
+    pub(crate) is_retiring: bool,
+    pub(crate) unreachable: Vec<(Key, Addr)>,
+    /// Percent of turns in which this owner does not get to act on what it holds.
+    pub(crate) slow: u64,
+    rng: Rng,
     /// Stopped: nothing reaches it and it does nothing.
     pub(crate) is_paused: bool,
     pub(crate) executions: Vec<u64>,
@@ -235,6 +264,10 @@ impl Peer {
             ends: BTreeMap::new(),
             events: Vec::new(),
             held: Vec::new(),
+            is_retiring: false,
+            unreachable: Vec::new(),
+            slow: 0,
+            rng: Rng(1),
             is_paused: false,
             executions: Vec::new(),
             outstanding_max: 0,
@@ -252,17 +285,29 @@ impl Peer {
         Some(request)
     }
 
-    pub(crate) fn retire(&mut self, now: Duration, buffers: &[(Key, Addr)], tag: u64) {
-        let request = self.client.retire(now, buffers).expect("a slot is free");
-        self.asked.insert(request, Order { tag, size: 16, reply_size: 0, later_ms: 0 });
-    }
-
     /// Releases what it has heard of before, which must still be there, and hears of more.
-    fn listen(&mut self) {
+    fn turn(&mut self, now: Duration) {
         for (request, order) in std::mem::take(&mut self.held) {
             order.check(self.client.reply(request));
+            if self.rng.percent(self.slow) {
+                self.held.push((request, order));
+                continue;
+            }
             self.client.release(request);
+            if self.is_retiring {
+                self.unreachable.push((Key::new(3, 99), Addr::new(order.tag)));
+            }
         }
+        self.listen();
+        if !self.rng.percent(self.slow)
+            && (self.unreachable.is_empty() || self.client.retire(now, &self.unreachable))
+        {
+            self.unreachable.clear();
+            self.client.turn_ended();
+        }
+    }
+
+    fn listen(&mut self) {
         while let Some(event) = self.client.next_event() {
             match &event {
                 Event::Answered { request, execution } => {
@@ -371,6 +416,12 @@ impl World {
         }
     }
 
+    /// Asks all sessions for the next epoch.
+    pub(crate) fn ask_flush(&mut self) {
+        self.host.epoch += 1;
+        self.server.ask_flush(self.host.epoch);
+    }
+
     /// Everyone says all they have to say.
     pub(crate) fn flush(&mut self) {
         let mut out = std::mem::take(&mut self.out);
@@ -378,7 +429,7 @@ impl World {
             if self.peers[index].is_paused {
                 continue;
             }
-            self.peers[index].listen();
+            self.peers[index].turn(self.now);
             while self.peers[index].client.transmit(self.now, &mut out) {
                 let outstanding = self.peers[index].client.outstanding();
                 assert!(outstanding <= self.server_config.credit(), "credit is kept");
@@ -388,7 +439,7 @@ impl World {
                 self.send(To::Server(index));
                 std::mem::swap(&mut out, &mut self.out);
             }
-            self.peers[index].listen();
+            self.peers[index].turn(self.now);
         }
         while let Some(index) = self.server.transmit(&mut out) {
             assert!(out.len() <= self.server_config.datagram, "a datagram's limit is kept");
