@@ -12,8 +12,8 @@ use super::packet::{
 use super::rtt::{RTO_MAX, Rtt};
 use super::server::last;
 use super::{
-    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, MESSAGE_BYTES_MAX, PINGS, Pool,
-    TOKEN_BYTES_MAX, WINDOW_MAX, first, ones,
+    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, FRAGMENTS_MAX, MESSAGE_BYTES_MAX, PINGS,
+    Pool, TOKEN_BYTES_MAX, WINDOW_MAX, first, ones,
 };
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
@@ -199,14 +199,19 @@ struct Slot {
     resend: u64,
     /// Whether it counts among the half-sent ones of several fragments.
     assembling: bool,
-    /// Whether to ask for the reply.
-    ask: bool,
+    /// Fragments of the reply to ask for.
+    want: u64,
     /// Whether to ask that it never run.
     cancel: bool,
     /// When something was last sent for the first time, its last fragment, and what was sent more than once.
     sent_at: Duration,
     latest: usize,
     resent: u64,
+    /// The datagram that each fragment was last sent in.
+    sent_in: [u32; FRAGMENTS_MAX],
+    /// When something was last sent again: of this number, and of the one before.
+    again_at: Duration,
+    before_again_at: Duration,
     /// How long to wait, and until when, for a sign of the server.
     wait: Duration,
     due: Duration,
@@ -221,9 +226,14 @@ struct Slot {
     asked_ever: u64,
     asked_first: u64,
     asked_at: Duration,
+    /// Those that have come since the last question for all that is missing, and those that were asked for since.
+    came: u64,
+    hurried: u64,
 }
 
 const NEVER: Duration = Duration::MAX;
+/// What was sent so many datagrams before something that was answered is lost (RFC 9002, 6.1.1).
+const OVERTAKEN: u32 = 3;
 
 /// One incarnation of a client, and its session.
 pub struct Client {
@@ -253,6 +263,11 @@ pub struct Client {
     next_id: u64,
     events: VecDeque<Event>,
     rtt: Rtt,
+    /// Datagrams with entries that were sent; the last of them that is known to have arrived; and one such that no
+    /// fragment in flight was sent before it.
+    sequence: u32,
+    arrived: u32,
+    oldest: u32,
     /// No slot's timer is earlier.
     earliest: Duration,
     /// When it was last handed the time.
@@ -307,6 +322,9 @@ impl Client {
             woke: now,
             hello_wait: rtt.rto(),
             rtt,
+            sequence: 0,
+            arrived: 0,
+            oldest: 0,
             hello_due: now,
             give_up: now + config.silence,
             period: config.silence / PINGS,
@@ -527,7 +545,8 @@ impl Client {
         slot.kind = kind;
         slot.count = fragments(size, self.chunk);
         (slot.sent, slot.acked, slot.resend, slot.resent) = (0, 0, 0, 0);
-        (slot.ask, slot.cancel) = (false, false);
+        (slot.want, slot.cancel) = (0, false);
+        (slot.before_again_at, slot.again_at) = (slot.again_at, NEVER);
         (slot.asked_ever, slot.asked_first) = (0, 0);
         slot.due = NEVER;
         slot.deadline = now + self.config.deadline;
@@ -586,18 +605,12 @@ impl Client {
             return;
         }
         if now >= slot.due {
-            let is_lost =
-                slot.sent & !slot.acked != 0 || slot.reply_count > 0 || slot.phase == Phase::Draining;
-            // The server may also be at work, which says nothing about the path.
-            if is_lost {
-                self.rtt.timed_out(slot.wait);
-            }
             slot.wait = (slot.wait * 2).min(RTO_MAX);
             slot.due = NEVER;
             match slot.phase {
                 Phase::Draining => slot.cancel = true,
                 _ if slot.acked != all(slot.count) => slot.resend = slot.sent & !slot.acked,
-                _ => slot.ask = true,
+                _ => slot.ask_for_missing(self.granted.eager),
             }
             self.send |= 1 << index;
         }
@@ -723,6 +736,7 @@ impl Client {
             return false;
         }
         packet::begin(out, Kind::Data, self.session, self.secret);
+        self.sequence = self.sequence.wrapping_add(1);
         if std::mem::take(&mut self.say_passed) {
             packet::put_empty(out, EntryKind::Passed, 0, self.epoch);
             self.counters.entries_out += 1;
@@ -766,7 +780,7 @@ impl Client {
     fn transmit_slot(&mut self, now: Duration, index: usize, is_blocked: bool, out: &mut Vec<u8>) -> Room {
         let limit = self.granted.datagram;
         let slot = &mut self.slots[index];
-        if slot.cancel || slot.ask {
+        if slot.cancel || slot.want != 0 {
             if out.len() + footprint(16) > limit {
                 return Room::Full;
             }
@@ -774,17 +788,18 @@ impl Client {
                 packet::put_empty(out, EntryKind::Cancel, index, slot.number);
                 slot.resend = 0;
             } else {
-                // Before any of it has come nobody knows how much there is.
-                let missing = if slot.reply_count == 0 { u64::MAX } else { all(slot.reply_count) };
-                slot.asked = first(missing & !slot.reply_got, self.granted.eager);
-                slot.asked_first = slot.asked & !slot.asked_ever;
-                slot.asked_ever |= slot.asked;
+                packet::put_have(out, index, slot.number, slot.reply_got, slot.want);
+                slot.asked |= slot.want;
+                slot.asked_first = slot.want & !slot.asked_ever;
+                slot.asked_ever |= slot.want;
                 slot.asked_at = now;
-                self.counters.retransmissions += u64::from(slot.asked_first != slot.asked);
-                packet::put_have(out, index, slot.number, slot.reply_got, slot.asked);
+                if slot.asked_first != slot.want {
+                    self.counters.retransmissions += 1;
+                    slot.again_at = now;
+                }
             }
             self.counters.entries_out += 1;
-            (slot.cancel, slot.ask) = (false, false);
+            (slot.cancel, slot.want) = (false, 0);
             slot.due = now.saturating_add(slot.wait);
         }
         if slot.phase == Phase::Pending {
@@ -804,6 +819,8 @@ impl Client {
                 self.counters.retransmissions += 1;
                 slot.resend &= !(1 << fragment);
                 slot.resent |= 1 << fragment;
+                slot.sent_in[fragment] = self.sequence;
+                slot.again_at = now;
                 slot.due = now.saturating_add(slot.wait);
             }
             for fragment in ones(all(slot.count) & !slot.sent) {
@@ -828,6 +845,7 @@ impl Client {
                 self.counters.entries_out += 1;
                 self.outstanding += bytes;
                 slot.sent |= 1 << fragment;
+                slot.sent_in[fragment] = self.sequence;
                 slot.sent_at = now;
                 slot.latest = fragment;
                 slot.due = now.saturating_add(slot.wait);
@@ -875,6 +893,7 @@ impl Client {
                     self.counters.entries_in += 1;
                     self.entry(now, &entry);
                 }
+                self.resend_overtaken();
             }
             _ if !datagram.body.is_empty() => return Err(PacketError::Length),
             _ => {}
@@ -1009,6 +1028,11 @@ impl Client {
             (EntryKind::Have | EntryKind::Reply, Phase::Pending | Phase::Draining) if is_known => {}
             (EntryKind::Have | EntryKind::Reply, _) if super::newer(entry.number, slot.number) <= 0 => {
                 self.counters.stale += 1;
+                match slot.number.wrapping_sub(entry.number) {
+                    0 => self.rtt.took_at_least(now.saturating_sub(slot.again_at)),
+                    1 => self.rtt.took_at_least(now.saturating_sub(slot.before_again_at)),
+                    _ => {}
+                }
                 return;
             }
             _ => {
@@ -1026,7 +1050,37 @@ impl Client {
                 if self.acknowledged(now, entry.slot, have & all(self.slots[entry.slot].count)) {
                     self.progress(now, entry.slot);
                 } else {
-                    self.counters.duplicates += 1;
+                    self.known(now, entry.slot);
+                }
+            }
+        }
+    }
+
+    /// The server has said what it said before: in answer to one of several tries, at the latest the last.
+    fn known(&mut self, now: Duration, index: usize) {
+        self.counters.duplicates += 1;
+        self.rtt.took_at_least(now.saturating_sub(self.slots[index].again_at));
+    }
+
+    /// Sends again, at once, what others have overtaken that were sent so much later that it must be lost.
+    fn resend_overtaken(&mut self) {
+        let is_overtaken = |sent_in, arrived| super::newer(arrived, sent_in) >= OVERTAKEN.cast_signed();
+        if self.config.is_reliable || !is_overtaken(self.oldest, self.arrived) {
+            return;
+        }
+        self.oldest = self.sequence;
+        for index in ones(self.pending) {
+            let slot = &mut self.slots[index];
+            if slot.phase == Phase::Draining {
+                continue;
+            }
+            for fragment in ones(slot.sent & !slot.acked & !slot.resend) {
+                let sent_in = slot.sent_in[fragment];
+                if is_overtaken(sent_in, self.arrived) {
+                    slot.resend |= 1 << fragment;
+                    self.send |= 1 << index;
+                } else if super::newer(self.oldest, sent_in) > 0 {
+                    self.oldest = sent_in;
                 }
             }
         }
@@ -1038,6 +1092,12 @@ impl Client {
         let slot = &self.slots[index];
         if news & !slot.resent & 1 << slot.latest != 0 {
             self.rtt.sample(now.saturating_sub(slot.sent_at));
+        }
+        // Of what was sent twice, nobody knows which arrived.
+        for fragment in ones(news & !slot.resent) {
+            if super::newer(slot.sent_in[fragment], self.arrived) > 0 {
+                self.arrived = slot.sent_in[fragment];
+            }
         }
         news != 0
     }
@@ -1061,12 +1121,13 @@ impl Client {
         if slot.reply_count == 0 {
             self.acknowledged(now, index, u64::MAX);
             let slot = &mut self.slots[index];
-            (slot.ask, slot.resend) = (false, 0);
+            (slot.want, slot.resend) = (0, 0);
             slot.reply_count = entry.count;
             slot.reply_size = entry.size;
             slot.asked = first(all(entry.count), self.granted.eager);
             slot.asked_ever |= slot.asked;
             slot.asked_first = 0;
+            (slot.came, slot.hurried) = (0, 0);
             self.pool.fill(&mut slot.reply, entry.size);
             slot.reply.resize(entry.size, 0);
         }
@@ -1077,11 +1138,13 @@ impl Client {
         }
         let bit = 1 << entry.index;
         if slot.reply_got & bit != 0 {
-            self.counters.duplicates += 1;
+            self.known(now, index);
             return;
         }
         slot.reply_got |= bit;
         slot.asked &= !bit;
+        slot.want &= !bit;
+        slot.came |= bit;
         if slot.asked_first & bit != 0 {
             slot.asked_first = 0;
             self.rtt.sample(now.saturating_sub(slot.asked_at));
@@ -1090,9 +1153,11 @@ impl Client {
         slot.reply[at..at + len].copy_from_slice(entry.payload);
         if slot.reply_got != all(slot.reply_count) {
             if slot.asked == 0 {
-                slot.ask = true;
-                self.send |= 1 << index;
+                slot.ask_for_missing(self.granted.eager);
+            } else if !self.config.is_reliable {
+                slot.ask_for_overtaken();
             }
+            self.send |= u64::from(slot.want != 0) << index;
             self.progress(now, index);
             return;
         }
@@ -1143,11 +1208,14 @@ impl Slot {
             acked: 0,
             resend: 0,
             assembling: false,
-            ask: false,
+            want: 0,
             cancel: false,
             sent_at: Duration::ZERO,
             latest: 0,
             resent: 0,
+            sent_in: [0; FRAGMENTS_MAX],
+            again_at: NEVER,
+            before_again_at: NEVER,
             wait: Duration::ZERO,
             due: NEVER,
             deadline: NEVER,
@@ -1159,6 +1227,29 @@ impl Slot {
             asked_ever: 0,
             asked_first: 0,
             asked_at: Duration::ZERO,
+            came: 0,
+            hurried: 0,
         }
     }
+
+    fn ask_for_missing(&mut self, eager: usize) {
+        // Before any of it has come nobody knows how much there is.
+        let missing = if self.reply_count == 0 { u64::MAX } else { all(self.reply_count) };
+        self.want = first(missing & !self.reply_got, eager);
+        (self.came, self.hurried) = (0, 0);
+    }
+
+    /// Asks, once, for fragments that were asked for and which [`OVERTAKEN`] later ones have overtaken: the server
+    /// sends them in their order.
+    fn ask_for_overtaken(&mut self) {
+        let later = (1..OVERTAKEN).fold(self.came, |came, _| came & !highest(came));
+        let lost = self.asked & highest(later).saturating_sub(1) & !self.hurried;
+        self.want |= lost;
+        self.hurried |= lost;
+    }
+}
+
+/// The highest one of a bitmap, if it has any.
+fn highest(bits: u64) -> u64 {
+    if bits == 0 { 0 } else { 1 << bits.ilog2() }
 }

@@ -1,7 +1,7 @@
 //! How long to wait for an answer before asking again (RFC 6298, with bounds for a data centre).
 //!
-//! Invariant: only what was sent once is measured (Karn's rule), and what timed out is waited for longer, by
-//! everyone, until something that was sent once is answered.
+//! Invariants: only what was sent once is measured (Karn's rule). What is lost makes nobody wait longer but the one
+//! whose it was; only a path that is known to have become slow does.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const RTO_INITIAL: Duration = Duration::from_millis(50);
 pub struct Rtt {
     /// The smoothed round trip and its variation, once there was a sample.
     estimate: Option<(Duration, Duration)>,
-    /// What timeouts have taught since the last sample.
+    /// What answers that came too late have taught since the last sample.
     held: Duration,
     is_reliable: bool,
 }
@@ -40,10 +40,10 @@ impl Rtt {
         self.held = Duration::ZERO;
     }
 
-    /// Notes that `waited` was not long enough. Without this a path that became slow would never be measured
-    /// again, since all that is sent on it would be sent twice.
-    pub fn timed_out(&mut self, waited: Duration) {
-        self.held = self.held.max((waited * 2).min(RTO_MAX));
+    /// Notes that an answer, to whichever of several tries, took at least so long. Without this a path that became
+    /// slow would never be measured again, since all that is sent on it would be sent twice.
+    pub fn took_at_least(&mut self, round_trip: Duration) {
+        self.held = self.held.max(round_trip.saturating_mul(2).min(RTO_MAX));
     }
 
     /// How long to wait for what is sent now, for the first time: for ever, on a reliable path.
@@ -73,13 +73,12 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_lengthens_the_wait_of_all_until_a_sample() {
+    fn what_came_too_late_lengthens_the_wait_of_all_until_a_sample() {
         let mut rtt = Rtt::default();
         rtt.sample(MS);
         let before = rtt.rto();
-        // Many slots that time out at once count once.
-        (0..64).for_each(|_| rtt.timed_out(before));
-        assert_eq!(rtt.rto(), before * 2);
+        (0..64).for_each(|_| rtt.took_at_least(before));
+        assert_eq!(rtt.rto(), before * 2, "said often, it counts once");
         rtt.sample(MS);
         assert!(rtt.rto() < before);
     }

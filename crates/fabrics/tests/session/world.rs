@@ -44,6 +44,8 @@ pub(crate) struct Faults {
     pub(crate) late: u64,
     pub(crate) damaged: u64,
     pub(crate) partition: bool,
+    /// How much longer all take.
+    pub(crate) slower: Duration,
     /// Datagrams overtake each other, also where none is late.
     pub(crate) unordered: bool,
 }
@@ -286,7 +288,7 @@ impl Peer {
     }
 
     /// Releases what it has heard of before, which must still be there, and hears of more.
-    fn turn(&mut self, now: Duration) {
+    pub(crate) fn turn(&mut self, now: Duration) {
         for (request, order) in std::mem::take(&mut self.held) {
             order.check(self.client.reply(request));
             if self.rng.percent(self.slow) {
@@ -402,7 +404,7 @@ impl World {
                 bytes[at] ^= 1 << self.rng.below(8);
             }
             let delay = Duration::from_micros(20 + self.rng.below(200));
-            let mut at = self.now + delay;
+            let mut at = self.now + delay + self.faults.slower;
             if self.rng.percent(self.faults.late) {
                 self.struck.late += 1;
                 at += delay * 99;
