@@ -369,8 +369,9 @@ impl Client {
         }
     }
 
-    /// Takes a request to give these buffers back; false if no slot is free: ask again after the next event or
-    /// release. No event reports it, and it has no deadline. If the session ends before, a scan of the node finds them.
+    /// Takes a request to give these buffers back; false if no slot is free, or no session is open: ask again after the
+    /// next event or release. No event reports it, and it has no deadline. If the session ends before, a scan of the
+    /// node finds them.
     ///
     /// # Panics
     /// If they are more than fit a request.
@@ -395,9 +396,10 @@ impl Client {
         true
     }
 
-    /// The owner has acted on every reply that it has released, and on every failure that it has heard of: all that
-    /// this made unreachable was taken by [`Client::retire`]. To be called once in every turn in which that is so,
-    /// before [`Client::transmit`]; the node frees no lost buffer before all its clients have got so far.
+    /// The owner has acted on every reply that it has released: all that these requests made unreachable was taken by
+    /// [`Client::retire`]. What others made so, which failed or were cancelled, it never retires: a scan finds it. To
+    /// be called once in every turn in which that is so, before [`Client::transmit`], also in one in which nothing
+    /// was released; the node frees no lost buffer before all its clients have got so far.
     pub fn turn_ended(&mut self) {
         if self.flush == Flush::Requests(0) {
             let unanswered = ones(self.pending).filter(|&index| self.slots[index].kind == EntryKind::Retire);
