@@ -89,9 +89,12 @@ impl Pool {
     /// Makes an empty buffer of which nothing is lent one that can hold `len` bytes.
     fn fill(&mut self, buffer: &mut Buffer, len: usize) {
         self.free(buffer);
-        if len > KEPT_BYTES_MAX
-            && let Some(class) = Pool::SIZES.iter().position(|&size| size >= len)
-        {
+        if len <= KEPT_BYTES_MAX {
+            // What it would grow to by itself may be more than a slot keeps.
+            if len > buffer.own.capacity() {
+                buffer.own.reserve_exact(len.next_power_of_two());
+            }
+        } else if let Some(class) = Pool::SIZES.iter().position(|&size| size >= len) {
             let large = self.buffers[class].pop();
             buffer.lent = Some(large.unwrap_or_else(|| Vec::with_capacity(Pool::SIZES[class])));
         }

@@ -719,7 +719,7 @@ impl<A: Address, H: Host> Server<A, H> {
     }
 
     fn send_outside(&mut self, to: A, mut bytes: Vec<u8>) {
-        // Where nothing is lost nobody asks again: there is one for each that has arrived, at most.
+        // Where nothing is lost nobody asks again; there is one for each HELLO and each session, at most.
         if self.config.is_reliable || self.outside.len() < OUTSIDE_MAX {
             self.seal(&mut bytes);
             self.outside.push_back((to, bytes));
