@@ -3,7 +3,8 @@
 //! Invariants: unacknowledged request fragments have at most the granted credit; half-sent requests of several
 //! fragments have at most what the server keeps of such. A slot takes a new request only when the server has
 //! answered the one before, or has agreed that it never will run, and the owner has released the reply. A request is
-//! reported exactly once.
+//! reported exactly once. An epoch is said to be passed only when the node has answered every retirement of what was
+//! unreachable when it asked.
 
 use super::packet::{
     self, Datagram, ENTRY, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message,
@@ -209,7 +210,7 @@ struct Slot {
     resent: u64,
     /// The datagram that each fragment was last sent in.
     sent_in: [u32; FRAGMENTS_MAX],
-    /// When something was last sent again: of this number, and of the one before.
+    /// When something was last sent, if anything was sent again: of this number, and of the one before.
     again_at: Duration,
     before_again_at: Duration,
     /// How long to wait, and until when, for a sign of the server.
@@ -263,8 +264,8 @@ pub struct Client {
     next_id: u64,
     events: VecDeque<Event>,
     rtt: Rtt,
-    /// Datagrams with entries that were sent; the last of them that is known to have arrived; and one such that no
-    /// fragment in flight was sent before it.
+    /// The number of the next datagram; the last that is known to have arrived; and one such that no fragment in
+    /// flight was sent before it.
     sequence: u32,
     arrived: u32,
     oldest: u32,
@@ -495,6 +496,7 @@ impl Client {
                 packet::seal(out);
             }
             self.counters.datagrams_out += 1;
+            self.sequence = self.sequence.wrapping_add(1);
         }
         has_datagram
     }
@@ -738,7 +740,6 @@ impl Client {
             return false;
         }
         packet::begin(out, Kind::Data, self.session, self.secret);
-        self.sequence = self.sequence.wrapping_add(1);
         if std::mem::take(&mut self.say_passed) {
             packet::put_empty(out, EntryKind::Passed, 0, self.epoch);
             self.counters.entries_out += 1;
@@ -795,12 +796,12 @@ impl Client {
                 slot.asked_first = slot.want & !slot.asked_ever;
                 slot.asked_ever |= slot.want;
                 slot.asked_at = now;
-                if slot.asked_first != slot.want {
-                    self.counters.retransmissions += 1;
-                    slot.again_at = now;
-                }
+                self.counters.retransmissions += u64::from(slot.asked_first != slot.want);
             }
             self.counters.entries_out += 1;
+            if slot.cancel || slot.asked_first != slot.want || slot.again_at != NEVER {
+                slot.again_at = now;
+            }
             (slot.cancel, slot.want) = (false, 0);
             slot.due = now.saturating_add(slot.wait);
         }
@@ -850,6 +851,9 @@ impl Client {
                 slot.sent_in[fragment] = self.sequence;
                 slot.sent_at = now;
                 slot.latest = fragment;
+                if slot.again_at != NEVER {
+                    slot.again_at = now;
+                }
                 slot.due = now.saturating_add(slot.wait);
             }
         }
