@@ -234,7 +234,7 @@ struct Slot {
 
 const NEVER: Duration = Duration::MAX;
 /// What was sent so many datagrams before something that was answered is lost (RFC 9002, 6.1.1).
-const OVERTAKEN: u32 = 3;
+const OVERTAKEN: i32 = 3;
 
 /// One incarnation of a client, and its session.
 pub struct Client {
@@ -1070,7 +1070,7 @@ impl Client {
 
     /// Sends again, at once, what others have overtaken that were sent so much later that it must be lost.
     fn resend_overtaken(&mut self) {
-        let is_overtaken = |sent_in, arrived| super::newer(arrived, sent_in) >= OVERTAKEN.cast_signed();
+        let is_overtaken = |sent_in, arrived| super::newer(arrived, sent_in) >= OVERTAKEN;
         if self.config.is_reliable || !is_overtaken(self.oldest, self.arrived) {
             return;
         }
