@@ -15,12 +15,12 @@ use super::{Floor, Layout, TASKS_MAX};
 use crate::report::Latencies;
 
 /// Keys drawn for a floor: enough that a pass over them takes a good part of a second.
-const DRAWS: usize = 1 << 22;
+pub(super) const DRAWS: usize = 1 << 22;
 
 const _: () = assert!(DRAWS.is_power_of_two() && DRAWS >= TASKS_MAX);
 
 /// Fetches between two looks at the clock.
-const FETCHES_PER_LOOK: usize = 256;
+pub(super) const FETCHES_PER_LOOK: usize = 256;
 
 /// What a floor did in one measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,10 +51,7 @@ impl Floor {
     /// # Errors
     /// `InvalidInput` if `tasks` is not 1 to [`TASKS_MAX`].
     pub fn measure(&self, tasks: usize, duration: Duration) -> io::Result<Measured> {
-        if !(1..=TASKS_MAX).contains(&tasks) {
-            let wrong = format!("{tasks} tasks: legal are 1 to {TASKS_MAX}");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
-        }
+        check_tasks(tasks)?;
         let mut fetcher = Fetcher::new(self, tasks);
         Ok(match tasks {
             1 => fetcher.run(duration, Fetcher::fetch_one),
@@ -160,6 +157,14 @@ impl<'floor> Fetcher<'floor> {
             mismatches: self.mismatches,
         }
     }
+}
+
+pub(super) fn check_tasks(tasks: usize) -> io::Result<()> {
+    if !(1..=TASKS_MAX).contains(&tasks) {
+        let wrong = format!("{tasks} tasks: legal are 1 to {TASKS_MAX}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
+    }
+    Ok(())
 }
 
 /// Key numbers to fetch, uniform over the layout's records.

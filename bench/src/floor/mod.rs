@@ -9,6 +9,7 @@
 //! Invariant: an item's address says nothing about its key; neighbours in the table are strangers in memory.
 
 mod by_hand;
+mod echo;
 mod mapping;
 mod measure;
 mod table;
@@ -19,6 +20,7 @@ use std::io;
 /// For this package's benchmarks, which are outside the walls of `unsafe`.
 #[doc(hidden)]
 pub use by_hand::ByHand;
+pub use echo::{ANSWER_TIMEOUT, ECHO_VALUE_SIZE_MAX, Echo, EchoClient, Echoed, Medium};
 pub use measure::Measured;
 use measure::draw_keys;
 use table::Table;

@@ -273,7 +273,7 @@ impl Bijection {
 }
 
 /// The number of slots for `layout`, if it is in range.
-fn check(layout: &Layout) -> io::Result<usize> {
+pub(super) fn check(layout: &Layout) -> io::Result<usize> {
     if !(1..=RECORDS_MAX).contains(&layout.records) {
         let wrong = format!("{} records: legal are 1 to {RECORDS_MAX}", layout.records);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));

@@ -13,7 +13,7 @@ pub use cpu::{cpu_time_of, own_cpu_time};
 pub use latency::Latencies;
 pub use table::Table;
 
-use crate::floor::Measured;
+use crate::floor::{Echoed, Measured};
 
 /// The result of `farside bench ycsb`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,8 +99,20 @@ pub struct FloorReport {
     pub page_size: u64,
     /// Median time of one fetch, or of one batch if several are under way at once, in microseconds.
     pub rtt_us_p50: f64,
-    /// Fetches a second.
+    /// Fetches a second; pauses between them are left out.
     pub ops_per_s: f64,
+    /// CPU time of either side; left out where one process does it all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_s_per_mop: Option<EchoCpuSeconds>,
+}
+
+/// CPU time of either side of an echo, in seconds for a million operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EchoCpuSeconds {
+    /// The process that asked.
+    pub client: f64,
+    /// The process that answered.
+    pub server: f64,
 }
 
 impl FloorReport {
@@ -112,6 +124,25 @@ impl FloorReport {
             page_size: measured.page_size,
             rtt_us_p50: measured.rtt_us_p50,
             ops_per_s: measured.ops_per_s,
+            cpu_s_per_mop: None,
+        }
+    }
+
+    /// What `echoed` says of the floor of `fabric`, with `tasks` requests under way.
+    pub fn of_echo(
+        fabric: impl Into<String>,
+        tasks: usize,
+        page_size: u64,
+        echoed: &Echoed,
+        cpu_s_per_mop: EchoCpuSeconds,
+    ) -> Self {
+        Self {
+            fabric: fabric.into(),
+            tasks: tasks as u64,
+            page_size,
+            rtt_us_p50: echoed.rtt_us_p50,
+            ops_per_s: echoed.ops_per_s,
+            cpu_s_per_mop: Some(cpu_s_per_mop),
         }
     }
 }
@@ -169,15 +200,22 @@ pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
 
 /// The reports as a table, one a row.
 pub fn floor_table(reports: &[FloorReport]) -> Table {
-    let mut table = Table::new(["fabric", "tasks", "page", "p50 us", "ops/s"]);
+    let has_sides = reports.iter().any(|report| report.cpu_s_per_mop.is_some());
+    let sides = ["client s/Mop", "server s/Mop"];
+    let columns = ["fabric", "tasks", "page", "p50 us", "ops/s"];
+    let mut table = Table::new(columns.into_iter().chain(sides.into_iter().filter(|_| has_sides)));
     for report in reports {
-        table.push([
+        let mut row = vec![
             report.fabric.clone(),
             report.tasks.to_string(),
             page(report.page_size),
             format!("{:.2}", report.rtt_us_p50),
             rate(report.ops_per_s),
-        ]);
+        ];
+        if let Some(cpu) = report.cpu_s_per_mop {
+            row.extend([format!("{:.2}", cpu.client), format!("{:.2}", cpu.server)]);
+        }
+        table.push(row);
     }
     table
 }
@@ -234,7 +272,14 @@ mod tests {
             page_size: 2 << 20,
             rtt_us_p50: 1.4,
             ops_per_s: 11_500_000.0,
+            cpu_s_per_mop: None,
         }
+    }
+
+    fn echo() -> FloorReport {
+        let echoed =
+            Echoed { ops: 44, seconds: 1e-5, ops_per_s: 4_400_000.0, rtt_us_p50: 14.5, mismatches: 0 };
+        FloorReport::of_echo("udp", 64, 4096, &echoed, EchoCpuSeconds { client: 0.25, server: 0.25 })
     }
 
     #[test]
@@ -251,6 +296,11 @@ mod tests {
             "fabric": "shm", "tasks": 16, "page_size": 2_097_152, "rtt_us_p50": 1.4, "ops_per_s": 11_500_000.0,
         });
         assert_eq!(serde_json::to_value(floor()).unwrap(), expected);
+        let expected = json!({
+            "fabric": "udp", "tasks": 64, "page_size": 4096, "rtt_us_p50": 14.5, "ops_per_s": 4_400_000.0,
+            "cpu_s_per_mop": {"client": 0.25, "server": 0.25},
+        });
+        assert_eq!(serde_json::to_value(echo()).unwrap(), expected);
     }
 
     #[test]
@@ -268,6 +318,11 @@ mod tests {
         assert!(table.contains("2.50 M") && table.contains("4 KiB"), "{table}");
         let table = floor_table(&[floor()]).to_string();
         assert_eq!(table, "fabric  tasks  page   p50 us  ops/s\nshm        16  2 MiB    1.40  11.50 M\n");
+        let table = floor_table(&[echo()]).to_string();
+        assert!(
+            table.ends_with("\nudp        64  4 KiB   14.50  4.40 M          0.25          0.25\n"),
+            "{table}"
+        );
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! `bench`: a system under a workload, or the floor under it.
 
+mod floor;
 mod session;
 
-use super::{Done, Failure, check_available, value_size};
+use super::{Done, Failure, value_size};
 use clap::ValueEnum;
-use farside_bench::floor::{Floor, HugePages, Layout};
-use farside_bench::report::{FloorReport, floor_table, ycsb_table};
+use farside_bench::report::ycsb_table;
 use farside_bench::workload::{Distribution, Workload};
 pub(super) use session::{Asked, Session};
 use std::time::Duration;
@@ -22,7 +22,10 @@ enum What {
     /// Drive a system through a YCSB workload
     Ycsb(Ycsb),
     /// Do the same fetch by hand: what the machine allows
-    Floor(FloorArgs),
+    Floor(floor::Floor),
+    /// The other end of a floor that sends messages; 'bench floor' starts it
+    #[command(hide = true)]
+    FloorServer(floor::FloorServer),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -89,46 +92,15 @@ struct Ycsb {
     json: bool,
 }
 
-#[derive(clap::Args)]
-struct FloorArgs {
-    /// Whose floor
-    #[arg(long, value_enum, default_value_t = FabricArg::Shm)]
-    fabric: FabricArg,
-    /// Records in the table
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
-    records: u64,
-    /// Bytes of a value, 1 to 16MiB
-    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
-    value_size: u32,
-    /// Fetches overlapped by prefetching
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    tasks: u32,
-    /// How long to measure
-    #[arg(long, value_name = "S", default_value_t = 3.0)]
-    seconds: f64,
-    /// Give each key a slot of its own
-    #[arg(long)]
-    collision_free: bool,
-    /// Measure how long a message takes there and back, without any fetch: for fabrics that send messages, and neither
-    /// 'local' nor 'shm' does
-    #[arg(long)]
-    bare: bool,
-    /// The result as one JSON object on the last line
-    #[arg(long)]
-    json: bool,
-}
-
 /// What to do where the memory that is wanted is not there.
 const FEWER_RECORDS: &str = "ask for fewer --records or a smaller --value-size";
-/// What a record of the floor takes besides its value, at the least: slots, a header and a key.
-const BESIDES_VALUE: u64 = 4 * 16 + 24;
 
 impl Bench {
     pub(super) fn run(self) -> Done {
         match self.what {
             What::Ycsb(ycsb) => ycsb.run(),
             What::Floor(floor) => floor.run(),
+            What::FloorServer(server) => server.run(),
         }
     }
 }
@@ -182,34 +154,6 @@ impl Ycsb {
                 Err(Failure::Told(format!("{errors} operations failed, {violations} values were wrong")))
             }
         }
-    }
-}
-
-impl FloorArgs {
-    fn run(self) -> Done {
-        if self.bare {
-            return Err(Failure::Told(format!(
-                "{} has no channel whose echo could be measured: leave --bare out",
-                self.fabric.name()
-            )));
-        }
-        let layout = Layout {
-            records: self.records,
-            value_size: self.value_size,
-            collision_free: self.collision_free,
-            huge_pages: HugePages::IfAvailable,
-            seed: 1,
-        };
-        let (duration, tasks) = (seconds(self.seconds)?, self.tasks as usize);
-        check_available(self.records * (u64::from(self.value_size) + BESIDES_VALUE), FEWER_RECORDS)?;
-        let measured = Floor::build(layout)?.measure(tasks, duration)?;
-        let report = FloorReport::new(self.fabric.name(), tasks, &measured);
-        if self.json {
-            tell!("{}", serde_json::to_string(&report)?);
-        } else {
-            tell!("{}", floor_table(&[report]));
-        }
-        Ok(())
     }
 }
 

@@ -321,11 +321,11 @@ fn end_on_panic() {
 }
 
 /// Asks the system to end this process with its parent, and ends it now if that has happened already.
-fn die_with_parent() -> Done {
+pub(super) fn die_with_parent() -> Done {
     let parent = rustix::process::getppid();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     if rustix::process::getppid() != parent {
-        return Err(Failure::Told("the process that started this node has ended".into()));
+        return Err(Failure::Told("the process that started this one has ended".into()));
     }
     Ok(())
 }

@@ -1,0 +1,188 @@
+//! The client: keeps so many requests under way, checks every reply, and tells how long it took.
+//!
+//! Invariant: whatever has been answered is asked anew in a message of as many requests, so that messages stay about
+//! half of what is under way.
+
+use std::hint::black_box;
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::message::{FIRST_ID, Reply};
+use super::{ANSWER_TIMEOUT, Echoed, Patience, TASKS_MAX};
+use crate::floor::measure::{DRAWS, FETCHES_PER_LOOK};
+use crate::floor::table::{Key, VALUE, key, value_byte};
+use crate::report::Latencies;
+
+/// The client's end of a channel.
+pub(super) trait Asked {
+    /// Looks so often for a message before it lets others run.
+    const LOOKS_PER_YIELD: u32;
+
+    /// Sends requests for the keys `numbers` in one message; their ids count up from `first`.
+    fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()>;
+
+    /// Takes the replies that are there, the first of which is to be `next`; returns how many.
+    fn take(&mut self, next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize>;
+}
+
+/// What can be measured, whatever the medium.
+pub(super) trait Measures {
+    fn measure(&mut self, duration: Duration) -> io::Result<Echoed>;
+    fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed>;
+}
+
+/// A channel, and what was asked through it.
+pub(super) struct Asker<A> {
+    near: A,
+    book: Book,
+    tasks: usize,
+    tasks_per_message: usize,
+}
+
+/// What is under way, and what is to be asked next.
+struct Book {
+    keys: Vec<u32>,
+    /// Place in `keys`.
+    next: usize,
+    /// Key numbers by the id of their request, modulo [`TASKS_MAX`].
+    numbers: [u64; TASKS_MAX],
+    /// Id of the next request.
+    id: u64,
+    /// Id of the next reply.
+    awaited: u64,
+    mismatches: u64,
+}
+
+impl<A> Asker<A> {
+    pub(super) fn new(near: A, keys: Vec<u32>, tasks: usize, tasks_per_message: usize) -> Self {
+        let (next, numbers, mismatches) = (0, [0; TASKS_MAX], 0);
+        let book = Book { keys, next, numbers, id: FIRST_ID, awaited: FIRST_ID, mismatches };
+        Self { near, book, tasks, tasks_per_message }
+    }
+}
+
+impl<A: Asked> Measures for Asker<A> {
+    /// One message after each look at the clock is timed, from before it is sent to its last reply.
+    fn measure(&mut self, duration: Duration) -> io::Result<Echoed> {
+        let mut latencies = Latencies::new();
+        let (began, mismatches) = (self.book.awaited, self.book.mismatches);
+        let started = Instant::now();
+        self.ask_all()?;
+        let (mut timed, mut looked, mut looked_at) = (self.book.id, started, began);
+        loop {
+            let count = self.take()?;
+            if self.book.awaited >= timed {
+                latencies.record(looked.elapsed());
+                timed = u64::MAX;
+            }
+            let look = timed == u64::MAX && self.book.awaited - looked_at >= FETCHES_PER_LOOK as u64;
+            if look {
+                (looked, looked_at) = (Instant::now(), self.book.awaited);
+                if looked - started >= duration {
+                    break;
+                }
+            }
+            self.ask(count)?;
+            if look {
+                timed = self.book.id;
+            }
+        }
+        self.take_all()?;
+        let (ops, elapsed) = (self.book.awaited - began, started.elapsed());
+        Ok(echoed(ops, elapsed, &latencies, self.book.mismatches - mismatches))
+    }
+
+    fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed> {
+        let mut latencies = Latencies::new();
+        let (began, mismatches) = (self.book.awaited, self.book.mismatches);
+        let mut elapsed = Duration::ZERO;
+        for _ in 0..rounds {
+            thread::sleep(pause);
+            let asked = Instant::now();
+            self.ask_all()?;
+            self.take_all()?;
+            let latency = asked.elapsed();
+            latencies.record(latency);
+            elapsed += latency;
+        }
+        let ops = self.book.awaited - began;
+        Ok(echoed(ops, elapsed, &latencies, self.book.mismatches - mismatches))
+    }
+}
+
+impl<A: Asked> Asker<A> {
+    /// Every task asks once.
+    fn ask_all(&mut self) -> io::Result<()> {
+        let mut left = self.tasks;
+        while left > 0 {
+            let count = left.min(self.tasks_per_message);
+            self.ask(count)?;
+            left -= count;
+        }
+        Ok(())
+    }
+
+    fn take_all(&mut self) -> io::Result<()> {
+        while self.book.awaited < self.book.id {
+            self.take()?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn ask(&mut self, count: usize) -> io::Result<()> {
+        let mut numbers = [0; TASKS_MAX];
+        let first = self.book.draw(&mut numbers[..count]);
+        self.near.ask(first, &numbers[..count])
+    }
+
+    /// Waits for a message, checks its replies, and returns how many they are.
+    #[inline(always)]
+    fn take(&mut self) -> io::Result<usize> {
+        let mut patience = Patience::new(A::LOOKS_PER_YIELD, Some(ANSWER_TIMEOUT));
+        loop {
+            let book = &mut self.book;
+            let count = self.near.take(book.awaited, |reply| book.deliver(&reply))?;
+            if count > 0 {
+                return Ok(count);
+            }
+            patience.wait()?;
+        }
+    }
+}
+
+impl Book {
+    /// The keys to ask for next; returns the id of the first request.
+    #[inline(always)]
+    fn draw(&mut self, numbers: &mut [u64]) -> u64 {
+        let first = self.id;
+        for number in numbers {
+            *number = u64::from(self.keys[self.next % DRAWS]);
+            self.next += 1;
+            self.numbers[self.id as usize % TASKS_MAX] = *number;
+            self.id += 1;
+        }
+        first
+    }
+
+    /// Hands the item over and checks it. Which key comes next depends on the bytes fetched, as in the floor without
+    /// messages.
+    #[inline(always)]
+    fn deliver(&mut self, reply: &Reply<'_>) {
+        let number = self.numbers[self.awaited as usize % TASKS_MAX];
+        let item = black_box(reply.item);
+        let value = &item[VALUE..];
+        let wrong = value.last().map_or(0, |last| last ^ value_byte(number, value.len() - 1));
+        let is_its = reply.id == self.awaited && item[VALUE - size_of::<Key>()..VALUE] == key(number);
+        self.mismatches += u64::from(!reply.found || !is_its || wrong != 0);
+        self.next += usize::from(wrong);
+        self.awaited += 1;
+    }
+}
+
+fn echoed(ops: u64, elapsed: Duration, latencies: &Latencies, mismatches: u64) -> Echoed {
+    let seconds = elapsed.as_secs_f64();
+    let ops_per_s = ops as f64 / seconds;
+    Echoed { ops, seconds, ops_per_s, rtt_us_p50: latencies.percentile_us(50.0), mismatches }
+}

@@ -1,0 +1,489 @@
+//! The physical floor of a GET that travels by messages: a server that does the same fetch by hand, and a client that
+//! asks it, over a ring in shared memory, datagrams or a stream.
+//!
+//! A request names a key, the reply brings its item. Up to `tasks` requests are under way at once, and about half of
+//! them travel in one message: while the server works on one half, the client works on the other.
+//!
+//! Invariant: replies come in the order of their requests, so that whatever is lost or swapped is counted.
+//! Invariant: no side asks the system for memory once it has started.
+//! Invariant: a client never waits longer than [`ANSWER_TIMEOUT`] for a server that has gone.
+
+mod client;
+mod message;
+mod ring;
+mod server;
+mod tcp;
+mod udp;
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::measure::{check_tasks, draw_keys};
+use super::table::{VALUE, check as check_layout};
+use super::{Layout, TASKS_MAX};
+use client::{Asker, Measures};
+use message::{REPLY_SIZE_MAX, REQUEST_SIZE, reply_size};
+use server::{Answerer, Served};
+
+/// How long a client waits for an answer before it takes the server for gone.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Largest value, in bytes, that an echo carries: with what goes before and behind it, a reply fits one datagram.
+pub const ECHO_VALUE_SIZE_MAX: u32 = 60 << 10;
+
+const _: () = assert!(VALUE + (ECHO_VALUE_SIZE_MAX as usize) < REPLY_SIZE_MAX - 64);
+
+/// What carries the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Two rings in memory that both processes map.
+    Ring,
+    /// Connected datagram sockets on loopback.
+    Udp,
+    /// A stream on loopback.
+    Tcp,
+}
+
+/// An echo to be measured; client and server are told the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Echo {
+    /// What carries the messages.
+    pub medium: Medium,
+    /// What the server holds; values of at most [`ECHO_VALUE_SIZE_MAX`] bytes.
+    pub layout: Layout,
+    /// Requests under way at once; 1 to [`TASKS_MAX`].
+    pub tasks: usize,
+    /// Leaves the fetch out: the same messages, with bytes that the server has at hand.
+    pub bare: bool,
+    /// Both sides sleep until a message wakes them; else they look for it without a pause.
+    pub blocking: bool,
+}
+
+/// What an echo did in one measurement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Echoed {
+    /// Requests answered.
+    pub ops: u64,
+    /// Seconds they took; pauses between them are left out.
+    pub seconds: f64,
+    /// Requests answered a second.
+    pub ops_per_s: f64,
+    /// Median time from sending a message of requests to having all its replies, in microseconds; sampled.
+    pub rtt_us_p50: f64,
+    /// Replies that did not bring the key's own item, or came out of turn: anything but 0 is a fault of this program
+    /// or of the host.
+    pub mismatches: u64,
+}
+
+/// The end that asks. Dropping it tells the server to end.
+pub struct EchoClient(Box<dyn Measures>);
+
+impl Echo {
+    /// Makes a channel: the end that asks, and a descriptor to [`serve`](Echo::serve) in another process or thread.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is out of range or too much for the medium; otherwise what the operating system
+    /// answered when asked for memory or sockets.
+    pub fn open(&self) -> io::Result<(EchoClient, OwnedFd)> {
+        self.check()?;
+        Ok(match self.medium {
+            Medium::Ring => {
+                let (near, far) = ring::open(self)?;
+                (EchoClient(Box::new(self.asker(near))), far)
+            }
+            Medium::Udp => {
+                let (near, far) = udp::open(self)?;
+                (EchoClient(Box::new(self.asker(near))), far)
+            }
+            Medium::Tcp => {
+                let (near, far) = tcp::open(self)?;
+                (EchoClient(Box::new(self.asker(near))), far)
+            }
+        })
+    }
+
+    /// Fills the memory, calls `ready` with the bytes in one of its pages, and answers until the client's end drops.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is out of range, or if `far` is no channel as `self` describes it; `InvalidData` for a
+    /// request that no client sends; otherwise what the operating system answered.
+    pub fn serve(&self, far: OwnedFd, ready: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
+        self.check()?;
+        match self.medium {
+            Medium::Ring => self.serve_by(ring::Far::new(self, far)?, ready),
+            Medium::Udp => self.serve_by(udp::Far::new(self, far)?, ready),
+            Medium::Tcp => self.serve_by(tcp::Far::new(self, far)?, ready),
+        }
+    }
+
+    fn serve_by(&self, far: impl Served, ready: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
+        let answerer = Answerer::new(self)?;
+        ready(answerer.page_size() as u64)?;
+        server::serve(far, &answerer)
+    }
+
+    fn asker<N>(&self, near: N) -> Asker<N> {
+        Asker::new(near, draw_keys(&self.layout), self.tasks, self.tasks_per_message())
+    }
+
+    fn check(&self) -> io::Result<()> {
+        check_tasks(self.tasks)?;
+        if self.layout.value_size > ECHO_VALUE_SIZE_MAX {
+            return Err(invalid(format!(
+                "values of {} bytes: a message carries 0 to {ECHO_VALUE_SIZE_MAX}",
+                self.layout.value_size
+            )));
+        }
+        check_layout(&self.layout).map(drop)
+    }
+
+    fn item_size(&self) -> usize {
+        VALUE + self.layout.value_size as usize
+    }
+
+    /// Bytes of a reply on a socket.
+    fn reply_size(&self) -> usize {
+        reply_size(self.item_size())
+    }
+
+    /// About half of what is under way, as far as the replies fit a datagram.
+    fn tasks_per_message(&self) -> usize {
+        self.tasks.div_ceil(2).min(REPLY_SIZE_MAX / self.reply_size()).max(1)
+    }
+}
+
+impl EchoClient {
+    /// Asks for the keys that [`Floor::keys`](super::Floor::keys) lists, for about `duration`.
+    ///
+    /// # Errors
+    /// What the operating system answered; `TimedOut` if the server did not answer for [`ANSWER_TIMEOUT`]. After an
+    /// error requests may still be under way: drop it.
+    pub fn measure(&mut self, duration: Duration) -> io::Result<Echoed> {
+        self.0.measure(duration)
+    }
+
+    /// Sleeps for `pause` before each of `rounds` rounds, in which every task asks once: the median is of rounds.
+    ///
+    /// # Errors
+    /// As [`measure`](EchoClient::measure).
+    pub fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed> {
+        self.0.measure_idle(pause, rounds)
+    }
+}
+
+impl fmt::Debug for EchoClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EchoClient").finish_non_exhaustive()
+    }
+}
+
+/// Looking again and again for what the other side is about to send. Every so many looks, whoever else wants this CPU
+/// has it: the other side may be one of them.
+struct Patience {
+    looks: u32,
+    looks_per_yield: u32,
+    timeout: Option<Duration>,
+    yielded: Option<Instant>,
+}
+
+impl Patience {
+    fn new(looks_per_yield: u32, timeout: Option<Duration>) -> Self {
+        Self { looks: 0, looks_per_yield, timeout, yielded: None }
+    }
+
+    /// Forgets what was waited for, since it has come.
+    #[inline(always)]
+    fn renew(&mut self) {
+        self.looks = 0;
+        self.yielded = None;
+    }
+
+    /// Between two looks. `TimedOut` once they have gone on for too long.
+    #[inline(always)]
+    fn wait(&mut self) -> io::Result<()> {
+        std::hint::spin_loop();
+        self.looks += 1;
+        if self.looks < self.looks_per_yield { Ok(()) } else { self.give_way() }
+    }
+
+    #[cold]
+    fn give_way(&mut self) -> io::Result<()> {
+        self.looks = 0;
+        thread::yield_now();
+        let Some(timeout) = self.timeout else { return Ok(()) };
+        let since = *self.yielded.get_or_insert_with(Instant::now);
+        if since.elapsed() < timeout { Ok(()) } else { Err(no_answer()) }
+    }
+}
+
+fn invalid(wrong: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, wrong)
+}
+
+fn no_answer() -> io::Error {
+    let wrong =
+        format!("no answer for {} s: the server has ended, or a message was lost", ANSWER_TIMEOUT.as_secs());
+    io::Error::new(io::ErrorKind::TimedOut, wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpStream, UdpSocket};
+    use std::thread::JoinHandle;
+
+    use super::*;
+    use crate::floor::{Floor, HugePages};
+
+    const MEDIA: [Medium; 3] = [Medium::Ring, Medium::Udp, Medium::Tcp];
+    const A_WHILE: Duration = Duration::from_millis(20);
+
+    fn echo(medium: Medium, tasks: usize) -> Echo {
+        let layout = Layout {
+            records: 3000,
+            value_size: 100,
+            collision_free: false,
+            huge_pages: HugePages::No,
+            seed: 7,
+        };
+        Echo { medium, layout, tasks, bare: false, blocking: false }
+    }
+
+    /// A client, and the thread that serves it until it drops.
+    fn started(asked: Echo, served: Echo) -> (EchoClient, JoinHandle<io::Result<()>>) {
+        let (client, far) = asked.open().unwrap();
+        (client, thread::spawn(move || served.serve(far, |_page_size| Ok(()))))
+    }
+
+    /// What one that asks as `asked` measures at a server that was told `served`.
+    fn measured(asked: Echo, served: Echo) -> Echoed {
+        let (mut client, server) = started(asked, served);
+        let echoed = client.measure(A_WHILE).unwrap();
+        drop(client);
+        server.join().unwrap().unwrap();
+        echoed
+    }
+
+    #[test]
+    fn every_medium_brings_the_items_of_the_keys_asked_for() {
+        for medium in MEDIA {
+            for tasks in [1, 2, 7, 48, TASKS_MAX] {
+                for (bare, blocking) in [(false, false), (true, false), (false, true)] {
+                    let echo = Echo { bare, blocking, ..echo(medium, tasks) };
+                    let echoed = measured(echo, echo);
+                    assert_eq!(echoed.mismatches, 0, "{echo:?}");
+                    assert!(
+                        echoed.ops >= 256 && echoed.seconds >= 0.02 && echoed.rtt_us_p50 > 0.0,
+                        "{echoed:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_of_any_legal_size_travel() {
+        for medium in MEDIA {
+            for (value_size, tasks) in [(0, 1), (0, 64), (1, 5), (4096, 64), (ECHO_VALUE_SIZE_MAX, 2)] {
+                let echo = echo(medium, tasks);
+                let echo = Echo { layout: Layout { value_size, records: 100, ..echo.layout }, ..echo };
+                for bare in [false, true] {
+                    let echo = Echo { bare, ..echo };
+                    assert_eq!(measured(echo, echo).mismatches, 0, "{echo:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_may_pause_and_measure_again() {
+        for medium in MEDIA {
+            for tasks in [1, 5] {
+                let echo = Echo { blocking: true, ..echo(medium, tasks) };
+                let (mut client, server) = started(echo, echo);
+                for _ in 0..2 {
+                    let idle = client.measure_idle(Duration::from_millis(2), 5).unwrap();
+                    assert_eq!((idle.ops, idle.mismatches), (5 * tasks as u64, 0), "{echo:?}");
+                    assert!(idle.rtt_us_p50 > 0.0 && idle.seconds > 0.0, "{idle:?}");
+                    assert_eq!(client.measure(A_WHILE).unwrap().mismatches, 0, "{echo:?}");
+                }
+                drop(client);
+                server.join().unwrap().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn keys_that_the_server_does_not_have_are_counted() {
+        for medium in MEDIA {
+            for tasks in [1, 64] {
+                let asked = echo(medium, tasks);
+                let served = Echo { layout: Layout { records: 1500, ..asked.layout }, ..asked };
+                let echoed = measured(asked, served);
+                // Half of the keys asked for, but for chance: each lies in the whole range.
+                let share = echoed.mismatches as f64 / echoed.ops as f64;
+                assert!((0.3..0.7).contains(&share), "{echoed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_reply_with_a_wrong_byte_or_key_or_out_of_turn_is_counted() {
+        let echo = echo(Medium::Udp, 1);
+        let floor = Floor::build(echo.layout).unwrap();
+        let item_size = echo.item_size();
+        let spoils: [(&str, fn(&mut [u8], usize)); 4] = [
+            ("the value's last byte", |reply, item_size| reply[item_size - 1] ^= 1),
+            ("the key", |reply, _| reply[VALUE - 1] ^= 1),
+            ("found", |reply, item_size| reply[item_size.next_multiple_of(8)] = 0),
+            ("the id", |reply, _| *reply.last_mut().unwrap() ^= 1),
+        ];
+        for (what, spoil) in spoils {
+            let (mut client, far) = echo.open().unwrap();
+            let far = UdpSocket::from(far);
+            let liar = thread::spawn({
+                let values: Vec<Vec<u8>> = (0..echo.layout.records)
+                    .map(|number| floor.get(number, &mut Vec::new()).unwrap().to_vec())
+                    .collect();
+                move || {
+                    let mut request = [0; REQUEST_SIZE];
+                    for asked in 0.. {
+                        if far.recv(&mut request).unwrap() == 0 {
+                            return;
+                        }
+                        let number = u64::from_ne_bytes(request[8..16].try_into().unwrap());
+                        let mut reply = vec![0; reply_size(item_size)];
+                        reply[VALUE - 8..VALUE].copy_from_slice(&number.to_be_bytes());
+                        reply[VALUE..item_size].copy_from_slice(&values[number as usize]);
+                        let trailer = item_size.next_multiple_of(8);
+                        reply[trailer] = 1;
+                        reply[trailer + 8..].copy_from_slice(&request[..8]);
+                        if asked == 3 {
+                            spoil(&mut reply, item_size);
+                        }
+                        far.send(&reply).unwrap();
+                    }
+                }
+            });
+            assert_eq!(client.measure(A_WHILE).unwrap().mismatches, 1, "{what}");
+            drop(client);
+            liar.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_refused() {
+        let legal = echo(Medium::Udp, 4);
+        for (wrong, told) in [
+            (Echo { tasks: 0, ..legal }, "0 tasks: legal are 1 to 64"),
+            (Echo { tasks: 65, ..legal }, "65 tasks: legal are 1 to 64"),
+            (Echo { layout: Layout { value_size: 61_441, ..legal.layout }, ..legal }, "0 to 61440"),
+            (Echo { layout: Layout { records: 0, ..legal.layout }, ..legal }, "0 records"),
+        ] {
+            let refusal = wrong.open().unwrap_err();
+            assert_eq!(refusal.kind(), io::ErrorKind::InvalidInput);
+            assert!(refusal.to_string().contains(told), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_descriptor_that_is_no_channel_is_refused() {
+        let ring = || echo(Medium::Ring, 4).open().unwrap().1;
+        let socket = || echo(Medium::Udp, 4).open().unwrap().1;
+        for (medium, tasks, far) in [
+            (Medium::Udp, 4, ring()),
+            (Medium::Tcp, 4, ring()),
+            (Medium::Ring, 4, socket()),
+            (Medium::Ring, 64, ring()),
+        ] {
+            let refusal = echo(medium, tasks).serve(far, |_| unreachable!("it does not start")).unwrap_err();
+            assert_eq!(refusal.kind(), io::ErrorKind::InvalidInput, "{medium:?}");
+            assert!(refusal.to_string().contains("use the one that the client's end came with"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_no_client_sends_ends_the_server_with_an_error() {
+        let told = echo(Medium::Udp, 4);
+        for wrong in [
+            vec![7; 5],
+            message::request(1, 0, 9).to_vec(),
+            [message::request(1, 0, message::FETCH), message::request(3, 0, message::FETCH)].concat(),
+        ] {
+            let near = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let far = UdpSocket::bind("127.0.0.1:0").unwrap();
+            near.connect(far.local_addr().unwrap()).unwrap();
+            far.connect(near.local_addr().unwrap()).unwrap();
+            near.send(&wrong).unwrap();
+            let refusal = told.serve(far.into(), |_| Ok(())).unwrap_err();
+            assert_eq!(refusal.kind(), io::ErrorKind::InvalidData, "{refusal}");
+        }
+        // A client with other flags.
+        let (mut client, server) = started(Echo { bare: true, ..echo(Medium::Tcp, 4) }, echo(Medium::Tcp, 4));
+        assert!(client.measure(A_WHILE).is_err());
+        assert_eq!(server.join().unwrap().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_server_that_has_ended_is_an_error() {
+        for medium in [Medium::Udp, Medium::Tcp] {
+            for blocking in [false, true] {
+                let (mut client, far) = Echo { blocking, ..echo(medium, 4) }.open().unwrap();
+                drop(far);
+                let kind = client.measure(A_WHILE).unwrap_err().kind();
+                assert_ne!(kind, io::ErrorKind::TimedOut, "{medium:?} tells at once");
+            }
+        }
+        // A ring cannot tell.
+        let mut patience = Patience::new(1, Some(Duration::ZERO));
+        assert_eq!(patience.wait().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_stream_may_break_anywhere() {
+        let echo = echo(Medium::Tcp, 8);
+        let (mut client, far) = echo.open().unwrap();
+        // Between the two, a relay that passes on a few bytes at a time.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to_server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let server_end = listener.accept().unwrap().0;
+        let server = thread::spawn(move || echo.serve(server_end.into(), |_| Ok(())));
+        let from_client = TcpStream::from(far);
+        let relay = |mut from: TcpStream, mut to: TcpStream, step: usize| {
+            thread::spawn(move || {
+                use std::io::{Read, Write};
+                let mut bytes = vec![0; step];
+                loop {
+                    match from.read(&mut bytes) {
+                        Ok(0) | Err(_) => return to.shutdown(std::net::Shutdown::Write).unwrap_or(()),
+                        Ok(len) => to.write_all(&bytes[..len]).unwrap(),
+                    }
+                }
+            })
+        };
+        for socket in [&from_client, &to_server] {
+            socket.set_nodelay(true).unwrap();
+        }
+        let relays = [
+            relay(from_client.try_clone().unwrap(), to_server.try_clone().unwrap(), 7),
+            relay(to_server, from_client, 61),
+        ];
+        let echoed = client.measure(A_WHILE).unwrap();
+        assert!(echoed.ops > 0 && echoed.mismatches == 0, "{echoed:?}");
+        drop(client);
+        server.join().unwrap().unwrap();
+        relays.into_iter().for_each(|relay| relay.join().unwrap());
+    }
+
+    #[test]
+    fn a_message_holds_half_of_what_is_under_way_and_fits_a_datagram() {
+        let of = |tasks, value_size| {
+            let echo = echo(Medium::Udp, tasks);
+            Echo { layout: Layout { value_size, ..echo.layout }, ..echo }.tasks_per_message()
+        };
+        assert_eq!([of(1, 512), of(2, 512), of(3, 512), of(64, 512)], [1, 1, 2, 32]);
+        assert_eq!([of(64, 4096), of(64, ECHO_VALUE_SIZE_MAX)], [15, 1]);
+    }
+}

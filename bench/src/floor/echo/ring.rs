@@ -1,0 +1,345 @@
+//! Two rings in memory that both sides map: requests one way, replies the other.
+//!
+//! A side looks at the slot of the message that it waits for, until its id is there. A message of several requests is
+//! published by the id of its first, written last: the lines of the others then need not be looked at again and again.
+//!
+//! Invariant: the slot of id i is written anew for id i + slots; no more than `slots` requests are under way, so the
+//! reader of i is done with it by then, and nobody need tell.
+//! Invariant: each slot has one writer, and it writes nothing between a slot's publication and its reader's message.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::thread::futex;
+
+use super::client::Asked;
+use super::message::{ECHO, FETCH, FIRST_ID, REQUEST_SIZE, REQUEST_TOGETHER, Reply, Requests, request};
+use super::server::{Answerer, Served, Turn};
+use super::{ANSWER_TIMEOUT, Echo, invalid, no_answer, reply_size};
+
+/// A look is a load: so many take some 10 us.
+const LOOKS_PER_YIELD: u32 = 1024;
+
+/// memory: | bell of requests | bell of replies | goodbye | slots of requests | slots of replies |. Bells and goodbye
+/// have two lines each, as CPUs fetch lines in pairs.
+const REQUESTS_BELL: usize = 0;
+const REPLIES_BELL: usize = 128;
+const GOODBYE: usize = 256;
+const REQUESTS: usize = 384;
+
+const CACHE_LINE: usize = 64;
+/// Two requests share a line: they are published together, as a rule.
+const REQUEST_STRIDE: usize = 32;
+
+/// A bell's reader is awake, or will look once more before it sleeps.
+const AWAKE: u32 = 0;
+/// A bell's reader sleeps, or is about to.
+const ASLEEP: u32 = 1;
+
+const _: () = assert!(REQUEST_STRIDE >= REQUEST_SIZE && REQUESTS.is_multiple_of(CACHE_LINE));
+
+/// The end that asks.
+pub(super) struct Near {
+    rings: Rings,
+    op: u32,
+    /// One item a task: a slot is the server's again as soon as its reply was taken.
+    fetched: Vec<u8>,
+}
+
+/// The end that answers.
+pub(super) struct Far {
+    rings: Rings,
+    next: u64,
+}
+
+/// The mapping, and what lies where.
+struct Rings {
+    base: NonNull<u8>,
+    len: usize,
+    slots: usize,
+    item_size: usize,
+    blocking: bool,
+    requests: Ring,
+    replies: Ring,
+}
+
+/// One direction. Offsets are in the mapping, or in a slot.
+#[derive(Clone, Copy)]
+struct Ring {
+    bell: usize,
+    at: usize,
+    stride: usize,
+    id: usize,
+    together: usize,
+}
+
+/// Rings of its own, and the file that they lie in.
+pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
+    let file = memfd_create(c"farside-floor-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, Rings::len(echo) as u64)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let op = if echo.bare { ECHO } else { FETCH };
+    let fetched = vec![0; echo.tasks * echo.item_size()];
+    Ok((Near { rings: Rings::map(echo, &file)?, op, fetched }, file))
+}
+
+impl Asked for Near {
+    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+
+    #[inline(always)]
+    fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
+        let rings = &self.rings;
+        for (id, &number) in (first..).zip(numbers) {
+            let bytes = request(id, number, self.op);
+            // SAFETY: the slot is mapped and wide enough, and the server does not read it before it is published: the
+            // replies to whatever it held before have been taken.
+            unsafe {
+                let slot = rings.slot(&rings.requests, id);
+                ptr::copy_nonoverlapping(bytes[8..].as_ptr(), slot.add(8), REQUEST_SIZE - 8);
+            }
+        }
+        rings.publish(&rings.requests, first, numbers.len());
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn take(&mut self, next: u64, mut each: impl FnMut(Reply<'_>)) -> io::Result<usize> {
+        let rings = &self.rings;
+        if rings.blocking && !rings.sleep(&rings.replies, next, Some(ANSWER_TIMEOUT))? {
+            return Err(no_answer());
+        }
+        let count = rings.arrived(&rings.replies, next)?;
+        for (id, fetched) in (next..next + count as u64).zip(self.fetched.chunks_exact_mut(rings.item_size)) {
+            let found;
+            // SAFETY: the slot is mapped, holds an item and its trailer, and the server has published it; it writes no
+            // more to it before this client asks again.
+            unsafe {
+                let slot = rings.slot(&rings.replies, id);
+                ptr::copy_nonoverlapping(slot, fetched.as_mut_ptr(), rings.item_size);
+                found = slot.add(rings.found()).cast::<u32>().read();
+            }
+            each(Reply {
+                id: rings.id(&rings.replies, id).load(Ordering::Relaxed),
+                found: found == 1,
+                item: fetched,
+            });
+        }
+        Ok(count)
+    }
+}
+
+impl Drop for Near {
+    fn drop(&mut self) {
+        self.rings.goodbye().store(1, Ordering::SeqCst);
+        self.rings.ring(&self.rings.requests);
+    }
+}
+
+impl Far {
+    pub(super) fn new(echo: &Echo, far: OwnedFd) -> io::Result<Self> {
+        let sealed = fcntl_get_seals(&far).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if !sealed || fstat(&far)?.st_size != Rings::len(echo) as i64 {
+            return Err(invalid(
+                "the descriptor is no ring of an echo like this: use the one that the client's end came with"
+                    .into(),
+            ));
+        }
+        Ok(Self { rings: Rings::map(echo, &far)?, next: FIRST_ID })
+    }
+}
+
+impl Served for Far {
+    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+
+    #[inline(always)]
+    fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn> {
+        let rings = &self.rings;
+        if rings.blocking {
+            rings.sleep(&rings.requests, self.next, None)?;
+        }
+        let count = rings.arrived(&rings.requests, self.next)?;
+        if count == 0 {
+            let closed = rings.goodbye().load(Ordering::Relaxed) != 0;
+            return Ok(if closed { Turn::Closed } else { Turn::Nothing });
+        }
+        let ids = self.next..self.next + count as u64;
+        let mut requests = Requests::new(self.next);
+        for id in ids.clone() {
+            let mut bytes = [0; REQUEST_SIZE];
+            // SAFETY: the slot is mapped, and the client has published it; it writes no more to it before it has the
+            // reply.
+            unsafe {
+                ptr::copy_nonoverlapping(rings.slot(&rings.requests, id), bytes.as_mut_ptr(), REQUEST_SIZE)
+            };
+            requests.push(&bytes, answerer.op())?;
+        }
+        // SAFETY: the slots are mapped, there are at least `count`, so each is handed out once, and the client reads
+        // none of them before it is published.
+        let items = ids
+            .clone()
+            .map(|id| unsafe { slice::from_raw_parts_mut(rings.slot(&rings.replies, id), rings.item_size) });
+        let found = answerer.answer(requests.numbers(), items);
+        for (id, index) in ids.clone().zip(0..) {
+            let found = (found >> index) as u32 & 1;
+            // SAFETY: as above, for the trailer behind the item.
+            unsafe { rings.slot(&rings.replies, id).add(rings.found()).cast::<u32>().write(found) };
+        }
+        rings.publish(&rings.replies, self.next, count);
+        self.next = ids.end;
+        Ok(Turn::Answered)
+    }
+}
+
+impl Rings {
+    fn slots(echo: &Echo) -> usize {
+        echo.tasks.next_power_of_two()
+    }
+
+    fn len(echo: &Echo) -> usize {
+        let slots = Self::slots(echo);
+        let requests = (slots * REQUEST_STRIDE).next_multiple_of(CACHE_LINE);
+        REQUESTS + requests + slots * reply_size(echo.item_size()).next_multiple_of(CACHE_LINE)
+    }
+
+    /// Maps `file`, which is as long as `len` says and can no longer shrink.
+    fn map(echo: &Echo, file: impl AsFd) -> io::Result<Self> {
+        let (slots, len) = (Self::slots(echo), Self::len(echo));
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing that anybody holds.
+        let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0)? };
+        let requests = Ring {
+            bell: REQUESTS_BELL,
+            at: REQUESTS,
+            stride: REQUEST_STRIDE,
+            id: 0,
+            together: REQUEST_TOGETHER,
+        };
+        let stride = reply_size(echo.item_size()).next_multiple_of(CACHE_LINE);
+        let replies = Ring {
+            bell: REPLIES_BELL,
+            at: REQUESTS + (slots * REQUEST_STRIDE).next_multiple_of(CACHE_LINE),
+            stride,
+            id: stride - 8,
+            together: stride - 12,
+        };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        let (item_size, blocking) = (echo.item_size(), echo.blocking);
+        Ok(Self { base, len, slots, item_size, blocking, requests, replies })
+    }
+
+    /// Where a reply says whether there is an item.
+    #[inline(always)]
+    fn found(&self) -> usize {
+        self.replies.together - size_of::<u32>()
+    }
+
+    /// The slot of `id`: `ring.stride` bytes, aligned to 32.
+    #[inline(always)]
+    fn slot(&self, ring: &Ring, id: u64) -> *mut u8 {
+        let index = id as usize & (self.slots - 1);
+        // SAFETY: `slots` is a power of two, so `index` is below it, and `len` counted that many slots of either ring.
+        unsafe { self.base.as_ptr().add(ring.at + index * ring.stride) }
+    }
+
+    #[inline(always)]
+    fn id(&self, ring: &Ring, id: u64) -> &AtomicU64 {
+        // SAFETY: an aligned word of a slot, mapped until `self` drops; both sides access it as an atomic while the
+        // other may.
+        unsafe { AtomicU64::from_ptr(self.slot(ring, id).add(ring.id).cast()) }
+    }
+
+    #[inline(always)]
+    fn together(&self, ring: &Ring, id: u64) -> &AtomicU32 {
+        // SAFETY: as for the id; the writer of a request also fills it before it publishes.
+        unsafe { AtomicU32::from_ptr(self.slot(ring, id).add(ring.together).cast()) }
+    }
+
+    fn bell(&self, ring: &Ring) -> &AtomicU32 {
+        // SAFETY: an aligned word at the front, mapped until `self` drops, and only ever an atomic.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(ring.bell).cast()) }
+    }
+
+    fn goodbye(&self) -> &AtomicU32 {
+        // SAFETY: as for the bells.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(GOODBYE).cast()) }
+    }
+
+    /// Lets the other side see the `count` messages from `first` on.
+    #[inline(always)]
+    fn publish(&self, ring: &Ring, first: u64, count: usize) {
+        for id in first + 1..first + count as u64 {
+            self.id(ring, id).store(id, Ordering::Relaxed);
+        }
+        self.together(ring, first).store(count as u32, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `arrived`, so that all of the messages' bytes are visible with it.
+        self.id(ring, first).store(first, Ordering::Release);
+        if self.blocking {
+            self.ring(ring);
+        }
+    }
+
+    /// How many messages were published together with `first`, if it was.
+    #[inline(always)]
+    fn arrived(&self, ring: &Ring, first: u64) -> io::Result<usize> {
+        // Acquire: pairs with the Release in `publish`.
+        if self.id(ring, first).load(Ordering::Acquire) != first {
+            return Ok(0);
+        }
+        let count = self.together(ring, first).load(Ordering::Relaxed) as usize;
+        if (1..=self.slots).contains(&count) { Ok(count) } else { Err(no_count(count, self.slots)) }
+    }
+
+    /// Wakes the reader of `ring` if it sleeps.
+    fn ring(&self, ring: &Ring) {
+        // SeqCst: pairs with the one in `sleep`; either its reader sees what was published, or this sees it asleep.
+        fence(Ordering::SeqCst);
+        if self.bell(ring).load(Ordering::Relaxed) == ASLEEP {
+            self.bell(ring).store(AWAKE, Ordering::Relaxed);
+            // A wake-up fails only for an address that is none.
+            let _woken = futex::wake(self.bell(ring), futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Sleeps until `first` has arrived or the client has gone; false if neither came about for `timeout`.
+    fn sleep(&self, ring: &Ring, first: u64, timeout: Option<Duration>) -> io::Result<bool> {
+        let timeout = timeout.map(|timeout| futex::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: 0 });
+        loop {
+            self.bell(ring).store(ASLEEP, Ordering::Relaxed);
+            // The other side may (1) have published before: then its message is seen here; (2) publish after: then it
+            // sees the bell, and rings; (3) ring before this sleeps: then the bell is not as it was, and nobody
+            // sleeps.
+            fence(Ordering::SeqCst);
+            let has_come = self.arrived(ring, first)? > 0 || self.goodbye().load(Ordering::Relaxed) != 0;
+            if has_come {
+                self.bell(ring).store(AWAKE, Ordering::Relaxed);
+                return Ok(true);
+            }
+            match futex::wait(self.bell(ring), futex::Flags::empty(), ASLEEP, timeout.as_ref()) {
+                Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::TIMEDOUT) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        // SAFETY: `map` mapped exactly this range, and no reference into it outlives `self`. An error would mean that
+        // the range is not mapped, and then there is nothing to undo.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cold]
+fn no_count(count: usize, slots: usize) -> io::Error {
+    let wrong = format!("{count} messages at once, in a ring of {slots}: the other side is broken");
+    io::Error::new(io::ErrorKind::InvalidData, wrong)
+}

@@ -1,0 +1,117 @@
+//! The server: takes a message of requests, fetches all their items with the cache misses overlapped, replies.
+//!
+//! Invariant: a request is answered once, in its turn.
+
+use std::io;
+
+use rustix::param::page_size;
+
+use super::message::{ECHO, FETCH};
+use super::{Echo, Patience, TASKS_MAX};
+use crate::floor::table::{Key, Table, VALUE, key, value_byte};
+
+/// The server's end of a channel.
+pub(super) trait Served {
+    /// Looks so often for a message before it lets others run.
+    const LOOKS_PER_YIELD: u32;
+
+    /// Takes and answers one message, if there is one.
+    fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn>;
+}
+
+/// What there was to do.
+pub(super) enum Turn {
+    Nothing,
+    Answered,
+    /// The client has gone.
+    Closed,
+}
+
+/// Answers until the client has gone.
+pub(super) fn serve<S: Served>(mut far: S, answerer: &Answerer) -> io::Result<()> {
+    let mut patience = Patience::new(S::LOOKS_PER_YIELD, None);
+    loop {
+        match far.turn(answerer)? {
+            Turn::Nothing => patience.wait()?,
+            Turn::Answered => patience.renew(),
+            Turn::Closed => return Ok(()),
+        }
+    }
+}
+
+/// Where items come from.
+pub(super) enum Answerer {
+    /// The table.
+    Fetch(Table),
+    /// One item that stays in the cache.
+    Bare(Vec<u8>),
+}
+
+impl Answerer {
+    pub(super) fn new(echo: &Echo) -> io::Result<Self> {
+        Ok(if echo.bare {
+            Self::Bare(vec![0; echo.item_size()])
+        } else {
+            Self::Fetch(Table::build(echo.layout)?)
+        })
+    }
+
+    /// Bytes in a page of the memory that is read.
+    pub(super) fn page_size(&self) -> usize {
+        match self {
+            Self::Fetch(table) => table.page_size(),
+            Self::Bare(_) => page_size(),
+        }
+    }
+
+    /// What all requests ask for.
+    pub(super) fn op(&self) -> u32 {
+        match self {
+            Self::Fetch(_) => FETCH,
+            Self::Bare(_) => ECHO,
+        }
+    }
+
+    /// Puts the items of the keys `numbers`, at most [`TASKS_MAX`], into `items`, one each. Bit i of the result tells
+    /// whether the i-th was found.
+    #[inline(always)]
+    pub(super) fn answer<'a>(&self, numbers: &[u64], items: impl Iterator<Item = &'a mut [u8]>) -> u64 {
+        match self {
+            Self::Fetch(table) => match numbers {
+                [number] => items.fold(0, |_, item| {
+                    let key = key(*number);
+                    u64::from(table.fetch(&key, table.home(&key), item))
+                }),
+                _ => fetch(table, numbers, items),
+            },
+            Self::Bare(at_hand) => {
+                for (&number, item) in numbers.iter().zip(items) {
+                    item[..at_hand.len()].copy_from_slice(at_hand);
+                    item[VALUE - size_of::<Key>()..VALUE].copy_from_slice(&key(number));
+                    if let [.., last] = &mut item[VALUE..at_hand.len()] {
+                        *last = value_byte(number, at_hand.len() - VALUE - 1);
+                    }
+                }
+                u64::MAX
+            }
+        }
+    }
+}
+
+/// All slots, then all items, then the copies.
+#[inline(always)]
+fn fetch<'a>(table: &Table, numbers: &[u64], items: impl Iterator<Item = &'a mut [u8]>) -> u64 {
+    let mut homes = [0; TASKS_MAX];
+    for (home, &number) in homes.iter_mut().zip(numbers) {
+        *home = table.home(&key(number));
+        table.prefetch_slot(*home);
+    }
+    for &home in &homes[..numbers.len()] {
+        table.prefetch_item(home);
+    }
+    let mut found = 0;
+    for (index, ((&number, &home), item)) in numbers.iter().zip(&homes).zip(items).enumerate() {
+        found |= u64::from(table.fetch(&key(number), home, item)) << index;
+    }
+    found
+}

@@ -1,0 +1,174 @@
+//! A stream on loopback, without Nagle's delay; a message is what one write takes and, as a rule, one read brings.
+//!
+//! Invariant: a side reads at most as many records at once as a message holds, so that two messages that arrive
+//! together are still answered in two.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+
+use super::client::Asked;
+use super::message::{ECHO, FETCH, Reply, read_replies, read_requests, write_requests, write_trailers};
+use super::server::{Answerer, Served, Turn};
+use super::udp::{LOOKS_PER_YIELD, is_not_yet, no_channel};
+use super::{ANSWER_TIMEOUT, Echo, Patience, REQUEST_SIZE, no_answer};
+
+/// The end that asks.
+pub(super) struct Near {
+    stream: Stream,
+    blocking: bool,
+    op: u32,
+    reply_size: usize,
+    item_size: usize,
+    requests: Vec<u8>,
+}
+
+/// The end that answers.
+pub(super) struct Far {
+    stream: Stream,
+    reply_size: usize,
+    item_size: usize,
+    replies: Vec<u8>,
+}
+
+/// A socket, and what was read from it and not yet used: less than a record, at the front.
+struct Stream {
+    socket: TcpStream,
+    bytes: Vec<u8>,
+    record_size: usize,
+    len: usize,
+}
+
+/// What a look at a stream brought.
+enum Look {
+    Nothing,
+    Ended,
+    /// So many bytes of whole records.
+    Records(usize),
+}
+
+/// Two sockets of one connection.
+pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    let far = loop {
+        let (far, from) = listener.accept()?;
+        // Whoever else connects to this port meanwhile is not meant.
+        if from == near.local_addr()? {
+            break far;
+        }
+    };
+    let near = Near {
+        stream: Stream::new(near, echo, echo.reply_size())?,
+        blocking: echo.blocking,
+        op: if echo.bare { ECHO } else { FETCH },
+        reply_size: echo.reply_size(),
+        item_size: echo.item_size(),
+        requests: vec![0; echo.tasks_per_message() * REQUEST_SIZE],
+    };
+    near.stream.socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    Ok((near, far.into()))
+}
+
+impl Asked for Near {
+    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+
+    #[inline(always)]
+    fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
+        self.stream.write(write_requests(&mut self.requests, first, numbers, self.op))
+    }
+
+    #[inline(always)]
+    fn take(&mut self, _next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize> {
+        match self.stream.read()? {
+            Look::Records(len) => {
+                let count = read_replies(&self.stream.bytes[..len], self.reply_size, self.item_size, each);
+                self.stream.consume(len);
+                Ok(count)
+            }
+            Look::Ended => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has ended")),
+            Look::Nothing if self.blocking => Err(no_answer()),
+            Look::Nothing => Ok(0),
+        }
+    }
+}
+
+impl Far {
+    pub(super) fn new(echo: &Echo, far: OwnedFd) -> io::Result<Self> {
+        let socket = TcpStream::from(far);
+        socket.peer_addr().map_err(no_channel)?;
+        Ok(Self {
+            stream: Stream::new(socket, echo, REQUEST_SIZE)?,
+            reply_size: echo.reply_size(),
+            item_size: echo.item_size(),
+            replies: vec![0; echo.tasks_per_message() * echo.reply_size()],
+        })
+    }
+}
+
+impl Served for Far {
+    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+
+    #[inline(always)]
+    fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn> {
+        let len = match self.stream.read()? {
+            Look::Nothing => return Ok(Turn::Nothing),
+            Look::Ended => return Ok(Turn::Closed),
+            Look::Records(len) => len,
+        };
+        let requests = read_requests(&self.stream.bytes[..len], answerer.op())?;
+        self.stream.consume(len);
+        let replies = &mut self.replies[..requests.numbers().len() * self.reply_size];
+        let items = replies.chunks_exact_mut(self.reply_size).map(|reply| &mut reply[..self.item_size]);
+        let found = answerer.answer(requests.numbers(), items);
+        write_trailers(replies, self.reply_size, requests.first, found);
+        self.stream.write(replies)?;
+        Ok(Turn::Answered)
+    }
+}
+
+impl Stream {
+    /// For reading records of `record_size` bytes, as many at once as a message holds.
+    fn new(socket: TcpStream, echo: &Echo, record_size: usize) -> io::Result<Self> {
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(!echo.blocking)?;
+        Ok(Self { socket, bytes: vec![0; echo.tasks_per_message() * record_size], record_size, len: 0 })
+    }
+
+    /// Reads until there is a whole record, if need be and if it blocks.
+    #[inline(always)]
+    fn read(&mut self) -> io::Result<Look> {
+        loop {
+            match self.socket.read(&mut self.bytes[self.len..]) {
+                Ok(0) => return Ok(Look::Ended),
+                Ok(len) => self.len += len,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Look::Nothing),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if self.len >= self.record_size {
+                return Ok(Look::Records(self.len - self.len % self.record_size));
+            }
+        }
+    }
+
+    /// Gives up the first `len` bytes.
+    #[inline(always)]
+    fn consume(&mut self, len: usize) {
+        self.bytes.copy_within(len..self.len, 0);
+        self.len -= len;
+    }
+
+    #[inline(always)]
+    fn write(&mut self, mut message: &[u8]) -> io::Result<()> {
+        let mut patience = Patience::new(LOOKS_PER_YIELD, Some(ANSWER_TIMEOUT));
+        while !message.is_empty() {
+            match self.socket.write(message) {
+                Ok(len) => message = &message[len..],
+                Err(error) if is_not_yet(&error) => patience.wait()?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

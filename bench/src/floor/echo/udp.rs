@@ -1,0 +1,177 @@
+//! Datagrams between two connected sockets on loopback; a message is a datagram.
+//!
+//! Invariant: what is under way fits the receivers' buffers, so that loopback loses nothing.
+
+use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use rustix::net::sockopt::{set_socket_recv_buffer_size, socket_recv_buffer_size};
+
+use super::client::Asked;
+use super::message::{ECHO, FETCH, Reply, read_replies, read_requests, write_requests, write_trailers};
+use super::server::{Answerer, Served, Turn};
+use super::{ANSWER_TIMEOUT, Echo, Patience, REQUEST_SIZE, invalid, no_answer};
+
+/// A look is a system call: so many take some 10 us.
+pub(super) const LOOKS_PER_YIELD: u32 = 64;
+
+/// What is asked for where it is needed; the system gives at most its `net.core.rmem_max`.
+const BUFFER_SIZE_MAX: usize = 8 << 20;
+
+/// What the kernel keeps beside a datagram's bytes, at the most; and it may take twice the bytes.
+const DATAGRAM_OVERHEAD: usize = 4096;
+
+/// The end that asks.
+pub(super) struct Near {
+    socket: UdpSocket,
+    blocking: bool,
+    op: u32,
+    reply_size: usize,
+    item_size: usize,
+    requests: Vec<u8>,
+    replies: Vec<u8>,
+}
+
+/// The end that answers.
+pub(super) struct Far {
+    socket: UdpSocket,
+    reply_size: usize,
+    item_size: usize,
+    requests: Vec<u8>,
+    replies: Vec<u8>,
+}
+
+/// Two sockets that know each other alone.
+pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
+    let near = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let far = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    near.connect(far.local_addr()?)?;
+    far.connect(near.local_addr()?)?;
+    for socket in [&near, &far] {
+        make_room(socket, echo)?;
+    }
+    near.set_nonblocking(!echo.blocking)?;
+    near.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    let near = Near {
+        socket: near,
+        blocking: echo.blocking,
+        op: if echo.bare { ECHO } else { FETCH },
+        reply_size: echo.reply_size(),
+        item_size: echo.item_size(),
+        requests: vec![0; echo.tasks_per_message() * REQUEST_SIZE],
+        replies: vec![0; echo.tasks_per_message() * echo.reply_size()],
+    };
+    Ok((near, far.into()))
+}
+
+/// Sees to it that a socket's buffer holds all that may be under way.
+fn make_room(socket: &UdpSocket, echo: &Echo) -> io::Result<()> {
+    let per_message = echo.tasks_per_message();
+    let messages = echo.tasks.div_ceil(per_message);
+    let needed = messages * (2 * per_message * echo.reply_size() + DATAGRAM_OVERHEAD);
+    if needed > socket_recv_buffer_size(socket)? {
+        set_socket_recv_buffer_size(socket, BUFFER_SIZE_MAX)?;
+    }
+    let granted = socket_recv_buffer_size(socket)?;
+    if needed > granted {
+        return Err(invalid(format!(
+            "replies under way take up to {needed} bytes and a socket's buffer has {granted}, so that some would be \
+             lost: ask for fewer tasks or smaller values, or raise it: sysctl net.core.rmem_max={needed}"
+        )));
+    }
+    Ok(())
+}
+
+impl Asked for Near {
+    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+
+    #[inline(always)]
+    fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
+        send(&self.socket, write_requests(&mut self.requests, first, numbers, self.op))
+    }
+
+    #[inline(always)]
+    fn take(&mut self, _next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize> {
+        match receive(&self.socket, &mut self.replies)? {
+            Some(len) => Ok(read_replies(&self.replies[..len], self.reply_size, self.item_size, each)),
+            None if self.blocking => Err(no_answer()),
+            None => Ok(0),
+        }
+    }
+}
+
+/// An empty datagram says goodbye.
+impl Drop for Near {
+    fn drop(&mut self) {
+        let _gone_already = self.socket.send(&[]);
+    }
+}
+
+impl Far {
+    pub(super) fn new(echo: &Echo, far: OwnedFd) -> io::Result<Self> {
+        let socket = UdpSocket::from(far);
+        socket.peer_addr().map_err(no_channel)?;
+        socket.set_nonblocking(!echo.blocking)?;
+        Ok(Self {
+            socket,
+            reply_size: echo.reply_size(),
+            item_size: echo.item_size(),
+            requests: vec![0; echo.tasks_per_message() * REQUEST_SIZE],
+            replies: vec![0; echo.tasks_per_message() * echo.reply_size()],
+        })
+    }
+}
+
+impl Served for Far {
+    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+
+    #[inline(always)]
+    fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn> {
+        let len = match receive(&self.socket, &mut self.requests)? {
+            Some(0) => return Ok(Turn::Closed),
+            Some(len) => len,
+            None => return Ok(Turn::Nothing),
+        };
+        let requests = read_requests(&self.requests[..len], answerer.op())?;
+        let replies = &mut self.replies[..requests.numbers().len() * self.reply_size];
+        let items = replies.chunks_exact_mut(self.reply_size).map(|reply| &mut reply[..self.item_size]);
+        let found = answerer.answer(requests.numbers(), items);
+        write_trailers(replies, self.reply_size, requests.first, found);
+        send(&self.socket, replies)?;
+        Ok(Turn::Answered)
+    }
+}
+
+/// Bytes of the datagram that came, if one did.
+#[inline(always)]
+fn receive(socket: &UdpSocket, out: &mut [u8]) -> io::Result<Option<usize>> {
+    match socket.recv(out) {
+        Ok(len) => Ok(Some(len)),
+        Err(error) if is_not_yet(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[inline(always)]
+fn send(socket: &UdpSocket, datagram: &[u8]) -> io::Result<()> {
+    let mut patience = Patience::new(LOOKS_PER_YIELD, Some(ANSWER_TIMEOUT));
+    loop {
+        match socket.send(datagram) {
+            Ok(_) => return Ok(()),
+            Err(error) if is_not_yet(&error) => patience.wait()?,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Nothing there yet, or no room yet.
+pub(super) fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+pub(super) fn no_channel(error: io::Error) -> io::Error {
+    invalid(format!(
+        "the descriptor is no channel of an echo ({error}): use the one that the client's end came with"
+    ))
+}

@@ -1,0 +1,269 @@
+//! `bench floor`: the same fetch by hand, in this process or, for fabrics that send messages, in one more.
+//!
+//! Invariant: the server of an echo ends with the process that started it.
+
+use super::{FEWER_RECORDS, seconds};
+use crate::cli::node::die_with_parent;
+use crate::cli::{Done, Failure, check_available, value_size};
+use clap::ValueEnum;
+use farside_bench::floor::{Echo, EchoClient, Echoed, HugePages, Layout, Medium};
+use farside_bench::report::{EchoCpuSeconds, FloorReport, cpu_time_of, floor_table, own_cpu_time};
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+#[derive(clap::Args)]
+pub(super) struct Floor {
+    /// Whose floor
+    #[arg(long, value_enum, default_value_t = FloorFabric::Shm)]
+    fabric: FloorFabric,
+    #[command(flatten)]
+    asked: Asked,
+    /// How long to measure
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    seconds: f64,
+    /// Sleep so long before each request, or each round of them, and tell how long the first one takes; with
+    /// --blocking
+    #[arg(long, value_name = "MS", requires = "blocking", conflicts_with = "seconds")]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=60_000))]
+    idle_ms: Option<u64>,
+    /// How often to sleep and ask
+    #[arg(long, value_name = "N", requires = "idle_ms", default_value_t = 10)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rounds: u32,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the server is told too.
+#[derive(clap::Args)]
+struct Asked {
+    /// Records in the table
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    records: u64,
+    /// Bytes of a value, 1 to 16MiB; at most 60KiB where it travels in a message
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
+    value_size: u32,
+    /// Fetches overlapped by prefetching, or requests under way
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    tasks: u32,
+    /// Give each key a slot of its own
+    #[arg(long)]
+    collision_free: bool,
+    /// Leave the fetch out: how long messages of the same sizes take there and back; for ring, udp and tcp
+    #[arg(long)]
+    bare: bool,
+    /// Let both sides sleep until a message wakes them, in place of looking for it all the time; for ring, udp and tcp
+    #[arg(long)]
+    blocking: bool,
+}
+
+/// The other end of a floor that sends messages, which is its standard input.
+#[derive(clap::Args)]
+pub(super) struct FloorServer {
+    #[arg(long, value_enum)]
+    fabric: FloorFabric,
+    #[command(flatten)]
+    asked: Asked,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FloorFabric {
+    /// The fetch in this process
+    Local,
+    /// The fetch in this process, on shared memory
+    Shm,
+    /// Messages through rings in shared memory, the fetch in another process
+    Ring,
+    /// Datagrams over loopback, the fetch in another process
+    Udp,
+    /// A stream over loopback, the fetch in another process
+    Tcp,
+}
+
+/// What a record of the floor takes besides its value, at the least: slots, a header and a key.
+const BESIDES_VALUE: u64 = 4 * 16 + 24;
+
+impl Floor {
+    pub(super) fn run(self) -> Done {
+        let duration = seconds(self.seconds)?;
+        if !self.asked.bare {
+            let bytes = self.asked.records * (u64::from(self.asked.value_size) + BESIDES_VALUE);
+            check_available(bytes, FEWER_RECORDS)?;
+        }
+        let (report, mismatches) = match self.fabric.medium() {
+            Some(medium) => self.echo(&self.asked.echo(medium), duration)?,
+            None => self.alone(duration)?,
+        };
+        if self.json {
+            tell!("{}", serde_json::to_string(&report)?);
+        } else {
+            tell!("{}", floor_table(&[report]));
+        }
+        match mismatches {
+            0 => Ok(()),
+            wrong => Err(Failure::Told(format!(
+                "{wrong} fetches brought something else than the item of their key: these figures are worth nothing, \
+                 and this machine's memory may be broken"
+            ))),
+        }
+    }
+
+    fn alone(&self, duration: Duration) -> Result<(FloorReport, u64), Failure> {
+        for (flag, is_given) in [("--bare", self.asked.bare), ("--blocking", self.asked.blocking)] {
+            if is_given {
+                return Err(Failure::Told(format!(
+                    "{} sends no messages: leave {flag} out, or name --fabric ring, udp or tcp",
+                    self.fabric.name()
+                )));
+            }
+        }
+        let tasks = self.asked.tasks as usize;
+        let floor = farside_bench::floor::Floor::build(self.asked.layout())?;
+        let measured = floor.measure(tasks, duration)?;
+        Ok((FloorReport::new(self.fabric.name(), tasks, &measured), measured.mismatches))
+    }
+
+    fn echo(&self, echo: &Echo, duration: Duration) -> Result<(FloorReport, u64), Failure> {
+        let (mut client, far) = echo.open()?;
+        let server = Server::start(self.fabric, &self.asked, far)?;
+        let before = (own_cpu_time()?, server.cpu_time()?);
+        let echoed = self.measure(&mut client, duration)?;
+        let per_mop = |after: Duration, before: Duration| {
+            after.saturating_sub(before).as_secs_f64() / echoed.ops as f64 * 1e6
+        };
+        let cpu = EchoCpuSeconds {
+            client: per_mop(own_cpu_time()?, before.0),
+            server: per_mop(server.cpu_time()?, before.1),
+        };
+        let report = FloorReport::of_echo(self.fabric.name(), echo.tasks, server.page_size, &echoed, cpu);
+        Ok((report, echoed.mismatches))
+    }
+
+    fn measure(&self, client: &mut EchoClient, duration: Duration) -> Result<Echoed, Failure> {
+        Ok(match self.idle_ms {
+            Some(pause_ms) => client.measure_idle(Duration::from_millis(pause_ms), self.rounds)?,
+            None => client.measure(duration)?,
+        })
+    }
+}
+
+impl Asked {
+    fn layout(&self) -> Layout {
+        Layout {
+            records: self.records,
+            value_size: self.value_size,
+            collision_free: self.collision_free,
+            huge_pages: HugePages::IfAvailable,
+            seed: 1,
+        }
+    }
+
+    fn echo(&self, medium: Medium) -> Echo {
+        Echo {
+            medium,
+            layout: self.layout(),
+            tasks: self.tasks as usize,
+            bare: self.bare,
+            blocking: self.blocking,
+        }
+    }
+
+    /// How one would type it.
+    fn arguments(&self) -> Vec<String> {
+        let numbers = [
+            ("--records", self.records),
+            ("--value-size", self.value_size.into()),
+            ("--tasks", self.tasks.into()),
+        ];
+        let flags =
+            [("--collision-free", self.collision_free), ("--bare", self.bare), ("--blocking", self.blocking)];
+        let numbers = numbers.into_iter().flat_map(|(name, number)| [name.into(), number.to_string()]);
+        numbers
+            .chain(flags.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name.into()))
+            .collect()
+    }
+}
+
+impl FloorFabric {
+    fn name(self) -> &'static str {
+        match self {
+            FloorFabric::Local => "local",
+            FloorFabric::Shm => "shm",
+            FloorFabric::Ring => "ring",
+            FloorFabric::Udp => "udp",
+            FloorFabric::Tcp => "tcp",
+        }
+    }
+
+    /// What carries its messages, if it sends any.
+    fn medium(self) -> Option<Medium> {
+        match self {
+            FloorFabric::Local | FloorFabric::Shm => None,
+            FloorFabric::Ring => Some(Medium::Ring),
+            FloorFabric::Udp => Some(Medium::Udp),
+            FloorFabric::Tcp => Some(Medium::Tcp),
+        }
+    }
+}
+
+impl FloorServer {
+    pub(super) fn run(self) -> Done {
+        die_with_parent()?;
+        let Some(medium) = self.fabric.medium() else {
+            return Err(Failure::Told(format!(
+                "{} has no server: name --fabric ring, udp or tcp",
+                self.fabric.name()
+            )));
+        };
+        let far = std::io::stdin().as_fd().try_clone_to_owned()?;
+        self.asked.echo(medium).serve(far, |page_size| {
+            use std::io::Write;
+            writeln!(std::io::stdout(), "{page_size}")
+        })?;
+        Ok(())
+    }
+}
+
+/// The process that answers.
+struct Server {
+    child: Child,
+    page_size: u64,
+}
+
+impl Server {
+    /// Starts one on the channel `far` and waits until it has filled its memory.
+    fn start(fabric: FloorFabric, asked: &Asked, far: OwnedFd) -> Result<Server, Failure> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["bench", "floor-server", "--fabric", fabric.name()])
+            .args(asked.arguments())
+            .stdin(far)
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = child.stdout.take();
+        let mut server = Server { child, page_size: 0 };
+        let mut line = String::new();
+        if let Some(output) = output {
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        server.page_size = line.trim_end().parse().map_err(|_| {
+            Failure::Told("the floor's server did not start; what it said stands above".into())
+        })?;
+        Ok(server)
+    }
+
+    fn cpu_time(&self) -> Result<Duration, Failure> {
+        Ok(cpu_time_of(self.child.id())?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
