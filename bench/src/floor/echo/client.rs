@@ -1,7 +1,7 @@
 //! The client: keeps so many requests under way, checks every reply, and tells how long it took.
 //!
-//! Invariant: whatever has been answered is asked anew in a message of as many requests, so that messages stay about
-//! half of what is under way.
+//! Invariant: whatever has been answered is asked anew in a message of as many requests, so that there are always as
+//! many messages under way.
 
 use std::hint::black_box;
 use std::io;

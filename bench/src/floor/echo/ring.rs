@@ -24,8 +24,8 @@ use super::message::{ECHO, FETCH, FIRST_ID, REQUEST_SIZE, REQUEST_TOGETHER, Repl
 use super::server::{Answerer, Served, Turn};
 use super::{ANSWER_TIMEOUT, Echo, invalid, no_answer, reply_size};
 
-/// A look is a load: so many take some 10 us.
-const LOOKS_PER_YIELD: u32 = 1024;
+/// A look is a load and a pause: so many take a few microseconds.
+const LOOKS_PER_YIELD: u32 = 256;
 
 /// memory: | bell of requests | bell of replies | goodbye | slots of requests | slots of replies |. Bells and goodbye
 /// have two lines each, as CPUs fetch lines in pairs.

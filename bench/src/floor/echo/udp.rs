@@ -13,8 +13,8 @@ use super::message::{ECHO, FETCH, Reply, read_replies, read_requests, write_requ
 use super::server::{Answerer, Served, Turn};
 use super::{ANSWER_TIMEOUT, Echo, Patience, REQUEST_SIZE, invalid, no_answer};
 
-/// A look is a system call: so many take some 10 us.
-pub(super) const LOOKS_PER_YIELD: u32 = 64;
+/// A look is a system call, as giving way is: so many take a few microseconds.
+pub(super) const LOOKS_PER_YIELD: u32 = 16;
 
 /// What is asked for where it is needed; the system gives at most its `net.core.rmem_max`.
 const BUFFER_SIZE_MAX: usize = 8 << 20;
@@ -146,10 +146,13 @@ impl Served for Far {
 /// Bytes of the datagram that came, if one did.
 #[inline(always)]
 fn receive(socket: &UdpSocket, out: &mut [u8]) -> io::Result<Option<usize>> {
-    match socket.recv(out) {
-        Ok(len) => Ok(Some(len)),
-        Err(error) if is_not_yet(&error) => Ok(None),
-        Err(error) => Err(error),
+    loop {
+        match socket.recv(out) {
+            Ok(len) => return Ok(Some(len)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
 }
 
@@ -165,7 +168,7 @@ fn send(socket: &UdpSocket, datagram: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Nothing there yet, or no room yet.
+/// There is no room yet.
 pub(super) fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

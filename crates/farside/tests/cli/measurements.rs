@@ -122,6 +122,27 @@ fn bench_floor_measures_what_the_machine_allows() {
 }
 
 #[test]
+fn bench_floor_measures_messages_and_what_they_cost_either_side() {
+    let short = ["--seconds", "0.3"];
+    let idle = ["--blocking", "--idle-ms", "1", "--rounds", "300"];
+    for fabric in ["ring", "udp", "tcp"] {
+        for (tasks, flags) in [(1, &short[..]), (16, &[&short[..], &["--bare"]].concat()), (4, &idle)] {
+            let tasks_flag = tasks.to_string();
+            let arguments = ["bench", "floor", "--records", "1000", "--json", "--fabric", fabric, "--tasks"];
+            let arguments = arguments.into_iter().chain([&*tasks_flag]).chain(flags.iter().copied());
+            let report = farside(arguments).done().json();
+            assert_eq!((&report["fabric"], &report["tasks"]), (&fabric.into(), &tasks.into()));
+            for field in ["page_size", "rtt_us_p50", "ops_per_s"] {
+                assert!(report[field].as_f64() > Some(0.0), "{field}: {report}");
+            }
+            let cpu = report["cpu_s_per_mop"].as_object().expect("an object");
+            assert!(cpu["client"].as_f64() > Some(0.0) && cpu["server"].as_f64() >= Some(0.0), "{report}");
+            assert_eq!((report.as_object().expect("an object").len(), cpu.len()), (6, 2), "{report}");
+        }
+    }
+}
+
+#[test]
 fn the_demo_shows_a_client_that_reads_on_while_the_node_is_stopped() {
     let demo = farside(["demo", "--records", "20000", "--seconds", "0.2"]).done();
     let rate = |of: &str| -> f64 {

@@ -90,10 +90,6 @@ const BESIDES_VALUE: u64 = 4 * 16 + 24;
 impl Floor {
     pub(super) fn run(self) -> Done {
         let duration = seconds(self.seconds)?;
-        if !self.asked.bare {
-            let bytes = self.asked.records * (u64::from(self.asked.value_size) + BESIDES_VALUE);
-            check_available(bytes, FEWER_RECORDS)?;
-        }
         let (report, mismatches) = match self.fabric.medium() {
             Some(medium) => self.echo(&self.asked.echo(medium), duration)?,
             None => self.alone(duration)?,
@@ -121,6 +117,7 @@ impl Floor {
                 )));
             }
         }
+        self.asked.check_memory()?;
         let tasks = self.asked.tasks as usize;
         let floor = farside_bench::floor::Floor::build(self.asked.layout())?;
         let measured = floor.measure(tasks, duration)?;
@@ -129,6 +126,7 @@ impl Floor {
 
     fn echo(&self, echo: &Echo, duration: Duration) -> Result<(FloorReport, u64), Failure> {
         let (mut client, far) = echo.open()?;
+        self.asked.check_memory()?;
         let server = Server::start(self.fabric, &self.asked, far)?;
         let before = (own_cpu_time()?, server.cpu_time()?);
         let echoed = self.measure(&mut client, duration)?;
@@ -152,6 +150,13 @@ impl Floor {
 }
 
 impl Asked {
+    fn check_memory(&self) -> Done {
+        if self.bare {
+            return Ok(());
+        }
+        check_available(self.records * (u64::from(self.value_size) + BESIDES_VALUE), FEWER_RECORDS)
+    }
+
     fn layout(&self) -> Layout {
         Layout {
             records: self.records,
