@@ -101,7 +101,7 @@ pub struct FloorReport {
     pub rtt_us_p50: f64,
     /// Fetches a second; pauses between them are left out.
     pub ops_per_s: f64,
-    /// CPU time of either side; left out where one process does it all.
+    /// CPU time of either side, the server's to 10 ms in all; left out where one process does it all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_s_per_mop: Option<EchoCpuSeconds>,
 }
