@@ -1,24 +1,33 @@
 //! The client core: one thread and at most 64 tasks that hide each other's latency.
 //!
 //! Ready tasks are bits of a word; a *turn* polls every task that was ready when it began. Wakers are the standard
-//! ones and may be sent to other threads; a wake on the core's own thread is a plain store. Invariant: between
-//! turns no task is in the middle of anything: that is when an endpoint publishes that it holds no pointers.
+//! ones and may be sent to other threads; a wake on the core's own thread is a plain store. Where no task is ready,
+//! the endpoint waits: it knows what may come, and from where. Invariant: between turns no task is in the middle of
+//! anything: that is when an endpoint publishes that it holds no pointers.
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::thread::Thread;
+use std::time::Duration;
 
 /// The most tasks of one core.
 pub const TASKS_MAX: usize = 64;
 
-/// Whoever wants to know that a turn has ended.
+/// Whoever wants to know that a turn has ended, and waits where no task is ready.
 pub trait Turns {
     /// Every task that was ready has been polled.
     fn end_turn(&self);
+
+    /// No task is ready. Returns when one may be; it may return early.
+    fn wait(&self, core: &Idle<'_>) {
+        core.sleep();
+    }
 }
 
 impl Turns for () {
@@ -29,11 +38,52 @@ impl<T: Turns + ?Sized> Turns for &T {
     fn end_turn(&self) {
         (**self).end_turn();
     }
+
+    fn wait(&self, core: &Idle<'_>) {
+        (**self).wait(core);
+    }
 }
 
 impl<T: Turns + ?Sized> Turns for std::rc::Rc<T> {
     fn end_turn(&self) {
         (**self).end_turn();
+    }
+
+    fn wait(&self, core: &Idle<'_>) {
+        (**self).wait(core);
+    }
+}
+
+/// A core without a task that is ready.
+pub struct Idle<'a>(&'a Ready);
+
+impl Idle<'_> {
+    /// Whether a task was woken meanwhile.
+    #[inline]
+    pub fn is_woken(&self) -> bool {
+        self.0.here.load(Ordering::Relaxed) != 0 || self.0.elsewhere.load(Ordering::Relaxed) != 0
+    }
+
+    /// Sleeps until a task is woken.
+    pub fn sleep(&self) {
+        self.0.announced(PARKED, std::thread::park);
+    }
+
+    /// Sleeps until a task is woken, there is something to be read from `fd`, or so long.
+    pub fn sleep_on(&self, fd: BorrowedFd<'_>, timeout: Option<Duration>) {
+        let Some(bell) = self.0.bell() else { return std::thread::yield_now() };
+        self.0.announced(POLLING, || {
+            let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            let timeout = timeout.map(|wait| Timespec {
+                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: wait.subsec_nanos().into(),
+            });
+            // Interrupted or not: whoever waits looks again.
+            let _looked_at_anyway = poll(&mut fds, timeout.as_ref());
+            if !fds[0].revents().is_empty() {
+                let _emptied = rustix::io::read(bell, &mut [0; 8]);
+            }
+        });
     }
 }
 
@@ -44,9 +94,16 @@ struct Ready {
     here: AtomicU64,
     /// Woken elsewhere.
     elsewhere: AtomicU64,
-    parked: AtomicBool,
+    /// How the core sleeps, if it does.
+    asleep: AtomicU8,
     thread: Thread,
+    /// Wakes a core that waits for a descriptor. Made when it first does.
+    bell: OnceLock<OwnedFd>,
 }
+
+const AWAKE: u8 = 0;
+const PARKED: u8 = 1;
+const POLLING: u8 = 2;
 
 thread_local! {
     /// The core that runs on this thread.
@@ -109,8 +166,9 @@ impl<'a, T: Turns> Core<'a, T> {
         let ready = Arc::new(Ready {
             here: AtomicU64::new(0),
             elsewhere: AtomicU64::new(0),
-            parked: AtomicBool::new(false),
+            asleep: AtomicU8::new(AWAKE),
             thread: std::thread::current(),
+            bell: OnceLock::new(),
         });
         Core { tasks: Vec::new(), alive: 0, ready, turns, not_send: PhantomData }
     }
@@ -136,7 +194,7 @@ impl<'a, T: Turns> Core<'a, T> {
         while self.alive > 0 {
             let ready = self.ready.take();
             if ready == 0 {
-                self.ready.park();
+                self.turns.wait(&Idle(&self.ready));
                 continue;
             }
             self.turn(ready);
@@ -192,13 +250,23 @@ impl Ready {
         here | self.elsewhere.swap(0, Ordering::Acquire)
     }
 
-    fn park(&self) {
-        // SeqCst, as in `wake`: either the waker sees us parked, or we see its bit.
-        self.parked.store(true, Ordering::SeqCst);
-        if self.elsewhere.load(Ordering::SeqCst) == 0 {
-            std::thread::park();
+    /// Sleeps by `sleep`, unless a task was woken before everyone could know.
+    fn announced(&self, how: u8, sleep: impl FnOnce()) {
+        // SeqCst, as in `wake`: either the waker sees us asleep, or we see its bit.
+        self.asleep.store(how, Ordering::SeqCst);
+        if self.here.load(Ordering::Relaxed) == 0 && self.elsewhere.load(Ordering::SeqCst) == 0 {
+            sleep();
         }
-        self.parked.store(false, Ordering::Relaxed);
+        self.asleep.store(AWAKE, Ordering::Relaxed);
+    }
+
+    /// Nothing if the system has no descriptor for it now.
+    fn bell(&self) -> Option<&OwnedFd> {
+        if self.bell.get().is_none() {
+            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+            let _only_this_thread_makes_it = self.bell.set(bell);
+        }
+        self.bell.get()
     }
 
     #[inline]
@@ -209,8 +277,14 @@ impl Ready {
             return;
         }
         self.elsewhere.fetch_or(1 << index, Ordering::SeqCst);
-        if self.parked.load(Ordering::SeqCst) {
-            self.thread.unpark();
+        match self.asleep.load(Ordering::SeqCst) {
+            PARKED => self.thread.unpark(),
+            POLLING => {
+                let bell = self.bell.get().expect("a core makes its bell before it sleeps by it");
+                // It can only be full, and then it rings already.
+                let _rings_already = rustix::io::write(bell.as_fd(), &1u64.to_ne_bytes());
+            }
+            _ => {}
         }
     }
 }

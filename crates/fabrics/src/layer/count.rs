@@ -3,6 +3,7 @@
 //! Invariant: a round trip begins when something is asked while nothing is outstanding; so the number of round
 //! trips of one operation is the longest sequence of requests of which each waited for the one before.
 
+use crate::executor::{Idle, Turns};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
@@ -109,6 +110,16 @@ impl<F: Fabric> Fabric for Count<F> {
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         self.change(|costs| costs.retired += 1);
         self.inner.retire(node, key, buffer);
+    }
+}
+
+impl<F: Turns> Turns for Count<F> {
+    fn end_turn(&self) {
+        self.inner.end_turn();
+    }
+
+    fn wait(&self, core: &Idle<'_>) {
+        self.inner.wait(core);
     }
 }
 

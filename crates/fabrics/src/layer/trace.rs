@@ -2,6 +2,7 @@
 //!
 //! Invariant: each request is told once, when its outcome is known, with the time that it took.
 
+use crate::executor::{Idle, Turns};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
@@ -74,6 +75,16 @@ impl<F: Fabric + Clock, T: Fn(&str)> Fabric for Trace<F, T> {
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         (self.tell)(&format!("retire {buffer:?} at node {}", node.0));
         self.inner.retire(node, key, buffer);
+    }
+}
+
+impl<F: Turns, T> Turns for Trace<F, T> {
+    fn end_turn(&self) {
+        self.inner.end_turn();
+    }
+
+    fn wait(&self, core: &Idle<'_>) {
+        self.inner.wait(core);
     }
 }
 
