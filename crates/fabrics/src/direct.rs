@@ -5,17 +5,15 @@
 //! a buffer unreachable retires it before it awaits anything else. Invariant: the turn is odd, and that is visible
 //! to everyone, before a chain's first access.
 
-use crate::ahead::Ahead;
 use crate::executor::{self, Turns};
 use crate::memory::Mapping;
+use crate::runner::{Runner, Runs};
 use crate::timer;
-use farside_remote::arena::Arena;
-use farside_remote::arena::session::{Counters, SessionId, counters_at, turn_at};
+use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{DEADLINE, ServiceId};
-use farside_remote::{Addr, Chain, ChainView, Fabric, FabricError, Key, Memory, NodeId, Reply, Status};
+use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
 use std::cell::{Cell, RefCell};
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,37 +34,16 @@ pub trait Control {
     fn ring(&self);
 }
 
-/// How many chains a turn may run before it says that it has moved on: a task that never awaits anything has a
-/// turn without end.
-const CHAINS_PER_TURN: u32 = 64;
 /// After so many retired buffers the node is rung, in case it sleeps.
 const RETIRED_PER_RING: u64 = 256;
 
-/// Memory on which an endpoint runs chains: a node's mapping, or something that looks on as it is used.
-pub trait Runs: Memory<Wait = Infallible> {
-    /// The mapping underneath.
-    fn mapping(&self) -> &Mapping;
-}
-
-impl Runs for Arc<Mapping> {
-    #[inline]
-    fn mapping(&self) -> &Mapping {
-        self
-    }
-}
-
 /// An endpoint whose own CPU runs the chains. Belongs to one thread.
 pub struct Direct<M: Runs = Arc<Mapping>> {
-    memory: M,
+    runner: Runner<M>,
     control: Box<dyn Control>,
     /// Set by whoever watches the node's process.
     died: Arc<AtomicBool>,
     node: NodeId,
-    session: SessionId,
-    turn: Cell<u64>,
-    chains_in_turn: Cell<u32>,
-    ahead: Ahead,
-    counters: RefCell<Counters>,
     driver: RefCell<Option<Waker>>,
     patience: Cell<Duration>,
 }
@@ -81,15 +58,10 @@ impl<M: Runs> Direct<M> {
         session: SessionId,
     ) -> Direct<M> {
         Direct {
-            memory,
+            runner: Runner::new(memory, session),
             control,
             died,
             node,
-            session,
-            turn: Cell::new(0),
-            chains_in_turn: Cell::new(0),
-            ahead: Ahead::new(),
-            counters: RefCell::default(),
             driver: RefCell::new(None),
             patience: Cell::new(DEADLINE),
         }
@@ -97,12 +69,12 @@ impl<M: Runs> Direct<M> {
 
     /// The node's memory.
     pub fn memory(&self) -> &M {
-        &self.memory
+        self.runner.memory()
     }
 
     /// Which session this is.
     pub fn session(&self) -> SessionId {
-        self.session
+        self.runner.session()
     }
 
     /// Sets how long the answer to a call may take, in place of [`DEADLINE`].
@@ -112,7 +84,7 @@ impl<M: Runs> Direct<M> {
 
     /// What this session has counted.
     pub fn counters(&self) -> Counters {
-        *self.counters.borrow()
+        self.runner.counters()
     }
 
     /// Keeps the session's turns under an executor that is not ours: spawn it on the same thread, and let it run
@@ -141,39 +113,12 @@ impl<M: Runs> Direct<M> {
     /// Says that pointers may be held from now on.
     #[inline]
     fn enter(&self) {
-        let turn = self.turn.get();
-        let open = turn % 2 == 1;
-        let chains = self.chains_in_turn.get() + 1;
-        if open && chains < CHAINS_PER_TURN {
-            self.chains_in_turn.set(chains);
+        if !self.runner.enter() {
             return;
         }
-        // Every chain before this one has been followed up to its task's next await, so this is a new turn.
-        let next = if open { turn + 2 } else { turn + 1 };
-        self.turn.set(next);
-        self.chains_in_turn.set(0);
-        self.memory.mapping().publish_and_fence(turn_at(self.session.slot), next);
         let driver = self.driver.borrow().clone(); // An executor may poll it at once, and then it is borrowed again.
         if let Some(driver) = driver {
             driver.wake();
-        }
-    }
-
-    #[inline]
-    fn count(&self, chain: &ChainView<'_>, reply: &Reply) {
-        let mut counters = self.counters.borrow_mut();
-        counters.chains += 1;
-        counters.ops += chain.len() as u64;
-        counters.bytes_in += chain.wire_len() as u64;
-        counters.bytes_out += reply.as_bytes().len() as u64;
-        counters.atomics += chain.atomics() as u64;
-        match reply.last_status() {
-            Status::Access | Status::Invalid | Status::Aborted => counters.refused += 1,
-            Status::NotReady => {
-                counters.not_ready += 1;
-                self.control.ring();
-            }
-            _ => {}
         }
     }
 }
@@ -181,16 +126,8 @@ impl<M: Runs> Direct<M> {
 impl<M: Runs> Turns for Direct<M> {
     #[inline]
     fn end_turn(&self) {
-        self.ahead.end_turn(self.memory.mapping());
-        let turn = self.turn.get();
-        if turn.is_multiple_of(2) {
-            return;
-        }
-        let Ok(()) = self.memory.write(counters_at(self.session.slot), &self.counters.borrow().to_bytes());
-        self.turn.set(turn + 1);
-        self.chains_in_turn.set(0);
-        // Release: whatever this turn read and retired is done before it is said to be over.
-        self.memory.mapping().publish(turn_at(self.session.slot), turn + 1);
+        self.runner.fetch_ahead();
+        self.runner.end_turn();
     }
 }
 
@@ -198,15 +135,17 @@ impl<M: Runs> Fabric for Direct<M> {
     #[inline]
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         if executor::in_company() {
-            let hints = self.ahead.post(self.memory.mapping(), chain.view());
+            let hints = self.runner.expect(chain.view());
             executor::yield_now().await;
-            self.ahead.proceed(self.memory.mapping(), hints);
+            self.runner.proceed(hints);
         }
         self.check(node)?;
         self.enter();
         let view = chain.view(); // Anew, so that it does not lie in the future while that waits.
-        let Ok(()) = farside_remote::run(&self.memory, self.session.number, view, reply);
-        self.count(&view, reply);
+        self.runner.run(self.session().number, view, reply);
+        if reply.last_status() == Status::NotReady {
+            self.control.ring();
+        }
         Ok(())
     }
 
@@ -228,10 +167,7 @@ impl<M: Runs> Fabric for Direct<M> {
         }
         // Or else the store could be dropped, and its segments be another's, between the question and the step.
         self.enter();
-        let Ok(retired) = Arena::of(&self.memory).retire(self.session, key, buffer.raw());
-        let mut counters = self.counters.borrow_mut();
-        counters.retired += u64::from(retired);
-        if counters.retired.is_multiple_of(RETIRED_PER_RING) {
+        if self.runner.retire(key, buffer).is_multiple_of(RETIRED_PER_RING) {
             self.control.ring();
         }
     }

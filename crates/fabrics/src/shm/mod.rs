@@ -8,8 +8,9 @@
 pub mod frame;
 pub mod peer;
 
-use crate::direct::{Control, Direct, Runs};
+use crate::direct::{Control, Direct};
 use crate::memory::{Mapping, MappingError};
+use crate::runner::Runs;
 use farside_remote::arena::SESSIONS_MAX;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::owner;

@@ -1,7 +1,7 @@
 //! A node that overwrites every buffer before it gives it back, beside clients that overwrite and clients that read.
 //! Whoever reads the poison has followed a pointer into a buffer that was free.
 
-use farside_fabrics::direct::{Control, Direct, Runs};
+use farside_fabrics::direct::{Control, Direct};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};

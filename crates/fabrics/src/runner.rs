@@ -1,0 +1,164 @@
+//! Runs chains on a node's memory in the name of one session's slot: its turns, its hints, its counters.
+//!
+//! A slot says when pointers into the memory may be held in its name: its *turn* is odd from the first chain of a turn
+//! until the turn is ended. Invariant: the turn is odd, and that is visible to everyone, before a chain's first access.
+
+use crate::ahead::Ahead;
+use crate::memory::Mapping;
+use farside_remote::arena::Arena;
+use farside_remote::arena::session::{Counters, SessionId, counters_at, turn_at};
+use farside_remote::{Addr, ChainView, Key, Memory, Reply, Status};
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::sync::Arc;
+
+/// How many chains a turn may run before it says that it has moved on: a task that never awaits anything has a
+/// turn without end.
+const CHAINS_PER_TURN: u32 = 64;
+
+/// Memory on which chains run: a node's mapping, or something that looks on as it is used.
+pub trait Runs: Memory<Wait = Infallible> {
+    /// The mapping underneath.
+    fn mapping(&self) -> &Mapping;
+}
+
+impl Runs for Arc<Mapping> {
+    #[inline]
+    fn mapping(&self) -> &Mapping {
+        self
+    }
+}
+
+/// A runner of chains. Belongs to one thread.
+pub struct Runner<M: Runs = Arc<Mapping>> {
+    memory: M,
+    session: SessionId,
+    turn: Cell<u64>,
+    chains_in_turn: Cell<u32>,
+    ahead: Ahead,
+    counters: RefCell<Counters>,
+}
+
+impl<M: Runs> Runner<M> {
+    /// The runner of a session that the node has opened on `memory`.
+    pub fn new(memory: M, session: SessionId) -> Runner<M> {
+        Runner {
+            memory,
+            session,
+            turn: Cell::new(0),
+            chains_in_turn: Cell::new(0),
+            ahead: Ahead::new(),
+            counters: RefCell::default(),
+        }
+    }
+
+    /// The node's memory.
+    #[inline]
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// In whose name it runs.
+    #[inline]
+    pub fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> Counters {
+        *self.counters.borrow()
+    }
+
+    /// Has what the chain will touch fetched by [`Runner::fetch_ahead`]; answers how many hints there were, for
+    /// [`Runner::proceed`] when the chain's time has come.
+    #[inline(always)]
+    pub fn expect(&self, chain: ChainView<'_>) -> usize {
+        self.ahead.post(self.memory.mapping(), chain)
+    }
+
+    /// All chains that run next were told.
+    #[inline]
+    pub fn fetch_ahead(&self) {
+        self.ahead.end_turn(self.memory.mapping());
+    }
+
+    /// A chain that had so many hints runs now.
+    #[inline(always)]
+    pub fn proceed(&self, hints: usize) {
+        self.ahead.proceed(self.memory.mapping(), hints);
+    }
+
+    /// Says that pointers may be held from now on. True if a turn began.
+    #[inline]
+    pub fn enter(&self) -> bool {
+        let turn = self.turn.get();
+        let open = turn % 2 == 1;
+        let chains = self.chains_in_turn.get() + 1;
+        if open && chains < CHAINS_PER_TURN {
+            self.chains_in_turn.set(chains);
+            return false;
+        }
+        // Every chain before this one has been followed up to its task's next await, so this is a new turn.
+        let next = if open { turn + 2 } else { turn + 1 };
+        self.turn.set(next);
+        self.chains_in_turn.set(0);
+        self.memory.mapping().publish_and_fence(turn_at(self.session.slot), next);
+        true
+    }
+
+    /// Runs a chain, in a turn that was entered, whose buffers are to belong to `owner`.
+    #[inline(always)]
+    pub fn run(&self, owner: u32, chain: ChainView<'_>, reply: &mut Reply) {
+        self.run_on(&self.memory, owner, chain, reply);
+    }
+
+    /// As [`Runner::run`], on the same memory as `seen` lets the chain see it.
+    #[inline(always)]
+    pub fn run_on(
+        &self,
+        seen: &impl Memory<Wait = Infallible>,
+        owner: u32,
+        chain: ChainView<'_>,
+        reply: &mut Reply,
+    ) {
+        let Ok(()) = farside_remote::run(seen, owner, chain, reply);
+        self.count(&chain, reply);
+    }
+
+    #[inline]
+    fn count(&self, chain: &ChainView<'_>, reply: &Reply) {
+        let mut counters = self.counters.borrow_mut();
+        counters.chains += 1;
+        counters.ops += chain.len() as u64;
+        counters.bytes_in += chain.wire_len() as u64;
+        counters.bytes_out += reply.as_bytes().len() as u64;
+        counters.atomics += chain.atomics() as u64;
+        match reply.last_status() {
+            Status::Access | Status::Invalid | Status::Aborted => counters.refused += 1,
+            Status::NotReady => counters.not_ready += 1,
+            _ => {}
+        }
+    }
+
+    /// Gives back a buffer, in a turn that was entered; answers how many were so far.
+    pub fn retire(&self, key: Key, buffer: Addr) -> u64 {
+        let Ok(retired) = Arena::of(&self.memory).retire(self.session, key, buffer.raw());
+        let mut counters = self.counters.borrow_mut();
+        counters.retired += u64::from(retired);
+        counters.retired
+    }
+
+    /// No pointer is held any more.
+    #[inline]
+    pub fn end_turn(&self) {
+        let turn = self.turn.get();
+        if turn.is_multiple_of(2) {
+            return;
+        }
+        let Ok(()) = self.memory.write(counters_at(self.session.slot), &self.counters.borrow().to_bytes());
+        self.turn.set(turn + 1);
+        self.chains_in_turn.set(0);
+        // Release: whatever this turn read and retired is done before it is said to be over.
+        self.memory.mapping().publish(turn_at(self.session.slot), turn + 1);
+    }
+}
