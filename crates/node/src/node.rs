@@ -45,6 +45,8 @@ pub struct Node<M: NodeMemory> {
     extents: Extents,
     catalog: Catalog<M>,
     sessions: Sessions,
+    /// How many of them are engines'.
+    engines: u64,
     /// Sessions that have ended and whose retired buffers are still being taken.
     closing: VecDeque<SessionId>,
     reclaim: Reclaim,
@@ -109,6 +111,7 @@ impl<M: NodeMemory> Node<M> {
             extents: Extents::new(memory.geometry().segments()),
             catalog: Catalog::new(kinds),
             sessions: Sessions::new(1),
+            engines: 0,
             closing: VecDeque::new(),
             reclaim: Reclaim::default(),
             jobs: VecDeque::new(),
@@ -146,8 +149,7 @@ impl<M: NodeMemory> Node<M> {
         node.catalog = restored.catalog;
         node.catalog_sequence = restored.sequence;
         node.sessions = Sessions::new(restored.next_session);
-        let regions: Vec<u32> = node.catalog.iter().map(|entry| entry.store.region).collect();
-        regions.into_iter().for_each(|region| node.scan_soon(region, None));
+        node.scan_all();
         Ok(Ok(node))
     }
 
@@ -165,7 +167,7 @@ impl<M: NodeMemory> Node<M> {
     pub fn info(&self) -> NodeInfo {
         NodeInfo {
             unassigned_bytes: u64::from(self.extents.free()) * SEGMENT_SIZE,
-            sessions: self.sessions.len() as u64,
+            sessions: self.sessions.len() as u64 - self.engines,
             reclaimed_buffers: self.reclaim.reclaimed,
             ..self.info.clone()
         }
@@ -190,6 +192,38 @@ impl<M: NodeMemory> Node<M> {
         self.sessions.open(memory, pid, start_time)
     }
 
+    /// Opens the session in whose slot an engine of this node says when it runs chains.
+    pub fn open_engine(&mut self, memory: &M, pid: u32, start_time: u64) -> Result<Option<SessionId>, M::Wait> {
+        let opened = self.sessions.open(memory, pid, start_time)?;
+        self.engines += u64::from(opened.is_some());
+        Ok(opened)
+    }
+
+    /// Opens a session whose chains an engine of this node will run; answers the number to which its buffers belong.
+    pub fn open_remote(&mut self, memory: &M) -> Result<u32, M::Wait> {
+        self.sessions.open_remote(memory)
+    }
+
+    /// A remote session runs no more chains, and nothing that it retired is on its way. If it did not say so itself,
+    /// stores are scanned for what it held.
+    pub fn end_remote(&mut self, number: u32, said_so: bool) {
+        self.sessions.end_remote(number);
+        if !said_so {
+            self.scan_all();
+        }
+    }
+
+    /// A remote session has made a flush; see [`Node::flush`].
+    pub fn flushed(&mut self, number: u32, flush: u32) {
+        self.sessions.flushed(number, flush);
+    }
+
+    /// The last flush that remote sessions are to make: each is to say when all that it had retired before it heard
+    /// of this has arrived.
+    pub fn flush(&self) -> u32 {
+        self.sessions.flush()
+    }
+
     /// A session's owner runs no more chains. If it did not say so itself, stores are scanned for what it held.
     /// One that has ended already ends no second time.
     pub fn end_session(&mut self, id: SessionId, said_so: bool) {
@@ -200,8 +234,7 @@ impl<M: NodeMemory> Node<M> {
         self.closing.push_back(id);
         self.reclaim.take_from(id.slot);
         if !said_so {
-            let regions: Vec<u32> = self.catalog.iter().map(|entry| entry.store.region).collect();
-            regions.into_iter().for_each(|region| self.scan_soon(region, None));
+            self.scan_all();
         }
     }
 
@@ -409,6 +442,11 @@ impl<M: NodeMemory> Node<M> {
         self.reclaim.step(memory, &self.sessions)
     }
 
+    fn scan_all(&mut self) {
+        let regions: Vec<u32> = self.catalog.iter().map(|entry| entry.store.region).collect();
+        regions.into_iter().for_each(|region| self.scan_soon(region, None));
+    }
+
     fn scan_soon(&mut self, region: u32, asked: Option<Ticket>) {
         match self.scans_due.iter_mut().find(|(due, _)| *due == region) {
             Some((_, tickets)) => tickets.extend(asked),
@@ -428,7 +466,7 @@ impl<M: NodeMemory> Node<M> {
         };
         let entry = self.catalog.by_region(scan.region);
         let made = match entry {
-            Some(entry) => scan.step(memory, &self.sessions, &mut self.reclaim, &*entry.service)?,
+            Some(entry) => scan.step(memory, &mut self.sessions, &mut self.reclaim, &*entry.service)?,
             None => false, // The store was dropped meanwhile, and everything in it.
         };
         if (entry.is_none() || scan.is_done())

@@ -90,7 +90,7 @@ impl Scan {
     pub fn step<M: NodeMemory>(
         &mut self,
         memory: &M,
-        sessions: &Sessions,
+        sessions: &mut Sessions,
         reclaim: &mut Reclaim,
         service: &dyn Service<M>,
     ) -> Result<bool, M::Wait> {
@@ -127,7 +127,7 @@ impl Scan {
             }
             Phase::Wait { .. } if waits_for_nobody() => self.phase = Phase::Sweep { at: Place::default() },
             Phase::Wait { grace: None } => {
-                self.phase = Phase::Wait { grace: Some(sessions.begin_grace(memory)?) };
+                self.phase = Phase::Wait { grace: Some(sessions.begin_flush(memory)?) };
             }
             Phase::Wait { grace: Some(grace) } => {
                 if !sessions.is_over(memory, grace)? {

@@ -1,5 +1,10 @@
 //! Who runs chains on this memory: the sessions that are open, and how one waits until all have moved on.
 //!
+//! A session with a slot runs its chains itself, and says in the slot when it may hold pointers. A *remote* one has its
+//! chains run by an engine, in a turn of the engine's slot. It has a number, to which its buffers belong, and no slot;
+//! what it retires reaches the node some time after the chain that made it unreachable, so it is asked for a *flush*:
+//! to say when all that it had retired before it was asked has arrived.
+//!
 //! Invariant: numbers grow and are never reused, so "gone before" is a question about a number.
 //! Invariant: a session counts as open until the buffers that it retired have been taken from its slot.
 
@@ -24,6 +29,10 @@ pub struct Session {
 #[derive(Debug)]
 pub struct Sessions {
     open: BTreeMap<u32, Session>,
+    /// Remote sessions, each with the last flush that it has made.
+    remote: BTreeMap<u32, u32>,
+    /// The last flush that was asked for.
+    flush: u32,
     next_number: u32,
 }
 
@@ -31,6 +40,9 @@ pub struct Sessions {
 #[derive(Debug)]
 pub struct Grace {
     waiting: Vec<(SessionId, u64)>,
+    /// Remote sessions that are to make this flush.
+    remote: Vec<u32>,
+    flush: u32,
 }
 
 /// Who had ended by a certain moment.
@@ -53,22 +65,23 @@ impl Gone {
 impl Sessions {
     /// None open. Numbers begin at `first_number`, above any that this memory has seen.
     pub fn new(first_number: u32) -> Sessions {
-        Sessions { open: BTreeMap::new(), next_number: first_number.max(1) }
+        let (open, remote) = (BTreeMap::new(), BTreeMap::new());
+        Sessions { open, remote, flush: 0, next_number: first_number.max(1) }
     }
 
-    /// The open sessions.
+    /// The open sessions that have slots.
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
         self.open.values()
     }
 
     /// How many are open.
     pub fn len(&self) -> usize {
-        self.open.len()
+        self.open.len() + self.remote.len()
     }
 
     /// Whether none is open.
     pub fn is_empty(&self) -> bool {
-        self.open.is_empty()
+        self.len() == 0
     }
 
     /// Opens a session for a process; nothing if all slots are taken.
@@ -82,16 +95,50 @@ impl Sessions {
             return Ok(None);
         };
         let id = SessionId { slot, number: self.next_number };
-        // Before the number is used: a node that takes over must not give it to anyone else.
-        memory.write(header::NEXT_SESSION_AT, &u64::from(id.number + 1).to_le_bytes())?;
+        self.note_next(memory)?;
         Arena::of(memory).open_session(id, pid, start_time)?;
+        self.pass_number();
+        self.open.insert(slot, Session { id, pid, ended: false });
+        Ok(Some(id))
+    }
+
+    /// Opens a remote session; answers its number.
+    pub fn open_remote<M: Memory>(&mut self, memory: &M) -> Result<u32, M::Wait> {
+        let number = self.next_number;
+        self.note_next(memory)?;
+        self.pass_number();
+        self.remote.insert(number, self.flush);
+        Ok(number)
+    }
+
+    /// A remote session runs no more chains and retires nothing more.
+    pub fn end_remote(&mut self, number: u32) {
+        self.remote.remove(&number);
+    }
+
+    /// A remote session has made a flush: all that it had retired before it was asked for that has arrived.
+    pub fn flushed(&mut self, number: u32, flush: u32) {
+        if let Some(made) = self.remote.get_mut(&number) {
+            *made = flush.min(self.flush).max(*made);
+        }
+    }
+
+    /// The last flush that remote sessions are to make.
+    pub fn flush(&self) -> u32 {
+        self.flush
+    }
+
+    /// Before the number is used: a node that takes over must not give it to anyone else.
+    fn note_next<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
+        memory.write(header::NEXT_SESSION_AT, &u64::from(self.next_number + 1).to_le_bytes())
+    }
+
+    fn pass_number(&mut self) {
         self.next_number = self
             .next_number
             .checked_add(1)
             .filter(|&n| n < owner::NODE)
             .expect("four thousand million sessions were opened on one memory; it must be served anew");
-        self.open.insert(slot, Session { id, pid, ended: false });
-        Ok(Some(id))
     }
 
     /// Whether this very session is open and may run chains.
@@ -115,7 +162,8 @@ impl Sessions {
 
     /// Who is gone now.
     pub fn gone(&self) -> Gone {
-        let mut alive: Vec<u32> = self.open.values().map(|session| session.id.number).collect();
+        let open = self.open.values().map(|session| session.id.number);
+        let mut alive: Vec<u32> = open.chain(self.remote.keys().copied()).collect();
         alive.sort_unstable();
         Gone { alive, next_number: self.next_number }
     }
@@ -129,7 +177,18 @@ impl Sessions {
                 waiting.push((session.id, turn));
             }
         }
-        Ok(Grace { waiting })
+        Ok(Grace { waiting, remote: Vec::new(), flush: 0 })
+    }
+
+    /// Whoever may hold a pointer now, or has made something unreachable whose retirement has not arrived. One load a
+    /// session that has a slot; the others are asked for a flush.
+    pub fn begin_flush<M: Memory>(&mut self, memory: &M) -> Result<Grace, M::Wait> {
+        let grace = self.begin_grace(memory)?;
+        let remote: Vec<u32> = self.remote.keys().copied().collect();
+        if !remote.is_empty() {
+            self.flush = self.flush.checked_add(1).expect("four thousand million scans are more than a node's life");
+        }
+        Ok(Grace { remote, flush: self.flush, ..grace })
     }
 
     /// Whether everyone who held a pointer when `grace` began has ended that turn, or has ended altogether. Looks at
@@ -142,7 +201,8 @@ impl Sessions {
             }
         }
         grace.waiting = waiting;
-        Ok(grace.waiting.is_empty())
+        grace.remote.retain(|number| self.remote.get(number).is_some_and(|&made| made < grace.flush));
+        Ok(grace.waiting.is_empty() && grace.remote.is_empty())
     }
 }
 
