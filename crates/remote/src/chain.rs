@@ -20,6 +20,9 @@ const BORROW_MIN: usize = 256;
 /// How many parts one chain can borrow; further ones are copied.
 const PARTS_MAX: usize = 4;
 
+/// The most pieces of a chain: its header, the parts, and what lies before, between and after them.
+pub const PIECES_MAX: usize = 2 * PARTS_MAX + 2;
+
 /// The reusable buffer in which chains are built: it grows to the longest chain and stays.
 #[derive(Debug, Default)]
 pub struct ChainBuf {
@@ -241,10 +244,13 @@ impl<'a> ChainView<'a> {
 
     /// Appends the wire form.
     pub fn write_to(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self.header.as_bytes());
-        for piece in (Payload { bytes: self.bytes, at: 0, parts: self.parts }) {
-            out.extend_from_slice(piece);
-        }
+        self.pieces().for_each(|piece| out.extend_from_slice(piece));
+    }
+
+    /// The wire form, in at most [`PIECES_MAX`] pieces that follow one another.
+    pub fn pieces(&self) -> impl Iterator<Item = &'a [u8]> {
+        let payload = Payload { bytes: self.bytes, at: 0, parts: self.parts };
+        std::iter::once(self.header.as_bytes()).chain(payload)
     }
 
     /// The only op, if that is a READ whose output is not redirected: a header and nothing else.

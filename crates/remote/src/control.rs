@@ -154,6 +154,9 @@ pub struct NodeInfo {
     pub unassigned_bytes: u64,
     /// Of the pages that back it.
     pub page_size: u64,
+    /// Where its engines serve, as urls.
+    #[serde(default)]
+    pub listening: Vec<String>,
     /// Clients connected.
     pub sessions: u64,
     /// Buffers that came back to their lists, in all.

@@ -90,6 +90,8 @@ fabric_by_reference!(Rc<F>);
 pub enum Ran {
     /// It was not, and never will be.
     No,
+    /// It was, and what came of it is lost.
+    Yes,
     /// It may have been, or may yet be. Be safe under both.
     Unknown,
 }
@@ -113,6 +115,15 @@ pub enum FabricError {
         /// What the system said.
         reason: String,
     },
+    /// The session with the node is over: nothing more can be asked over it.
+    Lost {
+        /// Which node.
+        node: NodeId,
+        /// Whether this operation was carried out.
+        ran: Ran,
+        /// What ended it.
+        reason: String,
+    },
     /// The node carried nothing out, and says why.
     Refused(String),
     /// There is no such node in the pool. Nothing was asked of anyone.
@@ -124,6 +135,7 @@ impl FabricError {
     pub const fn ran(&self) -> Ran {
         match self {
             FabricError::NodeDied(_) | FabricError::Refused(_) | FabricError::NoSuchNode(_) => Ran::No,
+            FabricError::Lost { ran, .. } => *ran,
             FabricError::Deadline { .. } | FabricError::Broken { .. } => Ran::Unknown,
         }
     }
@@ -149,6 +161,16 @@ impl std::fmt::Display for FabricError {
                 "the connection to node {} broke ({reason}): the operation may or may not have been carried out; \
                  connect anew",
                 node.0
+            ),
+            FabricError::Lost { node, ran, reason } => write!(
+                f,
+                "the session with node {} is over ({reason}): the operation {}; connect anew",
+                node.0,
+                match ran {
+                    Ran::No => "was not carried out",
+                    Ran::Yes => "was carried out, and its answer is lost",
+                    Ran::Unknown => "may or may not have been carried out",
+                }
             ),
             FabricError::Refused(reason) => f.write_str(reason),
             FabricError::NoSuchNode(node) => {

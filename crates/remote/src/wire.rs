@@ -184,7 +184,8 @@ impl OpHeader {
             return Err(WireError::BoundedButDirect);
         }
         let len = self.len.get() as usize;
-        if len > CHAIN_BYTES_MAX {
+        // A READ asks for as much as it likes: what does not fit the reply is told when it runs.
+        if len > CHAIN_BYTES_MAX && code != Code::Read {
             return Err(WireError::TooLong { bytes: len });
         }
         let (mode_max, widths): (u8, &[u8]) = match code {
