@@ -14,6 +14,7 @@ pub mod executor;
 pub mod layer;
 pub mod local;
 pub mod memory;
+mod reactor;
 pub mod runner;
 pub mod session;
 pub mod shm;

@@ -361,13 +361,37 @@ impl Client {
     /// # Panics
     /// If it is longer than [`BODY_BYTES_MAX`].
     pub fn submit(&mut self, now: Duration, ask: Ask, parts: &[&[u8]]) -> Option<SlotRef> {
-        match ask {
+        self.submit_within(now, self.config.deadline, ask, parts)
+    }
+
+    /// As [`Client::submit`], with a deadline of its own.
+    ///
+    /// # Panics
+    /// As [`Client::submit`].
+    pub fn submit_within(
+        &mut self,
+        now: Duration,
+        patience: Duration,
+        ask: Ask,
+        parts: &[&[u8]],
+    ) -> Option<SlotRef> {
+        let request = match ask {
             Ask::Chain => self.begin(now, EntryKind::Chain, parts.iter().copied()),
             Ask::Call(service) => {
                 let prefix = u64::from(service.0).to_le_bytes();
                 self.begin(now, EntryKind::Call, [&prefix[..]].into_iter().chain(parts.iter().copied()))
             }
-        }
+        }?;
+        let slot = &mut self.slots[request.slot()];
+        slot.deadline = now + patience;
+        self.earliest = self.earliest.min(slot.deadline);
+        Some(request)
+    }
+
+    /// Whether anything was asked that the node has not answered.
+    #[inline]
+    pub fn is_waiting(&self) -> bool {
+        self.pending != 0
     }
 
     /// Takes a request to give these buffers back; false if no slot is free, or no session is open: ask again after the

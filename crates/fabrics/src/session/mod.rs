@@ -2,7 +2,8 @@
 //!
 //! [`client`] is one incarnation of a client and its one session with one engine; [`server`] is an engine and all its
 //! sessions; [`packet`] has the bytes between them, [`rtt`] the time to wait. Whoever has the sockets hands in what
-//! arrived and the time, and sends what comes out.
+//! arrived and the time, and sends what comes out: [`carrier`] says what that is, [`endpoint`] makes a fabric of a
+//! client and its line.
 //!
 //! A session has up to 64 slots. A slot carries one request at a time, under a number that grows by one; this is
 //! what makes a request run at most once. Requests and replies are cut into fragments, and all that goes to one peer
@@ -18,7 +19,10 @@
 //! - A datagram has an effect only if all of it is well-formed and it knows the session's secret.
 //! - Nothing is allocated for a request of a size that was seen before.
 
+pub mod answer;
+pub mod carrier;
 pub mod client;
+pub mod endpoint;
 pub mod packet;
 pub mod rtt;
 pub mod server;

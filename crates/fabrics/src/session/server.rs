@@ -462,6 +462,17 @@ impl<A: Address, H: Host> Server<A, H> {
         true
     }
 
+    /// Where the clients are that have a session.
+    pub fn addresses(&self) -> impl Iterator<Item = A> {
+        self.sessions.iter().flatten().map(|session| session.address)
+    }
+
+    /// The session of a request that is to be answered later, as long as it is open.
+    pub fn session_mut(&mut self, request: RequestRef) -> Option<&mut H::Session> {
+        let index = self.index_of(request.session)?;
+        self.sessions[index].as_mut().map(|session| &mut session.host)
+    }
+
     /// Writes the next datagram to be sent into `out`, and says to whom. To be called until it has none, after all
     /// that has arrived was taken in: so the answers to it leave together.
     pub fn transmit(&mut self, out: &mut Vec<u8>) -> Option<A> {

@@ -1,0 +1,586 @@
+//! The client's end of a session as a fabric: tasks ask, a line carries, the node's engine runs.
+//!
+//! Whatever tasks post in one turn leaves together when the turn ends, with the buffers that they retired. Where no
+//! task is ready the endpoint looks for answers for a short while, then sleeps.
+//!
+//! Invariant: a request is cancelled when nobody waits for it any more; its slot is used again when the node has
+//! agreed. Invariant: after the session is over nothing is sent, and everyone is told what may be assumed.
+
+use super::carrier::{Broken, Line};
+use super::client::{Ask, Client, Config, Event, Fate, Granted, Lost, SlotRef};
+use super::{BODY_BYTES_MAX, WINDOW_MAX, answer};
+use crate::executor::{Idle, Turns};
+use crate::reactor::Watch;
+use crate::timer;
+use farside_remote::arena::session::Counters;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
+use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+/// How long an endpoint looks for answers before it sleeps: about what being woken costs.
+const SPIN: Duration = Duration::from_micros(60);
+/// How long it looks before it lets others run, if there are any.
+const BREATH: Duration = Duration::from_micros(5);
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 16;
+/// How long a client may take to say hello and be answered.
+const GREETING_WAIT: Duration = Duration::from_millis(900);
+/// How long an endpoint that goes waits for the node to take what it retired.
+const FAREWELL_WAIT: Duration = Duration::from_millis(100);
+/// The most buffers that one request gives back.
+const RETIRED_MAX: usize = 256;
+
+/// Why there is no session. Nothing was asked of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// Nobody answers.
+    Silent,
+    /// The node refuses, and says why.
+    Refused(String),
+    /// Nothing is carried there.
+    Broken(Broken),
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            OpenError::Silent => write!(
+                f,
+                "no node answered within {} ms: look whether one serves there, and whether it is stopped",
+                GREETING_WAIT.as_millis()
+            ),
+            OpenError::Refused(reason) => write!(f, "the node refuses: {reason}"),
+            OpenError::Broken(Broken(reason)) => {
+                write!(f, "no node can be reached: {reason}; look whether one serves there")
+            }
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// An endpoint to one engine. Belongs to one thread.
+pub struct Endpoint<L: Line> {
+    line: L,
+    node: NodeId,
+    state: RefCell<State>,
+    patience: Cell<Duration>,
+    /// Whether the core has waited since the last turn: it looks for answers then.
+    has_waited: Cell<bool>,
+    driver: RefCell<Option<Waker>>,
+}
+
+struct State {
+    client: Client,
+    granted: Granted,
+    /// What became of the request in each slot, or who waits for it.
+    slots: [Waiting; WINDOW_MAX],
+    /// Those who wait for a slot.
+    line_up: VecDeque<Waker>,
+    /// Buffers that are to be given back.
+    retired: Vec<(Key, Addr)>,
+    /// Why the session is over.
+    over: Option<String>,
+    counters: Counters,
+    out: Vec<u8>,
+    now: Duration,
+}
+
+#[derive(Default)]
+enum Waiting {
+    /// Nobody has asked yet.
+    #[default]
+    Nobody,
+    /// Whoever is to be woken.
+    Task(Waker),
+    /// The answer is there.
+    Answered,
+    /// There will be none.
+    Failed(Fate),
+}
+
+impl<L: Line> Endpoint<L> {
+    /// Opens a session over `line`. Of `config`, what the line decides is filled in. Waits about a second at most.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind.
+    pub fn open(line: L, node: NodeId, config: Config) -> Result<Endpoint<L>, OpenError> {
+        let now = timer::now();
+        let mut client = Client::new(
+            now,
+            Config {
+                datagram: line.datagram_max(),
+                inbound_bytes: line.inbound_bytes(),
+                is_reliable: L::IS_RELIABLE,
+                ..config
+            },
+        );
+        let granted = greet(&line, &mut client, now + GREETING_WAIT)?;
+        let state = State {
+            client,
+            granted,
+            slots: [const { Waiting::Nobody }; WINDOW_MAX],
+            line_up: VecDeque::new(),
+            retired: Vec::with_capacity(RETIRED_MAX),
+            over: None,
+            counters: Counters::default(),
+            out: Vec::new(),
+            now,
+        };
+        Ok(Endpoint {
+            line,
+            node,
+            state: RefCell::new(state),
+            patience: Cell::new(DEADLINE),
+            has_waited: Cell::new(true),
+            driver: RefCell::new(None),
+        })
+    }
+
+    /// What the node has granted.
+    pub fn granted(&self) -> Granted {
+        self.state.borrow().granted
+    }
+
+    /// Sets how long the answer to a call may take, in place of [`DEADLINE`].
+    pub fn set_patience(&self, patience: Duration) {
+        self.patience.set(patience);
+    }
+
+    /// What this session has counted.
+    pub fn counters(&self) -> Counters {
+        self.state.borrow().counters
+    }
+
+    /// What has gone over the line.
+    pub fn traffic(&self) -> super::Counters {
+        *self.state.borrow().client.counters()
+    }
+
+    /// Sends, receives and keeps the time under an executor that is not ours: spawn it on the same thread, and let it
+    /// run for as long as the endpoint is used. Never completes.
+    ///
+    /// # Panics
+    /// If the system has no descriptor or thread for it.
+    pub async fn drive(&self) {
+        let watch = Watch::new(self.line.fd()).expect("the system watches one more descriptor");
+        let mut sleep = None;
+        let mut quiet_since = timer::now();
+        std::future::poll_fn(|cx| {
+            let was_driven = self.driver.borrow_mut().replace(cx.waker().clone());
+            drop(was_driven);
+            let now = timer::now();
+            self.state.borrow_mut().now = now;
+            self.end_turn();
+            if self.look() {
+                quiet_since = now;
+            }
+            // Whatever was asked since it was last quiet may be answered soon.
+            if self.state.borrow().client.is_waiting() && now.saturating_sub(quiet_since) < SPIN {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            watch.arm(cx.waker());
+            if !self.line.may_sleep() {
+                cx.waker().wake_by_ref();
+            }
+            sleep = self.state.borrow().client.next_timeout().map(|at| Box::pin(timer::sleep(at.saturating_sub(now))));
+            if let Some(sleep) = &mut sleep
+                && sleep.as_mut().poll(cx).is_ready()
+            {
+                cx.waker().wake_by_ref();
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn check(&self, node: NodeId) -> Result<(), FabricError> {
+        if node == self.node { Ok(()) } else { Err(FabricError::NoSuchNode(node)) }
+    }
+
+    fn over(&self, reason: &str, ran: Ran) -> FabricError {
+        FabricError::Lost { node: self.node, ran, reason: reason.to_owned() }
+    }
+
+    /// Asks as soon as there is a slot for it.
+    async fn ask(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<Asked<'_, L>, FabricError> {
+        let request = std::future::poll_fn(|cx| {
+            let mut state = self.state.borrow_mut();
+            if let Some(reason) = &state.over {
+                return Poll::Ready(Err(self.over(reason, Ran::No)));
+            }
+            if !state.client.is_waiting() {
+                state.now = timer::now(); // Nothing has told the time since it last waited for anything.
+            }
+            let now = state.now;
+            match state.client.submit_within(now, patience, ask, parts) {
+                Some(request) => Poll::Ready(Ok(request)),
+                None => {
+                    state.line_up.push_back(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await?;
+        let driver = self.driver.borrow().clone(); // An executor may poll it at once, and then it is borrowed again.
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+        Ok(Asked { endpoint: self, request: Some(request), patience })
+    }
+
+    /// Takes in what has arrived, and wakes whoever waited for it. False if nothing has.
+    fn look(&self) -> bool {
+        let mut state = self.state.borrow_mut();
+        let State { client, now, .. } = &mut *state;
+        let mut has_time = false;
+        let received = self.line.receive(|bytes| {
+            if !has_time {
+                *now = timer::now();
+                has_time = true;
+            }
+            let _refused_is_counted = client.receive(*now, bytes);
+        });
+        let has_received = match received {
+            Ok(has_received) => has_received,
+            Err(Broken(reason)) => {
+                state.client.close();
+                state.over.get_or_insert(reason);
+                true
+            }
+        };
+        state.tell();
+        has_received
+    }
+
+    /// Sends what there is to send.
+    fn send(&self, state: &mut State) {
+        state.send_retired();
+        let State { client, now, out, over, .. } = state;
+        let mut has_sent = false;
+        let mut sent = Ok(());
+        while sent.is_ok() && client.transmit(*now, out) {
+            sent = self.line.send(out);
+            has_sent = true;
+        }
+        if has_sent {
+            sent = sent.and_then(|()| self.line.flush());
+        }
+        if let Err(Broken(reason)) = sent {
+            client.close();
+            over.get_or_insert(reason);
+        }
+        state.tell();
+    }
+}
+
+/// Says hello until there is an answer.
+fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Granted, OpenError> {
+    let mut out = Vec::new();
+    loop {
+        let now = timer::now();
+        while client.transmit(now, &mut out) {
+            line.send(&out).and_then(|()| line.flush()).map_err(OpenError::Broken)?;
+        }
+        let received = line.receive(|bytes| {
+            let _refused_is_counted = client.receive(now, bytes);
+        });
+        received.map_err(OpenError::Broken)?;
+        match client.next_event() {
+            Some(Event::Open(granted)) => return Ok(granted),
+            Some(Event::Refused(reason)) => return Err(OpenError::Refused(reason)),
+            Some(_) => return Err(OpenError::Silent),
+            None => {}
+        }
+        if now >= until {
+            return Err(OpenError::Silent);
+        }
+        if line.may_sleep() {
+            let wake_at = client.next_timeout().map_or(until, |at| at.min(until));
+            let wait = wake_at.saturating_sub(timer::now());
+            let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+            let fd = line.fd();
+            // Interrupted or not: it looks again.
+            let _looked_at_anyway = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&wait));
+        }
+    }
+}
+
+impl State {
+    /// Hands out what the client has to tell.
+    fn tell(&mut self) {
+        let mut has_room = false;
+        while let Some(event) = self.client.next_event() {
+            match event {
+                Event::Answered { request, .. } => self.wake(request, Waiting::Answered),
+                Event::Failed { request, fate } => {
+                    self.wake(request, Waiting::Failed(fate));
+                    has_room = true;
+                }
+                Event::Lost(lost) => {
+                    self.over.get_or_insert(
+                        match lost {
+                            Lost::Silent => "nothing was heard of it for too long",
+                            Lost::Gone => "it has ended the session, or has begun anew",
+                        }
+                        .to_owned(),
+                    );
+                }
+                Event::Refused(reason) => drop(self.over.get_or_insert(reason)),
+                Event::Open(_) => {}
+            }
+        }
+        if self.over.is_some() {
+            self.line_up.drain(..).for_each(Waker::wake);
+        } else if has_room {
+            self.next_in_line();
+        }
+    }
+
+    fn wake(&mut self, request: SlotRef, outcome: Waiting) {
+        if let Waiting::Task(waker) = std::mem::replace(&mut self.slots[request.slot()], outcome) {
+            waker.wake();
+        }
+    }
+
+    fn next_in_line(&mut self) {
+        if let Some(waker) = self.line_up.pop_front() {
+            waker.wake();
+        }
+    }
+
+    /// Buffers go back together, when there is a slot to spare for them. Between turns: tasks have acted on all that
+    /// they were told.
+    fn send_retired(&mut self) {
+        while !self.retired.is_empty() {
+            let count = self.retired.len().min(RETIRED_MAX);
+            if !self.client.retire(self.now, &self.retired[..count]) {
+                return;
+            }
+            self.retired.drain(..count);
+        }
+        self.client.turn_ended();
+    }
+}
+
+/// A request under way; cancelled when dropped.
+struct Asked<'a, L: Line> {
+    endpoint: &'a Endpoint<L>,
+    request: Option<SlotRef>,
+    patience: Duration,
+}
+
+impl<L: Line> Asked<'_, L> {
+    /// Waits for the answer and has it looked at.
+    async fn answer<O>(
+        mut self,
+        mut look: impl FnMut(&[u8], &mut Counters) -> Result<O, FabricError>,
+    ) -> Result<O, FabricError> {
+        std::future::poll_fn(|cx| {
+            let Some(request) = self.request else { unreachable!("it is polled no more once it has answered") };
+            let mut state = self.endpoint.state.borrow_mut();
+            let State { client, slots, counters, over, .. } = &mut *state;
+            let slot = &mut slots[request.slot()];
+            let fate = match slot {
+                Waiting::Answered => {
+                    *slot = Waiting::Nobody;
+                    let answer = look(client.reply(request), counters);
+                    client.release(request);
+                    self.request = None;
+                    state.next_in_line();
+                    return Poll::Ready(answer);
+                }
+                Waiting::Task(waker) if waker.will_wake(cx.waker()) => return Poll::Pending,
+                Waiting::Task(_) | Waiting::Nobody => {
+                    *slot = Waiting::Task(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                Waiting::Failed(fate) => *fate,
+            };
+            *slot = Waiting::Nobody;
+            self.request = None;
+            let ran = match fate {
+                Fate::DidNotRun => Ran::No,
+                Fate::DidRun => Ran::Yes,
+                Fate::Unknown => Ran::Unknown,
+            };
+            Poll::Ready(Err(match over {
+                Some(reason) => self.endpoint.over(reason, ran),
+                None if ran == Ran::No => FabricError::Refused(format!(
+                    "node {} granted no room for this within {:?}, and it was not asked: ask for less at a time",
+                    self.endpoint.node.0, self.patience
+                )),
+                None => FabricError::Deadline { node: self.endpoint.node, waited: self.patience },
+            }))
+        })
+        .await
+    }
+}
+
+impl<L: Line> Drop for Asked<'_, L> {
+    fn drop(&mut self) {
+        let Some(request) = self.request else { return };
+        let mut state = self.endpoint.state.borrow_mut();
+        state.slots[request.slot()] = Waiting::Nobody;
+        let _nobody_asks = state.client.cancel(request);
+        state.next_in_line();
+    }
+}
+
+impl<L: Line> Fabric for Endpoint<L> {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        self.check(node)?;
+        let asked = {
+            let view = chain.view();
+            let mut parts = [&[][..]; farside_remote::chain::PIECES_MAX];
+            let count = view.pieces().zip(&mut parts).map(|(piece, part)| *part = piece).count();
+            self.ask(Ask::Chain, DEADLINE, &parts[..count]).await?
+        };
+        asked
+            .answer(|bytes, counters| {
+                counters.chains += 1;
+                counters.ops += chain.view().len() as u64;
+                counters.atomics += chain.view().atomics() as u64;
+                counters.bytes_in += chain.view().wire_len() as u64;
+                counters.bytes_out += bytes.len() as u64;
+                if let Some(reason) = answer::refusal(bytes) {
+                    counters.refused += 1;
+                    return Err(FabricError::Refused(reason));
+                }
+                reply.decode(chain.view().len(), bytes).map_err(|error| FabricError::Lost {
+                    node,
+                    ran: Ran::Yes,
+                    reason: format!("its reply is malformed: {error}"),
+                })?;
+                match reply.last_status() {
+                    Status::Access | Status::Invalid | Status::Aborted => counters.refused += 1,
+                    Status::NotReady => counters.not_ready += 1,
+                    _ => {}
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        told: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        const { assert!(CALL_BYTES_MAX <= BODY_BYTES_MAX) }
+        self.check(node)?;
+        if request.len() > CALL_BYTES_MAX {
+            return Err(FabricError::Refused(format!(
+                "a call carries at most {CALL_BYTES_MAX} bytes, this one has {}: ask for less at a time",
+                request.len()
+            )));
+        }
+        let asked = self.ask(Ask::Call(service), self.patience.get(), &[request]).await?;
+        asked
+            .answer(|bytes, _| match answer::refusal(bytes) {
+                Some(reason) => Err(FabricError::Refused(reason)),
+                None => {
+                    told.clear();
+                    told.extend_from_slice(answer::body(bytes));
+                    Ok(())
+                }
+            })
+            .await
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        let mut state = self.state.borrow_mut();
+        if node == self.node && state.over.is_none() {
+            state.retired.push((key, buffer));
+            state.counters.retired += 1;
+        }
+    }
+}
+
+impl<L: Line> Turns for Endpoint<L> {
+    fn end_turn(&self) {
+        // Where tasks are always ready, nobody waits, and answers are looked for here.
+        if !self.has_waited.replace(false) {
+            self.state.borrow_mut().now = timer::now();
+            self.look();
+        }
+        self.send(&mut self.state.borrow_mut());
+    }
+
+    fn wait(&self, core: &Idle<'_>) {
+        self.has_waited.set(true);
+        let mut since = None;
+        let mut breathes_at = Duration::ZERO;
+        while self.state.borrow().client.is_waiting() {
+            for _ in 0..LOOKS {
+                if self.look() {
+                    // What has arrived may have made room for more.
+                    return self.send(&mut self.state.borrow_mut());
+                }
+                if core.is_woken() {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            let now = timer::now();
+            let spun = now.saturating_sub(*since.get_or_insert(now));
+            if spun >= SPIN {
+                break;
+            }
+            if spun >= breathes_at {
+                // Who is to answer may need this very core.
+                std::thread::yield_now();
+                breathes_at = spun + BREATH;
+            }
+        }
+        if self.line.may_sleep() {
+            let timeout = self.state.borrow().client.next_timeout();
+            core.sleep_on(self.line.fd(), timeout.map(|at| at.saturating_sub(timer::now())));
+        }
+        self.look();
+        let mut state = self.state.borrow_mut();
+        state.now = timer::now();
+        self.send(&mut state);
+    }
+}
+
+impl<L: Line> Clock for Endpoint<L> {
+    fn now(&self) -> Duration {
+        timer::now()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        timer::sleep(duration)
+    }
+}
+
+impl<L: Line> Drop for Endpoint<L> {
+    fn drop(&mut self) {
+        // A session that ends by its own word is not searched for lost buffers: so the node must have taken all.
+        let until = timer::now() + FAREWELL_WAIT;
+        let mut state = self.state.borrow_mut();
+        state.now = timer::now();
+        self.send(&mut state);
+        while state.over.is_none() && state.client.is_waiting() && state.now < until {
+            drop(state);
+            if !self.look() {
+                std::thread::yield_now();
+            }
+            state = self.state.borrow_mut();
+            state.now = timer::now();
+            self.send(&mut state);
+        }
+        if state.over.is_none() && !state.client.is_waiting() && state.retired.is_empty() {
+            state.client.close();
+            self.send(&mut state);
+        }
+    }
+}
