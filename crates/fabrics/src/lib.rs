@@ -18,4 +18,6 @@ mod reactor;
 pub mod runner;
 pub mod session;
 pub mod shm;
+pub mod tcp;
 pub mod timer;
+pub mod udp;

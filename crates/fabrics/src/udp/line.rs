@@ -1,0 +1,92 @@
+//! A client's socket, connected to one node.
+
+use super::{HEADERS, LOOPBACK_MAX, PLACE, Socket};
+use crate::session::DATAGRAM_MIN;
+use crate::session::carrier::{Broken, Line};
+use std::cell::RefCell;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// A client's end of UDP.
+pub struct UdpLine {
+    /// As the one that `socket` has: so that its descriptor can be lent while that is in use.
+    udp: UdpSocket,
+    socket: RefCell<(Socket, Box<[u8]>)>,
+    node: SocketAddr,
+    datagram_max: usize,
+}
+
+impl UdpLine {
+    /// A line to the node at `node`. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// The system's: there is no way there, or no room for one more socket.
+    pub fn connect(node: SocketAddr) -> std::io::Result<UdpLine> {
+        let any: SocketAddr = match node {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let udp = UdpSocket::bind(any)?;
+        udp.connect(node)?;
+        let datagram_max = if node.ip().is_loopback() {
+            LOOPBACK_MAX
+        } else {
+            let frame = match node {
+                SocketAddr::V4(_) => rustix::net::sockopt::ip_mtu(&udp)?,
+                SocketAddr::V6(_) => rustix::net::sockopt::ipv6_mtu(&udp)?,
+            };
+            (frame as usize).saturating_sub(HEADERS).clamp(DATAGRAM_MIN, LOOPBACK_MAX)
+        };
+        let socket = RefCell::new((Socket::new(udp.try_clone()?)?, vec![0; PLACE].into()));
+        Ok(UdpLine { udp, socket, node, datagram_max })
+    }
+
+    /// What an error says about the line. Most tell of datagrams that are lost, which are asked for again.
+    fn judge(&self, error: std::io::Error) -> Result<(), Broken> {
+        match error.kind() {
+            // Only this machine itself can say so of a loopback address; of others anyone could.
+            ErrorKind::ConnectionRefused if self.node.ip().is_loopback() => {
+                Err(Broken(format!("no node serves at udp://{}", self.node)))
+            }
+            _ if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) => Err(Broken(format!(
+                "datagrams of {} bytes do not get to {}: raise the frame size on the way there, or use tcp://",
+                self.datagram_max, self.node
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Line for UdpLine {
+    const IS_RELIABLE: bool = false;
+
+    fn datagram_max(&self) -> usize {
+        self.datagram_max
+    }
+
+    fn inbound_bytes(&self) -> usize {
+        // Half of it is for the system's own bookkeeping.
+        self.socket.borrow().0.inbound_bytes() / 2
+    }
+
+    fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
+        let sent = self.socket.borrow_mut().0.send(Some(self.node).filter(|node| !node.ip().is_loopback()), datagram);
+        sent.or_else(|error| self.judge(error))
+    }
+
+    fn flush(&self) -> Result<(), Broken> {
+        let sent = self.socket.borrow_mut().0.flush();
+        sent.or_else(|error| self.judge(error))
+    }
+
+    fn receive(&self, mut take: impl FnMut(&[u8])) -> Result<bool, Broken> {
+        let (socket, buffer) = &mut *self.socket.borrow_mut();
+        let received = socket.receive(buffer, |_, datagram| take(datagram));
+        received.or_else(|error| self.judge(error).map(|()| false))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.udp.as_fd()
+    }
+}

@@ -1,0 +1,160 @@
+//! Datagram sessions over UDP sockets: a client has one, each engine has one, and the system deals clients out to
+//! engines by their addresses.
+//!
+//! On loopback a datagram is large and holds what many tasks ask: one call of the system for all of them. Elsewhere
+//! it fits the path's frames, and many leave and arrive together by the system's segmentation (GSO, GRO). Packets are
+//! not authenticated: whoever can see them can read and forge. That is said wherever an address is not loopback.
+
+mod line;
+mod port;
+
+pub use line::UdpLine;
+pub use port::UdpPort;
+
+use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
+use std::io::{ErrorKind, IoSliceMut};
+use std::net::{SocketAddr, UdpSocket};
+
+/// The most bytes of a datagram that stays on this machine. Larger ones are slower: neither side has anything to do
+/// while the other works on all of it.
+const LOOPBACK_MAX: usize = 16 * 1024;
+/// Bytes of headers before a datagram's own: of IPv6, which are more, and of UDP.
+const HEADERS: usize = 40 + 8;
+/// Bytes that are asked of the system for what has arrived.
+const INBOUND_BYTES: usize = 4 << 20;
+/// The most bytes that leave together.
+const SEGMENTED_MAX: usize = 60 * 1024;
+
+/// A socket, with the system's segmentation where datagrams cross a network.
+struct Socket {
+    udp: UdpSocket,
+    segmentation: Option<Box<Segmentation>>,
+}
+
+struct Segmentation {
+    state: UdpSocketState,
+    /// Datagrams of one size, but for the last, to one address.
+    out: Vec<u8>,
+    segment: usize,
+    to: Option<SocketAddr>,
+    inbound: Vec<u8>,
+}
+
+/// Bytes of one place for what arrives.
+const PLACE: usize = 64 * 1024;
+
+impl Socket {
+    fn new(udp: UdpSocket) -> std::io::Result<Socket> {
+        udp.set_nonblocking(true)?;
+        grow_inbound(&udp);
+        let segmentation = match udp.local_addr()?.ip().is_loopback() {
+            true => None,
+            false => Some(Box::new(Segmentation {
+                state: UdpSocketState::new((&udp).into())?,
+                out: Vec::new(),
+                segment: 0,
+                to: None,
+                inbound: vec![0; PLACE * BATCH_SIZE],
+            })),
+        };
+        Ok(Socket { udp, segmentation })
+    }
+
+    /// How many bytes of datagrams the system holds, with what it needs for itself.
+    fn inbound_bytes(&self) -> usize {
+        rustix::net::sockopt::socket_recv_buffer_size(&self.udp).unwrap_or(PLACE)
+    }
+
+    /// Sends a datagram, now or by the next [`Socket::flush`]. To `to`, or to whom the socket is connected.
+    fn send(&mut self, to: Option<SocketAddr>, datagram: &[u8]) -> std::io::Result<()> {
+        let Some(segmentation) = &mut self.segmentation else { return send_one(&self.udp, to, datagram) };
+        let Segmentation { out, segment, to: before, .. } = &mut **segmentation;
+        let is_of_these = *before == to && datagram.len() <= *segment && out.len() % *segment == 0;
+        if !out.is_empty() && !(is_of_these && out.len() + datagram.len() <= SEGMENTED_MAX) {
+            self.flush()?;
+        }
+        let Some(segmentation) = &mut self.segmentation else { return Ok(()) };
+        if segmentation.out.is_empty() {
+            (segmentation.segment, segmentation.to) = (datagram.len(), to);
+        }
+        segmentation.out.extend_from_slice(datagram);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let Some(segmentation) = &mut self.segmentation else { return Ok(()) };
+        let Segmentation { state, out, segment, to, .. } = &mut **segmentation;
+        let together = state.max_gso_segments().max(1) * *segment;
+        let mut sent = Ok(());
+        for contents in out.chunks(together.max(1)) {
+            sent = match (*to, contents.len() > *segment) {
+                (Some(destination), true) => state.try_send(
+                    (&self.udp).into(),
+                    &Transmit { destination, ecn: None, contents, segment_size: Some(*segment), src_ip: None },
+                ),
+                (to, _) => contents.chunks(*segment).try_for_each(|one| send_one(&self.udp, to, one)),
+            };
+            if sent.is_err() {
+                break;
+            }
+        }
+        out.clear();
+        sent
+    }
+
+    /// Hands on what has arrived: at most a batch. `buffer` has [`PLACE`] bytes.
+    fn receive(
+        &mut self,
+        buffer: &mut [u8],
+        mut take: impl FnMut(SocketAddr, &[u8]),
+    ) -> std::io::Result<bool> {
+        let Some(segmentation) = &mut self.segmentation else {
+            for taken in 0..BATCH_SIZE {
+                match self.udp.recv_from(buffer) {
+                    Ok((len, from)) => take(from, &buffer[..len]),
+                    Err(error) => return nothing_more(error).map(|()| taken > 0),
+                }
+            }
+            return Ok(true);
+        };
+        let mut metas = [RecvMeta::default(); BATCH_SIZE];
+        let mut places = segmentation.inbound.chunks_mut(PLACE);
+        let mut slices: [IoSliceMut<'_>; BATCH_SIZE] =
+            std::array::from_fn(|_| IoSliceMut::new(places.next().expect("a place for each of a batch")));
+        let count = match segmentation.state.recv((&self.udp).into(), &mut slices, &mut metas) {
+            Ok(count) => count,
+            Err(error) => return nothing_more(error).map(|()| false),
+        };
+        for (meta, slice) in metas.iter().zip(&slices).take(count) {
+            for datagram in slice[..meta.len].chunks(meta.stride.max(1)) {
+                take(meta.addr, datagram);
+            }
+        }
+        Ok(count > 0)
+    }
+}
+
+fn send_one(udp: &UdpSocket, to: Option<SocketAddr>, datagram: &[u8]) -> std::io::Result<()> {
+    match to {
+        Some(to) => udp.send_to(datagram, to),
+        None => udp.send(datagram),
+    }
+    .map(drop)
+}
+
+/// Nothing has arrived, which is no error.
+fn nothing_more(error: std::io::Error) -> std::io::Result<()> {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// Asks for more room than sockets have by themselves; what the system does not give is lost in bursts, and asked
+/// for again.
+fn grow_inbound(udp: &UdpSocket) {
+    use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
+    if set_socket_recv_buffer_size_force(udp, INBOUND_BYTES).is_err() {
+        let _as_much_as_is_allowed = set_socket_recv_buffer_size(udp, INBOUND_BYTES);
+    }
+}
