@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod catalog;
+pub mod engine;
 pub mod extents;
 pub mod host;
 pub mod node;

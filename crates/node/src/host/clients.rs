@@ -39,6 +39,10 @@ pub enum BindError {
     System(&'static str, std::io::Error),
     /// The system refuses the admin face.
     Admin(std::net::SocketAddr, std::io::Error),
+    /// The system refuses to listen there.
+    Listen(String, std::io::Error),
+    /// No engine can be started, for this reason.
+    Engine(String),
     /// The admin face would be open to the network.
     NoToken(std::net::SocketAddr),
     /// Processes that were clients of the memory's old node are alive.
@@ -76,6 +80,10 @@ impl std::fmt::Display for BindError {
             BindError::Admin(address, error) => {
                 write!(f, "could not show the node at {address}: {error}; choose another address by --admin")
             }
+            BindError::Listen(url, error) => {
+                write!(f, "could not listen at {url}: {error}; choose another address by --listen")
+            }
+            BindError::Engine(reason) => write!(f, "no engine can be started: {reason}"),
             BindError::NoToken(address) => write!(
                 f,
                 "{address} is open to other machines: give a token by --admin-token-file, or an address of this \

@@ -7,6 +7,7 @@
 
 mod admin;
 mod clients;
+mod engines;
 mod predecessors;
 mod process;
 
@@ -15,9 +16,13 @@ pub use clients::BindError;
 
 use crate::node::{Node, NodeMemory, Progress, Ticket};
 use clients::Clients;
+use engines::{Engine, Mail};
 use farside_fabrics::local::LocalNode;
-use farside_fabrics::memory::Mapping;
+use farside_fabrics::memory::{Mapping, Wide};
+use farside_fabrics::session::server::RequestRef;
 use farside_fabrics::shm::frame;
+use farside_fabrics::tcp::TcpPort;
+use farside_fabrics::udp::UdpPort;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
 use farside_remote::control::{Answer, Ask, NodeInfo};
@@ -26,6 +31,7 @@ use farside_remote::service::Kind;
 use farside_remote::{FabricError, Memory, NodeId};
 use rustix::event::EventfdFlags;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,6 +46,10 @@ pub struct Options {
     pub socket: Option<PathBuf>,
     /// Kill a client that was stopped for so long in the middle of a turn, so that memory can come back.
     pub evict_stopped_after: Option<Duration>,
+    /// Where engines serve, each address by so many as [`Options::engines`] says.
+    pub listen: Vec<Listen>,
+    /// Engines at each address; 0 is one.
+    pub engines: usize,
     /// Show the node by HTTP.
     pub admin: Option<Admin>,
     /// Take over a memory that another node served, with its stores.
@@ -48,21 +58,45 @@ pub struct Options {
     pub evict: bool,
 }
 
+/// Where engines serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// UDP at this address; port 0 is any.
+    Udp(SocketAddr),
+    /// TCP at this address; port 0 is any.
+    Tcp(SocketAddr),
+}
+
+impl std::fmt::Display for Listen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Listen::Udp(address) => write!(f, "udp://{address}"),
+            Listen::Tcp(address) => write!(f, "tcp://{address}"),
+        }
+    }
+}
+
 /// A running node.
 pub struct Host {
     shared: Arc<Shared>,
+    engines: Mutex<Vec<Engine>>,
+    listening: Vec<Listen>,
     admin: Mutex<Option<admin::Server>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
     memory: Arc<Mapping>,
+    /// The same memory, as all engines see the regions that are wide.
+    wide: Wide<Arc<Mapping>>,
     state: Mutex<State>,
     /// Signalled when an answer for a caller of this process is in.
     answered: Condvar,
     /// Rung by this process alone.
     bell: OwnedFd,
     stop: AtomicBool,
+    /// Of each engine.
+    mails: Vec<Arc<Mail>>,
 }
 
 struct State {
@@ -71,6 +105,8 @@ struct State {
     answers: BTreeMap<Ticket, Result<Answer, String>>,
     /// Callers of this process.
     callers: Vec<Ticket>,
+    /// Calls of remote sessions: the engine, and the request there.
+    remote: BTreeMap<Ticket, (usize, RequestRef)>,
     /// Clients that a stopped process delays, as last seen.
     stopped: Vec<u32>,
 }
@@ -107,7 +143,9 @@ impl Host {
         let memory = Arc::new(memory);
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| BindError::System("make a bell", errno.into()))?;
+        let (ports, listening) = ports(&options)?;
         let info = NodeInfo {
+            listening: listening.iter().map(Listen::to_string).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             incarnation: memory.incarnation(),
@@ -123,13 +161,23 @@ impl Host {
             Node::new(&*memory, kinds, info)
         };
         predecessors::note_boot(&memory);
-        let state = State { node, answers: BTreeMap::new(), callers: Vec::new(), stopped: Vec::new() };
+        let state = State {
+            node,
+            answers: BTreeMap::new(),
+            callers: Vec::new(),
+            remote: BTreeMap::new(),
+            stopped: Vec::new(),
+        };
+        let mails: Result<Vec<_>, _> = ports.iter().map(|_| Mail::new().map(Arc::new)).collect();
+        let mails = mails.map_err(|errno| BindError::System("make a bell", errno.into()))?;
         let shared = Arc::new(Shared {
+            wide: Wide::of(Arc::clone(&memory)),
             memory,
             state: Mutex::new(state),
             answered: Condvar::new(),
             bell,
             stop: AtomicBool::new(false),
+            mails,
         });
         let admin = options.admin.as_ref().map(|admin| admin::Server::start(Arc::clone(&shared), admin));
         let admin = Mutex::new(admin.transpose()?);
@@ -139,7 +187,35 @@ impl Host {
             .name("farside-node".into())
             .spawn(move || tended.tend(clients))
             .map_err(|error| BindError::System("start a thread", error))?;
-        Ok(Host { shared, admin, thread: Mutex::new(Some(thread)) })
+        let mut host = Host {
+            shared,
+            engines: Mutex::default(),
+            listening,
+            admin,
+            thread: Mutex::new(Some(thread)),
+        };
+        host.start_engines(ports)?;
+        Ok(host)
+    }
+
+    fn start_engines(&mut self, ports: Vec<AnyPort>) -> Result<(), BindError> {
+        let pid = std::process::id();
+        let start_time = process::start_time(pid);
+        for (index, port) in ports.into_iter().enumerate() {
+            let session = self.shared.open_engine(pid, start_time).map_err(BindError::Engine)?;
+            let started = match port {
+                AnyPort::Udp(port) => Engine::start(&self.shared, index, session, port),
+                AnyPort::Tcp(port) => Engine::start(&self.shared, index, session, port),
+            };
+            let engine = started.map_err(|error| BindError::System("start an engine", error))?;
+            self.engines.get_mut().unwrap_or_else(PoisonError::into_inner).push(engine);
+        }
+        Ok(())
+    }
+
+    /// Where engines serve, with the ports that the system chose.
+    pub fn listening(&self) -> &[Listen] {
+        &self.listening
     }
 
     /// The node's memory.
@@ -170,6 +246,7 @@ impl Host {
     /// still connected see the node as dead.
     pub fn stop(&self) {
         drop(self.admin.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(std::mem::take(&mut *self.engines.lock().unwrap_or_else(PoisonError::into_inner)));
         self.shared.stop.store(true, Ordering::Release);
         frame::ring(&self.shared.bell);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -236,10 +313,14 @@ impl Shared {
                 state.callers.swap_remove(place);
                 state.answers.insert(ticket, answer);
                 self.answered.notify_all();
+            } else if let Some((engine, request)) = state.remote.remove(&ticket) {
+                self.mails[engine].answer(request, answer);
             } else {
                 clients.answer(ticket, answer);
             }
         }
+        let flush = state.node.flush();
+        self.mails.iter().for_each(|mail| mail.ask_flush(flush));
         busy
     }
 
@@ -279,13 +360,14 @@ impl Shared {
 
     /// A session for a process that began at that time, as far as the system tells.
     fn open_session(&self, pid: u32, start_time: Option<u64>) -> Result<SessionId, String> {
-        // Without it, a node that takes over would believe that the process has ended, and reuse what it may be using.
-        let start_time = start_time.ok_or_else(|| {
-            format!(
-                "the node cannot read /proc/{pid}/stat, which tells when you began: mount /proc where it runs"
-            )
-        })?;
+        let start_time = known(pid, start_time)?;
         let Ok(opened) = self.state().node.open_session(&self.memory, pid, start_time);
+        opened.ok_or_else(too_many_sessions)
+    }
+
+    fn open_engine(&self, pid: u32, start_time: Option<u64>) -> Result<SessionId, String> {
+        let start_time = known(pid, start_time)?;
+        let Ok(opened) = self.state().node.open_engine(&self.memory, pid, start_time);
         opened.ok_or_else(too_many_sessions)
     }
 
@@ -350,6 +432,44 @@ fn parse(service: ServiceId, request: &[u8]) -> Result<Ask, String> {
         ));
     }
     serde_json::from_slice(request).map_err(|error| format!("the question is not understood: {error}"))
+}
+
+fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {
+    // Without it, a node that takes over would believe that the process has ended, and reuse what it may be using.
+    start_time.ok_or_else(|| {
+        format!("the node cannot read /proc/{pid}/stat, which tells when you began: mount /proc where it runs")
+    })
+}
+
+/// A port of any kind.
+enum AnyPort {
+    Udp(UdpPort),
+    Tcp(TcpPort),
+}
+
+/// A port for every engine, and where they are.
+fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
+    let (mut ports, mut listening) = (Vec::new(), Vec::new());
+    let engines = options.engines.max(1);
+    for listen in &options.listen {
+        let refused = |error| BindError::Listen(listen.to_string(), error);
+        match *listen {
+            Listen::Udp(address) => {
+                for port in UdpPort::bind(address, engines).map_err(refused)? {
+                    listening.push(Listen::Udp(port.address().map_err(refused)?));
+                    ports.push(AnyPort::Udp(port));
+                }
+            }
+            Listen::Tcp(address) => {
+                for port in TcpPort::bind(address, engines).map_err(refused)? {
+                    listening.push(Listen::Tcp(port.address().map_err(refused)?));
+                    ports.push(AnyPort::Tcp(port));
+                }
+            }
+        }
+    }
+    listening.dedup();
+    Ok((ports, listening))
 }
 
 fn too_many_sessions() -> String {

@@ -1,0 +1,448 @@
+//! Engines: threads that run the chains of remote sessions, each at a port of its own.
+//!
+//! An engine takes in what has arrived, runs it, and sends the answers together. Where nothing arrives it looks for a
+//! short while, then sleeps. Its chains run in turns of its own slot; what its sessions retire goes onto that slot's
+//! list. What needs the node itself, sessions and calls, is asked of it under its lock or answered by mail.
+//!
+//! Invariant: a session is known to the node before its first chain runs, and until after its last.
+
+use super::{Shared, entropy, parse};
+use crate::engine::{Guarded, Keys};
+use farside_fabrics::runner::Runner;
+use farside_fabrics::session::answer;
+use farside_fabrics::session::carrier::{Arrival, Port};
+use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
+use farside_fabrics::session::{BODY_BYTES_MAX, Counters};
+use farside_fabrics::shm::frame;
+use farside_remote::arena::session::SessionId;
+use farside_remote::control::{Answer, Store};
+use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
+use farside_remote::{ChainView, Reply, Rights, Status};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long an engine looks for work before it sleeps: about what being woken costs.
+const SPIN: Duration = Duration::from_micros(60);
+/// How long it looks before it lets others run, if there are any.
+const BREATH: Duration = Duration::from_micros(5);
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 16;
+/// A session of which nothing was heard for so long ends.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How often silent sessions are looked for.
+const EXPIRY: Duration = Duration::from_millis(500);
+/// Calls of one session that may wait for an answer.
+const ASKED_MAX: u32 = 64;
+/// After so many retired buffers the node is rung, in case it sleeps.
+const RETIRED_PER_RING: u64 = 256;
+/// Bytes of requests that one session may have in flight.
+const CREDIT: usize = 128 * 1024;
+/// Sessions of one engine.
+const SESSIONS_MAX: usize = 16 * 1024;
+
+/// What an engine's thread and the node's say to each other.
+pub(super) struct Mail {
+    answers: Mutex<Vec<(RequestRef, Result<Answer, String>)>>,
+    has_answers: AtomicBool,
+    /// The flush that all sessions are to make.
+    flush: AtomicU32,
+    asleep: AtomicBool,
+    stop: AtomicBool,
+    bell: OwnedFd,
+    /// What has gone through the engine's sessions, and how many there are.
+    counted: Mutex<(Counters, usize)>,
+}
+
+impl Mail {
+    pub(super) fn new() -> rustix::io::Result<Mail> {
+        Ok(Mail {
+            answers: Mutex::default(),
+            has_answers: AtomicBool::new(false),
+            flush: AtomicU32::new(0),
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            counted: Mutex::default(),
+        })
+    }
+
+    /// The answer to what a session has asked.
+    pub(super) fn answer(&self, request: RequestRef, answer: Result<Answer, String>) {
+        self.answers().push((request, answer));
+        self.has_answers.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// All sessions are to make this flush.
+    pub(super) fn ask_flush(&self, flush: u32) {
+        if self.flush.swap(flush, Ordering::SeqCst) != flush {
+            self.ring();
+        }
+    }
+
+    /// What has gone through the engine's sessions, and how many there are.
+    pub(super) fn counted(&self) -> (Counters, usize) {
+        *self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Vec<(RequestRef, Result<Answer, String>)>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        // SeqCst, as where it falls asleep: either it sees what is new, or we see it asleep.
+        if self.asleep.load(Ordering::SeqCst) {
+            frame::ring(&self.bell);
+        }
+    }
+}
+
+/// A running engine.
+pub(super) struct Engine {
+    mail: Arc<Mail>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the engine whose mail is number `index`, in the name of `session`, at `port`.
+    pub(super) fn start<P: Port + 'static>(
+        shared: &Arc<Shared>,
+        index: usize,
+        session: SessionId,
+        port: P,
+    ) -> std::io::Result<Engine> {
+        let (shared, mail) = (Arc::clone(shared), Arc::clone(&shared.mails[index]));
+        let theirs = Arc::clone(&mail);
+        let thread = std::thread::Builder::new().name(format!("farside-engine-{index}")).spawn(move || {
+            let runner = Runner::new(Arc::clone(&shared.memory), session);
+            let staff = Staff { shared, index, mail: theirs, runner, reply: Reply::new(), expected: VecDeque::new() };
+            Desk::new(port, staff).run();
+        })?;
+        Ok(Engine { mail, thread: Some(thread) })
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.mail.stop.store(true, Ordering::SeqCst);
+        self.mail.ring();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// An engine at its port.
+struct Desk<P: Port> {
+    port: P,
+    server: Server<P::Address, Staff>,
+    staff: Staff,
+    /// The flush that sessions were asked for.
+    flush: u32,
+    out: Vec<u8>,
+    began: Instant,
+    expires_at: Duration,
+}
+
+impl<P: Port> Desk<P> {
+    fn new(port: P, staff: Staff) -> Desk<P> {
+        let config = Config {
+            node: entropy()[0],
+            datagram: port.datagram_max(),
+            sessions_max: SESSIONS_MAX,
+            inbound_bytes: SESSIONS_MAX * CREDIT,
+            silence: SILENCE,
+            is_reliable: P::IS_RELIABLE,
+            ..Config::default()
+        };
+        let server = Server::new(config);
+        Desk { port, server, staff, flush: 0, out: Vec::new(), began: Instant::now(), expires_at: EXPIRY }
+    }
+
+    fn run(mut self) {
+        while !self.staff.mail.stop.load(Ordering::Relaxed) {
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => self.idle(),
+                Err(reason) => {
+                    tracing::error!("an engine's port carries nothing more, and it ends: {reason}");
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Takes in what has arrived, runs it and answers. False if there was nothing.
+    fn turn(&mut self) -> Result<bool, String> {
+        let now = self.began.elapsed();
+        let Desk { port, server, staff, .. } = self;
+        let received = port.receive(|from, arrival| match arrival {
+            Arrival::Datagram(bytes) => {
+                let _refused_is_counted = server.receive(now, from, bytes, staff);
+            }
+            Arrival::HungUp => server.hang_up(from, staff),
+        });
+        let mut is_busy = received.map_err(|broken| broken.0)?;
+        is_busy |= self.read_mail();
+        if now >= self.expires_at {
+            self.expires_at = now + EXPIRY;
+            self.server.expire(now, &mut self.staff);
+            self.port.hang_up_on_strangers(self.server.addresses());
+            self.show_counters();
+            is_busy = true;
+        }
+        if is_busy {
+            while let Some(to) = self.server.transmit(&mut self.out) {
+                self.port.send(to, &self.out);
+            }
+            self.port.flush();
+            self.staff.end_turn();
+        }
+        Ok(is_busy)
+    }
+
+    fn read_mail(&mut self) -> bool {
+        let mail = &self.staff.mail;
+        let flush = mail.flush.load(Ordering::Relaxed);
+        let is_asked = flush != self.flush;
+        if is_asked {
+            self.flush = flush;
+            self.server.ask_flush(flush);
+        }
+        if !mail.has_answers.swap(false, Ordering::SeqCst) {
+            return is_asked;
+        }
+        let answers = std::mem::take(&mut *mail.answers());
+        let mut bytes = Vec::new();
+        for (request, answered) in answers {
+            let Some(client) = self.server.session_mut(request) else { continue };
+            client.asked -= 1;
+            match answered.and_then(|answer| client.read(answer)) {
+                Ok(body) => answer::put_body(&mut bytes, &body),
+                Err(reason) => answer::refuse(&mut bytes, &reason),
+            }
+            self.server.answer(request, &bytes);
+        }
+        true
+    }
+
+    /// Nothing has arrived: looks for a while, then sleeps.
+    fn idle(&mut self) {
+        let since = Instant::now();
+        let mut breathes_at = BREATH;
+        loop {
+            for _ in 0..LOOKS {
+                match self.turn() {
+                    Ok(false) => std::hint::spin_loop(),
+                    // What is broken is still so when the caller looks.
+                    Ok(true) | Err(_) => return,
+                }
+            }
+            let spun = since.elapsed();
+            if spun >= SPIN {
+                break;
+            }
+            if spun >= breathes_at {
+                // Whoever is to ask may need this very core.
+                std::thread::yield_now();
+                breathes_at = spun + BREATH;
+            }
+        }
+        self.show_counters();
+        self.sleep();
+    }
+
+    fn sleep(&mut self) {
+        let mail = &self.staff.mail;
+        mail.asleep.store(true, Ordering::SeqCst);
+        let has_mail = mail.has_answers.load(Ordering::SeqCst)
+            || mail.flush.load(Ordering::SeqCst) != self.flush
+            || mail.stop.load(Ordering::SeqCst);
+        if !has_mail && self.port.may_sleep() {
+            let mut fds =
+                [PollFd::from_borrowed_fd(self.port.fd(), PollFlags::IN), PollFd::new(&mail.bell, PollFlags::IN)];
+            let wait = self.expires_at.saturating_sub(self.began.elapsed());
+            let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+            // Nobody's silence matters where there is nobody.
+            let wait = if self.server.sessions() > 0 { Some(&wait) } else { None };
+            let _interrupted_or_not = poll(&mut fds, wait);
+            if !fds[1].revents().is_empty() {
+                let _emptied = rustix::io::read(&mail.bell, &mut [0; 8]);
+            }
+        }
+        mail.asleep.store(false, Ordering::SeqCst);
+    }
+
+    fn show_counters(&self) {
+        let mut counted = self.staff.mail.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        *counted = (*self.server.counters(), self.server.sessions());
+    }
+}
+
+/// Who serves an engine's sessions.
+struct Staff {
+    shared: Arc<Shared>,
+    index: usize,
+    mail: Arc<Mail>,
+    runner: Runner,
+    reply: Reply,
+    /// Of the chains that run next: how much each one's hints were.
+    expected: VecDeque<usize>,
+}
+
+/// A session, as its engine knows it.
+struct Client {
+    /// To which its buffers belong.
+    number: u32,
+    keys: Keys,
+    /// Its calls that wait for an answer.
+    asked: u32,
+}
+
+impl Client {
+    /// The answer as this session is to read it: by a key of its own.
+    fn read(&mut self, answer: Answer) -> Result<Vec<u8>, String> {
+        let answer = match answer {
+            Answer::Store(store) if store.secret != 0 => {
+                let own = self.keys.grant(&store, Rights::ALL, entropy()[0]);
+                Answer::Store(Store { secret: own.secret(), ..store })
+            }
+            answer => answer,
+        };
+        let body = serde_json::to_vec(&answer).expect("plain data");
+        if body.len() > CALL_BYTES_MAX {
+            return Err(format!(
+                "the answer has {} bytes, a call carries {CALL_BYTES_MAX}: ask for less",
+                body.len()
+            ));
+        }
+        Ok(body)
+    }
+}
+
+const _: () = assert!(CALL_BYTES_MAX < BODY_BYTES_MAX);
+
+impl Host for Staff {
+    type Session = Client;
+
+    fn secret(&mut self) -> u64 {
+        entropy()[0]
+    }
+
+    fn open(&mut self, _hello: &Hello<'_>) -> Result<Client, String> {
+        let Ok(number) = self.shared.state().node.open_remote(&self.shared.memory);
+        Ok(Client { number, keys: Keys::default(), asked: 0 })
+    }
+
+    fn expect(&mut self, _client: &mut Client, request: Request<'_>) {
+        if let Request::Chain(bytes) = request {
+            let hints = ChainView::decode(bytes).map_or(0, |(chain, _)| self.runner.expect(chain));
+            self.expected.push_back(hints);
+        }
+    }
+
+    fn ready(&mut self) {
+        self.runner.fetch_ahead();
+    }
+
+    fn run(
+        &mut self,
+        client: &mut Client,
+        at: RequestRef,
+        request: Request<'_>,
+        reply: &mut Vec<u8>,
+    ) -> Outcome {
+        match request {
+            Request::Chain(bytes) => self.run_chain(client, bytes, reply),
+            Request::Call(service, request) => match self.ask(client, at, service, request) {
+                Ok(()) => return Outcome::Later,
+                Err(refusal) => answer::refuse(reply, &refusal),
+            },
+            Request::Retire(buffers) => {
+                self.runner.enter();
+                for (key, buffer) in buffers {
+                    let Some((store, rights)) = client.keys.stands_for(key) else { continue };
+                    if !rights.contains(Rights::ALLOCATE) {
+                        continue;
+                    }
+                    if self.runner.retire(store, buffer).is_multiple_of(RETIRED_PER_RING) {
+                        self.ring_node();
+                    }
+                }
+            }
+        }
+        Outcome::Done
+    }
+
+    fn close(&mut self, client: Client, end: End) {
+        let mut state = self.shared.state();
+        state.node.end_remote(client.number, end == End::Said);
+        drop(state);
+        frame::ring(&self.shared.bell);
+    }
+
+    fn flushed(&mut self, client: &mut Client, flush: u32) {
+        self.shared.state().node.flushed(client.number, flush);
+        frame::ring(&self.shared.bell);
+    }
+}
+
+impl Staff {
+    fn end_turn(&mut self) {
+        self.expected.clear(); // What was expected and did not run.
+        self.runner.end_turn();
+    }
+
+    fn run_chain(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
+        let chain = match ChainView::decode(bytes) {
+            Ok((chain, [])) => chain,
+            Ok(_) => return answer::refuse(reply, "the chain is followed by bytes that are none of it"),
+            Err(error) => return answer::refuse(reply, &format!("the chain is malformed: {error}")),
+        };
+        self.runner.proceed(self.expected.pop_front().unwrap_or(0));
+        self.runner.enter();
+        let (runner, keys) = (&self.runner, &client.keys);
+        if keys.is_wide(chain.key()) {
+            let seen = Guarded { memory: &self.shared.wide, keys };
+            runner.run_on(&seen, client.number, chain, &mut self.reply);
+        } else {
+            let seen = Guarded { memory: runner.memory(), keys };
+            runner.run_on(&seen, client.number, chain, &mut self.reply);
+        }
+        reply.extend_from_slice(self.reply.as_bytes());
+        if self.reply.last_status() == Status::NotReady {
+            self.ring_node();
+        }
+    }
+
+    fn ask(
+        &self,
+        client: &mut Client,
+        at: RequestRef,
+        service: ServiceId,
+        request: &[u8],
+    ) -> Result<(), String> {
+        let ask = parse(service, request)?;
+        if client.asked >= ASKED_MAX {
+            return Err(format!("{ASKED_MAX} questions of this client wait for an answer: wait for one"));
+        }
+        client.asked += 1;
+        let mut state = self.shared.state();
+        let ticket = state.node.ask(ask, entropy());
+        state.remote.insert(ticket, (self.index, at));
+        drop(state);
+        frame::ring(&self.shared.bell);
+        Ok(())
+    }
+
+    fn ring_node(&self) {
+        if self.shared.memory.node_sleeps() {
+            frame::ring(&self.shared.bell);
+        }
+    }
+}
