@@ -6,3 +6,5 @@ mod suite;
 
 conformance!(local, Local);
 conformance!(shm, Shm);
+conformance!(udp, Engine<Udp>);
+conformance!(tcp, Engine<Tcp>);

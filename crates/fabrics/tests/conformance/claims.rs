@@ -47,9 +47,8 @@ fn statuses(reply: &Reply) -> Vec<Status> {
 
 pub(crate) fn every_op_does_what_run_says<R: Rig>(rig: &R, executor: Executor) {
     const CHAINS: usize = 4000;
-    let store = rig.store();
-    let endpoint = rig.connect();
-    let twin = Twin::of(rig.memory());
+    let (endpoint, store) = rig.client();
+    let twin = Twin::of(rig.memory(), key(&store));
     let seen = Rc::new(RefCell::new(BTreeSet::new()));
     let (client, tally, of) = (Rc::clone(&endpoint), Rc::clone(&seen), store.clone());
     let twin = Rc::new(twin);
@@ -91,8 +90,7 @@ pub(crate) fn every_op_does_what_run_says<R: Rig>(rig: &R, executor: Executor) {
 
 pub(crate) fn the_rest_of_a_chain_depends_on_the_op_before<R: Rig>(rig: &R, executor: Executor) {
     use Status::{Aborted, Access, CasFailed, Invalid, NullPointer, Ok as Done, Skipped, TooLong};
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let word = table(&store, 64);
@@ -138,8 +136,7 @@ fn rest(chain: &mut Chain<'_>, word: Addr) {
 // Limits.
 
 pub(crate) fn a_chain_has_at_most_64_ops_and_all_of_them_run<R: Rig>(rig: &R, executor: Executor) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
@@ -157,8 +154,7 @@ pub(crate) fn what_does_not_fit_a_reply_is_too_long_and_nothing_else_suffers<R: 
     rig: &R,
     executor: Executor,
 ) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         const ENTRIES: usize = 4 * 8;
@@ -175,8 +171,7 @@ pub(crate) fn what_does_not_fit_a_reply_is_too_long_and_nothing_else_suffers<R: 
 }
 
 pub(crate) fn a_payload_of_60_kib_arrives_whole<R: Rig>(rig: &R, executor: Executor) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let payload: Vec<u8> = (0..60 * 1024).map(|i: u32| (i ^ (i >> 8)) as u8).collect();
@@ -201,8 +196,7 @@ pub(crate) fn a_payload_of_60_kib_arrives_whole<R: Rig>(rig: &R, executor: Execu
 }
 
 pub(crate) fn a_chain_that_finds_no_buffer_runs_nothing<R: Rig>(rig: &R, executor: Executor) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
@@ -229,8 +223,7 @@ pub(crate) fn a_chain_that_finds_no_buffer_runs_nothing<R: Rig>(rig: &R, executo
 // Rights.
 
 pub(crate) fn another_key_opens_nothing<R: Rig>(rig: &R, executor: Executor) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
@@ -265,8 +258,7 @@ pub(crate) fn another_key_opens_nothing<R: Rig>(rig: &R, executor: Executor) {
 }
 
 pub(crate) fn another_node_is_no_node<R: Rig>(rig: &R, executor: Executor) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let (mut buffer, mut reply, other) = (ChainBuf::new(), Reply::new(), NodeId(7));
@@ -287,8 +279,7 @@ pub(crate) fn another_node_is_no_node<R: Rig>(rig: &R, executor: Executor) {
 // Several chains at a time.
 
 pub(crate) fn scratch_is_private_to_a_chain_and_zero_at_its_start<R: Rig>(rig: &R, executor: Executor) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let tasks = (0..16u8).map(|task| -> Task {
         let (client, store) = (Rc::clone(&endpoint), store.clone());
         Box::pin(async move {
@@ -312,8 +303,7 @@ pub(crate) fn scratch_is_private_to_a_chain_and_zero_at_its_start<R: Rig>(rig: &
 pub(crate) fn a_dropped_run_does_no_harm<R: Rig>(rig: &R, executor: Executor) {
     const TASKS: u64 = 16;
     const TURNS: u64 = 200;
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let ran = Rc::new(Cell::new(0));
     let tasks = (0..TASKS).map(|task| -> Task {
         let (client, store, ran) = (Rc::clone(&endpoint), store.clone(), Rc::clone(&ran));
@@ -360,8 +350,7 @@ async fn sum_at<E: Endpoint>(endpoint: &E, store: &Store, offset: u64) -> u64 {
 }
 
 pub(crate) fn what_is_not_live_is_not_retired<R: Rig>(rig: &R, executor: Executor) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let kept = take(&*client, &store, b"kept").await;
@@ -398,8 +387,7 @@ async fn take<E: Endpoint>(endpoint: &E, store: &Store, bytes: &[u8]) -> Addr {
 
 pub(crate) fn sixty_four_tasks_run_at_once<R: Rig>(rig: &R, executor: Executor) {
     const TURNS: u64 = 100;
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let tasks = (0..TASKS_MAX).map(|_| add(&endpoint, &store, 8, TURNS)).collect();
     executor.run_all(&endpoint, tasks);
     let client = Rc::clone(&endpoint);
@@ -424,17 +412,16 @@ pub(crate) fn additions_by_many_threads_sum_up<R: Rig>(rig: &R, executor: Execut
     const THREADS: u64 = 4;
     const TASKS: u64 = 4;
     const TURNS: u64 = 2000;
-    let store = rig.store();
+    let (endpoint, store) = rig.client();
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
-                let endpoint = rig.connect();
+                let (endpoint, store) = rig.client();
                 let tasks = (0..TASKS).map(|_| add(&endpoint, &store, 8, TURNS)).collect();
                 executor.run_all(&endpoint, tasks);
             });
         }
     });
-    let endpoint = rig.connect();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         assert_eq!(sum_at(&*client, &store, 8).await, THREADS * TASKS * TURNS);
@@ -444,16 +431,16 @@ pub(crate) fn additions_by_many_threads_sum_up<R: Rig>(rig: &R, executor: Execut
 pub(crate) fn sixteen_bytes_never_tear<R: Rig>(rig: &R, executor: Executor) {
     const THREADS: usize = 3;
     const SWAPS: u64 = 20_000;
-    let store = rig.store();
+    drop(rig.client()); // So that the store is there before all who open it.
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
-                let endpoint = rig.connect();
+                let (endpoint, store) = rig.client();
                 executor.run(&endpoint, swap(Rc::clone(&endpoint), store.clone(), SWAPS));
             });
         }
     });
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client(); // The first was silent for too long where silence ends a session.
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         assert_eq!(sum_at(&*client, &store, 16).await, THREADS as u64 * SWAPS);
@@ -504,8 +491,7 @@ pub(crate) fn a_call_that_cannot_be_served_is_refused<R: Rig>(rig: &R, executor:
 }
 
 pub(crate) fn a_call_that_is_not_answered_ends_at_its_deadline<R: Rig>(rig: &R, executor: Executor) {
-    let store = rig.store();
-    let endpoint = rig.connect();
+    let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     let (name, kind, parameters) = ("late".to_owned(), SLOW.to_owned(), String::new());
     let slow = Ask::CreateStore { name, kind, parameters, quota: store.quota };

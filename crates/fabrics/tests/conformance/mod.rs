@@ -8,22 +8,22 @@ mod twin;
 
 /// A test for each claim about the fabric of `$rig`, under our executor and under tokio's.
 macro_rules! conformance {
-    ($fabric:ident, $rig:ident) => {
+    ($fabric:ident, $($rig:tt)+) => {
         mod $fabric {
             mod core {
-                every_claim!($crate::suite::rig::$rig, Core);
+                every_claim!(Core, $($rig)+);
             }
             mod tokio {
-                every_claim!($crate::suite::rig::$rig, Tokio);
+                every_claim!(Tokio, $($rig)+);
             }
         }
     };
 }
 
 macro_rules! every_claim {
-    ($rig:ty, $executor:ident) => {
+    ($executor:ident, $($rig:tt)+) => {
         claims! {
-            $rig, $executor;
+            $executor, [$($rig)+];
             every_op_does_what_run_says
             the_rest_of_a_chain_depends_on_the_op_before
             a_chain_has_at_most_64_ops_and_all_of_them_run
@@ -45,13 +45,21 @@ macro_rules! every_claim {
 }
 
 macro_rules! claims {
-    ($rig:ty, $executor:ident; $($claim:ident)*) => {
+    ($executor:ident, $rig:tt; $($claim:ident)*) => {
         $(
             #[test]
             fn $claim() {
-                use $crate::suite::{claims, executors::Executor, rig::Rig};
-                claims::$claim(&<$rig>::start(), Executor::$executor);
+                use $crate::suite::{claims, executors::Executor};
+                claims::$claim(&started!($rig), Executor::$executor);
             }
         )*
     };
+}
+
+macro_rules! started {
+    ([$($rig:tt)+]) => {{
+        #[allow(unused_imports, reason = "some rigs take others")]
+        use $crate::suite::rig::*;
+        <$($rig)+ as Rig>::start()
+    }};
 }

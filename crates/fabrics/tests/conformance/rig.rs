@@ -4,16 +4,22 @@ use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::session::carrier::Line;
+use farside_fabrics::session::client::Config;
+use farside_fabrics::session::endpoint::Endpoint as Remote;
 use farside_fabrics::shm;
-use farside_node::host::{Host, Options};
+use farside_fabrics::tcp::TcpLine;
+use farside_fabrics::udp::UdpLine;
+use farside_node::host::{Host, Listen, Options};
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use farside_remote::{Fabric, Memory, NodeId};
-use std::path::PathBuf;
+use std::marker::PhantomData;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -47,6 +53,16 @@ impl Endpoint for Direct {
     }
 }
 
+impl<L: Line + 'static> Endpoint for Remote<L> {
+    async fn drive(&self) {
+        Remote::drive(self).await;
+    }
+
+    fn owner(&self) -> u32 {
+        1 // The node alone knows it, and nothing that a chain can read tells.
+    }
+}
+
 /// A fabric to be tested, with a node behind it.
 pub(crate) trait Rig: Sync {
     type Endpoint: Endpoint;
@@ -62,21 +78,21 @@ pub(crate) trait Rig: Sync {
     /// Set once the node has begun to make a [`SLOW`] store.
     fn busy(&self) -> &AtomicBool;
 
-    /// A new store.
-    fn store(&self) -> Store {
-        let ask = Ask::CreateStore {
-            name: "store".into(),
-            kind: PLAIN.into(),
-            parameters: String::new(),
-            quota: QUOTA,
-        };
+    /// Another endpoint with the store, which is made if there is none. Where a key is one session's own, this is that
+    /// endpoint's.
+    fn client(&self) -> (Rc<Self::Endpoint>, Store) {
         let endpoint = self.connect();
-        let mut answer = Vec::new();
-        let request = serde_json::to_vec(&ask).expect("plain data");
-        let called = endpoint.call(NODE, ServiceId::NODE, &request, &mut answer);
-        block_on(&*endpoint, called).expect("an answer");
-        match serde_json::from_slice(&answer) {
-            Ok(Answer::Store(store)) => store,
+        let ask = |ask: Ask| {
+            let mut answer = Vec::new();
+            let request = serde_json::to_vec(&ask).expect("plain data");
+            let called = endpoint.call(NODE, ServiceId::NODE, &request, &mut answer);
+            block_on(&*endpoint, called).map(|()| serde_json::from_slice(&answer).expect("an answer"))
+        };
+        let (name, kind, parameters) = ("store".to_owned(), PLAIN.to_owned(), String::new());
+        let answer = ask(Ask::OpenStore { name: name.clone() })
+            .or_else(|_| ask(Ask::CreateStore { name, kind, parameters, quota: QUOTA }));
+        match answer {
+            Ok(Answer::Store(store)) => (endpoint, store),
             other => panic!("asked for a store, got {other:?}"),
         }
     }
@@ -93,7 +109,7 @@ impl Rig for Local {
 
     fn start() -> Local {
         let busy = Arc::default();
-        Local { host: Arc::new(host(None, &busy)), busy }
+        Local { host: Arc::new(host(Options::default(), &busy)), busy }
     }
 
     fn connect(&self) -> Rc<Direct> {
@@ -125,7 +141,8 @@ impl Rig for Shm {
     fn start() -> Shm {
         let folder = tempfile::tempdir().expect("a folder");
         let busy = Arc::default();
-        Shm { host: host(Some(folder.path().join(SOCKET)), &busy), busy, folder }
+        let socket = Some(folder.path().join(SOCKET));
+        Shm { host: host(Options { socket, ..Options::default() }, &busy), busy, folder }
     }
 
     fn connect(&self) -> Rc<Direct> {
@@ -145,13 +162,89 @@ impl Rig for Shm {
     }
 }
 
-fn host(socket: Option<PathBuf>, busy: &Arc<AtomicBool>) -> Host {
+/// A fabric whose chains an engine runs.
+pub(crate) struct Engine<C> {
+    host: Host,
+    busy: Arc<AtomicBool>,
+    carrier: PhantomData<C>,
+}
+
+/// How an engine is reached.
+pub(crate) trait Carrier: Sync + 'static {
+    type Line: Line + 'static;
+
+    fn listen() -> Listen;
+
+    fn line(listen: &Listen) -> Self::Line;
+}
+
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// By UDP.
+pub(crate) struct Udp;
+
+impl Carrier for Udp {
+    type Line = UdpLine;
+
+    fn listen() -> Listen {
+        Listen::Udp(LOOPBACK)
+    }
+
+    fn line(listen: &Listen) -> UdpLine {
+        let Listen::Udp(address) = listen else { panic!("it listens at {listen}") };
+        UdpLine::connect(*address).expect("a socket")
+    }
+}
+
+/// By TCP.
+pub(crate) struct Tcp;
+
+impl Carrier for Tcp {
+    type Line = TcpLine;
+
+    fn listen() -> Listen {
+        Listen::Tcp(LOOPBACK)
+    }
+
+    fn line(listen: &Listen) -> TcpLine {
+        let Listen::Tcp(address) = listen else { panic!("it listens at {listen}") };
+        TcpLine::connect(*address).expect("a connection")
+    }
+}
+
+impl<C: Carrier> Rig for Engine<C> {
+    type Endpoint = Remote<C::Line>;
+
+    fn start() -> Engine<C> {
+        let busy = Arc::default();
+        let options = Options { listen: vec![C::listen()], ..Options::default() };
+        Engine { host: host(options, &busy), busy, carrier: PhantomData }
+    }
+
+    fn connect(&self) -> Rc<Remote<C::Line>> {
+        static CLIENTS: AtomicU64 = AtomicU64::new(0);
+        let identity = CLIENTS.fetch_add(1, Ordering::Relaxed).into();
+        let config = Config { identity, incarnation: 1, nonce: 7, ..Config::default() };
+        let line = C::line(&self.host.listening()[0]);
+        Rc::new(Remote::open(line, NODE, config).unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    fn memory(&self) -> &Mapping {
+        self.host.memory()
+    }
+
+    fn busy(&self) -> &AtomicBool {
+        &self.busy
+    }
+}
+
+fn host(options: Options, busy: &Arc<AtomicBool>) -> Host {
     let memory = Mapping::create(MEMORY, Pages::Small).expect("memory");
     let kinds: Vec<Box<dyn Kind<Mapping>>> = vec![
         Box::new(Plain { name: PLAIN, busy: None }),
         Box::new(Plain { name: SLOW, busy: Some(Arc::clone(busy)) }),
     ];
-    Host::start(memory, kinds, Options { socket, ..Options::default() }).expect("a node")
+    Host::start(memory, kinds, options).expect("a node")
 }
 
 /// A table of a MiB and buffers, which nobody but the test's chains gives a meaning.
