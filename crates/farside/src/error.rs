@@ -1,6 +1,7 @@
 //! Why something has no result.
 
 use farside_fabrics::memory::MappingError;
+use farside_fabrics::session::endpoint::OpenError;
 use farside_fabrics::shm::ConnectError;
 use farside_node::host::BindError;
 use farside_remote::FabricError;
@@ -15,6 +16,8 @@ pub enum Error {
     Url(String),
     /// There is no connection.
     Connect(ConnectError),
+    /// There is no session with the node at this url.
+    Open(String, OpenError),
     /// A node cannot be served.
     Serve(BindError),
     /// There is no memory to serve.
@@ -46,6 +49,7 @@ impl std::fmt::Display for Error {
         match self {
             Error::Url(reason) => f.write_str(reason),
             Error::Connect(error) => error.fmt(f),
+            Error::Open(url, error) => write!(f, "{url}: {error}"),
             Error::Serve(error) => error.fmt(f),
             Error::Memory(error) => error.fmt(f),
             Error::Fabric(error) => error.fmt(f),

@@ -24,6 +24,7 @@ pub mod config;
 pub mod local;
 
 mod client;
+mod endpoint;
 mod error;
 mod pool;
 
@@ -38,6 +39,7 @@ pub use pool::{NewStore, Pool, connect};
 /// How the binary builds nodes and drives benchmarks; not for programs, and not stable.
 #[doc(hidden)]
 pub mod parts {
+    pub use crate::endpoint::Endpoint;
     pub use crate::pool::kinds;
 }
 

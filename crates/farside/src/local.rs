@@ -1,8 +1,8 @@
 //! A client that belongs to one thread: no queue, no copy, no allocation per operation.
 
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
-use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Turns, block_on};
 use farside_remote::NodeId;
 use farside_systems::kv::prism_kv::PrismKv;
@@ -14,8 +14,8 @@ use std::task::{Context, Poll, Waker};
 
 /// A client of one store, for one thread and one operation at a time.
 pub struct Client {
-    endpoint: Rc<Direct>,
-    kv: PrismKv<Rc<Direct>>,
+    endpoint: Rc<Endpoint>,
+    kv: PrismKv<Rc<Endpoint>>,
 }
 
 impl Client {
@@ -68,13 +68,13 @@ impl Client {
     }
 
     /// The operations as futures, and those that are not here.
-    pub fn kv(&mut self) -> &mut PrismKv<Rc<Direct>> {
+    pub fn kv(&mut self) -> &mut PrismKv<Rc<Endpoint>> {
         &mut self.kv
     }
 }
 
 /// Runs an operation to its end. On these fabrics nearly all end at their first poll, so that needs no core.
-fn now<O>(endpoint: &Rc<Direct>, operation: impl Future<Output = O>) -> O {
+fn now<O>(endpoint: &Rc<Endpoint>, operation: impl Future<Output = O>) -> O {
     let mut operation = pin!(operation);
     let polled = operation.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     endpoint.end_turn();

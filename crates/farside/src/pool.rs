@@ -1,18 +1,24 @@
 //! Which nodes there are, how each is reached, and what can be asked of them besides data.
 
 use crate::client::Client;
+use crate::endpoint::Endpoint;
 use crate::error::Error;
-use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::session::carrier::Line;
+use farside_fabrics::session::client::Config;
+use farside_fabrics::session::endpoint::{Endpoint as Remote, OpenError};
 use farside_fabrics::shm;
+use farside_fabrics::tcp::TcpLine;
+use farside_fabrics::udp::UdpLine;
 use farside_node::host::{Host, Options};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::Kind;
 use farside_remote::{Fabric, FabricError, NodeId};
 use farside_systems::kv::prism_kv::service::PrismKvKind;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -27,6 +33,8 @@ pub struct Pool {
 enum Reach {
     Shm(PathBuf),
     Local(Arc<Host>),
+    Udp(SocketAddr),
+    Tcp(SocketAddr),
 }
 
 /// A store that is to be made.
@@ -71,6 +79,7 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 /// Connects to the memory node at `url`:
 ///
 /// * `shm:PATH`, or just a path: the node of this host that serves at that unix socket;
+/// * `udp://HOST:PORT` or `tcp://HOST:PORT`: a node anywhere, whose engine runs what is asked;
 /// * `local:` or `local:BYTES`: a node in this process, with a store `default`, gone when the last clone is.
 ///
 /// # Errors
@@ -101,8 +110,11 @@ fn reach(url: &str) -> Result<Reach, Error> {
             };
             Ok(Pool::serve_here(bytes)?.reach)
         }
+        Some(("udp", address)) => Ok(Reach::Udp(address_of(url, address)?)),
+        Some(("tcp", address)) => Ok(Reach::Tcp(address_of(url, address)?)),
         Some((scheme, _)) if !scheme.contains('/') => Err(Error::Url(format!(
-            "'{url}': this release has no fabric '{scheme}': use shm:PATH for a node on this host, or local:"
+            "'{url}': this release has no fabric '{scheme}': use shm:PATH for a node on this host, udp://HOST:PORT or \
+             tcp://HOST:PORT for one anywhere, or local:"
         ))),
         _ => Ok(Reach::Shm(path_of(url, url)?)),
     }
@@ -113,6 +125,26 @@ fn path_of(url: &str, path: &str) -> Result<PathBuf, Error> {
         return Err(Error::Url(format!("'{url}' names no socket: write shm:PATH")));
     }
     Ok(PathBuf::from(path))
+}
+
+/// The port of data where a url names none.
+const PORT: u16 = 7460;
+
+fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
+    let wrong = |why: String| Error::Url(format!("'{url}': {why}: write it like tcp://127.0.0.1:{PORT}"));
+    let host = rest.strip_prefix("//").ok_or_else(|| wrong("no // follows the scheme".into()))?;
+    let host = host.strip_suffix('/').unwrap_or(host);
+    if host.is_empty() {
+        return Err(wrong("it names no host".into()));
+    }
+    let has_port = host.rsplit_once(':').is_some_and(|(before, _)| !before.contains(':') || before.ends_with(']'));
+    let found = if has_port {
+        host.to_socket_addrs()
+    } else {
+        (host.trim_matches(['[', ']']), PORT).to_socket_addrs()
+    };
+    let mut found = found.map_err(|error| wrong(error.to_string()))?;
+    found.next().ok_or_else(|| wrong("the host has no address".into()))
 }
 
 /// The kinds of stores that a node of this release can have.
@@ -214,20 +246,35 @@ impl Pool {
     /// # Errors
     /// As [`connect`].
     #[doc(hidden)]
-    pub fn endpoint_here(&self) -> Result<Direct, Error> {
+    pub fn endpoint_here(&self) -> Result<Endpoint, Error> {
         self.endpoint()
     }
 
     /// A session with the node, for the calling thread.
-    pub(crate) fn endpoint(&self) -> Result<Direct, Error> {
+    pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
         match &self.reach {
-            Reach::Shm(path) => Ok(shm::connect(path, NodeId(0))?),
+            Reach::Shm(path) => Ok(Endpoint::Direct(shm::connect(path, NodeId(0))?)),
             Reach::Local(host) => {
                 let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
-                Ok(local::connect(&node)?)
+                Ok(Endpoint::Direct(local::connect(&node)?))
             }
+            Reach::Udp(address) => Ok(Endpoint::Udp(self.remote(UdpLine::connect(*address))?)),
+            Reach::Tcp(address) => Ok(Endpoint::Tcp(self.remote(TcpLine::connect(*address))?)),
         }
     }
+
+    fn remote<L: Line>(&self, line: std::io::Result<L>) -> Result<Box<Remote<L>>, Error> {
+        let line = line.map_err(|error| OpenError::Broken(error.into()));
+        let opened = line.and_then(|line| Remote::open(line, NodeId(0), who()));
+        opened.map(Box::new).map_err(|error| Error::Open(self.url.clone(), error))
+    }
+}
+
+/// A client that nobody has met.
+fn who() -> Config {
+    let random = || getrandom::u64().expect("the system has random bytes: nonces must not be guessed");
+    let identity = u128::from(random()) << 64 | u128::from(random());
+    Config { identity, incarnation: 1, nonce: random(), ..Config::default() }
 }
 
 impl std::fmt::Debug for Pool {

@@ -34,6 +34,10 @@ pub(super) enum FabricArg {
     Local,
     /// A node in a process of its own, by shared memory
     Shm,
+    /// A node in a process of its own, whose engine is asked over UDP
+    Udp,
+    /// The same over TCP
+    Tcp,
 }
 
 impl FabricArg {
@@ -41,6 +45,8 @@ impl FabricArg {
         match self {
             FabricArg::Local => "local",
             FabricArg::Shm => "shm",
+            FabricArg::Udp => "udp",
+            FabricArg::Tcp => "tcp",
         }
     }
 }

@@ -161,6 +161,8 @@ fn described(fabric: FabricArg) -> &'static str {
     match fabric {
         FabricArg::Local => "local: a node in this process",
         FabricArg::Shm => "shm: a node in a process of its own",
+        FabricArg::Udp => "udp: a node in a process of its own, asked over UDP",
+        FabricArg::Tcp => "tcp: a node in a process of its own, asked over TCP",
     }
 }
 

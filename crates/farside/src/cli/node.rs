@@ -6,7 +6,7 @@ use farside::config::{Settings, default_socket, make_folder_of};
 use farside::parts::kinds;
 use farside_fabrics::memory::{Found, Mapping, Pages};
 use farside_node::catalog::Division;
-use farside_node::host::{Admin, Host, Options};
+use farside_node::host::{Admin, Host, Listen, Options};
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_systems::kv::prism_kv::layout::{Placement, SLOTS_PER_ITEM, TableSpec, slots_for};
@@ -36,6 +36,13 @@ pub(super) struct Serve {
     /// Where clients of this host connect [default: where they look for it]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Also serve clients of any host at this url, by engines of this process: udp://127.0.0.1:7460 or
+    /// tcp://127.0.0.1:7460 (port 0: a free one). May be given several times
+    #[arg(long, value_name = "URL", value_parser = listen)]
+    listen: Vec<Listen>,
+    /// Engines at each --listen, each a thread
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    engines: u32,
     /// Which pages back the memory: huge ones make random reads faster, if the system has some reserved
     #[arg(long, value_enum, default_value_t = PagesArg::Auto)]
     pages: PagesArg,
@@ -99,6 +106,8 @@ impl Up {
         let serve = Serve {
             memory: Some(self.memory),
             socket: self.socket,
+            listen: Vec::new(),
+            engines: 1,
             pages: PagesArg::Auto,
             admin: None,
             admin_token_file: None,
@@ -201,6 +210,8 @@ impl Serve {
         let page_size = memory.page_size().0;
         let options = Options {
             socket: Some(socket.clone()),
+            listen: self.listen.clone(),
+            engines: self.engines as usize,
             evict_stopped_after: self.evict_stopped_after,
             admin: self.admin()?,
             take_over: found == Found::Memory,
@@ -217,11 +228,16 @@ impl Serve {
             human_bytes(page_size),
             socket.display()
         );
-        if let Some(at) = host.admin_at() {
-            tell!("farside: watch it at http://{at}/{{health,stores,metrics}}");
+        let mut more = String::new();
+        for at in host.listening() {
+            more += &format!("farside: {} at {at}\n", engines(self.engines));
         }
+        if let Some(at) = host.admin_at() {
+            more += &format!("farside: watch it at http://{at}/{{health,stores,metrics}}\n");
+        }
+        more += hints;
         // Whoever has read that the node serves may leave.
-        let _unread = std::io::stdout().write_all(hints.as_bytes());
+        let _unread = std::io::stdout().write_all(more.as_bytes());
         let signal = signals.forever().next().and_then(signal_hook::low_level::signal_name);
         tracing::info!("stopping on {}", signal.unwrap_or("a signal"));
         host.stop();
@@ -303,6 +319,20 @@ fn all_of(info: &NodeInfo) -> Result<u64, Failure> {
             info.unassigned_bytes >> 20
         ))),
         all => Ok(all * SEGMENT_SIZE),
+    }
+}
+
+fn engines(count: u32) -> String {
+    if count == 1 { "an engine serves".into() } else { format!("{count} engines serve") }
+}
+
+/// For clap: where engines are to serve.
+fn listen(url: &str) -> Result<Listen, String> {
+    let wrong = || format!("'{url}' is no address that can be served: write it like tcp://127.0.0.1:7460");
+    match url.split_once("://") {
+        Some(("udp", address)) => address.parse().map(Listen::Udp).map_err(|_| wrong()),
+        Some(("tcp", address)) => address.parse().map(Listen::Tcp).map_err(|_| wrong()),
+        _ => Err(wrong()),
     }
 }
 

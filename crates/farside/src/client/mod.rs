@@ -6,9 +6,9 @@ mod pending;
 
 pub use pending::Pending;
 
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
-use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Core, block_on};
 use farside_remote::NodeId;
 use farside_systems::kv::prism_kv::{Conflict, PrismKv};
@@ -230,7 +230,7 @@ fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), E
     core.run();
 }
 
-async fn serve(kv: &mut PrismKv<Rc<Direct>>, request: Request) {
+async fn serve(kv: &mut PrismKv<Rc<Endpoint>>, request: Request) {
     match request {
         Request::Get { key, done } => {
             let got = kv.get(&key).await;

@@ -6,7 +6,7 @@ use farside::{NewStore, Pool};
 use farside_bench::driver::{Run, Tally};
 use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
 use farside_bench::workload::Workload;
-use farside_fabrics::executor::{Core, block_on};
+use farside_fabrics::executor::{Core, Turns, block_on};
 use farside_fabrics::layer::count::Count;
 use farside_fabrics::memory::Mapping;
 use farside_node::catalog::Division;
@@ -50,7 +50,7 @@ pub(in crate::cli) struct Session {
     _lent: Option<Lent>,
     /// The node's memory stays mapped between one client and the next: as in any program that is connected for
     /// longer, pages are faulted in once.
-    _memory: Arc<Mapping>,
+    _memory: Option<Arc<Mapping>>,
     /// The node that was started for this.
     node: Option<NodeProcess>,
 }
@@ -61,6 +61,8 @@ pub(in crate::cli) struct NodeProcess {
     socket: PathBuf,
 }
 
+/// Tasks of each thread while the store is loaded, however many are measured.
+const LOADERS: u32 = 64;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Operations of which the round trips are counted, and how long that may take.
 const COUNTED: u64 = 20_000;
@@ -80,9 +82,14 @@ impl Session {
         let (pool, node) = match (&asked.pool, asked.fabric) {
             (Some(url), _) => (connect(url)?, None),
             (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
-            (None, FabricArg::Shm) => {
-                let node = NodeProcess::start(memory)?;
-                (farside::connect(&format!("shm:{}", node.socket.display()))?, Some(node))
+            (None, fabric) => {
+                let node = NodeProcess::start(memory, fabric)?;
+                let pool = farside::connect(&format!("shm:{}", node.socket.display()))?;
+                let pool = match pool.info()?.listening.first() {
+                    Some(url) => farside::connect(url)?,
+                    None => pool,
+                };
+                (pool, Some(node))
             }
         };
         let store = format!("ycsb-{}", std::process::id());
@@ -98,7 +105,7 @@ impl Session {
                 None
             }
         };
-        let memory = Arc::clone(pool.endpoint_here()?.memory());
+        let memory = pool.endpoint_here()?.memory().map(Arc::clone);
         let session = Session { asked, store, pool, run, _lent: lent, _memory: memory, node };
         session.load()?;
         Ok(session)
@@ -112,7 +119,7 @@ impl Session {
     fn load(&self) -> Result<(), Failure> {
         let bar = progress("loading records", self.asked.workload.records, self.asked.quiet);
         let threads = self.asked.threads;
-        let tasks = u64::from(threads * self.asked.tasks);
+        let tasks = u64::from(threads * LOADERS);
         let (told, bars) = mpsc::channel();
         std::thread::scope(|scope| {
             let loaders: Vec<_> = (0..threads)
@@ -133,9 +140,9 @@ impl Session {
         let endpoint = Rc::new(self.pool.endpoint_here()?);
         let failed = std::cell::RefCell::new(None);
         let mut core = Core::new(&endpoint);
-        for task in 0..self.asked.tasks {
+        for task in 0..LOADERS {
             let mut kv = self.kv(&endpoint)?;
-            let first = u64::from(thread * self.asked.tasks + task);
+            let first = u64::from(thread * LOADERS + task);
             let failed = &failed;
             core.spawn(async move {
                 // Nobody shows progress once the load has failed elsewhere.
@@ -152,9 +159,9 @@ impl Session {
 
     fn kv<F>(&self, fabric: &Rc<F>) -> Result<PrismKv<Rc<F>>, KvError>
     where
-        F: farside_remote::Fabric + farside_remote::clock::Clock,
+        F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
-        let opened = block_on((), PrismKv::open(Rc::clone(fabric), NodeId(0), &self.store))?;
+        let opened = block_on(fabric, PrismKv::open(Rc::clone(fabric), NodeId(0), &self.store))?;
         Ok(opened.with_slot_cache(self.asked.slot_cache))
     }
 
@@ -465,7 +472,7 @@ fn node_cpu(session: &Session) -> Option<Duration> {
     let pid = match (&session.node, session.asked.fabric) {
         (Some(node), _) => node.child.id(),
         (None, FabricArg::Local) => return None,
-        (None, FabricArg::Shm) => session.pool.info().ok()?.pid,
+        (None, _) => session.pool.info().ok()?.pid,
     };
     report::cpu_time_of(pid).ok()
 }
@@ -499,12 +506,18 @@ fn quota(records: u64, value_size: usize, tasks: u32) -> u64 {
 
 impl NodeProcess {
     /// Starts a node with so much memory and waits until it serves.
-    pub(in crate::cli) fn start(memory: u64) -> Result<NodeProcess, Failure> {
+    pub(in crate::cli) fn start(memory: u64, fabric: FabricArg) -> Result<NodeProcess, Failure> {
         let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
         let program = std::env::current_exe()?;
+        let listen: &[&str] = match fabric {
+            FabricArg::Local | FabricArg::Shm => &[],
+            FabricArg::Udp => &["--listen", "udp://127.0.0.1:0"],
+            FabricArg::Tcp => &["--listen", "tcp://127.0.0.1:0"],
+        };
         let mut child = Command::new(program)
             .args(["serve", "--die-with-parent", "--memory", &memory.to_string(), "--socket"])
             .arg(&socket)
+            .args(listen)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()?;

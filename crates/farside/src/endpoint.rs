@@ -1,0 +1,105 @@
+//! One thread's session with a node, over whichever fabric the url names.
+
+use farside_fabrics::direct::Direct;
+use farside_fabrics::executor::{Idle, Turns};
+use farside_fabrics::memory::Mapping;
+use farside_fabrics::session::endpoint::Endpoint as Remote;
+use farside_fabrics::tcp::TcpLine;
+use farside_fabrics::timer;
+use farside_fabrics::udp::UdpLine;
+use farside_remote::arena::session::Counters;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A session with a node. Belongs to one thread.
+pub enum Endpoint {
+    /// `local` and `shm`: chains run on this thread.
+    Direct(Direct),
+    /// `udp`: the node's engine runs them.
+    Udp(Box<Remote<UdpLine>>),
+    /// `tcp`: the node's engine runs them.
+    Tcp(Box<Remote<TcpLine>>),
+}
+
+/// The same of whichever it is.
+macro_rules! either {
+    ($endpoint:expr, $inner:ident => $then:expr) => {
+        match $endpoint {
+            Endpoint::Direct($inner) => $then,
+            Endpoint::Udp($inner) => $then,
+            Endpoint::Tcp($inner) => $then,
+        }
+    };
+}
+
+impl Endpoint {
+    /// Sets how long the answer to a call may take.
+    pub fn set_patience(&self, patience: Duration) {
+        either!(self, endpoint => endpoint.set_patience(patience));
+    }
+
+    /// What this session has counted.
+    pub fn counters(&self) -> Counters {
+        either!(self, endpoint => endpoint.counters())
+    }
+
+    /// The node's memory, where it is mapped here.
+    pub fn memory(&self) -> Option<&Arc<Mapping>> {
+        match self {
+            Endpoint::Direct(direct) => Some(direct.memory()),
+            Endpoint::Udp(_) | Endpoint::Tcp(_) => None,
+        }
+    }
+
+    /// Keeps the session going under an executor that is not ours: spawn it on the same thread, and let it run for as
+    /// long as the endpoint is used. Never completes.
+    pub async fn drive(&self) {
+        either!(self, endpoint => endpoint.drive().await);
+    }
+}
+
+impl Fabric for Endpoint {
+    #[inline]
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        either!(self, endpoint => endpoint.run(node, chain, reply).await)
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        either!(self, endpoint => endpoint.call(node, service, request, answer).await)
+    }
+
+    #[inline]
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        either!(self, endpoint => endpoint.retire(node, key, buffer));
+    }
+}
+
+impl Turns for Endpoint {
+    #[inline]
+    fn end_turn(&self) {
+        either!(self, endpoint => endpoint.end_turn());
+    }
+
+    fn wait(&self, core: &Idle<'_>) {
+        either!(self, endpoint => endpoint.wait(core));
+    }
+}
+
+impl Clock for Endpoint {
+    fn now(&self) -> Duration {
+        timer::now()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        timer::sleep(duration)
+    }
+}
