@@ -212,3 +212,51 @@ impl Grace {
         self.waiting.iter().map(|&(id, _)| id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_fabrics::memory::{Mapping, Pages};
+
+    #[test]
+    fn a_flush_waits_for_every_remote_session_of_its_time_and_for_no_other() {
+        let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
+        let mut sessions = Sessions::new(1);
+        let open = |sessions: &mut Sessions| {
+            let Ok(number) = sessions.open_remote(&memory);
+            number
+        };
+        let (busy, idle, dying) = (open(&mut sessions), open(&mut sessions), open(&mut sessions));
+        let Ok(mut grace) = sessions.begin_flush(&memory);
+        let later = open(&mut sessions);
+        let is_over = |sessions: &Sessions, grace: &mut Grace| {
+            let Ok(is_over) = sessions.is_over(&memory, grace);
+            is_over
+        };
+        assert!(!is_over(&sessions, &mut grace));
+        sessions.flushed(idle, sessions.flush());
+        sessions.end_remote(dying);
+        sessions.flushed(busy, sessions.flush() - 1);
+        assert!(!is_over(&sessions, &mut grace), "one has made an earlier flush only");
+        sessions.flushed(busy, u32::MAX);
+        assert!(is_over(&sessions, &mut grace));
+        let gone = sessions.gone();
+        assert!(gone.includes(dying) && ![busy, idle, later].into_iter().any(|number| gone.includes(number)));
+        // What nobody has asked for yet was not made in advance.
+        let Ok(mut next) = sessions.begin_flush(&memory);
+        assert!(!is_over(&sessions, &mut next));
+        let Ok(mut turns_alone) = sessions.begin_grace(&memory);
+        assert!(is_over(&sessions, &mut turns_alone), "retired buffers wait for no remote session");
+    }
+
+    #[test]
+    fn numbers_are_shared_by_all_kinds_and_never_come_again() {
+        let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
+        let mut sessions = Sessions::new(5);
+        let Ok(first) = sessions.open_remote(&memory);
+        sessions.end_remote(first);
+        let Ok(second) = sessions.open(&memory, 1, 1);
+        let Ok(third) = sessions.open_remote(&memory);
+        assert_eq!((first, second.expect("a slot").number, third, sessions.len()), (5, 6, 7, 2));
+    }
+}

@@ -388,6 +388,11 @@ impl Client {
         Some(request)
     }
 
+    /// Whether a request would be taken.
+    pub fn has_room(&self) -> bool {
+        self.free != 0
+    }
+
     /// Whether anything was asked that the node has not answered.
     #[inline]
     pub fn is_waiting(&self) -> bool {

@@ -315,14 +315,10 @@ fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Grant
 impl State {
     /// Hands out what the client has to tell.
     fn tell(&mut self) {
-        let mut has_room = false;
         while let Some(event) = self.client.next_event() {
             match event {
                 Event::Answered { request, .. } => self.wake(request, Waiting::Answered),
-                Event::Failed { request, fate } => {
-                    self.wake(request, Waiting::Failed(fate));
-                    has_room = true;
-                }
+                Event::Failed { request, fate } => self.wake(request, Waiting::Failed(fate)),
                 Event::Lost(lost) => {
                     self.over.get_or_insert(
                         match lost {
@@ -338,8 +334,8 @@ impl State {
         }
         if self.over.is_some() {
             self.line_up.drain(..).for_each(Waker::wake);
-        } else if has_room {
-            self.next_in_line();
+        } else if self.client.has_room() {
+            self.next_in_line(); // A slot may have become free long after its request was dropped.
         }
     }
 

@@ -15,7 +15,7 @@ use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Reques
 use farside_fabrics::session::{BODY_BYTES_MAX, Counters};
 use farside_fabrics::shm::frame;
 use farside_remote::arena::session::SessionId;
-use farside_remote::control::{Answer, Store};
+use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use farside_remote::{ChainView, Reply, Rights, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -102,6 +102,16 @@ impl Mail {
     }
 }
 
+/// What an engine tells the node, whose thread reads it when it gets to it: an engine does not wait for that.
+pub(super) enum Letter {
+    /// A session has a question.
+    Asked { engine: usize, at: RequestRef, ask: Ask },
+    /// A session has made a flush.
+    Flushed { number: u32, flush: u32 },
+    /// A session runs no more chains.
+    Ended { number: u32, said_so: bool },
+}
+
 /// A running engine.
 pub(super) struct Engine {
     mail: Arc<Mail>,
@@ -144,6 +154,8 @@ struct Desk<P: Port> {
     staff: Staff,
     /// The flush that sessions were asked for.
     flush: u32,
+    /// Requests that had run when it last slept.
+    executed: u64,
     out: Vec<u8>,
     began: Instant,
     expires_at: Duration,
@@ -161,7 +173,7 @@ impl<P: Port> Desk<P> {
             ..Config::default()
         };
         let server = Server::new(config);
-        Desk { port, server, staff, flush: 0, out: Vec::new(), began: Instant::now(), expires_at: EXPIRY }
+        Desk { port, server, staff, flush: 0, executed: 0, out: Vec::new(), began: Instant::now(), expires_at: EXPIRY }
     }
 
     fn run(mut self) {
@@ -231,11 +243,13 @@ impl<P: Port> Desk<P> {
         true
     }
 
-    /// Nothing has arrived: looks for a while, then sleeps.
+    /// Nothing has arrived: looks for a while, if anything was asked lately, then sleeps.
     fn idle(&mut self) {
         let since = Instant::now();
         let mut breathes_at = BREATH;
-        loop {
+        let executed = self.server.counters().executed;
+        let was_asked = std::mem::replace(&mut self.executed, executed) != executed;
+        while was_asked {
             for _ in 0..LOOKS {
                 match self.turn() {
                     Ok(false) => std::hint::spin_loop(),
@@ -380,15 +394,11 @@ impl Host for Staff {
     }
 
     fn close(&mut self, client: Client, end: End) {
-        let mut state = self.shared.state();
-        state.node.end_remote(client.number, end == End::Said);
-        drop(state);
-        frame::ring(&self.shared.bell);
+        self.shared.post(Letter::Ended { number: client.number, said_so: end == End::Said });
     }
 
     fn flushed(&mut self, client: &mut Client, flush: u32) {
-        self.shared.state().node.flushed(client.number, flush);
-        frame::ring(&self.shared.bell);
+        self.shared.post(Letter::Flushed { number: client.number, flush });
     }
 }
 
@@ -432,11 +442,7 @@ impl Staff {
             return Err(format!("{ASKED_MAX} questions of this client wait for an answer: wait for one"));
         }
         client.asked += 1;
-        let mut state = self.shared.state();
-        let ticket = state.node.ask(ask, entropy());
-        state.remote.insert(ticket, (self.index, at));
-        drop(state);
-        frame::ring(&self.shared.bell);
+        self.shared.post(Letter::Asked { engine: self.index, at, ask });
         Ok(())
     }
 

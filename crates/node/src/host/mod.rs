@@ -16,7 +16,7 @@ pub use clients::BindError;
 
 use crate::node::{Node, NodeMemory, Progress, Ticket};
 use clients::Clients;
-use engines::{Engine, Mail};
+use engines::{Engine, Letter, Mail};
 use farside_fabrics::local::LocalNode;
 use farside_fabrics::memory::{Mapping, Wide};
 use farside_fabrics::session::server::RequestRef;
@@ -97,6 +97,8 @@ struct Shared {
     stop: AtomicBool,
     /// Of each engine.
     mails: Vec<Arc<Mail>>,
+    /// From engines. Held for no longer than it takes to add a letter, or to take all.
+    letters: Mutex<Vec<Letter>>,
 }
 
 struct State {
@@ -178,6 +180,7 @@ impl Host {
             bell,
             stop: AtomicBool::new(false),
             mails,
+            letters: Mutex::default(),
         });
         let admin = options.admin.as_ref().map(|admin| admin::Server::start(Arc::clone(&shared), admin));
         let admin = Mutex::new(admin.transpose()?);
@@ -297,9 +300,30 @@ impl Shared {
         }
     }
 
+    /// Tells the node's thread, in the name of an engine.
+    fn post(&self, letter: Letter) {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
+        frame::ring(&self.bell);
+    }
+
+    fn read_letters(&self, state: &mut State) {
+        let letters = std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner));
+        for letter in letters {
+            match letter {
+                Letter::Asked { engine, at, ask } => {
+                    let ticket = state.node.ask(ask, entropy());
+                    state.remote.insert(ticket, (engine, at));
+                }
+                Letter::Flushed { number, flush } => state.node.flushed(number, flush),
+                Letter::Ended { number, said_so } => state.node.end_remote(number, said_so),
+            }
+        }
+    }
+
     /// Steps the node for a while and hands out answers; true if there is more to do.
     fn step(&self, clients: &mut Clients) -> bool {
         let mut state = self.state();
+        self.read_letters(&mut state);
         let mut busy = false;
         for _ in 0..STEPS_AT_A_TIME {
             let Ok(progress) = state.node.step(&self.memory);
