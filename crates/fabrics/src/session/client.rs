@@ -232,6 +232,8 @@ struct Slot {
     hurried: u64,
 }
 
+/// So many requests travel together however few are under way.
+const SHARE_MIN: usize = 8;
 const NEVER: Duration = Duration::MAX;
 /// What was sent so many datagrams before something that was answered is lost (RFC 9002, 6.1.1).
 const OVERTAKEN: i32 = 3;
@@ -786,7 +788,9 @@ impl Client {
         let cursor = self.cursor;
         let turned = self.send.rotate_right(cursor as u32);
         let mut is_blocked = false;
-        for turn in ones(turned) {
+        // At most half of what is under way: so that each side has something to do while the other works.
+        let share = (self.pending.count_ones() as usize).div_ceil(2).max(SHARE_MIN);
+        for turn in ones(turned).take(share) {
             let index = (cursor + turn) % 64;
             let room = self.transmit_slot(now, index, is_blocked, out);
             self.earliest = self.earliest.min(self.slots[index].due);

@@ -28,9 +28,6 @@ const SEGMENTED_MAX: usize = 60 * 1024;
 /// A socket, with the system's segmentation where datagrams cross a network.
 struct Socket {
     udp: UdpSocket,
-    /// How many datagrams are taken before the first is answered: where one at a time comes, the second look is in
-    /// vain.
-    burst: usize,
     segmentation: Option<Box<Segmentation>>,
 }
 
@@ -60,7 +57,7 @@ impl Socket {
                 inbound: vec![0; PLACE * BATCH_SIZE],
             })),
         };
-        Ok(Socket { udp, burst: 1, segmentation })
+        Ok(Socket { udp, segmentation })
     }
 
     /// How many bytes of datagrams the system holds, with what it needs for itself.
@@ -112,17 +109,14 @@ impl Socket {
         mut take: impl FnMut(SocketAddr, &[u8]),
     ) -> std::io::Result<bool> {
         let Some(segmentation) = &mut self.segmentation else {
-            for taken in 0..self.burst {
-                match self.udp.recv_from(buffer) {
-                    Ok((len, from)) => take(from, &buffer[..len]),
-                    Err(error) => {
-                        self.burst = taken.max(1);
-                        return nothing_more(error).map(|()| taken > 0);
-                    }
+            // One at a time: it holds what many tasks asked, and the other side waits for what comes of it.
+            return match self.udp.recv_from(buffer) {
+                Ok((len, from)) => {
+                    take(from, &buffer[..len]);
+                    Ok(true)
                 }
-            }
-            self.burst = (self.burst * 2).min(BATCH_SIZE);
-            return Ok(true);
+                Err(error) => nothing_more(error).map(|()| false),
+            };
         };
         let mut metas = [RecvMeta::default(); BATCH_SIZE];
         let mut places = segmentation.inbound.chunks_mut(PLACE);
