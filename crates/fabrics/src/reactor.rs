@@ -98,6 +98,7 @@ impl Reactor {
 mod tests {
     use super::*;
     use crate::executor::block_on;
+    use std::os::fd::AsFd;
     use std::task::Poll;
 
     #[test]

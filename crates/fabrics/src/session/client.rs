@@ -790,9 +790,15 @@ impl Client {
         let mut is_blocked = false;
         // At most half of what is under way: so that each side has something to do while the other works.
         let share = (self.pending.count_ones() as usize).div_ceil(2).max(SHARE_MIN);
-        for turn in ones(turned).take(share) {
+        let mut sharing = 0;
+        for turn in ones(turned) {
+            if sharing == share {
+                break;
+            }
             let index = (cursor + turn) % 64;
+            let before = out.len();
             let room = self.transmit_slot(now, index, is_blocked, out);
+            sharing += usize::from(out.len() > before);
             self.earliest = self.earliest.min(self.slots[index].due);
             match room {
                 Room::Enough => self.send &= !(1 << index),
