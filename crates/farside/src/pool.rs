@@ -137,7 +137,8 @@ fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
     if host.is_empty() {
         return Err(wrong("it names no host".into()));
     }
-    let has_port = host.rsplit_once(':').is_some_and(|(before, _)| !before.contains(':') || before.ends_with(']'));
+    let has_port =
+        host.rsplit_once(':').is_some_and(|(before, _)| !before.contains(':') || before.ends_with(']'));
     let found = if has_port {
         host.to_socket_addrs()
     } else {

@@ -132,7 +132,11 @@ mod tests {
         let store = Key::new(3, 77);
         let own = keys.grant(&known(77, false), Rights::READ, 5);
         assert_eq!(keys.stands_for(own), Some((store, Rights::READ)));
-        assert_eq!(keys.grant(&known(77, false), Rights::ALL, 6), own, "a store that is opened twice has one key");
+        assert_eq!(
+            keys.grant(&known(77, false), Rights::ALL, 6),
+            own,
+            "a store that is opened twice has one key"
+        );
         assert_eq!(keys.stands_for(own), Some((store, Rights::ALL)));
         for wrong in [store, Key::new(3, 0), Key::new(4, 5), Key::new(3, 6), Key::new(0, 5)] {
             assert_eq!(keys.stands_for(wrong), None);

@@ -193,7 +193,12 @@ impl<M: NodeMemory> Node<M> {
     }
 
     /// Opens the session in whose slot an engine of this node says when it runs chains.
-    pub fn open_engine(&mut self, memory: &M, pid: u32, start_time: u64) -> Result<Option<SessionId>, M::Wait> {
+    pub fn open_engine(
+        &mut self,
+        memory: &M,
+        pid: u32,
+        start_time: u64,
+    ) -> Result<Option<SessionId>, M::Wait> {
         let opened = self.sessions.open(memory, pid, start_time)?;
         self.engines += u64::from(opened.is_some());
         Ok(opened)

@@ -186,7 +186,8 @@ impl Sessions {
         let grace = self.begin_grace(memory)?;
         let remote: Vec<u32> = self.remote.keys().copied().collect();
         if !remote.is_empty() {
-            self.flush = self.flush.checked_add(1).expect("four thousand million scans are more than a node's life");
+            self.flush =
+                self.flush.checked_add(1).expect("four thousand million scans are more than a node's life");
         }
         Ok(Grace { remote, flush: self.flush, ..grace })
     }

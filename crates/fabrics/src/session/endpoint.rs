@@ -189,7 +189,12 @@ impl<L: Line> Endpoint<L> {
             if !self.line.may_sleep() {
                 cx.waker().wake_by_ref();
             }
-            sleep = self.state.borrow().client.next_timeout().map(|at| Box::pin(timer::sleep(at.saturating_sub(now))));
+            sleep = self
+                .state
+                .borrow()
+                .client
+                .next_timeout()
+                .map(|at| Box::pin(timer::sleep(at.saturating_sub(now))));
             if let Some(sleep) = &mut sleep
                 && sleep.as_mut().poll(cx).is_ready()
             {

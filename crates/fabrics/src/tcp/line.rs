@@ -80,7 +80,8 @@ impl Line for TcpLine {
             state.wants_out = !is_written;
             let out = if is_written { epoll::EventFlags::empty() } else { epoll::EventFlags::OUT };
             let events = epoll::EventFlags::IN | out;
-            let _watched_as_before = epoll::modify(&self.poll, &self.stream, epoll::EventData::new_u64(0), events);
+            let _watched_as_before =
+                epoll::modify(&self.poll, &self.stream, epoll::EventData::new_u64(0), events);
         }
         true
     }

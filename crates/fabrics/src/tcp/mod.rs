@@ -99,7 +99,9 @@ impl Inbox {
         let len = match stream.read(&mut buffer[held..]) {
             Ok(0) => return Err(End::HungUp),
             Ok(len) => held + len,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Ok(false),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                return Ok(false);
+            }
             Err(error) => return Err(End::System(error)),
         };
         self.bytes.clear();
@@ -122,7 +124,8 @@ impl Inbox {
     }
 }
 
-const _: () = assert!(READ_MAX >= 2 * (DATAGRAM_MAX + LENGTH), "a frame's beginning leaves room to read its rest");
+const _: () =
+    assert!(READ_MAX >= 2 * (DATAGRAM_MAX + LENGTH), "a frame's beginning leaves room to read its rest");
 
 #[cfg(test)]
 mod tests {

@@ -160,7 +160,8 @@ impl TcpPort {
         if self.listens != listens {
             self.listens = listens;
             let events = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-            let _told_as_before = epoll::modify(&self.poll, &self.listener, epoll::EventData::new_u64(LISTENER), events);
+            let _told_as_before =
+                epoll::modify(&self.poll, &self.listener, epoll::EventData::new_u64(LISTENER), events);
         }
     }
 
@@ -298,7 +299,9 @@ impl Port for TcpPort {
     }
 
     fn send(&mut self, to: Connected, frame: &[u8]) {
-        let Some((generation, Some(connection))) = self.connections.get_mut(to.place as usize) else { return };
+        let Some((generation, Some(connection))) = self.connections.get_mut(to.place as usize) else {
+            return;
+        };
         if *generation != to.generation {
             return;
         }
@@ -315,7 +318,9 @@ impl Port for TcpPort {
     }
 
     fn hang_up(&mut self, address: Connected) {
-        let Some((generation, Some(connection))) = self.connections.get_mut(address.place as usize) else { return };
+        let Some((generation, Some(connection))) = self.connections.get_mut(address.place as usize) else {
+            return;
+        };
         if *generation == address.generation {
             connection.is_leaving = true;
             self.write(address.place);
@@ -344,4 +349,5 @@ impl Port for TcpPort {
     }
 }
 
-const _: () = assert!(OUTBOX_MAX >= 16 * (FRAME_MAX + LENGTH), "a peer that reads is not taken for one that does not");
+const _: () =
+    assert!(OUTBOX_MAX >= 16 * (FRAME_MAX + LENGTH), "a peer that reads is not taken for one that does not");

@@ -49,10 +49,12 @@ impl UdpLine {
             ErrorKind::ConnectionRefused if self.node.ip().is_loopback() => {
                 Err(Broken(format!("no node serves at udp://{}", self.node)))
             }
-            _ if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) => Err(Broken(format!(
-                "datagrams of {} bytes do not get to {}: raise the frame size on the way there, or use tcp://",
-                self.datagram_max, self.node
-            ))),
+            _ if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) => {
+                Err(Broken(format!(
+                    "datagrams of {} bytes do not get to {}: raise the frame size on the way there, or use tcp://",
+                    self.datagram_max, self.node
+                )))
+            }
             _ => Ok(()),
         }
     }
@@ -71,7 +73,11 @@ impl Line for UdpLine {
     }
 
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
-        let sent = self.socket.borrow_mut().0.send(Some(self.node).filter(|node| !node.ip().is_loopback()), datagram);
+        let sent = self
+            .socket
+            .borrow_mut()
+            .0
+            .send(Some(self.node).filter(|node| !node.ip().is_loopback()), datagram);
         sent.or_else(|error| self.judge(error))
     }
 

@@ -69,8 +69,12 @@ impl Socket {
     fn send(&mut self, to: Option<SocketAddr>, datagram: &[u8]) -> std::io::Result<()> {
         let Some(segmentation) = &mut self.segmentation else { return send_one(&self.udp, to, datagram) };
         let Segmentation { out, segment, to: before, .. } = &mut **segmentation;
-        let is_of_these = *before == to && datagram.len() <= *segment && out.len() % *segment == 0;
-        if !out.is_empty() && !(is_of_these && out.len() + datagram.len() <= SEGMENTED_MAX) {
+        // A shorter one ends what leaves together.
+        let goes_along = *before == to
+            && datagram.len() <= *segment
+            && out.len().is_multiple_of(*segment)
+            && out.len() + datagram.len() <= SEGMENTED_MAX;
+        if !out.is_empty() && !goes_along {
             self.flush()?;
         }
         let Some(segmentation) = &mut self.segmentation else { return Ok(()) };
@@ -90,7 +94,13 @@ impl Socket {
             sent = match (*to, contents.len() > *segment) {
                 (Some(destination), true) => state.try_send(
                     (&self.udp).into(),
-                    &Transmit { destination, ecn: None, contents, segment_size: Some(*segment), src_ip: None },
+                    &Transmit {
+                        destination,
+                        ecn: None,
+                        contents,
+                        segment_size: Some(*segment),
+                        src_ip: None,
+                    },
                 ),
                 (to, _) => contents.chunks(*segment).try_for_each(|one| send_one(&self.udp, to, one)),
             };

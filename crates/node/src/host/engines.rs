@@ -128,11 +128,19 @@ impl Engine {
     ) -> std::io::Result<Engine> {
         let (shared, mail) = (Arc::clone(shared), Arc::clone(&shared.mails[index]));
         let theirs = Arc::clone(&mail);
-        let thread = std::thread::Builder::new().name(format!("farside-engine-{index}")).spawn(move || {
-            let runner = Runner::new(Arc::clone(&shared.memory), session);
-            let staff = Staff { shared, index, mail: theirs, runner, reply: Reply::new(), expected: VecDeque::new() };
-            Desk::new(port, staff).run();
-        })?;
+        let thread =
+            std::thread::Builder::new().name(format!("farside-engine-{index}")).spawn(move || {
+                let runner = Runner::new(Arc::clone(&shared.memory), session);
+                let staff = Staff {
+                    shared,
+                    index,
+                    mail: theirs,
+                    runner,
+                    reply: Reply::new(),
+                    expected: VecDeque::new(),
+                };
+                Desk::new(port, staff).run();
+            })?;
         Ok(Engine { mail, thread: Some(thread) })
     }
 }
@@ -173,7 +181,16 @@ impl<P: Port> Desk<P> {
             ..Config::default()
         };
         let server = Server::new(config);
-        Desk { port, server, staff, flush: 0, executed: 0, out: Vec::new(), began: Instant::now(), expires_at: EXPIRY }
+        Desk {
+            port,
+            server,
+            staff,
+            flush: 0,
+            executed: 0,
+            out: Vec::new(),
+            began: Instant::now(),
+            expires_at: EXPIRY,
+        }
     }
 
     fn run(mut self) {
@@ -245,21 +262,30 @@ impl<P: Port> Desk<P> {
 
     /// Nothing has arrived: looks for a while, if anything was asked lately, then sleeps.
     fn idle(&mut self) {
-        let since = Instant::now();
-        let mut breathes_at = BREATH;
         let executed = self.server.counters().executed;
         let was_asked = std::mem::replace(&mut self.executed, executed) != executed;
-        while was_asked {
+        if was_asked && self.looks_around() {
+            return;
+        }
+        self.show_counters();
+        self.sleep();
+    }
+
+    /// Whether anything arrives before long.
+    fn looks_around(&mut self) -> bool {
+        let since = Instant::now();
+        let mut breathes_at = BREATH;
+        loop {
             for _ in 0..LOOKS {
                 match self.turn() {
                     Ok(false) => std::hint::spin_loop(),
                     // What is broken is still so when the caller looks.
-                    Ok(true) | Err(_) => return,
+                    Ok(true) | Err(_) => return true,
                 }
             }
             let spun = since.elapsed();
             if spun >= SPIN {
-                break;
+                return false;
             }
             if spun >= breathes_at {
                 // Whoever is to ask may need this very core.
@@ -267,8 +293,6 @@ impl<P: Port> Desk<P> {
                 breathes_at = spun + BREATH;
             }
         }
-        self.show_counters();
-        self.sleep();
     }
 
     fn sleep(&mut self) {
@@ -278,8 +302,10 @@ impl<P: Port> Desk<P> {
             || mail.flush.load(Ordering::SeqCst) != self.flush
             || mail.stop.load(Ordering::SeqCst);
         if !has_mail && self.port.may_sleep() {
-            let mut fds =
-                [PollFd::from_borrowed_fd(self.port.fd(), PollFlags::IN), PollFd::new(&mail.bell, PollFlags::IN)];
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.port.fd(), PollFlags::IN),
+                PollFd::new(&mail.bell, PollFlags::IN),
+            ];
             let wait = self.expires_at.saturating_sub(self.began.elapsed());
             let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
             // Nobody's silence matters where there is nobody.

@@ -190,13 +190,8 @@ impl Host {
             .name("farside-node".into())
             .spawn(move || tended.tend(clients))
             .map_err(|error| BindError::System("start a thread", error))?;
-        let mut host = Host {
-            shared,
-            engines: Mutex::default(),
-            listening,
-            admin,
-            thread: Mutex::new(Some(thread)),
-        };
+        let mut host =
+            Host { shared, engines: Mutex::default(), listening, admin, thread: Mutex::new(Some(thread)) };
         host.start_engines(ports)?;
         Ok(host)
     }
@@ -461,7 +456,9 @@ fn parse(service: ServiceId, request: &[u8]) -> Result<Ask, String> {
 fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {
     // Without it, a node that takes over would believe that the process has ended, and reuse what it may be using.
     start_time.ok_or_else(|| {
-        format!("the node cannot read /proc/{pid}/stat, which tells when you began: mount /proc where it runs")
+        format!(
+            "the node cannot read /proc/{pid}/stat, which tells when you began: mount /proc where it runs"
+        )
     })
 }
 
