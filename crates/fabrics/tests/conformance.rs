@@ -8,3 +8,4 @@ conformance!(local, Local);
 conformance!(shm, Shm);
 conformance!(udp, Engine<Udp>);
 conformance!(tcp, Engine<Tcp>);
+conformance!(ring, Engine<Rings>);

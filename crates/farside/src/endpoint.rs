@@ -3,6 +3,7 @@
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Idle, Turns};
 use farside_fabrics::memory::Mapping;
+use farside_fabrics::ring::RingLine;
 use farside_fabrics::session::endpoint::Endpoint as Remote;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::timer;
@@ -22,6 +23,8 @@ pub enum Endpoint {
     Udp(Box<Remote<UdpLine>>),
     /// `tcp`: the node's engine runs them.
     Tcp(Box<Remote<TcpLine>>),
+    /// `ring`: the node's engine runs them.
+    Ring(Box<Remote<RingLine>>),
 }
 
 /// The same of whichever it is.
@@ -31,6 +34,7 @@ macro_rules! either {
             Endpoint::Direct($inner) => $then,
             Endpoint::Udp($inner) => $then,
             Endpoint::Tcp($inner) => $then,
+            Endpoint::Ring($inner) => $then,
         }
     };
 }
@@ -50,7 +54,7 @@ impl Endpoint {
     pub fn memory(&self) -> Option<&Arc<Mapping>> {
         match self {
             Endpoint::Direct(direct) => Some(direct.memory()),
-            Endpoint::Udp(_) | Endpoint::Tcp(_) => None,
+            Endpoint::Udp(_) | Endpoint::Tcp(_) | Endpoint::Ring(_) => None,
         }
     }
 

@@ -6,6 +6,7 @@ use crate::error::Error;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::ring::RingLine;
 use farside_fabrics::session::carrier::Line;
 use farside_fabrics::session::client::Config;
 use farside_fabrics::session::endpoint::{Endpoint as Remote, OpenError};
@@ -35,6 +36,7 @@ enum Reach {
     Local(Arc<Host>),
     Udp(SocketAddr),
     Tcp(SocketAddr),
+    Ring(PathBuf),
 }
 
 /// A store that is to be made.
@@ -79,6 +81,7 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 /// Connects to the memory node at `url`:
 ///
 /// * `shm:PATH`, or just a path: the node of this host that serves at that unix socket;
+/// * `ring:PATH`: the node of this host that serves rings at that unix socket, whose engine runs what is asked;
 /// * `udp://HOST:PORT` or `tcp://HOST:PORT`: a node anywhere, whose engine runs what is asked;
 /// * `local:` or `local:BYTES`: a node in this process, with a store `default`, gone when the last clone is.
 ///
@@ -103,6 +106,7 @@ fn reach(url: &str) -> Result<Reach, Error> {
     }
     match url.split_once(':') {
         Some(("shm", path)) => Ok(Reach::Shm(path_of(url, path)?)),
+        Some(("ring", path)) => Ok(Reach::Ring(path_of(url, path)?)),
         Some(("local", size)) => {
             let bytes = match size {
                 "" => LOCAL_MEMORY,
@@ -113,8 +117,8 @@ fn reach(url: &str) -> Result<Reach, Error> {
         Some(("udp", address)) => Ok(Reach::Udp(address_of(url, address)?)),
         Some(("tcp", address)) => Ok(Reach::Tcp(address_of(url, address)?)),
         Some((scheme, _)) if !scheme.contains('/') => Err(Error::Url(format!(
-            "'{url}': this release has no fabric '{scheme}': use shm:PATH for a node on this host, udp://HOST:PORT or \
-             tcp://HOST:PORT for one anywhere, or local:"
+            "'{url}': this release has no fabric '{scheme}': use shm:PATH or ring:PATH for a node on this host, \
+             udp://HOST:PORT or tcp://HOST:PORT for one anywhere, or local:"
         ))),
         _ => Ok(Reach::Shm(path_of(url, url)?)),
     }
@@ -122,7 +126,7 @@ fn reach(url: &str) -> Result<Reach, Error> {
 
 fn path_of(url: &str, path: &str) -> Result<PathBuf, Error> {
     if path.is_empty() {
-        return Err(Error::Url(format!("'{url}' names no socket: write shm:PATH")));
+        return Err(Error::Url(format!("'{url}' names no socket: write shm:PATH or ring:PATH")));
     }
     Ok(PathBuf::from(path))
 }
@@ -259,14 +263,19 @@ impl Pool {
                 let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
                 Ok(Endpoint::Direct(local::connect(&node)?))
             }
-            Reach::Udp(address) => Ok(Endpoint::Udp(self.remote(UdpLine::connect(*address))?)),
-            Reach::Tcp(address) => Ok(Endpoint::Tcp(self.remote(TcpLine::connect(*address))?)),
+            Reach::Udp(address) => Ok(Endpoint::Udp(self.dialled(UdpLine::connect(*address))?)),
+            Reach::Tcp(address) => Ok(Endpoint::Tcp(self.dialled(TcpLine::connect(*address))?)),
+            Reach::Ring(path) => Ok(Endpoint::Ring(self.remote(RingLine::connect(path)?)?)),
         }
     }
 
-    fn remote<L: Line>(&self, line: std::io::Result<L>) -> Result<Box<Remote<L>>, Error> {
-        let line = line.map_err(|error| OpenError::Broken(error.into()));
-        let opened = line.and_then(|line| Remote::open(line, NodeId(0), who()));
+    fn dialled<L: Line>(&self, line: std::io::Result<L>) -> Result<Box<Remote<L>>, Error> {
+        let broken = |error: std::io::Error| Error::Open(self.url.clone(), OpenError::Broken(error.into()));
+        self.remote(line.map_err(broken)?)
+    }
+
+    fn remote<L: Line>(&self, line: L) -> Result<Box<Remote<L>>, Error> {
+        let opened = Remote::open(line, NodeId(0), who());
         opened.map(Box::new).map_err(|error| Error::Open(self.url.clone(), error))
     }
 }

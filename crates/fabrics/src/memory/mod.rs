@@ -5,9 +5,10 @@
 //! Invariant: aligned 16-byte units are copied and exchanged whole, for all processes that map the memory.
 
 mod pages;
-mod units;
+pub(crate) mod units;
 mod wide;
 
+pub(crate) use pages::sealed;
 pub use pages::{PageSize, Pages};
 pub use wide::Wide;
 

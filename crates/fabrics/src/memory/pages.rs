@@ -63,7 +63,8 @@ fn huge(size: u64) -> Result<OwnedFd, MappingError> {
     Ok(fd)
 }
 
-fn sealed(size: u64, flags: MemfdFlags) -> Result<OwnedFd, MappingError> {
+/// A descriptor of `size` bytes of zeros that nobody can resize.
+pub(crate) fn sealed(size: u64, flags: MemfdFlags) -> Result<OwnedFd, MappingError> {
     let fd = rustix::fs::memfd_create("farside", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(io("make shared memory"))?;
     rustix::fs::ftruncate(&fd, size).map_err(io("size the shared memory"))?;

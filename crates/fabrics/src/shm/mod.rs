@@ -35,13 +35,15 @@ use zerocopy::IntoBytes;
 /// The longest name of a unix socket, in bytes.
 pub const NAME_MAX: usize = 107;
 /// How long a new client waits for the node's greeting.
-const GREETING_WAIT: Duration = Duration::from_millis(800);
+pub(crate) const GREETING_WAIT: Duration = Duration::from_millis(800);
 
 /// Why there is no connection. Nothing was asked of the node.
 #[derive(Debug)]
 pub enum ConnectError {
     /// Nobody serves there.
     Absent(PathBuf),
+    /// No engine serves rings there.
+    NoRing(PathBuf),
     /// No socket can have that name.
     Name(PathBuf),
     /// Another user serves there.
@@ -70,6 +72,12 @@ impl std::fmt::Display for ConnectError {
             ConnectError::Absent(path) => write!(
                 f,
                 "no node serves at {}: start one with 'farside up', or name another with --pool shm:PATH",
+                path.display()
+            ),
+            ConnectError::NoRing(path) => write!(
+                f,
+                "no node serves rings at {}: start one with 'farside serve --listen ring:PATH', or name another with \
+                 --pool",
                 path.display()
             ),
             ConnectError::Name(path) => write!(
@@ -205,7 +213,8 @@ pub fn connect_on<M: Runs>(
     Ok(Direct::new(look_on(memory), Box::new(control), died, node, session))
 }
 
-fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, ConnectError> {
+/// A connected SEQPACKET socket.
+pub(crate) fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, ConnectError> {
     let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
     let address = SocketAddrUnix::new(path).map_err(|errno| match errno {
         rustix::io::Errno::NAMETOOLONG => ConnectError::Name(path.to_owned()),
@@ -239,16 +248,24 @@ fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, ConnectError> {
 }
 
 fn wait_for_greeting(socket: &OwnedFd, pid: Pid, deadline: Instant) -> Result<(), ConnectError> {
+    if has_greeting(socket, deadline) {
+        return Ok(());
+    }
+    let pid = pid.as_raw_nonzero().get() as u32;
+    Err(if is_stopped(pid) { ConnectError::Stopped(pid) } else { ConnectError::Silent(pid) })
+}
+
+/// Waits for the node to say something. False if it did not.
+pub(crate) fn has_greeting(socket: &OwnedFd, deadline: Instant) -> bool {
     while Instant::now() < deadline {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
         // One that fails was interrupted, most likely, and the deadline holds for all of them.
         if poll(&mut fds, Some(&timespec(left))).is_ok_and(|ready| ready > 0) {
-            return Ok(());
+            return true;
         }
     }
-    let pid = pid.as_raw_nonzero().get() as u32;
-    Err(if is_stopped(pid) { ConnectError::Stopped(pid) } else { ConnectError::Silent(pid) })
+    false
 }
 
 fn timespec(duration: Duration) -> Timespec {

@@ -4,6 +4,7 @@ use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::ring::RingLine;
 use farside_fabrics::session::carrier::Line;
 use farside_fabrics::session::client::Config;
 use farside_fabrics::session::endpoint::Endpoint as Remote;
@@ -209,6 +210,26 @@ impl Carrier for Tcp {
     fn line(listen: &Listen) -> TcpLine {
         let Listen::Tcp(address) = listen else { panic!("it listens at {listen}") };
         TcpLine::connect(*address).expect("a connection")
+    }
+}
+
+/// By rings in shared memory.
+pub(crate) struct Rings;
+
+impl Carrier for Rings {
+    type Line = RingLine;
+
+    fn listen() -> Listen {
+        static NODES: AtomicU64 = AtomicU64::new(0);
+        let number = NODES.fetch_add(1, Ordering::Relaxed);
+        // A node takes its socket away when it ends.
+        let name = format!("farside-conformance-{}-{number}.ring", std::process::id());
+        Listen::Ring(std::env::temp_dir().join(name))
+    }
+
+    fn line(listen: &Listen) -> RingLine {
+        let Listen::Ring(path) = listen else { panic!("it listens at {listen}") };
+        RingLine::connect(path).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 

@@ -38,6 +38,8 @@ pub(super) enum FabricArg {
     Udp,
     /// The same over TCP
     Tcp,
+    /// The same by rings in shared memory
+    Ring,
 }
 
 impl FabricArg {
@@ -47,6 +49,7 @@ impl FabricArg {
             FabricArg::Shm => "shm",
             FabricArg::Udp => "udp",
             FabricArg::Tcp => "tcp",
+            FabricArg::Ring => "ring",
         }
     }
 }

@@ -163,6 +163,7 @@ fn described(fabric: FabricArg) -> &'static str {
         FabricArg::Shm => "shm: a node in a process of its own",
         FabricArg::Udp => "udp: a node in a process of its own, asked over UDP",
         FabricArg::Tcp => "tcp: a node in a process of its own, asked over TCP",
+        FabricArg::Ring => "ring: a node in a process of its own, asked by rings in shared memory",
     }
 }
 

@@ -36,8 +36,8 @@ pub(super) struct Serve {
     /// Where clients of this host connect [default: where they look for it]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Also serve clients of any host at this url, by engines of this process: udp://127.0.0.1:7460 or
-    /// tcp://127.0.0.1:7460 (port 0: a free one). May be given several times
+    /// Also serve clients at this url, by engines of this process: udp://127.0.0.1:7460 or tcp://127.0.0.1:7460 for any
+    /// host (port 0: a free one), ring:PATH for this one. May be given several times
     #[arg(long, value_name = "URL", value_parser = listen)]
     listen: Vec<Listen>,
     /// Engines at each --listen, each a thread
@@ -328,7 +328,12 @@ fn engines(count: u32) -> String {
 
 /// For clap: where engines are to serve.
 fn listen(url: &str) -> Result<Listen, String> {
-    let wrong = || format!("'{url}' is no address that can be served: write it like tcp://127.0.0.1:7460");
+    let wrong = || {
+        format!("'{url}' is no address that can be served: write it like tcp://127.0.0.1:7460 or ring:PATH")
+    };
+    if let Some(path) = url.strip_prefix("ring:").filter(|path| !path.is_empty()) {
+        return Ok(Listen::Ring(path.into()));
+    }
     match url.split_once("://") {
         Some(("udp", address)) => address.parse().map(Listen::Udp).map_err(|_| wrong()),
         Some(("tcp", address)) => address.parse().map(Listen::Tcp).map_err(|_| wrong()),

@@ -10,16 +10,16 @@ use farside_fabrics::memory::Mapping;
 use farside_fabrics::shm::frame::{self, FrameHeader, Greeting, Hello};
 use farside_fabrics::shm::peer::peer;
 use farside_fabrics::shm::{NAME_MAX, is_stopped};
+use farside_fabrics::socket::{ListenError, Listener};
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::Answer;
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use rustix::event::{EventfdFlags, Timespec, epoll};
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::RecvFlags;
 use rustix::process::{PidfdFlags, Signal};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -107,6 +107,17 @@ impl std::fmt::Display for BindError {
 
 impl std::error::Error for BindError {}
 
+impl From<ListenError> for BindError {
+    fn from(error: ListenError) -> BindError {
+        match error {
+            ListenError::Served(path, pid) => BindError::Served(path, pid),
+            ListenError::InTheWay(path) => BindError::InTheWay(path),
+            ListenError::Name(path) => BindError::Name(path),
+            ListenError::System(doing, path, error) => BindError::Socket(doing, path, error),
+        }
+    }
+}
+
 /// What a client did.
 pub(super) enum Event {
     /// It wants a session.
@@ -177,13 +188,6 @@ impl Session {
     }
 }
 
-struct Listener {
-    socket: OwnedFd,
-    path: PathBuf,
-    /// Device and number of the socket's file: another node's may come to stand at the same path.
-    file: (u64, u64),
-}
-
 // What the poll answers: who, and which of its descriptors. Number 0 is no client.
 const TOKENS: u64 = 3;
 const SOCKET: u64 = 0;
@@ -197,7 +201,6 @@ const fn token(client: u64, descriptor: u64) -> epoll::EventData {
     epoll::EventData::new_u64(client * TOKENS + descriptor)
 }
 
-const BACKLOG: i32 = 128;
 /// Frames read from one client before the others have their turn.
 const FRAMES_AT_A_TIME: usize = 16;
 /// How long a client may take to say hello.
@@ -217,9 +220,9 @@ impl Clients {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make a poll"))?;
         epoll::add(&poll, bell, token(0, OWN_BELL), BELL_EVENTS).map_err(system("watch the bell"))?;
         let spare = new_bell().map_err(system("set a descriptor aside"))?;
-        let listener = options.socket.map(listen).transpose()?;
-        if let Some(Listener { socket, .. }) = &listener {
-            epoll::add(&poll, socket, token(0, LISTENER), epoll::EventFlags::IN)
+        let listener = options.socket.as_deref().map(Listener::bind).transpose()?;
+        if let Some(listener) = &listener {
+            epoll::add(&poll, listener, token(0, LISTENER), epoll::EventFlags::IN)
                 .map_err(system("watch the socket"))?;
         }
         Ok(Clients {
@@ -272,9 +275,8 @@ impl Clients {
     }
 
     fn accept(&mut self) {
-        let Some(Listener { socket: listener, .. }) = &self.listener else { return };
-        let accept = || rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
-        match accept() {
+        let Some(listener) = &self.listener else { return };
+        match listener.accept() {
             Ok(socket) => match self.admit(&socket) {
                 Ok((pid, pidfd)) => {
                     self.is_full = false;
@@ -292,7 +294,7 @@ impl Clients {
             },
             Err(errno) if is_want_of_room(errno) => {
                 drop(self.spare.take());
-                match accept() {
+                match listener.accept() {
                     Ok(socket) => refuse(&socket, &no_room(errno)),
                     // It stays in line, so that the poll would answer at once, for ever.
                     Err(_) => std::thread::sleep(FULL_PAUSE),
@@ -472,12 +474,7 @@ impl Clients {
 
     /// Lets the socket go.
     pub(super) fn close(&mut self) {
-        // What stands there now, if anything, is another's; what cannot be removed, the next node clears away.
-        if let Some(listener) = self.listener.take()
-            && file_of(&listener.path).is_ok_and(|file| file == listener.file)
-        {
-            let _removed_already = std::fs::remove_file(&listener.path);
-        }
+        self.listener = None;
         self.clients.clear();
     }
 }
@@ -584,77 +581,4 @@ fn cut(mut reason: String) -> String {
 
 fn no_room(errno: rustix::io::Errno) -> String {
     format!("the node has no room for one more client ({errno}): end another first, or raise its 'ulimit -n'")
-}
-
-/// Makes the socket, in place of one that a dead node left behind.
-fn listen(path: PathBuf) -> Result<Listener, BindError> {
-    let refused = |doing, path: &Path| {
-        let path = path.to_owned();
-        move |errno: rustix::io::Errno| BindError::Socket(doing, path, errno.into())
-    };
-    let address = SocketAddrUnix::new(&path).map_err(|errno| match errno {
-        rustix::io::Errno::NAMETOOLONG => BindError::Name(path.clone()),
-        errno => refused("use the name", &path)(errno),
-    })?;
-    let _alone = lock_folder_of(&path);
-    clear_stale(&path, &address)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(refused("make a socket for", &path))?;
-    rustix::net::bind(&socket, &address).map_err(refused("bind", &path))?;
-    let file = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
-        .and_then(|()| file_of(&path))
-        .map_err(|error| BindError::Socket("protect", path.clone(), error))?;
-    rustix::net::listen(&socket, BACKLOG).map_err(refused("listen at", &path))?;
-    Ok(Listener { socket, path, file })
-}
-
-fn file_of(path: &Path) -> std::io::Result<(u64, u64)> {
-    std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
-}
-
-/// Holds off other nodes that make a socket in the same folder, until it is dropped: two that found the same stale
-/// one would each remove what they find. Who holds it for too long is not waited for; where the folder cannot be
-/// opened, making the socket in it fails and says why.
-fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
-    use rustix::fs::{FlockOperation, Mode, OFlags};
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
-    for _ in 0..100 {
-        if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Some(folder)
-}
-
-fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
-    // What cannot be looked at is not there, or making the socket fails and says why.
-    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
-    if !found.file_type().is_socket() {
-        return Err(BindError::InTheWay(path.to_owned()));
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let system = |doing, error: std::io::Error| BindError::Socket(doing, path.to_owned(), error);
-    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(|errno| system("make a socket for", errno.into()))?;
-    use rustix::io::Errno;
-    match rustix::net::connect(&probe, address) {
-        Ok(()) => {
-            // Who it is only helps to find it.
-            let pid = peer(&probe).ok().and_then(|peer| peer.pid);
-            let pid = pid.map(|pid| pid.as_raw_nonzero().get() as u32);
-            Err(BindError::Served(path.to_owned(), pid))
-        }
-        // Its backlog is full.
-        Err(Errno::AGAIN) => Err(BindError::Served(path.to_owned(), None)),
-        Err(Errno::CONNREFUSED) => {
-            std::fs::remove_file(path).map_err(|error| system("remove the socket of a dead node at", error))
-        }
-        Err(Errno::NOENT) => Ok(()), // It was removed meanwhile.
-        Err(Errno::PROTOTYPE) => Err(BindError::InTheWay(path.to_owned())),
-        Err(errno) => Err(system("learn who serves at", errno.into())),
-    }
 }

@@ -19,6 +19,7 @@ use clients::Clients;
 use engines::{Engine, Letter, Mail};
 use farside_fabrics::local::LocalNode;
 use farside_fabrics::memory::{Mapping, Wide};
+use farside_fabrics::ring::RingPort;
 use farside_fabrics::session::server::RequestRef;
 use farside_fabrics::shm::frame;
 use farside_fabrics::tcp::TcpPort;
@@ -65,6 +66,8 @@ pub enum Listen {
     Udp(SocketAddr),
     /// TCP at this address; port 0 is any.
     Tcp(SocketAddr),
+    /// Rings in shared memory, by the unix socket of this name.
+    Ring(PathBuf),
 }
 
 impl std::fmt::Display for Listen {
@@ -72,6 +75,7 @@ impl std::fmt::Display for Listen {
         match self {
             Listen::Udp(address) => write!(f, "udp://{address}"),
             Listen::Tcp(address) => write!(f, "tcp://{address}"),
+            Listen::Ring(path) => write!(f, "ring:{}", path.display()),
         }
     }
 }
@@ -204,6 +208,7 @@ impl Host {
             let started = match port {
                 AnyPort::Udp(port) => Engine::start(&self.shared, index, session, port),
                 AnyPort::Tcp(port) => Engine::start(&self.shared, index, session, port),
+                AnyPort::Ring(port) => Engine::start(&self.shared, index, session, port),
             };
             let engine = started.map_err(|error| BindError::System("start an engine", error))?;
             self.engines.get_mut().unwrap_or_else(PoisonError::into_inner).push(engine);
@@ -466,6 +471,7 @@ fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {
 enum AnyPort {
     Udp(UdpPort),
     Tcp(TcpPort),
+    Ring(RingPort),
 }
 
 /// A port for every engine, and where they are.
@@ -474,18 +480,24 @@ fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
     let engines = options.engines.max(1);
     for listen in &options.listen {
         let refused = |error| BindError::Listen(listen.to_string(), error);
-        match *listen {
+        match listen {
             Listen::Udp(address) => {
-                for port in UdpPort::bind(address, engines).map_err(refused)? {
+                for port in UdpPort::bind(*address, engines).map_err(refused)? {
                     listening.push(Listen::Udp(port.address().map_err(refused)?));
                     ports.push(AnyPort::Udp(port));
                 }
             }
             Listen::Tcp(address) => {
-                for port in TcpPort::bind(address, engines).map_err(refused)? {
+                for port in TcpPort::bind(*address, engines).map_err(refused)? {
                     listening.push(Listen::Tcp(port.address().map_err(refused)?));
                     ports.push(AnyPort::Tcp(port));
                 }
+            }
+            Listen::Ring(path) => {
+                let bound = RingPort::bind(path, engines);
+                let bound = bound.map_err(|error| refused(std::io::Error::other(error)))?;
+                ports.extend(bound.into_iter().map(AnyPort::Ring));
+                listening.push(Listen::Ring(std::path::absolute(path).map_err(refused)?));
             }
         }
     }

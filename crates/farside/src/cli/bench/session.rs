@@ -509,10 +509,12 @@ impl NodeProcess {
     pub(in crate::cli) fn start(memory: u64, fabric: FabricArg) -> Result<NodeProcess, Failure> {
         let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
         let program = std::env::current_exe()?;
+        let ring = format!("ring:{}", socket.with_extension("ring").display());
         let listen: &[&str] = match fabric {
             FabricArg::Local | FabricArg::Shm => &[],
             FabricArg::Udp => &["--listen", "udp://127.0.0.1:0"],
             FabricArg::Tcp => &["--listen", "tcp://127.0.0.1:0"],
+            FabricArg::Ring => &["--listen", &ring],
         };
         let mut child = Command::new(program)
             .args(["serve", "--die-with-parent", "--memory", &memory.to_string(), "--socket"])
@@ -522,7 +524,8 @@ impl NodeProcess {
             .stdout(Stdio::piped())
             .spawn()?;
         let mut line = String::new();
-        if let Some(output) = child.stdout.take() {
+        // Left open: the node has more to say, and would die of a pipe that nobody has.
+        if let Some(output) = &mut child.stdout {
             BufReader::new(output).read_line(&mut line)?;
         }
         let node = NodeProcess { child, socket };
@@ -539,5 +542,6 @@ impl Drop for NodeProcess {
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
         let _removed = std::fs::remove_file(&self.socket);
+        let _removed = std::fs::remove_file(self.socket.with_extension("ring"));
     }
 }

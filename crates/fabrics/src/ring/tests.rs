@@ -1,0 +1,443 @@
+//! Two ends over real memory, over memory that changes under their hands, and under a scheduler that may switch at
+//! every access.
+
+use super::end::{Buffer, End, Fault};
+use super::shared::{Mapped, Memory, Shared, Side, Unit, Word, make};
+use super::{FRAME_MAX, OUTBOX_MAX, RING};
+use crate::memory::units::UNIT;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The two sides of one connection, in this process.
+fn pair() -> (Mapped, Mapped) {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("two sockets");
+    let fd = make().expect("memory");
+    let map = |socket: std::os::unix::net::UnixStream| Mapped {
+        memory: Memory::map(&fd).expect("rings of the right size"),
+        socket: socket.into(),
+    };
+    (map(ours), map(theirs))
+}
+
+/// Numbers that look random, and are the same for a seed.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    /// Of all sizes; those at which something changes come more often.
+    fn frame(&mut self) -> Vec<u8> {
+        const EDGES: [usize; 9] = [0, 1, 11, 12, 13, 27, 28, FRAME_MAX - 1, FRAME_MAX];
+        let len = match self.below(4) {
+            0 => EDGES[self.below(EDGES.len() as u64) as usize],
+            1 => self.below(64) as usize,
+            _ => self.below(FRAME_MAX as u64 + 1) as usize,
+        };
+        let first = self.next();
+        (0..len as u64).map(|at| first.wrapping_add(at * 31) as u8).collect()
+    }
+}
+
+#[test]
+fn frames_of_all_sizes_arrive_whole_and_in_order_however_they_wrap() {
+    let (mut held_back, mut bytes, mut asleep) = (0, 0, 0);
+    for seed in 0..8 {
+        let mut draws = Draws(seed);
+        let (client, engine) = pair();
+        let mut ends = [(End::new(Side::Client), &client), (End::new(Side::Engine), &engine)];
+        let mut buffer = Buffer::new();
+        let mut on_their_way = [VecDeque::new(), VecDeque::new()];
+        for _ in 0..2000 {
+            let side = draws.below(2) as usize;
+            let (end, shared) = &mut ends[side];
+            match draws.below(16) {
+                0..10 if on_their_way[side].len() < 200 => {
+                    let frame = draws.frame();
+                    end.send(*shared, &frame).expect("the other side reads");
+                    bytes += frame.len() as u64;
+                    on_their_way[side].push_back(frame);
+                    held_back += usize::from(!end.has_sent_all());
+                }
+                10..14 => end.flush(*shared).expect("a peer of ours"),
+                14.. => {
+                    let sent = &mut on_their_way[1 - side];
+                    let take =
+                        |frame: &[u8]| assert_eq!(Some(frame), sent.pop_front().as_deref(), "seed {seed}");
+                    let has_received = end.receive(*shared, &mut buffer, take).expect("a peer of ours");
+                    // At once again: nothing is published in between, so most often nothing has come.
+                    let has_received = has_received
+                        && end
+                            .receive(*shared, &mut buffer, |_| unreachable!("it had all"))
+                            .expect("a peer of ours");
+                    if !has_received && end.may_sleep(*shared) {
+                        asleep += 1;
+                        end.awake(*shared);
+                    }
+                }
+                _ => {}
+            }
+        }
+        while on_their_way.iter().any(|sent| !sent.is_empty()) {
+            for side in 0..2 {
+                let (end, shared) = &mut ends[side];
+                end.flush(*shared).expect("a peer of ours");
+                let sent = &mut on_their_way[1 - side];
+                let take = |frame: &[u8]| assert_eq!(Some(frame), sent.pop_front().as_deref(), "seed {seed}");
+                end.receive(*shared, &mut buffer, take).expect("a peer of ours");
+            }
+        }
+    }
+    assert!(
+        held_back > 0 && asleep > 0 && bytes > 64 * RING,
+        "{held_back} held back, {asleep} asleep, {bytes} bytes"
+    );
+}
+
+#[test]
+fn what_nobody_reads_waits_up_to_a_bound_and_none_of_it_is_lost() {
+    let (client, engine) = pair();
+    let (mut writer, mut reader) = (End::new(Side::Client), End::new(Side::Engine));
+    let mut sent = 0u32;
+    let frame = |number: u32| [&number.to_le_bytes()[..], &[7; 5000]].concat();
+    while writer.send(&client, &frame(sent)).is_ok() {
+        sent += 1;
+    }
+    assert_eq!(writer.send(&client, &frame(sent)), Err(Fault::Unread));
+    assert!(u64::from(sent) * 5004 >= OUTBOX_MAX as u64 + RING - 2 * 5004, "{sent} frames");
+    let mut buffer = Buffer::new();
+    let mut read = 0;
+    while read < sent {
+        let take = |bytes: &[u8]| {
+            assert_eq!(bytes, frame(read));
+            read += 1;
+        };
+        assert_eq!(reader.receive(&engine, &mut buffer, take), Ok(true), "after {read}");
+        writer.flush(&client).expect("a peer of ours");
+    }
+}
+
+/// Memory of which anything may change before every access.
+struct Scribbled {
+    words: [Cell<u64>; 6],
+    bytes: RefCell<Vec<u8>>,
+    draws: RefCell<Draws>,
+    /// One access of so many finds something changed.
+    rarely: u64,
+    rings: Cell<u64>,
+}
+
+impl Scribbled {
+    fn scribble(&self) {
+        let draws = &mut *self.draws.borrow_mut();
+        if draws.below(self.rarely) > 0 {
+            return;
+        }
+        let word = &self.words[draws.below(6) as usize];
+        match draws.below(8) {
+            0 => word.set(draws.next()),
+            1 => word.set(word.get().wrapping_add(16)),
+            2 => word.set(word.get().wrapping_sub(16)),
+            3 => word.set(word.get() ^ 1 << draws.below(64)),
+            4 => word.set([0, 1, 15, 16, RING, RING + 16, u64::MAX, 1 << 63][draws.below(8) as usize]),
+            5 => word.set(word.get().wrapping_add(RING)),
+            6 => word.set(word.get().wrapping_add(16 * draws.below(RING / 16))),
+            _ => {
+                let at = draws.below(2 * RING) as usize / UNIT * UNIT;
+                let len = [0, 12, FRAME_MAX as u32, FRAME_MAX as u32 + 1, u32::MAX, draws.next() as u32];
+                let len = len[draws.below(6) as usize];
+                self.bytes.borrow_mut()[at..at + 4].copy_from_slice(&len.to_le_bytes());
+            }
+        }
+    }
+
+    fn at(writer: Side, position: u64) -> usize {
+        assert!(position.is_multiple_of(UNIT as u64));
+        (writer as u64 * RING + position % RING) as usize
+    }
+}
+
+fn index(word: Word) -> usize {
+    match word {
+        Word::Tail(side) => side as usize,
+        Word::Head(side) => 2 + side as usize,
+        Word::Wish(side) => 4 + side as usize,
+    }
+}
+
+impl Shared for Scribbled {
+    fn load(&self, word: Word) -> u64 {
+        self.scribble();
+        self.words[index(word)].get()
+    }
+
+    fn store(&self, word: Word, value: u64) {
+        self.scribble();
+        self.words[index(word)].set(value);
+    }
+
+    fn take(&self, word: Word) -> u64 {
+        self.scribble();
+        self.words[index(word)].take()
+    }
+
+    fn copy_in(&self, writer: Side, position: u64, bytes: &[u8]) {
+        for (unit, bytes) in bytes.chunks(UNIT).enumerate() {
+            self.scribble();
+            let at = Scribbled::at(writer, position + (unit * UNIT) as u64);
+            self.bytes.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    fn copy_out(&self, writer: Side, position: u64, to: &mut [Unit]) {
+        for (unit, to) in to.iter_mut().enumerate() {
+            self.scribble();
+            let at = Scribbled::at(writer, position + (unit * UNIT) as u64);
+            to.0.copy_from_slice(&self.bytes.borrow()[at..at + UNIT]);
+        }
+    }
+
+    fn ring(&self) {
+        self.rings.set(self.rings.get() + 1);
+    }
+}
+
+#[test]
+fn whatever_the_other_side_writes_ends_its_connection_at_most() {
+    let (mut foreign, mut unread, mut frames, mut rings) = (0, 0, 0u64, 0);
+    for seed in 0..2000 {
+        let shared = Scribbled {
+            words: Default::default(),
+            bytes: RefCell::new(vec![0; 2 * RING as usize]),
+            draws: RefCell::new(Draws(seed)),
+            rarely: 1 << (seed % 14),
+            rings: Cell::new(0),
+        };
+        let mut draws = Draws(!seed);
+        let mut buffer = Buffer::new();
+        let (mut engine, mut client) = (End::new(Side::Engine), End::new(Side::Client));
+        for _ in 0..200 {
+            // The client is there so that there is something to be damaged; what becomes of it is its own affair.
+            let (end, is_engine) =
+                if draws.below(2) == 0 { (&mut engine, true) } else { (&mut client, false) };
+            let done = match draws.below(4) {
+                0 => end.send(&shared, &draws.frame()),
+                1 => end.flush(&shared),
+                2 => {
+                    let take = |frame: &[u8]| {
+                        assert!(frame.len() <= FRAME_MAX);
+                        frames += 1;
+                    };
+                    end.receive(&shared, &mut buffer, take).map(drop)
+                }
+                _ => {
+                    end.may_sleep(&shared);
+                    end.awake(&shared);
+                    Ok(())
+                }
+            };
+            match done {
+                Err(Fault::Foreign) => foreign += 1,
+                Err(Fault::Unread) => unread += 1,
+                Ok(()) => continue,
+            }
+            if is_engine {
+                break;
+            }
+            client = End::new(Side::Client);
+        }
+        rings += shared.rings.get();
+    }
+    let fired = format!("{foreign} foreign, {unread} unread, {frames} frames, {rings} rings");
+    assert!(foreign > 100 && frames > 1000 && rings > 100, "{fired}");
+}
+
+#[test]
+fn a_count_that_is_impossible_is_foreign() {
+    let none = Cell::new(0u64);
+    let impossible: [(Word, u64); 6] = [
+        (Word::Tail(Side::Client), 1),
+        (Word::Tail(Side::Client), RING + 16),
+        (Word::Tail(Side::Client), u64::MAX - 15),
+        (Word::Head(Side::Engine), 16),
+        (Word::Head(Side::Engine), u64::MAX),
+        (Word::Head(Side::Engine), RING + 16),
+    ];
+    for (word, value) in impossible {
+        let (_client, engine) = pair();
+        let mut end = End::new(Side::Engine);
+        engine.store(word, value);
+        let received = end.receive(&engine, &mut Buffer::new(), |_| none.set(none.get() + 1));
+        if let Word::Tail(_) = word {
+            assert_eq!(received, Err(Fault::Foreign), "{word:?} {value}");
+            continue;
+        }
+        // Looked at once the ring seems full.
+        let sent = (0..=RING / FRAME_MAX as u64).try_for_each(|_| end.send(&engine, &[1; FRAME_MAX]));
+        assert_eq!(sent, Err(Fault::Foreign), "{word:?} {value}");
+    }
+    assert_eq!(none.get(), 0, "no frame was handed on");
+}
+
+#[test]
+fn a_frame_that_reaches_beyond_what_was_published_is_foreign() {
+    for len in [13u32, FRAME_MAX as u32 + 1, u32::MAX] {
+        let (client, engine) = pair();
+        client.copy_in(Side::Client, 0, &len.to_le_bytes());
+        client.store(Word::Tail(Side::Client), 16);
+        let received =
+            End::new(Side::Engine).receive(&engine, &mut Buffer::new(), |_| panic!("it is no frame"));
+        assert_eq!(received, Err(Fault::Foreign), "{len} bytes");
+    }
+}
+
+/// Memory in which every access to a word is a step of the scheduler's, and bells that can be waited for.
+struct Stepped {
+    words: [shuttle::sync::atomic::AtomicU64; 6],
+    /// No step: frames are looked at only once they were published.
+    bytes: Arc<Mutex<Vec<u8>>>,
+    bells: [(shuttle::sync::Mutex<bool>, shuttle::sync::Condvar); 2],
+}
+
+/// One side of it.
+struct View {
+    stepped: Arc<Stepped>,
+    side: Side,
+    /// A wish is seen by the other side only after the next look: what a CPU does whose stores may be late.
+    is_late: bool,
+    late: Cell<Option<(Word, u64)>>,
+}
+
+impl View {
+    fn sleep(&self) {
+        let (rung, bell) = &self.stepped.bells[self.side as usize];
+        let mut rung = rung.lock().expect("nobody panics");
+        while !*rung {
+            rung = bell.wait(rung).expect("nobody panics");
+        }
+        *rung = false;
+    }
+
+    fn bytes(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
+        self.stepped.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared for View {
+    fn load(&self, word: Word) -> u64 {
+        let value = self.stepped.words[index(word)].load(SeqCst);
+        if let Some((word, value)) = self.late.take() {
+            self.stepped.words[index(word)].store(value, SeqCst);
+        }
+        value
+    }
+
+    fn store(&self, word: Word, value: u64) {
+        if self.is_late && matches!(word, Word::Wish(_)) && value != 0 {
+            return self.late.set(Some((word, value)));
+        }
+        self.stepped.words[index(word)].store(value, SeqCst);
+    }
+
+    fn take(&self, word: Word) -> u64 {
+        self.stepped.words[index(word)].swap(0, SeqCst)
+    }
+
+    fn copy_in(&self, writer: Side, position: u64, bytes: &[u8]) {
+        let mut ring = self.bytes();
+        for (unit, bytes) in bytes.chunks(UNIT).enumerate() {
+            let at = Scribbled::at(writer, position + (unit * UNIT) as u64);
+            ring[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    fn copy_out(&self, writer: Side, position: u64, to: &mut [Unit]) {
+        let ring = self.bytes();
+        for (unit, to) in to.iter_mut().enumerate() {
+            let at = Scribbled::at(writer, position + (unit * UNIT) as u64);
+            to.0.copy_from_slice(&ring[at..at + UNIT]);
+        }
+    }
+
+    fn ring(&self) {
+        let (rung, bell) = &self.stepped.bells[self.side.other() as usize];
+        *rung.lock().expect("nobody panics") = true;
+        bell.notify_one();
+    }
+}
+
+/// Sends so many frames of `len` bytes, sleeps until as many answers have come, and until all was sent.
+fn converse(view: &View, count: u8, len: usize, begins: bool) {
+    let mut end = End::new(view.side);
+    let mut buffer = Buffer::new();
+    let mut heard = 0;
+    let mut due = if begins { count } else { 0 };
+    loop {
+        for number in 0..std::mem::take(&mut due) {
+            end.send(view, &vec![number; len]).expect("a peer of ours");
+        }
+        end.flush(view).expect("a peer of ours");
+        let received = end.receive(view, &mut buffer, |frame| {
+            assert!(frame.len() == len && frame.iter().all(|&byte| byte == heard), "frame {heard}");
+            heard += 1;
+            due = if begins || heard < count { 0 } else { count };
+        });
+        let received = received.expect("a peer of ours");
+        if heard == count && due == 0 && end.has_sent_all() {
+            return;
+        }
+        if !received && end.may_sleep(view) {
+            view.sleep();
+            end.awake(view);
+        }
+    }
+}
+
+/// Two sides that sleep whenever they can, under so many schedules.
+fn explore(schedules: usize, count: u8, len: usize, is_late: bool) {
+    let mut config = shuttle::Config::new();
+    config.silence_warnings = true;
+    let bytes = Arc::new(Mutex::new(vec![0; 2 * RING as usize]));
+    let scheduler = shuttle::scheduler::RandomScheduler::new_from_seed(1, schedules);
+    shuttle::Runner::new(scheduler, config).run(move || {
+        let bells =
+            std::array::from_fn(|_| (shuttle::sync::Mutex::new(false), shuttle::sync::Condvar::new()));
+        let words = std::array::from_fn(|_| shuttle::sync::atomic::AtomicU64::new(0));
+        let stepped = Arc::new(Stepped { words, bytes: Arc::clone(&bytes), bells });
+        let view = |side| View { stepped: Arc::clone(&stepped), side, is_late, late: Cell::new(None) };
+        let (client, engine) = (view(Side::Client), view(Side::Engine));
+        let engine = shuttle::thread::spawn(move || converse(&engine, count, len, false));
+        converse(&client, count, len, true);
+        engine.join().expect("it ends well");
+    });
+}
+
+#[test]
+fn whoever_sleeps_is_woken_by_what_is_published() {
+    explore(2000, 2, 40, false);
+}
+
+#[test]
+fn whoever_waits_for_room_is_woken_by_what_is_read() {
+    // More than a ring holds.
+    explore(100, (RING / FRAME_MAX as u64) as u8 + 8, FRAME_MAX, false);
+}
+
+#[test]
+fn were_a_wish_seen_late_somebody_would_sleep_for_ever() {
+    let found = catch_unwind(AssertUnwindSafe(|| explore(2000, 2, 40, true)));
+    let found = found.expect_err("the scheduler finds it");
+    let found = found.downcast_ref::<String>().expect("it says what it found");
+    assert!(found.contains("deadlock"), "{found}");
+}

@@ -1,0 +1,399 @@
+//! Rings between real sides: threads, processes that are killed, and peers that play foul.
+
+#[path = "ring/peer.rs"]
+mod peer;
+
+use farside_fabrics::ring::{Connected, RingLine, RingPort};
+use farside_fabrics::session::carrier::{Arrival, Broken, Line, Port};
+use farside_fabrics::shm::ConnectError;
+use farside_fabrics::socket::ListenError;
+use peer::{Child, Impostor, Peer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// However slow the machine is, nothing takes longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What an echoing engine has seen.
+#[derive(Debug, Default)]
+struct Seen {
+    frames: BTreeMap<u32, u64>,
+    hung_up: usize,
+    slept: u64,
+}
+
+/// An engine that sends back what it is sent, each client's number before it.
+struct Echo {
+    folder: TempDir,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Seen>>,
+}
+
+impl Echo {
+    fn start() -> Echo {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ring");
+        let port = RingPort::bind(&path, 1).expect("a socket").remove(0);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = Some(std::thread::spawn(move || echo(port, &stopped)));
+        Echo { folder, stop, thread }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("ring")
+    }
+
+    fn connect(&self) -> RingLine {
+        RingLine::connect(&self.path()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn stop(mut self) -> Seen {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.take().expect("it runs").join().expect("nothing a client does ends it")
+    }
+}
+
+fn echo(mut port: RingPort, stop: &AtomicBool) -> Seen {
+    let mut seen = Seen::default();
+    let mut numbers: Vec<Connected> = Vec::new();
+    let mut answers: Vec<(Connected, Vec<u8>)> = Vec::new();
+    let mut idle = 0;
+    while !stop.load(Ordering::SeqCst) {
+        let received = port.receive(|from, arrival| match arrival {
+            Arrival::Datagram(bytes) => {
+                let number = numbers.iter().position(|&known| known == from).unwrap_or(numbers.len());
+                if number == numbers.len() {
+                    numbers.push(from);
+                }
+                *seen.frames.entry(number as u32).or_default() += 1;
+                answers.push((from, bytes.to_vec()));
+            }
+            Arrival::HungUp => seen.hung_up += 1,
+        });
+        let received = received.expect("a port goes on");
+        for (to, bytes) in answers.drain(..) {
+            port.send(to, &bytes);
+        }
+        port.flush();
+        idle = if received { 0 } else { idle + 1 };
+        if idle > 50 && port.may_sleep() {
+            seen.slept += 1;
+            wait(port.fd(), Duration::from_millis(200)); // Or until it is to stop.
+        }
+    }
+    seen
+}
+
+/// True if it can be read from.
+fn wait(fd: BorrowedFd<'_>, patience: Duration) -> bool {
+    let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&patience)).is_ok_and(|ready| ready > 0)
+}
+
+/// Takes in at least one frame; sleeps until then.
+fn receive(line: &RingLine, mut take: impl FnMut(&[u8])) -> Result<(), Broken> {
+    while !line.receive(&mut take)? {
+        if line.may_sleep() {
+            assert!(wait(line.fd(), PATIENCE), "nobody rang");
+        }
+    }
+    Ok(())
+}
+
+fn ask(line: &RingLine, frame: &[u8]) {
+    line.send(frame).and_then(|()| line.flush()).expect("it is carried");
+    let mut answered = 0;
+    while answered == 0 {
+        let take = |bytes: &[u8]| {
+            assert_eq!(bytes, frame);
+            answered += 1;
+        };
+        receive(line, take).expect("an answer");
+    }
+}
+
+/// The frame of that number.
+fn frame(number: u64, out: &mut Vec<u8>) {
+    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let len = if number.is_multiple_of(1000) { mixed >> 51 } else { mixed >> 57 };
+    out.clear();
+    out.extend_from_slice(&number.to_le_bytes());
+    out.extend((0..len).map(|at| (mixed >> 8).wrapping_add(at) as u8));
+}
+
+#[test]
+fn a_million_frames_arrive_in_order_with_what_was_in_them() {
+    const FRAMES: u64 = 1_000_000;
+    let engine = Echo::start();
+    let line = engine.connect();
+    let (mut sent, mut heard) = (0, 0);
+    let (mut next, mut expected) = (Vec::new(), Vec::new());
+    while heard < FRAMES {
+        // Up to so many on their way, which is more than the rings hold.
+        while sent < FRAMES && sent - heard < 10_000 {
+            frame(sent, &mut next);
+            line.send(&next).expect("it is carried");
+            sent += 1;
+        }
+        line.flush().expect("it is carried");
+        let take = |bytes: &[u8]| {
+            frame(heard, &mut expected);
+            assert_eq!(bytes, expected, "frame {heard}");
+            heard += 1;
+        };
+        receive(&line, take).expect("the engine lives");
+    }
+    drop(line);
+    let seen = engine.stop();
+    assert_eq!(seen.frames.values().copied().collect::<Vec<_>>(), [FRAMES]);
+}
+
+#[test]
+fn whoever_sleeps_is_woken_however_their_sleeps_meet() {
+    let engine = Echo::start();
+    let clients: Vec<_> = (0..3)
+        .map(|client| {
+            let path = engine.path();
+            std::thread::spawn(move || {
+                let line = RingLine::connect(&path).expect("a connection");
+                for round in 0..3000u64 {
+                    // Now and then for long enough for the engine to have fallen asleep, or to be about to.
+                    for _ in 0..(round * 7919 + client) % 4096 {
+                        std::hint::spin_loop();
+                    }
+                    ask(&line, &round.to_le_bytes());
+                }
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().expect("all are answered"));
+    let seen = engine.stop();
+    assert_eq!(seen.frames.values().copied().collect::<Vec<_>>(), [3000; 3]);
+    assert!(seen.slept > 0);
+}
+
+#[test]
+fn what_was_said_before_hanging_up_is_heard() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("ring");
+    let mut port = RingPort::bind(&path, 1).expect("a socket").remove(0);
+    let joining = std::thread::spawn({
+        let path = path.clone();
+        move || {
+            let line = RingLine::connect(&path).expect("a connection");
+            line.send(b"farewell").and_then(|()| line.flush()).expect("it is carried");
+        }
+    });
+    let mut heard = Vec::new();
+    let since = Instant::now();
+    while heard.last().is_none_or(|last: &Vec<u8>| last != b"hung up") {
+        assert!(since.elapsed() < PATIENCE, "{heard:?}");
+        let received = port.receive(|_, arrival| match arrival {
+            Arrival::Datagram(bytes) => heard.push(bytes.to_vec()),
+            Arrival::HungUp => heard.push(b"hung up".to_vec()),
+        });
+        received.expect("a port goes on");
+    }
+    joining.join().expect("it connects");
+    assert_eq!(heard, [b"farewell".to_vec(), b"hung up".to_vec()]);
+    assert_eq!(port.connections(), 0);
+
+    // And the other way round, to one that sleeps.
+    let dialling = std::thread::spawn(move || RingLine::connect(&path).expect("a connection"));
+    let mut client = None;
+    while !dialling.is_finished() {
+        port.receive(|_, _| {}).expect("a port goes on");
+    }
+    let line = dialling.join().expect("it connects");
+    line.send(b"hello").and_then(|()| line.flush()).expect("it is carried");
+    while client.is_none() {
+        port.receive(|from, _| client = Some(from)).expect("a port goes on");
+    }
+    assert!(line.may_sleep() && !wait(line.fd(), Duration::ZERO));
+    let client = client.expect("just seen");
+    port.send(client, b"refused");
+    port.hang_up(client);
+    assert!(wait(line.fd(), PATIENCE), "nobody rang");
+    let mut heard = Vec::new();
+    assert_eq!(line.receive(|bytes| heard.push(bytes.to_vec())), Ok(true));
+    assert_eq!(heard, [b"refused"]);
+    assert_eq!(line.receive(|_| panic!("that was all")), Err(Broken("the node has ended".into())));
+}
+
+#[test]
+fn a_client_that_never_hears_delays_nobody_and_is_given_up() {
+    let engine = Echo::start();
+    let (deaf, line) = (engine.connect(), engine.connect());
+    // Its answers fill the ring, then what waits at the engine, until that gives it up.
+    let since = Instant::now();
+    let mut sent = 0u64;
+    while !wait(deaf.fd(), Duration::ZERO) {
+        assert!(since.elapsed() < PATIENCE, "{sent} bytes were taken");
+        // What it cannot send it keeps, so it sends no faster than the engine reads.
+        if deaf.send(&[5; 16_000]).and_then(|()| deaf.flush()).is_err() {
+            break;
+        }
+        sent += 16_000;
+        ask(&line, &sent.to_le_bytes());
+    }
+    ask(&line, b"still there");
+    assert_eq!(engine.stop().hung_up, 1);
+}
+
+#[test]
+fn a_killed_client_hangs_up_wherever_it_was() {
+    let engine = Echo::start();
+    let line = engine.connect();
+    const KILLED: usize = 20;
+    for round in 0..KILLED as u64 {
+        let child = Child::streaming(&engine.path());
+        for number in 0..=round * 10 {
+            ask(&line, &number.to_le_bytes());
+        }
+        child.kill();
+        ask(&line, b"and the others go on");
+    }
+    // Their ends are heard in time.
+    std::thread::sleep(Duration::from_millis(50));
+    for number in 0..2000u64 {
+        ask(&line, &number.to_le_bytes());
+    }
+    let seen = engine.stop();
+    assert_eq!(seen.hung_up, KILLED, "{seen:?}");
+    assert!(seen.frames.len() > 1 && seen.frames.values().sum::<u64>() > 10_000, "{seen:?}");
+}
+
+/// The part of a process of its own; nothing if this one was started for the tests.
+#[test]
+fn child() {
+    let Some(path) = Child::part() else { return };
+    let line = RingLine::connect(&path).expect("a connection");
+    let mut bytes = Vec::new();
+    Child::say_ready();
+    for number in 0.. {
+        frame(number, &mut bytes);
+        line.send(&bytes).expect("it is carried");
+        if number % 64 == 0 {
+            line.flush().expect("it is carried");
+            receive(&line, |_| {}).expect("the engine lives");
+        }
+    }
+}
+
+#[test]
+fn whoever_scribbles_over_the_rings_harms_nobody_else() {
+    let engine = Echo::start();
+    let line = engine.connect();
+    let mut ended = 0;
+    for seed in 0..60 {
+        let peer = Peer::join(&engine.path());
+        peer.scribble(seed, 1 + seed % 3, || ask(&line, &seed.to_le_bytes()));
+        // Well-behaved or not by now: it is found out, or nothing it wrote was read.
+        ended += usize::from(peer.has_been_hung_up_on());
+    }
+    assert!(ended > 30, "{ended} of 60 were found out");
+    ask(&line, b"still there");
+    let seen = engine.stop();
+    assert!(seen.hung_up >= ended);
+}
+
+#[test]
+fn a_hello_that_is_none_is_refused_or_hung_up_on() {
+    let engine = Echo::start();
+    let good = peer::HELLO;
+    for len in 1..good.len() {
+        Peer::dial(&engine.path()).expect_refusal(&good[..len], "not understood");
+    }
+    let hellos: [(&[u8], &str); 6] = [
+        (b"\0\xff", "not understood"),
+        (b"null", "not understood"),
+        (&[b'['; 50_000], "not understood"),
+        (br#"{"magic":"farside-shm","version":1}"#, "use the same release"),
+        (br#"{"magic":"farside-ring","version":2}"#, "use the same release"),
+        (br#"{"magic":"farside-ring","version":-1}"#, "not understood"),
+    ];
+    for (hello, reason) in hellos {
+        Peer::dial(&engine.path()).expect_refusal(hello, reason);
+    }
+    Peer::dial(&engine.path()).expect_hang_up(b"");
+    Peer::dial(&engine.path()).expect_hang_up(&[b' '; 100_000]);
+    let silent: Vec<Peer> = (0..100).map(|_| Peer::dial(&engine.path())).collect();
+    ask(&engine.connect(), b"still there");
+    drop(silent);
+    Peer::join_with_descriptors(&engine.path());
+    ask(&engine.connect(), b"still there");
+}
+
+#[test]
+fn an_engine_that_is_none_is_an_error() {
+    let refused = |impostor: Impostor| match RingLine::connect(impostor.path()) {
+        Ok(_) => panic!("it is none"),
+        Err(error) => error.to_string(),
+    };
+    assert!(refused(Impostor::saying(b"{}")).contains("no node that this program knows"));
+    assert!(refused(Impostor::saying(b"")).contains("hung up"));
+    assert!(refused(Impostor::saying(br#"{"Refusal":"not today"}"#)).contains("refuses: not today"));
+    assert!(refused(Impostor::saying(br#""Welcome""#)).contains("sent no memory"));
+    assert!(refused(Impostor::lending(peer::SIZE, false)).contains("could be cut"));
+    assert!(refused(Impostor::lending(peer::SIZE - 4096, true)).contains("bytes, not"));
+    assert!(refused(Impostor::silent()).contains("did not answer"));
+}
+
+#[test]
+fn what_is_in_the_way_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let bind = |path: &Path| RingPort::bind(path, 2).map(|ports| ports.len());
+    let long = at(&"x".repeat(120));
+    assert!(matches!(bind(&long), Err(ListenError::Name(_))));
+    assert!(matches!(RingLine::connect(&long), Err(ConnectError::Name(_))));
+    std::fs::write(at("file"), b"mine").expect("a file");
+    assert!(matches!(bind(&at("file")), Err(ListenError::InTheWay(_))));
+    assert_eq!(std::fs::read(at("file")).expect("it is still there"), b"mine");
+    std::os::unix::fs::symlink(at("file"), at("link")).expect("a link");
+    assert!(matches!(bind(&at("link")), Err(ListenError::InTheWay(_))));
+    assert!(matches!(bind(&at("no/such/folder")), Err(ListenError::System(..))));
+    assert!(matches!(RingLine::connect(&at("nothing")), Err(ConnectError::NoRing(_))));
+
+    let serving = RingPort::bind(&at("ring"), 2).expect("a socket");
+    assert_eq!(std::fs::metadata(at("ring")).map(|found| peer::mode(&found)).expect("it is there"), 0o600);
+    let pid = std::process::id();
+    assert!(matches!(bind(&at("ring")), Err(ListenError::Served(_, Some(found))) if found == pid));
+    drop(serving);
+    assert!(!at("ring").exists(), "a node clears its socket away");
+
+    Impostor::leave_behind(&at("stale"));
+    assert!(matches!(RingLine::connect(&at("stale")), Err(ConnectError::NoRing(_))));
+    assert_eq!(bind(&at("stale")).expect("a dead node's socket gives way"), 2);
+}
+
+#[test]
+fn engines_at_one_socket_share_those_who_come() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("ring");
+    let mut ports = RingPort::bind(&path, 2).expect("a socket");
+    let joining = std::thread::spawn(move || {
+        let lines: Vec<_> = (0..8).map(|_| RingLine::connect(&path).expect("a connection")).collect();
+        std::thread::sleep(Duration::from_millis(1));
+        lines
+    });
+    while !joining.is_finished() {
+        for port in &mut ports {
+            port.receive(|_, _| {}).expect("a port goes on");
+        }
+    }
+    let lines = joining.join().expect("all are let in");
+    let shares: Vec<usize> = ports.iter().map(RingPort::connections).collect();
+    assert!(
+        shares.iter().sum::<usize>() == lines.len() && shares.iter().all(|&share| share > 0),
+        "{shares:?}"
+    );
+}
