@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -25,7 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 struct Seen {
     frames: BTreeMap<u32, u64>,
-    hung_up: usize,
     slept: u64,
 }
 
@@ -33,6 +32,8 @@ struct Seen {
 struct Echo {
     folder: TempDir,
     stop: Arc<AtomicBool>,
+    /// Clients of whose end it has heard.
+    ended: Arc<AtomicUsize>,
     thread: Option<JoinHandle<Seen>>,
 }
 
@@ -42,9 +43,10 @@ impl Echo {
         let path = folder.path().join("ring");
         let port = RingPort::bind(&path, 1).expect("a socket").remove(0);
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = Some(std::thread::spawn(move || echo(port, &stopped)));
-        Echo { folder, stop, thread }
+        let ended = Arc::new(AtomicUsize::new(0));
+        let (stopped, hung_up) = (Arc::clone(&stop), Arc::clone(&ended));
+        let thread = Some(std::thread::spawn(move || echo(port, &stopped, &hung_up)));
+        Echo { folder, stop, ended, thread }
     }
 
     fn path(&self) -> PathBuf {
@@ -55,13 +57,22 @@ impl Echo {
         RingLine::connect(&self.path()).unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// Waits until it has heard of the ends of so many clients, and not of more.
+    fn hears_of_ends(&self, count: usize) {
+        let since = Instant::now();
+        while self.ended.load(Ordering::SeqCst) < count && since.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        assert_eq!(self.ended.load(Ordering::SeqCst), count);
+    }
+
     fn stop(mut self) -> Seen {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.take().expect("it runs").join().expect("nothing a client does ends it")
     }
 }
 
-fn echo(mut port: RingPort, stop: &AtomicBool) -> Seen {
+fn echo(mut port: RingPort, stop: &AtomicBool, ended: &AtomicUsize) -> Seen {
     let mut seen = Seen::default();
     let mut numbers: Vec<Connected> = Vec::new();
     let mut answers: Vec<(Connected, Vec<u8>)> = Vec::new();
@@ -76,7 +87,7 @@ fn echo(mut port: RingPort, stop: &AtomicBool) -> Seen {
                 *seen.frames.entry(number as u32).or_default() += 1;
                 answers.push((from, bytes.to_vec()));
             }
-            Arrival::HungUp => seen.hung_up += 1,
+            Arrival::HungUp => drop(ended.fetch_add(1, Ordering::SeqCst)),
         });
         let received = received.expect("a port goes on");
         for (to, bytes) in answers.drain(..) {
@@ -245,7 +256,7 @@ fn a_client_that_never_hears_delays_nobody_and_is_given_up() {
         ask(&line, &sent.to_le_bytes());
     }
     ask(&line, b"still there");
-    assert_eq!(engine.stop().hung_up, 1);
+    engine.hears_of_ends(1);
 }
 
 #[test]
@@ -261,13 +272,8 @@ fn a_killed_client_hangs_up_wherever_it_was() {
         child.kill();
         ask(&line, b"and the others go on");
     }
-    // Their ends are heard in time.
-    std::thread::sleep(Duration::from_millis(50));
-    for number in 0..2000u64 {
-        ask(&line, &number.to_le_bytes());
-    }
+    engine.hears_of_ends(KILLED);
     let seen = engine.stop();
-    assert_eq!(seen.hung_up, KILLED, "{seen:?}");
     assert!(seen.frames.len() > 1 && seen.frames.values().sum::<u64>() > 10_000, "{seen:?}");
 }
 
@@ -292,17 +298,18 @@ fn child() {
 fn whoever_scribbles_over_the_rings_harms_nobody_else() {
     let engine = Echo::start();
     let line = engine.connect();
-    let mut ended = 0;
+    let mut before = 0;
     for seed in 0..60 {
         let peer = Peer::join(&engine.path());
         peer.scribble(seed, 1 + seed % 3, || ask(&line, &seed.to_le_bytes()));
-        // Well-behaved or not by now: it is found out, or nothing it wrote was read.
-        ended += usize::from(peer.has_been_hung_up_on());
+        before += usize::from(peer.is_hung_up_on(Duration::ZERO));
+        // What stands there at last is impossible, whatever was read before.
+        peer.claim_the_impossible();
+        assert!(peer.is_hung_up_on(PATIENCE), "seed {seed}");
     }
-    assert!(ended > 30, "{ended} of 60 were found out");
+    assert!(before > 0, "none was found out while it scribbled");
     ask(&line, b"still there");
-    let seen = engine.stop();
-    assert!(seen.hung_up >= ended);
+    engine.hears_of_ends(60);
 }
 
 #[test]
@@ -380,20 +387,11 @@ fn engines_at_one_socket_share_those_who_come() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ring");
     let mut ports = RingPort::bind(&path, 2).expect("a socket");
-    let joining = std::thread::spawn(move || {
-        let lines: Vec<_> = (0..8).map(|_| RingLine::connect(&path).expect("a connection")).collect();
-        std::thread::sleep(Duration::from_millis(1));
-        lines
-    });
-    while !joining.is_finished() {
+    let peers: Vec<Peer> = (0..8).map(|_| Peer::dial(&path)).collect();
+    for _ in &peers {
         for port in &mut ports {
             port.receive(|_, _| {}).expect("a port goes on");
         }
     }
-    let lines = joining.join().expect("all are let in");
-    let shares: Vec<usize> = ports.iter().map(RingPort::connections).collect();
-    assert!(
-        shares.iter().sum::<usize>() == lines.len() && shares.iter().all(|&share| share > 0),
-        "{shares:?}"
-    );
+    assert_eq!(ports.iter().map(RingPort::connections).collect::<Vec<_>>(), [4, 4]);
 }

@@ -167,11 +167,28 @@ impl Peer {
         });
     }
 
-    /// Whether the engine has let go of it by now.
-    pub(crate) fn has_been_hung_up_on(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
-        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    /// Says that it has written what no ring holds, and rings.
+    pub(crate) fn claim_the_impossible(&self) {
+        let memory = self.memory.as_ref().expect("it has joined");
+        memory.word(WORDS[0]).store(u64::MAX - 15, Ordering::SeqCst);
+        let _hung_up_already =
+            rustix::net::send(&self.socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+
+    /// Whether the engine lets go of it in time.
+    pub(crate) fn is_hung_up_on(&self, patience: Duration) -> bool {
+        let since = Instant::now();
+        loop {
+            let left = patience.saturating_sub(since.elapsed());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+            if poll(&mut fds, Some(&left)).is_ok() && fds[0].revents().contains(PollFlags::HUP) {
+                return true;
+            }
+            if since.elapsed() >= patience {
+                return false;
+            }
+        }
     }
 
     pub(crate) fn expect_refusal(&self, hello: &[u8], reason: &str) {
