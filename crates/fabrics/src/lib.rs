@@ -3,7 +3,8 @@
 //! [`memory::Mapping`] is a node's memory as a process has it mapped. On [`local`] and [`shm`] the caller's own CPU
 //! runs the chain on it ([`direct`]); neither wakes anyone. [`executor`] is the client core that both are made for:
 //! one thread, at most 64 tasks, and the hiding of memory's latency behind one another. [`layer`] wraps any fabric.
-//! [`session`] has both ends of a conversation by datagrams, without the sockets.
+//! [`session`] has both ends of a conversation by datagrams, without the sockets; [`ring`] carries them through shared
+//! memory, between those who do not trust each other.
 //!
 //! What always holds: fabrics know no system. `unsafe` stands in this crate and hardly anywhere else; each block
 //! says who keeps the promise.
