@@ -1,8 +1,8 @@
 //! An engine's connections.
 //!
-//! Those who were just active are looked at without any call of the system. Whoever has been quiet for a while is
-//! asked to ring, as if the engine slept, and costs nothing until then: the poll tells, now and then while the engine
-//! is busy, and at once when it sleeps.
+//! Those who were just active are looked at without any call of the system. Of many, whoever has been quiet for a while
+//! is asked to ring, as if the engine slept, and costs nothing until then: the poll tells, now and then while the
+//! engine is busy, and at once when it sleeps.
 //!
 //! Invariant: a connection that is not active has the engine's wish in its memory, or its bell in the poll.
 //! Invariant: no descriptor of a client's is used, and of its socket nothing but what it says and that it hangs up.
@@ -32,6 +32,8 @@ const HELLO_WAIT: Duration = Duration::from_secs(5);
 const LOOKS_PER_POLL: u32 = 32;
 /// Looks without a word after which a connection is active no more.
 const ACTIVE_LOOKS: u32 = 1024;
+/// So few are looked at however quiet they are: that costs less than a bell.
+const ACTIVE_MIN: usize = 4;
 /// How long nobody is let in where not even the spare descriptor helps.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 /// The listener's place in the poll.
@@ -337,7 +339,7 @@ impl Port for RingPort {
                     active.1 = 0;
                     index += 1;
                 }
-            } else if looks >= ACTIVE_LOOKS && self.rests(place) {
+            } else if looks >= ACTIVE_LOOKS && self.active.len() > ACTIVE_MIN && self.rests(place) {
                 self.active.swap_remove(index);
             } else {
                 self.active[index].1 = looks + 1;

@@ -12,7 +12,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 69] = [
+    let wrong: [(&[&str], &str); 77] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -28,7 +28,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["info", "--pool", &file], "start one with 'farside up'"),
         (&["info", "--pool", ""], "write shm:PATH"),
         (&["info", "--pool", "shm:"], "write shm:PATH"),
-        (&["info", "--pool", "udp://127.0.0.1:7460"], "use shm:PATH"),
+        (&["info", "--pool", "rdma://127.0.0.1:7460"], "use shm:PATH"),
         (&["info", "--pool", "frob:x"], "use shm:PATH"),
         (&["info", "--pool", "shm:/a,shm:/b"], "name one"),
         (&["info", "--pool", &long], "use a shorter path"),
