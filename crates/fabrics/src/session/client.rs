@@ -1174,7 +1174,9 @@ impl Client {
             slot.asked_first = 0;
             (slot.came, slot.hurried) = (0, 0);
             self.pool.fill(&mut slot.reply, entry.size);
-            slot.reply.resize(entry.size, 0);
+            if entry.count > 1 {
+                slot.reply.resize(entry.size, 0);
+            }
         }
         let slot = &mut self.slots[index];
         if slot.reply_size != entry.size {
@@ -1194,8 +1196,12 @@ impl Client {
             slot.asked_first = 0;
             self.rtt.sample(now.saturating_sub(slot.asked_at));
         }
-        let (at, len) = extent(entry.size, self.chunk, entry.index);
-        slot.reply[at..at + len].copy_from_slice(entry.payload);
+        if entry.count == 1 {
+            slot.reply.extend_from_slice(entry.payload);
+        } else {
+            let (at, len) = extent(entry.size, self.chunk, entry.index);
+            slot.reply[at..at + len].copy_from_slice(entry.payload);
+        }
         if slot.reply_got != all(slot.reply_count) {
             if slot.asked == 0 {
                 slot.ask_for_missing(self.granted.eager);
