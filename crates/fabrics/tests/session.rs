@@ -766,7 +766,7 @@ fn a_client_hears_at_once_that_the_node_ended_its_session_and_what_ran() {
     world.step(world.now + MS);
     assert_eq!((world.runs(1), world.runs(2)), (1, 1));
     world.faults.partition = false;
-    world.server.end_where(&mut world.host, |&(identity, _)| identity == 1);
+    world.server.end_where(&mut world.host, |&mut (identity, _)| identity == 1);
     assert_eq!(world.host.closed, [server::End::Revoked]);
     world.run_for(Duration::from_micros(300));
     assert_eq!(world.peers[chosen].ends[&1], End::Failed(Fate::Unknown), "it was running");

@@ -2,8 +2,12 @@
 //!
 //! The only room that reads the environment.
 
+use farside_fabrics::session::TOKEN_BYTES_MAX;
+use rustix::fs::OFlags;
 use serde::Deserialize;
 use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// What can be set besides by flags.
@@ -14,10 +18,12 @@ pub struct File {
     pub pool: Option<String>,
     /// The store.
     pub store: Option<String>,
+    /// Where the token is that nodes are shown.
+    pub token_file: Option<String>,
 }
 
 /// The variables that mean something.
-pub const VARIABLES: [&str; 3] = ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_CONFIG"];
+pub const VARIABLES: [&str; 4] = ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_TOKEN_FILE", "FARSIDE_CONFIG"];
 
 /// A setting and where it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +41,8 @@ pub struct Settings {
     pub pool: Setting,
     /// The store.
     pub store: Setting,
+    /// Where the token is that nodes are shown; nothing if none is.
+    pub token_file: Option<Setting>,
 }
 
 impl Settings {
@@ -42,13 +50,18 @@ impl Settings {
     ///
     /// # Errors
     /// The file cannot be read, or holds something else; names it and the remedy.
-    pub fn resolve(pool: Option<&str>, store: Option<&str>) -> Result<Settings, String> {
+    pub fn resolve(
+        pool: Option<&str>,
+        store: Option<&str>,
+        token_file: Option<&str>,
+    ) -> Result<Settings, String> {
         let path = file_path();
         let file = path.as_deref().map(read_file).transpose()?.unwrap_or_default();
         let origin = path.map_or_else(String::new, |path| path.display().to_string());
-        let pick = |flag: Option<&str>, variable: &str, filed: Option<String>, built_in: String| {
-            let set =
-                |value: String, origin: &str| Ok::<_, String>(Setting { value, origin: origin.to_owned() });
+        let pick = |flag: Option<&str>, variable: &str, filed: Option<String>| {
+            let set = |value: String, origin: &str| {
+                Ok::<_, String>(Some(Setting { value, origin: origin.to_owned() }))
+            };
             if let Some(value) = flag {
                 set(value.to_owned(), "flag")
             } else if let Some(value) = variable_text(variable)? {
@@ -56,15 +69,77 @@ impl Settings {
             } else if let Some(value) = filed {
                 set(value, &origin)
             } else {
-                set(built_in, "built in")
+                Ok(None)
             }
         };
+        let built_in = |value: String| move || Setting { value, origin: "built in".into() };
         let default_pool = format!("shm:{}", default_socket().display());
         Ok(Settings {
-            pool: pick(pool, "FARSIDE_POOL", file.pool, default_pool)?,
-            store: pick(store, "FARSIDE_STORE", file.store, "default".to_owned())?,
+            pool: pick(pool, "FARSIDE_POOL", file.pool)?.unwrap_or_else(built_in(default_pool)),
+            store: pick(store, "FARSIDE_STORE", file.store)?.unwrap_or_else(built_in("default".into())),
+            token_file: pick(token_file, "FARSIDE_TOKEN_FILE", file.token_file)?,
         })
     }
+
+    /// The token in the file that was named, if one was.
+    ///
+    /// # Errors
+    /// The file cannot be read, others can read it, or it holds no token; names the remedy.
+    pub fn token(&self) -> Result<Option<String>, String> {
+        self.token_file.as_ref().map(|file| read_token(Path::new(&file.value))).transpose()
+    }
+}
+
+/// The token in a file, without the white space around it.
+///
+/// # Errors
+/// The file cannot be read, others can read it, or it holds no token; names the remedy.
+pub fn read_token(path: &Path) -> Result<String, String> {
+    let text = read_private(path)?;
+    let token = text.trim_ascii();
+    if token.is_empty() || token.len() > TOKEN_BYTES_MAX || !token.bytes().all(|byte| byte.is_ascii_graphic())
+    {
+        return Err(format!(
+            "{} holds no token: put one line into it, of at most {TOKEN_BYTES_MAX} visible ASCII characters, such as \
+             'farside token new' tells",
+            path.display()
+        ));
+    }
+    Ok(token.to_owned())
+}
+
+/// The most bytes of a file of secrets.
+const PRIVATE_MAX: u64 = 1 << 20;
+
+/// The text of a file that nobody but its owner may read.
+///
+/// # Errors
+/// It cannot be read, others can read it, or it is no text; names the remedy.
+pub fn read_private(path: &Path) -> Result<String, String> {
+    let named = |error: std::io::Error| {
+        format!("could not read {}: {error}; name a file that you may read", path.display())
+    };
+    // A pipe must not keep this waiting for its other end.
+    let nonblocking = OFlags::NONBLOCK.bits() as i32;
+    let file = std::fs::File::options().read(true).custom_flags(nonblocking).open(path).map_err(named)?;
+    let found = file.metadata().map_err(named)?;
+    if !found.is_file() || found.len() > PRIVATE_MAX {
+        return Err(format!(
+            "{} is no file of secrets: name a regular file of at most {} MiB",
+            path.display(),
+            PRIVATE_MAX >> 20
+        ));
+    }
+    if found.mode() & 0o077 != 0 {
+        return Err(format!(
+            "{} can be read or written by others (mode {:03o}): 'chmod 600' it",
+            path.display(),
+            found.mode() & 0o777
+        ));
+    }
+    let mut text = String::new();
+    file.take(PRIVATE_MAX).read_to_string(&mut text).map_err(named)?;
+    Ok(text)
 }
 
 /// A variable that is set to nothing is not set.
@@ -102,7 +177,11 @@ fn read_file(path: &Path) -> Result<File, String> {
         )
     })?;
     toml::from_str(&text).map_err(|error| {
-        format!("{} is no settings file: {}; it may set pool and store", path.display(), error.message())
+        format!(
+            "{} is no settings file: {}; it may set pool and store, and token_file",
+            path.display(),
+            error.message()
+        )
     })
 }
 

@@ -14,6 +14,8 @@ use farside_systems::kv::KvError;
 pub enum Error {
     /// The url is none.
     Url(String),
+    /// The token is none that could be shown.
+    Token(String),
     /// There is no connection.
     Connect(ConnectError),
     /// There is no session with the node at this url.
@@ -47,7 +49,7 @@ impl Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Error::Url(reason) => f.write_str(reason),
+            Error::Url(reason) | Error::Token(reason) => f.write_str(reason),
             Error::Connect(error) => error.fmt(f),
             Error::Open(url, error) => write!(f, "{url}: {error}"),
             Error::Serve(error) => error.fmt(f),

@@ -34,7 +34,7 @@ pub use farside_remote::control::{NodeInfo, Store, StoreStat};
 pub use farside_remote::fabric::Ran;
 pub use farside_systems::kv::prism_kv::Conflict;
 pub use farside_systems::kv::{KEY_MAX, KvError, VALUE_MAX, Version};
-pub use pool::{NewStore, Pool, connect};
+pub use pool::{NewStore, Options, Pool, connect, connect_with};
 
 /// How the binary builds nodes and drives benchmarks; not for programs, and not stable.
 #[doc(hidden)]

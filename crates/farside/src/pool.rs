@@ -7,13 +7,14 @@ use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_fabrics::ring::RingLine;
+use farside_fabrics::session::TOKEN_BYTES_MAX;
 use farside_fabrics::session::carrier::Line;
 use farside_fabrics::session::client::Config;
 use farside_fabrics::session::endpoint::{Endpoint as Remote, OpenError};
 use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::udp::UdpLine;
-use farside_node::host::{Host, Options};
+use farside_node::host::{self, Host};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::Kind;
@@ -28,6 +29,21 @@ use std::sync::Arc;
 pub struct Pool {
     url: String,
     reach: Reach,
+    token: Option<Arc<str>>,
+}
+
+/// How to connect. Its text never shows the token.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// What is shown to the node to be let in: at most 512 bytes. Who is asked for none need not have one; over `shm:`
+    /// and `local:` nobody is.
+    pub token: Option<String>,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options").field("token", &self.token.as_ref().map(|_| "(not shown)")).finish()
+    }
 }
 
 #[derive(Clone)]
@@ -88,7 +104,21 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 /// # Errors
 /// The url is none, nobody serves there, or the node is stopped; takes a second at most.
 pub fn connect(url: &str) -> Result<Pool, Error> {
-    let pool = Pool { url: url.to_owned(), reach: reach(url)? };
+    connect_with(url, &Options::default())
+}
+
+/// As [`connect`], with a token for the node to see: it says which stores may be used, and how.
+///
+/// # Errors
+/// As [`connect`]; the token is too long; the node knows it not, or has locked out who showed too many wrong ones.
+pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
+    if let Some(len) = options.token.as_ref().map(String::len).filter(|&len| len > TOKEN_BYTES_MAX) {
+        return Err(Error::Token(format!(
+            "the token has {len} bytes, and at most {TOKEN_BYTES_MAX} are possible: use one that 'farside token new' made"
+        )));
+    }
+    let token = options.token.as_deref().map(Arc::from);
+    let pool = Pool { url: url.to_owned(), reach: reach(url)?, token };
     if let Reach::Local(_) = pool.reach {
         let quota = pool.info()?.unassigned_bytes * 9 / 10;
         pool.create_store(&NewStore::prism_kv("default", quota >> 20 << 20))?;
@@ -242,8 +272,8 @@ impl Pool {
     /// The system has no such memory.
     #[doc(hidden)]
     pub fn serve_here(memory: u64) -> Result<Pool, Error> {
-        let host = Host::start(Mapping::create(memory, Pages::Auto)?, kinds(), Options::default())?;
-        Ok(Pool { url: format!("local:{memory}"), reach: Reach::Local(Arc::new(host)) })
+        let host = Host::start(Mapping::create(memory, Pages::Auto)?, kinds(), host::Options::default())?;
+        Ok(Pool { url: format!("local:{memory}"), reach: Reach::Local(Arc::new(host)), token: None })
     }
 
     /// A session with the node, for the calling thread.
@@ -275,16 +305,17 @@ impl Pool {
     }
 
     fn remote<L: Line>(&self, line: L) -> Result<Box<Remote<L>>, Error> {
-        let opened = Remote::open(line, NodeId(0), who());
+        let opened = Remote::open(line, NodeId(0), self.who());
         opened.map(Box::new).map_err(|error| Error::Open(self.url.clone(), error))
     }
-}
 
-/// A client that nobody has met.
-fn who() -> Config {
-    let random = || getrandom::u64().expect("the system has random bytes: nonces must not be guessed");
-    let identity = u128::from(random()) << 64 | u128::from(random());
-    Config { identity, incarnation: 1, nonce: random(), ..Config::default() }
+    /// A client that nobody has met.
+    fn who(&self) -> Config {
+        let random = || getrandom::u64().expect("the system has random bytes: nonces must not be guessed");
+        let identity = u128::from(random()) << 64 | u128::from(random());
+        let token = self.token.as_ref().map_or_else(Vec::new, |token| token.as_bytes().to_vec());
+        Config { identity, incarnation: 1, nonce: random(), token, ..Config::default() }
+    }
 }
 
 impl std::fmt::Debug for Pool {

@@ -12,12 +12,15 @@ use farside_remote::{Key, Memory, Rights, Width};
 #[derive(Debug, Default)]
 pub struct Keys {
     held: Vec<Held>,
+    /// Of each region, the one that stood for the store before, whose chains may yet arrive.
+    former: Vec<Key>,
 }
 
 #[derive(Debug)]
 struct Held {
     own: Key,
     store: Key,
+    name: String,
     rights: Rights,
     is_wide: bool,
 }
@@ -25,16 +28,37 @@ struct Held {
 impl Keys {
     /// A key to the store, made of `secret`; the one that there is already, if there is one.
     pub fn grant(&mut self, store: &Store, rights: Rights, secret: u64) -> Key {
-        let (store, is_wide) = (store.extent().key, store.wide);
+        let (name, store, is_wide) = (store.name.clone(), store.extent().key, store.wide);
         // A region that was another store's is this one's now.
-        self.held.retain(|held| held.store.region() != store.region() || held.store == store);
+        let is_over = |held: &mut Held| held.store.region() == store.region() && held.store != store;
+        for over in self.held.extract_if(.., is_over) {
+            self.former.retain(|former| former.region() != over.own.region());
+            self.former.push(over.own);
+        }
         if let Some(held) = self.held.iter_mut().find(|held| held.store == store) {
             held.rights = rights;
             return held.own;
         }
         let own = Key::new(store.region(), secret.max(1));
-        self.held.push(Held { own, store, rights, is_wide });
+        self.held.push(Held { own, store, name, rights, is_wide });
         own
+    }
+
+    /// From now on the keys open what `rights` says of each store, by its name. True if some open less than before.
+    pub fn limit(&mut self, rights: impl Fn(&str) -> Rights) -> bool {
+        let mut is_less = false;
+        for held in &mut self.held {
+            let rights = rights(&held.name);
+            is_less |= !rights.contains(held.rights);
+            held.rights = rights;
+        }
+        is_less
+    }
+
+    /// Whether the session was ever given this key, as far as that is remembered. Who uses another guesses, or errs.
+    pub fn was_granted(&self, key: Key) -> bool {
+        self.stands_for(key).is_some()
+            || self.former.iter().any(|former| former.region() == key.region() && former.opens(key.secret()))
     }
 
     /// The store's key that this one stands for, and what it opens there.
@@ -146,5 +170,32 @@ mod tests {
         let next = keys.grant(&known(78, true), Rights::ALL, 9);
         assert!(keys.is_wide(next) && !keys.is_wide(Key::new(4, 9)));
         assert_eq!((keys.stands_for(own), keys.stands_for(next)), (None, Some((other, Rights::ALL))));
+        assert!(keys.was_granted(own) && keys.was_granted(next) && !keys.was_granted(Key::new(3, 6)));
+        keys.grant(&known(79, false), Rights::ALL, 11);
+        assert!(keys.was_granted(next) && !keys.was_granted(own), "one store's time before is long enough");
+    }
+
+    #[test]
+    fn rights_that_are_taken_away_leave_a_key_that_opens_nothing_and_is_no_guess() {
+        let mut keys = Keys::default();
+        let store = |region, name: &str| Store {
+            name: name.into(),
+            kind: "k".into(),
+            parameters: String::new(),
+            quota: 0,
+            incarnation: 0,
+            region,
+            secret: 77,
+            table_at: 0,
+            table_len: 0,
+            wide: false,
+        };
+        let [a, b] =
+            [(1, "a"), (2, "b")].map(|(region, name)| keys.grant(&store(region, name), Rights::ALL, 5));
+        assert!(!keys.limit(|_| Rights::ALL));
+        assert!(keys.limit(|name| if name == "a" { Rights::READ } else { Rights::NONE }));
+        assert_eq!(keys.stands_for(a), Some((Key::new(1, 77), Rights::READ)));
+        assert_eq!(keys.stands_for(b), Some((Key::new(2, 77), Rights::NONE)));
+        assert!(keys.was_granted(b));
     }
 }

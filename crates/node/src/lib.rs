@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod catalog;
 pub mod engine;
 pub mod extents;

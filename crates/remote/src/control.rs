@@ -163,4 +163,37 @@ pub struct NodeInfo {
     pub reclaimed_buffers: u64,
     /// Buffers that scans found lost, in all.
     pub scanned_buffers: u64,
+    /// What its engines have refused.
+    #[serde(default)]
+    pub refusals: Refusals,
+}
+
+/// What a node's engines have refused since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Refusals {
+    /// Greetings without a token that is known.
+    pub bad_tokens: u64,
+    /// Greetings from where too many wrong tokens came, unseen.
+    pub locked_out: u64,
+    /// Datagrams that did not know their session's secret.
+    pub bad_secrets: u64,
+    /// Chains with a key that their session was never given.
+    pub wrong_keys: u64,
+    /// Chains refused for access or as invalid, those included.
+    pub chains: u64,
+    /// Questions that a token may not ask.
+    pub asks: u64,
+}
+
+impl Refusals {
+    /// Adds another engine's.
+    pub fn add(&mut self, other: &Refusals) {
+        self.bad_tokens += other.bad_tokens;
+        self.locked_out += other.locked_out;
+        self.bad_secrets += other.bad_secrets;
+        self.wrong_keys += other.wrong_keys;
+        self.chains += other.chains;
+        self.asks += other.asks;
+    }
 }

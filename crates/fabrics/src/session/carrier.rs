@@ -5,6 +5,7 @@
 //! latest, or is lost; a reliable carrier loses nothing but by breaking.
 
 use super::server::Address;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 /// The carrier will carry nothing more, for the reason that it contains.
@@ -79,6 +80,11 @@ pub trait Port: Send {
 
     /// The most bytes of a datagram that it carries well.
     fn datagram_max(&self) -> usize;
+
+    /// The machine that this client is at, as far as the carrier can tell; nothing where all are at this one.
+    fn source(_address: Self::Address) -> Option<IpAddr> {
+        None
+    }
 
     /// Hands on what has arrived, without waiting: not more than a batch. False if nothing has.
     ///

@@ -171,3 +171,22 @@ pub struct Counters {
     /// Sessions that ended.
     pub ended: u64,
 }
+
+impl Counters {
+    /// Adds another end's.
+    pub fn add(&mut self, other: &Counters) {
+        self.datagrams_in += other.datagrams_in;
+        self.datagrams_out += other.datagrams_out;
+        self.entries_in += other.entries_in;
+        self.entries_out += other.entries_out;
+        self.retransmissions += other.retransmissions;
+        self.duplicates += other.duplicates;
+        self.stale += other.stale;
+        self.bad_secrets += other.bad_secrets;
+        self.malformed += other.malformed;
+        self.refused += other.refused;
+        self.executed += other.executed;
+        self.opened += other.opened;
+        self.ended += other.ended;
+    }
+}

@@ -522,10 +522,10 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Ends the sessions that `is_chosen` chooses: those of a token that was revoked, say.
-    pub fn end_where(&mut self, host: &mut H, mut is_chosen: impl FnMut(&H::Session) -> bool) {
+    /// Ends the sessions that `is_chosen` chooses: those of a token that was revoked, say. The others may be changed.
+    pub fn end_where(&mut self, host: &mut H, mut is_chosen: impl FnMut(&mut H::Session) -> bool) {
         for index in 0..self.sessions.len() {
-            if self.sessions[index].as_ref().is_some_and(|session| is_chosen(&session.host)) {
+            if self.sessions[index].as_mut().is_some_and(|session| is_chosen(&mut session.host)) {
                 self.end(index, End::Revoked, host);
             }
         }

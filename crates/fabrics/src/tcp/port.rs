@@ -8,7 +8,7 @@ use crate::session::carrier::{Arrival, Broken, Port};
 use rustix::event::{Timespec, epoll};
 use socket2::{Domain, Protocol, SockAddr, Type};
 use std::collections::{HashSet, VecDeque};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -29,11 +29,12 @@ const FULL_PAUSE: Duration = Duration::from_millis(100);
 /// The listener's place in the poll.
 const LISTENER: u64 = u64::MAX;
 
-/// A connection: its place and how many were there before.
+/// A connection: its place and how many were there before, and where its other end is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connected {
     place: u32,
     generation: u32,
+    peer: IpAddr,
 }
 
 /// An engine's end of TCP.
@@ -57,6 +58,7 @@ pub struct TcpPort {
 
 struct Connection {
     stream: TcpStream,
+    peer: IpAddr,
     inbox: Inbox,
     outbox: Outbox,
     is_writing: bool,
@@ -114,9 +116,9 @@ impl TcpPort {
     fn accept(&mut self) {
         loop {
             match self.listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     // It may be gone already.
-                    let _gone = self.admit(stream);
+                    let _gone = self.admit(stream, peer.ip());
                 }
                 Err(error) => {
                     use rustix::io::Errno;
@@ -131,7 +133,7 @@ impl TcpPort {
         }
     }
 
-    fn admit(&mut self, stream: TcpStream) -> std::io::Result<()> {
+    fn admit(&mut self, stream: TcpStream, peer: IpAddr) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         let place = self.vacant.pop().unwrap_or(self.connections.len() as u32);
@@ -145,6 +147,7 @@ impl TcpPort {
         }
         self.connections[place as usize].1 = Some(Connection {
             stream,
+            peer,
             inbox: Inbox::default(),
             outbox: Outbox::default(),
             is_writing: false,
@@ -168,7 +171,7 @@ impl TcpPort {
     /// Reads from a connection. False if nothing came.
     fn read(&mut self, place: u32, take: &mut impl FnMut(Connected, Arrival<'_>)) -> bool {
         let (generation, Some(connection)) = &mut self.connections[place as usize] else { return false };
-        let address = Connected { place, generation: *generation };
+        let address = Connected { place, generation: *generation, peer: connection.peer };
         let frames = |frame: &[u8]| take(address, Arrival::Datagram(frame));
         match connection.inbox.receive(&connection.stream, &mut self.buffer, frames) {
             Ok(has_received) => has_received,
@@ -181,9 +184,9 @@ impl TcpPort {
 
     fn end(&mut self, place: u32) {
         let (generation, connection) = &mut self.connections[place as usize];
-        if connection.take().is_some() {
+        if let Some(Connection { peer, .. }) = connection.take() {
             // Closing takes it out of the poll: nobody else has its descriptor.
-            self.ended.push_back(Connected { place, generation: *generation });
+            self.ended.push_back(Connected { place, generation: *generation, peer });
             *generation = generation.wrapping_add(1);
             self.vacant.push(place);
             self.active.retain(|&(active, _)| active != place);
@@ -268,6 +271,10 @@ impl Port for TcpPort {
         FRAME_MAX
     }
 
+    fn source(address: Connected) -> Option<IpAddr> {
+        Some(address.peer)
+    }
+
     fn receive(&mut self, mut take: impl FnMut(Connected, Arrival<'_>)) -> Result<bool, Broken> {
         let mut has_received = false;
         let mut index = 0;
@@ -332,7 +339,8 @@ impl Port for TcpPort {
         for place in 0..self.connections.len() as u32 {
             let (generation, connection) = &self.connections[place as usize];
             let Some(connection) = connection else { continue };
-            let is_known = known.contains(&Connected { place, generation: *generation });
+            let is_known =
+                known.contains(&Connected { place, generation: *generation, peer: connection.peer });
             if !is_known && connection.since.elapsed() >= HELLO_WAIT {
                 self.end(place);
             }

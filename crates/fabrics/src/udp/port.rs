@@ -3,7 +3,7 @@
 use super::{LOOPBACK_MAX, PLACE, Socket};
 use crate::session::carrier::{Arrival, Broken, Port};
 use socket2::{Domain, Protocol, SockAddr, Type};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// An engine's end of UDP.
@@ -53,6 +53,10 @@ impl Port for UdpPort {
 
     fn datagram_max(&self) -> usize {
         LOOPBACK_MAX
+    }
+
+    fn source(address: SocketAddr) -> Option<IpAddr> {
+        Some(address.ip())
     }
 
     fn receive(&mut self, mut take: impl FnMut(SocketAddr, Arrival<'_>)) -> Result<bool, Broken> {

@@ -96,6 +96,10 @@ struct Ycsb {
     /// Use this node instead of starting one; the run makes a store of its own there, and drops it at the end
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
+    /// A file with an admin's token, if the node of --pool asks for one [default: FARSIDE_TOKEN_FILE, the settings file,
+    /// or none]
+    #[arg(long, value_name = "PATH", requires = "pool")]
+    token_file: Option<String>,
     /// The result as one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -139,6 +143,7 @@ impl Ycsb {
         let asked = Asked {
             fabric: self.fabric,
             pool: self.pool.clone(),
+            token_file: self.token_file.clone(),
             workload,
             value_size: self.value_size as usize,
             threads: self.threads,

@@ -90,6 +90,7 @@ impl Demo {
         Ok(Asked {
             fabric,
             pool: None,
+            token_file: None,
             workload,
             value_size: self.value_size as usize,
             threads: 1,

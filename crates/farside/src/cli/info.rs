@@ -2,6 +2,7 @@
 
 use super::store::store_json;
 use super::{Done, StoreTarget, human_bytes};
+use farside::config::Setting;
 
 /// Show a node, or where this program's settings come from.
 #[derive(clap::Args)]
@@ -20,7 +21,9 @@ impl Info {
     pub(super) fn run(self) -> Done {
         if self.config {
             let settings = self.target.settings()?;
-            let told = [("pool", settings.pool), ("store", settings.store)];
+            let none = Setting { value: "none".into(), origin: "built in".into() };
+            let token_file = settings.token_file.unwrap_or(none);
+            let told = [("pool", settings.pool), ("store", settings.store), ("token_file", token_file)];
             if self.json {
                 let object: serde_json::Map<_, _> = told
                     .into_iter()
@@ -33,7 +36,7 @@ impl Info {
                 return Ok(());
             }
             for (name, setting) in told {
-                tell!("{name:<8}{}  ({})", setting.value, setting.origin);
+                tell!("{name:<12}{}  ({})", setting.value, setting.origin);
             }
             return Ok(());
         }
@@ -50,7 +53,7 @@ impl Info {
         let width = (longest + 2).max(22);
         let rows = [
             ("release", info.version),
-            ("process", info.pid.to_string()),
+            ("process", if info.pid == 0 { "told to admins only".into() } else { info.pid.to_string() }),
             ("memory", human_bytes(info.memory_bytes)),
             ("of no store", human_bytes(info.unassigned_bytes)),
             ("pages", human_bytes(info.page_size)),
@@ -60,6 +63,17 @@ impl Info {
         ];
         for (name, value) in rows {
             tell!("{name:<width$}{value}");
+        }
+        let refused = [
+            ("wrong tokens", info.refusals.bad_tokens),
+            ("greetings locked out", info.refusals.locked_out),
+            ("wrong secrets", info.refusals.bad_secrets),
+            ("wrong keys", info.refusals.wrong_keys),
+            ("chains refused", info.refusals.chains),
+            ("questions refused", info.refusals.asks),
+        ];
+        for (name, count) in refused.into_iter().filter(|&(_, count)| count > 0) {
+            tell!("{name:<width$}{count}");
         }
         for store in stores {
             let name = format!("store {}", store.name);

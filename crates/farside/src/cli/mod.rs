@@ -26,6 +26,7 @@ mod kv;
 mod node;
 mod signals;
 mod store;
+mod token;
 mod tsv;
 
 use clap::{Parser, Subcommand};
@@ -46,7 +47,8 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Which node and which store is told by --pool and --store, else by FARSIDE_POOL and FARSIDE_STORE, else by 'pool' and \
-'store' in the file that FARSIDE_CONFIG names or in ~/.config/farside/config.toml; 'farside info --config' shows it.
+'store' in the file that FARSIDE_CONFIG names or in ~/.config/farside/config.toml; 'farside info --config' shows it. \
+Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, 'token_file'.
 
 Exit codes: 0 done, 1 the store has no such key, 2 anything else; the reason and the remedy are on standard error.";
 
@@ -58,6 +60,8 @@ enum Command {
     Serve(node::Serve),
     /// Make, list and drop stores
     Store(store::Store),
+    /// Make tokens, by which a node knows who may do what
+    Token(token::Token),
     /// Put, get and delete keys; load and dump files
     Kv(kv::Kv),
     /// Measure a system, or the physical floor under it
@@ -74,24 +78,33 @@ struct Target {
     /// The node's url, such as shm:PATH [default: FARSIDE_POOL, the settings file, or where 'farside up' serves]
     #[arg(long, value_name = "URL", global = true)]
     pool: Option<String>,
+    /// A file with the token that the node is shown, if it asks for one [default: FARSIDE_TOKEN_FILE, the settings file,
+    /// or none]
+    #[arg(long, value_name = "PATH", global = true)]
+    token_file: Option<String>,
 }
 
 impl Target {
+    fn settings(&self, store: Option<&str>) -> Result<Settings, Failure> {
+        Settings::resolve(self.pool.as_deref(), store, self.token_file.as_deref()).map_err(Failure::Told)
+    }
+
     fn connect(&self) -> Result<farside::Pool, Failure> {
-        let settings = Settings::resolve(self.pool.as_deref(), None).map_err(Failure::Told)?;
-        connect(&settings.pool.value)
+        connect(&self.settings(None)?)
     }
 }
 
-/// The node at `url`, which is not one that this command would take along when it ends.
-fn connect(url: &str) -> Result<farside::Pool, Failure> {
+/// The node of those settings, which is not one that this command would take along when it ends.
+fn connect(settings: &Settings) -> Result<farside::Pool, Failure> {
+    let url = &settings.pool.value;
     if url.starts_with("local:") {
         return Err(Failure::Told(format!(
             "a node at '{url}' would be in this command's process, and end with it: start one with 'farside up', and \
              name it by --pool shm:PATH"
         )));
     }
-    Ok(farside::connect(url)?)
+    let token = settings.token().map_err(Failure::Told)?;
+    Ok(farside::connect_with(url, &farside::Options { token })?)
 }
 
 /// Which store on which node a command is about.
@@ -106,12 +119,12 @@ struct StoreTarget {
 
 impl StoreTarget {
     fn settings(&self) -> Result<Settings, Failure> {
-        Settings::resolve(self.node.pool.as_deref(), self.store.as_deref()).map_err(Failure::Told)
+        self.node.settings(self.store.as_deref())
     }
 
     fn connect(&self) -> Result<(farside::Pool, String), Failure> {
         let settings = self.settings()?;
-        Ok((connect(&settings.pool.value)?, settings.store.value))
+        Ok((connect(&settings)?, settings.store.value))
     }
 }
 
@@ -164,6 +177,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Up(up) => up.run(),
         Command::Serve(serve) => serve.run(),
         Command::Store(store) => store.run(),
+        Command::Token(token) => token.run(),
         Command::Kv(kv) => kv.run(),
         Command::Bench(bench) => bench.run(),
         Command::Info(info) => info.run(),

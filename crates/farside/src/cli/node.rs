@@ -1,6 +1,6 @@
 //! `up` and `serve`: a memory node in this process.
 
-use super::{Done, Failure, available_memory, duration, human_bytes, memory, quota, signals};
+use super::{Done, Failure, available_memory, duration, human_bytes, memory, quota, signals, token};
 use farside::NewStore;
 use farside::config::{Settings, default_socket, make_folder_of};
 use farside::parts::kinds;
@@ -10,6 +10,7 @@ use farside_node::host::{Admin, Host, Listen, Options};
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_systems::kv::prism_kv::layout::{Placement, SLOTS_PER_ITEM, TableSpec, slots_for};
+use std::ffi::c_int;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
@@ -40,6 +41,17 @@ pub(super) struct Serve {
     /// host (port 0: a free one), ring:PATH for this one. May be given several times
     #[arg(long, value_name = "URL", value_parser = listen)]
     listen: Vec<Listen>,
+    /// Who may do what by --listen: a file of tokens, which nobody else may read ('farside token new' makes entries for
+    /// it). Required where other machines can reach an engine. SIGHUP has it read anew. Nobody is served by shm then
+    #[arg(long, value_name = "PATH", requires = "listen")]
+    tokens: Option<PathBuf>,
+    /// Serve shm although there are --tokens: whoever runs programs as this user may then do everything, without one
+    #[arg(long, requires = "tokens")]
+    shm_trusts_all: bool,
+    /// Let --listen udp:// be open to other machines, although its packets are not authenticated: anyone who can see
+    /// them can read and forge them
+    #[arg(long, requires = "listen")]
+    insecure_udp: bool,
     /// Engines at each --listen, each a thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     engines: u32,
@@ -107,6 +119,9 @@ impl Up {
             memory: Some(self.memory),
             socket: self.socket,
             listen: Vec::new(),
+            tokens: None,
+            shm_trusts_all: false,
+            insecure_udp: false,
             engines: 1,
             pages: PagesArg::Auto,
             admin: None,
@@ -121,7 +136,7 @@ impl Up {
             collision_free: false,
             die_with_parent: false,
         };
-        let hints = hints(&serve.socket())?;
+        let hints = hints(&serve.socket.clone().unwrap_or_else(default_socket))?;
         serve.serve(&hints)
     }
 }
@@ -137,7 +152,7 @@ fn hints(socket: &Path) -> Result<String, Failure> {
         false => called.to_string_lossy().into_owned(),
     };
     // What is set wrongly is told by whichever command needs it; with both flags it needs nothing else.
-    let (leads_here, is_default) = Settings::resolve(None, None).map_or((false, false), |settings| {
+    let (leads_here, is_default) = Settings::resolve(None, None, None).map_or((false, false), |settings| {
         let pool = settings.pool.value.strip_prefix("shm:").unwrap_or(&settings.pool.value).to_owned();
         (Path::new(&pool) == socket, settings.store.value == "default")
     });
@@ -164,8 +179,28 @@ impl Serve {
         self.serve("")
     }
 
-    fn socket(&self) -> PathBuf {
-        self.socket.clone().unwrap_or_else(default_socket)
+    /// Where shm is served, if it is: its clients have all of the memory, whatever tokens say.
+    fn socket(&self) -> Result<Option<PathBuf>, Failure> {
+        if self.tokens.is_some() && !self.shm_trusts_all {
+            return match &self.socket {
+                None => Ok(None),
+                Some(_) => Err(Failure::Told(
+                    "--socket serves shm, whose clients may do everything, and --tokens say who may do what: leave \
+                     --socket out, or give --shm-trusts-all if everyone who runs programs as this user may"
+                        .into(),
+                )),
+            };
+        }
+        let socket = self.socket.clone().unwrap_or_else(default_socket);
+        if let Some(path) = socket.as_os_str().as_bytes().strip_prefix(b"shm:") {
+            return Err(Failure::Told(format!(
+                "--socket {} is a url, and takes a path: leave out shm:, as in --socket {}",
+                socket.display(),
+                path.escape_ascii()
+            )));
+        }
+        make_folder_of(&socket).map_err(Failure::Told)?;
+        Ok(Some(socket))
     }
 
     fn memory(&self) -> u64 {
@@ -179,20 +214,17 @@ impl Serve {
     /// Serves until a signal comes; once it does, says where, and what to try next.
     fn serve(self, hints: &str) -> Done {
         // Before anything that takes time, so that no signal is missed.
-        let mut signals = signal_hook::iterator::Signals::new(signals::ending())?;
+        let mut heard = signals::ending();
+        if self.tokens.is_some() {
+            heard.push(RELOAD);
+        }
+        let mut signals = signal_hook::iterator::Signals::new(heard)?;
         end_on_panic();
         if self.die_with_parent {
             die_with_parent()?;
         }
-        let socket = self.socket();
-        if let Some(path) = socket.as_os_str().as_bytes().strip_prefix(b"shm:") {
-            return Err(Failure::Told(format!(
-                "--socket {} is a url, and takes a path: leave out shm:, as in --socket {}",
-                socket.display(),
-                path.escape_ascii()
-            )));
-        }
-        make_folder_of(&socket).map_err(Failure::Told)?;
+        let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Told)?;
+        let socket = self.socket()?;
         let bytes = self.memory();
         let (memory, found) = match &self.memory_file {
             Some(path) => Mapping::open(path, bytes)?,
@@ -209,9 +241,11 @@ impl Serve {
         }
         let page_size = memory.page_size().0;
         let options = Options {
-            socket: Some(socket.clone()),
+            socket: socket.clone(),
             listen: self.listen.clone(),
             engines: self.engines as usize,
+            tokens,
+            insecure_udp: self.insecure_udp,
             evict_stopped_after: self.evict_stopped_after,
             admin: self.admin()?,
             take_over: found == Found::Memory,
@@ -221,12 +255,12 @@ impl Serve {
         if let Some(name) = &self.store {
             self.make_store(&host, name, found)?;
         }
+        let shm = socket.map_or_else(String::new, |socket| format!(" at shm:{}", socket.display()));
         tell!(
-            "farside: node pid {} serves {} of memory ({} pages) at shm:{}",
+            "farside: node pid {} serves {} of memory ({} pages){shm}",
             std::process::id(),
             human_bytes(bytes),
-            human_bytes(page_size),
-            socket.display()
+            human_bytes(page_size)
         );
         let mut more = String::new();
         for at in host.listening() {
@@ -238,7 +272,14 @@ impl Serve {
         more += hints;
         // Whoever has read that the node serves may leave.
         let _unread = std::io::stdout().write_all(more.as_bytes());
-        let signal = signals.forever().next().and_then(signal_hook::low_level::signal_name);
+        let mut signals = signals.forever();
+        let signal = loop {
+            match (signals.next(), &self.tokens) {
+                (Some(RELOAD), Some(path)) => reload(&host, path),
+                (signal, _) => break signal,
+            }
+        };
+        let signal = signal.and_then(signal_hook::low_level::signal_name);
         tracing::info!("stopping on {}", signal.unwrap_or("a signal"));
         host.stop();
         Ok(())
@@ -306,6 +347,20 @@ impl Serve {
                 if is_collision_free { ", collision-free" } else { "" }
             );
         }
+    }
+}
+
+/// Has a node with tokens read them anew.
+const RELOAD: c_int = signal_hook::consts::SIGHUP;
+
+/// Tokens that cannot be read leave those that were read before in force.
+fn reload(host: &Host, path: &Path) {
+    match token::read(path) {
+        Ok(tokens) => {
+            tracing::info!("read {} anew: it has {} tokens", path.display(), tokens.token.len());
+            host.set_tokens(tokens);
+        }
+        Err(reason) => tracing::error!("{reason}; the tokens that were read before stay in force"),
     }
 }
 

@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use farside_fabrics::session::Counters;
 use farside_remote::control::{Answer, Ask};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -300,6 +301,13 @@ impl Collector for Figures {
         let stopped = state.stopped.len() as u64;
         let stores = state.node.catalog().iter().count() as u64;
         drop(state);
+        let (mut sessions, mut through) = (0, Counters::default());
+        for mail in &self.shared.mails {
+            let counted = mail.counted();
+            sessions += counted.sessions;
+            through.add(&counted.session);
+        }
+        let refused = self.shared.refusals();
         let mut counter = |name, help, unit: Option<&Unit>, value: u64| {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
@@ -314,6 +322,20 @@ impl Collector for Figures {
         counter("farside_retired_buffers", "Buffers given back by clients", None, counted.retired)?;
         counter("farside_reclaimed_buffers", "Buffers back on a list", None, info.reclaimed_buffers)?;
         counter("farside_scanned_buffers", "Buffers found lost by a scan", None, info.scanned_buffers)?;
+        counter("farside_engine_datagrams_in", "Datagrams and frames received", None, through.datagrams_in)?;
+        counter("farside_engine_datagrams_out", "Datagrams and frames sent", None, through.datagrams_out)?;
+        counter("farside_engine_requests", "Requests carried out", None, through.executed)?;
+        counter("farside_engine_duplicates", "Entries that said what was known", None, through.duplicates)?;
+        counter("farside_engine_malformed", "Datagrams that were none", None, through.malformed)?;
+        counter("farside_engine_disallowed", "Entries beyond what was granted", None, through.refused)?;
+        counter("farside_engine_sessions_opened", "Sessions that began", None, through.opened)?;
+        counter("farside_engine_sessions_ended", "Sessions that ended", None, through.ended)?;
+        counter("farside_engine_bad_tokens", "Greetings without a known token", None, refused.bad_tokens)?;
+        counter("farside_engine_locked_out", "Greetings from a locked source", None, refused.locked_out)?;
+        counter("farside_engine_bad_secrets", "Datagrams with a wrong secret", None, refused.bad_secrets)?;
+        counter("farside_engine_wrong_keys", "Chains with a key never given", None, refused.wrong_keys)?;
+        counter("farside_engine_refused_chains", "Chains refused by engines", None, refused.chains)?;
+        counter("farside_engine_refused_asks", "Questions refused to a token", None, refused.asks)?;
         let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
             let metric = ConstGauge::new(value as i64);
             metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
@@ -322,6 +344,7 @@ impl Collector for Figures {
         gauge("farside_unassigned", "Memory that no store has", Some(&Unit::Bytes), info.unassigned_bytes)?;
         gauge("farside_stores", "Stores", None, stores)?;
         gauge("farside_sessions", "Sessions open", None, info.sessions)?;
+        gauge("farside_engine_sessions", "Of those, engines'", None, sessions)?;
         gauge("farside_stopped_clients", "Stopped processes that memory waits for", None, stopped)
     }
 }

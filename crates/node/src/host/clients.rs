@@ -45,6 +45,10 @@ pub enum BindError {
     Engine(String),
     /// The admin face would be open to the network.
     NoToken(std::net::SocketAddr),
+    /// Engines would let everyone in from the network.
+    NoTokens(String),
+    /// Packets that nobody authenticates would come from the network.
+    InsecureUdp(String),
     /// Processes that were clients of the memory's old node are alive.
     OldClients(Vec<u32>),
     /// This process itself is a client of the memory's old node.
@@ -88,6 +92,16 @@ impl std::fmt::Display for BindError {
                 f,
                 "{address} is open to other machines: give a token by --admin-token-file, or an address of this \
                  machine alone, such as 127.0.0.1:7400"
+            ),
+            BindError::NoTokens(url) => write!(
+                f,
+                "{url} is open to other machines: say who may do what by --tokens ('farside token new' makes one), or \
+                 listen at an address of this machine alone, such as 127.0.0.1:7460"
+            ),
+            BindError::InsecureUdp(url) => write!(
+                f,
+                "{url} is open to other machines, and UDP packets are not authenticated: anyone who can see them can \
+                 read and forge them; listen by tcp, or give --insecure-udp if you trust the whole network"
             ),
             BindError::OldClients(pids) => write!(
                 f,

@@ -4,9 +4,12 @@
 //! short while, then sleeps. Its chains run in turns of its own slot; what its sessions retire goes onto that slot's
 //! list. What needs the node itself, sessions and calls, is asked of it under its lock or answered by mail.
 //!
-//! Invariant: a session is known to the node before its first chain runs, and until after its last.
+//! Invariant: a session is known to the node before its first chain runs, and until after its last. Invariant: what a
+//! session asks is judged by its token before the node hears of it, and once a token is taken away, or rights of it,
+//! no turn of the engine that begins after the engine heard of that does anything by them.
 
 use super::{Shared, entropy, parse};
+use crate::access::{Access, Crowd, LOCKED_FOR, Seldom, Source, Token};
 use crate::engine::{Guarded, Keys};
 use farside_fabrics::runner::Runner;
 use farside_fabrics::session::answer;
@@ -15,9 +18,9 @@ use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Reques
 use farside_fabrics::session::{BODY_BYTES_MAX, Counters};
 use farside_fabrics::shm::frame;
 use farside_remote::arena::session::SessionId;
-use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::control::{Answer, Ask, Refusals, Store};
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
-use farside_remote::{ChainView, Reply, Rights, Status};
+use farside_remote::{ChainView, Key, Reply, Rights, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -44,6 +47,10 @@ const RETIRED_PER_RING: u64 = 256;
 const CREDIT: usize = 128 * 1024;
 /// Sessions of one engine.
 const SESSIONS_MAX: usize = 16 * 1024;
+/// Of those, from one source: whoever takes all that one may have leaves some to others.
+const SESSIONS_PER_SOURCE: u32 = 12 * 1024;
+/// Chains with keys that it was never given, after which a session ends.
+const WRONG_KEYS_MAX: u32 = 16;
 
 /// What an engine's thread and the node's say to each other.
 pub(super) struct Mail {
@@ -51,11 +58,23 @@ pub(super) struct Mail {
     has_answers: AtomicBool,
     /// The flush that all sessions are to make.
     flush: AtomicU32,
+    /// Other tokens are known than were.
+    has_access: AtomicBool,
     asleep: AtomicBool,
     stop: AtomicBool,
     bell: OwnedFd,
-    /// What has gone through the engine's sessions, and how many there are.
-    counted: Mutex<(Counters, usize)>,
+    counted: Mutex<Counted>,
+}
+
+/// What an engine has counted.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Counted {
+    /// Sessions that are open.
+    pub(super) sessions: u64,
+    /// What has gone through all that ever were.
+    pub(super) session: Counters,
+    /// What it has refused.
+    pub(super) refusals: Refusals,
 }
 
 impl Mail {
@@ -64,6 +83,7 @@ impl Mail {
             answers: Mutex::default(),
             has_answers: AtomicBool::new(false),
             flush: AtomicU32::new(0),
+            has_access: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -85,8 +105,14 @@ impl Mail {
         }
     }
 
-    /// What has gone through the engine's sessions, and how many there are.
-    pub(super) fn counted(&self) -> (Counters, usize) {
+    /// Sessions are to be looked at anew: some tokens may be gone, or have other rights.
+    pub(super) fn renew_access(&self) {
+        self.has_access.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// What the engine has counted, half a second ago at most.
+    pub(super) fn counted(&self) -> Counted {
         *self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,6 +164,12 @@ impl Engine {
                     runner,
                     reply: Reply::new(),
                     expected: VecDeque::new(),
+                    source: None,
+                    crowd: Crowd::new(SESSIONS_PER_SOURCE),
+                    refusals: Refusals::default(),
+                    has_guessers: false,
+                    told_of_keys: Seldom::default(),
+                    told_of_locks: Seldom::default(),
                 };
                 Desk::new(port, staff).run();
             })?;
@@ -212,11 +244,15 @@ impl<P: Port> Desk<P> {
         let Desk { port, server, staff, .. } = self;
         let received = port.receive(|from, arrival| match arrival {
             Arrival::Datagram(bytes) => {
+                staff.source = P::source(from).map(Source::from);
                 let _refused_is_counted = server.receive(now, from, bytes, staff);
             }
             Arrival::HungUp => server.hang_up(from, staff),
         });
         let mut is_busy = received.map_err(|broken| broken.0)?;
+        if std::mem::take(&mut staff.has_guessers) {
+            server.end_where(staff, |client| client.wrong_keys >= WRONG_KEYS_MAX);
+        }
         is_busy |= self.read_mail();
         if now >= self.expires_at {
             self.expires_at = now + EXPIRY;
@@ -238,11 +274,18 @@ impl<P: Port> Desk<P> {
     fn read_mail(&mut self) -> bool {
         let mail = &self.staff.mail;
         let flush = mail.flush.load(Ordering::Relaxed);
-        let is_asked = flush != self.flush;
+        let mut is_asked = flush != self.flush;
         if is_asked {
             self.flush = flush;
             self.server.ask_flush(flush);
         }
+        if mail.has_access.load(Ordering::Relaxed) {
+            mail.has_access.store(false, Ordering::SeqCst);
+            let access = self.staff.shared.access();
+            self.server.end_where(&mut self.staff, |client| !client.renew(&access));
+            is_asked = true;
+        }
+        let mail = &self.staff.mail;
         if !mail.has_answers.swap(false, Ordering::SeqCst) {
             return is_asked;
         }
@@ -300,6 +343,7 @@ impl<P: Port> Desk<P> {
         mail.asleep.store(true, Ordering::SeqCst);
         let has_mail = mail.has_answers.load(Ordering::SeqCst)
             || mail.flush.load(Ordering::SeqCst) != self.flush
+            || mail.has_access.load(Ordering::SeqCst)
             || mail.stop.load(Ordering::SeqCst);
         if !has_mail && self.port.may_sleep() {
             let mut fds = [
@@ -319,8 +363,14 @@ impl<P: Port> Desk<P> {
     }
 
     fn show_counters(&self) {
+        let session = *self.server.counters();
+        let refusals = Refusals {
+            bad_secrets: session.bad_secrets,
+            chains: self.staff.runner.counters().refused,
+            ..self.staff.refusals
+        };
         let mut counted = self.staff.mail.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        *counted = (*self.server.counters(), self.server.sessions());
+        *counted = Counted { sessions: self.server.sessions() as u64, session, refusals };
     }
 }
 
@@ -333,26 +383,50 @@ struct Staff {
     reply: Reply,
     /// Of the chains that run next: how much each one's hints were.
     expected: VecDeque<usize>,
+    /// Where what is taken in comes from.
+    source: Option<Source>,
+    crowd: Crowd,
+    refusals: Refusals,
+    /// Some session has used too many wrong keys, and is to end.
+    has_guessers: bool,
+    told_of_keys: Seldom,
+    told_of_locks: Seldom,
 }
 
 /// A session, as its engine knows it.
 struct Client {
     /// To which its buffers belong.
     number: u32,
+    source: Option<Source>,
+    token: Arc<Token>,
     keys: Keys,
     /// Its calls that wait for an answer.
     asked: u32,
+    wrong_keys: u32,
+    /// Rights were taken from it, so that it may hold buffers which it cannot give back.
+    was_limited: bool,
 }
 
 impl Client {
+    /// Has its keys open what its token now may. False if that is known no more.
+    fn renew(&mut self, access: &Access) -> bool {
+        let Some(token) = access.renew(&self.token) else { return false };
+        self.was_limited |= self.keys.limit(|store| token.rights(store));
+        self.token = token;
+        true
+    }
+
     /// The answer as this session is to read it: by a key of its own.
     fn read(&mut self, answer: Answer) -> Result<Vec<u8>, String> {
         let answer = match answer {
-            Answer::Store(store) if store.secret != 0 => {
-                let own = self.keys.grant(&store, Rights::ALL, entropy()[0]);
-                Answer::Store(Store { secret: own.secret(), ..store })
+            Answer::Store(store) => {
+                let rights = self.token.rights(&store.name);
+                // Who may make a store need not have a right to it.
+                let is_opened = store.secret != 0 && rights != Rights::NONE;
+                let own = is_opened.then(|| self.keys.grant(&store, rights, entropy()[0]));
+                Answer::Store(Store { secret: own.map_or(0, Key::secret), ..store })
             }
-            answer => answer,
+            answer => self.token.may_know(answer),
         };
         let body = serde_json::to_vec(&answer).expect("plain data");
         if body.len() > CALL_BYTES_MAX {
@@ -374,9 +448,17 @@ impl Host for Staff {
         entropy()[0]
     }
 
-    fn open(&mut self, _hello: &Hello<'_>) -> Result<Client, String> {
+    fn open(&mut self, hello: &Hello<'_>) -> Result<Client, String> {
+        let token = self.admit(hello.token)?;
+        let source = self.source;
+        if source.is_some_and(|source| !self.crowd.enter(source)) {
+            return Err(format!(
+                "{SESSIONS_PER_SOURCE} sessions come from your address, the most that one engine grants: end one, or                  have the node serve by more --engines"
+            ));
+        }
         let Ok(number) = self.shared.state().node.open_remote(&self.shared.memory);
-        Ok(Client { number, keys: Keys::default(), asked: 0 })
+        let keys = Keys::default();
+        Ok(Client { number, source, token, keys, asked: 0, wrong_keys: 0, was_limited: false })
     }
 
     fn expect(&mut self, _client: &mut Client, request: Request<'_>) {
@@ -406,7 +488,10 @@ impl Host for Staff {
             Request::Retire(buffers) => {
                 self.runner.enter();
                 for (key, buffer) in buffers {
-                    let Some((store, rights)) = client.keys.stands_for(key) else { continue };
+                    let Some((store, rights)) = client.keys.stands_for(key) else {
+                        self.note_refused(client, key);
+                        continue;
+                    };
                     if !rights.contains(Rights::ALLOCATE) {
                         continue;
                     }
@@ -420,7 +505,11 @@ impl Host for Staff {
     }
 
     fn close(&mut self, client: Client, end: End) {
-        self.shared.post(Letter::Ended { number: client.number, said_so: end == End::Said });
+        if let Some(source) = client.source {
+            self.crowd.leave(source);
+        }
+        let said_so = end == End::Said && !client.was_limited;
+        self.shared.post(Letter::Ended { number: client.number, said_so });
     }
 
     fn flushed(&mut self, client: &mut Client, flush: u32) {
@@ -434,7 +523,75 @@ impl Staff {
         self.runner.end_turn();
     }
 
-    fn run_chain(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
+    /// The token that this secret shows.
+    fn admit(&mut self, secret: &[u8]) -> Result<Arc<Token>, String> {
+        let access = self.shared.access();
+        if access.is_guarded()
+            && let Some(source) = self.source
+            && let Some(left) = self.shared.guesses().locked_for(source, self.shared.began.elapsed())
+        {
+            self.refusals.locked_out += 1;
+            return Err(format!(
+                "too many wrong tokens came from your address, and none is looked at now: try again in {} s",
+                left.as_secs() + 1
+            ));
+        }
+        if let Some(token) = access.admit(secret) {
+            return Ok(token);
+        }
+        self.refusals.bad_tokens += 1;
+        if secret.is_empty() {
+            return Err("it asks for a token, and none was shown: name a file that holds yours by --token-file or                         FARSIDE_TOKEN_FILE"
+                .into());
+        }
+        self.note_guess(self.source);
+        Err("the token that was shown is none that it knows: ask whoever runs it for one, and name its file by              --token-file or FARSIDE_TOKEN_FILE"
+            .into())
+    }
+
+    /// Somebody there has guessed wrong.
+    fn note_guess(&mut self, source: Option<Source>) {
+        let now = self.shared.began.elapsed();
+        if let Some(source) = source
+            && self.shared.guesses().guessed(source, now)
+            && let Some(times) = self.told_of_locks.may(now)
+        {
+            tracing::warn!(
+                "too many wrong tokens or keys came from {source}, and no greeting from there is looked at for {} s;                  there was cause {times} times since this was last said",
+                LOCKED_FOR.as_secs()
+            );
+        }
+    }
+
+    /// A chain or a buffer was refused: perhaps its key was never given to the session.
+    #[cold]
+    fn note_refused(&mut self, client: &mut Client, key: Key) {
+        if client.keys.was_granted(key) {
+            return;
+        }
+        self.refusals.wrong_keys += 1;
+        client.wrong_keys += 1;
+        if client.wrong_keys != WRONG_KEYS_MAX {
+            return;
+        }
+        self.has_guessers = true;
+        let now = self.shared.began.elapsed();
+        if let Some(times) = self.told_of_keys.may(now) {
+            tracing::warn!(
+                "a session of the token '{}'{} has used {WRONG_KEYS_MAX} keys that it was never given, and is ended;                  there was cause {times} times since this was last said",
+                client.token.name,
+                client.source.map_or_else(String::new, |source| format!(" from {source}"))
+            );
+        }
+        if self.shared.access().is_guarded() {
+            self.note_guess(client.source);
+        }
+    }
+
+    fn run_chain(&mut self, client: &mut Client, bytes: &[u8], reply: &mut Vec<u8>) {
+        if client.wrong_keys >= WRONG_KEYS_MAX {
+            return answer::refuse(reply, "too many keys of this session opened nothing, and it is over");
+        }
         let chain = match ChainView::decode(bytes) {
             Ok((chain, [])) => chain,
             Ok(_) => return answer::refuse(reply, "the chain is followed by bytes that are none of it"),
@@ -451,13 +608,15 @@ impl Staff {
             runner.run_on(&seen, client.number, chain, &mut self.reply);
         }
         reply.extend_from_slice(self.reply.as_bytes());
-        if self.reply.last_status() == Status::NotReady {
-            self.ring_node();
+        match self.reply.last_status() {
+            Status::NotReady => self.ring_node(),
+            Status::Access | Status::Invalid | Status::Aborted => self.note_refused(client, chain.key()),
+            _ => {}
         }
     }
 
     fn ask(
-        &self,
+        &mut self,
         client: &mut Client,
         at: RequestRef,
         service: ServiceId,
@@ -466,6 +625,14 @@ impl Staff {
         let ask = parse(service, request)?;
         if client.asked >= ASKED_MAX {
             return Err(format!("{ASKED_MAX} questions of this client wait for an answer: wait for one"));
+        }
+        client.token.judge(&ask).inspect_err(|_| self.refusals.asks += 1)?;
+        if let Ask::OpenStore { name } | Ask::StoreStat { name } = &ask
+            && !client.token.admin
+            && self.shared.state().node.catalog().get(name).is_err()
+        {
+            // What the node would say names the stores of others.
+            return Err(client.token.no_store(name));
         }
         client.asked += 1;
         self.shared.post(Letter::Asked { engine: self.index, at, ask });

@@ -14,6 +14,7 @@ mod process;
 pub use admin::Admin;
 pub use clients::BindError;
 
+use crate::access::{Access, Guesses, Tokens};
 use crate::node::{Node, NodeMemory, Progress, Ticket};
 use clients::Clients;
 use engines::{Engine, Letter, Mail};
@@ -26,7 +27,7 @@ use farside_fabrics::tcp::TcpPort;
 use farside_fabrics::udp::UdpPort;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
-use farside_remote::control::{Answer, Ask, NodeInfo};
+use farside_remote::control::{Answer, Ask, NodeInfo, Refusals, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::Kind;
 use farside_remote::{FabricError, Memory, NodeId};
@@ -51,6 +52,11 @@ pub struct Options {
     pub listen: Vec<Listen>,
     /// Engines at each address; 0 is one.
     pub engines: usize,
+    /// Who is let in by engines, to do what; everyone to do everything if absent, which is refused where other
+    /// machines can reach an engine. They are not asked of shm clients, who have all of the memory.
+    pub tokens: Option<Tokens>,
+    /// Serve UDP where other machines can reach it, though whoever sees its packets can read and forge them.
+    pub insecure_udp: bool,
     /// Show the node by HTTP.
     pub admin: Option<Admin>,
     /// Take over a memory that another node served, with its stores.
@@ -68,6 +74,16 @@ pub enum Listen {
     Tcp(SocketAddr),
     /// Rings in shared memory, by the unix socket of this name.
     Ring(PathBuf),
+}
+
+impl Listen {
+    /// Whether machines other than this can reach it.
+    fn is_open(&self) -> bool {
+        match self {
+            Listen::Udp(address) | Listen::Tcp(address) => !address.ip().to_canonical().is_loopback(),
+            Listen::Ring(_) => false,
+        }
+    }
 }
 
 impl std::fmt::Display for Listen {
@@ -103,6 +119,9 @@ struct Shared {
     mails: Vec<Arc<Mail>>,
     /// From engines. Held for no longer than it takes to add a letter, or to take all.
     letters: Mutex<Vec<Letter>>,
+    access: Mutex<Arc<Access>>,
+    guesses: Mutex<Guesses>,
+    began: Instant,
 }
 
 struct State {
@@ -149,6 +168,7 @@ impl Host {
         let memory = Arc::new(memory);
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| BindError::System("make a bell", errno.into()))?;
+        check_listening(&options)?;
         let (ports, listening) = ports(&options)?;
         let info = NodeInfo {
             listening: listening.iter().map(Listen::to_string).collect(),
@@ -185,6 +205,9 @@ impl Host {
             stop: AtomicBool::new(false),
             mails,
             letters: Mutex::default(),
+            access: Mutex::new(Arc::new(Access::new(options.tokens.clone()))),
+            guesses: Mutex::default(),
+            began: Instant::now(),
         });
         let admin = options.admin.as_ref().map(|admin| admin::Server::start(Arc::clone(&shared), admin));
         let admin = Mutex::new(admin.transpose()?);
@@ -219,6 +242,14 @@ impl Host {
     /// Where engines serve, with the ports that the system chose.
     pub fn listening(&self) -> &[Listen] {
         &self.listening
+    }
+
+    /// From now on engines let in those with one of these tokens. Sessions whose token is not among them end; what a
+    /// session asks after this returned, and its engine has made a turn, is judged by its token's rights here.
+    pub fn set_tokens(&self, tokens: Tokens) {
+        *self.shared.access.lock().unwrap_or_else(PoisonError::into_inner) =
+            Arc::new(Access::new(Some(tokens)));
+        self.shared.mails.iter().for_each(|mail| mail.renew_access());
     }
 
     /// The node's memory.
@@ -268,6 +299,38 @@ impl Drop for Host {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who is let in by engines.
+    fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn guesses(&self) -> MutexGuard<'_, Guesses> {
+        self.guesses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What all engines have refused.
+    fn refusals(&self) -> Refusals {
+        let mut sum = Refusals::default();
+        self.mails.iter().for_each(|mail| sum.add(&mail.counted().refusals));
+        sum
+    }
+
+    /// Whether a client that runs its chains itself may ask that.
+    ///
+    /// # Errors
+    /// It may not: it would not take the locks of wide words.
+    fn check_runner(&self, ask: &Ask) -> Result<(), String> {
+        if let Ask::OpenStore { name } = ask
+            && let Ok(entry) = self.state().node.catalog().get(name)
+            && entry.store.wide
+        {
+            return Err(format!(
+                "the store '{name}' is wide, so that only engines may run its chains: open it over ring, udp or tcp"
+            ));
+        }
+        Ok(())
     }
 
     /// The node's thread.
@@ -332,7 +395,10 @@ impl Shared {
                 break;
             }
         }
-        while let Some((ticket, answer)) = state.node.answer() {
+        while let Some((ticket, mut answer)) = state.node.answer() {
+            if let Ok(Answer::NodeInfo(info)) = &mut answer {
+                info.refusals = self.refusals();
+            }
             if let Some(place) = state.callers.iter().position(|&caller| caller == ticket) {
                 state.callers.swap_remove(place);
                 state.answers.insert(ticket, answer);
@@ -340,7 +406,7 @@ impl Shared {
             } else if let Some((engine, request)) = state.remote.remove(&ticket) {
                 self.mails[engine].answer(request, answer);
             } else {
-                clients.answer(ticket, answer);
+                clients.answer(ticket, answer.map(for_runner));
             }
         }
         let flush = state.node.flush();
@@ -367,10 +433,13 @@ impl Shared {
                 },
                 Err(reason) => Reaction::Refuse(reason),
             },
-            Event::Asked { service, request } => match parse(service, &request) {
-                Ok(ask) => Reaction::Wait(self.state().node.ask(ask, entropy())),
-                Err(refusal) => Reaction::Refuse(refusal),
-            },
+            Event::Asked { service, request } => {
+                let ask = parse(service, &request).and_then(|ask| self.check_runner(&ask).map(|()| ask));
+                match ask {
+                    Ok(ask) => Reaction::Wait(self.state().node.ask(ask, entropy())),
+                    Err(refusal) => Reaction::Refuse(refusal),
+                }
+            }
             Event::Ended { session, said_so } => {
                 self.state().node.end_session(session, said_so);
                 Reaction::Nothing
@@ -434,8 +503,9 @@ impl LocalNode for Host {
 
     fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = parse(service, request).map_err(FabricError::Refused)?;
+        self.shared.check_runner(&ask).map_err(FabricError::Refused)?;
         let patience = ask.patience();
-        let answered = self.shared.ask(ask, patience)?;
+        let answered = for_runner(self.shared.ask(ask, patience)?);
         answer.clear();
         answer.extend_from_slice(&serde_json::to_vec(&answered).expect("plain data"));
         Ok(())
@@ -456,6 +526,33 @@ fn parse(service: ServiceId, request: &[u8]) -> Result<Ask, String> {
         ));
     }
     serde_json::from_slice(request).map_err(|error| format!("the question is not understood: {error}"))
+}
+
+/// An answer to a client that runs its chains itself: it has the key of no store that is wide.
+fn for_runner(answer: Answer) -> Answer {
+    match answer {
+        Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
+        answer => answer,
+    }
+}
+
+/// Whether it is safe to serve there.
+fn check_listening(options: &Options) -> Result<(), BindError> {
+    for listen in options.listen.iter().filter(|listen| listen.is_open()) {
+        if options.tokens.is_none() {
+            return Err(BindError::NoTokens(listen.to_string()));
+        }
+        if matches!(listen, Listen::Udp(_)) {
+            if !options.insecure_udp {
+                return Err(BindError::InsecureUdp(listen.to_string()));
+            }
+            tracing::warn!(
+                "{listen} is open to other machines and its packets are not authenticated: anyone who can see them can \
+                 read them, tokens included, and forge them; use tcp unless you trust the whole network"
+            );
+        }
+    }
+    Ok(())
 }
 
 fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {

@@ -104,6 +104,11 @@ impl std::fmt::Display for KvError {
             KvError::TableFull => f.write_str(
                 "the store's table is full and nothing was stored: create the store for more items (--items)",
             ),
+            KvError::Refused(status @ Status::Access) => write!(
+                f,
+                "the node refused the operation ({status}): the store may have been dropped, so open it anew; or the \
+                 token lacks a right to it: get needs 'read', put and delete need 'read', 'atomic' and 'allocate'"
+            ),
             KvError::Refused(status) => {
                 write!(f, "the node refused the operation ({status}): the store may have been dropped; open it anew")
             }

@@ -2,6 +2,7 @@
 
 use super::{FEWER_RECORDS, FabricArg};
 use crate::cli::{Failure, check_available, connect, human_bytes, progress, signals};
+use farside::config::Settings;
 use farside::{NewStore, Pool};
 use farside_bench::driver::{Run, Tally};
 use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 pub(in crate::cli) struct Asked {
     pub(in crate::cli) fabric: FabricArg,
     pub(in crate::cli) pool: Option<String>,
+    pub(in crate::cli) token_file: Option<String>,
     pub(in crate::cli) workload: Workload,
     pub(in crate::cli) value_size: usize,
     pub(in crate::cli) threads: u32,
@@ -80,7 +82,10 @@ impl Session {
         let run = Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42);
         let run = run.map_err(Failure::Told)?;
         let (pool, node) = match (&asked.pool, asked.fabric) {
-            (Some(url), _) => (connect(url)?, None),
+            (Some(url), _) => {
+                let settings = Settings::resolve(Some(url), None, asked.token_file.as_deref());
+                (connect(&settings.map_err(Failure::Told)?)?, None)
+            }
             (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
             (None, fabric) => {
                 let node = NodeProcess::start(memory, fabric)?;

@@ -1,0 +1,129 @@
+//! `token`: by which a node knows who may do what.
+//!
+//! A secret is told once, to whoever is to show it; the file of `serve --tokens` has its hash alone.
+
+use super::{Done, Failure};
+use farside::config::read_private;
+use farside_fabrics::session::TOKEN_BYTES_MAX;
+use farside_node::access;
+use farside_node::access::{EVERY_STORE, Fingerprint, Grant, Tokens};
+use farside_remote::Rights;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Make tokens, by which a node knows who may do what.
+#[derive(clap::Args)]
+pub(super) struct Token {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Draw a secret; write it, and the entry for the file of 'farside serve --tokens'
+    New {
+        /// For people and logs: 1 to 64 letters, digits, '-', '_' or '.'
+        #[arg(long)]
+        name: String,
+        /// What it may do in which store: read, write, atomic and allocate with commas between, or all; the store '*' is
+        /// each that is not named. May be given several times
+        #[arg(long, value_name = "STORE=RIGHTS", value_parser = grant)]
+        store: Vec<(String, Grant)>,
+        /// It may make, drop and list all stores
+        #[arg(long)]
+        admin: bool,
+        /// Write the secret to this new file, which nobody else may read, and the entry alone to standard output
+        #[arg(long, value_name = "PATH")]
+        secret_file: Option<PathBuf>,
+    },
+}
+
+impl Token {
+    pub(super) fn run(self) -> Done {
+        let Action::New { name, store, admin, secret_file } = self.action;
+        if store.is_empty() && !admin {
+            return Err(Failure::Told(
+                "the token could do nothing: give --store STORE=RIGHTS, such as default=all, or --admin"
+                    .into(),
+            ));
+        }
+        let secret = secret();
+        let sha256 = Fingerprint::of(secret.as_bytes());
+        let tokens = Tokens {
+            token: vec![access::Token { name, sha256, admin, stores: store.into_iter().collect() }],
+        };
+        tokens.check().map_err(Failure::Told)?;
+        let entry = toml::to_string(&tokens)?;
+        match secret_file {
+            Some(path) => write_new(&path, &secret).map_err(Failure::Told)?,
+            None => {
+                tell!("The secret, for the file that a client names by --token-file; it is told this once:");
+                tell!("{secret}");
+                tell!("\nThe entry, for the file of 'farside serve --tokens':");
+            }
+        }
+        tell!("{}", entry.trim_end());
+        Ok(())
+    }
+}
+
+/// 256 random bits, in a form that is known for a secret where it is found.
+fn secret() -> String {
+    let words: [u64; 4] = std::array::from_fn(|_| {
+        getrandom::u64().expect("the system has random bytes: secrets must not be guessed")
+    });
+    words.iter().fold("farside_".to_owned(), |secret, word| secret + &format!("{word:016x}"))
+}
+
+const _: () = assert!(TOKEN_BYTES_MAX >= "farside_".len() + 64);
+
+fn write_new(path: &Path, secret: &str) -> Result<(), String> {
+    let file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| writeln!(file, "{secret}"));
+    written.map_err(|error| format!("could not write {}: {error}; name another new file", path.display()))
+}
+
+/// For clap: a store and rights to it.
+fn grant(text: &str) -> Result<(String, Grant), String> {
+    let (store, words) = text.split_once('=').ok_or_else(|| {
+        format!("'{text}' names no rights: write it like default=read,write or default=all")
+    })?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if store != EVERY_STORE && (store.is_empty() || store.len() > 64 || !store.chars().all(is_name)) {
+        return Err(format!("'{store}' is no store: use 1 to 64 letters, digits, '-', '_' or '.', or '*'"));
+    }
+    let rights: Result<Rights, String> = words.split(',').map(|word| Ok(Grant::parse(word)?.0)).collect();
+    Ok((store.to_owned(), Grant(rights?)))
+}
+
+/// The tokens in the file of `serve --tokens`.
+///
+/// # Errors
+/// It cannot be read, others can read it, or it holds something else: says where, and never what.
+pub(super) fn read(path: &Path) -> Result<Tokens, String> {
+    let text = read_private(path)?;
+    let wrong = |reason: &str, at: String| {
+        format!(
+            "{}{at} is no file of tokens: {reason}; 'farside token new' makes entries for it",
+            path.display()
+        )
+    };
+    let tokens: Tokens = toml::from_str(&text).map_err(|error| {
+        let at = error.span().map_or_else(String::new, |span| place(&text, span.start));
+        wrong(error.message(), at)
+    })?;
+    tokens.check().map_err(|reason| wrong(&reason, String::new()))?;
+    if tokens.token.is_empty() {
+        tracing::warn!("{} has no token, so that engines let nobody in", path.display());
+    }
+    Ok(tokens)
+}
+
+/// `:LINE:COLUMN`, as compilers have it.
+fn place(text: &str, at: usize) -> String {
+    let before = text.get(..at).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    format!(":{line}:{column}")
+}

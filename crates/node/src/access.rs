@@ -1,0 +1,655 @@
+//! Who may do what: tokens, the rights that each has per store, and what becomes of those who guess.
+//!
+//! A node without tokens lets everyone do everything. With tokens, who shows none that is known has no session, and
+//! each session does what its token may. A token is known by its hash alone, so whoever reads the file of tokens can
+//! show none of them. Invariant: every wrong token costs the same work and gets the same answer. Invariant: what is
+//! remembered of strangers has a bound, however many come.
+
+use farside_remote::Rights;
+use farside_remote::control::{Answer, Ask, NodeInfo, StoreStat};
+use serde::de::value::{Error as ValueError, SeqDeserializer};
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The name that stands for every store which has no entry of its own.
+pub const EVERY_STORE: &str = "*";
+
+/// What a token is known by: the SHA-256 of its secret. In text 64 hexadecimal digits.
+#[derive(Clone, Copy)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Of that secret.
+    pub fn of(secret: &[u8]) -> Fingerprint {
+        Fingerprint(Sha256::digest(secret).into())
+    }
+
+    /// Whether they are one; takes the same time wherever they differ.
+    pub fn is(&self, other: &Fingerprint) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+    }
+
+    fn parse(text: &str) -> Option<Fingerprint> {
+        let mut bytes = [0; 32];
+        if text.len() != 2 * bytes.len() || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+        }
+        Some(Fingerprint(bytes))
+    }
+}
+
+impl std::fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Fingerprint") // Not in a log, where it could be tried on.
+    }
+}
+
+impl Serialize for Fingerprint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        serializer.serialize_str(&digits)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fingerprint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fingerprint, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Fingerprint::parse(&text).ok_or_else(|| {
+            D::Error::custom("a token's sha256 has 64 hexadecimal digits: 'farside token new' makes one")
+        })
+    }
+}
+
+/// The rights to one store, as a file of tokens has them: a list of words, or `all`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant(pub Rights);
+
+impl Grant {
+    /// The right of that word, or all of them.
+    ///
+    /// # Errors
+    /// There is none of that name; names those that there are.
+    pub fn parse(word: &str) -> Result<Grant, String> {
+        if word == "all" {
+            return Ok(Grant(Rights::ALL));
+        }
+        let right = Rights::deserialize(SeqDeserializer::<_, ValueError>::new([word].into_iter()));
+        right.map(Grant).map_err(|error| format!("{error}; `all` is every one"))
+    }
+}
+
+impl Serialize for Grant {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Grant {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Grant, D::Error> {
+        #[derive(Clone, Copy)]
+        struct Words;
+        impl<'de> Visitor<'de> for Words {
+            type Value = Grant;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a list of rights such as [\"read\", \"write\"], or \"all\"")
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<Grant, E> {
+                Grant::parse(word).map_err(E::custom)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut words: A) -> Result<Grant, A::Error> {
+                let mut rights = Rights::NONE;
+                while let Some(word) = words.next_element::<String>()? {
+                    rights = rights | self.visit_str::<A::Error>(&word)?.0;
+                }
+                Ok(Grant(rights))
+            }
+        }
+        deserializer.deserialize_any(Words)
+    }
+}
+
+/// A token, as the node knows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Token {
+    /// For people and logs.
+    pub name: String,
+    /// What it is known by.
+    pub sha256: Fingerprint,
+    /// Whether it makes, drops, scans and lists all stores.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub admin: bool,
+    /// What it may do in which store; [`EVERY_STORE`] is for those that are not named.
+    #[serde(default)]
+    pub stores: BTreeMap<String, Grant>,
+}
+
+impl Token {
+    /// What its keys to that store open.
+    pub fn rights(&self, store: &str) -> Rights {
+        let grant = self.stores.get(store).or_else(|| self.stores.get(EVERY_STORE));
+        grant.map_or(Rights::NONE, |grant| grant.0)
+    }
+
+    /// Whether it may know of that store.
+    pub fn sees(&self, store: &str) -> bool {
+        self.admin || self.rights(store) != Rights::NONE
+    }
+
+    /// Whether it may ask that.
+    ///
+    /// # Errors
+    /// It may not; says what it would need. A store that it may not know of is refused like one that is not there.
+    pub fn judge(&self, ask: &Ask) -> Result<(), String> {
+        let needs = |what: &str| {
+            Err(format!(
+                "the token '{}' may not do this: it needs {what}; ask whoever runs the node",
+                self.name
+            ))
+        };
+        match ask {
+            Ask::OpenStore { name } | Ask::StoreStat { name } if !self.sees(name) => Err(self.no_store(name)),
+            Ask::OpenStore { name } if self.rights(name) == Rights::NONE => needs("a right to the store"),
+            Ask::StoreStat { name } if !self.rights(name).contains(Rights::READ) => {
+                needs("the right 'read' to the store")
+            }
+            Ask::CreateStore { .. } | Ask::DropStore { .. } | Ask::Scan { .. } if !self.admin => {
+                needs("to be an admin's")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is said of a store that is not there, or that it may not know of.
+    pub fn no_store(&self, name: &str) -> String {
+        let may: Vec<&str> = self.stores.keys().map(String::as_str).collect();
+        let may = if may.is_empty() { "none".to_owned() } else { may.join(", ") };
+        format!("there is no store '{name}' that the token '{}' may open: it may open {may}", self.name)
+    }
+
+    /// As much of an answer as it may know: of all stores those that it may open; processes and addresses of the
+    /// node's host only if it is an admin's.
+    pub fn may_know(&self, answer: Answer) -> Answer {
+        match answer {
+            Answer::Stores(mut stores) => {
+                stores.retain(|store| self.sees(&store.name));
+                Answer::Stores(stores)
+            }
+            Answer::NodeInfo(info) if !self.admin => {
+                Answer::NodeInfo(NodeInfo { pid: 0, listening: Vec::new(), ..info })
+            }
+            Answer::StoreStat(stat) if !self.admin => {
+                Answer::StoreStat(StoreStat { delaying_pids: Vec::new(), ..stat })
+            }
+            answer => answer,
+        }
+    }
+}
+
+/// All tokens of a node, as their file has them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tokens {
+    /// In the file's order.
+    #[serde(default)]
+    pub token: Vec<Token>,
+}
+
+impl Tokens {
+    /// Whether they can be told apart, and have names that can be shown.
+    ///
+    /// # Errors
+    /// Names the token, and the remedy.
+    pub fn check(&self) -> Result<(), String> {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        for (index, Token { name, sha256, stores, .. }) in self.token.iter().enumerate() {
+            if name.is_empty() || name.len() > 64 || !name.chars().all(is_name) {
+                return Err(format!(
+                    "a token is named {name:?}: use 1 to 64 letters, digits, '-', '_' or '.'"
+                ));
+            }
+            let before = &self.token[..index];
+            if before.iter().any(|other| other.name == *name) {
+                return Err(format!("two tokens are named '{name}': rename one"));
+            }
+            if let Some(other) = before.iter().find(|other| other.sha256.is(sha256)) {
+                return Err(format!(
+                    "the tokens '{}' and '{name}' have one sha256: make another by 'farside token new'",
+                    other.name
+                ));
+            }
+            if let Some((store, _)) = stores.iter().find(|(_, grant)| grant.0 == Rights::NONE) {
+                return Err(format!(
+                    "the token '{name}' has no right to the store '{store}': give it one, or leave the store out"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whom a node lets in.
+#[derive(Debug)]
+pub enum Access {
+    /// Everyone, to do everything.
+    Everyone(Arc<Token>),
+    /// Those with one of these tokens.
+    Tokens(Vec<Arc<Token>>),
+}
+
+impl Access {
+    /// Those with one of these tokens; everyone if there are no such.
+    pub fn new(tokens: Option<Tokens>) -> Access {
+        match tokens {
+            Some(tokens) => Access::Tokens(tokens.token.into_iter().map(Arc::new).collect()),
+            None => Access::Everyone(Arc::new(Token {
+                name: "everyone".into(),
+                sha256: Fingerprint([0; 32]),
+                admin: true,
+                stores: BTreeMap::from([(EVERY_STORE.into(), Grant(Rights::ALL))]),
+            })),
+        }
+    }
+
+    /// Whether tokens are asked for.
+    pub fn is_guarded(&self) -> bool {
+        matches!(self, Access::Tokens(_))
+    }
+
+    /// The token that this secret shows. Looks at all of them, whichever it is.
+    pub fn admit(&self, secret: &[u8]) -> Option<Arc<Token>> {
+        match self {
+            Access::Everyone(everyone) => Some(Arc::clone(everyone)),
+            Access::Tokens(tokens) => find(tokens, &Fingerprint::of(secret)),
+        }
+    }
+
+    /// What has become of a token since a session was given it.
+    pub fn renew(&self, token: &Token) -> Option<Arc<Token>> {
+        match self {
+            Access::Everyone(everyone) => Some(Arc::clone(everyone)),
+            Access::Tokens(tokens) => find(tokens, &token.sha256),
+        }
+    }
+}
+
+fn find(tokens: &[Arc<Token>], shown: &Fingerprint) -> Option<Arc<Token>> {
+    let mut found = None;
+    for token in tokens {
+        if shown.is(&token.sha256) {
+            found = Some(token);
+        }
+    }
+    found.map(Arc::clone)
+}
+
+/// Where somebody is: an address without its port; of IPv6 the network, since a host has all of its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Source(IpAddr);
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Source {
+        Source(match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            address => address,
+        })
+    }
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            IpAddr::V4(address) => address.fmt(f),
+            IpAddr::V6(address) => write!(f, "{address}/64"),
+        }
+    }
+}
+
+/// Wrong tokens from one source after which it is locked out.
+pub const GUESSES_MAX: u32 = 8;
+/// A source that was silent for so long starts anew.
+pub const GUESSES_WITHIN: Duration = Duration::from_secs(60);
+/// How long a source is locked out.
+pub const LOCKED_FOR: Duration = Duration::from_secs(10);
+/// Sources that are remembered.
+pub const SOURCES_MAX: usize = 1024;
+
+/// Those who showed wrong tokens of late.
+#[derive(Debug, Default)]
+pub struct Guesses {
+    sources: BTreeMap<Source, Guessed>,
+}
+
+#[derive(Debug)]
+struct Guessed {
+    count: u32,
+    last: Duration,
+    locked_until: Duration,
+}
+
+impl Guesses {
+    /// How much longer nobody there is heard.
+    pub fn locked_for(&self, source: Source, now: Duration) -> Option<Duration> {
+        let left = self.sources.get(&source)?.locked_until.saturating_sub(now);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Somebody there has guessed wrong. True if nobody there is heard from now on, for [`LOCKED_FOR`].
+    pub fn guessed(&mut self, source: Source, now: Duration) -> bool {
+        if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&source) {
+            let oldest = self.sources.iter().min_by_key(|(_, guessed)| guessed.last);
+            let oldest = oldest.map(|(&source, _)| source).expect("there are so many");
+            self.sources.remove(&oldest);
+        }
+        let fresh = Guessed { count: 0, last: now, locked_until: Duration::ZERO };
+        let guessed = self.sources.entry(source).or_insert(fresh);
+        if now.saturating_sub(guessed.last) >= GUESSES_WITHIN {
+            guessed.count = 0;
+        }
+        guessed.count += 1;
+        guessed.last = now;
+        let is_locked = guessed.count >= GUESSES_MAX;
+        if is_locked {
+            (guessed.count, guessed.locked_until) = (0, now + LOCKED_FOR);
+        }
+        is_locked
+    }
+}
+
+/// How many sessions each source has.
+#[derive(Debug)]
+pub struct Crowd {
+    limit: u32,
+    sources: BTreeMap<Source, u32>,
+}
+
+impl Crowd {
+    /// Nobody yet; at most so many from one source.
+    pub fn new(limit: u32) -> Crowd {
+        Crowd { limit, sources: BTreeMap::new() }
+    }
+
+    /// One more. False if there are as many as there may be.
+    pub fn enter(&mut self, source: Source) -> bool {
+        let count = self.sources.entry(source).or_default();
+        let may = *count < self.limit;
+        *count += u32::from(may);
+        may
+    }
+
+    /// One less.
+    pub fn leave(&mut self, source: Source) {
+        let count = self.sources.get_mut(&source).expect("who leaves has entered");
+        *count -= 1;
+        if *count == 0 {
+            self.sources.remove(&source);
+        }
+    }
+}
+
+/// Lets something be said once in a while, however often there is cause.
+#[derive(Debug, Default)]
+pub struct Seldom {
+    not_before: Duration,
+    untold: u64,
+}
+
+impl Seldom {
+    /// At least so long between two.
+    pub const PAUSE: Duration = Duration::from_secs(10);
+
+    /// If it may be said now: how often there was cause since it last was.
+    pub fn may(&mut self, now: Duration) -> Option<u64> {
+        self.untold += 1;
+        if now < self.not_before {
+            return None;
+        }
+        self.not_before = now + Seldom::PAUSE;
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_remote::control::Store;
+
+    fn token(name: &str, secret: &str, stores: &[(&str, Rights)]) -> Token {
+        let stores = stores.iter().map(|&(store, rights)| (store.to_owned(), Grant(rights))).collect();
+        Token { name: name.into(), sha256: Fingerprint::of(secret.as_bytes()), admin: false, stores }
+    }
+
+    fn source(last: u16) -> Source {
+        IpAddr::from([10, 0, (last >> 8) as u8, last as u8]).into()
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_fingerprint_is_sha_256_in_hexadecimal() {
+        // FIPS 180-4's first example.
+        let digits = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let parsed = Fingerprint::parse(&digits.to_uppercase()).expect("digits of either case");
+        assert!(parsed.is(&Fingerprint::of(b"abc")) && !parsed.is(&Fingerprint::of(b"abd")));
+        assert_eq!(serde_json::to_value(parsed).expect("text"), digits);
+        for wrong in ["", "ba78", &digits[1..], &digits.replace('b', "g"), &digits.replace("ba", "é")] {
+            assert!(Fingerprint::parse(wrong).is_none(), "{wrong}");
+        }
+        for place in 0..32 {
+            let mut other = parsed;
+            other.0[place] ^= 1;
+            assert!(!other.is(&parsed), "byte {place}");
+        }
+    }
+
+    #[test]
+    fn a_grant_is_words_or_all_of_them() {
+        let read = |text: &str| serde_json::from_str::<Grant>(text).map_err(|error| error.to_string());
+        assert_eq!(read(r#"["read", "atomic"]"#), Ok(Grant(Rights::READ | Rights::ATOMIC)));
+        assert_eq!(read(r#""read""#), Ok(Grant(Rights::READ)));
+        assert_eq!((read(r#""all""#), read(r#"["all"]"#)), (Ok(Grant(Rights::ALL)), Ok(Grant(Rights::ALL))));
+        assert_eq!(read("[]"), Ok(Grant(Rights::NONE)));
+        for wrong in [r#""frob""#, r#"["read", "frob"]"#] {
+            let error = read(wrong).expect_err("no such right");
+            assert!(
+                error.contains("`frob`") && error.contains("`allocate`") && error.contains("`all`"),
+                "{error}"
+            );
+        }
+        assert!(read("5").expect_err("no words").contains("a list of rights"));
+    }
+
+    #[test]
+    fn a_token_opens_what_it_names_and_the_star_the_rest() {
+        let token = token("t", "s", &[("a", Rights::READ), (EVERY_STORE, Rights::ALL)]);
+        assert_eq!((token.rights("a"), token.rights("b")), (Rights::READ, Rights::ALL));
+        let token = Token { stores: BTreeMap::from([("a".into(), Grant(Rights::READ))]), ..token };
+        assert_eq!(token.rights("b"), Rights::NONE);
+        assert!(token.sees("a") && !token.sees("b") && Token { admin: true, ..token }.sees("b"));
+    }
+
+    #[test]
+    fn asks_are_judged_by_what_they_touch() {
+        let name = || "a".to_owned();
+        let create = Ask::CreateStore { name: name(), kind: "k".into(), parameters: String::new(), quota: 1 };
+        let admins = [create, Ask::DropStore { name: name() }, Ask::Scan { name: name() }];
+        let (open, stat) = (Ask::OpenStore { name: name() }, Ask::StoreStat { name: name() });
+        let (reader, writer) =
+            (token("r", "s", &[("a", Rights::READ)]), token("w", "s", &[("a", Rights::WRITE)]));
+        let stranger = token("s", "s", &[("b", Rights::ALL)]);
+        let admin = Token { admin: true, ..token("d", "s", &[]) };
+        for ask in &admins {
+            assert_eq!(admin.judge(ask), Ok(()));
+            for other in [&reader, &writer, &stranger] {
+                assert!(other.judge(ask).expect_err("no admin").contains("an admin's"));
+            }
+        }
+        for token in [&reader, &writer, &stranger, &admin] {
+            assert_eq!((token.judge(&Ask::ListStores), token.judge(&Ask::NodeInfo)), (Ok(()), Ok(())));
+        }
+        assert_eq!((reader.judge(&open), reader.judge(&stat), writer.judge(&open)), (Ok(()), Ok(()), Ok(())));
+        assert!(writer.judge(&stat).expect_err("it may not read").contains("'read'"));
+        assert!(admin.judge(&open).expect_err("it may do nothing there").contains("a right to the store"));
+        for ask in [&open, &stat] {
+            let refusal = stranger.judge(ask).expect_err("it may not know of it");
+            assert_eq!(refusal, stranger.no_store("a"), "as if there were none");
+        }
+    }
+
+    #[test]
+    fn who_is_no_admin_learns_of_its_own_stores_and_nothing_of_the_host() {
+        let store = |name: &str| Store {
+            name: name.into(),
+            kind: "k".into(),
+            parameters: String::new(),
+            quota: 0,
+            incarnation: 0,
+            region: 1,
+            secret: 0,
+            table_at: 0,
+            table_len: 0,
+            wide: false,
+        };
+        let all = || Answer::Stores(vec![store("a"), store("b")]);
+        let info =
+            || Answer::NodeInfo(NodeInfo { pid: 7, listening: vec!["tcp".into()], ..NodeInfo::default() });
+        let stat = || Answer::StoreStat(StoreStat { delaying_pids: vec![7], ..StoreStat::default() });
+        let user = token("u", "s", &[("b", Rights::WRITE)]);
+        assert_eq!(user.may_know(all()), Answer::Stores(vec![store("b")]));
+        assert_eq!(user.may_know(info()), Answer::NodeInfo(NodeInfo::default()));
+        assert_eq!(user.may_know(stat()), Answer::StoreStat(StoreStat::default()));
+        let admin = Token { admin: true, ..user };
+        for answer in [all(), info(), stat()] {
+            assert_eq!(admin.may_know(answer.clone()), answer);
+        }
+    }
+
+    #[test]
+    fn tokens_are_known_by_their_secrets_and_renewed_by_their_hashes() {
+        let tokens = [token("a", "one", &[]), token("b", "two", &[])].to_vec();
+        let access = Access::new(Some(Tokens { token: tokens.clone() }));
+        assert!(access.is_guarded());
+        for (secret, name) in
+            [("one", Some("a")), ("two", Some("b")), ("", None), ("on", None), ("onee", None)]
+        {
+            let admitted = access.admit(secret.as_bytes());
+            assert_eq!(admitted.as_ref().map(|token| token.name.as_str()), name, "{secret}");
+        }
+        let b = access.admit(b"two").expect("it is known");
+        let renamed = Token { name: "c".into(), admin: true, ..tokens[1].clone() };
+        let later = Access::new(Some(Tokens { token: vec![renamed] }));
+        assert!(later.renew(&b).is_some_and(|token| token.name == "c" && token.admin));
+        assert!(later.renew(&tokens[0]).is_none());
+        let open = Access::new(None);
+        let everyone = open.admit(b"whatever").expect("all are let in");
+        assert!(!open.is_guarded() && everyone.admin && everyone.rights("any") == Rights::ALL);
+        assert!(
+            later.renew(&everyone).is_none(),
+            "who was let in without a token is not, once there are some"
+        );
+    }
+
+    #[test]
+    fn tokens_that_cannot_be_told_apart_or_do_nothing_are_refused_by_name() {
+        let check = |tokens: &[Token]| Tokens { token: tokens.to_vec() }.check();
+        let (a, b) = (token("a", "one", &[("s", Rights::READ)]), token("b", "two", &[]));
+        assert_eq!(check(&[a.clone(), b.clone()]), Ok(()));
+        let wrong = [
+            (vec![a.clone(), Token { name: "a".into(), ..b.clone() }], "named 'a'"),
+            (vec![a.clone(), Token { sha256: a.sha256, ..b.clone() }], "'a' and 'b'"),
+            (vec![Token { name: String::new(), ..b.clone() }], "1 to 64 letters"),
+            (vec![Token { name: "a\nb".into(), ..b }], "1 to 64 letters"),
+            (vec![token("a", "one", &[("s", Rights::NONE)])], "store 's'"),
+        ];
+        for (tokens, named) in wrong {
+            let reason = check(&tokens).expect_err(named);
+            assert!(reason.contains(named), "{reason}");
+        }
+    }
+
+    #[test]
+    fn who_guesses_is_locked_out_for_a_while_and_alone() {
+        let mut guesses = Guesses::default();
+        for guess in 1..=GUESSES_MAX {
+            assert_eq!(guesses.locked_for(source(1), seconds(5)), None);
+            assert_eq!(guesses.guessed(source(1), seconds(5)), guess == GUESSES_MAX);
+        }
+        assert_eq!(guesses.locked_for(source(1), seconds(6)), Some(LOCKED_FOR - seconds(1)));
+        assert_eq!(guesses.locked_for(source(2), seconds(6)), None);
+        assert_eq!(guesses.locked_for(source(1), seconds(5) + LOCKED_FOR), None);
+        // Then it may guess as often again, and no more.
+        let later = seconds(5) + LOCKED_FOR;
+        let locked: Vec<bool> = (0..GUESSES_MAX).map(|_| guesses.guessed(source(1), later)).collect();
+        assert_eq!(locked.iter().position(|&is_locked| is_locked), Some(GUESSES_MAX as usize - 1));
+    }
+
+    #[test]
+    fn guesses_that_are_long_past_do_not_count() {
+        let mut guesses = Guesses::default();
+        for guess in 0..100 {
+            assert!(!guesses.guessed(source(1), GUESSES_WITHIN * guess), "one a minute is no attack");
+        }
+    }
+
+    #[test]
+    fn of_many_sources_the_oldest_is_forgotten() {
+        let mut guesses = Guesses::default();
+        for number in 0..=SOURCES_MAX as u16 {
+            for _ in 0..GUESSES_MAX {
+                guesses.guessed(source(number), Duration::from_millis(number.into()));
+            }
+        }
+        assert_eq!(guesses.sources.len(), SOURCES_MAX);
+        assert_eq!(guesses.locked_for(source(0), seconds(2)), None);
+        assert!(
+            (1..=SOURCES_MAX as u16).all(|number| guesses.locked_for(source(number), seconds(2)).is_some())
+        );
+    }
+
+    #[test]
+    fn a_source_is_an_address_of_version_4_or_a_network_of_version_6() {
+        let of = |text: &str| Source::from(text.parse::<IpAddr>().expect("an address"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:2"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(
+            (of("10.0.0.1").to_string(), of("2001:db8::1").to_string().as_str()),
+            ("10.0.0.1".into(), "2001:db8::/64")
+        );
+    }
+
+    #[test]
+    fn a_source_has_so_many_sessions_and_no_more() {
+        let mut crowd = Crowd::new(2);
+        let [a, b] = [1, 2].map(source);
+        assert!(crowd.enter(a) && crowd.enter(a) && !crowd.enter(a));
+        assert!(crowd.enter(b));
+        crowd.leave(a);
+        assert!(crowd.enter(a) && !crowd.enter(a));
+        for who in [a, a, b] {
+            crowd.leave(who);
+        }
+        assert!(crowd.sources.is_empty(), "nobody is remembered");
+    }
+
+    #[test]
+    fn what_is_said_seldom_says_how_often_there_was_cause() {
+        let mut seldom = Seldom::default();
+        assert_eq!(seldom.may(seconds(1)), Some(1));
+        assert_eq!((seldom.may(seconds(2)), seldom.may(seconds(3))), (None, None));
+        assert_eq!(seldom.may(seconds(1) + Seldom::PAUSE), Some(3));
+    }
+}
