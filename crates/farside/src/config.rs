@@ -178,7 +178,7 @@ fn read_file(path: &Path) -> Result<File, String> {
     })?;
     toml::from_str(&text).map_err(|error| {
         format!(
-            "{} is no settings file: {}; it may set pool and store, and token_file",
+            "{} is no settings file: {}; it may set pool, store and token_file",
             path.display(),
             error.message()
         )

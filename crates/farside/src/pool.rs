@@ -114,7 +114,8 @@ pub fn connect(url: &str) -> Result<Pool, Error> {
 pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
     if let Some(len) = options.token.as_ref().map(String::len).filter(|&len| len > TOKEN_BYTES_MAX) {
         return Err(Error::Token(format!(
-            "the token has {len} bytes, and at most {TOKEN_BYTES_MAX} are possible: use one that 'farside token new' made"
+            "the token has {len} bytes, and at most {TOKEN_BYTES_MAX} are possible: use one that 'farside token new' \
+             made"
         )));
     }
     let token = options.token.as_deref().map(Arc::from);

@@ -15,6 +15,8 @@ mod settings;
 #[path = "cli/stores.rs"]
 mod stores;
 mod support;
+#[path = "cli/tokens.rs"]
+mod tokens;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;

@@ -5,6 +5,8 @@
 
 #[path = "hostile/clients.rs"]
 mod clients;
+#[path = "hostile/guesses.rs"]
+mod guesses;
 #[path = "hostile/impostors.rs"]
 mod impostors;
 #[path = "hostile/peer.rs"]

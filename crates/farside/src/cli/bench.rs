@@ -96,8 +96,8 @@ struct Ycsb {
     /// Use this node instead of starting one; the run makes a store of its own there, and drops it at the end
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
-    /// A file with an admin's token, if the node of --pool asks for one [default: FARSIDE_TOKEN_FILE, the settings file,
-    /// or none]
+    /// A file with an admin's token that may do all in every store, if the node of --pool asks for one [default:
+    /// FARSIDE_TOKEN_FILE, the settings file, or none]
     #[arg(long, value_name = "PATH", requires = "pool")]
     token_file: Option<String>,
     /// The result as one JSON object on the last line

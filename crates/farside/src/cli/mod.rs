@@ -78,8 +78,8 @@ struct Target {
     /// The node's url, such as shm:PATH [default: FARSIDE_POOL, the settings file, or where 'farside up' serves]
     #[arg(long, value_name = "URL", global = true)]
     pool: Option<String>,
-    /// A file with the token that the node is shown, if it asks for one [default: FARSIDE_TOKEN_FILE, the settings file,
-    /// or none]
+    /// A file with the token that the node is shown, if it asks for one [default: FARSIDE_TOKEN_FILE, the settings
+    /// file, or none]
     #[arg(long, value_name = "PATH", global = true)]
     token_file: Option<String>,
 }

@@ -5,8 +5,7 @@
 use super::{Done, Failure};
 use farside::config::read_private;
 use farside_fabrics::session::TOKEN_BYTES_MAX;
-use farside_node::access;
-use farside_node::access::{EVERY_STORE, Fingerprint, Grant, Tokens};
+use farside_node::access::{self, EVERY_STORE, Fingerprint, Grant, Tokens};
 use farside_remote::Rights;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -26,8 +25,8 @@ enum Action {
         /// For people and logs: 1 to 64 letters, digits, '-', '_' or '.'
         #[arg(long)]
         name: String,
-        /// What it may do in which store: read, write, atomic and allocate with commas between, or all; the store '*' is
-        /// each that is not named. May be given several times
+        /// What it may do in which store: read, write, atomic and allocate with commas between, or all; the store '*'
+        /// is each that is not named. May be given several times
         #[arg(long, value_name = "STORE=RIGHTS", value_parser = grant)]
         store: Vec<(String, Grant)>,
         /// It may make, drop and list all stores
@@ -63,7 +62,7 @@ impl Token {
                 tell!("\nThe entry, for the file of 'farside serve --tokens':");
             }
         }
-        tell!("{}", entry.trim_end());
+        tell!("{entry}"); // With a line between it and the next.
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ fn watched(folder: &std::path::Path, token: &[u8]) -> (Process, String) {
     (node, at.expect("a url with the real port").0.to_owned())
 }
 
-fn answer_to(at: &str, question: &str) -> String {
+pub(crate) fn answer_to(at: &str, question: &str) -> String {
     let mut stream = std::net::TcpStream::connect(at).expect("it listens");
     stream.set_read_timeout(Some(crate::support::PATIENCE)).expect("a timeout");
     stream.write_all(question.as_bytes()).expect("it takes it");

@@ -28,7 +28,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["info", "--pool", &file], "start one with 'farside up'"),
         (&["info", "--pool", ""], "write shm:PATH"),
         (&["info", "--pool", "shm:"], "write shm:PATH"),
-        (&["info", "--pool", "rdma://127.0.0.1:7460"], "use shm:PATH"),
+        (&["info", "--pool", "udp://127.0.0.1:1"], "no node can be reached"),
         (&["info", "--pool", "frob:x"], "use shm:PATH"),
         (&["info", "--pool", "shm:/a,shm:/b"], "name one"),
         (&["info", "--pool", &long], "use a shorter path"),
@@ -80,7 +80,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["serve", "--evict"], "--memory-file"),
         (&["serve", "--items", "5"], "--store"),
         // Measurements.
-        (&["bench", "ycsb", "--fabric", "udp"], "local, shm"),
+        (&["bench", "ycsb", "--fabric", "verbs"], "local, shm"),
         (&["bench", "ycsb", "--system", "pilaf"], "prism-kv"),
         (&["bench", "ycsb", "--workload", "/nowhere/file"], "a, b and c"),
         (&["bench", "ycsb", "--distribution", "frob"], "name one of uniform"),

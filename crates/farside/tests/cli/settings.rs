@@ -8,17 +8,17 @@ use std::os::unix::ffi::OsStrExt;
 fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_built_in() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("settings.toml");
-    std::fs::write(&file, "pool = 'shm:/file'\nstore = 'filed'\n").expect("a file");
-    let told = |flags: &[&str], variables: &[(&str, &OsStr)]| {
+    std::fs::write(&file, "pool = 'shm:/file'\nstore = 'filed'\ntoken_file = '/filed'\n").expect("a file");
+    let told_by = |flags: &[&str], variables: &[(&str, &OsStr)], name: &str| {
         let mut command = command();
         command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
         let ran = run(command, b"").done();
         let told: serde_json::Value = serde_json::from_slice(&ran.out).expect("one object");
-        let of = |name: &str| {
-            let text = |field: &str| told[name][field].as_str().expect("text").to_owned();
-            (text("value"), text("origin"))
-        };
-        [of("pool"), of("store")]
+        let text = |field: &str| told[name][field].as_str().expect("text").to_owned();
+        (text("value"), text("origin"))
+    };
+    let told = |flags: &[&str], variables: &[(&str, &OsStr)]| {
+        ["pool", "store"].map(|name| told_by(flags, variables, name))
     };
     let pair = |value: &str, origin: &str| (value.to_owned(), origin.to_owned());
     let (config, path) = (("FARSIDE_CONFIG", file.as_os_str()), file.display().to_string());
@@ -38,6 +38,19 @@ fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_bu
     std::fs::create_dir_all(&home).expect("a folder");
     std::fs::write(home.join("config.toml"), "store = 'mine'").expect("a file");
     assert_eq!(told(&[], &[("HOME", folder.path().as_os_str())])[1].0, "mine");
+    // Where the token is, and never what it is.
+    let token_file = |flags: &[&str], variables: &[(&str, &OsStr)]| told_by(flags, variables, "token_file");
+    let shown = OsStr::new("/shown");
+    assert_eq!(
+        token_file(&["--token-file", "/f"], &[config, ("FARSIDE_TOKEN_FILE", shown)]),
+        pair("/f", "flag")
+    );
+    assert_eq!(
+        token_file(&[], &[config, ("FARSIDE_TOKEN_FILE", shown)]),
+        pair("/shown", "FARSIDE_TOKEN_FILE")
+    );
+    assert_eq!(token_file(&[], &[config]), pair("/filed", &path));
+    assert_eq!(token_file(&[], &[]), pair("none", "built in"));
     // A variable set to nothing is not set.
     assert_eq!(told(&[], &[("FARSIDE_STORE", OsStr::new(""))])[1], pair("default", "built in"));
 }
@@ -58,7 +71,7 @@ fn bad_settings_are_refused_and_unknown_ones_warned_of() {
         std::fs::write(&file, text).expect("a file");
         with("FARSIDE_CONFIG", file.as_os_str())
             .refused("no settings file")
-            .refused("may set pool and store");
+            .refused("may set pool, store and token_file");
     }
     std::fs::write(&file, b"pool = '\xff'").expect("a file");
     with("FARSIDE_CONFIG", file.as_os_str()).refused("could not read the settings").refused("FARSIDE_CONFIG");

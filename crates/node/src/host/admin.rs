@@ -327,7 +327,7 @@ impl Collector for Figures {
         counter("farside_engine_requests", "Requests carried out", None, through.executed)?;
         counter("farside_engine_duplicates", "Entries that said what was known", None, through.duplicates)?;
         counter("farside_engine_malformed", "Datagrams that were none", None, through.malformed)?;
-        counter("farside_engine_disallowed", "Entries beyond what was granted", None, through.refused)?;
+        counter("farside_engine_disallowed", "Greetings and entries refused", None, through.refused)?;
         counter("farside_engine_sessions_opened", "Sessions that began", None, through.opened)?;
         counter("farside_engine_sessions_ended", "Sessions that ended", None, through.ended)?;
         counter("farside_engine_bad_tokens", "Greetings without a known token", None, refused.bad_tokens)?;

@@ -374,6 +374,11 @@ impl<P: Port> Desk<P> {
     }
 }
 
+const NO_TOKEN: &str = "it asks for a token, and none was shown: name a file that holds yours by --token-file or \
+                        FARSIDE_TOKEN_FILE";
+const WRONG_TOKEN: &str = "the token that was shown is none that it knows: ask whoever runs it for one, and name its \
+                           file by --token-file or FARSIDE_TOKEN_FILE";
+
 /// Who serves an engine's sessions.
 struct Staff {
     shared: Arc<Shared>,
@@ -453,7 +458,8 @@ impl Host for Staff {
         let source = self.source;
         if source.is_some_and(|source| !self.crowd.enter(source)) {
             return Err(format!(
-                "{SESSIONS_PER_SOURCE} sessions come from your address, the most that one engine grants: end one, or                  have the node serve by more --engines"
+                "{SESSIONS_PER_SOURCE} sessions come from your address, the most that one engine grants: end one, or \
+                 have the node serve by more --engines"
             ));
         }
         let Ok(number) = self.shared.state().node.open_remote(&self.shared.memory);
@@ -541,12 +547,10 @@ impl Staff {
         }
         self.refusals.bad_tokens += 1;
         if secret.is_empty() {
-            return Err("it asks for a token, and none was shown: name a file that holds yours by --token-file or                         FARSIDE_TOKEN_FILE"
-                .into());
+            return Err(NO_TOKEN.into());
         }
         self.note_guess(self.source);
-        Err("the token that was shown is none that it knows: ask whoever runs it for one, and name its file by              --token-file or FARSIDE_TOKEN_FILE"
-            .into())
+        Err(WRONG_TOKEN.into())
     }
 
     /// Somebody there has guessed wrong.
@@ -557,7 +561,8 @@ impl Staff {
             && let Some(times) = self.told_of_locks.may(now)
         {
             tracing::warn!(
-                "too many wrong tokens or keys came from {source}, and no greeting from there is looked at for {} s;                  there was cause {times} times since this was last said",
+                "too many wrong tokens or keys came from {source}, and no greeting from there is looked at for {} s; \
+                 there was cause {times} times since this was last said",
                 LOCKED_FOR.as_secs()
             );
         }
@@ -578,7 +583,8 @@ impl Staff {
         let now = self.shared.began.elapsed();
         if let Some(times) = self.told_of_keys.may(now) {
             tracing::warn!(
-                "a session of the token '{}'{} has used {WRONG_KEYS_MAX} keys that it was never given, and is ended;                  there was cause {times} times since this was last said",
+                "a session of the token '{}'{} has used {WRONG_KEYS_MAX} keys that it was never given, and is ended; \
+                 there was cause {times} times since this was last said",
                 client.token.name,
                 client.source.map_or_else(String::new, |source| format!(" from {source}"))
             );

@@ -1,0 +1,415 @@
+//! Tokens: how they are made, what each may do, how they are taken away, and what becomes of those who guess.
+
+use crate::admin::answer_to;
+use crate::support::{Process, Ran, command, farside, run, serve, until};
+use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A folder with a file of tokens, and a node that lets in who shows one of them.
+struct Guarded {
+    node: Process,
+    url: String,
+    folder: TempDir,
+}
+
+/// The tokens that a node here knows from the start.
+const TOKENS: [(&str, &[&str]); 4] = [
+    ("root", &["--admin", "--store", "*=all"]),
+    ("web", &["--store", "default=all"]),
+    ("reader", &["--store", "default=read"]),
+    ("other", &["--store", "another=all"]),
+];
+
+impl Guarded {
+    fn start(scheme: &str) -> Guarded {
+        Guarded::with(scheme, &[])
+    }
+
+    fn with(scheme: &str, more: &[&str]) -> Guarded {
+        let folder = tempfile::tempdir().expect("a folder");
+        let entries: String = TOKENS.map(|(name, rights)| entry(folder.path(), name, rights)).concat();
+        let file = private(folder.path(), "tokens.toml", &entries);
+        let listen = format!("{scheme}://127.0.0.1:0");
+        let file = file.to_str().expect("UTF-8");
+        let arguments = [
+            &[
+                "--memory", "32MiB", "--store", "default", "--quota", "8MiB", "--listen", &listen,
+                "--tokens", file,
+            ],
+            more,
+        ];
+        let socket = folder.path().join("node.sock");
+        let node = match more.contains(&"--shm-trusts-all") {
+            true => serve(&socket, &arguments.concat(), folder.path().join("log")),
+            false => alone(&arguments.concat(), folder.path().join("log")),
+        };
+        let ready = node.line();
+        assert_eq!(ready.contains("shm:"), more.contains(&"--shm-trusts-all"), "{ready}");
+        let at = node.line();
+        let (_, url) = at.split_once(" at ").unwrap_or_else(|| panic!("no url in '{at}'"));
+        Guarded { node, url: url.to_owned(), folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs a command with the token of that name.
+    #[track_caller]
+    fn run_as(&self, name: &str, arguments: &[&str]) -> Ran {
+        let mut command = command();
+        command.env("FARSIDE_POOL", &self.url).env("FARSIDE_TOKEN_FILE", self.path(name)).args(arguments);
+        run(command, b"")
+    }
+
+    /// Leaves these tokens in the file, each with such rights, and has the node read it.
+    fn reload(&self, is_kept: impl Fn(&str) -> Option<&'static str>) {
+        let path = self.path("tokens.toml");
+        let before = std::fs::read_to_string(&path).expect("it is there");
+        let entries = before.split("[[token]]").filter(|entry| !entry.trim().is_empty());
+        let kept = entries.filter_map(|entry| {
+            let name = entry.split('"').nth(1).expect("a name");
+            let rights = is_kept(name)?;
+            let head = entry.split("[token.stores]").next().expect("a beginning");
+            Some(format!("[[token]]{head}[token.stores]\n{rights}\n"))
+        });
+        std::fs::write(&path, kept.collect::<String>()).expect("it is ours");
+        let said = self.node.said().matches("anew").count();
+        self.node.signal(Signal::HUP);
+        until("the tokens were read anew", || self.node.said().matches("anew").count() > said);
+    }
+}
+
+/// A node that serves no socket.
+fn alone(arguments: &[&str], log: PathBuf) -> Process {
+    let mut command = command();
+    command.args(["serve", "--die-with-parent"]).args(arguments);
+    Process::start(command, log)
+}
+
+/// A file that nobody else may read.
+fn private(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("a file");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("ours");
+    path
+}
+
+/// Makes a token, its secret in a file of its name; the entry for the node's file.
+fn entry(folder: &Path, name: &str, rights: &[&str]) -> String {
+    let secret = folder.join(name);
+    let secret = secret.to_str().expect("UTF-8");
+    let made = farside([&["token", "new", "--name", name, "--secret-file", secret], rights].concat()).done();
+    made.text().to_owned()
+}
+
+#[test]
+fn a_new_token_opens_the_node_that_was_told_of_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made =
+        farside(["token", "new", "--name", "a", "--store", "default=read,write", "--store", "b=all"]).done();
+    let text = made.text();
+    let secret = text.lines().find(|line| line.starts_with("farside_")).expect("the secret").to_owned();
+    assert_eq!(secret.len(), "farside_".len() + 64);
+    let (_, entry) = text.split_once("[[token]]").expect("the entry");
+    assert!(!entry.contains(&secret), "what the node keeps is no secret");
+    let again = farside(["token", "new", "--name", "a", "--store", "default=read"]).done();
+    assert!(!again.text().contains(&secret), "no two are the same");
+
+    let guarded = Guarded::start("tcp");
+    let with = std::fs::read_to_string(guarded.path("tokens.toml")).expect("the file") + "[[token]]" + entry;
+    std::fs::write(guarded.path("tokens.toml"), with).expect("ours");
+    private(guarded.folder.path(), "a", &format!("  {secret}\n"));
+    guarded.run_as("a", &["info"]).refused("none that it knows");
+    guarded.node.signal(Signal::HUP);
+    until("the new token is known", || guarded.run_as("a", &["info"]).code == Some(0));
+
+    // A secret goes into a new file that nobody else may read, or nowhere.
+    let path = folder.path().join("secret");
+    let arguments =
+        ["token", "new", "--name", "a", "--admin", "--secret-file", path.to_str().expect("UTF-8")];
+    let made = farside(arguments).done();
+    assert!(!made.text().contains("farside_"), "{}", made.text());
+    assert_eq!(std::fs::metadata(&path).expect("the secret").permissions().mode() & 0o777, 0o600);
+    farside(arguments).refused("name another new file");
+}
+
+#[test]
+fn each_token_does_what_it_may_and_nothing_else() {
+    for scheme in ["tcp", "udp"] {
+        let node = Guarded::start(scheme);
+        node.run_as("web", &["kv", "put", "k", "v"]).done();
+        for name in ["web", "reader", "root"] {
+            assert_eq!(node.run_as(name, &["kv", "get", "k"]).done().out, b"v", "{name} by {scheme}");
+        }
+        for refused in [&["kv", "put", "k", "w"][..], &["kv", "del", "k"]] {
+            node.run_as("reader", refused).refused("put and delete need 'read', 'atomic' and 'allocate'");
+        }
+        assert_eq!(node.run_as("reader", &["kv", "get", "k"]).done().out, b"v", "nothing was changed");
+        node.run_as("reader", &["kv", "stat"]).done();
+
+        // Stores are made by admins, and are there for those who may know of them.
+        for name in ["web", "reader", "other"] {
+            node.run_as(name, &["store", "create", "s", "--quota", "2MiB"]).refused("an admin's");
+            node.run_as(name, &["store", "drop", "default"]).refused("an admin's");
+        }
+        let none = node.run_as("other", &["kv", "get", "k"]).refused("there is no store 'default'");
+        assert!(none.err.contains("it may open another"), "{}", none.err);
+        let none =
+            node.run_as("other", &["kv", "get", "k", "--store", "another"]).refused("no store 'another'");
+        assert!(!none.err.contains("default"), "others' stores are named: {}", none.err);
+        node.run_as("root", &["store", "create", "another", "--quota", "2MiB"]).done();
+        node.run_as("other", &["kv", "put", "k", "theirs", "--store", "another"]).done();
+        node.run_as("web", &["kv", "get", "k", "--store", "another"]).refused("there is no store 'another'");
+        let listed = |name: &str| {
+            let listed = node.run_as(name, &["store", "list"]).done();
+            listed
+                .text()
+                .lines()
+                .map(|line| line.split('\t').next().unwrap_or("").to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(listed("root"), ["another", "default"]);
+        assert_eq!(
+            (&listed("other")[..], &listed("reader")[..]),
+            (&["another".into()][..], &["default".into()][..])
+        );
+
+        // What is told of the node's host is told to admins.
+        let info = node.run_as("root", &["info", "--json"]).done().json();
+        assert_eq!(info["pid"], node.node.pid());
+        let asks = |count: &serde_json::Value| count.as_u64().expect("a number");
+        until("refusals are counted", || {
+            let info = node.run_as("root", &["info", "--json"]).done().json();
+            asks(&info["refusals"]["asks"]) >= 6 && asks(&info["refusals"]["chains"]) >= 2
+        });
+        let info = node.run_as("web", &["info", "--json"]).done().json();
+        assert_eq!((&info["pid"], &info["listening"]), (&0.into(), &serde_json::json!([])));
+        assert_eq!(info["refusals"]["wrong_keys"], 0, "who lacks a right does not guess");
+    }
+}
+
+#[test]
+fn who_shows_no_token_or_a_wrong_one_stays_outside_and_who_guesses_is_locked_out_for_a_while() {
+    let node = Guarded::start("tcp");
+    farside(["info", "--pool", &node.url]).refused("asks for a token").refused("--token-file");
+    private(node.folder.path(), "wrong", "farside_0000");
+    let mut guesses = 0;
+    // Nobody who guesses learns how close a guess was.
+    let locked = loop {
+        let ran = node.run_as("wrong", &["info"]).refused("farside: ");
+        if ran.err.contains("try again in") {
+            break ran;
+        }
+        guesses += 1;
+        assert!(ran.err.contains("none that it knows"), "{}", ran.err);
+        assert!(guesses <= 8, "nobody locks it out");
+    };
+    assert_eq!(guesses, 8);
+    assert!(locked.err.contains(" s"), "{}", locked.err);
+    // From that address nobody is looked at, and to have no token is no guess.
+    node.run_as("root", &["info"]).refused("try again in");
+    until("the lock-out is over", || node.run_as("root", &["info"]).code == Some(0));
+    let info = node.run_as("root", &["info", "--json"]).done().json();
+    assert!(info["refusals"]["bad_tokens"].as_u64() >= Some(9), "{info}");
+    assert!(info["refusals"]["locked_out"].as_u64() >= Some(2), "{info}");
+    assert!(node.run_as("root", &["info"]).done().text().contains("wrong tokens"));
+    assert_eq!(node.node.said().matches("is looked at for 10 s").count(), 1, "{}", node.node.said());
+    assert!(!node.node.said().contains("farside_"), "no secret is in a log: {}", node.node.said());
+}
+
+#[test]
+fn what_engines_refuse_is_shown_to_those_who_watch() {
+    let node = Guarded::with("tcp", &["--admin", "127.0.0.1:0"]);
+    let line = node.node.line();
+    let at =
+        line.split_once("http://").and_then(|(_, rest)| rest.split_once('/')).expect("a url").0.to_owned();
+    farside(["info", "--pool", &node.url]).refused("asks for a token");
+    node.run_as("reader", &["store", "drop", "default"]).refused("an admin's");
+    node.run_as("web", &["kv", "put", "k", "v"]).done();
+    node.run_as("reader", &["kv", "del", "k"]).refused("'allocate'");
+    let metrics = || answer_to(&at, "GET /metrics HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n");
+    let expected = [
+        "farside_engine_bad_tokens_total 1",
+        "farside_engine_locked_out_total 0",
+        "farside_engine_bad_secrets_total 0",
+        "farside_engine_wrong_keys_total 0",
+        "farside_engine_refused_chains_total 1",
+        "farside_engine_refused_asks_total 1",
+        "farside_engine_sessions 0",
+    ];
+    let mut shown = String::new();
+    until("they are counted", || {
+        shown = metrics();
+        expected.iter().all(|expected| shown.lines().any(|line| line == *expected))
+    });
+}
+
+#[test]
+fn tokens_are_taken_away_while_their_sessions_work() {
+    for scheme in ["tcp", "udp"] {
+        let node = Guarded::start(scheme);
+        let connect = |name: &str| {
+            let token = farside::config::read_token(&node.path(name)).expect("a token");
+            let options = farside::Options { token: Some(token) };
+            let shown = format!("{options:?}");
+            assert!(!shown.contains("farside_"), "{shown}");
+            farside::connect_with(&node.url, &options).expect("it is let in")
+        };
+        let (web, root) = (connect("web"), connect("root"));
+        let (web, root) = (web.open("default").expect("its store"), root.open("default").expect("a store"));
+        web.put("k", "v").wait().expect("it may");
+        let working = web.clone();
+        let worker = std::thread::spawn(move || {
+            for number in 0_u64.. {
+                if let Err(error) = working.put("k", number.to_string()).wait() {
+                    return (number, error);
+                }
+            }
+            unreachable!("it ends by an error")
+        });
+        // Less than it had: what it does from now on is refused, and its session goes on.
+        node.reload(|name| Some(if name == "root" { "'*' = 'all'" } else { "default = ['read']" }));
+        let (put, error) = worker.join().expect("it was refused");
+        assert!(error.to_string().contains("need 'read', 'atomic'"), "{error}");
+        assert_eq!(error.ran(), farside::Ran::No);
+        if put > 0 {
+            let last = web.get("k").wait().expect("it may read").expect("it was put");
+            assert_eq!(last.value, (put - 1).to_string().into_bytes(), "what was put before is there");
+        }
+        // More again, by the same session.
+        node.reload(|name| Some(if name == "root" { "'*' = 'all'" } else { "default = ['all']" }));
+        until("it may put again", || web.put("k", "again").wait().is_ok());
+        // Nothing at all: the session ends, and another is not to be had.
+        node.reload(|name| (name == "root").then_some("'*' = 'all'"));
+        let mut error = None;
+        until("its session is over", || {
+            error = web.get("k").wait().err();
+            error.is_some()
+        });
+        let error = error.expect("it was refused");
+        assert!(error.to_string().contains("it has ended the session"), "{error}");
+        node.run_as("web", &["info"]).refused("none that it knows");
+        assert_eq!(root.get("k").wait().expect("others go on").expect("it was put").value, b"again");
+        // A file that is none leaves all as it was.
+        std::fs::write(node.path("tokens.toml"), "[[token").expect("ours");
+        node.node.signal(Signal::HUP);
+        until("it was refused", || node.node.said().contains("stay in force"));
+        root.put("k", "still").wait().expect("it may");
+        drop((web, root));
+    }
+}
+
+#[test]
+fn only_with_tokens_do_other_machines_reach_a_node() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let tokens = private(folder.path(), "tokens.toml", &entry(folder.path(), "a", &["--admin"]));
+    let tokens = tokens.to_str().expect("UTF-8");
+    let socket = path("node.sock");
+    for open in ["tcp://0.0.0.0:0", "udp://0.0.0.0:0", "tcp://[::]:0"] {
+        farside(["serve", "--memory", "8MiB", "--socket", &socket, "--listen", open])
+            .refused("open to other machines")
+            .refused("--tokens");
+    }
+    let udp = ["serve", "--memory", "8MiB", "--listen", "udp://0.0.0.0:0", "--tokens", tokens];
+    farside(udp).refused("read and forge").refused("--insecure-udp");
+    let arguments = ["--memory", "8MiB", "--listen", "udp://0.0.0.0:0", "--tokens", tokens, "--insecure-udp"];
+    let node = alone(&arguments, folder.path().join("udp"));
+    node.line();
+    assert!(node.said().contains("not authenticated"), "{}", node.said());
+    let node = alone(
+        &["--memory", "8MiB", "--listen", "tcp://0.0.0.0:0", "--tokens", tokens],
+        folder.path().join("tcp"),
+    );
+    node.line();
+    let port = node.line().rsplit(':').next().expect("a port").to_owned();
+    let url = format!("tcp://127.0.0.1:{port}");
+    farside(["info", "--pool", &url]).refused("asks for a token");
+    farside(["info", "--pool", &url, "--token-file", &path("a")]).done();
+}
+
+#[test]
+fn shm_is_not_served_beside_tokens_unless_all_are_trusted() {
+    let node = Guarded::start("tcp");
+    let file = node.path("tokens.toml");
+    let arguments =
+        ["serve", "--memory", "8MiB", "--listen", "tcp://127.0.0.1:0", "--socket", "/tmp/unused.sock"];
+    let arguments = arguments.into_iter().chain(["--tokens", file.to_str().expect("UTF-8")]);
+    farside(arguments).refused("--shm-trusts-all");
+    farside(["serve", "--tokens", "/nowhere"]).refused("--listen");
+    farside(["serve", "--shm-trusts-all", "--listen", "tcp://127.0.0.1:0"]).refused("--tokens");
+    drop(node);
+    let node = Guarded::with("tcp", &["--shm-trusts-all"]);
+    let shm = format!("shm:{}", node.path("node.sock").display());
+    farside(["kv", "put", "k", "v", "--pool", &shm]).done();
+    assert_eq!(node.run_as("reader", &["kv", "get", "k"]).done().out, b"v");
+}
+
+#[test]
+fn files_of_tokens_that_are_none_are_refused_with_the_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let good = entry(folder.path(), "a", &["--store", "default=read"]);
+    let with = |text: &str| {
+        let file = private(folder.path(), "tokens.toml", text);
+        let arguments = ["serve", "--memory", "8MiB", "--listen", "tcp://127.0.0.1:0", "--tokens"];
+        farside(arguments.iter().map(AsRef::as_ref).chain([file.as_os_str()]))
+    };
+    let hash = good.lines().find_map(|line| line.strip_prefix("sha256 = ")).expect("a hash");
+    let wrong = [
+        ("[[token", ":1:8", "no file of tokens"),
+        ("\n[[token]]\nname = 5", ":3:8", "invalid type"),
+        (&format!("{}\n\n[[token]]\nname = 'b'\nsecret = 'hunter2'", good.trim_end()), ":10:1", "unknown field `secret`"),
+        (&good.replace("read", "frob"), ":6:", "unknown variant `frob`"),
+        (&good.replace(hash, "'abc'"), ":3:", "64 hexadecimal digits"),
+        (&good.replace("name = \"a\"", "name = \"a b\""), "", "1 to 64 letters"),
+        (&format!("{good}{good}"), "", "two tokens are named 'a'"),
+        (&good.replace("\"read\"", ""), "", "no right to the store 'default'"),
+        ("tokens = []", ":1:1", "unknown field `tokens`"),
+    ];
+    for (text, place, reason) in wrong {
+        let ran = with(text).refused(reason).refused(&format!("tokens.toml{place}"));
+        assert!(!ran.err.contains("hunter2"), "a secret is told: {}", ran.err);
+    }
+    // Whoever could write to it, or see who may do what, must be its owner.
+    for mode in [0o640, 0o604, 0o620, 0o644] {
+        let file = private(folder.path(), "tokens.toml", &good);
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("ours");
+        let arguments = ["serve", "--memory", "8MiB", "--listen", "tcp://127.0.0.1:0", "--tokens"];
+        farside(arguments.iter().map(AsRef::as_ref).chain([file.as_os_str()])).refused("'chmod 600' it");
+    }
+    let serve = ["serve", "--memory", "8MiB", "--listen", "tcp://127.0.0.1:0", "--tokens"];
+    for (none, reason) in [
+        ("/nowhere/file", "could not read"),
+        ("/dev/null", "no file of secrets"),
+        ("/", "no file of secrets"),
+    ] {
+        farside(serve.iter().chain([&none])).refused(reason);
+        farside(["info", "--token-file", none]).refused(reason);
+    }
+    for token in ["", "\n", "two words", "ключ", &"x".repeat(513)] {
+        let file = private(folder.path(), "token", token);
+        farside(["info".as_ref(), "--token-file".as_ref(), file.as_os_str()]).refused("holds no token");
+    }
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).expect("a pipe");
+    farside(["info".as_ref(), "--token-file".as_ref(), pipe.as_os_str()]).refused("no file of secrets");
+}
+
+#[test]
+fn tokens_that_would_do_nothing_or_something_else_are_not_made() {
+    let wrong: [(&[&str], &str); 7] = [
+        (&["--name", "a"], "could do nothing"),
+        (&["--name", "a b", "--admin"], "1 to 64 letters"),
+        (&["--name", "", "--admin"], "1 to 64 letters"),
+        (&["--name", "a", "--store", "default"], "default=read,write"),
+        (&["--name", "a", "--store", "default="], "`allocate`"),
+        (&["--name", "a", "--store", "default=frob"], "`all` is every one"),
+        (&["--name", "a", "--store", "a/b=read"], "is no store"),
+    ];
+    for (arguments, remedy) in wrong {
+        farside([&["token", "new"], arguments].concat()).refused(remedy);
+    }
+}
