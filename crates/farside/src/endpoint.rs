@@ -2,6 +2,7 @@
 
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Idle, Turns};
+use farside_fabrics::layer::fault::FaultLine;
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::ring::RingLine;
 use farside_fabrics::session::endpoint::Endpoint as Remote;
@@ -25,6 +26,10 @@ pub enum Endpoint {
     Tcp(Box<Remote<TcpLine>>),
     /// `ring`: the node's engine runs them.
     Ring(Box<Remote<RingLine>>),
+    /// `udp` with faults.
+    FaultyUdp(Box<Remote<FaultLine<UdpLine>>>),
+    /// `tcp` with faults.
+    FaultyTcp(Box<Remote<FaultLine<TcpLine>>>),
 }
 
 /// The same of whichever it is.
@@ -35,6 +40,8 @@ macro_rules! either {
             Endpoint::Udp($inner) => $then,
             Endpoint::Tcp($inner) => $then,
             Endpoint::Ring($inner) => $then,
+            Endpoint::FaultyUdp($inner) => $then,
+            Endpoint::FaultyTcp($inner) => $then,
         }
     };
 }
@@ -54,7 +61,7 @@ impl Endpoint {
     pub fn memory(&self) -> Option<&Arc<Mapping>> {
         match self {
             Endpoint::Direct(direct) => Some(direct.memory()),
-            Endpoint::Udp(_) | Endpoint::Tcp(_) | Endpoint::Ring(_) => None,
+            _ => None,
         }
     }
 

@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use farside_fabrics::executor::block_on;
+use farside_fabrics::layer::fault::{FaultLine, Faults, Strikes, Struck};
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_fabrics::ring::RingLine;
@@ -23,6 +24,7 @@ use farside_systems::kv::prism_kv::service::PrismKvKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The memory node that a url names. Cheap to clone, and shared by threads.
 #[derive(Clone)]
@@ -30,6 +32,14 @@ pub struct Pool {
     url: String,
     reach: Reach,
     token: Option<Arc<str>>,
+    faults: Option<Arc<Injected>>,
+}
+
+/// Faults of all carriers of a pool.
+struct Injected {
+    faults: Faults,
+    struck: Arc<Struck>,
+    carriers: AtomicU64,
 }
 
 /// How to connect. Its text never shows the token.
@@ -119,7 +129,7 @@ pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
         )));
     }
     let token = options.token.as_deref().map(Arc::from);
-    let pool = Pool { url: url.to_owned(), reach: reach(url)?, token };
+    let pool = Pool { url: url.to_owned(), reach: reach(url)?, token, faults: None };
     if let Reach::Local(_) = pool.reach {
         let quota = pool.info()?.unassigned_bytes * 9 / 10;
         pool.create_store(&NewStore::prism_kv("default", quota >> 20 << 20))?;
@@ -274,7 +284,34 @@ impl Pool {
     #[doc(hidden)]
     pub fn serve_here(memory: u64) -> Result<Pool, Error> {
         let host = Host::start(Mapping::create(memory, Pages::Auto)?, kinds(), host::Options::default())?;
-        Ok(Pool { url: format!("local:{memory}"), reach: Reach::Local(Arc::new(host)), token: None })
+        Ok(Pool {
+            url: format!("local:{memory}"),
+            reach: Reach::Local(Arc::new(host)),
+            token: None,
+            faults: None,
+        })
+    }
+
+    /// The same node, to which datagrams go with these faults, and come back with them.
+    ///
+    /// # Errors
+    /// What carries them there cannot have such faults.
+    #[doc(hidden)]
+    pub fn with_faults(self, faults: Faults) -> Result<Pool, Error> {
+        let checked = match self.reach {
+            Reach::Udp(_) => faults.check(UdpLine::IS_RELIABLE).map_err(|impossible| impossible.0),
+            Reach::Tcp(_) => faults.check(TcpLine::IS_RELIABLE).map_err(|impossible| impossible.0),
+            _ => Err("no datagram goes there that could meet with faults: use udp:// or tcp://".into()),
+        };
+        checked.map_err(|reason| Error::Url(format!("{}: {reason}", self.url)))?;
+        let injected = Injected { faults, struck: Arc::default(), carriers: AtomicU64::new(0) };
+        Ok(Pool { faults: Some(Arc::new(injected)), ..self })
+    }
+
+    /// What has struck so far, of the faults that it was given.
+    #[doc(hidden)]
+    pub fn strikes(&self) -> Option<Strikes> {
+        self.faults.as_ref().map(|injected| injected.struck.so_far())
     }
 
     /// A session with the node, for the calling thread.
@@ -294,8 +331,20 @@ impl Pool {
                 let node: Arc<dyn LocalNode> = Arc::clone(host) as _;
                 Ok(Endpoint::Direct(local::connect(&node)?))
             }
-            Reach::Udp(address) => Ok(Endpoint::Udp(self.dialled(UdpLine::connect(*address))?)),
-            Reach::Tcp(address) => Ok(Endpoint::Tcp(self.dialled(TcpLine::connect(*address))?)),
+            Reach::Udp(address) => {
+                let line = UdpLine::connect(*address);
+                match &self.faults {
+                    None => Ok(Endpoint::Udp(self.dialled(line)?)),
+                    Some(injected) => Ok(Endpoint::FaultyUdp(self.dialled(injected.strike(line))?)),
+                }
+            }
+            Reach::Tcp(address) => {
+                let line = TcpLine::connect(*address);
+                match &self.faults {
+                    None => Ok(Endpoint::Tcp(self.dialled(line)?)),
+                    Some(injected) => Ok(Endpoint::FaultyTcp(self.dialled(injected.strike(line))?)),
+                }
+            }
             Reach::Ring(path) => Ok(Endpoint::Ring(self.remote(RingLine::connect(path)?)?)),
         }
     }
@@ -316,6 +365,13 @@ impl Pool {
         let identity = u128::from(random()) << 64 | u128::from(random());
         let token = self.token.as_ref().map_or_else(Vec::new, |token| token.as_bytes().to_vec());
         Config { identity, incarnation: 1, nonce: random(), token, ..Config::default() }
+    }
+}
+
+impl Injected {
+    fn strike<L: Line>(&self, line: std::io::Result<L>) -> std::io::Result<FaultLine<L>> {
+        let faults = self.faults.of_carrier(self.carriers.fetch_add(1, Ordering::Relaxed));
+        Ok(FaultLine::new(line?, &faults, &self.struck).expect("they were checked when they were given"))
     }
 }
 

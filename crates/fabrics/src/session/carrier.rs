@@ -7,6 +7,7 @@
 use super::server::Address;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 /// The carrier will carry nothing more, for the reason that it contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +61,11 @@ pub trait Line {
     fn may_sleep(&self) -> bool {
         true
     }
+
+    /// How long one may sleep at most although nothing arrives, where that matters: something waits for its time.
+    fn sleep_max(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// What an engine's port has received.
@@ -111,5 +117,10 @@ pub trait Port: Send {
     /// Asks to be woken by the descriptor. False if something has arrived meanwhile.
     fn may_sleep(&mut self) -> bool {
         true
+    }
+
+    /// How long one may sleep at most although nothing arrives, where that matters: something waits for its time.
+    fn sleep_max(&self) -> Option<Duration> {
+        None
     }
 }

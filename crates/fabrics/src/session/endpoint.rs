@@ -189,12 +189,7 @@ impl<L: Line> Endpoint<L> {
             if !self.line.may_sleep() {
                 cx.waker().wake_by_ref();
             }
-            sleep = self
-                .state
-                .borrow()
-                .client
-                .next_timeout()
-                .map(|at| Box::pin(timer::sleep(at.saturating_sub(now))));
+            sleep = self.sleep_max(now).map(|wait| Box::pin(timer::sleep(wait)));
             if let Some(sleep) = &mut sleep
                 && sleep.as_mut().poll(cx).is_ready()
             {
@@ -203,6 +198,12 @@ impl<L: Line> Endpoint<L> {
             Poll::Pending
         })
         .await
+    }
+
+    /// How long nobody need look although nothing arrives.
+    fn sleep_max(&self, now: Duration) -> Option<Duration> {
+        let timeout = self.state.borrow().client.next_timeout().map(|at| at.saturating_sub(now));
+        [timeout, self.line.sleep_max()].into_iter().flatten().min()
     }
 
     fn check(&self, node: NodeId) -> Result<(), FabricError> {
@@ -309,6 +310,7 @@ fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Grant
         if line.may_sleep() {
             let wake_at = client.next_timeout().map_or(until, |at| at.min(until));
             let wait = wake_at.saturating_sub(timer::now());
+            let wait = line.sleep_max().map_or(wait, |most| most.min(wait));
             let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
             let fd = line.fd();
             // Interrupted or not: it looks again.
@@ -543,8 +545,7 @@ impl<L: Line> Turns for Endpoint<L> {
             }
         }
         if self.line.may_sleep() {
-            let timeout = self.state.borrow().client.next_timeout();
-            core.sleep_on(self.line.fd(), timeout.map(|at| at.saturating_sub(timer::now())));
+            core.sleep_on(self.line.fd(), self.sleep_max(timer::now()));
         }
         self.look();
         let mut state = self.state.borrow_mut();

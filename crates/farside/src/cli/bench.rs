@@ -3,10 +3,12 @@
 mod floor;
 mod session;
 
-use super::{Done, Failure, value_size};
+use super::{Done, Failure, duration, value_size};
 use clap::ValueEnum;
 use farside_bench::report::ycsb_table;
 use farside_bench::workload::{Distribution, Workload};
+use farside_fabrics::layer::delay::Distance;
+use farside_fabrics::layer::fault::Faults;
 pub(super) use session::{Asked, Session};
 use std::time::Duration;
 
@@ -93,6 +95,13 @@ struct Ycsb {
     /// Make values prove themselves: nobody may see a key go back, or a value torn
     #[arg(long)]
     verify: bool,
+    /// Put the node so far away, one way: what would this be worth over such a network? For example 20us
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    delay: Option<Duration>,
+    /// Let datagrams meet with faults, each with a probability: loss, duplicate, reorder (udp alone), delay, reset;
+    /// wait=100us..2ms says how long a late one takes, and seed=N draws others. For example loss=0.02,reorder=0.02
+    #[arg(long, value_name = "NAME=VALUE,...", value_parser = faults)]
+    fault: Option<Faults>,
     /// Use this node instead of starting one; the run makes a store of its own there, and drops it at the end
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
@@ -151,11 +160,16 @@ impl Ycsb {
             slot_cache: self.slot_cache as usize,
             collision_free: self.collision_free,
             verify: self.verify,
+            distance: self.delay.map(|one_way| Distance { one_way, ..Distance::default() }),
+            faults: self.fault,
             quiet: false,
         };
         let session = Session::start(asked)?;
         note!("warming up, then measuring for {} s ...", self.seconds);
         let report = session.measure(duration)?;
+        if let Some(strikes) = session.strikes() {
+            note!("faults: {strikes}");
+        }
         drop(session);
         if self.json {
             tell!("{}", serde_json::to_string(&report)?);
@@ -169,6 +183,41 @@ impl Ycsb {
             }
         }
     }
+}
+
+/// For clap: faults, such as `loss=0.02,wait=1ms..5ms,seed=7`.
+fn faults(text: &str) -> Result<Faults, String> {
+    let mut faults = Faults::default();
+    for part in text.split(',') {
+        let (name, value) =
+            part.split_once('=').ok_or_else(|| format!("'{part}' is no fault: write it like loss=0.02"))?;
+        let probability = match name {
+            "loss" => &mut faults.loss,
+            "duplicate" => &mut faults.duplicate,
+            "reorder" => &mut faults.reorder,
+            "delay" => &mut faults.delay,
+            "reset" => &mut faults.reset,
+            "seed" => {
+                faults.seed =
+                    value.parse().map_err(|_| format!("'{value}' is no seed: give a whole number"))?;
+                continue;
+            }
+            "wait" => {
+                let (least, most) = value.split_once("..").unwrap_or((value, value));
+                faults.wait = duration(least)?..=duration(most)?;
+                continue;
+            }
+            _ => {
+                return Err(format!(
+                    "there is no fault '{name}': name loss, duplicate, reorder, delay or reset, or wait or seed"
+                ));
+            }
+        };
+        *probability =
+            value.parse().map_err(|_| format!("'{value}' is no probability of {name}: give 0 to 1"))?;
+    }
+    faults.check(false).map_err(|impossible| impossible.0)?;
+    Ok(faults)
 }
 
 fn seconds(seconds: f64) -> Result<Duration, Failure> {

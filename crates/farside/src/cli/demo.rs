@@ -98,6 +98,8 @@ impl Demo {
             slot_cache: 0,
             collision_free: false,
             verify: false,
+            distance: None,
+            faults: None,
             quiet: false,
         })
     }

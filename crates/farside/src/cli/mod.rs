@@ -255,6 +255,7 @@ fn quota(text: &str) -> Result<u64, String> {
 fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
+        "us" => Some(1e-6),
         "ms" => Some(1e-3),
         "s" | "" => Some(1.0),
         "m" => Some(60.0),

@@ -361,7 +361,11 @@ fn files_of_tokens_that_are_none_are_refused_with_the_place() {
     let wrong = [
         ("[[token", ":1:8", "no file of tokens"),
         ("\n[[token]]\nname = 5", ":3:8", "invalid type"),
-        (&format!("{}\n\n[[token]]\nname = 'b'\nsecret = 'hunter2'", good.trim_end()), ":10:1", "unknown field `secret`"),
+        (
+            &format!("{}\n\n[[token]]\nname = 'b'\nsecret = 'hunter2'", good.trim_end()),
+            ":10:1",
+            "unknown field `secret`",
+        ),
         (&good.replace("read", "frob"), ":6:", "unknown variant `frob`"),
         (&good.replace(hash, "'abc'"), ":3:", "64 hexadecimal digits"),
         (&good.replace("name = \"a\"", "name = \"a b\""), "", "1 to 64 letters"),

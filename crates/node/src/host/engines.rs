@@ -350,11 +350,13 @@ impl<P: Port> Desk<P> {
                 PollFd::from_borrowed_fd(self.port.fd(), PollFlags::IN),
                 PollFd::new(&mail.bell, PollFlags::IN),
             ];
-            let wait = self.expires_at.saturating_sub(self.began.elapsed());
-            let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+            let expiry = self.expires_at.saturating_sub(self.began.elapsed());
             // Nobody's silence matters where there is nobody.
-            let wait = if self.server.sessions() > 0 { Some(&wait) } else { None };
-            let _interrupted_or_not = poll(&mut fds, wait);
+            let expiry = (self.server.sessions() > 0).then_some(expiry);
+            let wait = [expiry, self.port.sleep_max()].into_iter().flatten().min();
+            let wait = wait
+                .map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() });
+            let _interrupted_or_not = poll(&mut fds, wait.as_ref());
             if !fds[1].revents().is_empty() {
                 let _emptied = rustix::io::read(&mail.bell, &mut [0; 8]);
             }

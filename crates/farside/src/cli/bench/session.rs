@@ -3,12 +3,15 @@
 use super::{FEWER_RECORDS, FabricArg};
 use crate::cli::{Failure, check_available, connect, human_bytes, progress, signals};
 use farside::config::Settings;
+use farside::parts::Endpoint;
 use farside::{NewStore, Pool};
 use farside_bench::driver::{Run, Tally};
 use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
 use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, Turns, block_on};
 use farside_fabrics::layer::count::Count;
+use farside_fabrics::layer::delay::{Delay, Distance};
+use farside_fabrics::layer::fault::{Faults, Strikes};
 use farside_fabrics::memory::Mapping;
 use farside_node::catalog::Division;
 use farside_remote::NodeId;
@@ -39,6 +42,9 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) slot_cache: usize,
     pub(in crate::cli) collision_free: bool,
     pub(in crate::cli) verify: bool,
+    /// How far away the node is to be, besides what is there.
+    pub(in crate::cli) distance: Option<Distance>,
+    pub(in crate::cli) faults: Option<Faults>,
     pub(in crate::cli) quiet: bool,
 }
 
@@ -110,6 +116,11 @@ impl Session {
                 None
             }
         };
+        // The store is there by now: faults strike what is done in it.
+        let pool = match &asked.faults {
+            Some(faults) => pool.with_faults(faults.clone())?,
+            None => pool,
+        };
         let memory = pool.endpoint_here()?.memory().map(Arc::clone);
         let session = Session { asked, store, pool, run, _lent: lent, _memory: memory, node };
         session.load()?;
@@ -119,6 +130,11 @@ impl Session {
     /// The pid of the node that was started.
     pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
         self.node.as_ref().map(|node| node.child.id())
+    }
+
+    /// How often the faults struck that were asked for.
+    pub(in crate::cli) fn strikes(&self) -> Option<Strikes> {
+        self.pool.strikes()
     }
 
     fn load(&self) -> Result<(), Failure> {
@@ -204,18 +220,38 @@ impl Session {
         self.run.stop();
     }
 
-    /// One client thread: warms up, then counts from there to the end.
     fn client(&self, thread: u32, warm: &mpsc::Sender<()>) -> Result<Ended, Failure> {
         let endpoint = Rc::new(self.pool.endpoint_here()?);
+        match self.asked.distance {
+            None => self.client_over(&endpoint, &endpoint, thread, warm),
+            Some(distance) => {
+                let distance = Distance { seed: thread.into(), ..distance };
+                let far = Rc::new(Delay::new(Rc::clone(&endpoint), distance));
+                self.client_over(&far, &endpoint, thread, warm)
+            }
+        }
+    }
+
+    /// One client thread: warms up, then counts from there to the end. What `fabric` asks goes by `endpoint`.
+    fn client_over<F>(
+        &self,
+        fabric: &Rc<F>,
+        endpoint: &Endpoint,
+        thread: u32,
+        warm: &mpsc::Sender<()>,
+    ) -> Result<Ended, Failure>
+    where
+        F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
+    {
         let drawn = self.run.thread(thread);
         let mut kvs = Vec::new();
         for _ in 0..self.asked.tasks {
-            kvs.push(self.kv(&endpoint)?);
+            kvs.push(self.kv(fabric)?);
         }
-        let mut core = Core::new(&endpoint);
+        let mut core = Core::new(fabric);
         let mark = std::cell::Cell::new(None);
         for (task, kv) in (0u32..).zip(&mut kvs) {
-            let (endpoint, drawn, mark) = (&endpoint, &drawn, &mark);
+            let (drawn, mark) = (&drawn, &mark);
             core.spawn(async move {
                 let writer = thread * self.asked.tasks + task;
                 if task == 0 {

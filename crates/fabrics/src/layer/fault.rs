@@ -1,0 +1,595 @@
+//! Makes a carrier lose, double, reorder, delay and break, by a seed: so that what must hold under faults is tried
+//! over real sockets.
+//!
+//! [`FaultLine`] wraps a client's end, [`FaultPort`] an engine's; each strikes what goes out and what comes in. What is
+//! held back leaves when its time has come, and whoever sleeps is told when that is. Invariant: what strikes which
+//! datagram is decided by the seed and the datagrams before it alone. Invariant: what a reliable carrier has carried
+//! stays whole and in order, until it breaks.
+
+use super::Draw;
+use crate::session::carrier::{Arrival, Broken, Line, Port};
+use crate::timer;
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What goes wrong: for each datagram, in either direction, how likely each is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Faults {
+    /// It is lost.
+    pub loss: f64,
+    /// It arrives twice, the second time later.
+    pub duplicate: f64,
+    /// It waits, and others overtake it.
+    pub reorder: f64,
+    /// It waits, and all others behind it.
+    pub delay: f64,
+    /// The carrier breaks.
+    pub reset: f64,
+    /// How long it waits, if it does.
+    pub wait: RangeInclusive<Duration>,
+    /// What chance is drawn from.
+    pub seed: u64,
+}
+
+impl Default for Faults {
+    fn default() -> Faults {
+        let wait = Duration::from_micros(100)..=Duration::from_millis(2);
+        Faults { loss: 0.0, duplicate: 0.0, reorder: 0.0, delay: 0.0, reset: 0.0, wait, seed: 1 }
+    }
+}
+
+/// Such faults cannot be, for the reason that it contains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Impossible(pub String);
+
+impl std::fmt::Display for Impossible {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Impossible {}
+
+impl Faults {
+    /// Whether a carrier can have them.
+    ///
+    /// # Errors
+    /// What is wrong, and what to ask for instead.
+    pub fn check(&self, is_reliable: bool) -> Result<(), Impossible> {
+        let Faults { loss, duplicate, reorder, delay, reset, .. } = *self;
+        let named = [
+            ("loss", loss),
+            ("duplicate", duplicate),
+            ("reorder", reorder),
+            ("delay", delay),
+            ("reset", reset),
+        ];
+        for (name, probability) in named {
+            if !(0.0..=1.0).contains(&probability) {
+                return Err(Impossible(format!("{name}={probability} is no probability: give 0 to 1")));
+            }
+            if is_reliable && probability > 0.0 && !matches!(name, "delay" | "reset") {
+                return Err(Impossible(format!(
+                    "{name}={probability}: this carrier brings every datagram, once and in order, and its users count \
+                     on that: ask for delay and reset alone, or use udp"
+                )));
+            }
+        }
+        if self.wait.is_empty() {
+            return Err(Impossible(format!(
+                "a wait of {:?} to {:?} is none: begin with the shorter",
+                self.wait.start(),
+                self.wait.end()
+            )));
+        }
+        Ok(())
+    }
+
+    /// The same faults by a seed of its own: for the `nth` of several carriers.
+    #[must_use]
+    pub fn of_carrier(&self, nth: u64) -> Faults {
+        Faults { seed: Draw(self.seed ^ nth.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(), ..self.clone() }
+    }
+}
+
+/// How often each fault has struck, in both directions. Shared by those whose counts are to be one.
+#[derive(Debug, Default)]
+pub struct Struck {
+    datagrams: AtomicU64,
+    lost: AtomicU64,
+    duplicated: AtomicU64,
+    reordered: AtomicU64,
+    delayed: AtomicU64,
+    resets: AtomicU64,
+}
+
+/// [`Struck`] as it was at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strikes {
+    /// Datagrams that were judged.
+    pub datagrams: u64,
+    /// Of them that were lost.
+    pub lost: u64,
+    /// That arrive twice.
+    pub duplicated: u64,
+    /// That others could overtake.
+    pub reordered: u64,
+    /// Behind which all others waited.
+    pub delayed: u64,
+    /// Carriers that broke.
+    pub resets: u64,
+}
+
+impl Struck {
+    /// What has struck so far.
+    pub fn so_far(&self) -> Strikes {
+        // Relaxed, as where they are counted: nothing else is told by them.
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Strikes {
+            datagrams: read(&self.datagrams),
+            lost: read(&self.lost),
+            duplicated: read(&self.duplicated),
+            reordered: read(&self.reordered),
+            delayed: read(&self.delayed),
+            resets: read(&self.resets),
+        }
+    }
+}
+
+impl std::fmt::Display for Strikes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "of {} datagrams {} lost, {} doubled, {} overtaken, {} late; {} resets",
+            self.datagrams, self.lost, self.duplicated, self.reordered, self.delayed, self.resets
+        )
+    }
+}
+
+fn count(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+/// One direction of a carrier: judges what goes there, and holds back what is late.
+struct Way<A> {
+    faults: Faults,
+    draw: Draw,
+    struck: Arc<Struck>,
+    held: BinaryHeap<Reverse<Held<A>>>,
+    /// Nothing leaves before this, but what may be overtaken.
+    not_before: Duration,
+    count: u64,
+}
+
+struct Held<A> {
+    /// When it leaves, and the how many-th it was: those of one moment keep their order.
+    due: (Duration, u64),
+    whose: A,
+    datagram: Vec<u8>,
+}
+
+impl<A> PartialEq for Held<A> {
+    fn eq(&self, other: &Self) -> bool {
+        self.due == other.due
+    }
+}
+impl<A> Eq for Held<A> {}
+impl<A> PartialOrd for Held<A> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<A> Ord for Held<A> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.due.cmp(&other.due)
+    }
+}
+
+/// The carrier is to break.
+#[derive(Debug, PartialEq, Eq)]
+struct Reset;
+
+impl<A: Copy + PartialEq> Way<A> {
+    fn new(faults: &Faults, nth: u64, struck: &Arc<Struck>) -> Way<A> {
+        Way {
+            faults: faults.clone(),
+            draw: Draw(faults.of_carrier(nth).seed),
+            struck: Arc::clone(struck),
+            held: BinaryHeap::new(),
+            not_before: Duration::ZERO,
+            count: 0,
+        }
+    }
+
+    /// Passes the datagram on, now or later, once, twice or never.
+    fn judge(
+        &mut self,
+        now: Duration,
+        whose: A,
+        datagram: &[u8],
+        mut pass: impl FnMut(A, &[u8]),
+    ) -> Result<(), Reset> {
+        self.release(now, &mut pass);
+        let Faults { loss, duplicate, reorder, delay, reset, .. } = self.faults;
+        count(&self.struck.datagrams);
+        if self.draw.is(reset) {
+            count(&self.struck.resets);
+            return Err(Reset);
+        }
+        if self.draw.is(loss) {
+            count(&self.struck.lost);
+            return Ok(());
+        }
+        let mut due = now.max(self.not_before);
+        if self.draw.is(reorder) {
+            count(&self.struck.reordered);
+            due += self.wait();
+        } else if self.draw.is(delay) {
+            count(&self.struck.delayed);
+            due = due.max(now + self.wait());
+            self.not_before = due;
+        }
+        if self.draw.is(duplicate) {
+            count(&self.struck.duplicated);
+            let later = due + self.wait();
+            self.hold(later, whose, datagram);
+        }
+        if due <= now {
+            pass(whose, datagram);
+        } else {
+            self.hold(due, whose, datagram);
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Duration {
+        let (least, most) = (*self.faults.wait.start(), *self.faults.wait.end());
+        least + self.draw.up_to(most - least)
+    }
+
+    fn hold(&mut self, due: Duration, whose: A, datagram: &[u8]) {
+        self.count += 1;
+        self.held.push(Reverse(Held { due: (due, self.count), whose, datagram: datagram.to_vec() }));
+    }
+
+    /// Passes on what was held back until now. False if there was nothing.
+    fn release(&mut self, now: Duration, mut pass: impl FnMut(A, &[u8])) -> bool {
+        let mut has_passed = false;
+        while self.due().is_some_and(|due| due <= now)
+            && let Some(Reverse(held)) = self.held.pop()
+        {
+            pass(held.whose, &held.datagram);
+            has_passed = true;
+        }
+        has_passed
+    }
+
+    /// When the next of those that are held back leaves.
+    fn due(&self) -> Option<Duration> {
+        self.held.peek().map(|Reverse(held)| held.due.0)
+    }
+
+    /// Drops what is held back for one whose carrier is gone.
+    fn forget(&mut self, whose: A) {
+        self.held.retain(|Reverse(held)| held.whose != whose);
+    }
+}
+
+/// How long until the earlier of two moments.
+fn until(now: Duration, due: [Option<Duration>; 2]) -> Option<Duration> {
+    due.into_iter().flatten().min().map(|due| due.saturating_sub(now))
+}
+
+/// A client's end of a carrier, with faults in both directions. One that was reset carries nothing more; the node
+/// hears of that when it is dropped.
+pub struct FaultLine<L> {
+    inner: L,
+    out: RefCell<Way<()>>,
+    back: RefCell<Way<()>>,
+    is_reset: Cell<bool>,
+}
+
+impl<L: Line> FaultLine<L> {
+    /// Strikes `inner` with `faults`, and counts in `struck`.
+    ///
+    /// # Errors
+    /// This carrier cannot have them.
+    pub fn new(inner: L, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultLine<L>, Impossible> {
+        faults.check(L::IS_RELIABLE)?;
+        let [out, back] = [0, 1].map(|way| RefCell::new(Way::new(faults, way, struck)));
+        Ok(FaultLine { inner, out, back, is_reset: Cell::new(false) })
+    }
+
+    fn check(&self) -> Result<(), Broken> {
+        if self.is_reset.get() { Err(self.reset()) } else { Ok(()) }
+    }
+
+    fn reset(&self) -> Broken {
+        self.is_reset.set(true);
+        Broken("the connection was reset, as the fault layer was told".into())
+    }
+
+    /// Sends what was held back until now. False if there was nothing.
+    fn send_held(&self, now: Duration) -> Result<bool, Broken> {
+        let mut sent = Ok(());
+        let has_sent = self.out.borrow_mut().release(now, |(), datagram| {
+            if sent.is_ok() {
+                sent = self.inner.send(datagram);
+            }
+        });
+        sent.map(|()| has_sent)
+    }
+}
+
+impl<L: Line> Line for FaultLine<L> {
+    const IS_RELIABLE: bool = L::IS_RELIABLE;
+
+    fn datagram_max(&self) -> usize {
+        self.inner.datagram_max()
+    }
+
+    fn inbound_bytes(&self) -> usize {
+        self.inner.inbound_bytes()
+    }
+
+    fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
+        self.check()?;
+        let mut sent = Ok(());
+        let judged = self.out.borrow_mut().judge(timer::now(), (), datagram, |(), datagram| {
+            if sent.is_ok() {
+                sent = self.inner.send(datagram);
+            }
+        });
+        judged.map_err(|Reset| self.reset())?;
+        sent
+    }
+
+    fn flush(&self) -> Result<(), Broken> {
+        self.check()?;
+        self.send_held(timer::now())?;
+        self.inner.flush()
+    }
+
+    fn receive(&self, mut take: impl FnMut(&[u8])) -> Result<bool, Broken> {
+        self.check()?;
+        let now = timer::now();
+        if self.send_held(now)? {
+            self.inner.flush()?;
+        }
+        let mut back = self.back.borrow_mut();
+        let mut judged = Ok(());
+        let received = self.inner.receive(|datagram| {
+            if judged.is_ok() {
+                judged = back.judge(now, (), datagram, |(), datagram| take(datagram));
+            }
+        });
+        judged.map_err(|Reset| self.reset())?;
+        // What a carrier brought before it broke has arrived.
+        let until = if received.is_ok() { now } else { Duration::MAX };
+        let has_released = back.release(until, |(), datagram| take(datagram));
+        received.map(|has_received| has_received || has_released)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd()
+    }
+
+    fn may_sleep(&self) -> bool {
+        self.inner.may_sleep() && self.sleep_max() != Some(Duration::ZERO)
+    }
+
+    fn sleep_max(&self) -> Option<Duration> {
+        let held = until(timer::now(), [self.out.borrow().due(), self.back.borrow().due()]);
+        [held, self.inner.sleep_max()].into_iter().flatten().min()
+    }
+}
+
+/// An engine's end of a carrier, with faults in both directions. A reset strikes one client.
+pub struct FaultPort<P: Port> {
+    inner: P,
+    out: Way<P::Address>,
+    back: Way<P::Address>,
+    /// Those that were reset, of whom the engine has not heard.
+    reset: Vec<P::Address>,
+}
+
+impl<P: Port> FaultPort<P> {
+    /// Strikes `inner` with `faults`, and counts in `struck`.
+    ///
+    /// # Errors
+    /// This carrier cannot have them.
+    pub fn new(inner: P, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultPort<P>, Impossible> {
+        faults.check(P::IS_RELIABLE)?;
+        let [out, back] = [0, 1].map(|way| Way::new(faults, way, struck));
+        Ok(FaultPort { inner, out, back, reset: Vec::new() })
+    }
+}
+
+impl<P: Port<Address: Send>> Port for FaultPort<P> {
+    type Address = P::Address;
+
+    const IS_RELIABLE: bool = P::IS_RELIABLE;
+
+    fn datagram_max(&self) -> usize {
+        self.inner.datagram_max()
+    }
+
+    fn receive(&mut self, mut take: impl FnMut(P::Address, Arrival<'_>)) -> Result<bool, Broken> {
+        let FaultPort { inner, out, back, reset } = self;
+        let now = timer::now();
+        if out.release(now, |to, datagram| inner.send(to, datagram)) {
+            inner.flush();
+        }
+        let received = inner.receive(|from, arrival| match arrival {
+            Arrival::Datagram(datagram) => {
+                let judged =
+                    back.judge(now, from, datagram, |from, datagram| take(from, Arrival::Datagram(datagram)));
+                if judged.is_err() {
+                    reset.push(from);
+                }
+            }
+            Arrival::HungUp => {
+                back.forget(from);
+                out.forget(from);
+                take(from, Arrival::HungUp);
+            }
+        })?;
+        let mut has_more = back.release(now, |from, datagram| take(from, Arrival::Datagram(datagram)));
+        for from in reset.drain(..) {
+            back.forget(from);
+            out.forget(from);
+            inner.hang_up(from);
+            take(from, Arrival::HungUp);
+            has_more = true;
+        }
+        Ok(received || has_more)
+    }
+
+    fn send(&mut self, to: P::Address, datagram: &[u8]) {
+        let FaultPort { inner, out, reset, .. } = self;
+        let judged = out.judge(timer::now(), to, datagram, |to, datagram| inner.send(to, datagram));
+        if judged.is_err() {
+            reset.push(to);
+        }
+    }
+
+    fn flush(&mut self) {
+        let FaultPort { inner, out, .. } = self;
+        out.release(timer::now(), |to, datagram| inner.send(to, datagram));
+        inner.flush();
+    }
+
+    fn hang_up(&mut self, address: P::Address) {
+        self.inner.hang_up(address);
+    }
+
+    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = P::Address>) {
+        self.inner.hang_up_on_strangers(known);
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.inner.may_sleep() && self.reset.is_empty() && self.sleep_max() != Some(Duration::ZERO)
+    }
+
+    fn sleep_max(&self) -> Option<Duration> {
+        let held = until(timer::now(), [self.out.due(), self.back.due()]);
+        [held, self.inner.sleep_max()].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// What becomes of a thousand datagrams, one a millisecond: which left, in which order, and when.
+    fn story(faults: &Faults) -> (Vec<(Duration, u32)>, Strikes) {
+        let struck = Arc::default();
+        let mut way = Way::new(faults, 0, &struck);
+        let mut left = Vec::new();
+        for step in 0..1100u32 {
+            let now = MS * step;
+            let mut pass = |(), datagram: &[u8]| {
+                left.push((now, u32::from_le_bytes(datagram.try_into().expect("four bytes"))));
+            };
+            if step < 1000 {
+                assert_eq!(way.judge(now, (), &step.to_le_bytes(), &mut pass), Ok(()));
+            } else {
+                way.release(now, &mut pass);
+            }
+            assert!(way.due().is_none_or(|due| due > now), "whoever sleeps until then is not late");
+        }
+        assert_eq!(way.due(), None, "all that was held back has left");
+        (left, struck.so_far())
+    }
+
+    fn faults() -> Faults {
+        Faults { wait: 2 * MS..=20 * MS, seed: 7, ..Faults::default() }
+    }
+
+    #[test]
+    fn the_same_seed_tells_the_same_story() {
+        let all = Faults { loss: 0.1, duplicate: 0.1, reorder: 0.1, delay: 0.01, ..faults() };
+        assert_eq!(story(&all), story(&all));
+        assert_ne!(story(&all), story(&Faults { seed: 8, ..all.clone() }));
+        assert_ne!(all.of_carrier(1).seed, all.of_carrier(2).seed);
+    }
+
+    #[test]
+    fn each_fault_does_what_it_says_and_is_counted() {
+        let numbers = |left: &[(Duration, u32)]| left.iter().map(|&(_, number)| number).collect::<Vec<_>>();
+        let in_order: Vec<u32> = (0..1000).collect();
+
+        let (left, struck) = story(&faults());
+        assert_eq!(
+            (numbers(&left), struck),
+            (in_order.clone(), Strikes { datagrams: 1000, ..Strikes::default() })
+        );
+
+        let (left, struck) = story(&Faults { loss: 0.1, ..faults() });
+        assert!((50..200).contains(&struck.lost), "{struck}");
+        assert_eq!(left.len() as u64, 1000 - struck.lost);
+        assert!(left.is_sorted());
+
+        let (left, struck) = story(&Faults { duplicate: 0.1, ..faults() });
+        assert!((50..200).contains(&struck.duplicated), "{struck}");
+        assert_eq!(left.len() as u64, 1000 + struck.duplicated);
+        let mut distinct = numbers(&left);
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct, in_order);
+
+        let (left, struck) = story(&Faults { reorder: 0.1, ..faults() });
+        assert!((50..200).contains(&struck.reordered), "{struck}");
+        let overtaken = left.windows(2).filter(|pair| pair[0].1 > pair[1].1).count();
+        assert!(left.len() == 1000 && overtaken > 20, "{overtaken}");
+        assert!(left.iter().all(|&(at, number)| at >= MS * number && at <= MS * number + 21 * MS));
+
+        let (left, struck) = story(&Faults { delay: 0.1, ..faults() });
+        assert!((50..200).contains(&struck.delayed), "{struck}");
+        assert_eq!(numbers(&left), in_order, "none overtakes another");
+        assert!(left.iter().any(|&(at, number)| at >= MS * number + 2 * MS));
+    }
+
+    #[test]
+    fn a_reset_comes_in_its_time() {
+        let struck = Arc::default();
+        let mut way = Way::new(&Faults { reset: 0.01, ..faults() }, 0, &struck);
+        let judged = (0..10_000).position(|_| way.judge(MS, (), b"?", |(), _| {}).is_err());
+        assert!(judged.is_some_and(|judged| judged < 2000), "{judged:?}");
+        assert_eq!(struck.so_far().resets, 1);
+    }
+
+    #[test]
+    fn a_reliable_carrier_can_be_late_and_break_and_nothing_else() {
+        let can = |faults: Faults| faults.check(true).map_err(|impossible| impossible.0);
+        assert_eq!(can(Faults { delay: 0.5, reset: 0.5, ..faults() }), Ok(()));
+        for faults in [
+            Faults { loss: 0.1, ..faults() },
+            Faults { duplicate: 0.1, ..faults() },
+            Faults { reorder: 0.1, ..faults() },
+        ] {
+            assert!(faults.check(false).is_ok());
+            assert!(can(faults).is_err_and(|reason| reason.contains("ask for delay and reset")));
+        }
+        for probability in [-0.1, 1.1, f64::NAN] {
+            assert!(
+                can(Faults { delay: probability, ..faults() }).is_err_and(|reason| reason.contains("0 to 1"))
+            );
+        }
+        #[allow(clippy::reversed_empty_ranges, reason = "it is what must be refused")]
+        let reversed = Faults { wait: 2 * MS..=MS, ..faults() };
+        assert!(can(reversed).is_err_and(|reason| reason.contains("the shorter")));
+    }
+}
