@@ -24,7 +24,7 @@ pub(crate) async fn run_until_ready<F: Fabric + Clock>(
 }
 
 /// As [`run_until_ready`], for whoever must know, if this is dropped before it ends, whether the chain may have run:
-/// `under_way` says so while it may, and afterwards if nobody knows.
+/// `under_way` says so while it may, and afterwards if nobody knows what came of it.
 #[inline]
 pub(crate) async fn run_until_ready_or_dropped<F: Fabric + Clock>(
     fabric: &F,
@@ -49,7 +49,7 @@ async fn once<F: Fabric>(
 ) -> Result<bool, FabricError> {
     under_way.set(true);
     let ran = fabric.run(node, chain, reply).await;
-    under_way.set(ran.as_ref().is_err_and(|error| error.ran() == Ran::Unknown));
+    under_way.set(ran.as_ref().is_err_and(|error| error.ran() != Ran::No));
     ran.map(|()| reply.last_status() != Status::NotReady)
 }
 

@@ -79,6 +79,32 @@ impl KvError {
             _ => Ran::No,
         }
     }
+
+    /// The error of a chain that only looks or prepares: whatever became of it, the operation was not carried out.
+    pub(crate) fn of_look(error: FabricError) -> KvError {
+        KvError::Fabric(said(error, |_| Ran::No))
+    }
+
+    /// The error of a chain that installs: that it ran does not tell whether its CAS found what it expected.
+    pub(crate) fn of_install(error: FabricError) -> KvError {
+        KvError::Fabric(said(error, |ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
+    }
+
+    /// The error of one of several operations, of which others may have been carried out.
+    pub(crate) fn of_several(self) -> KvError {
+        match self {
+            KvError::Fabric(error) => KvError::Fabric(said(error, |_| Ran::Unknown)),
+            other => other,
+        }
+    }
+}
+
+/// What the end of a session says of an operation, where its last chain's fate is known.
+fn said(error: FabricError, of_operation: impl FnOnce(Ran) -> Ran) -> FabricError {
+    match error {
+        FabricError::Lost { node, ran, reason } => FabricError::Lost { node, ran: of_operation(ran), reason },
+        other => other,
+    }
 }
 
 impl From<FabricError> for KvError {

@@ -85,6 +85,14 @@ enum Installed {
     NoBuffer,
 }
 
+/// Where a client has the value that it has read, until its next operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Fetched {
+    /// In its reply; nothing if the value was of several parts, and was put together.
+    at: Option<usize>,
+    version: Version,
+}
+
 /// Why a conditional put stored nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conflict {
@@ -139,20 +147,38 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// # Errors
     /// [`KvError`]; nothing was changed.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
+        let fetched = self.fetch(key).await?;
+        Ok(fetched.map(|fetched| self.item(fetched)))
+    }
+
+    /// As [`PrismKv::get`], of which [`PrismKv::item`] is the other half: for whoever tries again after an error, and
+    /// must not hold this client borrowed.
+    ///
+    /// # Errors
+    /// As [`PrismKv::get`].
+    #[inline]
+    pub async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
-        let (at, version) = loop {
+        loop {
             match self.seek(key).await? {
                 Sought::Absent => return Ok(None),
-                Sought::Value { at, version } => break (at, version),
+                Sought::Value { at, version } => return Ok(Some(Fetched { at: Some(at), version })),
                 // Boxed, so that every other GET has a small future.
                 Sought::Large { index } => match Box::pin(self.read_large(key, index)).await? {
-                    large::Read::Whole(version) => return Ok(Some(Item { value: &self.value, version })),
+                    large::Read::Whole(version) => return Ok(Some(Fetched { at: None, version })),
                     large::Read::Changed => {}
                 },
                 Sought::Moved => Box::pin(self.refetch()).await?,
             }
-        };
-        Ok(Some(Item { value: &self.reply.output(0)[at..], version }))
+        }
+    }
+
+    /// What the last operation, a [`PrismKv::fetch`] that answered this, has read.
+    #[inline]
+    pub fn item(&self, fetched: Fetched) -> Item<'_> {
+        let Fetched { at, version } = fetched;
+        let value = at.map_or(&self.value[..], |at| self.reply.output(0).get(at..).unwrap_or_default());
+        Item { value, version }
     }
 
     /// Gives `key` a value. Two round trips, or one where the slot is cached.
@@ -256,7 +282,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         for index in self.table.probe(key) {
             let mut chain = self.chain.begin(self.table.extent.key);
             let item = chain.also(read(self.table.slot_at(index), READ_MAX).indirect().bounded());
-            self.fabric.run(self.node, &chain, &mut self.reply).await?;
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
             let bytes = self.reply.get(item).map_err(KvError::Refused)?;
             if bytes.is_empty() {
                 return Ok(Sought::Absent);
@@ -298,7 +324,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 chain.also(read(self.table.slot_at(index), layout::SLOT_SIZE as u32).redirect(TMP));
                 let slot = chain.then(read_as::<BoundedPtr>(TMP));
                 let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
-                self.fabric.run(self.node, &chain, &mut self.reply).await?;
+                self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
                 let slot = Slot(*self.reply.get(slot).map_err(KvError::Refused)?);
                 if slot.is_frozen() {
                     self.refetch().await?;
@@ -380,9 +406,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let fresh = chain.also(read_as::<Addr>(TMP));
         let ready = if patient {
             let (reply, installing) = (&mut self.reply, &self.installing);
-            run_until_ready_or_dropped(&self.fabric, self.node, &chain, reply, installing).await?
+            let ready = run_until_ready_or_dropped(&self.fabric, self.node, &chain, reply, installing).await;
+            ready.map_err(KvError::of_install)?
         } else {
-            self.fabric.run(self.node, &chain, &mut self.reply).await?;
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_install)?;
             self.reply.last_status() != Status::NotReady
         };
         if !ready {
@@ -413,7 +440,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let slot_at = self.table.slot_at(cached.index);
         let swung = chain.then(cas_from(slot_at, &expected, TMP).masked(&TAG_ONLY, &WHOLE));
         let fresh = chain.also(read_as::<Addr>(TMP));
-        if !run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await? {
+        let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
+        if !ready.map_err(KvError::of_install)? {
             return Err(KvError::OutOfMemory);
         }
         match self.reply.status(swung) {
@@ -584,7 +612,7 @@ async fn fetch_store<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<
     let mut answer = Vec::new();
     fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
         FabricError::Refused(reason) => KvError::Gone(reason),
-        other => KvError::Fabric(other),
+        other => KvError::of_look(other),
     })?;
     match serde_json::from_slice(&answer) {
         Ok(Answer::Store(store)) if store.kind == KIND => Ok(store),

@@ -28,7 +28,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         chain.also(read(slot_at, size_of::<BoundedPtr>() as u32).redirect(TMP));
         let slot = chain.then(read_as::<BoundedPtr>(TMP));
         let head = chain.then(read(TMP, READ_MAX).indirect().bounded());
-        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         let slot = *self.reply.get(slot).map_err(KvError::Refused)?;
         let item = ItemView::decode(self.reply.get(head).map_err(KvError::Refused)?)?;
         if !item.is_of(key) || item.kind != Kind::Large {
@@ -42,7 +42,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
         let mut chain = self.chain.begin(self.table.extent.key);
         let now = chain.also(read_as::<BoundedPtr>(slot_at));
-        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         let now = *self.reply.get(now).map_err(KvError::Refused)?;
         match (now == slot, whole) {
             (true, true) => Ok(Read::Whole(version)),
@@ -55,7 +55,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     async fn read_part(&mut self, part: &Part) -> Result<bool, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let bytes = chain.also(read(Addr::new(part.at.get()), part.len.get()));
-        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         match self.reply.get(bytes) {
             Ok(bytes) => {
                 self.value.extend_from_slice(bytes);
@@ -107,7 +107,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let class = Class::for_len(bytes.len()).ok_or(KvError::ValueLength(bytes.len()))?;
         let mut chain = self.chain.begin(self.table.extent.key);
         let at = chain.also(allocate(class.list(), [bytes, &[], &[]]));
-        if !run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await? {
+        let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
+        if !ready.map_err(KvError::of_look)? {
             return Err(KvError::OutOfMemory);
         }
         let at = self.reply.get(at).map_err(KvError::Refused)?.raw();
@@ -120,7 +121,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let bound = (slot.0.bound.get() as usize).clamp(HEADER_SIZE, ITEM_MAX);
         let mut chain = self.chain.begin(self.table.extent.key);
         let head = chain.also(read(slot.0.ptr, bound as u32));
-        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         // Read by its address, so it may be another item by now, or none; the CAS that follows will tell.
         let Ok(bytes) = self.reply.get(head) else { return Ok(None) };
         let Ok(item) = ItemView::decode(bytes) else { return Ok(None) };

@@ -48,7 +48,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 let index = self.table.probe(key).next().expect("a table has a slot");
                 items.push(chain.also(read(self.table.slot_at(index), READ_MAX).indirect().bounded()));
             }
-            self.fabric.run(self.node, &chain, &mut self.reply).await?;
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
             for (place, (key, item)) in group.iter().zip(items).enumerate() {
                 let index = batch * OPS_MAX + place;
                 let bytes = match self.reply.get(item) {
@@ -95,11 +95,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let count = group_len(rest);
             let (group, after) = rest.split_at(count);
             rest = after;
-            if let [(key, value)] = group {
-                self.put(key, value).await?;
-            } else {
-                self.put_group(group).await?;
-            }
+            let stored = match group {
+                [(key, value)] => self.put(key, value).await,
+                group => self.put_group(group).await,
+            };
+            stored.map_err(KvError::of_several)?;
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
             outs.push((index, slot, item));
         }
-        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         let mut all = Vec::with_capacity(group.len());
         for ((key, _), (index, slot, item)) in group.iter().zip(outs) {
             let slot = Slot(*self.reply.get(slot).map_err(KvError::Refused)?);
@@ -235,7 +235,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
         let mut chain = self.chain.begin(self.table.extent.key);
         let bytes = chain.also(read(self.table.slot_at(first), (count * SLOT_SIZE) as u32));
-        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         let bytes = self.reply.get(bytes).map_err(KvError::Refused)?;
         let occupied = bytes
             .chunks_exact(SLOT_SIZE as usize)
@@ -255,7 +255,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     ) -> Result<bool, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let item = chain.also(read(self.table.slot_at(index), READ_MAX).indirect().bounded());
-        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         let item = ItemView::decode(self.reply.get(item).map_err(KvError::Refused)?)?;
         match item.kind {
             Kind::Value => {
