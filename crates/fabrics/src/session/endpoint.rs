@@ -32,6 +32,8 @@ const LOOKS: u32 = 16;
 const GREETING_WAIT: Duration = Duration::from_millis(900);
 /// How long an endpoint that goes waits for the node to take what it retired.
 const FAREWELL_WAIT: Duration = Duration::from_millis(100);
+/// An endpoint that was not driven for so long looks what has arrived before it asks for anything.
+const AWAY: Duration = Duration::from_secs(1);
 /// The most buffers that one request gives back.
 const RETIRED_MAX: usize = 256;
 
@@ -218,11 +220,18 @@ impl<L: Line> Endpoint<L> {
     async fn ask(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<Asked<'_, L>, FabricError> {
         let request = std::future::poll_fn(|cx| {
             let mut state = self.state.borrow_mut();
+            if !state.client.is_waiting() {
+                // Nothing has told the time since it last waited for anything.
+                let last = std::mem::replace(&mut state.now, timer::now());
+                if state.now.saturating_sub(last) > AWAY {
+                    // The node may have given it up, and said so: what is asked then does not run.
+                    drop(state);
+                    self.look();
+                    state = self.state.borrow_mut();
+                }
+            }
             if let Some(reason) = &state.over {
                 return Poll::Ready(Err(self.over(reason, Ran::No)));
-            }
-            if !state.client.is_waiting() {
-                state.now = timer::now(); // Nothing has told the time since it last waited for anything.
             }
             let now = state.now;
             match state.client.submit_within(now, patience, ask, parts) {

@@ -5,6 +5,7 @@ use super::executors::{Executor, Task};
 use super::rig::{Endpoint, NODE, Rig, SLOW};
 use super::twin::Twin;
 use farside_fabrics::executor::{TASKS_MAX, block_on};
+use farside_fabrics::timer;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
 use farside_remote::op::ListId;
@@ -13,6 +14,7 @@ use farside_remote::{
     Addr, Chain, ChainBuf, Fabric, FabricError, Key, Memory, Mode, NodeId, Reply, Status, allocate, cas,
     fetch_add, read, read_as, run, write,
 };
+use rustix::time::{ClockId, clock_gettime};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -518,5 +520,31 @@ pub(crate) fn a_call_that_is_not_answered_ends_at_its_deadline<R: Rig>(rig: &R, 
             client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a call that is in order");
             assert!(matches!(serde_json::from_slice(&answer), Ok(Answer::NodeInfo(_))));
         });
+    });
+}
+
+pub(crate) fn a_request_after_an_idle_second_is_answered_and_the_second_costs_little<R: Rig>(
+    rig: &R,
+    executor: Executor,
+) {
+    const IDLE: Duration = Duration::from_secs(1);
+    let cpu = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time");
+    let (endpoint, store) = rig.client();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let (mut buffer, mut reply, one) = (ChainBuf::new(), Reply::new(), U64::new(1));
+        for turn in 0..2 {
+            let mut chain = buffer.begin(key(&store));
+            let old = chain.also(fetch_add(table(&store, 8), &one));
+            carry(&*client, &chain, &mut reply).await;
+            assert_eq!(reply.get(old).map(|old| old.get()), Ok(turn));
+            if turn > 0 {
+                break;
+            }
+            let before = cpu();
+            timer::sleep(IDLE).await;
+            let used = cpu() - before;
+            assert!(used < IDLE / 2, "who has nothing to do sleeps, and this used {used:?}");
+        }
     });
 }

@@ -40,6 +40,7 @@ macro_rules! every_claim {
             sixteen_bytes_never_tear
             a_call_that_cannot_be_served_is_refused
             a_call_that_is_not_answered_ends_at_its_deadline
+            a_request_after_an_idle_second_is_answered_and_the_second_costs_little
         }
     };
 }
