@@ -27,6 +27,7 @@ mod client;
 mod endpoint;
 mod error;
 mod pool;
+mod reopen;
 
 pub use client::{Client, Pending, Value};
 pub use error::Error;

@@ -1,10 +1,13 @@
 //! A client that belongs to one thread: no queue, no copy, no allocation per operation.
+//!
+//! Nothing keeps its session while the program does something else for long, and a node gives up a session of which it
+//! hears nothing. The next operation then opens another, and is carried out there.
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
+use crate::reopen::{Opened, may_try_again, not_opened};
 use farside_fabrics::executor::{Turns, block_on};
-use farside_remote::NodeId;
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::many::Cursor;
 use farside_systems::kv::{Item, KvError};
@@ -12,10 +15,14 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+type LocalKv = PrismKv<Rc<Endpoint>>;
+
 /// A client of one store, for one thread and one operation at a time.
 pub struct Client {
+    pool: Pool,
     endpoint: Rc<Endpoint>,
-    kv: PrismKv<Rc<Endpoint>>,
+    kv: LocalKv,
+    slot_cache: usize,
 }
 
 impl Client {
@@ -24,14 +31,13 @@ impl Client {
     /// # Errors
     /// There is no such store, or the node has no room for one more session.
     pub fn open(pool: &Pool, name: &str) -> Result<Client, Error> {
-        let endpoint = Rc::new(pool.endpoint()?);
-        let kv = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name))?;
-        Ok(Client { endpoint, kv })
+        let (endpoint, kv) = only(Opened::new(pool, name, 1)?);
+        Ok(Client { pool: pool.clone(), endpoint, kv, slot_cache: 0 })
     }
 
     /// Remembers where up to `keys` keys have their slots, so that they are put in one round trip.
     pub fn with_slot_cache(self, keys: usize) -> Client {
-        Client { kv: self.kv.with_slot_cache(keys), ..self }
+        Client { kv: self.kv.with_slot_cache(keys), slot_cache: keys, ..self }
     }
 
     /// The value of `key`, where it was read to.
@@ -39,7 +45,8 @@ impl Client {
     /// # Errors
     /// [`KvError`]; nothing was changed.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        now(&self.endpoint, self.kv.get(key))
+        let fetched = self.carry_out(|endpoint, kv| now(endpoint, kv.fetch(key)))?;
+        Ok(fetched.map(|fetched| self.kv.item(fetched)))
     }
 
     /// Gives `key` a value.
@@ -47,7 +54,7 @@ impl Client {
     /// # Errors
     /// [`KvError`], which says whether the value may have been stored.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        now(&self.endpoint, self.kv.put(key, value))
+        self.carry_out(|endpoint, kv| now(endpoint, kv.put(key, value)))
     }
 
     /// Takes the value of `key` away; answers whether it had one.
@@ -55,7 +62,7 @@ impl Client {
     /// # Errors
     /// [`KvError`], which says whether it may have been taken away.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        now(&self.endpoint, self.kv.delete(key))
+        self.carry_out(|endpoint, kv| now(endpoint, kv.delete(key)))
     }
 
     /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
@@ -63,14 +70,45 @@ impl Client {
     ///
     /// # Errors
     /// [`KvError`]; the cursor stays where it was.
-    pub fn next(&mut self, cursor: &mut Cursor, visit: impl FnMut(&[u8], Item<'_>)) -> Result<bool, KvError> {
-        now(&self.endpoint, self.kv.next(cursor, visit))
+    pub fn next(
+        &mut self,
+        cursor: &mut Cursor,
+        mut visit: impl FnMut(&[u8], Item<'_>),
+    ) -> Result<bool, KvError> {
+        self.carry_out(|endpoint, kv| now(endpoint, kv.next(cursor, &mut visit)))
     }
 
-    /// The operations as futures, and those that are not here.
-    pub fn kv(&mut self) -> &mut PrismKv<Rc<Endpoint>> {
+    /// The operations as futures, and those that are not here. A session that has ended meanwhile is not replaced.
+    pub fn kv(&mut self) -> &mut LocalKv {
         &mut self.kv
     }
+
+    /// Does an operation; once more, over another session, if this one is over and the operation was not carried out.
+    fn carry_out<O>(
+        &mut self,
+        mut operation: impl FnMut(&Rc<Endpoint>, &mut LocalKv) -> Result<O, KvError>,
+    ) -> Result<O, KvError> {
+        match operation(&self.endpoint, &mut self.kv) {
+            Err(error) if may_try_again(&error) => {
+                self.reopen()?;
+                operation(&self.endpoint, &mut self.kv)
+            }
+            outcome => outcome,
+        }
+    }
+
+    #[cold]
+    fn reopen(&mut self) -> Result<(), KvError> {
+        let opened = Opened::again(&self.pool, self.kv.store(), 1).map_err(|error| not_opened(&error))?;
+        let (endpoint, kv) = only(opened);
+        (self.endpoint, self.kv) = (endpoint, kv.with_slot_cache(self.slot_cache));
+        Ok(())
+    }
+}
+
+fn only(opened: Opened) -> (Rc<Endpoint>, LocalKv) {
+    let Opened { endpoint, mut kvs } = opened;
+    (endpoint, kvs.pop().expect("one was asked for"))
 }
 
 /// Runs an operation to its end. On these fabrics nearly all end at their first poll, so that needs no core.

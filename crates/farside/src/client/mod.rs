@@ -1,6 +1,7 @@
 //! A client for ordinary programs: any thread or task may use it, and a thread of its own runs the operations.
 //!
 //! Invariant: an operation that was handed over is answered, even if the thread ends: then by [`Error::Closed`].
+//! Invariant: where the session is over, another is opened when something is asked.
 
 mod pending;
 
@@ -9,11 +10,12 @@ pub use pending::Pending;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
+use crate::reopen::{Opened, is_over, may_try_again, not_opened};
 use farside_fabrics::executor::{Core, block_on};
-use farside_remote::NodeId;
 use farside_systems::kv::prism_kv::{Conflict, PrismKv};
 use farside_systems::kv::{KvError, Version};
 use pending::{Promise, promise};
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::mpsc;
@@ -174,9 +176,22 @@ impl Queue {
         idle.into_iter().for_each(Waker::wake);
     }
 
-    /// The next request; nothing once the queue is closed and empty.
-    async fn pop(&self) -> Option<Request> {
+    fn take_all(&self) -> VecDeque<Request> {
+        std::mem::take(&mut self.inner().requests)
+    }
+
+    /// Whoever waits for a request looks whether there is to be one.
+    fn wake_idle(&self) {
+        let idle = std::mem::take(&mut self.inner().idle);
+        idle.into_iter().for_each(Waker::wake);
+    }
+
+    /// The next request; nothing once the queue is closed and empty, or `ends`.
+    async fn pop(&self, ends: &Cell<bool>) -> Option<Request> {
         std::future::poll_fn(|cx| {
+            if ends.get() {
+                return Poll::Ready(None);
+            }
             let mut inner = self.inner();
             if let Some(request) = inner.requests.pop_front() {
                 return Poll::Ready(Some(request));
@@ -201,56 +216,142 @@ impl Drop for CloseAtEnd<'_> {
     }
 }
 
-/// The client's thread: a core whose tasks take requests as they come.
+/// The client's thread: a core whose tasks take requests as they come, as long as the session lasts; then another.
 fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), Error>>) {
     let _closes = CloseAtEnd(queue);
-    let open = || -> Result<_, Error> {
-        let endpoint = Rc::new(pool.endpoint()?);
-        let mut kvs = Vec::with_capacity(TASKS);
-        for _ in 0..TASKS {
-            kvs.push(block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name))?);
-        }
-        Ok((endpoint, kvs))
-    };
-    let (endpoint, kvs) = match open() {
+    let mut opened = match Opened::new(pool, name, TASKS) {
         Ok(opened) => opened,
         Err(error) => return drop(ready.send(Err(error))),
     };
     if ready.send(Ok(())).is_err() {
         return;
     }
+    let store = opened.kvs[0].store().clone();
+    let mut again = Vec::new();
+    loop {
+        let Some(left) = serve_all(opened, queue, again) else { return };
+        again = left;
+        opened = loop {
+            if again.is_empty() {
+                let Some(request) = block_on((), queue.pop(&Cell::new(false))) else { return };
+                again.push(request);
+            }
+            match Opened::again(pool, &store, TASKS) {
+                Ok(opened) => break opened,
+                Err(error) => {
+                    // Those who wait in line are told as well: to find out for each takes too long.
+                    let error = not_opened(&error);
+                    let waiting = queue.take_all();
+                    again.drain(..).chain(waiting).for_each(|request| request.fail(error.clone()));
+                }
+            }
+        };
+    }
+}
+
+/// Serves what is asked, `again` first, until the session is over; answers what is to be tried over another. Nothing
+/// once the queue is closed and empty.
+fn serve_all(opened: Opened, queue: &Queue, again: Vec<Request>) -> Option<Vec<Request>> {
+    let Opened { endpoint, kvs } = opened;
+    let (again, left) = (RefCell::new(again), RefCell::new(Vec::new()));
+    let is_over = Cell::new(false);
     let mut core = Core::new(&endpoint);
     for mut kv in kvs {
+        let (again, left, is_over) = (&again, &left, &is_over);
         core.spawn(async move {
-            while let Some(request) = queue.pop().await {
-                serve(&mut kv, request).await;
+            loop {
+                // What was tried once is answered now, whatever comes of it.
+                let second = again.borrow_mut().pop();
+                let may_return = second.is_none();
+                let request = match second {
+                    Some(request) => request,
+                    None => match queue.pop(is_over).await {
+                        Some(request) => request,
+                        None => return,
+                    },
+                };
+                let served = serve(&mut kv, request, may_return).await;
+                if !matches!(served, Served::Answered) {
+                    is_over.set(true);
+                    queue.wake_idle();
+                }
+                if let Served::Returned(request) = served {
+                    left.borrow_mut().push(request);
+                }
             }
         });
     }
     core.run();
+    drop(core);
+    is_over.get().then(|| left.into_inner())
 }
 
-async fn serve(kv: &mut PrismKv<Rc<Endpoint>>, request: Request) {
+/// What came of a request.
+enum Served {
+    /// It was answered.
+    Answered,
+    /// It was answered, and nothing more will be over this session.
+    Over,
+    /// This session is over, and the request was not carried out.
+    Returned(Request),
+}
+
+async fn serve(kv: &mut PrismKv<Rc<Endpoint>>, request: Request, may_return: bool) -> Served {
+    let returns = |error: &KvError| may_return && may_try_again(error);
     match request {
         Request::Get { key, done } => {
-            let got = kv.get(&key).await;
             let owned = |item: farside_systems::kv::Item<'_>| Value {
                 value: item.value.to_vec(),
                 version: item.version,
             };
-            done.keep(got.map(|item| item.map(owned)));
+            match kv.get(&key).await.map(|item| item.map(owned)) {
+                Err(error) if returns(&error) => Served::Returned(Request::Get { key, done }),
+                got => done.keep(got),
+            }
         }
-        Request::Put { key, value, done } => done.keep(kv.put(&key, &value).await),
-        Request::Delete { key, done } => done.keep(kv.delete(&key).await),
-        Request::PutIfAbsent { key, value, done } => done.keep(kv.put_if_absent(&key, &value).await),
+        Request::Put { key, value, done } => match kv.put(&key, &value).await {
+            Err(error) if returns(&error) => Served::Returned(Request::Put { key, value, done }),
+            put => done.keep(put),
+        },
+        Request::Delete { key, done } => match kv.delete(&key).await {
+            Err(error) if returns(&error) => Served::Returned(Request::Delete { key, done }),
+            deleted => done.keep(deleted),
+        },
+        Request::PutIfAbsent { key, value, done } => match kv.put_if_absent(&key, &value).await {
+            Err(error) if returns(&error) => Served::Returned(Request::PutIfAbsent { key, value, done }),
+            put => done.keep(put),
+        },
         Request::CompareAndPut { key, expected, value, done } => {
-            done.keep(kv.compare_and_put(&key, expected, &value).await);
+            match kv.compare_and_put(&key, expected, &value).await {
+                Err(error) if returns(&error) => {
+                    Served::Returned(Request::CompareAndPut { key, expected, value, done })
+                }
+                put => done.keep(put),
+            }
+        }
+    }
+}
+
+impl Request {
+    /// Answers a request that was not carried out.
+    fn fail(self, error: KvError) {
+        let error = Error::Kv(error);
+        match self {
+            Request::Get { done, .. } => done.fulfil(Err(error)),
+            Request::Put { done, .. } => done.fulfil(Err(error)),
+            Request::Delete { done, .. } | Request::PutIfAbsent { done, .. } => done.fulfil(Err(error)),
+            Request::CompareAndPut { done, .. } => done.fulfil(Err(error)),
         }
     }
 }
 
 impl<T> Promise<T> {
-    fn keep(self, result: Result<T, KvError>) {
+    fn keep(self, result: Result<T, KvError>) -> Served {
+        let served = match &result {
+            Err(error) if is_over(error) => Served::Over,
+            _ => Served::Answered,
+        };
         self.fulfil(result.map_err(Error::Kv));
+        served
     }
 }

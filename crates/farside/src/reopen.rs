@@ -1,0 +1,69 @@
+//! A store's session, and another in its place when it has ended: what this crate's clients share.
+//!
+//! Invariant: an operation is tried again only if it is known that it was not carried out, and once. Invariant: a client
+//! stays with the store that it has opened; another one of the same name is not taken for it.
+
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::pool::Pool;
+use farside_fabrics::executor::block_on;
+use farside_remote::control::Store;
+use farside_remote::fabric::Ran;
+use farside_remote::{FabricError, NodeId};
+use farside_systems::kv::KvError;
+use farside_systems::kv::prism_kv::PrismKv;
+use std::rc::Rc;
+
+/// A session with the node, for the calling thread, and a client of the store for each of its tasks.
+pub(crate) struct Opened {
+    pub(crate) endpoint: Rc<Endpoint>,
+    pub(crate) kvs: Vec<PrismKv<Rc<Endpoint>>>,
+}
+
+impl Opened {
+    /// Opens the store called `name`, for so many tasks.
+    pub(crate) fn new(pool: &Pool, name: &str, tasks: usize) -> Result<Opened, Error> {
+        let endpoint = Rc::new(pool.endpoint()?);
+        let mut kvs = Vec::with_capacity(tasks);
+        for _ in 0..tasks {
+            kvs.push(block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name))?);
+        }
+        Ok(Opened { endpoint, kvs })
+    }
+
+    /// Opens `store` again, which was opened before.
+    pub(crate) fn again(pool: &Pool, store: &Store, tasks: usize) -> Result<Opened, Error> {
+        // A key is a session's own, and says nothing about the store.
+        let identity = |store: &Store| Store { secret: 0, ..store.clone() };
+        let opened = Opened::new(pool, &store.name, tasks)?;
+        if opened.kvs.iter().any(|kv| identity(kv.store()) != identity(store)) {
+            return Err(Error::Kv(KvError::Gone(format!(
+                "'{}' is another one by now, which was made since: what this client had stored is lost; open it anew",
+                store.name
+            ))));
+        }
+        Ok(opened)
+    }
+}
+
+/// What an operation answers that was not carried out, as its session is over and there is no other.
+pub(crate) fn not_opened(error: &Error) -> KvError {
+    match error {
+        Error::Kv(gone @ KvError::Gone(_)) => gone.clone(),
+        error => KvError::Fabric(FabricError::Lost {
+            node: NodeId(0),
+            ran: Ran::No,
+            reason: format!("and another could not be opened: {error}"),
+        }),
+    }
+}
+
+/// Whether the session is over: all that is asked over it will fail.
+pub(crate) fn is_over(error: &KvError) -> bool {
+    matches!(error, KvError::Fabric(FabricError::Lost { .. }))
+}
+
+/// Whether the session is over, and the operation is known not to have been carried out.
+pub(crate) fn may_try_again(error: &KvError) -> bool {
+    is_over(error) && error.ran() == Ran::No
+}

@@ -1,0 +1,63 @@
+//! What clients over `udp` and `tcp` are promised when datagrams, processes and networks fail.
+//!
+//! Invariant: what an error says of an operation is compared with what is in the store. Invariant: each fault that a
+//! test asks for has struck, or the test fails.
+
+#[path = "faults/datagrams.rs"]
+mod datagrams;
+#[path = "faults/hosts.rs"]
+mod hosts;
+#[path = "faults/pauses.rs"]
+mod pauses;
+mod support;
+#[path = "faults/worker.rs"]
+mod worker;
+
+use farside::{NewStore, Pool};
+use farside_fabrics::layer::fault::Faults;
+use support::Node;
+
+/// The store whose table is words that are added to: nothing else is in it.
+const WORDS: &str = "words";
+
+/// A node with a store `default` and one of words, which clients of any host reach at `listen`.
+fn node_at(listen: &str) -> (Node, String) {
+    let node =
+        Node::with(&["--memory", "96MiB", "--store", "default", "--quota", "48MiB", "--listen", listen]);
+    let url = listening(&node);
+    (node, url)
+}
+
+fn listening(node: &Node) -> String {
+    let info = node.run(["info", "--json"]).done().json();
+    farside::connect(&node.url()).and_then(|pool| pool.create_store(&words())).expect("room");
+    info["listening"][0].as_str().expect("it listens").to_owned()
+}
+
+fn words() -> NewStore {
+    NewStore { items: Some(1024), ..NewStore::prism_kv(WORDS, 4 << 20) }
+}
+
+fn connect(url: &str) -> Pool {
+    farside::connect(url).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Plays a part for another test, if this process was started for that.
+#[test]
+fn child() {
+    worker::play();
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_every_operation_completes_once_whatever_happens_to_datagrams() {
+    for seed in 1..=10 {
+        let faults = Faults { seed, ..datagrams::lossy(0.05) };
+        datagrams::every_operation_completes_once("udp", faults, 20_000);
+        datagrams::every_operation_completes_once(
+            "tcp",
+            Faults { seed, delay: 0.05, ..Faults::default() },
+            20_000,
+        );
+    }
+}

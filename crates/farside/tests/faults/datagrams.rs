@@ -1,0 +1,126 @@
+//! Datagrams that are lost, doubled, overtaken and late, in both directions.
+
+use crate::{WORDS, connect, node_at};
+use farside::Pool;
+use farside_bench::driver::{Run, Tally};
+use farside_bench::workload::Workload;
+use farside_fabrics::executor::{Core, block_on};
+use farside_fabrics::layer::fault::{Faults, Strikes};
+use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, fetch_add};
+use farside_systems::kv::prism_kv::PrismKv;
+use std::cell::RefCell;
+use std::rc::Rc;
+use zerocopy::little_endian::U64;
+
+const THREADS: u32 = 2;
+const TASKS: u32 = 16;
+const VALUE: usize = 128;
+
+/// As many lost as doubled and as overtaken.
+pub(crate) fn lossy(probability: f64) -> Faults {
+    Faults { loss: probability, duplicate: probability, reorder: probability, ..Faults::default() }
+}
+
+#[test]
+fn over_udp_every_operation_completes_once_whatever_is_lost_doubled_and_overtaken() {
+    let strikes = every_operation_completes_once("udp", lossy(0.02), 1000);
+    let Strikes { lost, duplicated, reordered, .. } = strikes;
+    assert!(lost > 0 && duplicated > 0 && reordered > 0, "{strikes}");
+}
+
+#[test]
+fn over_tcp_every_operation_completes_once_however_late_it_is() {
+    let strikes = every_operation_completes_once("tcp", Faults { delay: 0.02, ..Faults::default() }, 1000);
+    assert!(strikes.delayed > 0, "{strikes}");
+}
+
+/// Each of many tasks does so many operations of workload A, whose values prove themselves, and adds to a word.
+pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each: u64) -> Strikes {
+    let (_node, url) = node_at(&format!("{scheme}://127.0.0.1:0"));
+    let pool = connect(&url).with_faults(faults).expect("such faults can be");
+    let mut workload = Workload::resolve("a").expect("a workload");
+    workload.records = 1000;
+    let run = Run::new(workload, VALUE, THREADS * TASKS, true, 42).expect("a run");
+    let drive = |step: &(dyn Fn(&Pool, u32) + Sync)| {
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let pool = &pool;
+                scope.spawn(move || step(pool, thread));
+            }
+        });
+    };
+    drive(&|pool, thread| load(pool, &run, thread));
+    let tally = std::sync::Mutex::new(Tally::default());
+    drive(&|pool, thread| {
+        let done = operate(pool, &run, thread, each);
+        tally.lock().expect("nobody panics with it").merge(done);
+    });
+    drive(&|pool, thread| add(pool, thread, each));
+    let tally = tally.into_inner().expect("nobody panicked with it");
+    let strikes = pool.strikes().expect("it has faults");
+    println!(
+        "{scheme}: {} operations, {} errors, {} violations; {strikes}",
+        tally.operations, tally.errors, tally.violations
+    );
+    assert_eq!((tally.errors, tally.violations), (0, 0), "{:?}", tally.first);
+    assert_eq!(tally.operations, u64::from(THREADS * TASKS) * each);
+    strikes
+}
+
+fn load(pool: &Pool, run: &Run, thread: u32) {
+    let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
+    let mut core = Core::new(&endpoint);
+    for task in 0..TASKS {
+        let opened = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), "default"));
+        let mut kv = opened.expect("a store");
+        core.spawn(async move {
+            let (first, all) = (thread * TASKS + task, THREADS * TASKS);
+            run.load(&mut kv, first.into(), all.into(), |_| {}).await.expect("loaded");
+        });
+    }
+    core.run();
+}
+
+fn operate(pool: &Pool, run: &Run, thread: u32, each: u64) -> Tally {
+    let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
+    let drawn = run.thread(thread);
+    let mut core = Core::new(&endpoint);
+    for task in 0..TASKS {
+        let opened = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), "default"));
+        let (mut kv, drawn) = (opened.expect("a store"), &drawn);
+        core.spawn(async move { run.task(&mut kv, drawn, thread * TASKS + task, each).await });
+    }
+    core.run();
+    drop(core);
+    drawn.take_tally()
+}
+
+/// An addition that ran twice, or not at all, would show in what the next one answers.
+fn add(pool: &Pool, thread: u32, each: u64) {
+    let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
+    let words = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), WORDS)).expect("a store");
+    let (store, failed) = (words.store().clone(), RefCell::new(None));
+    let mut core = Core::new(&endpoint);
+    for task in 0..TASKS {
+        let (endpoint, store, failed) = (&endpoint, &store, &failed);
+        core.spawn(async move {
+            let (mut buffer, mut reply, one) = (ChainBuf::new(), Reply::new(), U64::new(1));
+            let word = Addr::new(store.table_at + 8 + 16 * u64::from(thread * TASKS + task));
+            for turn in 0..each {
+                let mut chain = buffer.begin(store.extent().key);
+                let old = chain.also(fetch_add(word, &one));
+                let ran = endpoint.run(NodeId(0), &chain, &mut reply).await;
+                let old = ran.map(|()| reply.get(old).map(|old| old.get()));
+                if !matches!(old, Ok(Ok(old)) if old == turn) {
+                    failed
+                        .borrow_mut()
+                        .get_or_insert(format!("addition {turn} of task {task} found {old:?}"));
+                    break;
+                }
+            }
+        });
+    }
+    core.run();
+    drop(core);
+    assert_eq!(failed.into_inner(), None);
+}

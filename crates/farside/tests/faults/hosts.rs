@@ -1,0 +1,137 @@
+//! Several hosts, each a network namespace: a node, and two clients on lines of their own. Needs root and `ip`; says so
+//! where it has not got them.
+
+use crate::support::{Node, farside, until};
+use crate::worker::{self, Fates, Role, heard, judge};
+use crate::{connect, words};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Namespaces for a node and two clients; gone when dropped.
+struct Hosts {
+    name: String,
+}
+
+/// A client, and the third number of its line's addresses.
+const CLIENTS: [(&str, u8); 2] = [("a", 1), ("b", 2)];
+/// A datagram that fits a frame of 1500 bytes, with the headers of IPv6.
+const DATAGRAM: usize = 1500 - 48;
+
+fn ip(arguments: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output();
+    let output = output.map_err(|error| format!("ip: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+impl Hosts {
+    fn make(scheme: &str) -> Result<Hosts, String> {
+        let hosts = Hosts { name: format!("fs{}{}", std::process::id(), &scheme[..1]) };
+        let name = &hosts.name;
+        ip(&format!("netns add {name}-node"))?;
+        for (client, line) in CLIENTS {
+            ip(&format!("netns add {name}-{client}"))?;
+            ip(&format!(
+                "link add {name}{client}0 netns {name}-node type veth peer name {name}{client}1 netns {name}-{client}"
+            ))?;
+            for (host, end) in [("node", 0), (client, 1)] {
+                ip(&format!(
+                    "-n {name}-{host} addr add 10.77.{line}.{}/24 dev {name}{client}{end}",
+                    end + 1
+                ))?;
+                ip(&format!("-n {name}-{host} link set {name}{client}{end} up"))?;
+            }
+        }
+        Ok(hosts)
+    }
+
+    /// The same command, on that host.
+    fn on(&self, host: &str, command: &Command) -> Command {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", &format!("{}-{host}", self.name)]);
+        inside.arg(command.get_program()).args(command.get_args());
+        inside
+    }
+
+    /// Cuts a client's line, or mends it.
+    fn line(&self, client: &str, state: &str) {
+        ip(&format!("-n {0}-node link set {0}{client}0 {state}", self.name))
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in ["node", "a", "b"] {
+            let _not_made = ip(&format!("netns del {}-{host}", self.name));
+        }
+    }
+}
+
+#[test]
+fn over_udp_a_short_cut_is_survived_and_a_long_one_is_told() {
+    cuts("udp", 0.02, 0.0, DATAGRAM);
+}
+
+#[test]
+fn over_tcp_a_short_cut_is_survived_and_a_long_one_is_told() {
+    cuts("tcp", 0.0, 0.02, 16 * 1024);
+}
+
+fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
+    let hosts = match Hosts::make(scheme) {
+        Ok(hosts) => hosts,
+        Err(reason) => return println!("skipped: several hosts need root and network namespaces ({reason})"),
+    };
+    let listen = format!("{scheme}://0.0.0.0:7460");
+    let mut arguments =
+        vec!["--memory", "96MiB", "--store", "default", "--quota", "48MiB", "--listen", &listen];
+    if scheme == "udp" && farside(["serve", "--help"]).text().contains("--insecure-udp") {
+        arguments.push("--insecure-udp");
+    }
+    let node = Node::within(|command| hosts.on("node", &command), &arguments);
+    connect(&node.url()).create_store(&words()).expect("room");
+    let [a, b] = CLIENTS.map(|(client, line)| {
+        let url = format!("{scheme}://10.77.{line}.1:7460");
+        let seconds = if client == "a" { 120.0 } else { 18.0 };
+        let role = Role::Operate { url, base: u32::from(line) * worker::TASKS, seconds, loss, delay };
+        let child = worker::start(&role, &node.folder().join(client), |command| hosts.on(client, &command));
+        assert_eq!(heard::<usize>(&child, "datagram"), datagram, "what fits a frame");
+        child
+    });
+    until("both work", || heard::<u64>(&a, "progress") > 100 && heard::<u64>(&b, "progress") > 100);
+
+    hosts.line("a", "down");
+    let cut = Instant::now();
+    std::thread::sleep(Duration::from_secs(2));
+    hosts.line("a", "up");
+    // What it said while it was cut off is read first.
+    let before = heard::<u64>(&a, "progress");
+    until("it goes on after a short cut", || heard::<u64>(&a, "progress") > before + 1000);
+    println!("{scheme}: a cut of 2 s; it went on, and was at that {:?} after the cut began", cut.elapsed());
+    assert_eq!(node.sessions(), 2, "over the same sessions");
+
+    hosts.line("a", "down");
+    std::thread::sleep(Duration::from_secs(10));
+    hosts.line("a", "up");
+    let strikes: String = heard(&a, "strikes");
+    let told: (u32, Vec<Fates>) = heard(&a, "fates");
+    for fates in &told.1 {
+        let next = fates.next.as_ref().unwrap_or_else(|| panic!("its session ended: {fates:?}"));
+        assert!(next.ran == "No" && next.words.contains("connect anew"), "{next:?}");
+    }
+    let failed: u64 = told.1.iter().map(|fates| fates.failed).sum();
+    let [no, yes, unknown] = judge(&node.url(), &told);
+    println!(
+        "{scheme}: a cut of 10 s; {strikes}; {failed} operations failed before the end; then {no} did not run, {yes} ran, of \
+         {unknown} nobody knows"
+    );
+    let told: (u32, Vec<Fates>) = heard(&b, "fates");
+    assert!(
+        told.1.iter().all(|fates| fates.last.is_none() && fates.failed == 0),
+        "the other client heard nothing of it"
+    );
+    judge(&node.url(), &told);
+}

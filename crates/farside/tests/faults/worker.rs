@@ -1,0 +1,297 @@
+//! A client in a process of its own: the test's binary started again, told by the environment what to do, and heard by
+//! lines. Each of its tasks has a key or a word that is nobody else's, so that what became of each operation can be
+//! read there.
+
+use crate::support::Process;
+use crate::{WORDS, connect};
+use farside::Ran;
+use farside::parts::Endpoint;
+use farside_fabrics::executor::{Core, block_on};
+use farside_fabrics::layer::fault::Faults;
+use farside_fabrics::timer;
+use farside_remote::control::Store;
+use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, fetch_add, read_as};
+use farside_systems::kv::KvError;
+use farside_systems::kv::prism_kv::PrismKv;
+use serde::{Deserialize, Serialize};
+use std::cell::{Cell, RefCell};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use zerocopy::little_endian::U64;
+
+const ROLE: &str = "FARSIDE_TEST_ROLE";
+/// Tasks that add; as many put.
+pub(crate) const TASKS: u32 = 24;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Role {
+    /// Adds and puts until the session is over, or so many seconds. Its words and keys begin at `base`.
+    Operate { url: String, base: u32, seconds: f64, loss: f64, delay: f64 },
+    /// Opens clients, and uses them again once there is a file of this name.
+    Idle { url: String, go: PathBuf },
+}
+
+/// What became of the operations of one task.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Fates {
+    pub(crate) task: u32,
+    /// Whether it puts; else it adds.
+    pub(crate) puts: bool,
+    /// Additions that were carried out, for all that was said; the number that was put last.
+    pub(crate) done: u64,
+    /// Operations since that may have been carried out: the numbers that they put.
+    pub(crate) doubtful: Vec<u64>,
+    /// Operations that failed before the session ended.
+    pub(crate) failed: u64,
+    /// What was said of the operation with which the session ended, if it did.
+    pub(crate) last: Option<Said>,
+    /// And of the one after it.
+    pub(crate) next: Option<Said>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Said {
+    pub(crate) ran: String,
+    pub(crate) words: String,
+    pub(crate) took_us: u64,
+}
+
+/// A child that plays that part; `wrap` makes another command of its own.
+pub(crate) fn start(role: &Role, log: &Path, wrap: impl FnOnce(Command) -> Command) -> Process {
+    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    command.args(["child", "--exact", "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, serde_json::to_string(role).expect("plain data"));
+    let mut command = wrap(command);
+    command.env(ROLE, serde_json::to_string(role).expect("plain data"));
+    Process::start(command, log.to_owned())
+}
+
+/// What the child says next about `what`.
+#[track_caller]
+pub(crate) fn heard<T: serde::de::DeserializeOwned>(child: &Process, what: &str) -> T {
+    loop {
+        let line = child.line();
+        if let Some((word, rest)) = line.strip_prefix('@').and_then(|line| line.split_once(' '))
+            && word == what
+        {
+            return serde_json::from_str(rest).unwrap_or_else(|error| panic!("{error}: {rest}"));
+        }
+    }
+}
+
+fn say(word: &str, what: &impl Serialize) {
+    let line = format!("\n@{word} {}\n", serde_json::to_string(what).expect("plain data"));
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
+}
+
+/// Plays the part that this process was started for; nothing if it was started for none.
+pub(crate) fn play() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .expect("the system can");
+    match serde_json::from_str(&role).expect("a role") {
+        Role::Operate { url, base, seconds, loss, delay } => operate(&url, base, seconds, loss, delay),
+        Role::Idle { url, go } => idle(&url, &go),
+    }
+}
+
+fn operate(url: &str, base: u32, seconds: f64, loss: f64, delay: f64) {
+    let seed = u64::from(std::process::id());
+    let wait = Duration::from_millis(1)..=Duration::from_millis(20);
+    let faults = Faults { loss, delay, wait, seed, ..Faults::default() };
+    let pool = connect(url).with_faults(faults).expect("such faults can be");
+    let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
+    say("datagram", &datagram(&endpoint));
+    let open = |name: &'static str| {
+        let open = || block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name));
+        persist(open)
+    };
+    // Of many datagrams, in both directions.
+    let large: Vec<u8> = (0..50_000u32).map(|n| (n / 3) as u8).collect();
+    let mut kv = open("default");
+    let key = format!("large {base}");
+    persist(|| block_on(&endpoint, kv.put(key.as_bytes(), &large)));
+    persist(|| {
+        let stored = block_on(&endpoint, kv.get(key.as_bytes()))?;
+        assert!(stored.is_some_and(|item| item.value == large), "it comes back as it went");
+        Ok(())
+    });
+
+    let words = open(WORDS).store().clone();
+    let until = Instant::now() + Duration::from_secs_f64(seconds);
+    let (done, left) = (Cell::new(0u64), Cell::new(2 * TASKS));
+    let fates = RefCell::new(Vec::new());
+    let mut core = Core::new(&endpoint);
+    for task in 0..TASKS {
+        let (endpoint, words, done, left, fates) = (&endpoint, &words, &done, &left, &fates);
+        core.spawn(async move {
+            let mut told = Fates { task, ..Fates::default() };
+            while Instant::now() < until {
+                match add(endpoint, words, base + task).await {
+                    Ok(_) => told.done += 1,
+                    Err(error) => {
+                        match error.ran() {
+                            Ran::Yes => told.done += 1,
+                            Ran::Unknown => told.doubtful.push(0),
+                            Ran::No => {}
+                        }
+                        if matches!(error, FabricError::Lost { .. }) {
+                            told.last = Some(said(error.ran(), &error, Instant::now()));
+                            let since = Instant::now();
+                            let next =
+                                add(endpoint, words, base + task).await.expect_err("the session is over");
+                            told.next = Some(said(next.ran(), &next, since));
+                            break;
+                        }
+                        told.failed += 1;
+                    }
+                }
+                done.set(done.get() + 1);
+            }
+            left.set(left.get() - 1);
+            fates.borrow_mut().push(told);
+        });
+        let mut kv = open("default");
+        core.spawn(async move {
+            let key = key_of(base + task);
+            let mut told = Fates { task, puts: true, ..Fates::default() };
+            for number in 1u64.. {
+                if Instant::now() >= until {
+                    break;
+                }
+                match kv.put(&key, &number.to_le_bytes()).await {
+                    Ok(()) => {
+                        told.done = number;
+                        told.doubtful.clear();
+                    }
+                    Err(error) => {
+                        match error.ran() {
+                            Ran::Yes => told.done = number,
+                            Ran::Unknown => told.doubtful.push(number),
+                            Ran::No => {}
+                        }
+                        if matches!(error, KvError::Fabric(FabricError::Lost { .. })) {
+                            told.last = Some(said(error.ran(), &error, Instant::now()));
+                            let since = Instant::now();
+                            let next = kv.put(&key, b"never").await.expect_err("the session is over");
+                            told.next = Some(said(next.ran(), &next, since));
+                            break;
+                        }
+                        told.failed += 1;
+                    }
+                }
+                done.set(done.get() + 1);
+            }
+            left.set(left.get() - 1);
+            fates.borrow_mut().push(told);
+        });
+    }
+    let (done, left) = (&done, &left);
+    core.spawn(async move {
+        while left.get() > 0 {
+            say("progress", &done.get());
+            timer::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    core.run();
+    drop(core);
+    say("strikes", &pool.strikes().expect("it has faults").to_string());
+    say("fates", &(base, fates.into_inner()));
+}
+
+/// Does what may fail where much is lost: a few deadlines may pass.
+fn persist<O>(mut operation: impl FnMut() -> Result<O, KvError>) -> O {
+    let mut tries = (0..20).map(|_| operation());
+    tries.find_map(Result::ok).expect("of twenty tries one gets through")
+}
+
+fn key_of(place: u32) -> Vec<u8> {
+    format!("key {place}").into_bytes()
+}
+
+fn said(ran: Ran, error: &dyn std::fmt::Display, since: Instant) -> Said {
+    Said { ran: format!("{ran:?}"), words: error.to_string(), took_us: since.elapsed().as_micros() as u64 }
+}
+
+/// The most bytes of a datagram of this session.
+fn datagram(endpoint: &Endpoint) -> usize {
+    match endpoint {
+        Endpoint::FaultyUdp(remote) => remote.granted().datagram,
+        Endpoint::FaultyTcp(remote) => remote.granted().datagram,
+        _ => panic!("it has faults"),
+    }
+}
+
+async fn add(endpoint: &Endpoint, words: &Store, place: u32) -> Result<u64, FabricError> {
+    let (mut buffer, mut reply, one) = (ChainBuf::new(), Reply::new(), U64::new(1));
+    let mut chain = buffer.begin(words.extent().key);
+    let old = chain.also(fetch_add(word(words, place), &one));
+    endpoint.run(NodeId(0), &chain, &mut reply).await?;
+    Ok(reply.get(old).expect("it is the store's").get())
+}
+
+/// The part of a slot beside its pointer, so that the node finds no buffers behind it.
+fn word(words: &Store, place: u32) -> Addr {
+    Addr::new(words.table_at + 8 + 16 * u64::from(place))
+}
+
+/// Compares what a child was told with what there is, seen from elsewhere. Says how often each was said at the end.
+#[track_caller]
+pub(crate) fn judge(url: &str, (base, fates): &(u32, Vec<Fates>)) -> [usize; 3] {
+    let endpoint = Rc::new(connect(url).endpoint_here().expect("a session"));
+    let open = |name: &'static str| block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name));
+    let (words, mut kv) = (open(WORDS).expect("a store").store().clone(), open("default").expect("a store"));
+    let mut counts = [0; 3];
+    assert_eq!(fates.len(), 2 * TASKS as usize);
+    for told in fates {
+        let place = base + told.task;
+        if told.puts {
+            let item = block_on(&endpoint, kv.get(&key_of(place))).expect("read");
+            let number =
+                item.map_or(0, |item| u64::from_le_bytes(item.value.try_into().expect("eight bytes")));
+            assert!(number == told.done || told.doubtful.contains(&number), "{number} is there: {told:?}");
+        } else {
+            let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+            let mut chain = buffer.begin(words.extent().key);
+            let read = chain.also(read_as::<U64>(word(&words, place)));
+            block_on(&endpoint, endpoint.run(NodeId(0), &chain, &mut reply)).expect("read");
+            let count = reply.get(read).expect("it is the store's").get();
+            let most = told.done + told.doubtful.len() as u64;
+            assert!((told.done..=most).contains(&count), "{count} additions ran: {told:?}");
+        }
+        if let Some(last) = &told.last {
+            counts[["No", "Yes", "Unknown"].iter().position(|ran| *ran == last.ran).expect("one of them")] +=
+                1;
+        }
+    }
+    counts
+}
+
+/// A client of either kind that has nothing to do for long, and then has.
+fn idle(url: &str, go: &Path) {
+    let pool = connect(url);
+    let mut local = farside::local::Client::open(&pool, "default").expect("a store").with_slot_cache(16);
+    let client = pool.open("default").expect("a store");
+    local.put(b"local", b"before").expect("stored");
+    client.put("client", "before").wait().expect("stored");
+    say("ready", &());
+    while !go.exists() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    local.put(b"local", b"after").expect("stored, over another session");
+    assert_eq!(local.get(b"local").expect("read").expect("there").value, b"after");
+    assert!(local.delete(b"local").expect("deleted"));
+    // All at once: none is lost while the session is replaced.
+    let keys: Vec<String> = (0..100).map(|n| format!("client {n}")).collect();
+    let puts: Vec<_> = keys.iter().map(|key| client.put(key.as_str(), "after")).collect();
+    puts.into_iter().for_each(|put| put.wait().expect("stored, over another session"));
+    for key in &keys {
+        assert_eq!(client.get(key.as_str()).wait().expect("read").expect("there").value, b"after");
+    }
+    assert_eq!(client.get("client").wait().expect("read").expect("there").value, b"before");
+    say("well", &());
+}
