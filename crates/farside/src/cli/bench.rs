@@ -22,7 +22,7 @@ pub(super) struct Bench {
 #[derive(clap::Subcommand)]
 enum What {
     /// Drive a system through a YCSB workload
-    Ycsb(Ycsb),
+    Ycsb(Box<Ycsb>),
     /// Do the same fetch by hand: what the machine allows
     Floor(floor::Floor),
     /// The other end of a floor that sends messages; 'bench floor' starts it
