@@ -2,12 +2,14 @@
 //!
 //! - [`check`]: what CI runs, a step at a time; [`tidy`] is its step for the house rules.
 //! - [`soak`]: the tests that are too long for every change.
+//! - [`fuzz`]: the fuzz targets of all decoders, for longer than in every test run.
 //! - [`size`]: how many lines stand where.
 //! - [`mutants`]: this program in rustc's place, where the broken variants are to be compiled in.
 //! - [`source`]: Rust text with code, comments and test parts told apart, for the two that read it.
 
 mod cargo;
 mod check;
+mod fuzz;
 mod mutants;
 mod size;
 mod soak;
@@ -23,6 +25,7 @@ The project's chores: cargo xtask CHORE
 
     check   what CI runs: format, house rules, clippy, tests, mutants, docs
     soak    the long tests: everything ignored and named soak_*, in release mode
+    fuzz    every decoder's fuzz target, each for --seconds N (600 if left out)
     size    lines of code, comment and test of each crate
     help    this text
 ";
@@ -34,6 +37,8 @@ const USAGE: u8 = 2;
 enum Chore {
     Check,
     Soak,
+    /// Each target for so many seconds.
+    Fuzz(u64),
     Size,
     Help,
 }
@@ -56,6 +61,7 @@ fn main() -> ExitCode {
     let passed = match chore {
         Chore::Check => check::run(root),
         Chore::Soak => soak::run(root),
+        Chore::Fuzz(seconds) => fuzz::run(root, seconds),
         Chore::Size => size::run(root),
         Chore::Help => {
             print!("{HELP}");
@@ -71,6 +77,7 @@ fn chore(arguments: &[String]) -> Result<Chore, String> {
         return Err("no chore named; `cargo xtask help` lists them".into());
     };
     let chore = match name.as_str() {
+        "fuzz" => return fuzz_for(rest).map(Chore::Fuzz),
         "check" => Chore::Check,
         "soak" => Chore::Soak,
         "size" => Chore::Size,
@@ -80,6 +87,19 @@ fn chore(arguments: &[String]) -> Result<Chore, String> {
     match rest.first() {
         None => Ok(chore),
         Some(extra) => Err(format!("`{name}` takes no arguments; leave out `{extra}`")),
+    }
+}
+
+/// How long each fuzz target is to run.
+fn fuzz_for(arguments: &[String]) -> Result<u64, String> {
+    match arguments {
+        [] => Ok(fuzz::SECONDS),
+        [flag, seconds] if flag == "--seconds" => seconds
+            .parse()
+            .ok()
+            .filter(|&seconds| seconds > 0)
+            .ok_or_else(|| format!("'{seconds}' is no number of seconds; write it like `fuzz --seconds 600`")),
+        _ => Err("`fuzz` takes `--seconds N` and nothing else".into()),
     }
 }
 
@@ -94,7 +114,7 @@ mod tests {
     #[test]
     fn every_chore_in_the_help_is_understood() {
         let named = HELP.lines().filter_map(|line| line.strip_prefix("    ")?.split_whitespace().next());
-        assert_eq!(named.clone().count(), 4);
+        assert_eq!(named.clone().count(), 5);
         for name in named {
             assert!(chore_of(name).is_ok(), "{name}");
         }
@@ -105,5 +125,9 @@ mod tests {
         assert!(chore_of("").unwrap_err().contains("cargo xtask help"));
         assert!(chore_of("chekc").unwrap_err().contains("no chore is called `chekc`"));
         assert!(chore_of("check --fast").unwrap_err().contains("leave out `--fast`"));
+        for wrong in ["fuzz --seconds", "fuzz --seconds 0", "fuzz --seconds x", "fuzz 600"] {
+            assert!(chore_of(wrong).unwrap_err().contains("--seconds"), "{wrong}");
+        }
+        assert_eq!(chore_of("fuzz --seconds 7"), Ok(Chore::Fuzz(7)));
     }
 }

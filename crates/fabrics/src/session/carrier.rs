@@ -111,6 +111,11 @@ pub trait Port: Send {
     /// Lets go of those who have been there for a while and are not among the known.
     fn hang_up_on_strangers(&mut self, _known: impl Iterator<Item = Self::Address>) {}
 
+    /// Whether time may bring something to do though nothing arrives: somebody who may have to be let go of.
+    fn has_strangers(&self) -> bool {
+        false
+    }
+
     /// Can be read from when something may have arrived, if [`Port::may_sleep`] was asked before.
     fn fd(&self) -> BorrowedFd<'_>;
 

@@ -661,7 +661,7 @@ impl Client {
             (1.., _) => {
                 let may_retire = |&index: &usize| {
                     let slot = &self.slots[index];
-                    matches!(slot.phase, Phase::Pending | Phase::Answered) && slot.kind != EntryKind::Retire
+                    matches!(slot.phase, Phase::Pending | Phase::Answered) && slot.may_make_unreachable()
                 };
                 let noted = ones(!self.free & all(self.slots.len())).filter(may_retire);
                 self.flush = Flush::Requests(noted.fold(0, |bits, index| bits | 1 << index));
@@ -1280,6 +1280,15 @@ impl Slot {
             asked_at: Duration::ZERO,
             came: 0,
             hurried: 0,
+        }
+    }
+
+    /// Whether its owner may have something to retire once it is answered. What is asked of the node itself is no such
+    /// request: it may be what the node asks all clients about, and waits for their answers.
+    fn may_make_unreachable(&self) -> bool {
+        match self.kind {
+            EntryKind::Call => self.message.get(..PREFIX) != Some(&u64::from(ServiceId::NODE.0).to_le_bytes()),
+            kind => kind != EntryKind::Retire,
         }
     }
 

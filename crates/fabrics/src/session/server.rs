@@ -16,7 +16,7 @@ use super::{
 };
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::time::Duration;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -74,7 +74,7 @@ pub trait Host {
 pub enum End {
     /// Its client said so.
     Said,
-    /// Nothing was heard of its client for too long.
+    /// Nothing was heard of its client for too long, or no answer to what [`Server::ask_flush`] asked.
     Silent,
     /// A newer incarnation of its client has taken its place.
     Replaced,
@@ -163,6 +163,9 @@ pub struct Config {
     pub assembly_bytes: usize,
     /// A session of which nothing was heard for so long ends.
     pub silence: Duration,
+    /// A session that does not answer what [`Server::ask_flush`] asks for so long ends: whoever asks waits for it.
+    /// Longer than any request takes.
+    pub flush_wait: Duration,
     /// How many ended sessions are remembered.
     pub tombstones_max: usize,
 }
@@ -179,6 +182,7 @@ impl Default for Config {
             inbound_bytes: 1 << 20,
             assembly_bytes: 4 * MESSAGE_BYTES_MAX,
             silence: Duration::from_secs(5),
+            flush_wait: Duration::from_secs(40),
             tombstones_max: 256,
         }
     }
@@ -213,6 +217,8 @@ impl Config {
 pub struct Server<A: Address, H: Host> {
     config: Config,
     sessions: Vec<Place<A, H::Session>>,
+    /// Where each client's session is: a HELLO costs as much with ten thousand as with one.
+    by_identity: HashMap<u128, usize>,
     /// The upper half of the next session's number, for each index.
     generations: Vec<u16>,
     tombstones: VecDeque<Tombstone>,
@@ -253,6 +259,8 @@ struct Session<A, S> {
     /// Whether to ask for the server's epoch, and the last that it has passed.
     grace: bool,
     passed: u32,
+    /// Since when it owes an answer to that, as far as was looked.
+    owes_since: Option<Duration>,
     /// Whether a chain's reply took more than a slot keeps: more of them will.
     has_long_replies: bool,
     /// Slots of which the client is to be told what has arrived.
@@ -319,6 +327,7 @@ impl<A: Address, H: Host> Server<A, H> {
         config.check();
         Server {
             sessions: Vec::new(),
+            by_identity: HashMap::new(),
             generations: Vec::new(),
             tombstones: VecDeque::new(),
             dirty: VecDeque::new(),
@@ -502,11 +511,10 @@ impl<A: Address, H: Host> Server<A, H> {
     /// Ends sessions that were silent for too long. To be called a few times in that while.
     pub fn expire(&mut self, now: Duration, host: &mut H) {
         for index in 0..self.sessions.len() {
-            let silence = self.config.silence;
-            if self.sessions[index]
-                .as_ref()
-                .is_some_and(|session| now.saturating_sub(session.heard) >= silence)
-            {
+            let Some(session) = &mut self.sessions[index] else { continue };
+            session.owes_since = (session.passed != self.epoch).then(|| session.owes_since.unwrap_or(now));
+            let owes = session.owes_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+            if now.saturating_sub(session.heard) >= self.config.silence || owes >= self.config.flush_wait {
                 self.end(index, End::Silent, host);
             }
         }
@@ -559,10 +567,7 @@ impl<A: Address, H: Host> Server<A, H> {
         };
         let nonce = datagram.secret;
         let said = &datagram.body[..size_of::<HelloBytes>() + token.len()];
-        let known = |session: &Place<A, H::Session>| {
-            session.as_ref().is_some_and(|session| session.identity == hello.identity)
-        };
-        let old = self.sessions.iter().position(known);
+        let old = self.by_identity.get(&hello.identity).copied();
         if let Some(session) = old.and_then(|index| self.sessions[index].as_ref())
             && session.incarnation == hello.incarnation
         {
@@ -645,12 +650,14 @@ impl<A: Address, H: Host> Server<A, H> {
             pong: false,
             grace: false,
             passed: self.epoch,
+            owes_since: None,
             has_long_replies: false,
             send_have: 0,
             send_reply: 0,
             slots: (0..self.config.window).map(|_| Slot::new()).collect(),
         });
         let welcome = self.welcome(&session, nonce);
+        self.by_identity.insert(session.identity, index);
         self.sessions[index] = Some(session);
         self.counters.opened += 1;
         self.send_outside(from, welcome);
@@ -759,6 +766,7 @@ impl<A: Address, H: Host> Server<A, H> {
 
     fn end(&mut self, index: usize, end: End, host: &mut H) {
         let mut session = self.sessions[index].take().expect("only a session can end");
+        self.by_identity.remove(&session.identity);
         self.counters.ended += 1;
         self.dirty.retain(|&dirty| usize::from(dirty) != index);
         for slot in &mut session.slots {
@@ -888,6 +896,7 @@ impl<A: Address, H: Host> Server<A, H> {
             self.counters.duplicates += 1;
         } else {
             session.passed = epoch;
+            session.owes_since = None;
             host.flushed(&mut session.host, epoch);
         }
     }

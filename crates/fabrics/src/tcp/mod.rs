@@ -128,7 +128,12 @@ const _: () =
     assert!(READ_MAX >= 2 * (DATAGRAM_MAX + LENGTH), "a frame's beginning leaves room to read its rest");
 
 #[cfg(test)]
+#[path = "../../../remote/tests/support/fuzz.rs"]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
+    use super::fuzz::{self, Change, Executions};
     use super::*;
 
     /// Hands out a few bytes at a time, then would block.
@@ -168,5 +173,29 @@ mod tests {
         let mut inbox = Inbox::default();
         let received = inbox.receive(&bytes[..], &mut vec![0; READ_MAX], |_| panic!("it is no frame"));
         assert!(matches!(received, Err(End::Foreign)));
+    }
+
+    /// Frames whose bytes were changed, however they are cut: each that is handed on is no longer than a frame.
+    #[test]
+    fn fuzz_frames() {
+        let executions = Executions::of("frames of a stream");
+        let inputs = bolero::check!().with_test_time(fuzz::budget()).with_type().cloned();
+        inputs.for_each(|(sizes, step, changes): (Vec<u16>, u16, Vec<Change>)| {
+            executions.one_more();
+            let mut outbox = Outbox::default();
+            sizes.iter().for_each(|&size| outbox.push(&vec![7; size.into()]));
+            let mut bytes = outbox.bytes;
+            fuzz::change(&mut bytes, &changes);
+            let (len, mut taken) = (bytes.len(), 0);
+            let (mut drip, mut inbox) = (Drip(&bytes, 1 + usize::from(step)), Inbox::default());
+            let mut buffer = vec![0; READ_MAX];
+            let take = |frame: &[u8], taken: &mut usize| {
+                assert!(frame.len() <= DATAGRAM_MAX);
+                *taken += LENGTH + frame.len();
+            };
+            while let Ok(true) = inbox.receive(&mut drip, &mut buffer, |frame| take(frame, &mut taken)) {
+                assert!(taken + inbox.bytes.len() <= len && inbox.bytes.len() < DATAGRAM_MAX + LENGTH);
+            }
+        });
     }
 }

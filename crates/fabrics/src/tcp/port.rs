@@ -347,6 +347,11 @@ impl Port for TcpPort {
         }
     }
 
+    fn has_strangers(&self) -> bool {
+        // Where there is no descriptor left it is also time that makes room.
+        self.connections() > 0 || self.full_until.is_some()
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.poll.as_fd()
     }

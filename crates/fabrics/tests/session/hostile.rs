@@ -380,6 +380,31 @@ fn a_peer_that_ignores_what_was_granted_makes_nothing_grow() {
     assert!(victim.server.sessions() <= 4 && victim.server.kept_bytes() < 600_000);
 }
 
+#[test]
+fn who_never_answers_what_the_node_asks_all_is_let_go() {
+    let mut victim = Victim::new();
+    victim.host.epoch = 1;
+    victim.server.ask_flush(1);
+    let mut now = MS;
+    let mut ping = |victim: &mut Victim, seconds: u64| {
+        for _ in 0..seconds {
+            now += Duration::from_secs(1);
+            let bytes = datagram(PING, victim.session, victim.secret, &[]);
+            let _over = victim.server.receive(now, 0, &bytes, &mut victim.host);
+            victim.server.expire(now, &mut victim.host);
+            victim.answers();
+        }
+        victim.server.sessions()
+    };
+    assert_eq!(ping(&mut victim, 35), 1, "a good client may need that long");
+    victim.data(&[whole(PASSED, 0, 1, &[])]).unwrap();
+    assert_eq!(ping(&mut victim, 200), 1, "who owes nothing stays");
+    victim.host.epoch = 2;
+    victim.server.ask_flush(2);
+    assert_eq!(ping(&mut victim, 60), 0, "it keeps everybody waiting");
+    assert_eq!(victim.host.closed, [session::server::End::Silent]);
+}
+
 /// A datagram that is nearly right.
 fn nearly(rng: &mut Rng, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();

@@ -294,3 +294,31 @@ fn progress(what: &'static str, total: u64, quiet: bool) -> indicatif::ProgressB
     let style = ProgressStyle::with_template("{msg:>24} [{bar:40}] {human_pos}/{human_len} {per_sec} {eta}");
     bar.with_style(style.expect("the template is well-formed").progress_chars("=> ")).with_message(what)
 }
+
+#[cfg(test)]
+#[path = "../../../remote/tests/support/fuzz.rs"]
+mod fuzz;
+
+#[cfg(test)]
+mod tests {
+    use super::fuzz::{self, Change, Executions};
+    use super::*;
+
+    #[test]
+    fn fuzz_lengths_of_time() {
+        let executions = Executions::of("lengths of time");
+        let seeds = ["500ms", "10s", "2m", "1h", "1e9", "0.1", "-0", "inf", "NaN", "1e-400h"];
+        let inputs = bolero::check!().with_test_time(fuzz::budget()).with_type().cloned();
+        inputs.for_each(|(seed, changes): (u8, Vec<Change>)| {
+            executions.one_more();
+            let mut bytes = seeds[usize::from(seed) % seeds.len()].as_bytes().to_vec();
+            fuzz::change(&mut bytes, &changes);
+            let text = String::from_utf8_lossy(&bytes);
+            match duration(&text) {
+                Ok(time) => assert!(time <= Duration::from_secs(1_000_000_000)),
+                Err(reason) => assert!(reason.contains("write it like")),
+            }
+            let _fits_or_not = (memory(&text), quota(&text), value_size(&text));
+        });
+    }
+}

@@ -74,6 +74,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::fuzz::{self, Change, Executions};
 
     #[test]
     fn every_byte_comes_back_from_a_printable_line() {
@@ -95,5 +96,26 @@ mod tests {
             assert!(parse_line(bad).is_err(), "{}", bad.escape_ascii());
         }
         assert_eq!(parse_line("ключ\tзначение".as_bytes()).map(|(k, _)| k), Ok("ключ".as_bytes().to_vec()));
+    }
+
+    /// Whatever a line says, it is refused, or what it means can be written and read back.
+    #[test]
+    fn fuzz_lines() {
+        let executions = Executions::of("lines of kv load");
+        let inputs = bolero::check!().with_test_time(fuzz::budget()).with_type().cloned();
+        inputs.for_each(|(key, value, changes): (Vec<u8>, Vec<u8>, Vec<Change>)| {
+            executions.one_more();
+            let mut line = Vec::new();
+            write_line(&mut line, &key, &value).expect("memory takes everything");
+            line.pop();
+            assert_eq!(parse_line(&line), Ok((key, value)));
+            fuzz::change(&mut line, &changes);
+            if let Ok((key, value)) = parse_line(&line) {
+                let mut again = Vec::new();
+                write_line(&mut again, &key, &value).expect("memory takes everything");
+                again.pop();
+                assert_eq!(parse_line(&again), Ok((key, value)));
+            }
+        });
     }
 }

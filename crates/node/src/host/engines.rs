@@ -37,6 +37,8 @@ const BREATH: Duration = Duration::from_micros(5);
 const LOOKS: u32 = 16;
 /// A session of which nothing was heard for so long ends.
 const SILENCE: Duration = Duration::from_secs(5);
+/// A session that keeps a scan waiting for so long ends: longer than the longest question of a good client takes.
+const FLUSH_WAIT: Duration = Duration::from_secs(40);
 /// How often silent sessions are looked for.
 const EXPIRY: Duration = Duration::from_millis(500);
 /// Calls of one session that may wait for an answer.
@@ -209,6 +211,7 @@ impl<P: Port> Desk<P> {
             sessions_max: SESSIONS_MAX,
             inbound_bytes: SESSIONS_MAX * CREDIT,
             silence: SILENCE,
+            flush_wait: FLUSH_WAIT,
             is_reliable: P::IS_RELIABLE,
             ..Config::default()
         };
@@ -352,7 +355,7 @@ impl<P: Port> Desk<P> {
             ];
             let expiry = self.expires_at.saturating_sub(self.began.elapsed());
             // Nobody's silence matters where there is nobody.
-            let expiry = (self.server.sessions() > 0).then_some(expiry);
+            let expiry = (self.server.sessions() > 0 || self.port.has_strangers()).then_some(expiry);
             let wait = [expiry, self.port.sleep_max()].into_iter().flatten().min();
             let wait = wait
                 .map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() });

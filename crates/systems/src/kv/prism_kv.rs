@@ -24,7 +24,7 @@ use crate::ready::{run_until_ready, run_until_ready_or_dropped};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask, Store};
-use farside_remote::fabric::ServiceId;
+use farside_remote::fabric::{DEADLINE, ServiceId};
 use farside_remote::op::ListId;
 use farside_remote::{
     Addr, BoundedPtr, ChainBuf, Fabric, FabricError, NodeId, Reply, Status, allocate, cas_from, read,
@@ -159,6 +159,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     #[inline]
     pub async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
+        let mut waits_since = None;
         loop {
             match self.seek(key).await? {
                 Sought::Absent => return Ok(None),
@@ -168,7 +169,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                     large::Read::Whole(version) => return Ok(Some(Fetched { at: None, version })),
                     large::Read::Changed => {}
                 },
-                Sought::Moved => Box::pin(self.refetch()).await?,
+                Sought::Moved => Box::pin(self.refetch(&mut waits_since)).await?,
             }
         }
     }
@@ -318,6 +319,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Finds the slot that `key` has, or the empty one that it would get: slot and key from one snapshot, since
     /// both follow the one copy of the slot that the chain made in scratch.
     async fn find(&mut self, key: &[u8]) -> Result<Found, KvError> {
+        let mut waits_since = None;
         'table: loop {
             for index in self.table.probe(key) {
                 let mut chain = self.chain.begin(self.table.extent.key);
@@ -327,7 +329,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
                 let slot = Slot(*self.reply.get(slot).map_err(KvError::Refused)?);
                 if slot.is_frozen() {
-                    self.refetch().await?;
+                    self.refetch(&mut waits_since).await?;
                     continue 'table;
                 }
                 let bytes = self.reply.get(item).map_err(KvError::Refused)?;
@@ -482,10 +484,15 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Fetches the catalog again, since the table has moved.
+    /// Fetches the catalog again, since the table has moved. `waits_since` is when an operation first had to: a node
+    /// that never has the new table must not keep it for ever.
     #[cold]
-    async fn refetch(&mut self) -> Result<(), KvError> {
+    async fn refetch(&mut self, waits_since: &mut Option<Duration>) -> Result<(), KvError> {
         const PAUSE: Duration = Duration::from_millis(1);
+        let now = self.fabric.now();
+        if now.saturating_sub(*waits_since.get_or_insert(now)) >= DEADLINE {
+            return Err(KvError::Damaged("a slot of a table that was moved, while no other takes its place"));
+        }
         let store = fetch_store(&self.fabric, self.node, &self.store.name).await?;
         let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
         if table.spec.epoch == self.table.spec.epoch {

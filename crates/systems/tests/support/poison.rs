@@ -5,6 +5,7 @@ use farside_fabrics::direct::{Control, Direct};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
+use farside_fabrics::runner::Runs;
 use farside_node::{Node, NodeMemory, Progress};
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::{Geometry, REGIONS_MAX};

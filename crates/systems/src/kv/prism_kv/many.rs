@@ -272,7 +272,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             }
             Kind::Tombstone => Ok(false),
             Kind::Moved => {
-                self.refetch().await?;
+                self.refetch(&mut None).await?;
                 Ok(false)
             }
         }

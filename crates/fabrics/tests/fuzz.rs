@@ -1,0 +1,348 @@
+//! Fuzz targets of what arrives from elsewhere: datagrams of sessions at both ends, and frames of the unix socket.
+//!
+//! Sessions are fuzzed with their state: a real client and a real server talk, and what they say is changed, doubled,
+//! lost or replayed on its way, with its check repaired or not. Held: nothing panics or goes on for ever, what is kept
+//! has a bound, and a good client opens a session with the server whatever it went through.
+
+#[path = "../../remote/tests/support/fuzz.rs"]
+mod fuzz;
+
+use farside_fabrics::session::client::{self, Ask, Client, Event, SlotRef};
+use farside_fabrics::session::server::{self, End, Hello, Host, Outcome, Request, RequestRef, Server};
+use farside_fabrics::shm::frame;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Addr, Key};
+use fuzz::{Change, Executions, budget, change};
+use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
+use std::time::Duration;
+
+/// Runs whatever comes.
+#[derive(Default)]
+struct Runner {
+    secrets: u64,
+    later: Vec<RequestRef>,
+    open: i64,
+}
+
+impl Host for Runner {
+    type Session = ();
+
+    fn secret(&mut self) -> u64 {
+        self.secrets += 1;
+        self.secrets.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+    fn open(&mut self, hello: &Hello<'_>) -> Result<(), String> {
+        if hello.token.first() == Some(&b'?') {
+            return Err("no ".repeat(500));
+        }
+        self.open += 1;
+        Ok(())
+    }
+    fn run(&mut self, _: &mut (), at: RequestRef, request: Request<'_>, reply: &mut Vec<u8>) -> Outcome {
+        match request {
+            Request::Chain(bytes) => reply.resize(bytes.len() * 9 % 65_536, 1),
+            Request::Call(ServiceId(0..=9), bytes) => reply.extend_from_slice(bytes),
+            Request::Call(..) => {
+                self.later.push(at);
+                return Outcome::Later;
+            }
+            Request::Retire(buffers) => reply.resize(buffers.count() % 9, 2),
+        }
+        Outcome::Done
+    }
+    fn close(&mut self, (): (), _: End) {
+        self.open -= 1;
+    }
+}
+
+#[derive(Clone, Debug, bolero::TypeGenerator)]
+enum Step {
+    /// A chain, of so many bytes.
+    Chain(u16),
+    /// A call, of so many bytes; answered at once or later.
+    Call(u16, bool),
+    Retire(u8),
+    Release,
+    Cancel(u8),
+    TurnEnds,
+    Close,
+    Wait(u16),
+    Expire,
+    AskFlush(u8),
+    AnswerLater(u16),
+    HangUp(u8),
+    /// The next datagram of the client goes to the server, from here, changed so, with a check that is right or not.
+    ToServer(u8, Vec<Change>, bool),
+    ToClient(Vec<Change>, bool),
+    /// All that they have to say, as it is.
+    Talk,
+    /// One of those that were said before, to either.
+    AgainToServer(u8, u8, Vec<Change>, bool),
+    AgainToClient(u8, Vec<Change>, bool),
+    /// Any bytes.
+    Bytes(Vec<u8>, bool),
+    /// Another client, which has said hello so often.
+    Another(u8, u8),
+}
+
+fn seal(bytes: &mut [u8]) {
+    if bytes.len() >= 24 {
+        let secrets = RapidSecrets::seed(0x6661_7273_6964_6501);
+        let mut head = bytes[..16].to_vec();
+        head.extend_from_slice(&rapidhash_v3_seeded(&bytes[24..], &secrets).to_le_bytes());
+        let check = rapidhash_v3_seeded(&head, &secrets);
+        bytes[16..24].copy_from_slice(&check.to_le_bytes());
+    }
+}
+
+struct Talk {
+    now: Duration,
+    client: Client,
+    server: Server<u8, Runner>,
+    host: Runner,
+    said: Vec<Vec<u8>>,
+    heard: Vec<Vec<u8>>,
+    held: Vec<SlotRef>,
+    asked: Vec<SlotRef>,
+    out: Vec<u8>,
+    is_reliable: bool,
+}
+
+const SESSIONS: usize = 4;
+const HERE: u8 = 0;
+
+impl Talk {
+    fn client(identity: u128, incarnation: u64, is_reliable: bool) -> client::Config {
+        let token = if incarnation % 7 == 6 { b"?".to_vec() } else { b"token".to_vec() };
+        let datagram = [1200, 4000, 16 * 1024][incarnation as usize % 3];
+        client::Config {
+            identity,
+            incarnation,
+            nonce: 77,
+            is_reliable,
+            token,
+            datagram,
+            ..client::Config::default()
+        }
+    }
+
+    fn new(is_reliable: bool, incarnation: u8) -> Talk {
+        let config = server::Config { sessions_max: SESSIONS, is_reliable, ..server::Config::default() };
+        let now = Duration::from_millis(1);
+        Talk {
+            now,
+            client: Client::new(now, Talk::client(1, incarnation.into(), is_reliable)),
+            server: Server::new(config),
+            host: Runner::default(),
+            said: Vec::new(),
+            heard: Vec::new(),
+            held: Vec::new(),
+            asked: Vec::new(),
+            out: Vec::new(),
+            is_reliable,
+        }
+    }
+
+    fn to_server(&mut self, from: u8, mut bytes: Vec<u8>, changes: &[Change], is_sealed: bool) {
+        change(&mut bytes, changes);
+        if is_sealed {
+            seal(&mut bytes);
+        }
+        let _refused_is_counted = self.server.receive(self.now, from, &bytes, &mut self.host);
+    }
+
+    fn to_client(&mut self, mut bytes: Vec<u8>, changes: &[Change], is_sealed: bool) {
+        change(&mut bytes, changes);
+        if is_sealed {
+            seal(&mut bytes);
+        }
+        let _refused_is_counted = self.client.receive(self.now, &bytes);
+    }
+
+    fn client_says(&mut self) -> Option<Vec<u8>> {
+        let says = self.client.transmit(self.now, &mut self.out);
+        says.then(|| {
+            self.said.push(self.out.clone());
+            self.out.clone()
+        })
+    }
+
+    fn server_says(&mut self) -> Option<(u8, Vec<u8>)> {
+        let to = self.server.transmit(&mut self.out)?;
+        assert!(self.out.len() >= 24 && self.out.len() <= 65_507);
+        self.heard.push(self.out.clone());
+        Some((to, self.out.clone()))
+    }
+
+    fn talk(&mut self) {
+        for round in 0..10_000 {
+            assert!(round < 9999, "they never stop");
+            let mut is_quiet = true;
+            while let Some(bytes) = self.client_says() {
+                is_quiet = false;
+                self.to_server(HERE, bytes, &[], false);
+            }
+            while let Some((to, bytes)) = self.server_says() {
+                is_quiet = false;
+                if to == HERE {
+                    self.to_client(bytes, &[], false);
+                }
+            }
+            self.hear();
+            if is_quiet {
+                return;
+            }
+        }
+    }
+
+    fn hear(&mut self) {
+        while let Some(event) = self.client.next_event() {
+            if let Event::Answered { request, .. } = event {
+                assert!(self.client.reply(request).len() <= 65_600);
+                self.held.push(request);
+            }
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Chain(size) => {
+                self.asked.extend(self.client.submit(self.now, Ask::Chain, &[&vec![1; (*size).into()]]));
+            }
+            Step::Call(size, is_later) => {
+                let ask = Ask::Call(ServiceId(if *is_later { 99 } else { 1 }));
+                let size = usize::from(*size).min(60_000);
+                self.asked.extend(self.client.submit(self.now, ask, &[b"part", &vec![1; size]]));
+            }
+            Step::Retire(count) => {
+                let buffers = vec![(Key::new(1, 2), Addr::new(64)); (*count).into()];
+                let _no_room = self.client.retire(self.now, &buffers);
+            }
+            Step::Release => {
+                if let Some(request) = self.held.pop() {
+                    self.client.release(request);
+                }
+            }
+            Step::Cancel(which) => {
+                if !self.asked.is_empty() {
+                    let request = self.asked.swap_remove(usize::from(*which) % self.asked.len());
+                    let _fate = self.client.cancel(request);
+                    self.held.retain(|&held| held != request);
+                }
+            }
+            Step::TurnEnds => self.client.turn_ended(),
+            Step::Close => self.client.close(),
+            Step::Wait(ms) => self.now += Duration::from_millis((*ms).into()),
+            Step::Expire => self.server.expire(self.now, &mut self.host),
+            Step::AskFlush(epoch) => self.server.ask_flush((*epoch).into()),
+            Step::AnswerLater(size) => {
+                if let Some(request) = self.host.later.pop() {
+                    self.server.answer(request, &vec![3; (*size).into()]);
+                }
+            }
+            Step::HangUp(address) => self.server.hang_up(*address % 3, &mut self.host),
+            Step::ToServer(from, changes, is_sealed) => {
+                if let Some(bytes) = self.client_says() {
+                    self.to_server(*from % 3, bytes, changes, *is_sealed);
+                }
+            }
+            Step::ToClient(changes, is_sealed) => {
+                if let Some((_, bytes)) = self.server_says() {
+                    self.to_client(bytes, changes, *is_sealed);
+                }
+            }
+            Step::Talk => self.talk(),
+            Step::AgainToServer(which, from, changes, is_sealed) => {
+                if !self.said.is_empty() {
+                    let bytes = self.said[usize::from(*which) % self.said.len()].clone();
+                    self.to_server(*from % 3, bytes, changes, *is_sealed);
+                }
+            }
+            Step::AgainToClient(which, changes, is_sealed) => {
+                if !self.heard.is_empty() {
+                    let bytes = self.heard[usize::from(*which) % self.heard.len()].clone();
+                    self.to_client(bytes, changes, *is_sealed);
+                }
+            }
+            Step::Bytes(bytes, is_sealed) => {
+                self.to_server(1, bytes.clone(), &[], *is_sealed);
+                self.to_client(bytes.clone(), &[], *is_sealed);
+            }
+            Step::Another(identity, incarnation) => {
+                let config = Talk::client((*identity % 6).into(), (*incarnation).into(), self.is_reliable);
+                let mut another = Client::new(self.now, config);
+                if another.transmit(self.now, &mut self.out) {
+                    self.to_server(1 + identity % 2, self.out.clone(), &[], false);
+                }
+            }
+        }
+        self.hear();
+        // So many sessions, each with a reply and a request a slot at the most.
+        let bound = SESSIONS * 64 * 2 * 66_000 + (64 << 17) * 2;
+        assert!(self.server.kept_bytes() <= bound, "{}", self.server.kept_bytes());
+        assert!(self.client.kept_bytes() <= bound && self.client.outstanding() <= 1 << 30);
+        assert!(self.server.sessions() <= SESSIONS && self.server.sessions() as i64 == self.host.open);
+    }
+}
+
+fn talk(name: &'static str, is_reliable: bool) {
+    let executions = Executions::of(name);
+    let inputs = bolero::check!().with_test_time(budget()).with_max_len(16 << 10).with_type().cloned();
+    inputs.for_each(|(incarnation, opens, steps): (u8, bool, Vec<Step>)| {
+        executions.one_more();
+        let mut talk = Talk::new(is_reliable, incarnation);
+        if opens {
+            talk.talk();
+        }
+        steps.iter().for_each(|step| talk.step(step));
+        // Whatever was, who comes next is served, once those who are silent are forgotten.
+        talk.now += Duration::from_secs(60);
+        talk.server.expire(talk.now, &mut talk.host);
+        assert_eq!(talk.server.sessions(), 0);
+        while talk.server_says().is_some() {}
+        talk.client =
+            Client::new(talk.now, client::Config { nonce: 5, ..Talk::client(1 << 90, 1, is_reliable) });
+        talk.client_says().into_iter().for_each(|hello| talk.to_server(HERE, hello, &[], false));
+        assert_eq!(talk.server.sessions(), 1, "a good client is let in");
+    });
+}
+
+#[test]
+fn fuzz_sessions_by_datagrams() {
+    talk("sessions by datagrams", false);
+}
+
+#[test]
+fn fuzz_sessions_by_a_reliable_carrier() {
+    talk("sessions by a reliable carrier", true);
+}
+
+#[test]
+fn fuzz_frames_of_the_unix_socket() {
+    let executions = Executions::of("frames of the unix socket");
+    let seeds = [
+        serde_json::to_vec(&frame::Hello { magic: frame::MAGIC.into(), version: frame::VERSION })
+            .expect("plain data"),
+        serde_json::to_vec(&frame::Greeting::Welcome { slot: 1, number: 2, incarnation: 3 })
+            .expect("plain data"),
+        serde_json::to_vec(&frame::Greeting::Refusal("no".into())).expect("plain data"),
+        vec![7; 40],
+    ];
+    bolero::check!().with_test_time(budget()).with_type().cloned().for_each(
+        |(seed, changes): (u8, Vec<Change>)| {
+            executions.one_more();
+            let mut bytes = seeds[usize::from(seed) % seeds.len()].clone();
+            change(&mut bytes, &changes);
+            if let Ok(hello) = serde_json::from_slice::<frame::Hello>(&bytes) {
+                assert!(hello.magic.len() <= bytes.len());
+            }
+            if let Ok(greeting) = serde_json::from_slice::<frame::Greeting>(&bytes) {
+                let again = serde_json::to_vec(&greeting).expect("plain data");
+                assert!(serde_json::from_slice::<frame::Greeting>(&again).is_ok());
+            }
+            if let Some((_, body)) = frame::parse(&bytes) {
+                assert_eq!(body.len() + 16, bytes.len());
+            }
+        },
+    );
+}

@@ -1,0 +1,505 @@
+//! Chains that reach where they must not: by wrong keys, wrong addresses, hostile pointers, or after the store is gone.
+
+use crate::bytes::*;
+use crate::on_each_carrier;
+use crate::peer::{PATIENCE, Session, Store, list_for, random};
+use crate::support::until;
+use crate::target::{SECRET, Target, Witness, tells_a_secret};
+
+on_each_carrier![
+    keys_that_are_not_its_own_open_nothing,
+    addresses_outside_its_store_are_refused,
+    pointers_that_lead_outside_are_not_followed,
+    ops_that_make_no_sense_are_refused_or_do_nothing,
+    chains_that_lie_about_themselves_do_not_run,
+    a_bound_that_changes_all_the_while_shows_nothing_else,
+    after_a_store_is_dropped_its_keys_open_nothing,
+    a_full_store_is_told_so_and_harms_no_other,
+];
+
+/// An attacker with a store of its own, beside another tenant.
+struct Scene {
+    target: Target,
+    witness: Witness,
+    session: Session,
+    store: Store,
+    /// A buffer of the attacker's, of 256 bytes.
+    own: u64,
+    /// The other tenant's store, as only its own session may use it; and a buffer there.
+    other: Session,
+    theirs: Store,
+    their_buffer: u64,
+    /// Counts what was tried, so that the other session is kept alive meanwhile.
+    beat: u64,
+}
+
+impl Scene {
+    fn new(carrier: &'static str) -> Scene {
+        let target = Target::start();
+        let witness = target.witness(carrier);
+        let mut session = Session::open(target.url(carrier));
+        let store = session.store("default");
+        let own = session.buffer(&store, &[1; 256]);
+        let mut other = Session::open(target.url(carrier));
+        let theirs = other.store("witness");
+        let their_buffer = other.buffer(&theirs, &SECRET.repeat(16));
+        Scene { target, witness, session, store, own, other, theirs, their_buffer, beat: 0 }
+    }
+
+    /// Of a chain of one op, its status. Nothing of another tenant's comes back.
+    #[track_caller]
+    fn status(&mut self, op: Op) -> u8 {
+        self.status_by(self.store.key, op)
+    }
+
+    #[track_caller]
+    fn status_by(&mut self, key: (u32, u64), op: Op) -> u8 {
+        self.beat += 1;
+        if self.beat.is_multiple_of(64) {
+            self.other.stay();
+        }
+        let reply = self.session.ask(CHAIN, 0, &chain(key, &[op]));
+        assert!(!tells_a_secret(&reply), "it saw another tenant's bytes");
+        Came::of(&reply, 1).statuses()[0]
+    }
+
+    /// Neither the tenant's data nor this one's own were touched.
+    #[track_caller]
+    fn nothing_was_touched(mut self) {
+        let came = self.other.chain(self.theirs.key, &[read(self.their_buffer, 256)]);
+        assert_eq!(came.output(0), SECRET.repeat(16));
+        self.witness.is_well();
+        let before = self.target.now();
+        drop((self.session, self.other, self.witness));
+        self.target.is_as_before(before);
+    }
+}
+
+fn keys_that_are_not_its_own_open_nothing(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let (own, key, theirs) = (scene.own, scene.store.key, scene.theirs.key);
+    let refused = scene.target.count("refused_total");
+    let mut keys = vec![
+        (0, 0),
+        (key.0, 0),
+        (key.0, u64::MAX),
+        (0, key.1),
+        (u32::MAX, key.1),
+        theirs,            // Another session's key, by heart.
+        (theirs.0, key.1), // One's own secret, another's region.
+        (key.0, theirs.1),
+    ];
+    keys.extend(
+        [0x100, 0x1_0000, 1, 7].iter().flat_map(|step| [(key.0, key.1 + step), (key.0, key.1 - step)]),
+    );
+    keys.extend((0..64).map(|bit| (key.0, key.1 ^ 1 << bit)));
+    keys.extend((0..16).map(|region| (region, key.1)).filter(|&other| other != key));
+    keys.extend((0..500).map(|_| (key.0, random())));
+    let guesses = keys.len() as u64;
+    for wrong in keys {
+        for op in [read(own, 8), write(own, &[9; 8]), fetch_add(own, 1), cas(own, 8, &[1; 8], &[9; 8])] {
+            assert_eq!(scene.status_by(wrong, op), ACCESS, "{wrong:x?}");
+            if wrong.0 == key.0 && wrong.1 != 0 {
+                break; // One of each is enough for what is only guessed.
+            }
+        }
+    }
+    scene.target.reaches("refused_total", refused + guesses);
+    // An earlier session's key is worth nothing in the next.
+    let mut next = Session::open(scene.target.url(carrier));
+    let fresh = next.store("default");
+    assert_ne!(fresh.key, key, "every session has a key of its own");
+    assert_eq!(next.chain(key, &[read(own, 8)]).statuses(), [ACCESS]);
+    assert_eq!(next.chain(fresh.key, &[read(own, 256)]).output(0), [1; 256]);
+    drop(next);
+    scene.nothing_was_touched();
+}
+
+/// Addresses that are none of its store's.
+fn foreign_addresses(scene: &Scene) -> Vec<u64> {
+    let memory = 96 << 20;
+    let segment = 1 << 20;
+    let mut all = vec![
+        0,
+        8,
+        16,
+        64,
+        4096,
+        65_536, // The node's own records.
+        scene.their_buffer,
+        scene.theirs.table_at,
+        scene.theirs.table_at + scene.theirs.table_len - 8,
+        scene.their_buffer / segment * segment, // Where buffers' states lie.
+        scene.own / segment * segment,
+        scene.own / segment * segment + 64,
+        memory - 8,
+        memory,
+        memory + 8,
+        1 << 40,
+        1 << 62,
+        (1 << 63) - 8,
+        u64::MAX - 7,
+        u64::MAX - 255,
+        u64::MAX,
+    ];
+    // Every segment, but for those of its own table and buffers.
+    let table = scene.store.table_at..scene.store.table_at + scene.store.table_len;
+    let own = |at: &u64| table.contains(at) || at / segment == scene.own / segment;
+    all.extend((0..96).map(|index| index * segment + segment / 2).filter(|at| !own(at)));
+    all
+}
+
+fn addresses_outside_its_store_are_refused(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let refused = scene.target.count("refused_total");
+    let mut tried = 0;
+    for at in foreign_addresses(&scene) {
+        for op in [read(at, 8), read(at, 0x7fff_ffff), write(at, &[0; 8]), fetch_add(at, 1)] {
+            let status = scene.status(op);
+            // The store may have been granted this segment, and not have used it: then it is its own.
+            let is_own = status == OK;
+            assert!(is_own || [ACCESS, INVALID, TOO_LONG].contains(&status), "{status} at {at:#x}");
+            let is_known_foreign = at < 1 << 16
+                || at >= 96 << 20
+                || at == scene.their_buffer
+                || (scene.theirs.table_at..scene.theirs.table_at + scene.theirs.table_len).contains(&at);
+            assert!(!(is_own && is_known_foreign), "{at:#x}");
+            tried += u64::from(status == ACCESS);
+        }
+    }
+    scene.target.reaches("refused_total", refused + tried);
+    // To its ends and one beyond them.
+    let (at, len) = (scene.store.table_at, scene.store.table_len);
+    assert_eq!(scene.status(read(at + len - 8, 8)), OK);
+    for (at, len) in [(at - 1, 1), (at - 8, 8), (at - 8, 16), (at + len - 7, 8), (at + len, 1)] {
+        let status = scene.status(read(at, len));
+        assert!(
+            status == ACCESS || status == INVALID || at >= scene.store.table_at + scene.store.table_len,
+            "{status}"
+        );
+    }
+    // A word that is not aligned, or that straddles.
+    for by in 1..8 {
+        let at = scene.own + by;
+        assert_eq!(scene.status(fetch_add(at, 1)), INVALID);
+        assert_eq!(scene.status(cas(at, 8, &[1; 8], &[2; 8])), INVALID);
+        assert_eq!(scene.status(cas(at, 16, &[1; 16], &[2; 16])), INVALID);
+    }
+    assert_eq!(scene.status(cas(scene.own + 8, 16, &[1; 16], &[2; 16])), INVALID);
+    scene.nothing_was_touched();
+}
+
+fn pointers_that_lead_outside_are_not_followed(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let freed = scene.session.buffer(&scene.store, &[1; 64]);
+    let retire = [
+        &scene.store.key.1.to_le_bytes()[..],
+        &u64::from(scene.store.key.0).to_le_bytes(),
+        &freed.to_le_bytes(),
+    ];
+    scene.session.ask(RETIRE, 1, &retire.concat());
+    let pointer_at = scene.session.buffer(&scene.store, &[0; 16]);
+    let known = [
+        scene.their_buffer,
+        scene.theirs.table_at,
+        0,
+        8,
+        64,
+        4096,
+        96 << 20,
+        SCRATCH,
+        SCRATCH + 31,
+        u64::MAX,
+    ];
+    let mut leads: Vec<u64> = foreign_addresses(&scene);
+    leads.extend(known);
+    for leads_to in leads {
+        for bound in [0, 8, 256, 1 << 20, u32::MAX] {
+            let pointer = [&leads_to.to_le_bytes()[..], &bound.to_le_bytes(), &[0xff; 4]].concat();
+            assert_eq!(scene.status(write(pointer_at, &pointer)), OK);
+            let indirect = [
+                read(pointer_at, 8).with(TARGET_INDIRECT),
+                read(pointer_at, 60_000).with(TARGET_INDIRECT | BOUNDED),
+                write(pointer_at, &[3; 8]).with(TARGET_INDIRECT),
+                write(pointer_at, &[3; 8]).with(TARGET_INDIRECT | BOUNDED),
+            ];
+            for op in indirect {
+                let status = scene.status(op);
+                if known.contains(&leads_to) && bound > 0 && leads_to & SCRATCH == 0 {
+                    assert!([ACCESS, NULL_POINTER, INVALID].contains(&status), "{status} by {leads_to:#x}");
+                }
+            }
+        }
+    }
+    // In a circle: one level is followed, and no more.
+    let itself = [&pointer_at.to_le_bytes()[..], &16_u32.to_le_bytes(), &[0; 4]].concat();
+    assert_eq!(scene.status(write(pointer_at, &itself)), OK);
+    let came = scene.session.chain(scene.store.key, &[read(pointer_at, 16).with(TARGET_INDIRECT | BOUNDED)]);
+    assert_eq!(came.output(0), itself);
+    // However long the bound, an access ends with the buffer that it points into.
+    let far = [&scene.own.to_le_bytes()[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat();
+    assert_eq!(scene.status(write(pointer_at, &far)), OK);
+    let came =
+        scene.session.chain(scene.store.key, &[read(pointer_at, 60_000).with(TARGET_INDIRECT | BOUNDED)]);
+    assert_eq!(came.statuses(), [OK]);
+    assert!((256..=512).contains(&came.output(0).len()), "{}", came.output(0).len());
+    // A freed buffer's bytes are its store's own until they are another's; a pointer into it shows nothing else.
+    let freed = [&freed.to_le_bytes()[..], &64_u32.to_le_bytes(), &[0; 4]].concat();
+    assert_eq!(scene.status(write(pointer_at, &freed)), OK);
+    let _own_bytes = scene.status(read(pointer_at, 64).with(TARGET_INDIRECT | BOUNDED));
+    scene.nothing_was_touched();
+}
+
+fn ops_that_make_no_sense_are_refused_or_do_nothing(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let (key, own) = (scene.store.key, scene.own);
+    // Output redirected to what is not owned, and to where there is too little room.
+    for to in
+        [scene.their_buffer, scene.theirs.table_at, 0, 8, 96 << 20, u64::MAX, SCRATCH + 32, SCRATCH + 25]
+    {
+        assert_eq!(scene.status(read(own, 8).by(REDIRECT, to)), ACCESS, "to {to:#x}");
+        let status = scene.status(fetch_add(own + 64, 0).by(REDIRECT, to));
+        assert_eq!(status, ACCESS, "to {to:#x}");
+        let status = scene.status(allocate(list_for(64), &[1; 64]).by(REDIRECT, to));
+        assert_eq!(status, ACCESS, "to {to:#x}");
+    }
+    assert_eq!(
+        scene.session.chain(key, &[read(own, 256)]).output(0),
+        [1; 256],
+        "what was refused did nothing"
+    );
+    // Data from what is not owned, and from scratch that nothing was put into: zeros, no earlier chain's bytes.
+    for from in [scene.their_buffer, 0, 8, 96 << 20, u64::MAX, SCRATCH + 32] {
+        let copy = Op { code: WRITE, len: 8, at: own, ..Op::default() }.by(DATA_INDIRECT, from);
+        assert_eq!(scene.status(copy), ACCESS, "from {from:#x}");
+    }
+    scene.session.chain(key, &[write(SCRATCH, &[0xee; 32])]);
+    let copy = Op { code: WRITE, len: 32, at: own + 128, ..Op::default() }.by(DATA_INDIRECT, SCRATCH);
+    let came = scene.session.chain(key, &[copy, read(own + 128, 32), read(SCRATCH, 32)]);
+    assert_eq!((came.output(1), came.output(2)), (&[0; 32][..], &[0; 32][..]));
+    // Beyond scratch, by one and by very much.
+    for at in [SCRATCH + 25, SCRATCH + 32, SCRATCH + (1 << 62), u64::MAX] {
+        assert_eq!(scene.status(read(at, 8)), ACCESS, "{at:#x}");
+        assert_eq!(scene.status(write(at, &[1; 8])), ACCESS, "{at:#x}");
+    }
+    // After one that was refused nothing runs; after one without success a conditional one does not.
+    let came = scene.session.chain(key, &[read(scene.their_buffer, 8), write(own, &[9; 8]), read(own, 8)]);
+    assert_eq!(came.statuses(), [ACCESS, ABORTED, ABORTED]);
+    let failed = cas(own, 8, &[0x55; 8], &[9; 8]);
+    let came = scene.session.chain(
+        key,
+        &[failed, write(own, &[9; 8]).with(CONDITIONAL), write(own, &[8; 8]).with(CONDITIONAL), read(own, 8)],
+    );
+    assert_eq!(came.statuses(), [CAS_FAILED, SKIPPED, SKIPPED, OK]);
+    assert_eq!(came.output(3), [1; 8]);
+    // More than a list's buffers hold, a list that there is not.
+    assert_eq!(scene.status(allocate(list_for(64), &[1; 4096])), INVALID);
+    for list in [1 << 20, u64::from(u32::MAX), u64::MAX, SCRATCH] {
+        let status = scene.status(allocate(list, &[1; 8]));
+        assert!([ACCESS, INVALID].contains(&status), "{status} of list {list}");
+    }
+    // More bytes than a reply has.
+    assert_eq!(scene.status(read(scene.store.table_at, 65_536)), TOO_LONG);
+    assert!([TOO_LONG, ACCESS].contains(&scene.status(read(scene.store.table_at, u32::MAX))));
+    // A wide word, where there are none; masks that select nothing change nothing.
+    for width in [24, 32] {
+        let compare = vec![1; width];
+        assert_eq!(scene.status(cas(own, width as u8, &compare, &compare)), INVALID);
+    }
+    let masked = [[1_u8; 16], [9; 16], [0xff; 16], [0; 16]].concat();
+    let masked = Op { code: CAS, flags: COMPARE | MASKED, width: 16, at: own, rest: masked, ..Op::default() };
+    assert_eq!(scene.status(masked), OK);
+    assert_eq!(scene.session.chain(key, &[read(own, 16)]).output(0), [1; 16]);
+    scene.nothing_was_touched();
+}
+
+fn chains_that_lie_about_themselves_do_not_run(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let (key, own) = (scene.store.key, scene.own + 64);
+    let ops = [fetch_add(own, 1), write(own + 8, &[2; 8])];
+    let lie = |lie: fn(&mut Claims)| chain_that_claims(key, &ops, lie);
+    let mut bad = vec![
+        lie(|claims| claims.ops = 0),
+        lie(|claims| claims.ops = 1),
+        lie(|claims| claims.ops = 3),
+        lie(|claims| claims.ops = u16::MAX),
+        lie(|claims| claims.bytes = 0),
+        lie(|claims| claims.bytes -= 1),
+        lie(|claims| claims.bytes += 1),
+        lie(|claims| claims.bytes = 1_000_000),
+        lie(|claims| claims.bytes = u32::MAX),
+        lie(|claims| claims.allocates = 1),
+        lie(|claims| claims.allocates = u16::MAX),
+        lie(|claims| claims.atomics = 0),
+        lie(|claims| claims.atomics = u16::MAX),
+        lie(|claims| claims.reserved = 1),
+        chain(key, &[]),
+        chain(key, &vec![fetch_add(own, 1); 65]),
+        chain(key, &vec![fetch_add(own, 1); 1500]),
+        chain(key, &vec![allocate(list_for(64), b""); 17]),
+        [chain(key, &ops), vec![0]].concat(),
+        [chain(key, &ops), chain(key, &ops)].concat(),
+        Vec::new(),
+        vec![0; 24],
+        vec![0xff; 24],
+    ];
+    let whole = chain(key, &ops);
+    bad.extend((0..whole.len()).map(|len| whole[..len].to_vec()));
+    let of = |op: Op| chain(key, &[fetch_add(own, 1), op]);
+    bad.extend((0..=255).filter(|code| !(1..=5).contains(code)).map(|code| of(Op { code, ..read(own, 8) })));
+    bad.push(of(read(own, 8).with(BOUNDED)));
+    bad.push(of(read(own, 8).with(0x80)));
+    bad.push(of(read(own, 8).with(MASKED)));
+    bad.push(of(Op { mode: 6, ..cas(own, 8, &[0; 8], &[0; 8]) }));
+    bad.push(of(Op { mode: 1, ..read(own, 8) }));
+    bad.extend(
+        [0, 1, 4, 7, 9, 15, 33, 64, 255].map(|width| of(Op { width, ..cas(own, 8, &[0; 8], &[0; 8]) })),
+    );
+    bad.push(of(Op { len: 65_537, ..write(own, &[]) }));
+    bad.push(of(Op { len: u32::MAX, ..write(own, &[]) }));
+    bad.push(of(Op { len: 8, ..fetch_add(own, 1) }));
+    for (nth, bytes) in bad.iter().enumerate() {
+        if nth % 100 == 0 {
+            scene.other.stay();
+        }
+        let reply = scene.session.ask(CHAIN, 0, bytes);
+        let Came::Refused(reason) = Came::of(&reply, 0) else { panic!("it ran: {}", bytes.escape_ascii()) };
+        assert!(reason.contains("chain") && !reason.contains("0x5"), "{reason}");
+    }
+    let came = scene.session.chain(key, &[read(own, 16)]);
+    assert_eq!(came.output(0), [1; 16], "nothing of them ran");
+    // The most that there can be.
+    let came = scene.session.chain(key, &vec![fetch_add(own, 1); 64]);
+    assert_eq!(came.statuses(), [OK; 64]);
+    scene.nothing_was_touched();
+}
+
+fn a_bound_that_changes_all_the_while_shows_nothing_else(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let pointer_at = scene.session.buffer(&scene.store, &[0; 16]);
+    let honest = [&scene.own.to_le_bytes()[..], &256_u32.to_le_bytes(), &[0; 4]].concat();
+    let leads = [scene.their_buffer, scene.own + 255, 0, 8, 96 << 20, u64::MAX, scene.theirs.table_at];
+    let mut second = Session::open(scene.target.url(carrier));
+    let same = second.store("default");
+    let mut came_back = [0_u32; 10];
+    for round in 0..600 {
+        if round % 100 == 0 {
+            scene.other.stay();
+        }
+        let hostile =
+            [&leads[round % leads.len()].to_le_bytes()[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat();
+        let flip = if round % 2 == 0 { &honest } else { &hostile };
+        // Both are under way at once, and which is first is anybody's guess.
+        let wrote = second.request(CHAIN, 3, &chain(same.key, &[write(pointer_at, flip)]));
+        let got = scene.session.request(
+            CHAIN,
+            3,
+            &chain(scene.store.key, &[read(pointer_at, 60_000).with(TARGET_INDIRECT | BOUNDED)]),
+        );
+        // What is lost on the way is no loss here.
+        if let Some(reply) = scene.session.reply(3, got, PATIENCE / 20) {
+            assert!(!tells_a_secret(&reply), "it saw another tenant's bytes");
+            let came = Came::of(&reply, 1);
+            came_back[usize::from(came.statuses()[0])] += 1;
+            let is_own = came.output(0).iter().all(|&byte| byte == 1 || byte == 0);
+            assert!(came.statuses()[0] != OK || is_own && came.output(0).len() <= 512);
+        }
+        let _written = second.reply(3, wrote, PATIENCE / 20);
+    }
+    println!("{carrier}: of 600, {} read and {} were refused", came_back[0], came_back[usize::from(ACCESS)]);
+    assert!(came_back[usize::from(OK)] > 0 && came_back[usize::from(ACCESS)] > 0, "{came_back:?}");
+    drop(second);
+    scene.nothing_was_touched();
+}
+
+fn after_a_store_is_dropped_its_keys_open_nothing(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    scene.session.call(r#"{"create_store":{"name":"mine","kind":"prism-kv","quota":8388608,"parameters":"{\"items\":100,\"placement\":\"hashed\"}"}}"#)
+        .expect("there is room");
+    let mine = scene.session.store("mine");
+    let buffer = scene.session.buffer(&mine, &[1; 512]);
+    let mut dropper = Session::open(scene.target.url(carrier));
+    let refused = scene.target.count("refused_total");
+    let drop_asked = dropper.request(CALL, 1, &[&[0; 8], &br#"{"drop_store":{"name":"mine"}}"#[..]].concat());
+    let mut statuses = [0_u32; 10];
+    let ops = [read(buffer, 512), write(buffer, &[2; 8]), read(mine.table_at, 64)];
+    // Chains are under way while the key is taken away.
+    let mut after = 0;
+    for round in 0..3000 {
+        if round % 100 == 0 {
+            scene.other.stay();
+        }
+        let reply = scene.session.ask(CHAIN, (round % 8) as u8 + 1, &chain(mine.key, &ops));
+        assert!(!tells_a_secret(&reply));
+        let status = Came::of(&reply, 3).statuses()[0];
+        statuses[usize::from(status)] += 1;
+        assert!([OK, ACCESS].contains(&status), "{status}");
+        after += u32::from(status == ACCESS);
+        if after > 200 {
+            break;
+        }
+    }
+    assert!(after > 200, "the key still opens: {statuses:?}");
+    dropper.reply(1, drop_asked, PATIENCE);
+    // Its memory becomes another tenant's, who fills it with what nobody else may see.
+    until("the store is gone", || {
+        scene.other.stay();
+        scene.session.stay();
+        !scene.target.node.run(["store", "list"]).done().text().contains("mine")
+    });
+    scene.other.call(r#"{"create_store":{"name":"next","kind":"prism-kv","quota":33554432,"parameters":"{\"items\":100,\"placement\":\"hashed\"}"}}"#)
+        .expect("there is room");
+    let next = scene.other.store("next");
+    for _ in 0..40 {
+        let taken = scene.other.buffer(&next, &SECRET.repeat(2000));
+        let came = scene.other.chain(next.key, &[read(taken, 32_000)]);
+        assert_eq!(came.output(0), SECRET.repeat(2000));
+    }
+    for op in
+        [read(buffer, 512), read(mine.table_at, 64), fetch_add(buffer, 1), allocate(list_for(64), &[1; 64])]
+    {
+        assert_eq!(scene.status_by(mine.key, op), ACCESS);
+    }
+    assert_eq!(scene.status_by((next.key.0, mine.key.1), read(buffer, 512)), ACCESS);
+    scene.target.reaches("refused_total", refused + 200);
+    drop(dropper);
+    scene.nothing_was_touched();
+}
+
+fn a_full_store_is_told_so_and_harms_no_other(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let before = scene.target.count("not_ready_total");
+    // Takes all there is, in whatever lists, and goes on asking; buffers of others are not touched.
+    let mut taken = 0;
+    let mut not_ready = 0;
+    for round in 0..3000 {
+        let came = scene
+            .session
+            .chain(scene.store.key, &[allocate(list_for(32_000), &vec![3; 30_000]), read(SCRATCH, 8)]);
+        match came.statuses()[0] {
+            OK => taken += 1,
+            4 => not_ready += 1,
+            status => panic!("{status}"),
+        }
+        if not_ready > 100 {
+            break;
+        }
+        if round % 100 == 0 {
+            scene.other.stay();
+            scene.witness.is_well();
+        }
+    }
+    println!("{carrier}: {taken} buffers of 30 kB were had of 16 MiB");
+    assert!(not_ready > 100 && taken < 16 << 20 >> 14, "{taken}");
+    scene.target.reaches("not_ready_total", before + 100);
+    // Its end gives all of it back.
+    let live = |scene: &Scene| scene.target.stat("default")["live_buffers"].as_u64().expect("a number");
+    assert!(live(&scene) >= taken);
+    scene.session = Session::open(scene.target.url(carrier));
+    until("what the attacker held is had again", || {
+        scene.other.stay();
+        scene.session.stay();
+        live(&scene) <= 1
+    });
+    scene.nothing_was_touched();
+}

@@ -1,0 +1,168 @@
+//! Very many at once: connections and sessions that are idle, and sessions that never end by themselves.
+
+use crate::bytes::*;
+use crate::on_each_carrier;
+use crate::peer::{PATIENCE, Raw, Session, random};
+use crate::support::until;
+use crate::target::Target;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Fabric, NodeId};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+on_each_carrier![ten_thousand_idle_sessions_leave_the_others_served, who_asks_for_a_scan_is_answered];
+
+const CROWD: usize = 10_000;
+
+/// As many descriptors as the system permits, here and in nodes that are started, until dropped. For one at a time:
+/// two crowds are more than there are.
+struct Descriptors(Rlimit, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+impl Descriptors {
+    fn raised() -> Descriptors {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before.clone() })
+            .expect("it may be raised");
+        Descriptors(before, alone)
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        setrlimit(Resource::Nofile, self.0.clone()).expect("it may be lowered");
+    }
+}
+
+const WHILE: Duration = Duration::from_millis(700);
+
+fn report(what: &str, count: usize, kib: u64, gets: [u64; 2]) {
+    println!(
+        "{count} {what}: {} bytes each in the node; a client beside them had {:.2} of its gets a second",
+        kib * 1024 / count as u64,
+        gets[1] as f64 / gets[0] as f64
+    );
+}
+
+#[test]
+fn ten_thousand_idle_connections_leave_the_others_served() {
+    let _descriptors = Descriptors::raised();
+    let target = Target::start();
+    let witness = target.witness("tcp");
+    let before = target.now();
+    let alone = witness.gets_in(WHILE);
+    let resident = target.resident_kib();
+    let crowd: Vec<Raw> = (0..CROWD).map(|_| Raw::connect(target.url("tcp"))).collect();
+    let with = witness.gets_in(WHILE);
+    let kib = target.resident_kib().saturating_sub(resident);
+    report("connections that say nothing", CROWD, kib, [alone, with]);
+    assert!(with > 0 && kib < 64 << 10, "{kib} KiB");
+    drop(crowd);
+    witness.is_well();
+    target.is_as_before(before);
+}
+
+fn ten_thousand_idle_sessions_leave_the_others_served(carrier: &'static str) {
+    let _descriptors = Descriptors::raised();
+    let target = Target::start();
+    let witness = target.witness(carrier);
+    let before = target.now();
+    let alone = witness.gets_in(WHILE);
+    let resident = target.resident_kib();
+    let mut crowd: Vec<Session> = Vec::with_capacity(CROWD);
+    let mut kept = Instant::now();
+    for _ in 0..CROWD {
+        crowd.push(Session::open(target.url(carrier)));
+        // Who says nothing for five seconds is forgotten.
+        if kept.elapsed() > Duration::from_secs(1) {
+            crowd.iter().for_each(|session| assert!(session.say(PING)));
+            kept = Instant::now();
+        }
+    }
+    crowd.iter().for_each(|session| assert!(session.say(PING)));
+    let with = witness.gets_in(WHILE);
+    let kib = target.resident_kib().saturating_sub(resident);
+    report(&format!("sessions over {carrier} that ask for nothing"), CROWD, kib, [alone, with]);
+    assert!(with > 0 && kib < 512 << 10, "{kib} KiB");
+    drop(crowd);
+    until("they are forgotten", || target.count("sessions_ended_total") >= CROWD as u64);
+    witness.is_well();
+    target.is_as_before(before);
+}
+
+/// One that pings and never answers whether it has given all back: what others lost must come back all the same.
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_who_never_passes_a_flush_holds_up_no_scan() {
+    ["udp", "tcp"].map(never_passes);
+}
+
+fn never_passes(carrier: &str) {
+    let target = Target::start();
+    let witness = target.witness(carrier);
+    let before = target.now();
+    let live = target.stat("default")["live_buffers"].as_u64().expect("a number");
+    let mut stubborn = Session::open(target.url(carrier));
+    stubborn.passes = false;
+    let mut lost = Session::open(target.url(carrier));
+    let store = lost.store("default");
+    for _ in 0..50 {
+        lost.buffer(&store, &[1; 64]);
+    }
+    drop(lost);
+    let until = Instant::now() + 3 * PATIENCE;
+    while target.stat("default")["live_buffers"].as_u64() > Some(live) {
+        assert!(Instant::now() < until, "what was lost is still not had again");
+        if !stubborn.sync() {
+            stubborn = Session::open(target.url(carrier));
+            stubborn.passes = false;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    drop(stubborn);
+    witness.is_well();
+    drop(witness);
+    target.is_as_before(before);
+}
+
+/// The node asks all clients before a scan ends, also the one that waits for it.
+fn who_asks_for_a_scan_is_answered(carrier: &'static str) {
+    let target = Target::start();
+    let witness = target.witness(carrier);
+    let pool = farside::connect(target.url(carrier)).expect("it serves");
+    let endpoint = pool.endpoint_here().expect("a session");
+    endpoint.set_patience(PATIENCE);
+    let since = Instant::now();
+    let mut answer = Vec::new();
+    let ask = br#"{"scan":{"name":"default"}}"#;
+    let asked = endpoint.call(NodeId(0), ServiceId::NODE, ask, &mut answer);
+    farside_fabrics::executor::block_on(&endpoint, asked).expect("the scan ends");
+    assert_eq!(answer, b"\"done\"");
+    assert!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
+    witness.is_well();
+}
+
+/// As many sessions as one socket can ask for.
+#[test]
+fn one_socket_has_no_more_sessions_than_there_are_and_they_end() {
+    let target = Target::start();
+    let before = target.now();
+    let mut raw = Raw::connect(target.url("udp"));
+    let mut welcomes = 0;
+    for _ in 0..300 {
+        for _ in 0..32 {
+            raw.send(&hello(u128::from(random()), 1, 7, b""));
+        }
+        while let Some(answer) = raw.receive(Duration::from_millis(2)) {
+            welcomes += u32::from(answer[3] == WELCOME);
+        }
+    }
+    assert!(welcomes > 1000, "{welcomes}");
+    let kib = target.resident_kib();
+    println!("{welcomes} sessions were granted to one socket; the node has {kib} KiB");
+    target.witness("udp").is_well();
+    drop(raw);
+    target.is_as_before(before);
+}

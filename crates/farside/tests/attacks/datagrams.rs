@@ -1,0 +1,540 @@
+//! Datagrams that no client of ours sends: cut, damaged, replayed, forged, from the future, in pieces that disagree.
+
+use crate::bytes::*;
+use crate::on_each_carrier;
+use crate::peer::{PATIENCE, Raw, SILENCE, Session, Store, random};
+use crate::target::{Target, Witness};
+
+on_each_carrier![
+    datagrams_cut_anywhere_run_nothing,
+    datagrams_with_one_byte_damaged_harm_nobody,
+    what_goes_the_other_way_or_is_of_another_version_is_refused,
+    lengths_that_lie_are_refused,
+    what_is_replayed_runs_once_and_elsewhere_never,
+    sessions_and_secrets_are_not_guessed,
+    numbers_from_the_future_and_slots_beyond_the_window_run_nothing,
+    fragments_in_any_order_make_one_request_and_those_that_disagree_none,
+    who_ignores_its_credit_makes_nothing_grow,
+    buffers_that_are_not_its_own_to_give_back_stay,
+    questions_that_are_none_are_refused,
+];
+
+/// A node under attack over one carrier, with a word that counts what ran.
+struct Scene {
+    target: Target,
+    witness: Witness,
+    carrier: &'static str,
+    session: Session,
+    store: Store,
+    word: u64,
+    runs: u64,
+}
+
+impl Scene {
+    fn new(carrier: &'static str) -> Scene {
+        let target = Target::start();
+        let witness = target.witness(carrier);
+        let mut session = Session::open(target.url(carrier));
+        let store = session.store("default");
+        let word = session.buffer(&store, &[0; 64]);
+        Scene { target, witness, carrier, session, store, word, runs: 0 }
+    }
+
+    /// A chain that can be seen to have run.
+    fn counting(&self) -> Vec<u8> {
+        chain(self.store.key, &[fetch_add(self.word, 1)])
+    }
+
+    /// How often such a chain has run.
+    #[track_caller]
+    fn has_run(&mut self, times: u64) {
+        self.runs += times;
+        let came = self.session.chain(self.store.key, &[read(self.word, 8)]);
+        assert_eq!(came.statuses(), [OK]);
+        assert_eq!(u64_at(came.output(0), 0), self.runs, "so often it has run");
+    }
+
+    /// One of each kind, well-formed, for numbers that this session's slots 1 and up have not used.
+    fn one_of_each(&self) -> Vec<Vec<u8>> {
+        let chain = self.counting();
+        let call = [&[0; 8], &br#""node_info""#[..]].concat();
+        let retire =
+            [&self.store.key.1.to_le_bytes()[..], &self.store.key.0.to_le_bytes(), &[0; 12]].concat();
+        let have = [0; 16];
+        let of = |entry: Entry<'_>| self.session.datagram(DATA, &entry.bytes());
+        vec![
+            self.session.hello.clone(),
+            of(Entry::whole(CHAIN, 1, 1, &chain)),
+            of(Entry::whole(CALL, 2, 1, &call)),
+            of(Entry::whole(RETIRE, 3, 1, &retire)),
+            of(Entry::whole(HAVE, 0, self.session.numbers[0], &have)),
+            of(Entry::whole(CANCEL, 4, 1, b"")),
+            of(Entry::whole(PASSED, 0, 0, b"")),
+            self.session.datagram(PING, &[]),
+            self.session.datagram(BYE, &[]),
+        ]
+    }
+
+    /// Sends what is no good, in portions that a socket holds.
+    #[track_caller]
+    fn send_all<'a>(&mut self, bad: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+        let mut sent = 0;
+        for bytes in bad {
+            self.session.raw.send(bytes);
+            sent += 1;
+            if sent % 32 == 0 {
+                assert!(self.session.sync(), "its session goes on");
+            }
+        }
+        assert!(self.session.sync(), "its session goes on");
+        sent
+    }
+
+    fn is_over(self) {
+        self.witness.is_well();
+        let before = self.target.now();
+        drop((self.session, self.witness));
+        self.target.is_as_before(before);
+    }
+}
+
+fn datagrams_cut_anywhere_run_nothing(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let mut bad = Vec::new();
+    for whole in scene.one_of_each() {
+        for len in 0..whole.len() {
+            // A header alone is a DATA without entries, a PING or a BYE: no harm, or what it says.
+            if len == HEADER && whole[3] == DATA {
+                continue;
+            }
+            let mut cut = whole[..len].to_vec();
+            bad.push(cut.clone());
+            seal(&mut cut);
+            bad.push(cut);
+        }
+    }
+    let before = scene.target.count("datagrams_malformed_total");
+    let sent = scene.send_all(bad.iter().map(Vec::as_slice));
+    scene.target.reaches("datagrams_malformed_total", before + sent * 9 / 10);
+    scene.has_run(0);
+    scene.is_over();
+}
+
+fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let before = scene.target.count("datagrams_malformed_total");
+    let mut damaged = Vec::new();
+    for whole in scene.one_of_each() {
+        // All of the zeros that fill up a HELLO are alike.
+        for at in (0..whole.len()).filter(|&at| at < 200 || at % 97 == 0) {
+            for damage in [0x01, 0x80, 0xff] {
+                let mut bytes = whole.clone();
+                bytes[at] ^= damage;
+                damaged.push(bytes);
+            }
+        }
+    }
+    if carrier != "tcp" {
+        // The check tells, whatever the byte.
+        let sent = scene.send_all(damaged.iter().map(Vec::as_slice));
+        scene.target.reaches("datagrams_malformed_total", before + sent * 9 / 10);
+        scene.has_run(0);
+    }
+    // With a repaired check each is another request: it may run, with the session's own rights and no others.
+    for (nth, mut bytes) in damaged.into_iter().enumerate() {
+        seal(&mut bytes);
+        scene.session.raw.send(&bytes);
+        if nth % 32 == 0 {
+            scene.witness.is_well();
+        }
+        // It may have said BYE, or a HELLO that ends it.
+        if nth % 16 == 0 && !scene.session.sync() {
+            scene.session = Session::open(scene.target.url(carrier));
+        }
+    }
+    scene.target.reaches("datagrams_malformed_total", before + 100);
+    scene.is_over();
+}
+
+fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let before = scene.target.count("datagrams_malformed_total");
+    let mut bad = Vec::new();
+    for kind in (0..=255).filter(|kind| ![HELLO, DATA, PING, BYE].contains(kind)) {
+        bad.push(scene.session.datagram(kind, &[]));
+        bad.push(scene.session.datagram(kind, &[0; 48]));
+    }
+    for at in 0..2 {
+        let mut other = scene.session.datagram(PING, &[]);
+        other[at] ^= 0x20; // Other magic.
+        seal(&mut other);
+        bad.push(other);
+    }
+    for kind in [0].into_iter().chain(9..=255) {
+        bad.push(scene.session.datagram(DATA, &Entry::whole(kind, 0, 9, &[0; 16]).bytes()));
+    }
+    bad.push(scene.session.datagram(PING, &[0; 8]));
+    bad.push(scene.session.datagram(BYE, &[0; 8]));
+    let sent = scene.send_all(bad.iter().map(Vec::as_slice));
+    scene.target.reaches("datagrams_malformed_total", before + sent * 9 / 10);
+    // Entries that only a node sends.
+    let before = scene.target.count("datagrams_refused_total");
+    for (kind, payload) in [(REPLY, &[0; 8][..]), (GRACE, b"")] {
+        assert!(scene.session.data(&[Entry::whole(kind, 0, scene.session.numbers[0], payload)]));
+    }
+    assert!(scene.session.sync());
+    scene.target.reaches("datagrams_refused_total", before + 2);
+    // Another version: it is told which both are.
+    for version in [0, 2, 255] {
+        let mut hello = hello(7, 1, 7, b"");
+        hello[2] = version;
+        seal(&mut hello);
+        let mut stranger = Raw::connect(scene.target.url(carrier));
+        stranger.send(&hello);
+        let refused = stranger.receive(PATIENCE).expect("a reason");
+        let reason = String::from_utf8_lossy(&refused[HEADER..]).into_owned();
+        assert_eq!((refused[3], u64_at(&refused, 8)), (REFUSED, 7));
+        assert!(reason.contains(&format!("version {version}")) && reason.contains("speaks 1"), "{reason}");
+        // Another one that is shorter than a hello hears nothing: who forges its source gains nothing.
+        stranger.send(&hello[..1199]);
+        assert_eq!(stranger.receive(SILENCE), None);
+    }
+    scene.has_run(0);
+    scene.is_over();
+}
+
+fn lengths_that_lie_are_refused(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let chain = scene.counting();
+    let good = Entry::whole(CHAIN, 1, 1, &chain);
+    let mut bad = Vec::new();
+    for lie in [0, 1, good.len - 1, good.len + 1, good.len + 8, 0xffff, 1 << 31, u32::MAX - 7, u32::MAX] {
+        bad.push(Entry { len: lie, ..good });
+        bad.push(Entry { size: lie, ..good });
+        bad.push(Entry { len: lie, size: lie, ..good });
+        bad.push(Entry { kind: CALL, len: lie, size: lie, ..good });
+    }
+    for count in [0, 2, 64, 65, 255] {
+        bad.push(Entry { count, ..good });
+        bad.push(Entry { index: count, ..good });
+        bad.push(Entry { index: count, count, ..good });
+    }
+    // A buffer to give back has 24 bytes.
+    bad.push(Entry::whole(RETIRE, 1, 1, &[0; 23]));
+    bad.push(Entry::whole(CALL, 1, 1, &[0; 7]));
+    bad.push(Entry::whole(CANCEL, 1, 1, &[0; 8]));
+    bad.push(Entry::whole(HAVE, 1, 1, &[0; 8]));
+    // Some of these lies are the truth.
+    let is_true = |entry: &Entry<'_>| entry.len == good.len && entry.size == good.len && entry.count == 1;
+    bad.retain(|entry| !(is_true(entry) && entry.index == 0));
+    let before = scene.target.count("datagrams_malformed_total");
+    let bad: Vec<Vec<u8>> = bad.iter().map(|entry| scene.session.datagram(DATA, &entry.bytes())).collect();
+    let sent = scene.send_all(bad.iter().map(Vec::as_slice));
+    scene.target.reaches("datagrams_malformed_total", before + sent * 9 / 10);
+    // What a HELLO says of itself.
+    for (at, lie) in
+        [(24 + 32, 0), (24 + 32, 1199), (24 + 32, 65508), (24 + 32, u32::MAX), (24 + 40, u32::MAX)]
+    {
+        let mut hello = hello(u128::from(random()), 1, 7, b"");
+        hello[at..at + 4].copy_from_slice(&u32::to_le_bytes(lie));
+        seal(&mut hello);
+        let mut stranger = Raw::connect(scene.target.url(carrier));
+        stranger.send(&hello);
+        assert_eq!(stranger.receive(SILENCE), None, "{lie} at {at}");
+    }
+    scene.has_run(0);
+    scene.is_over();
+}
+
+fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let counting = scene.counting();
+    let number = scene.session.request(CHAIN, 5, &counting);
+    scene.session.reply(5, number, PATIENCE).expect("a reply");
+    scene.runs = 1;
+    let again = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, number, &counting).bytes());
+    let before = scene.target.count("requests_repeated_total");
+    scene.send_all([&again[..]; 64]);
+    scene.target.reaches("requests_repeated_total", before + 60);
+    scene.has_run(0);
+    // From another address, also with all the right secrets.
+    let mut thief = Raw::connect(scene.target.url(carrier));
+    let next = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, number + 1, &counting).bytes());
+    let cancel = scene.session.datagram(DATA, &Entry::whole(CANCEL, 5, number + 1, b"").bytes());
+    let before = scene.target.count("datagrams_refused_total");
+    for bytes in
+        [&again, &next, &cancel, &scene.session.datagram(PING, &[]), &scene.session.datagram(BYE, &[])]
+    {
+        thief.send(bytes);
+        assert_eq!(thief.receive(SILENCE), None, "it gets no answer");
+    }
+    scene.target.reaches("datagrams_refused_total", before + 5);
+    scene.has_run(0);
+    // Its HELLO: a welcome would tell the secret.
+    let before = scene.target.count("sessions_opened_total");
+    for _ in 0..10 {
+        thief.send(&scene.session.hello);
+        let answer = thief.receive(PATIENCE).expect("a reason");
+        assert_eq!(answer[3], REFUSED);
+        assert!(!answer.windows(8).any(|bytes| bytes == scene.session.secret.to_le_bytes()));
+    }
+    // From where it came it gets the same answer.
+    scene.session.raw.send(&scene.session.hello);
+    let welcome = scene.session.raw.receive(PATIENCE).expect("a welcome");
+    assert_eq!((welcome[3], u64_at(&welcome, 24)), (WELCOME, scene.session.secret));
+    // What is given back is given back once.
+    let gone = scene.session.buffer(&scene.store, &[1; 64]);
+    let retire = [
+        &scene.store.key.1.to_le_bytes()[..],
+        &u64::from(scene.store.key.0).to_le_bytes(),
+        &gone.to_le_bytes(),
+    ];
+    let retire = retire.concat();
+    let number = scene.session.request(RETIRE, 6, &retire);
+    scene.session.reply(6, number, PATIENCE).expect("an answer");
+    let before_retired = scene.target.count("retired_buffers_total");
+    for _ in 0..20 {
+        scene.session.send_again(RETIRE, 6, number, &retire);
+    }
+    assert!(scene.session.sync());
+    assert_eq!(scene.target.count("retired_buffers_total"), before_retired);
+    // A cancelled number never runs, however often it comes.
+    let cancelled = scene.session.numbers[5] + 1;
+    scene.session.data(&[Entry::whole(CANCEL, 5, cancelled, b"")]);
+    scene.session.numbers[5] = cancelled;
+    let late = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled, &counting).bytes());
+    scene.send_all([&late[..]; 20]);
+    scene.has_run(0);
+    assert_eq!(scene.target.count("sessions_opened_total"), before, "nobody else was let in");
+    // After BYE: each is told that it is over, and the HELLO opens nothing.
+    let old = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled + 1, &counting).bytes());
+    let (number, hello) = (scene.session.number, scene.session.hello.clone());
+    scene.session.say(BYE);
+    for bytes in [&old, &old, &old] {
+        scene.session.raw.send(bytes);
+        let gone = scene.session.raw.receive(PATIENCE).expect("an answer");
+        assert_eq!((gone[3], u32_at(&gone, 4)), (GONE, number));
+    }
+    scene.session.raw.send(&hello);
+    let refused = scene.session.raw.receive(PATIENCE).expect("an answer");
+    assert_eq!(refused[3], REFUSED);
+    assert!(String::from_utf8_lossy(&refused[HEADER..]).contains("is over"));
+    let word = (scene.word, scene.runs);
+    scene.session = Session::open(scene.target.url(scene.carrier));
+    scene.store = scene.session.store("default");
+    let came = scene.session.chain(scene.store.key, &[read(word.0, 8)]);
+    assert_eq!(u64_at(came.output(0), 0), word.1);
+    scene.is_over();
+}
+
+fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let counting = scene.counting();
+    let body = Entry::whole(CHAIN, 1, 1, &counting).bytes();
+    let before = scene.target.count("bad_secrets_total");
+    let (number, secret) = (scene.session.number, scene.session.secret);
+    let near = (0..64).map(|bit| secret ^ 1 << bit).chain([0, u64::MAX, secret.wrapping_add(0x100)]);
+    let guesses: Vec<Vec<u8>> =
+        near.chain((0..1000).map(|_| random())).map(|guess| datagram(DATA, number, guess, &body)).collect();
+    let sent = scene.send_all(guesses.iter().map(Vec::as_slice));
+    scene.target.reaches("bad_secrets_total", before + sent * 9 / 10);
+    // BYE, PING and others' numbers too: from elsewhere, where each gets at most as many bytes as it sent.
+    let mut stranger = Raw::connect(scene.target.url(carrier));
+    for nth in 0..200_u32 {
+        let kind = [DATA, PING, BYE][nth as usize % 3];
+        stranger.send(&datagram(kind, number.wrapping_add(nth << 16), random(), &[]));
+        stranger.send(&datagram(kind, nth, random(), &[]));
+        stranger.send(&datagram(kind, random() as u32, random(), &[]));
+    }
+    let mut answered = 0;
+    while let Some(answer) = stranger.receive(SILENCE) {
+        assert_eq!((answer[3], answer.len()), (GONE, HEADER), "nothing is told but that there is none");
+        answered += 1;
+    }
+    assert!(answered > 0);
+    scene.has_run(0);
+    scene.is_over();
+}
+
+fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let counting = scene.counting();
+    let before = scene.target.count("datagrams_refused_total");
+    let mut bad = Vec::new();
+    for kind in [CHAIN, CALL, RETIRE, CANCEL] {
+        let payload: &[u8] = match kind {
+            CHAIN => &counting,
+            CALL => &[0; 8],
+            _ => b"",
+        };
+        for number in [2, 3, 1000, i32::MAX as u32] {
+            bad.push(scene.session.datagram(DATA, &Entry::whole(kind, 9, number, payload).bytes()));
+        }
+    }
+    bad.push(scene.session.datagram(DATA, &Entry::whole(PASSED, 0, i32::MAX as u32, b"").bytes()));
+    let sent = scene.send_all(bad.iter().map(Vec::as_slice));
+    scene.target.reaches("datagrams_refused_total", before + sent * 9 / 10);
+    let before = scene.target.count("datagrams_malformed_total");
+    let bad: Vec<Vec<u8>> = [64, 65, 128, 255]
+        .map(|slot| scene.session.datagram(DATA, &Entry::whole(CHAIN, slot, 1, &counting).bytes()))
+        .into();
+    scene.send_all(bad.iter().map(Vec::as_slice));
+    scene.target.reaches("datagrams_malformed_total", before + 4);
+    // From the past, which wraps.
+    let bad: Vec<Vec<u8>> = [0, 1 << 31, u32::MAX - 1, u32::MAX]
+        .map(|number| scene.session.datagram(DATA, &Entry::whole(CHAIN, 9, number, &counting).bytes()))
+        .into();
+    scene.send_all(bad.iter().map(Vec::as_slice));
+    scene.has_run(0);
+    scene.is_over();
+}
+
+fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    // A request of several fragments that counts once.
+    let room = scene.session.buffer(&scene.store, &[0; 8000]);
+    let long = chain(scene.store.key, &[fetch_add(scene.word, 1), write(room, &[7; 8000])]);
+    let count = long.len().div_ceil(CHUNK);
+    let mut other = long.clone();
+    other.truncate(long.len() - CHUNK);
+    let before = scene.target.count("datagrams_refused_total");
+    for (slot, order) in [(1, [6, 5, 4, 3, 2, 1, 0]), (2, [3, 0, 6, 1, 5, 2, 4])] {
+        for (sent, index) in order.into_iter().enumerate() {
+            let part = Entry::part(CHAIN, slot, 1, &long, index);
+            assert!(scene.session.data(&[part, part]), "doubled");
+            if sent < count - 1 {
+                // Of another size, another kind, or of a number that is not begun.
+                scene.session.data(&[Entry::part(CHAIN, slot, 1, &other, 1)]);
+                scene.session.data(&[Entry::part(CALL, slot, 1, &long, 0)]);
+                scene.session.data(&[Entry::part(CHAIN, slot, 2, &long, 0)]);
+                scene.session.data(&[Entry::whole(CHAIN, slot, 2, &long[..8])]);
+            }
+        }
+        scene.session.numbers[usize::from(slot)] = 1;
+        if scene.carrier == "tcp" {
+            assert!(scene.session.reply(slot, 1, PATIENCE).is_some());
+        }
+        scene.session.send_again(CHAIN, slot, 1, &long);
+        assert!(scene.session.sync());
+        scene.has_run(1);
+    }
+    scene.target.reaches("datagrams_refused_total", before + 20);
+    // One that never becomes whole runs never, and its bytes are let go with the session.
+    for index in 1..count {
+        scene.session.data(&[Entry::part(CHAIN, 3, 1, &long, index)]);
+    }
+    assert!(scene.session.sync());
+    scene.has_run(0);
+    scene.is_over();
+}
+
+fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let before = (scene.target.count("datagrams_refused_total"), scene.target.resident_kib());
+    let message = vec![0; 65_536];
+    let count = message.len().div_ceil(CHUNK);
+    for _ in 0..3 {
+        for slot in 1..64 {
+            for index in 0..count - 1 {
+                scene.session.data(&[Entry::part(CHAIN, slot, 1, &message, index)]);
+            }
+            assert!(scene.session.sync());
+        }
+    }
+    scene.target.reaches("datagrams_refused_total", before.0 + 1000);
+    let grown = scene.target.resident_kib().saturating_sub(before.1);
+    println!("{carrier}: 12 MB of half-sent requests: the node grew by {grown} KiB");
+    assert!(grown < 8 << 10, "it grew by {grown} KiB");
+    scene.has_run(0);
+    scene.is_over();
+}
+
+fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let mut other = Session::open(scene.target.url(carrier));
+    let theirs = other.store("witness");
+    let buffer = other.buffer(&theirs, &[5; 64]);
+    let (key, word) = (scene.store.key, scene.word);
+    let live = scene.target.stat("witness")["live_buffers"].as_u64();
+    let table = scene.store.table_at;
+    let freed = scene.session.buffer(&scene.store, &[1; 64]);
+    let one = |key: (u32, u64), at: u64| {
+        [&key.1.to_le_bytes()[..], &u64::from(key.0).to_le_bytes(), &at.to_le_bytes()].concat()
+    };
+    let retired = scene.target.count("retired_buffers_total");
+    let hostile = [
+        (key, buffer),        // Of another store, by its own key.
+        (theirs.key, buffer), // By a key that is another session's.
+        (theirs.key, word),   // Both mixed up.
+        ((0, 0), word),       // By no key.
+        ((key.0, key.1 ^ 1), word),
+        ((key.0 + 1, key.1), word),
+        ((u32::MAX, key.1), word),
+        (key, 0), // No buffer at all: header, table, between, beyond.
+        (key, 64),
+        (key, 4096),
+        (key, table),
+        (key, word + 8),
+        (key, word - 16),
+        (key, word + 1),
+        (key, 1 << 62),
+        (key, SCRATCH),
+        (key, u64::MAX),
+        (key, u64::MAX - 7),
+    ];
+    let all: Vec<u8> = hostile.iter().flat_map(|&(key, at)| one(key, at)).collect();
+    for _ in 0..3 {
+        scene.session.ask(RETIRE, 7, &all);
+    }
+    assert_eq!(scene.target.count("retired_buffers_total"), retired);
+    // Free and double: the first time alone counts.
+    let twice = [one(key, freed), one(key, freed)].concat();
+    scene.session.ask(RETIRE, 7, &twice);
+    scene.session.ask(RETIRE, 7, &twice);
+    scene.target.reaches("retired_buffers_total", retired + 1);
+    assert_eq!(scene.target.count("retired_buffers_total"), retired + 1);
+    // Nobody's buffer is gone, and the word is still this session's.
+    assert_eq!(scene.target.stat("witness")["live_buffers"].as_u64(), live);
+    assert_eq!(other.chain(theirs.key, &[read(buffer, 64)]).output(0), [5; 64]);
+    scene.has_run(0);
+    drop(other);
+    scene.is_over();
+}
+
+fn questions_that_are_none_are_refused(carrier: &'static str) {
+    let mut scene = Scene::new(carrier);
+    let mut questions = vec![
+        String::new(),
+        "null".into(),
+        "\"frob\"".into(),
+        "[".repeat(50_000),
+        "{".repeat(50_000),
+        r#"{"open_store":{"name":"default","more":1}}"#.into(),
+        r#"{"open_store":{"name":"../default"}}"#.into(),
+        format!(r#"{{"open_store":{{"name":"{}"}}}}"#, "x".repeat(50_000)),
+        format!(r#"{{"open_store":{{"name":"{}"}}}}"#, "\\u0001".repeat(8000)),
+        r#"{"drop_store":{"name":"none"}}"#.into(),
+        r#"{"create_store":{"name":"s","kind":"frob","quota":1048576,"parameters":"{}"}}"#.into(),
+        r#"{"create_store":{"name":"s","kind":"prism-kv","quota":18446744073709551615,"parameters":"{}"}}"#
+            .into(),
+    ];
+    questions
+        .extend((0..35).map(|len| r#"{"open_store":{"name":"default"}}"#[..len.min(33)].to_owned()).take(33));
+    for question in &questions {
+        let reason = scene.session.call(question).expect_err("it is no question");
+        assert!(!reason.is_empty() && reason.len() <= 4096, "{} bytes", reason.len());
+    }
+    for service in [1, 7, u32::MAX] {
+        let answer = scene.session.ask(CALL, 0, &[&service.to_le_bytes()[..], &[0; 4]].concat());
+        let reason = String::from_utf8_lossy(&answer[1..]).into_owned();
+        assert!(answer[0] == 0xff && reason.contains(&service.to_string()), "{reason}");
+    }
+    // More questions at once than are kept: each is answered, the rest with a refusal.
+    let ask = [&[0; 8], &br#"{"store_stat":{"name":"default"}}"#[..]].concat();
+    for slot in 1..64 {
+        scene.session.request(CALL, slot, &ask);
+    }
+    assert!(scene.session.sync());
+    scene.has_run(0);
+    scene.is_over();
+}

@@ -1,0 +1,127 @@
+//! Clients that are killed in the middle of a chain and never come back: what they had comes back.
+
+use crate::on_each_carrier;
+use crate::support::until;
+use crate::target::Target;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+on_each_carrier![clients_that_are_killed_in_mid_chain_leave_nothing];
+
+/// The node that a child is a client of.
+const URL: &str = "FARSIDE_TEST_URL";
+/// After how many operations it dies.
+const OPERATIONS: &str = "FARSIDE_TEST_OPERATIONS";
+/// What children put and delete.
+const KEYS: u64 = 32;
+
+/// Where others start this file's tests anew, one of them: it is no test by itself.
+#[test]
+fn child() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let operations: u64 = std::env::var(OPERATIONS).expect("a number").parse().expect("a number");
+    let pool = farside::connect(&url).expect("it serves");
+    let mut client = farside::local::Client::open(&pool, "default").expect("a store");
+    let mut word = operations.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut done = 0;
+    loop {
+        word = word.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
+        let key = [b"victim", &(word >> 40 & (KEYS - 1)).to_le_bytes()[..]].concat();
+        let len = if word >> 60 == 0 { 200_000 } else { 16 + (word >> 32 & 1023) as usize };
+        if done == operations {
+            // Dies while the next is under way: a fraction of what one takes from now.
+            let wait = Duration::from_micros(word >> 57);
+            std::thread::spawn(move || {
+                std::thread::sleep(wait);
+                rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+            });
+        }
+        // Whatever comes of it: others do the same, and some die.
+        let _whatever = if word >> 35 & 3 == 0 {
+            client.delete(&key).map(drop)
+        } else {
+            client.put(&key, &vec![done as u8; len])
+        };
+        done += 1;
+    }
+}
+
+fn victim(url: &str, operations: u64) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    command.args(["--exact", "deaths::child", "--nocapture"]);
+    command.env(URL, url).env(OPERATIONS, operations.to_string());
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it can be started")
+}
+
+fn wave(target: &Target, carrier: &str, from: u64, count: u64) {
+    let children: Vec<Child> =
+        (from..from + count).map(|n| victim(target.url(carrier), n * 7 % 41)).collect();
+    for mut child in children {
+        let mut status = None;
+        until("a child has died", || {
+            status = child.try_wait().expect("ours to wait for");
+            status.is_some()
+        });
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(
+            status.and_then(|status| status.signal()),
+            Some(9),
+            "it died by its own hand, and of nothing else"
+        );
+    }
+}
+
+/// All that children leave in the table is taken away again: no buffer but tombstones is left then.
+fn cleared(target: &Target) {
+    let pool = farside::connect(&target.node.url()).expect("it serves");
+    let client = pool.open("default").expect("a store");
+    for n in 0..KEYS {
+        client.put([b"victim", &n.to_le_bytes()[..]].concat(), "x").wait().expect("it stores");
+        client.delete([b"victim", &n.to_le_bytes()[..]].concat()).wait().expect("it deletes");
+    }
+}
+
+fn clients_that_are_killed_in_mid_chain_leave_nothing(carrier: &'static str) {
+    deaths(carrier, 100, 20);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_a_thousand_clients_that_are_killed_leave_nothing() {
+    for carrier in ["udp", "tcp"] {
+        deaths(carrier, 1000, 50);
+    }
+}
+
+fn deaths(carrier: &str, count: u64, at_once: u64) {
+    let target = Target::start();
+    let witness = target.witness(carrier);
+    let before = target.now();
+    let buffers = |target: &Target| {
+        let stat = target.stat("default");
+        let of = |name: &str| stat[name].as_u64().expect("a number");
+        (of("live_buffers"), of("retired_buffers"))
+    };
+    // Once for what is made once: pools of buffers, segments.
+    wave(&target, carrier, 0, at_once);
+    cleared(&target);
+    target.is_as_before(before);
+    until("what the first had is had again", || buffers(&target) == (KEYS, 0));
+    let (resident, ended) = (target.resident_kib(), target.count("sessions_ended_total"));
+    for first in (0..count).step_by(at_once as usize) {
+        wave(&target, carrier, first, at_once);
+        witness.is_well();
+    }
+    cleared(&target);
+    target.is_as_before(before);
+    until("every buffer is had again", || buffers(&target) == (KEYS, 0));
+    target.reaches("sessions_ended_total", ended + count);
+    let scanned = target.count("scanned_buffers_total");
+    let grown = target.resident_kib() as i64 - resident as i64;
+    println!(
+        "{count} clients killed over {carrier}: {scanned} lost buffers were found, the node grew by {grown} KiB"
+    );
+    assert!(scanned > 0, "nobody died in the middle of anything");
+    assert!(grown < 16 << 10, "{grown} KiB");
+    witness.is_well();
+}

@@ -1,0 +1,389 @@
+//! What pretends to be a node, by datagrams and by streams: clients end with an error, in time.
+
+use crate::bytes::*;
+use crate::on_each_carrier;
+use farside::{Error, KvError};
+use std::io::{Read, Write};
+use std::net::{TcpListener, UdpSocket};
+use std::time::{Duration, Instant};
+
+on_each_carrier![
+    a_welcome_that_is_none_is_an_error,
+    a_refusal_of_any_bytes_is_told,
+    answers_that_make_no_sense_are_errors_in_time,
+    a_session_that_ends_under_way_is_an_error,
+    stores_that_make_no_sense_are_errors,
+    replies_that_make_no_sense_are_errors_in_time,
+];
+
+/// An answer to a datagram: as many as it likes.
+type Answers = Vec<Vec<u8>>;
+
+/// Something that is no node, in a thread that ends with the test's process.
+fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> String {
+    if carrier == "udp" {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let url = format!("udp://{}", socket.local_addr().expect("it is bound"));
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 70_000];
+            while let Ok((len, from)) = socket.recv_from(&mut buffer) {
+                for bytes in answer(&buffer[..len]) {
+                    let _lost = socket.send_to(&bytes, from);
+                }
+            }
+        });
+        return url;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("tcp://{}", listener.local_addr().expect("it is bound"));
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut len = [0; 4];
+            while stream.read_exact(&mut len).is_ok() {
+                let mut frame = vec![0; u32::from_le_bytes(len) as usize];
+                if stream.read_exact(&mut frame).is_err() {
+                    break;
+                }
+                for bytes in answer(&frame) {
+                    let frame = [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat();
+                    let _hung_up = stream.write_all(&frame);
+                }
+            }
+        }
+    });
+    url
+}
+
+/// Whatever it does ends in time: a call's deadline is a second, and machines may be slow.
+#[track_caller]
+fn in_time<O>(run: impl FnOnce() -> O) -> O {
+    let since = Instant::now();
+    let out = run();
+    assert!(since.elapsed() < Duration::from_secs(8), "it took {:?}", since.elapsed());
+    out
+}
+
+#[track_caller]
+fn fails_to_connect(url: &str) -> Error {
+    in_time(|| farside::connect(url)).expect_err("it is no node")
+}
+
+const SESSION: u32 = 3;
+const SECRET: u64 = 5;
+
+/// The body of a good welcome.
+fn welcome_body() -> Vec<u8> {
+    let mut body = Vec::new();
+    for word in [SECRET, 1, 0] {
+        body.extend_from_slice(&word.to_le_bytes());
+    }
+    for word in [SESSION, DATAGRAM as u32, 1 << 20, 70_000, 5000] {
+        body.extend_from_slice(&word.to_le_bytes());
+    }
+    body.extend_from_slice(&[64, 2, 0, 0]);
+    body
+}
+
+fn welcome(hello: &[u8]) -> Vec<u8> {
+    datagram(WELCOME, 0, u64_at(hello, 8), &welcome_body())
+}
+
+fn of_session(kind: u8, body: &[u8]) -> Vec<u8> {
+    datagram(kind, SESSION, SECRET, body)
+}
+
+/// A request that came whole.
+struct Asked<'a> {
+    kind: u8,
+    slot: u8,
+    number: u32,
+    body: &'a [u8],
+}
+
+fn asked(datagram: &[u8]) -> Vec<Asked<'_>> {
+    let mut rest = if datagram.len() > HEADER && datagram[3] == DATA { &datagram[HEADER..] } else { &[] };
+    let mut all = Vec::new();
+    while rest.len() >= 16 {
+        let len = u32_at(rest, 8) as usize;
+        if [CHAIN, CALL].contains(&rest[0]) && rest[3] == 1 {
+            all.push(Asked {
+                kind: rest[0],
+                slot: rest[1],
+                number: u32_at(rest, 4),
+                body: &rest[16..16 + len],
+            });
+        }
+        rest = &rest[16 + len.next_multiple_of(8)..];
+    }
+    all
+}
+
+/// A reply in as many datagrams as it takes.
+fn reply(asked: &Asked<'_>, execution: u64, body: &[u8]) -> Answers {
+    let message = [&execution.to_le_bytes()[..], body].concat();
+    let part = |index: usize| match message.len() {
+        ..=CHUNK => Entry::whole(REPLY, asked.slot, asked.number, &message),
+        _ => Entry::part(REPLY, asked.slot, asked.number, &message, index),
+    };
+    (0..message.len().div_ceil(CHUNK)).map(|index| of_session(DATA, &part(index).bytes())).collect()
+}
+
+/// Welcomes whoever says hello; answers each request by `answer`.
+fn node_that(carrier: &str, mut answer: impl FnMut(&Asked<'_>) -> Answers + Send + 'static) -> String {
+    impostor(carrier, move |bytes| match bytes[3] {
+        HELLO => vec![welcome(bytes)],
+        PING => vec![of_session(PONG, &[])],
+        _ => asked(bytes).iter().flat_map(&mut answer).collect(),
+    })
+}
+
+const INFO: &[u8] = br#"{"node_info":{"version":"0","pid":1,"incarnation":1,"memory_bytes":1048576,"unassigned_bytes":0,"page_size":4096,"sessions":1,"reclaimed_buffers":0,"scanned_buffers":0}}"#;
+
+fn answered(body: &[u8]) -> Vec<u8> {
+    [&[0], body].concat()
+}
+
+/// A store of 64 slots, as a good node would describe it, but for what `change` changes.
+fn store(change: impl Fn(&mut serde_json::Value)) -> Vec<u8> {
+    let mut store = serde_json::json!({ "store": {
+        "name": "default", "kind": "prism-kv", "quota": 8 << 20, "incarnation": 1, "region": 1, "secret": 7,
+        "table_at": 1 << 20, "table_len": 1024, "wide": false,
+        "parameters": r#"{"slots":64,"seed":3,"placement":"hashed","epoch":0}"#,
+    } });
+    change(&mut store["store"]);
+    serde_json::to_vec(&store).expect("plain data")
+}
+
+fn is_info(asked: &Asked<'_>) -> bool {
+    asked.body.windows(9).any(|word| word == b"node_info")
+}
+
+fn a_welcome_that_is_none_is_an_error(carrier: &'static str) {
+    let good = welcome_body();
+    let mut bad: Vec<Vec<u8>> = (0..good.len()).map(|len| good[..len].to_vec()).collect();
+    bad.push([&good[..], &[0; 8]].concat());
+    bad.push(vec![0xff; good.len()]);
+    bad.push(vec![0; good.len()]);
+    bad.push(vec![7; 60_000]);
+    // Datagram, credit, assembly, window and share, each as it must not be.
+    for (at, len, value) in [
+        (28, 4, 0_u32),
+        (28, 4, 1199),
+        (28, 4, u32::MAX),
+        (32, 4, 0),
+        (32, 4, 100),
+        (36, 4, 0),
+        (44, 1, 0),
+        (44, 1, 65),
+        (44, 1, 255),
+        (45, 1, 0),
+        (45, 1, 65),
+    ] {
+        let mut body = good.clone();
+        body[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+        bad.push(body);
+    }
+    // All at once to one client: none of them is taken, and it goes on waiting for a good one.
+    let all = bad.clone();
+    let url = impostor(carrier, move |bytes| {
+        all.iter().map(|body| datagram(WELCOME, 0, u64_at(bytes, 8), body)).collect()
+    });
+    assert!(fails_to_connect(&url).to_string().contains("no node answered"));
+    // Good ones with another nonce; nothing; garbage; what goes the other way; half a datagram.
+    let forged: Vec<fn(&[u8]) -> Answers> = vec![
+        |hello| vec![datagram(WELCOME, 0, u64_at(hello, 8) ^ 1, &welcome_body())],
+        |_| Vec::new(),
+        |_| {
+            vec![
+                Vec::new(),
+                vec![0],
+                vec![0xff; 23],
+                vec![0xff; 1200],
+                b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+            ]
+        },
+        |hello| vec![hello.to_vec()],
+        |hello| vec![welcome(hello)[..40].to_vec()],
+        |hello| (0..=255).map(|kind| datagram(kind, 0, u64_at(hello, 8) ^ 1, &[0; 48])).collect(),
+    ];
+    for answer in forged {
+        let url = impostor(carrier, answer);
+        assert!(fails_to_connect(&url).to_string().contains("no node answered"));
+    }
+}
+
+fn a_refusal_of_any_bytes_is_told(carrier: &'static str) {
+    let reasons: [&'static [u8]; 5] =
+        [b"come back later", b"", b"\xff\xfe\x80", &[b'x'; 60_000], b"\x1b[2J\0\n"];
+    for reason in reasons {
+        let url = impostor(carrier, move |bytes| vec![datagram(REFUSED, 0, u64_at(bytes, 8), reason)]);
+        let told = fails_to_connect(&url).to_string();
+        assert!(told.contains("the node refuses"), "{told:.200}");
+    }
+    // Of another version.
+    let url = impostor(carrier, |bytes| {
+        let mut refused = datagram(REFUSED, 0, u64_at(bytes, 8), b"?");
+        refused[2] = 9;
+        vec![refused]
+    });
+    let told = fails_to_connect(&url).to_string();
+    assert!(told.contains("version 9") && told.contains("version 1") || told.contains("speaks 1"), "{told}");
+}
+
+fn answers_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
+    let answers: Vec<fn(&Asked<'_>) -> Answers> = vec![
+        |_| Vec::new(),
+        |asked| reply(asked, 1, b""),
+        |asked| reply(asked, 1, &answered(b"")),
+        |asked| reply(asked, 1, &answered(b"null")),
+        |asked| reply(asked, 1, &answered(b"\xff\xff")),
+        |asked| reply(asked, 1, &answered(&b"[".repeat(60_000))),
+        |asked| reply(asked, 1, &answered(br#"{"done":1}"#)),
+        |asked| reply(asked, 1, b"\xff\xfe\xfd is no text"),
+        |asked| reply(asked, 0, &answered(INFO)),
+        // Of other slots, and of other numbers.
+        |asked| {
+            let other = |slot: u8, number: u32| reply(&Asked { slot, number, ..*asked }, 1, &answered(INFO));
+            [other(asked.slot + 1, asked.number), other(63, 1), other(asked.slot, asked.number + 1)].concat()
+        },
+        |asked| reply(&Asked { number: asked.number - 1, ..*asked }, 1, &answered(INFO)),
+        |asked| reply(&Asked { slot: 200, ..*asked }, 1, &answered(INFO)),
+        // Sizes that contradict each other, and fragments that never end.
+        |asked| {
+            let long = vec![7; 9000];
+            let part = |index: usize| Entry::part(REPLY, asked.slot, asked.number, &long, index);
+            let shorter = Entry::part(REPLY, asked.slot, asked.number, &long[..5000], 1);
+            let lie = Entry { size: u32::MAX, ..part(0) };
+            let all = [part(0), shorter, part(0), lie, part(1), shorter];
+            all.iter().map(|entry| of_session(DATA, &entry.bytes())).collect()
+        },
+        |asked| {
+            let long = vec![7; 60_000];
+            let part = |index: usize| Entry::part(REPLY, asked.slot, asked.number, &long, index).bytes();
+            (0..50).cycle().take(500).map(|index| of_session(DATA, &part(index))).collect()
+        },
+        // That it has everything, and wants it again.
+        |asked| {
+            let have = Entry::whole(HAVE, asked.slot, asked.number, &[0xff; 16]);
+            vec![of_session(DATA, &have.bytes()); 50]
+        },
+        |asked| vec![of_session(DATA, &Entry::whole(GRACE, 0, 1 + asked.number, b"").bytes()); 100],
+        |_| vec![of_session(PONG, &[]); 1000],
+        |_| (0..200).map(|nth| datagram(DATA, SESSION, nth, &[])).collect(),
+    ];
+    for answer in answers {
+        let url = node_that(carrier, answer);
+        fails_to_connect(&url);
+    }
+    // That of a node which answers well is taken.
+    let url = node_that(carrier, |asked| reply(asked, 1, &answered(INFO)));
+    in_time(|| farside::connect(&url)).expect("it seems to be a node");
+}
+
+fn a_session_that_ends_under_way_is_an_error(carrier: &'static str) {
+    let bodies: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        vec![0; 8],
+        vec![0xff; 8],
+        [&64_u64.to_le_bytes()[..], &[0; 64 * 8]].concat(),
+        [&64_u64.to_le_bytes()[..], &[0xff; 64 * 8]].concat(),
+        [&u64::MAX.to_le_bytes()[..], &[1; 64 * 8]].concat(),
+        [&63_u64.to_le_bytes()[..], &[1; 63 * 8]].concat(),
+        vec![1; 1000],
+    ];
+    for body in bodies {
+        let url = node_that(carrier, move |_| vec![of_session(GONE, &body); 100]);
+        fails_to_connect(&url);
+    }
+}
+
+fn stores_that_make_no_sense_are_errors(carrier: &'static str) {
+    type Change = fn(&mut serde_json::Value);
+    let changes: Vec<Change> = vec![
+        |store| store["parameters"] = "".into(),
+        |store| store["parameters"] = "[".repeat(20_000).into(),
+        |store| store["parameters"] = r#"{"slots":0,"seed":3,"placement":"hashed","epoch":0}"#.into(),
+        |store| store["parameters"] = r#"{"slots":3,"seed":3,"placement":"hashed","epoch":0}"#.into(),
+        |store| store["parameters"] = r#"{"slots":65,"seed":3,"placement":"hashed","epoch":0}"#.into(),
+        |store| {
+            store["parameters"] =
+                r#"{"slots":9223372036854775808,"seed":3,"placement":"hashed","epoch":0}"#.into()
+        },
+        |store| {
+            store["parameters"] =
+                r#"{"slots":1152921504606846976,"seed":3,"placement":"hashed","epoch":0}"#.into()
+        },
+        |store| store["table_len"] = 0.into(),
+        |store| store["table_at"] = u64::MAX.into(),
+        |store| store["table_at"] = (u64::MAX - 1023).into(),
+        |store| store["kind"] = "frob".into(),
+        |store| store["region"] = u64::MAX.into(),
+        |store| store["secret"] = serde_json::Value::Null,
+    ];
+    for (nth, change) in changes.into_iter().enumerate() {
+        let described = store(change);
+        let url = node_that(carrier, move |asked| match (asked.kind, is_info(asked)) {
+            (CALL, true) => reply(asked, 1, &answered(INFO)),
+            (CALL, false) => reply(asked, 1, &answered(&described)),
+            _ => reply(asked, 1, &[5, 0, 0, 0, 0, 0, 0, 0]),
+        });
+        let pool = in_time(|| farside::connect(&url)).expect("it seems to be a node");
+        let failed = in_time(|| {
+            farside::local::Client::open(&pool, "default")
+                .map_err(|error| error.to_string())
+                .and_then(|mut client| client.get(b"k").map(|_| ()).map_err(|error| error.to_string()))
+        });
+        assert!(failed.is_err(), "change {nth}");
+    }
+}
+
+fn replies_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
+    // What is said of a chain, whatever it asked.
+    let said: Vec<fn(&[u8]) -> Vec<u8>> = vec![
+        |_| Vec::new(),
+        |_| vec![0; 7],
+        |_| vec![0xff; 40],
+        |chain| vec![0; 8 * usize::from(u16_at(chain, 16))],
+        // Ends beyond what follows, or going back; statuses that there are not.
+        |chain| [0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f].repeat(u16_at(chain, 16).into()),
+        |chain| [9, 0, 0, 0, 0, 0, 0, 0].repeat(u16_at(chain, 16).into()),
+        |chain| [3, 0, 0, 0, 0, 0, 0, 0].repeat(u16_at(chain, 16).into()),
+        |chain| {
+            let ops: usize = u16_at(chain, 16).into();
+            let ends = (0..ops).flat_map(|op| [0, 0, 0, 0, 16 * (op as u8 + 1), 0, 0, 0]);
+            ends.chain(vec![0xff; 16 * ops]).collect()
+        },
+        // An item of bytes that are none, also a very long one, and one of another key.
+        |chain| {
+            let ops: usize = u16_at(chain, 16).into();
+            let len = 60_000_u32;
+            let ends = (0..ops).flat_map(|_| [&[0; 4][..], &len.to_le_bytes()].concat());
+            ends.chain(vec![0x5a; len as usize]).collect()
+        },
+        |chain| {
+            let ops: usize = u16_at(chain, 16).into();
+            let item = [[0; 8], [0xff; 8]].concat().repeat(64);
+            let ends = (0..ops).flat_map(|_| [&[0; 4][..], &(item.len() as u32).to_le_bytes()].concat());
+            ends.chain(item.clone()).collect()
+        },
+        |_| vec![0; 65_500],
+    ];
+    for (nth, said) in said.into_iter().enumerate() {
+        let described = store(|_| {});
+        let url = node_that(carrier, move |asked| match (asked.kind, is_info(asked)) {
+            (CALL, true) => reply(asked, 1, &answered(INFO)),
+            (CALL, false) => reply(asked, 1, &answered(&described)),
+            _ => reply(asked, 1, &said(asked.body)),
+        });
+        let pool = in_time(|| farside::connect(&url)).expect("it seems to be a node");
+        let mut client =
+            in_time(|| farside::local::Client::open(&pool, "default")).expect("it seems to be a store");
+        // An absent key may be what the bytes say; anything else is an error, and nothing loops.
+        let got: Result<bool, KvError> = in_time(|| client.get(b"k").map(|item| item.is_some()));
+        assert!(!matches!(got, Ok(true)), "{nth}: it made a value up");
+        let put = in_time(|| client.put(b"k", &[1; 500]));
+        let _either = in_time(|| client.delete(b"k"));
+        let large = in_time(|| client.put(b"k", &vec![1; 200_000]));
+        println!("{carrier} {nth}: get {got:?}, put {put:?}, large {large:?}");
+    }
+}

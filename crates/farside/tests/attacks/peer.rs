@@ -1,0 +1,330 @@
+//! A peer of an engine whose datagrams are made by hand.
+
+use crate::bytes::*;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+/// The longest that an answer may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long is listened for an answer that is not to come.
+pub(crate) const SILENCE: Duration = Duration::from_millis(150);
+
+/// A socket, and frames where they are needed.
+pub(crate) enum Raw {
+    Udp(UdpSocket),
+    Tcp(TcpStream, Vec<u8>),
+}
+
+impl Raw {
+    /// To whom a url of `udp://` or `tcp://` leads.
+    #[track_caller]
+    pub(crate) fn connect(url: &str) -> Raw {
+        let (scheme, address) = url.split_once("://").expect("a url");
+        let address: SocketAddr = address.parse().expect("an address");
+        match scheme {
+            "udp" => {
+                let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+                socket.connect(address).expect("an address");
+                Raw::Udp(socket)
+            }
+            "tcp" => {
+                let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("somebody listens");
+                stream.set_nodelay(true).expect("a stream");
+                stream.set_write_timeout(Some(PATIENCE)).expect("a stream");
+                Raw::Tcp(stream, Vec::new())
+            }
+            scheme => panic!("there is no carrier {scheme}"),
+        }
+    }
+
+    pub(crate) fn is_reliable(&self) -> bool {
+        matches!(self, Raw::Tcp(..))
+    }
+
+    /// Sends a datagram. False if the other end has hung up.
+    pub(crate) fn send(&self, datagram: &[u8]) -> bool {
+        match self {
+            Raw::Udp(socket) => {
+                socket.send(datagram).expect("loopback carries it");
+                true
+            }
+            Raw::Tcp(stream, _) => {
+                let frame = [&(datagram.len() as u32).to_le_bytes()[..], datagram].concat();
+                (&*stream).write_all(&frame).is_ok()
+            }
+        }
+    }
+
+    /// The next datagram, if one comes in time.
+    pub(crate) fn receive(&mut self, wait: Duration) -> Option<Vec<u8>> {
+        let until = Instant::now() + wait;
+        let mut buffer = vec![0; 70_000];
+        loop {
+            if let Raw::Tcp(_, inbox) = self
+                && inbox.len() >= 4
+                && inbox.len() >= 4 + u32_at(inbox, 0) as usize
+            {
+                let rest = inbox.split_off(4 + u32_at(inbox, 0) as usize);
+                return Some(std::mem::replace(inbox, rest).split_off(4));
+            }
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let read = match self {
+                Raw::Udp(socket) => {
+                    socket.set_read_timeout(Some(left)).expect("a time");
+                    socket.recv(&mut buffer)
+                }
+                Raw::Tcp(stream, _) => {
+                    stream.set_read_timeout(Some(left)).expect("a time");
+                    stream.read(&mut buffer)
+                }
+            };
+            match (read, &mut *self) {
+                (Ok(len), Raw::Udp(_)) => return Some(buffer[..len].to_vec()),
+                (Ok(0), Raw::Tcp(..)) => return None,
+                (Ok(len), Raw::Tcp(_, inbox)) => inbox.extend_from_slice(&buffer[..len]),
+                (Err(error), _) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    if Instant::now() >= until {
+                        return None;
+                    }
+                }
+                (Err(_), _) => return None,
+            }
+        }
+    }
+
+    /// Whether the other end hangs up in time. What it says before is not listened to.
+    pub(crate) fn is_hung_up(&mut self, wait: Duration) -> bool {
+        let Raw::Tcp(stream, _) = self else { panic!("only a stream is hung up on") };
+        let until = Instant::now() + wait;
+        let mut buffer = vec![0; 70_000];
+        while Instant::now() < until {
+            stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a time");
+            match stream.read(&mut buffer) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+}
+
+/// A session, by hand.
+pub(crate) struct Session {
+    pub(crate) raw: Raw,
+    pub(crate) number: u32,
+    pub(crate) secret: u64,
+    /// The HELLO that began it.
+    pub(crate) hello: Vec<u8>,
+    /// Of each slot, the last that was used.
+    pub(crate) numbers: [u32; 64],
+    /// Whether it says, when it is asked, that it has given back all that it has to.
+    pub(crate) passes: bool,
+    /// Where a message that comes in fragments is put together.
+    parts: Vec<Option<Vec<u8>>>,
+}
+
+pub(crate) fn random() -> u64 {
+    getrandom::u64().expect("the system has random bytes")
+}
+
+impl Session {
+    #[track_caller]
+    pub(crate) fn open(url: &str) -> Session {
+        Session::over(Raw::connect(url))
+    }
+
+    #[track_caller]
+    pub(crate) fn over(mut raw: Raw) -> Session {
+        let nonce = random();
+        let hello = hello(u128::from(random()) << 64 | 1, 1, nonce, b"");
+        let until = Instant::now() + PATIENCE;
+        let welcome = loop {
+            assert!(Instant::now() < until && raw.send(&hello), "it says no welcome");
+            let wait = if raw.is_reliable() { PATIENCE } else { Duration::from_millis(300) };
+            match raw.receive(wait) {
+                Some(welcome) if welcome[3] == WELCOME && u64_at(&welcome, 8) == nonce => break welcome,
+                Some(other) => assert_ne!(other[3], REFUSED, "{}", other.escape_ascii()),
+                None => {}
+            }
+        };
+        let (secret, number) = (u64_at(&welcome, 24), u32_at(&welcome, 48));
+        Session { raw, number, secret, hello, numbers: [0; 64], passes: true, parts: Vec::new() }
+    }
+
+    pub(crate) fn datagram(&self, kind: u8, body: &[u8]) -> Vec<u8> {
+        datagram(kind, self.number, self.secret, body)
+    }
+
+    pub(crate) fn say(&self, kind: u8) -> bool {
+        self.raw.send(&self.datagram(kind, &[]))
+    }
+
+    pub(crate) fn data(&self, given: &[Entry<'_>]) -> bool {
+        self.raw.send(&self.datagram(DATA, &entries(given)))
+    }
+
+    /// Sends a PING and waits for its PONG: all that was sent before was looked at then. False if there is no such
+    /// session any more.
+    #[track_caller]
+    pub(crate) fn sync(&mut self) -> bool {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < until, "nobody answers");
+            if !self.say(PING) {
+                return false;
+            }
+            // Any datagram of the session tells that somebody is there, but only a PONG comes after all others.
+            while let Some(bytes) = self.raw.receive(Duration::from_millis(300)) {
+                self.pass(&bytes);
+                match bytes[3] {
+                    PONG if u32_at(&bytes, 4) == self.number => return true,
+                    GONE if u32_at(&bytes, 4) == self.number => return false,
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Keeps its session alive, and answers what it was asked meanwhile.
+    #[track_caller]
+    pub(crate) fn stay(&mut self) {
+        assert!(self.sync(), "its session goes on");
+    }
+
+    /// Answers the node's question, if it asks one.
+    fn pass(&self, bytes: &[u8]) {
+        if self.passes && bytes[3] == DATA && bytes.len() > HEADER && bytes[HEADER] == GRACE {
+            self.data(&[Entry::whole(PASSED, 0, u32_at(bytes, HEADER + 4), b"")]);
+        }
+    }
+
+    /// Sends a request of any length in the next number of a slot.
+    pub(crate) fn request(&mut self, kind: u8, slot: u8, message: &[u8]) -> u32 {
+        self.numbers[usize::from(slot)] = self.numbers[usize::from(slot)].wrapping_add(1);
+        let number = self.numbers[usize::from(slot)];
+        self.send_again(kind, slot, number, message);
+        number
+    }
+
+    pub(crate) fn send_again(&self, kind: u8, slot: u8, number: u32, message: &[u8]) {
+        for index in 0..message.len().div_ceil(CHUNK).max(1) {
+            let part = match message.len() {
+                ..=CHUNK => Entry::whole(kind, slot, number, message),
+                _ => Entry::part(kind, slot, number, message, index),
+            };
+            self.data(&[part]);
+        }
+    }
+
+    /// The reply to a number, without its execution. None if none comes in time, or the session is over.
+    pub(crate) fn reply(&mut self, slot: u8, number: u32, wait: Duration) -> Option<Vec<u8>> {
+        let until = Instant::now() + wait;
+        self.parts.clear();
+        while Instant::now() < until {
+            let bytes = self.raw.receive(until.saturating_duration_since(Instant::now()))?;
+            if bytes[3] == GONE {
+                return None;
+            }
+            if bytes[3] != DATA || u32_at(&bytes, 4) != self.number {
+                continue;
+            }
+            self.pass(&bytes);
+            let mut rest = &bytes[HEADER..];
+            while rest.len() >= 16 {
+                let (kind, at, index, count) = (rest[0], rest[1], rest[2], rest[3]);
+                let (of, len) = (u32_at(rest, 4), u32_at(rest, 8) as usize);
+                let payload = &rest[16..16 + len];
+                rest = &rest[16 + len.next_multiple_of(8)..];
+                if (kind, at, of) != (REPLY, slot, number) {
+                    continue;
+                }
+                self.parts.resize(count.into(), None);
+                self.parts[usize::from(index)] = Some(payload.to_vec());
+            }
+            if self.parts.is_empty() {
+                continue;
+            }
+            let missing = self.parts.iter().enumerate().filter(|(_, part)| part.is_none());
+            let want = missing.fold(0, |bits, (index, _)| bits | 1_u64 << index);
+            let have = ((1_u128 << self.parts.len()) - 1) as u64 & !want;
+            if want == 0 {
+                return Some(self.parts.drain(..).flatten().flatten().skip(8).collect());
+            }
+            let body = [have.to_le_bytes(), want.to_le_bytes()].concat();
+            self.data(&[Entry::whole(HAVE, slot, number, &body)]);
+        }
+        None
+    }
+
+    /// Asks and waits; a lost datagram is sent again.
+    #[track_caller]
+    pub(crate) fn ask(&mut self, kind: u8, slot: u8, message: &[u8]) -> Vec<u8> {
+        let number = self.request(kind, slot, message);
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(reply) = self.reply(slot, number, Duration::from_millis(700)) {
+                return reply;
+            }
+            assert!(Instant::now() < until, "no reply");
+            if !self.raw.is_reliable() {
+                self.send_again(kind, slot, number, message);
+            }
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn chain(&mut self, key: (u32, u64), ops: &[Op]) -> Came {
+        let reply = self.ask(CHAIN, 0, &chain(key, ops));
+        Came::of(&reply, ops.len())
+    }
+
+    /// Asks the node itself: its answer, or why it refuses.
+    #[track_caller]
+    pub(crate) fn call(&mut self, question: &str) -> Result<serde_json::Value, String> {
+        let answer = self.ask(CALL, 0, &[&[0; 8], question.as_bytes()].concat());
+        match answer[0] {
+            0 => Ok(serde_json::from_slice(&answer[1..]).expect("an answer is JSON")),
+            0xff => Err(String::from_utf8(answer[1..].to_vec()).expect("a reason is text")),
+            first => panic!("an answer begins with {first}"),
+        }
+    }
+
+    /// Opens a store.
+    #[track_caller]
+    pub(crate) fn store(&mut self, name: &str) -> Store {
+        let answer =
+            self.call(&format!(r#"{{"open_store":{{"name":"{name}"}}}}"#)).expect("there is such a store");
+        let field = |name: &str| answer["store"][name].as_u64().expect("a number");
+        Store {
+            key: (field("region") as u32, field("secret")),
+            table_at: field("table_at"),
+            table_len: field("table_len"),
+        }
+    }
+
+    /// A buffer of a store, with these bytes in it, and its address.
+    #[track_caller]
+    pub(crate) fn buffer(&mut self, store: &Store, bytes: &[u8]) -> u64 {
+        let list = list_for(bytes.len());
+        let came = self.chain(store.key, &[allocate(list, bytes)]);
+        assert_eq!(came.statuses(), [OK]);
+        u64_at(came.output(0), 0)
+    }
+}
+
+/// A store, as the session that opened it may use it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Store {
+    pub(crate) key: (u32, u64),
+    pub(crate) table_at: u64,
+    pub(crate) table_len: u64,
+}
+
+/// The free list of buffers that hold so many bytes.
+pub(crate) fn list_for(len: usize) -> u64 {
+    let class = farside_remote::arena::class::Class::for_len(len).expect("buffers are as large as that");
+    class.list().0.into()
+}

@@ -1,0 +1,137 @@
+//! Attacks that only a stream of bytes permits: half a frame, frames of any length, peers that do not read.
+
+use crate::bytes::*;
+use crate::peer::{PATIENCE, Raw, SILENCE, Session};
+use crate::support::until;
+use crate::target::Target;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+fn stream(target: &Target) -> TcpStream {
+    let Raw::Tcp(stream, _) = Raw::connect(target.url("tcp")) else { panic!("tcp is a stream") };
+    stream
+}
+
+#[test]
+fn frames_of_impossible_lengths_end_their_connection_alone() {
+    let target = Target::start();
+    let witness = target.witness("tcp");
+    let before = target.now();
+    for len in [65_508, 1 << 16, 1 << 31, u32::MAX - 3, u32::MAX] {
+        let mut raw = Raw::connect(target.url("tcp"));
+        let Raw::Tcp(stream, _) = &mut raw else { panic!("tcp is a stream") };
+        stream.write_all(&u32::to_le_bytes(len)).expect("it listens");
+        assert!(raw.is_hung_up(PATIENCE), "{len} bytes are no frame");
+    }
+    // Another protocol's greeting is a length, too.
+    for greeting in ["GET / HTTP/1.1\r\n\r\n", "*1\r\n$4\r\nPING\r\n", "\u{16}\u{3}\u{1}\u{2}\u{0}\u{1}\u{0}"]
+    {
+        let mut raw = Raw::connect(target.url("tcp"));
+        let Raw::Tcp(stream, _) = &mut raw else { panic!("tcp is a stream") };
+        stream.write_all(greeting.as_bytes()).expect("it listens");
+        assert!(raw.is_hung_up(PATIENCE), "{greeting:?} is no frame");
+    }
+    let malformed = target.count("datagrams_malformed_total");
+    let mut session = Session::open(target.url("tcp"));
+    for _ in 0..1000 {
+        session.raw.send(b"");
+    }
+    assert!(session.sync(), "frames of nothing are nothing");
+    target.reaches("datagrams_malformed_total", malformed + 1000);
+    drop(session);
+    witness.is_well();
+    target.is_as_before(before);
+}
+
+/// One byte now and then, for ever: such a peer is let go of, whether others are there or not.
+#[test]
+fn who_dawdles_or_says_nothing_is_hung_up_on_also_when_it_is_alone() {
+    let target = Target::start();
+    let before = target.now();
+    let hello = hello(7, 1, 7, b"");
+    let frame = [&(hello.len() as u32).to_le_bytes()[..], &hello].concat();
+    let (silent, mut slow) = (stream(&target), stream(&target));
+    let since = Instant::now();
+    let mut bytes = frame.iter();
+    // Its own bytes must not be what wakes the engine for the other: it is let go of first.
+    while slow.write_all(&[*bytes.next().expect("a hello is long")]).is_ok() {
+        assert!(since.elapsed() < PATIENCE, "it is still listened to");
+        std::thread::sleep(Duration::from_millis(400));
+    }
+    let mut silent = Raw::Tcp(silent, Vec::new());
+    assert!(silent.is_hung_up(PATIENCE));
+    let mut alone = Raw::Tcp(stream(&target), Vec::new());
+    assert!(alone.is_hung_up(PATIENCE), "nobody else wakes the engine, and it looks all the same");
+    let half_open: Vec<TcpStream> = (0..50).map(|_| stream(&target)).collect();
+    for one in &half_open {
+        let _half = one.shutdown(std::net::Shutdown::Write);
+    }
+    target.witness("tcp").is_well();
+    target.is_as_before(before);
+}
+
+#[test]
+fn who_never_reads_its_replies_is_hung_up_on_and_others_are_served() {
+    let target = Target::start();
+    let witness = target.witness("tcp");
+    let before = target.now();
+    let mut session = Session::open(target.url("tcp"));
+    let store = session.store("default");
+    let resident = target.resident_kib();
+    let ops = chain(store.key, &[read(store.table_at, 60_000)]);
+    let Raw::Tcp(stream, _) = &session.raw else { panic!("tcp is a stream") };
+    stream.set_write_timeout(Some(Duration::from_millis(500))).expect("a stream");
+    let since = Instant::now();
+    'asks: for number in 1.. {
+        for slot in 1..64 {
+            let asked = session.datagram(DATA, &Entry::whole(CHAIN, slot, number, &ops).bytes());
+            if !session.raw.send(&asked) || since.elapsed() > PATIENCE {
+                break 'asks;
+            }
+        }
+        if number % 10 == 0 {
+            witness.is_well();
+        }
+    }
+    let grown = target.resident_kib().saturating_sub(resident);
+    println!("a peer that never reads made the node grow by {grown} KiB");
+    assert!(grown < 32 << 10, "{grown} KiB");
+    assert!(session.raw.is_hung_up(PATIENCE), "it is still asked for");
+    witness.is_well();
+    drop(session);
+    target.is_as_before(before);
+}
+
+/// Where connections have taken every descriptor, time makes room, and then others are served.
+#[test]
+fn connections_that_take_every_descriptor_are_let_go_of() {
+    let limited = |serve: std::process::Command| {
+        let mut shell = std::process::Command::new("/bin/sh");
+        shell.env_clear().args(["-c", "ulimit -n 64 && exec \"$@\"", "sh"]);
+        shell.arg(serve.get_program()).args(serve.get_args());
+        shell
+    };
+    let target = Target::within(limited);
+    let before = target.now();
+    let silent: Vec<TcpStream> = (0..100).map(|_| stream(&target)).collect();
+    until("others are served", || farside::connect(target.url("tcp")).is_ok());
+    target.witness("tcp").is_well();
+    drop(silent);
+    target.is_as_before(before);
+}
+
+#[test]
+fn a_connection_that_breaks_ends_its_session_at_once() {
+    let target = Target::start();
+    let ended = target.count("sessions_ended_total");
+    let mut thief = Raw::connect(target.url("tcp"));
+    for _ in 0..20 {
+        let session = Session::open(target.url("tcp"));
+        let late = session.datagram(PING, &[]);
+        drop(session);
+        thief.send(&late);
+        assert!(thief.receive(SILENCE).is_none_or(|answer| answer[3] == GONE));
+    }
+    target.reaches("sessions_ended_total", ended + 20);
+}

@@ -1,0 +1,165 @@
+//! A node that is attacked, and the client that must not notice.
+
+use crate::support::{self, until};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// What no attacker may see: values of the witness are full of it.
+pub(crate) const SECRET: &[u8; 16] = b"another tenant's";
+
+/// A node that serves by every carrier, with a store `default` for attackers and one for the witness.
+pub(crate) struct Target {
+    pub(crate) node: support::Node,
+    urls: BTreeMap<String, String>,
+    pub(crate) admin: SocketAddr,
+}
+
+impl Target {
+    pub(crate) fn start() -> Target {
+        Target::within(|command| command)
+    }
+
+    pub(crate) fn within(wrap: impl FnOnce(std::process::Command) -> std::process::Command) -> Target {
+        let listen =
+            ["--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        let node = support::Node::within(
+            wrap,
+            &[&["--memory", "96MiB", "--store", "default", "--quota", "16MiB"], &listen[..]].concat(),
+        );
+        let mut urls = BTreeMap::new();
+        let admin = loop {
+            let line = node.process.line();
+            if let Some((_, url)) = line.split_once("serves at ") {
+                let carrier = url.split(':').next().expect("a scheme");
+                urls.insert(carrier.to_owned(), url.to_owned());
+            } else if let Some((_, rest)) = line.split_once("http://") {
+                break rest.split('/').next().and_then(|at| at.parse().ok()).expect("an address");
+            }
+        };
+        node.run(["store", "create", "witness", "--quota", "24MiB", "--items", "2000"]).done();
+        Target { node, urls, admin }
+    }
+
+    /// Where engines serve by that carrier.
+    pub(crate) fn url(&self, carrier: &str) -> &str {
+        &self.urls[carrier]
+    }
+
+    /// The body of what the admin face answers.
+    pub(crate) fn http(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.admin).expect("it listens");
+        stream.set_read_timeout(Some(support::PATIENCE)).expect("a time");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        answer.split_once("\r\n\r\n").expect("a head and a body").1.to_owned()
+    }
+
+    /// A figure of the node's.
+    #[track_caller]
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        let metrics = self.http("/metrics");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("farside_{name} ")));
+        let value = line.unwrap_or_else(|| panic!("no figure {name}: {metrics}"));
+        value.trim().parse::<f64>().expect("a number") as u64
+    }
+
+    /// Waits until a figure has grown to that.
+    #[track_caller]
+    pub(crate) fn reaches(&self, name: &str, least: u64) {
+        until(&format!("{name} is {least} or more"), || self.count(name) >= least);
+    }
+
+    /// How a store's memory is used.
+    #[track_caller]
+    pub(crate) fn stat(&self, store: &str) -> serde_json::Value {
+        self.node.run(["kv", "stat", "--json", "--store", store]).done().json()
+    }
+
+    pub(crate) fn info(&self) -> serde_json::Value {
+        self.node.run(["info", "--json"]).done().json()
+    }
+
+    /// Bytes of memory that the node's process has, in KiB.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.node.process.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a figure");
+        line.trim().trim_end_matches("kB").trim().parse().expect("a number")
+    }
+
+    /// A client over that carrier whose data are to stay.
+    pub(crate) fn witness(&self, carrier: &str) -> Witness {
+        let pool = farside::connect(self.url(carrier)).expect("it serves");
+        let witness = Witness { client: pool.open("witness").expect("a store") };
+        for n in 0..Witness::ITEMS {
+            witness.client.put(n.to_le_bytes(), value_of(n)).wait().expect("it stores");
+        }
+        witness
+    }
+
+    /// Whether the node is as it was: it serves, and holds no more sessions and descriptors than before.
+    #[track_caller]
+    pub(crate) fn is_as_before(&self, before: Before) {
+        until("nobody's session is left", || self.info()["sessions"].as_u64() <= Some(before.sessions));
+        until("nobody's descriptor is left", || self.node.descriptors() <= before.descriptors);
+        assert!(!self.node.process.said().contains("panicked"), "{}", self.node.process.said());
+    }
+
+    pub(crate) fn now(&self) -> Before {
+        Before {
+            sessions: self.info()["sessions"].as_u64().expect("a number"),
+            descriptors: self.node.descriptors(),
+        }
+    }
+}
+
+/// What a node holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    sessions: u64,
+    descriptors: usize,
+}
+
+/// A well-behaved client.
+pub(crate) struct Witness {
+    client: farside::Client,
+}
+
+fn value_of(n: u64) -> Vec<u8> {
+    let mut value = SECRET.repeat(4);
+    value.extend_from_slice(&n.to_le_bytes());
+    value
+}
+
+impl Witness {
+    const ITEMS: u64 = 100;
+
+    /// All its data are there, and it can store.
+    #[track_caller]
+    pub(crate) fn is_well(&self) {
+        for n in 0..Witness::ITEMS {
+            let got = self.client.get(n.to_le_bytes()).wait().expect("it is served");
+            assert_eq!(got.expect("what was stored").value, value_of(n), "item {n}");
+        }
+        self.client.put(0_u64.to_le_bytes(), value_of(0)).wait().expect("it stores");
+    }
+
+    /// How many gets there are in a while.
+    pub(crate) fn gets_in(&self, while_: Duration) -> u64 {
+        let since = std::time::Instant::now();
+        let mut gets = 0;
+        while since.elapsed() < while_ {
+            self.client.get((gets % Witness::ITEMS).to_le_bytes()).wait().expect("it is served");
+            gets += 1;
+        }
+        gets
+    }
+}
+
+/// Whether bytes hold any of another tenant's.
+pub(crate) fn tells_a_secret(bytes: &[u8]) -> bool {
+    bytes.windows(SECRET.len() / 2).any(|window| window == &SECRET[..8] || window == &SECRET[8..])
+}
