@@ -225,38 +225,39 @@ pub(crate) fn a_chain_that_finds_no_buffer_runs_nothing<R: Rig>(rig: &R, executo
 // Rights.
 
 pub(crate) fn another_key_opens_nothing<R: Rig>(rig: &R, executor: Executor) {
-    let (endpoint, store) = rig.client();
-    let client = Rc::clone(&endpoint);
-    executor.run(&endpoint, async move {
-        let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
-        let (zero, at) = (U64::new(0), table(&store, 0));
-        let wrong = [
-            Key::new(store.region, store.secret ^ 1),
-            Key::new(store.region, 0),
-            Key::new(store.region + 1, store.secret),
-            Key::new(0, store.secret),
-            Key::new(u32::MAX, store.secret),
-        ];
-        for key in wrong {
-            let ops: [&dyn Fn(&mut Chain<'_>); 5] = [
-                &|chain| _ = chain.also(read(at, 8)),
-                &|chain| _ = chain.also(write(at, b"spoilt")),
-                &|chain| _ = chain.also(cas(Mode::Eq, at, &U64::ZERO, &U64::MAX_VALUE)),
-                &|chain| _ = chain.also(fetch_add(at, &U64::MAX_VALUE)),
-                &|chain| _ = chain.also(allocate(SMALL, [b"", b"", b""])),
+    let ops: [fn(&mut Chain<'_>, Addr); 5] = [
+        |chain, at| _ = chain.also(read(at, 8)),
+        |chain, at| _ = chain.also(write(at, b"spoilt")),
+        |chain, at| _ = chain.also(cas(Mode::Eq, at, &U64::ZERO, &U64::MAX_VALUE)),
+        |chain, at| _ = chain.also(fetch_add(at, &U64::MAX_VALUE)),
+        |chain, _| _ = chain.also(allocate(SMALL, [b"", b"", b""])),
+    ];
+    // Another client for each: a node may end the session of one that goes on so.
+    for op in ops {
+        let (endpoint, store) = rig.client();
+        let client = Rc::clone(&endpoint);
+        executor.run(&endpoint, async move {
+            let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
+            let at = table(&store, 0);
+            let wrong = [
+                Key::new(store.region, store.secret ^ 1),
+                Key::new(store.region, 0),
+                Key::new(store.region + 1, store.secret),
+                Key::new(0, store.secret),
+                Key::new(u32::MAX, store.secret),
             ];
-            for op in ops {
+            for key in wrong {
                 let mut chain = buffer.begin(key);
-                op(&mut chain);
+                op(&mut chain, at);
                 carry(&*client, &chain, &mut reply).await;
                 assert_eq!(statuses(&reply), [Status::Access], "{key:?}");
             }
-        }
-        let mut chain = buffer.begin(self::key(&store));
-        let untouched = chain.also(read_as::<U64>(at));
-        carry(&*client, &chain, &mut reply).await;
-        assert_eq!(reply.get(untouched), Ok(&zero));
-    });
+            let mut chain = buffer.begin(self::key(&store));
+            let untouched = chain.also(read_as::<U64>(at));
+            carry(&*client, &chain, &mut reply).await;
+            assert_eq!(reply.get(untouched), Ok(&U64::ZERO));
+        });
+    }
 }
 
 pub(crate) fn another_node_is_no_node<R: Rig>(rig: &R, executor: Executor) {
