@@ -359,9 +359,7 @@ impl<L: Line> Line for FaultLine<L> {
     fn receive(&self, mut take: impl FnMut(&[u8])) -> Result<bool, Broken> {
         self.check()?;
         let now = timer::now();
-        if self.send_held(now)? {
-            self.inner.flush()?;
-        }
+        let sent = self.send_held(now).and_then(|has_sent| if has_sent { self.inner.flush() } else { Ok(()) });
         let mut back = self.back.borrow_mut();
         let mut judged = Ok(());
         let received = self.inner.receive(|datagram| {
@@ -371,8 +369,9 @@ impl<L: Line> Line for FaultLine<L> {
         });
         judged.map_err(|Reset| self.reset())?;
         // What a carrier brought before it broke has arrived.
-        let until = if received.is_ok() { now } else { Duration::MAX };
+        let until = if sent.is_ok() && received.is_ok() { now } else { Duration::MAX };
         let has_released = back.release(until, |(), datagram| take(datagram));
+        sent?;
         received.map(|has_received| has_received || has_released)
     }
 

@@ -288,6 +288,15 @@ impl<L: Line> Endpoint<L> {
             sent = sent.and_then(|()| self.line.flush());
         }
         if let Err(Broken(reason)) = sent {
+            // What had come before may say what ran.
+            for _ in 0..LOOKS {
+                let received = self.line.receive(|bytes| {
+                    let _refused_is_counted = client.receive(*now, bytes);
+                });
+                if received != Ok(true) {
+                    break;
+                }
+            }
             client.close();
             over.get_or_insert(reason);
         }

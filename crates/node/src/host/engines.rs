@@ -257,10 +257,10 @@ impl<P: Port> Desk<P> {
             server.end_where(staff, |client| client.wrong_keys >= WRONG_KEYS_MAX);
         }
         is_busy |= self.read_mail();
-        if now >= self.expires_at {
+        let is_time = now >= self.expires_at;
+        if is_time {
             self.expires_at = now + EXPIRY;
             self.server.expire(now, &mut self.staff);
-            self.port.hang_up_on_strangers(self.server.addresses());
             self.show_counters();
             is_busy = true;
         }
@@ -270,6 +270,10 @@ impl<P: Port> Desk<P> {
             }
             self.port.flush();
             self.staff.end_turn();
+        }
+        if is_time {
+            // After the rest: whoever was given up has been told so, and what ran.
+            self.port.hang_up_on_strangers(self.server.addresses());
         }
         Ok(is_busy)
     }
