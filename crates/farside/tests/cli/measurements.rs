@@ -54,6 +54,26 @@ fn bench_ycsb_measures_shm() {
 }
 
 #[test]
+fn bench_ycsb_puts_a_node_far_away() {
+    let far = ycsb(&["--fabric", "local", "--workload", "c", "--tasks", "1", "--delay", "1ms"]);
+    // No read takes less than a round trip.
+    assert!(far["latency_us"]["p50"].as_f64() >= Some(2000.0), "{far}");
+}
+
+#[test]
+fn bench_ycsb_tells_which_faults_struck() {
+    let common = ["bench", "ycsb", "--records", "1000", "--seconds", "0.5", "--workload", "a", "--verify"];
+    let faulty = |more: &[&str]| farside(common.iter().chain(more));
+    let lossy = "loss=0.02,duplicate=0.02,reorder=0.02,wait=100us..1ms,seed=7";
+    let udp = faulty(&["--fabric", "udp", "--fault", lossy]).done();
+    assert!(udp.err.contains("faults: of ") && !udp.err.contains(" 0 lost, 0 doubled"), "{}", udp.err);
+    let tcp = faulty(&["--fabric", "tcp", "--fault", "delay=0.02"]).done();
+    assert!(tcp.err.contains("faults: of ") && !tcp.err.contains(" 0 late"), "{}", tcp.err);
+    faulty(&["--fabric", "tcp", "--fault", "loss=0.02"]).refused("ask for delay and reset alone, or use udp");
+    faulty(&["--fabric", "local", "--fault", "loss=0.02"]).refused("use udp:// or tcp://");
+}
+
+#[test]
 fn bench_ycsb_uses_the_node_that_is_named_and_leaves_nothing_behind() {
     let node = Node::with(&["--memory", "256MiB"]);
     let before = node.run(["info", "--json"]).done().json()["unassigned_bytes"].clone();
