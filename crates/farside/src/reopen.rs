@@ -1,7 +1,7 @@
 //! A store's session, and another in its place when it has ended: what this crate's clients share.
 //!
-//! Invariant: an operation is tried again only if it is known that it was not carried out, and once. Invariant: a client
-//! stays with the store that it has opened; another one of the same name is not taken for it.
+//! Invariant: an operation is tried again only if it is known that it was not carried out, and once.
+//! Invariant: a client stays with the store that it has opened; another one of the same name is not taken for it.
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;

@@ -125,8 +125,8 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
     let failed: u64 = told.1.iter().map(|fates| fates.failed).sum();
     let [no, yes, unknown] = judge(&node.url(), &told);
     println!(
-        "{scheme}: a cut of 10 s; {strikes}; {failed} operations failed before the end; then {no} did not run, {yes} ran, of \
-         {unknown} nobody knows"
+        "{scheme}: a cut of 10 s; {strikes}; {failed} operations failed before the end; then {no} did not run, {yes} \
+         ran, of {unknown} nobody knows"
     );
     let told: (u32, Vec<Fates>) = heard(&b, "fates");
     assert!(

@@ -58,7 +58,8 @@ fn stopped(scheme: &str, loss: f64, delay: f64, least: Duration) -> [usize; 3] {
     let counts = judge(&node.url(), &told);
     let [no, yes, unknown] = counts;
     println!(
-        "{scheme}: {strikes}; {no} did not run, {yes} ran, of {unknown} nobody knows; the next failed within {slowest:?} us"
+        "{scheme}: {strikes}; {no} did not run, {yes} ran, of {unknown} nobody knows; the next failed within \
+         {slowest:?} us"
     );
     counts
 }
