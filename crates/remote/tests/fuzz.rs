@@ -20,17 +20,27 @@ fn chains() -> Vec<Vec<u8>> {
     for kind in 0..5 {
         let mut chain = buffer.begin(key);
         match kind {
-            0 => drop(chain.also(op::read(at, 600).indirect().bounded())),
+            0 => {
+                let _item = chain.also(op::read(at, 600).indirect().bounded());
+            }
             1 => {
                 let _written = chain.also(op::write(Addr::scratch(8), &[1; 8]));
-                let _new =
-                    chain.then(op::allocate(ListId(3), [&value, &[2; 9], &[]]).redirect(Addr::scratch(0)));
+                let fill = op::allocate(ListId(3), [&value, &[2; 9], &[]]);
+                let _new = chain.then(fill.redirect(Addr::scratch(0)));
                 let _old = chain.then(op::cas_from(at, &5_u128, Addr::scratch(0)));
                 let _seen = chain.also(op::read(Addr::scratch(0), 16));
             }
-            2 => drop(chain.also(op::cas(Mode::Lt, at, &1_u64, &2_u64).masked(&3_u64, &4_u64))),
-            3 => drop(chain.also(op::fetch_add(at, &addend))),
-            _ => (0..OPS_MAX as u64).for_each(|n| drop(chain.also(op::read(at.plus(n * 8), 8)))),
+            2 => {
+                let _old = chain.also(op::cas(Mode::Lt, at, &1_u64, &2_u64).masked(&3_u64, &4_u64));
+            }
+            3 => {
+                let _old = chain.also(op::fetch_add(at, &addend));
+            }
+            _ => {
+                for n in 0..OPS_MAX as u64 {
+                    let _word = chain.also(op::read(at.plus(n * 8), 8));
+                }
+            }
         }
         let mut bytes = Vec::new();
         chain.write_to(&mut bytes);

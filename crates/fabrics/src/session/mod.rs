@@ -83,6 +83,8 @@ impl std::ops::DerefMut for Buffer {
 #[derive(Default)]
 struct Pool {
     buffers: [Vec<Vec<u8>>; 4],
+    /// Bytes of those that slots have at the moment.
+    lent: usize,
 }
 
 impl Pool {
@@ -100,15 +102,18 @@ impl Pool {
             }
         } else if let Some(class) = Pool::SIZES.iter().position(|&size| size >= len) {
             let large = self.buffers[class].pop();
-            buffer.lent = Some(large.unwrap_or_else(|| Vec::with_capacity(Pool::SIZES[class])));
+            let large = large.unwrap_or_else(|| Vec::with_capacity(Pool::SIZES[class]));
+            self.lent += large.capacity();
+            buffer.lent = Some(large);
         }
     }
 
     /// Forgets what `buffer` holds, and takes back what was lent.
     fn free(&mut self, buffer: &mut Buffer) {
         buffer.own.clear();
-        if let Some(mut large) = buffer.lent.take()
-            && let Some(class) = Pool::SIZES.iter().rposition(|&size| size <= large.capacity())
+        let Some(mut large) = buffer.lent.take() else { return };
+        self.lent -= large.capacity();
+        if let Some(class) = Pool::SIZES.iter().rposition(|&size| size <= large.capacity())
             && self.buffers[class].len() < Pool::BUFFERS_MAX
         {
             large.clear();

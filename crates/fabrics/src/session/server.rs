@@ -161,6 +161,9 @@ pub struct Config {
     pub inbound_bytes: usize,
     /// What half-received requests of one session may have.
     pub assembly_bytes: usize,
+    /// What long requests and replies of all sessions may take. Beyond it, one that keeps a long reply gets no more
+    /// until it says that it has it.
+    pub lent_bytes: usize,
     /// A session of which nothing was heard for so long ends.
     pub silence: Duration,
     /// A session that does not answer what [`Server::ask_flush`] asks for so long ends: whoever asks waits for it.
@@ -181,6 +184,7 @@ impl Default for Config {
             sessions_max: 64,
             inbound_bytes: 1 << 20,
             assembly_bytes: 4 * MESSAGE_BYTES_MAX,
+            lent_bytes: 256 << 20,
             silence: Duration::from_secs(5),
             flush_wait: Duration::from_secs(40),
             tombstones_max: 256,
@@ -798,6 +802,7 @@ impl<A: Address, H: Host> Server<A, H> {
         if entry.kind == EntryKind::Passed {
             return self.passed(session, entry.number, host);
         }
+        let is_greedy = self.pool.lent > self.config.lent_bytes && session.keeps_long_reply(entry.slot);
         let Some(slot) = session.slots.get_mut(entry.slot) else {
             self.counters.refused += 1;
             return;
@@ -814,6 +819,14 @@ impl<A: Address, H: Host> Server<A, H> {
             return;
         }
         match (entry.kind, step) {
+            (EntryKind::Chain | EntryKind::Call, 1) if is_greedy => {
+                // Its client hears that it did not run, instead of waiting.
+                self.counters.refused += 1;
+                slot.begin(entry.number, &mut self.pool);
+                slot.void(&mut self.pool);
+                session.send_have &= !bit;
+                session.send_first(entry.slot);
+            }
             (EntryKind::Chain | EntryKind::Call | EntryKind::Retire, 1) => {
                 if entry.count > 1 && session.assembling + entry.size > self.config.assembly_bytes {
                     self.counters.refused += 1;
@@ -993,6 +1006,12 @@ impl<A: Address, S> Session<A, S> {
         entry.kind == EntryKind::Chain
             && entry.count == 1
             && self.slots.get(entry.slot).is_some_and(|slot| slot.begins_next(entry.number))
+    }
+
+    /// Whether a slot besides this one keeps a reply that its own buffer does not hold.
+    fn keeps_long_reply(&self, besides: usize) -> bool {
+        let mut slots = self.slots.iter().enumerate();
+        slots.any(|(index, slot)| index != besides && slot.reply.lent.is_some())
     }
 
     /// Its reply is written, and is kept until the slot's next request.

@@ -414,8 +414,7 @@ fn a_bound_that_changes_all_the_while_shows_nothing_else(carrier: &'static str) 
 
 fn after_a_store_is_dropped_its_keys_open_nothing(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
-    scene.session.call(r#"{"create_store":{"name":"mine","kind":"prism-kv","quota":8388608,"parameters":"{\"items\":100,\"placement\":\"hashed\"}"}}"#)
-        .expect("there is room");
+    scene.session.create("mine", 8 << 20);
     let mine = scene.session.store("mine");
     let buffer = scene.session.buffer(&mine, &[1; 512]);
     let mut dropper = Session::open(scene.target.url(carrier));
@@ -447,8 +446,7 @@ fn after_a_store_is_dropped_its_keys_open_nothing(carrier: &'static str) {
         scene.session.stay();
         !scene.target.node.run(["store", "list"]).done().text().contains("mine")
     });
-    scene.other.call(r#"{"create_store":{"name":"next","kind":"prism-kv","quota":33554432,"parameters":"{\"items\":100,\"placement\":\"hashed\"}"}}"#)
-        .expect("there is room");
+    scene.other.create("next", 32 << 20);
     let next = scene.other.store("next");
     for _ in 0..40 {
         let taken = scene.other.buffer(&next, &SECRET.repeat(2000));

@@ -96,7 +96,7 @@ fn ten_thousand_idle_sessions_leave_the_others_served(carrier: &'static str) {
 #[test]
 #[ignore = "takes minutes: cargo xtask soak"]
 fn soak_who_never_passes_a_flush_holds_up_no_scan() {
-    ["udp", "tcp"].map(never_passes);
+    ["udp", "tcp"].into_iter().for_each(never_passes);
 }
 
 fn never_passes(carrier: &str) {
@@ -142,6 +142,36 @@ fn who_asks_for_a_scan_is_answered(carrier: &'static str) {
     assert_eq!(answer, b"\"done\"");
     assert!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
     witness.is_well();
+}
+
+/// Replies are kept until they were taken: of all sessions together no more than there is room for.
+#[test]
+fn replies_that_nobody_takes_have_a_bound_for_all_sessions_together() {
+    let target = Target::start();
+    let witness = target.witness("udp");
+    let before = target.now();
+    let resident = target.resident_kib();
+    let refused = target.count("datagrams_refused_total");
+    let mut greedy = Vec::new();
+    for _ in 0..150 {
+        let mut session = Session::open(target.url("udp"));
+        let store = session.store("default");
+        let at = session.buffer(&store, &vec![1; 30_000]);
+        let long = chain(store.key, &[read(at, 30_000), read(at, 30_000)]);
+        // Nothing of what it is sent is looked at.
+        for slot in 1..64 {
+            session.request(CHAIN, slot, &long);
+        }
+        assert!(session.sync());
+        greedy.push(session);
+    }
+    let grown = target.resident_kib().saturating_sub(resident) >> 10;
+    println!("150 sessions that each leave 63 replies of 60 kB: the node grew by {grown} MiB");
+    assert!(grown < 400, "{grown} MiB");
+    target.reaches("datagrams_refused_total", refused + 100);
+    witness.is_well();
+    drop((greedy, witness));
+    target.is_as_before(before);
 }
 
 /// As many sessions as one socket can ask for.

@@ -137,7 +137,8 @@ fn node_that(carrier: &str, mut answer: impl FnMut(&Asked<'_>) -> Answers + Send
     })
 }
 
-const INFO: &[u8] = br#"{"node_info":{"version":"0","pid":1,"incarnation":1,"memory_bytes":1048576,"unassigned_bytes":0,"page_size":4096,"sessions":1,"reclaimed_buffers":0,"scanned_buffers":0}}"#;
+const INFO: &[u8] = br#"{"node_info":{"version":"0","pid":1,"incarnation":1,"memory_bytes":1048576,
+    "unassigned_bytes":0,"page_size":4096,"sessions":1,"reclaimed_buffers":0,"scanned_buffers":0}}"#;
 
 fn answered(body: &[u8]) -> Vec<u8> {
     [&[0], body].concat()

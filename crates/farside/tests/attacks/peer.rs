@@ -181,6 +181,8 @@ impl Session {
                 self.pass(&bytes);
                 match bytes[3] {
                     PONG if u32_at(&bytes, 4) == self.number => return true,
+                    // Who owes an answer hears the question instead.
+                    DATA if !self.passes && bytes[HEADER..].first() == Some(&GRACE) => return true,
                     GONE if u32_at(&bytes, 4) == self.number => return false,
                     _ => {}
                 }
@@ -290,6 +292,14 @@ impl Session {
             0xff => Err(String::from_utf8(answer[1..].to_vec()).expect("a reason is text")),
             first => panic!("an answer begins with {first}"),
         }
+    }
+
+    /// Makes a store of so many bytes.
+    #[track_caller]
+    pub(crate) fn create(&mut self, name: &str, quota: u64) {
+        let parameters = r#""{\"items\":100,\"placement\":\"hashed\"}""#;
+        let of = format!(r#""name":"{name}","kind":"prism-kv","quota":{quota},"parameters":{parameters}"#);
+        self.call(&format!(r#"{{"create_store":{{{of}}}}}"#)).expect("there is room");
     }
 
     /// Opens a store.
