@@ -94,11 +94,11 @@ fn chore(arguments: &[String]) -> Result<Chore, String> {
 fn fuzz_for(arguments: &[String]) -> Result<u64, String> {
     match arguments {
         [] => Ok(fuzz::SECONDS),
-        [flag, seconds] if flag == "--seconds" => seconds
-            .parse()
-            .ok()
-            .filter(|&seconds| seconds > 0)
-            .ok_or_else(|| format!("'{seconds}' is no number of seconds; write it like `fuzz --seconds 600`")),
+        [flag, seconds] if flag == "--seconds" => {
+            seconds.parse().ok().filter(|&seconds| seconds > 0).ok_or_else(|| {
+                format!("'{seconds}' is no number of seconds; write it like `fuzz --seconds 600`")
+            })
+        }
         _ => Err("`fuzz` takes `--seconds N` and nothing else".into()),
     }
 }

@@ -17,7 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A session with a node. Belongs to one thread.
-#[allow(clippy::large_enum_variant, reason = "a thread has one, and the way to mapped memory is to be the shortest")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a thread has one, and the way to mapped memory is to be the shortest"
+)]
 pub enum Endpoint {
     /// `local` and `shm`: chains run on this thread.
     Direct(Direct),

@@ -359,7 +359,8 @@ impl<L: Line> Line for FaultLine<L> {
     fn receive(&self, mut take: impl FnMut(&[u8])) -> Result<bool, Broken> {
         self.check()?;
         let now = timer::now();
-        let sent = self.send_held(now).and_then(|has_sent| if has_sent { self.inner.flush() } else { Ok(()) });
+        let sent =
+            self.send_held(now).and_then(|has_sent| if has_sent { self.inner.flush() } else { Ok(()) });
         let mut back = self.back.borrow_mut();
         let mut judged = Ok(());
         let received = self.inner.receive(|datagram| {

@@ -1287,7 +1287,9 @@ impl Slot {
     /// request: it may be what the node asks all clients about, and waits for their answers.
     fn may_make_unreachable(&self) -> bool {
         match self.kind {
-            EntryKind::Call => self.message.get(..PREFIX) != Some(&u64::from(ServiceId::NODE.0).to_le_bytes()),
+            EntryKind::Call => {
+                self.message.get(..PREFIX) != Some(&u64::from(ServiceId::NODE.0).to_le_bytes())
+            }
             kind => kind != EntryKind::Retire,
         }
     }

@@ -159,8 +159,7 @@ fn addresses_outside_its_store_are_refused(carrier: &'static str) {
             // The store may have been granted this segment, and not have used it: then it is its own.
             let is_own = status == OK;
             assert!(is_own || [ACCESS, INVALID, TOO_LONG].contains(&status), "{status} at {at:#x}");
-            let is_known_foreign = at < 1 << 16
-                || at >= 96 << 20
+            let is_known_foreign = !(1 << 16..96 << 20).contains(&at)
                 || at == scene.their_buffer
                 || (scene.theirs.table_at..scene.theirs.table_at + scene.theirs.table_len).contains(&at);
             assert!(!(is_own && is_known_foreign), "{at:#x}");

@@ -24,15 +24,14 @@ impl Descriptors {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let before = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before.clone() })
-            .expect("it may be raised");
+        setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before }).expect("it may be raised");
         Descriptors(before, alone)
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        setrlimit(Resource::Nofile, self.0.clone()).expect("it may be lowered");
+        setrlimit(Resource::Nofile, self.0).expect("it may be lowered");
     }
 }
 
@@ -87,7 +86,7 @@ fn ten_thousand_idle_sessions_leave_the_others_served(carrier: &'static str) {
     report(&format!("sessions over {carrier} that ask for nothing"), CROWD, kib, [alone, with]);
     assert!(with > 0 && kib < 512 << 10, "{kib} KiB");
     drop(crowd);
-    until("they are forgotten", || target.count("sessions_ended_total") >= CROWD as u64);
+    until("they are forgotten", || target.count("engine_sessions_ended_total") >= CROWD as u64);
     witness.is_well();
     target.is_as_before(before);
 }
@@ -151,7 +150,7 @@ fn replies_that_nobody_takes_have_a_bound_for_all_sessions_together() {
     let witness = target.witness("udp");
     let before = target.now();
     let resident = target.resident_kib();
-    let refused = target.count("datagrams_refused_total");
+    let refused = target.count("engine_disallowed_total");
     let mut greedy = Vec::new();
     for _ in 0..150 {
         let mut session = Session::open(target.url("udp"));
@@ -168,7 +167,7 @@ fn replies_that_nobody_takes_have_a_bound_for_all_sessions_together() {
     let grown = target.resident_kib().saturating_sub(resident) >> 10;
     println!("150 sessions that each leave 63 replies of 60 kB: the node grew by {grown} MiB");
     assert!(grown < 400, "{grown} MiB");
-    target.reaches("datagrams_refused_total", refused + 100);
+    target.reaches("engine_disallowed_total", refused + 100);
     witness.is_well();
     drop((greedy, witness));
     target.is_as_before(before);

@@ -90,7 +90,7 @@ impl Scene {
         sent
     }
 
-    fn is_over(self) {
+    fn is_over(&self) {
         self.witness.is_well();
         let before = self.target.now();
         drop((self.session, self.witness));
@@ -113,16 +113,16 @@ fn datagrams_cut_anywhere_run_nothing(carrier: &'static str) {
             bad.push(cut);
         }
     }
-    let before = scene.target.count("datagrams_malformed_total");
+    let before = scene.target.count("engine_malformed_total");
     let sent = scene.send_all(bad.iter().map(Vec::as_slice));
-    scene.target.reaches("datagrams_malformed_total", before + sent * 9 / 10);
+    scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
     scene.has_run(0);
     scene.is_over();
 }
 
 fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
-    let before = scene.target.count("datagrams_malformed_total");
+    let before = scene.target.count("engine_malformed_total");
     let mut damaged = Vec::new();
     for whole in scene.one_of_each() {
         // All of the zeros that fill up a HELLO are alike.
@@ -137,7 +137,7 @@ fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
     if carrier != "tcp" {
         // The check tells, whatever the byte.
         let sent = scene.send_all(damaged.iter().map(Vec::as_slice));
-        scene.target.reaches("datagrams_malformed_total", before + sent * 9 / 10);
+        scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
         scene.has_run(0);
     }
     // With a repaired check each is another request: it may run, with the session's own rights and no others.
@@ -152,13 +152,13 @@ fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
             scene.session = Session::open(scene.target.url(carrier));
         }
     }
-    scene.target.reaches("datagrams_malformed_total", before + 100);
+    scene.target.reaches("engine_malformed_total", before + 100);
     scene.is_over();
 }
 
 fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
-    let before = scene.target.count("datagrams_malformed_total");
+    let before = scene.target.count("engine_malformed_total");
     let mut bad = Vec::new();
     for kind in (0..=255).filter(|kind| ![HELLO, DATA, PING, BYE].contains(kind)) {
         bad.push(scene.session.datagram(kind, &[]));
@@ -176,14 +176,14 @@ fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static
     bad.push(scene.session.datagram(PING, &[0; 8]));
     bad.push(scene.session.datagram(BYE, &[0; 8]));
     let sent = scene.send_all(bad.iter().map(Vec::as_slice));
-    scene.target.reaches("datagrams_malformed_total", before + sent * 9 / 10);
+    scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
     // Entries that only a node sends.
-    let before = scene.target.count("datagrams_refused_total");
+    let before = scene.target.count("engine_disallowed_total");
     for (kind, payload) in [(REPLY, &[0; 8][..]), (GRACE, b"")] {
         assert!(scene.session.data(&[Entry::whole(kind, 0, scene.session.numbers[0], payload)]));
     }
     assert!(scene.session.sync());
-    scene.target.reaches("datagrams_refused_total", before + 2);
+    scene.target.reaches("engine_disallowed_total", before + 2);
     // Another version: it is told which both are.
     for version in [0, 2, 255] {
         let mut hello = hello(7, 1, 7, b"");
@@ -227,10 +227,10 @@ fn lengths_that_lie_are_refused(carrier: &'static str) {
     // Some of these lies are the truth.
     let is_true = |entry: &Entry<'_>| entry.len == good.len && entry.size == good.len && entry.count == 1;
     bad.retain(|entry| !(is_true(entry) && entry.index == 0));
-    let before = scene.target.count("datagrams_malformed_total");
+    let before = scene.target.count("engine_malformed_total");
     let bad: Vec<Vec<u8>> = bad.iter().map(|entry| scene.session.datagram(DATA, &entry.bytes())).collect();
     let sent = scene.send_all(bad.iter().map(Vec::as_slice));
-    scene.target.reaches("datagrams_malformed_total", before + sent * 9 / 10);
+    scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
     // What a HELLO says of itself.
     for (at, lie) in
         [(24 + 32, 0), (24 + 32, 1199), (24 + 32, 65508), (24 + 32, u32::MAX), (24 + 40, u32::MAX)]
@@ -253,25 +253,25 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     scene.session.reply(5, number, PATIENCE).expect("a reply");
     scene.runs = 1;
     let again = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, number, &counting).bytes());
-    let before = scene.target.count("requests_repeated_total");
+    let before = scene.target.count("engine_duplicates_total");
     scene.send_all([&again[..]; 64]);
-    scene.target.reaches("requests_repeated_total", before + 60);
+    scene.target.reaches("engine_duplicates_total", before + 60);
     scene.has_run(0);
     // From another address, also with all the right secrets.
     let mut thief = Raw::connect(scene.target.url(carrier));
     let next = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, number + 1, &counting).bytes());
     let cancel = scene.session.datagram(DATA, &Entry::whole(CANCEL, 5, number + 1, b"").bytes());
-    let before = scene.target.count("datagrams_refused_total");
+    let before = scene.target.count("engine_disallowed_total");
     for bytes in
         [&again, &next, &cancel, &scene.session.datagram(PING, &[]), &scene.session.datagram(BYE, &[])]
     {
         thief.send(bytes);
         assert_eq!(thief.receive(SILENCE), None, "it gets no answer");
     }
-    scene.target.reaches("datagrams_refused_total", before + 5);
+    scene.target.reaches("engine_disallowed_total", before + 5);
     scene.has_run(0);
     // Its HELLO: a welcome would tell the secret.
-    let before = scene.target.count("sessions_opened_total");
+    let before = scene.target.count("engine_sessions_opened_total");
     for _ in 0..10 {
         thief.send(&scene.session.hello);
         let answer = thief.receive(PATIENCE).expect("a reason");
@@ -305,7 +305,7 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     let late = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled, &counting).bytes());
     scene.send_all([&late[..]; 20]);
     scene.has_run(0);
-    assert_eq!(scene.target.count("sessions_opened_total"), before, "nobody else was let in");
+    assert_eq!(scene.target.count("engine_sessions_opened_total"), before, "nobody else was let in");
     // After BYE: each is told that it is over, and the HELLO opens nothing.
     let old = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled + 1, &counting).bytes());
     let (number, hello) = (scene.session.number, scene.session.hello.clone());
@@ -331,13 +331,13 @@ fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let counting = scene.counting();
     let body = Entry::whole(CHAIN, 1, 1, &counting).bytes();
-    let before = scene.target.count("bad_secrets_total");
+    let before = scene.target.count("engine_bad_secrets_total");
     let (number, secret) = (scene.session.number, scene.session.secret);
     let near = (0..64).map(|bit| secret ^ 1 << bit).chain([0, u64::MAX, secret.wrapping_add(0x100)]);
     let guesses: Vec<Vec<u8>> =
         near.chain((0..1000).map(|_| random())).map(|guess| datagram(DATA, number, guess, &body)).collect();
     let sent = scene.send_all(guesses.iter().map(Vec::as_slice));
-    scene.target.reaches("bad_secrets_total", before + sent * 9 / 10);
+    scene.target.reaches("engine_bad_secrets_total", before + sent * 9 / 10);
     // BYE, PING and others' numbers too: from elsewhere, where each gets at most as many bytes as it sent.
     let mut stranger = Raw::connect(scene.target.url(carrier));
     for nth in 0..200_u32 {
@@ -359,7 +359,7 @@ fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
 fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let counting = scene.counting();
-    let before = scene.target.count("datagrams_refused_total");
+    let before = scene.target.count("engine_disallowed_total");
     let mut bad = Vec::new();
     for kind in [CHAIN, CALL, RETIRE, CANCEL] {
         let payload: &[u8] = match kind {
@@ -373,13 +373,13 @@ fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'st
     }
     bad.push(scene.session.datagram(DATA, &Entry::whole(PASSED, 0, i32::MAX as u32, b"").bytes()));
     let sent = scene.send_all(bad.iter().map(Vec::as_slice));
-    scene.target.reaches("datagrams_refused_total", before + sent * 9 / 10);
-    let before = scene.target.count("datagrams_malformed_total");
+    scene.target.reaches("engine_disallowed_total", before + sent * 9 / 10);
+    let before = scene.target.count("engine_malformed_total");
     let bad: Vec<Vec<u8>> = [64, 65, 128, 255]
         .map(|slot| scene.session.datagram(DATA, &Entry::whole(CHAIN, slot, 1, &counting).bytes()))
         .into();
     scene.send_all(bad.iter().map(Vec::as_slice));
-    scene.target.reaches("datagrams_malformed_total", before + 4);
+    scene.target.reaches("engine_malformed_total", before + 4);
     // From the past, which wraps.
     let bad: Vec<Vec<u8>> = [0, 1 << 31, u32::MAX - 1, u32::MAX]
         .map(|number| scene.session.datagram(DATA, &Entry::whole(CHAIN, 9, number, &counting).bytes()))
@@ -397,7 +397,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
     let count = long.len().div_ceil(CHUNK);
     let mut other = long.clone();
     other.truncate(long.len() - CHUNK);
-    let before = scene.target.count("datagrams_refused_total");
+    let before = scene.target.count("engine_disallowed_total");
     for (slot, order) in [(1, [6, 5, 4, 3, 2, 1, 0]), (2, [3, 0, 6, 1, 5, 2, 4])] {
         for (sent, index) in order.into_iter().enumerate() {
             let part = Entry::part(CHAIN, slot, 1, &long, index);
@@ -418,7 +418,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
         assert!(scene.session.sync());
         scene.has_run(1);
     }
-    scene.target.reaches("datagrams_refused_total", before + 20);
+    scene.target.reaches("engine_disallowed_total", before + 20);
     // One that never becomes whole runs never, and its bytes are let go with the session.
     for index in 1..count {
         scene.session.data(&[Entry::part(CHAIN, 3, 1, &long, index)]);
@@ -430,7 +430,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
 
 fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
-    let before = (scene.target.count("datagrams_refused_total"), scene.target.resident_kib());
+    let before = (scene.target.count("engine_disallowed_total"), scene.target.resident_kib());
     let message = vec![0; 65_536];
     let count = message.len().div_ceil(CHUNK);
     for _ in 0..3 {
@@ -441,7 +441,7 @@ fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
             assert!(scene.session.sync());
         }
     }
-    scene.target.reaches("datagrams_refused_total", before.0 + 1000);
+    scene.target.reaches("engine_disallowed_total", before.0 + 1000);
     let grown = scene.target.resident_kib().saturating_sub(before.1);
     println!("{carrier}: 12 MB of half-sent requests: the node grew by {grown} KiB");
     assert!(grown < 8 << 10, "it grew by {grown} KiB");

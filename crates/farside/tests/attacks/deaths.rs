@@ -107,7 +107,7 @@ fn deaths(carrier: &str, count: u64, at_once: u64) {
     cleared(&target);
     target.is_as_before(before);
     until("what the first had is had again", || buffers(&target) == (KEYS, 0));
-    let (resident, ended) = (target.resident_kib(), target.count("sessions_ended_total"));
+    let (resident, ended) = (target.resident_kib(), target.count("engine_sessions_ended_total"));
     for first in (0..count).step_by(at_once as usize) {
         wave(&target, carrier, first, at_once);
         witness.is_well();
@@ -115,7 +115,7 @@ fn deaths(carrier: &str, count: u64, at_once: u64) {
     cleared(&target);
     target.is_as_before(before);
     until("every buffer is had again", || buffers(&target) == (KEYS, 0));
-    target.reaches("sessions_ended_total", ended + count);
+    target.reaches("engine_sessions_ended_total", ended + count);
     let scanned = target.count("scanned_buffers_total");
     let grown = target.resident_kib() as i64 - resident as i64;
     println!(

@@ -32,13 +32,13 @@ fn frames_of_impossible_lengths_end_their_connection_alone() {
         stream.write_all(greeting.as_bytes()).expect("it listens");
         assert!(raw.is_hung_up(PATIENCE), "{greeting:?} is no frame");
     }
-    let malformed = target.count("datagrams_malformed_total");
+    let malformed = target.count("engine_malformed_total");
     let mut session = Session::open(target.url("tcp"));
     for _ in 0..1000 {
         session.raw.send(b"");
     }
     assert!(session.sync(), "frames of nothing are nothing");
-    target.reaches("datagrams_malformed_total", malformed + 1000);
+    target.reaches("engine_malformed_total", malformed + 1000);
     drop(session);
     witness.is_well();
     target.is_as_before(before);
@@ -124,7 +124,7 @@ fn connections_that_take_every_descriptor_are_let_go_of() {
 #[test]
 fn a_connection_that_breaks_ends_its_session_at_once() {
     let target = Target::start();
-    let ended = target.count("sessions_ended_total");
+    let ended = target.count("engine_sessions_ended_total");
     let mut thief = Raw::connect(target.url("tcp"));
     for _ in 0..20 {
         let session = Session::open(target.url("tcp"));
@@ -133,5 +133,5 @@ fn a_connection_that_breaks_ends_its_session_at_once() {
         thief.send(&late);
         assert!(thief.receive(SILENCE).is_none_or(|answer| answer[3] == GONE));
     }
-    target.reaches("sessions_ended_total", ended + 20);
+    target.reaches("engine_sessions_ended_total", ended + 20);
 }

@@ -2,8 +2,8 @@
 //! process: before the access is made, or in the middle of it where that writes an item.
 
 use super::process::say;
-use farside_fabrics::runner::Runs;
 use farside_fabrics::memory::Mapping;
+use farside_fabrics::runner::Runs;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::turn_at;
