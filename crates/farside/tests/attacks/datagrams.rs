@@ -90,7 +90,7 @@ impl Scene {
         sent
     }
 
-    fn is_over(&self) {
+    fn end(self) {
         self.witness.is_well();
         let before = self.target.now();
         drop((self.session, self.witness));
@@ -117,7 +117,7 @@ fn datagrams_cut_anywhere_run_nothing(carrier: &'static str) {
     let sent = scene.send_all(bad.iter().map(Vec::as_slice));
     scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
     scene.has_run(0);
-    scene.is_over();
+    scene.end();
 }
 
 fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
@@ -153,7 +153,7 @@ fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
         }
     }
     scene.target.reaches("engine_malformed_total", before + 100);
-    scene.is_over();
+    scene.end();
 }
 
 fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static str) {
@@ -200,7 +200,7 @@ fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static
         assert_eq!(stranger.receive(SILENCE), None);
     }
     scene.has_run(0);
-    scene.is_over();
+    scene.end();
 }
 
 fn lengths_that_lie_are_refused(carrier: &'static str) {
@@ -243,7 +243,7 @@ fn lengths_that_lie_are_refused(carrier: &'static str) {
         assert_eq!(stranger.receive(SILENCE), None, "{lie} at {at}");
     }
     scene.has_run(0);
-    scene.is_over();
+    scene.end();
 }
 
 fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
@@ -324,7 +324,7 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     scene.store = scene.session.store("default");
     let came = scene.session.chain(scene.store.key, &[read(word.0, 8)]);
     assert_eq!(u64_at(came.output(0), 0), word.1);
-    scene.is_over();
+    scene.end();
 }
 
 fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
@@ -353,7 +353,7 @@ fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
     }
     assert!(answered > 0);
     scene.has_run(0);
-    scene.is_over();
+    scene.end();
 }
 
 fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'static str) {
@@ -386,7 +386,7 @@ fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'st
         .into();
     scene.send_all(bad.iter().map(Vec::as_slice));
     scene.has_run(0);
-    scene.is_over();
+    scene.end();
 }
 
 fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier: &'static str) {
@@ -425,7 +425,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
     }
     assert!(scene.session.sync());
     scene.has_run(0);
-    scene.is_over();
+    scene.end();
 }
 
 fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
@@ -446,7 +446,7 @@ fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
     println!("{carrier}: 12 MB of half-sent requests: the node grew by {grown} KiB");
     assert!(grown < 8 << 10, "it grew by {grown} KiB");
     scene.has_run(0);
-    scene.is_over();
+    scene.end();
 }
 
 fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
@@ -498,7 +498,7 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
     assert_eq!(other.chain(theirs.key, &[read(buffer, 64)]).output(0), [5; 64]);
     scene.has_run(0);
     drop(other);
-    scene.is_over();
+    scene.end();
 }
 
 fn questions_that_are_none_are_refused(carrier: &'static str) {
@@ -536,5 +536,5 @@ fn questions_that_are_none_are_refused(carrier: &'static str) {
     }
     assert!(scene.session.sync());
     scene.has_run(0);
-    scene.is_over();
+    scene.end();
 }
