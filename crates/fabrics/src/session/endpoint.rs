@@ -18,7 +18,7 @@ use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::pin::pin;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ struct State {
     /// What became of the request in each slot, or who waits for it.
     slots: [Waiting; WINDOW_MAX],
     /// Those who wait for a slot.
-    line_up: VecDeque<Waker>,
+    line_up: Vec<Waker>,
     /// Buffers that are to be given back.
     retired: Vec<(Key, Addr)>,
     /// Why the session is over.
@@ -127,7 +127,7 @@ impl<L: Line> Endpoint<L> {
             client,
             granted,
             slots: [const { Waiting::Nobody }; WINDOW_MAX],
-            line_up: VecDeque::new(),
+            line_up: Vec::new(),
             retired: Vec::with_capacity(RETIRED_MAX),
             over: None,
             counters: Counters::default(),
@@ -218,7 +218,7 @@ impl<L: Line> Endpoint<L> {
 
     /// Asks as soon as there is a slot for it.
     async fn ask(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<Asked<'_, L>, FabricError> {
-        let request = std::future::poll_fn(|cx| {
+        let mut slot = pin!(std::future::poll_fn(|cx| {
             let mut state = self.state.borrow_mut();
             if !state.client.is_waiting() {
                 // Nothing has told the time since it last waited for anything.
@@ -237,12 +237,25 @@ impl<L: Line> Endpoint<L> {
             match state.client.submit_within(now, patience, ask, parts) {
                 Some(request) => Poll::Ready(Ok(request)),
                 None => {
-                    state.line_up.push_back(cx.waker().clone());
+                    state.line_up.push(cx.waker().clone());
                     Poll::Pending
                 }
             }
-        })
-        .await?;
+        }));
+        let at_once = std::future::poll_fn(|cx| Poll::Ready(slot.as_mut().poll(cx))).await;
+        let request = match at_once {
+            Poll::Ready(request) => request?,
+            Poll::Pending => match timer::within(patience, slot).await {
+                Some(request) => request?,
+                None => {
+                    return Err(FabricError::Refused(format!(
+                        "node {} has answered nothing for {patience:?}, and this was not asked: look whether it is \
+                         stopped, or the way there cut",
+                        self.node.0
+                    )));
+                }
+            },
+        };
         let driver = self.driver.borrow().clone(); // An executor may poll it at once, and then it is borrowed again.
         if let Some(driver) = driver {
             driver.wake();
@@ -357,10 +370,9 @@ impl State {
                 Event::Open(_) => {}
             }
         }
-        if self.over.is_some() {
-            self.line_up.drain(..).for_each(Waker::wake);
-        } else if self.client.has_room() {
-            self.next_in_line(); // A slot may have become free long after its request was dropped.
+        // A slot may have become free long after its request was dropped.
+        if self.over.is_some() || self.client.has_room() {
+            self.call_the_line();
         }
     }
 
@@ -370,10 +382,9 @@ impl State {
         }
     }
 
-    fn next_in_line(&mut self) {
-        if let Some(waker) = self.line_up.pop_front() {
-            waker.wake();
-        }
+    /// There is a slot. All who wait are woken: the first of them may have given up.
+    fn call_the_line(&mut self) {
+        self.line_up.drain(..).for_each(Waker::wake);
     }
 
     /// Buffers go back together, when there is a slot to spare for them. Between turns: tasks have acted on all that
@@ -414,7 +425,7 @@ impl<L: Line> Asked<'_, L> {
                     let answer = look(client.reply(request), counters);
                     client.release(request);
                     self.request = None;
-                    state.next_in_line();
+                    state.call_the_line();
                     return Poll::Ready(answer);
                 }
                 Waiting::Task(waker) if waker.will_wake(cx.waker()) => return Poll::Pending,
@@ -450,7 +461,7 @@ impl<L: Line> Drop for Asked<'_, L> {
         let mut state = self.endpoint.state.borrow_mut();
         state.slots[request.slot()] = Waiting::Nobody;
         let _nobody_asks = state.client.cancel(request);
-        state.next_in_line();
+        state.call_the_line();
     }
 }
 
