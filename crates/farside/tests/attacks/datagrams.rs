@@ -90,7 +90,7 @@ impl Scene {
         sent
     }
 
-    fn end(self) {
+    fn leaves_nothing(self) {
         self.witness.is_well();
         let before = self.target.now();
         drop((self.session, self.witness));
@@ -117,7 +117,7 @@ fn datagrams_cut_anywhere_run_nothing(carrier: &'static str) {
     let sent = scene.send_all(bad.iter().map(Vec::as_slice));
     scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
     scene.has_run(0);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
@@ -153,7 +153,7 @@ fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
         }
     }
     scene.target.reaches("engine_malformed_total", before + 100);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static str) {
@@ -200,7 +200,7 @@ fn what_goes_the_other_way_or_is_of_another_version_is_refused(carrier: &'static
         assert_eq!(stranger.receive(SILENCE), None);
     }
     scene.has_run(0);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn lengths_that_lie_are_refused(carrier: &'static str) {
@@ -243,7 +243,7 @@ fn lengths_that_lie_are_refused(carrier: &'static str) {
         assert_eq!(stranger.receive(SILENCE), None, "{lie} at {at}");
     }
     scene.has_run(0);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
@@ -271,7 +271,7 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     scene.target.reaches("engine_disallowed_total", before + 5);
     scene.has_run(0);
     // Its HELLO: a welcome would tell the secret.
-    let before = scene.target.count("engine_sessions_opened_total");
+    let before = scene.target.settled("engine_sessions_opened_total");
     for _ in 0..10 {
         thief.send(&scene.session.hello);
         let answer = thief.receive(PATIENCE).expect("a reason");
@@ -292,12 +292,12 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     let retire = retire.concat();
     let number = scene.session.request(RETIRE, 6, &retire);
     scene.session.reply(6, number, PATIENCE).expect("an answer");
-    let before_retired = scene.target.count("retired_buffers_total");
+    let before_retired = scene.target.settled("retired_buffers_total");
     for _ in 0..20 {
         scene.session.send_again(RETIRE, 6, number, &retire);
     }
     assert!(scene.session.sync());
-    assert_eq!(scene.target.count("retired_buffers_total"), before_retired);
+    assert_eq!(scene.target.settled("retired_buffers_total"), before_retired);
     // A cancelled number never runs, however often it comes.
     let cancelled = scene.session.numbers[5] + 1;
     scene.session.data(&[Entry::whole(CANCEL, 5, cancelled, b"")]);
@@ -305,7 +305,7 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     let late = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled, &counting).bytes());
     scene.send_all([&late[..]; 20]);
     scene.has_run(0);
-    assert_eq!(scene.target.count("engine_sessions_opened_total"), before, "nobody else was let in");
+    assert_eq!(scene.target.settled("engine_sessions_opened_total"), before, "nobody else was let in");
     // After BYE: each is told that it is over, and the HELLO opens nothing.
     let old = scene.session.datagram(DATA, &Entry::whole(CHAIN, 5, cancelled + 1, &counting).bytes());
     let (number, hello) = (scene.session.number, scene.session.hello.clone());
@@ -324,7 +324,7 @@ fn what_is_replayed_runs_once_and_elsewhere_never(carrier: &'static str) {
     scene.store = scene.session.store("default");
     let came = scene.session.chain(scene.store.key, &[read(word.0, 8)]);
     assert_eq!(u64_at(came.output(0), 0), word.1);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
@@ -353,7 +353,7 @@ fn sessions_and_secrets_are_not_guessed(carrier: &'static str) {
     }
     assert!(answered > 0);
     scene.has_run(0);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'static str) {
@@ -386,7 +386,7 @@ fn numbers_from_the_future_and_slots_beyond_the_window_run_nothing(carrier: &'st
         .into();
     scene.send_all(bad.iter().map(Vec::as_slice));
     scene.has_run(0);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier: &'static str) {
@@ -425,7 +425,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
     }
     assert!(scene.session.sync());
     scene.has_run(0);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
@@ -446,7 +446,7 @@ fn who_ignores_its_credit_makes_nothing_grow(carrier: &'static str) {
     println!("{carrier}: 12 MB of half-sent requests: the node grew by {grown} KiB");
     assert!(grown < 8 << 10, "it grew by {grown} KiB");
     scene.has_run(0);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
@@ -461,7 +461,7 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
     let one = |key: (u32, u64), at: u64| {
         [&key.1.to_le_bytes()[..], &u64::from(key.0).to_le_bytes(), &at.to_le_bytes()].concat()
     };
-    let retired = scene.target.count("retired_buffers_total");
+    let retired = scene.target.settled("retired_buffers_total");
     let hostile = [
         (key, buffer),        // Of another store, by its own key.
         (theirs.key, buffer), // By a key that is another session's.
@@ -486,19 +486,19 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
     for _ in 0..3 {
         scene.session.ask(RETIRE, 7, &all);
     }
-    assert_eq!(scene.target.count("retired_buffers_total"), retired);
+    assert_eq!(scene.target.settled("retired_buffers_total"), retired);
     // Free and double: the first time alone counts.
     let twice = [one(key, freed), one(key, freed)].concat();
     scene.session.ask(RETIRE, 7, &twice);
     scene.session.ask(RETIRE, 7, &twice);
     scene.target.reaches("retired_buffers_total", retired + 1);
-    assert_eq!(scene.target.count("retired_buffers_total"), retired + 1);
+    assert_eq!(scene.target.settled("retired_buffers_total"), retired + 1);
     // Nobody's buffer is gone, and the word is still this session's.
     assert_eq!(scene.target.stat("witness")["live_buffers"].as_u64(), live);
     assert_eq!(other.chain(theirs.key, &[read(buffer, 64)]).output(0), [5; 64]);
     scene.has_run(0);
     drop(other);
-    scene.end();
+    scene.leaves_nothing();
 }
 
 fn questions_that_are_none_are_refused(carrier: &'static str) {
@@ -536,5 +536,5 @@ fn questions_that_are_none_are_refused(carrier: &'static str) {
     }
     assert!(scene.session.sync());
     scene.has_run(0);
-    scene.end();
+    scene.leaves_nothing();
 }

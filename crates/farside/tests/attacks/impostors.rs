@@ -340,8 +340,8 @@ fn stores_that_make_no_sense_are_errors(carrier: &'static str) {
 
 fn replies_that_make_no_sense_are_errors_in_time(carrier: &'static str) {
     // What is said of a chain, whatever it asked.
-    type Saying = fn(&[u8]) -> Vec<u8>;
-    let said: Vec<Saying> = vec![
+    type Says = fn(&[u8]) -> Vec<u8>;
+    let said: Vec<Says> = vec![
         |_| Vec::new(),
         |_| vec![0; 7],
         |_| vec![0xff; 40],

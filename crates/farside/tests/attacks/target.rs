@@ -66,6 +66,18 @@ impl Target {
         value.trim().parse::<f64>().expect("a number") as u64
     }
 
+    /// A figure once it grows no more: engines tell theirs twice a second, and when they have nothing to do.
+    #[track_caller]
+    pub(crate) fn settled(&self, name: &str) -> u64 {
+        let mut last = self.count(name);
+        until(&format!("{name} grows no more"), || {
+            std::thread::sleep(Duration::from_millis(700));
+            let before = std::mem::replace(&mut last, self.count(name));
+            before == last
+        });
+        last
+    }
+
     /// Waits until a figure has grown to that.
     #[track_caller]
     pub(crate) fn reaches(&self, name: &str, least: u64) {
