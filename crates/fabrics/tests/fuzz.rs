@@ -143,7 +143,7 @@ impl Talk {
         }
     }
 
-    fn to_server(&mut self, from: u8, mut bytes: Vec<u8>, changes: &[Change], is_sealed: bool) {
+    fn send_server(&mut self, from: u8, mut bytes: Vec<u8>, changes: &[Change], is_sealed: bool) {
         change(&mut bytes, changes);
         if is_sealed {
             seal(&mut bytes);
@@ -151,7 +151,7 @@ impl Talk {
         let _refused_is_counted = self.server.receive(self.now, from, &bytes, &mut self.host);
     }
 
-    fn to_client(&mut self, mut bytes: Vec<u8>, changes: &[Change], is_sealed: bool) {
+    fn send_client(&mut self, mut bytes: Vec<u8>, changes: &[Change], is_sealed: bool) {
         change(&mut bytes, changes);
         if is_sealed {
             seal(&mut bytes);
@@ -180,12 +180,12 @@ impl Talk {
             let mut is_quiet = true;
             while let Some(bytes) = self.client_says() {
                 is_quiet = false;
-                self.to_server(HERE, bytes, &[], false);
+                self.send_server(HERE, bytes, &[], false);
             }
             while let Some((to, bytes)) = self.server_says() {
                 is_quiet = false;
                 if to == HERE {
-                    self.to_client(bytes, &[], false);
+                    self.send_client(bytes, &[], false);
                 }
             }
             self.hear();
@@ -243,36 +243,36 @@ impl Talk {
             Step::HangUp(address) => self.server.hang_up(*address % 3, &mut self.host),
             Step::ToServer(from, changes, is_sealed) => {
                 if let Some(bytes) = self.client_says() {
-                    self.to_server(*from % 3, bytes, changes, *is_sealed);
+                    self.send_server(*from % 3, bytes, changes, *is_sealed);
                 }
             }
             Step::ToClient(changes, is_sealed) => {
                 if let Some((_, bytes)) = self.server_says() {
-                    self.to_client(bytes, changes, *is_sealed);
+                    self.send_client(bytes, changes, *is_sealed);
                 }
             }
             Step::Talk => self.talk(),
             Step::AgainToServer(which, from, changes, is_sealed) => {
                 if !self.said.is_empty() {
                     let bytes = self.said[usize::from(*which) % self.said.len()].clone();
-                    self.to_server(*from % 3, bytes, changes, *is_sealed);
+                    self.send_server(*from % 3, bytes, changes, *is_sealed);
                 }
             }
             Step::AgainToClient(which, changes, is_sealed) => {
                 if !self.heard.is_empty() {
                     let bytes = self.heard[usize::from(*which) % self.heard.len()].clone();
-                    self.to_client(bytes, changes, *is_sealed);
+                    self.send_client(bytes, changes, *is_sealed);
                 }
             }
             Step::Bytes(bytes, is_sealed) => {
-                self.to_server(1, bytes.clone(), &[], *is_sealed);
-                self.to_client(bytes.clone(), &[], *is_sealed);
+                self.send_server(1, bytes.clone(), &[], *is_sealed);
+                self.send_client(bytes.clone(), &[], *is_sealed);
             }
             Step::Another(identity, incarnation) => {
                 let config = Talk::client((*identity % 6).into(), (*incarnation).into(), self.is_reliable);
                 let mut another = Client::new(self.now, config);
                 if another.transmit(self.now, &mut self.out) {
-                    self.to_server(1 + identity % 2, self.out.clone(), &[], false);
+                    self.send_server(1 + identity % 2, self.out.clone(), &[], false);
                 }
             }
         }
@@ -302,7 +302,7 @@ fn talk(name: &'static str, is_reliable: bool) {
         while talk.server_says().is_some() {}
         talk.client =
             Client::new(talk.now, client::Config { nonce: 5, ..Talk::client(1 << 90, 1, is_reliable) });
-        talk.client_says().into_iter().for_each(|hello| talk.to_server(HERE, hello, &[], false));
+        talk.client_says().into_iter().for_each(|hello| talk.send_server(HERE, hello, &[], false));
         assert_eq!(talk.server.sessions(), 1, "a good client is let in");
     });
 }
