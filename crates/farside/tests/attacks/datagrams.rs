@@ -483,7 +483,8 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
         (key, u64::MAX - 7),
     ];
     let all: Vec<u8> = hostile.iter().flat_map(|&(key, at)| one(key, at)).collect();
-    for _ in 0..3 {
+    // No more often: a session that goes on guessing keys is ended.
+    for _ in 0..2 {
         scene.session.ask(RETIRE, 7, &all);
     }
     assert_eq!(scene.target.settled("retired_buffers_total"), retired);
