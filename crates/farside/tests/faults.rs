@@ -38,8 +38,14 @@ fn words() -> NewStore {
     NewStore { items: Some(1024), ..NewStore::prism_kv(WORDS, 4 << 20) }
 }
 
+/// What nodes that other machines can reach are shown; others do not look at it.
+const TOKEN: &str = "the token of tests that need several hosts";
+/// Of that token.
+const TOKEN_SHA256: &str = "261140cf58d8214015169d316d4ca1d414d23dcf5d30346cd89e5d12dfd8e255";
+
 fn connect(url: &str) -> Pool {
-    farside::connect(url).unwrap_or_else(|error| panic!("{error}"))
+    let options = farside::Options { token: Some(TOKEN.to_owned()) };
+    farside::connect_with(url, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Plays a part for another test, if this process was started for that.

@@ -1,9 +1,10 @@
 //! Several hosts, each a network namespace: a node, and two clients on lines of their own. Needs root and `ip`; says so
 //! where it has not got them.
 
-use crate::support::{Node, farside, until};
+use crate::support::{Node, until};
 use crate::worker::{self, Fates, Role, heard, judge};
-use crate::{connect, words};
+use crate::{TOKEN_SHA256, connect, words};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -88,9 +89,18 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
     let listen = format!("{scheme}://0.0.0.0:7460");
     let mut arguments =
         vec!["--memory", "96MiB", "--store", "default", "--quota", "48MiB", "--listen", &listen];
-    if scheme == "udp" && farside(["serve", "--help"]).text().contains("--insecure-udp") {
+    if scheme == "udp" {
         arguments.push("--insecure-udp");
     }
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokens = folder.path().join("tokens.toml");
+    let entry = format!(
+        "[[token]]\nname = 'all'\nsha256 = '{TOKEN_SHA256}'\nadmin = true\nstores = {{ '*' = 'all' }}\n"
+    );
+    std::fs::write(&tokens, entry).expect("a file");
+    std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+    let tokens = tokens.display().to_string();
+    arguments.extend(["--tokens", &tokens, "--shm-trusts-all"]);
     let node = Node::within(|command| hosts.on("node", &command), &arguments);
     connect(&node.url()).create_store(&words()).expect("room");
     let [a, b] = CLIENTS.map(|(client, line)| {
