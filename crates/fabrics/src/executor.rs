@@ -5,7 +5,8 @@
 //! the endpoint waits: it knows what may come, and from where. Invariant: between turns no task is in the middle of
 //! anything: that is when an endpoint publishes that it holds no pointers.
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use crate::timer::timespec;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -74,10 +75,7 @@ impl Idle<'_> {
         let Some(bell) = self.0.bell() else { return std::thread::yield_now() };
         self.0.announced(POLLING, || {
             let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-            let timeout = timeout.map(|wait| Timespec {
-                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: wait.subsec_nanos().into(),
-            });
+            let timeout = timeout.map(timespec);
             // Interrupted or not: whoever waits looks again.
             let _looked_at_anyway = poll(&mut fds, timeout.as_ref());
             if !fds[0].revents().is_empty() {

@@ -3,6 +3,7 @@
 //! Protocols sleep only where they have lost (no buffer, a deadline), so one thread that is asleep itself most of
 //! the time serves all of them. It starts with the first sleep.
 
+use rustix::event::Timespec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::pin::Pin;
@@ -23,6 +24,12 @@ static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
 /// The time since this process first asked.
 pub fn now() -> Duration {
     EPOCH.elapsed()
+}
+
+/// As the system's calls take it. What is too long for them is as long as they know.
+pub fn timespec(duration: Duration) -> Timespec {
+    let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    Timespec { tv_sec, tv_nsec: duration.subsec_nanos().into() }
 }
 
 /// Completes no earlier than `duration` from now.

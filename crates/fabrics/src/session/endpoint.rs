@@ -16,7 +16,7 @@ use farside_remote::arena::session::Counters;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::task::{Poll, Waker};
@@ -342,10 +342,10 @@ fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Grant
             let wake_at = client.next_timeout().map_or(until, |at| at.min(until));
             let wait = wake_at.saturating_sub(timer::now());
             let wait = line.sleep_max().map_or(wait, |most| most.min(wait));
-            let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
             let fd = line.fd();
             // Interrupted or not: it looks again.
-            let _looked_at_anyway = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&wait));
+            let _looked_at_anyway =
+                poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timer::timespec(wait)));
         }
     }
 }

@@ -11,13 +11,14 @@ pub mod peer;
 use crate::direct::{Control, Direct};
 use crate::memory::{Mapping, MappingError};
 use crate::runner::Runs;
+use crate::timer::timespec;
 use farside_remote::arena::SESSIONS_MAX;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::owner;
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use farside_remote::{FabricError, NodeId};
 use frame::{FrameHeader, Greeting, Hello};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
@@ -266,10 +267,6 @@ pub(crate) fn has_greeting(socket: &OwnedFd, deadline: Instant) -> bool {
         }
     }
     false
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
 /// Whether a process is stopped by a signal or a debugger.

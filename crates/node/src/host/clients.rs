@@ -11,10 +11,11 @@ use farside_fabrics::shm::frame::{self, FrameHeader, Greeting, Hello};
 use farside_fabrics::shm::peer::peer;
 use farside_fabrics::shm::{NAME_MAX, is_stopped};
 use farside_fabrics::socket::{ListenError, Listener};
+use farside_fabrics::timer::timespec;
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::Answer;
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
-use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::event::{EventfdFlags, epoll};
 use rustix::net::RecvFlags;
 use rustix::process::{PidfdFlags, Signal};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -256,7 +257,7 @@ impl Clients {
 
     /// Waits at most so long for something to happen, and tells what did. True if the bell rang.
     pub(super) fn wait(&mut self, wait: Duration, mut react: impl FnMut(Event) -> Reaction) -> bool {
-        let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+        let timeout = timespec(wait);
         let mut events = Vec::with_capacity(64);
         let waited = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
         if waited.is_err() {

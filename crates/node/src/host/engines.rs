@@ -2,7 +2,8 @@
 //!
 //! An engine takes in what has arrived, runs it, and sends the answers together. Where nothing arrives it looks for a
 //! short while, then sleeps. Its chains run in turns of its own slot; what its sessions retire goes onto that slot's
-//! list. What needs the node itself, sessions and calls, is asked of it under its lock or answered by mail.
+//! list. A session is opened under the node's lock; all else that needs the node goes there by letter, and its answers
+//! come back by mail.
 //!
 //! Invariant: a session is known to the node before its first chain runs, and until after its last. Invariant: what a
 //! session asks is judged by its token before the node hears of it, and once a token is taken away, or rights of it,
@@ -17,11 +18,12 @@ use farside_fabrics::session::carrier::{Arrival, Port};
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_fabrics::session::{BODY_BYTES_MAX, Counters};
 use farside_fabrics::shm::frame;
+use farside_fabrics::timer::timespec;
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, Refusals, Store};
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use farside_remote::{ChainView, Key, Reply, Rights, Status};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -293,7 +295,8 @@ impl<P: Port> Desk<P> {
             is_asked = true;
         }
         let mail = &self.staff.mail;
-        if !mail.has_answers.swap(false, Ordering::SeqCst) {
+        // Looked at first, since an exchange takes the line from whoever writes.
+        if !mail.has_answers.load(Ordering::Relaxed) || !mail.has_answers.swap(false, Ordering::SeqCst) {
             return is_asked;
         }
         let answers = std::mem::take(&mut *mail.answers());
@@ -361,8 +364,7 @@ impl<P: Port> Desk<P> {
             // Nobody's silence matters where there is nobody.
             let expiry = (self.server.sessions() > 0 || self.port.has_strangers()).then_some(expiry);
             let wait = [expiry, self.port.sleep_max()].into_iter().flatten().min();
-            let wait = wait
-                .map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() });
+            let wait = wait.map(timespec);
             let _interrupted_or_not = poll(&mut fds, wait.as_ref());
             if !fds[1].revents().is_empty() {
                 let _emptied = rustix::io::read(&mail.bell, &mut [0; 8]);
