@@ -19,6 +19,7 @@ use super::{
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 use std::time::Duration;
 use zerocopy::little_endian::{U32, U64, U128};
 use zerocopy::{FromBytes, IntoBytes};
@@ -95,15 +96,20 @@ pub enum Ask {
 
 /// A request of this client. No two have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SlotRef {
-    slot: u8,
-    id: u64,
-}
+pub struct SlotRef(NonZeroU64);
 
 impl SlotRef {
+    /// The `count`-th request, from 1 on, which is in this slot. A word, since it is handed around a lot.
+    #[inline]
+    fn new(count: u64, slot: usize) -> SlotRef {
+        let word = count * WINDOW_MAX as u64 + slot as u64;
+        SlotRef(NonZeroU64::new(word).expect("requests are counted from 1 on"))
+    }
+
     /// Which of the window's slots carries it.
+    #[inline]
     pub fn slot(self) -> usize {
-        self.slot.into()
+        self.0.get() as usize % WINDOW_MAX
     }
 }
 
@@ -189,7 +195,8 @@ struct Slot {
     phase: Phase,
     /// Of the last request that the server may know of.
     number: u32,
-    id: u64,
+    /// What is asked by it, while anybody waits for that or has its answer.
+    request: Option<SlotRef>,
     kind: EntryKind,
     message: Buffer,
     /// Fragments of it.
@@ -217,7 +224,9 @@ struct Slot {
     wait: Duration,
     due: Duration,
     deadline: Duration,
+    /// Without the bytes before it that say which execution it was.
     reply: Buffer,
+    execution: u64,
     reply_count: usize,
     reply_size: usize,
     reply_got: u64,
@@ -254,6 +263,8 @@ pub struct Client {
     send: u64,
     /// Slots whose reply of several fragments has arrived, which the server need not keep.
     ack: u64,
+    /// Slots whose reply has arrived, of which the owner was not told.
+    answered: u64,
     /// The slot whose turn it is: the first that credit did not suffice for.
     cursor: usize,
     /// Bytes of fragments that were sent and not acknowledged.
@@ -263,7 +274,8 @@ pub struct Client {
     epoch: u32,
     flush: Flush,
     say_passed: bool,
-    next_id: u64,
+    /// The number of the next one.
+    requests: u64,
     events: VecDeque<Event>,
     rtt: Rtt,
     /// The number of the next datagram; the last that is known to have arrived; and one such that no fragment in
@@ -273,8 +285,9 @@ pub struct Client {
     oldest: u32,
     /// No slot's timer is earlier.
     earliest: Duration,
-    /// When it was last handed the time.
+    /// When it was last handed the time, and from when on that is so long ago that it must have been stopped.
     woke: Duration,
+    stopped_from: Duration,
     hello_wait: Duration,
     hello_due: Duration,
     give_up: Duration,
@@ -313,16 +326,18 @@ impl Client {
             pending: 0,
             send: 0,
             ack: 0,
+            answered: 0,
             cursor: 0,
             outstanding: 0,
             assembling: 0,
             epoch: 0,
             flush: Flush::Passed,
             say_passed: false,
-            next_id: 1,
+            requests: 1,
             events: VecDeque::with_capacity(WINDOW_MAX + 2),
             earliest: NEVER,
             woke: now,
+            stopped_from: now + config.silence / PINGS * 2,
             hello_wait: rtt.rto(),
             rtt,
             sequence: 0,
@@ -370,6 +385,7 @@ impl Client {
     ///
     /// # Panics
     /// As [`Client::submit`].
+    #[inline]
     pub fn submit_within(
         &mut self,
         now: Duration,
@@ -377,20 +393,17 @@ impl Client {
         ask: Ask,
         parts: &[&[u8]],
     ) -> Option<SlotRef> {
-        let request = match ask {
-            Ask::Chain => self.begin(now, EntryKind::Chain, parts.iter().copied()),
+        match ask {
+            Ask::Chain => self.begin(now, patience, EntryKind::Chain, &[], parts),
             Ask::Call(service) => {
                 let prefix = u64::from(service.0).to_le_bytes();
-                self.begin(now, EntryKind::Call, [&prefix[..]].into_iter().chain(parts.iter().copied()))
+                self.begin(now, patience, EntryKind::Call, &prefix, parts)
             }
-        }?;
-        let slot = &mut self.slots[request.slot()];
-        slot.deadline = now + patience;
-        self.earliest = self.earliest.min(slot.deadline);
-        Some(request)
+        }
     }
 
     /// Whether a request would be taken.
+    #[inline]
     pub fn has_room(&self) -> bool {
         self.free != 0
     }
@@ -414,10 +427,9 @@ impl Client {
             size <= BODY_BYTES_MAX,
             "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
         );
-        let Some(request) = self.begin(now, EntryKind::Retire, std::iter::empty()) else { return false };
-        let slot = &mut self.slots[request.slot()];
         // One that was given up could still run, after this client has said that it would not.
-        slot.deadline = NEVER;
+        let Some(request) = self.begin(now, NEVER, EntryKind::Retire, &[], &[]) else { return false };
+        let slot = &mut self.slots[request.slot()];
         self.pool.fill(&mut slot.message, size);
         for (key, buffer) in buffers {
             for word in [key.secret(), key.region().into(), buffer.raw()] {
@@ -443,11 +455,10 @@ impl Client {
     /// Forgets a request: no event will report it, and a reply that was not released is. Says what is known of it;
     /// None if nothing is left to forget.
     pub fn cancel(&mut self, request: SlotRef) -> Option<Fate> {
-        let slot = self.slots.get(request.slot()).filter(|slot| slot.id == request.id)?;
+        let slot = self.slots.get(request.slot()).filter(|slot| slot.request == Some(request))?;
         match slot.phase {
             Phase::Pending => Some(self.drop_request(request.slot())),
             Phase::Answered => {
-                // If its event is still to come, it will find that nobody has this id.
                 self.set_free(request.slot());
                 Some(Fate::DidRun)
             }
@@ -465,39 +476,43 @@ impl Client {
         }
     }
 
-    /// What there is to tell.
+    /// What there is to tell: of answers first.
+    #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
-        loop {
-            let event = self.events.pop_front()?;
-            match &event {
-                // It was cancelled.
-                Event::Answered { request, .. } if !self.is_answered(*request) => {}
-                _ => return Some(event),
-            }
+        if self.answered != 0 {
+            let index = self.answered.trailing_zeros() as usize;
+            self.answered &= self.answered - 1;
+            let Slot { request, execution, .. } = self.slots[index];
+            let request = request.expect("a slot that was answered was asked");
+            return Some(Event::Answered { request, execution });
         }
+        self.events.pop_front()
     }
 
     /// The answer to a request, from its event until it is released; also after the session has ended.
     ///
     /// # Panics
     /// If it was not answered, or was released.
+    #[inline]
     pub fn reply(&self, request: SlotRef) -> &[u8] {
         assert!(self.is_answered(request), "a reply is there from its event until its release");
-        &self.slots[request.slot()].reply[PREFIX..]
+        &self.slots[request.slot()].reply
     }
 
     /// Forgets the answer to a request, whose slot is free for another.
     ///
     /// # Panics
     /// If it was not answered, or was released.
+    #[inline]
     pub fn release(&mut self, request: SlotRef) {
         assert!(self.is_answered(request), "a request is released once, after it was answered");
         self.set_free(request.slot());
     }
 
+    #[inline]
     fn is_answered(&self, request: SlotRef) -> bool {
         let slot = self.slots.get(request.slot());
-        slot.is_some_and(|slot| slot.id == request.id && slot.phase == Phase::Answered)
+        slot.is_some_and(|slot| slot.request == Some(request) && slot.phase == Phase::Answered)
     }
 
     /// When to call [`Client::transmit`] though nothing has arrived and nothing was asked.
@@ -549,16 +564,19 @@ impl Client {
         result
     }
 
-    fn begin<'a>(
+    #[inline]
+    fn begin(
         &mut self,
         now: Duration,
+        patience: Duration,
         kind: EntryKind,
-        parts: impl Iterator<Item = &'a [u8]> + Clone,
+        prefix: &[u8],
+        parts: &[&[u8]],
     ) -> Option<SlotRef> {
         if self.stage != Stage::Open || self.free == 0 {
             return None;
         }
-        let size: usize = parts.clone().map(<[u8]>::len).sum();
+        let size = parts.iter().fold(prefix.len(), |size, part| size + part.len());
         assert!(
             size <= MESSAGE_BYTES_MAX,
             "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
@@ -572,11 +590,14 @@ impl Client {
         self.ack &= !bit;
         let slot = &mut self.slots[index];
         self.pool.fill(&mut slot.message, size);
-        parts.for_each(|part| slot.message.extend_from_slice(part));
+        let message = &mut *slot.message;
+        message.extend_from_slice(prefix);
+        parts.iter().for_each(|part| message.extend_from_slice(part));
         slot.phase = Phase::Pending;
         slot.number = slot.number.wrapping_add(1);
-        slot.id = self.next_id;
-        self.next_id += 1;
+        let request = SlotRef::new(self.requests, index);
+        slot.request = Some(request);
+        self.requests += 1;
         slot.kind = kind;
         slot.count = fragments(size, self.chunk);
         (slot.sent, slot.acked, slot.resend, slot.resent) = (0, 0, 0, 0);
@@ -584,22 +605,32 @@ impl Client {
         (slot.before_again_at, slot.again_at) = (slot.again_at, NEVER);
         (slot.asked_ever, slot.asked_first) = (0, 0);
         slot.due = NEVER;
-        slot.deadline = now + self.config.deadline;
+        slot.deadline = now.saturating_add(patience);
         self.earliest = self.earliest.min(slot.deadline);
         (slot.reply_count, slot.reply_size, slot.reply_got) = (0, 0, 0);
-        Some(SlotRef { slot: index as u8, id: slot.id })
+        Some(request)
     }
 
     /// Who was stopped itself has not been waited for: its requests get time to hear what became of them.
+    #[inline]
     fn notice_pause(&mut self, now: Duration) {
-        if now > self.woke.saturating_add(self.period * 2) {
-            for index in ones(self.pending) {
-                let slot = &mut self.slots[index];
-                slot.deadline = slot.deadline.max(now + self.period);
-            }
-            self.give_up = self.give_up.max(now + self.period);
+        if now <= self.woke {
+            return;
         }
-        self.woke = self.woke.max(now);
+        if now > self.stopped_from {
+            self.make_up_for_pause(now);
+        }
+        self.woke = now;
+        self.stopped_from = now.saturating_add(self.period * 2);
+    }
+
+    #[cold]
+    fn make_up_for_pause(&mut self, now: Duration) {
+        for index in ones(self.pending) {
+            let slot = &mut self.slots[index];
+            slot.deadline = slot.deadline.max(now + self.period);
+        }
+        self.give_up = self.give_up.max(now + self.period);
     }
 
     /// Does what the time asks for.
@@ -634,7 +665,7 @@ impl Client {
     fn wake_slot(&mut self, now: Duration, index: usize) {
         let slot = &mut self.slots[index];
         if slot.phase == Phase::Pending && now >= slot.deadline {
-            let request = SlotRef { slot: index as u8, id: slot.id };
+            let request = slot.request.expect("somebody waits for it");
             let fate = self.drop_request(index);
             self.events.push_back(Event::Failed { request, fate });
             return;
@@ -676,6 +707,7 @@ impl Client {
     }
 
     /// Nothing more comes of the request in this slot.
+    #[inline]
     fn forget(&mut self, index: usize) {
         if let Flush::Requests(noted) | Flush::Retirements(noted) = &mut self.flush {
             *noted &= !(1 << index);
@@ -700,7 +732,7 @@ impl Client {
             return Fate::DidNotRun;
         }
         slot.phase = Phase::Draining;
-        slot.id = 0;
+        slot.request = None;
         slot.cancel = true;
         slot.due = NEVER;
         self.pool.free(&mut slot.reply);
@@ -710,21 +742,24 @@ impl Client {
     }
 
     /// Lets a slot take another request. What it had in flight no longer counts.
+    #[inline]
     fn set_free(&mut self, index: usize) {
         self.acknowledge(index, u64::MAX);
         let slot = &mut self.slots[index];
         slot.phase = Phase::Free;
-        slot.id = 0;
+        slot.request = None;
         self.pool.free(&mut slot.message);
         self.pool.free(&mut slot.reply);
         let bit = 1 << index;
         self.free |= bit;
         self.pending &= !bit;
         self.send &= !bit;
+        self.answered &= !bit;
         self.forget(index);
     }
 
     /// Takes note that the server has these fragments. Which of them are news.
+    #[inline]
     fn acknowledge(&mut self, index: usize, have: u64) -> u64 {
         let slot = &mut self.slots[index];
         let news = slot.sent & !slot.acked & have;
@@ -819,6 +854,7 @@ impl Client {
         out.len() > HEADER
     }
 
+    #[inline]
     fn transmit_slot(&mut self, now: Duration, index: usize, is_blocked: bool, out: &mut Vec<u8>) -> Room {
         let limit = self.granted.datagram;
         let slot = &mut self.slots[index];
@@ -1050,16 +1086,17 @@ impl Client {
         for index in ones(self.pending) {
             let slot = &mut self.slots[index];
             if slot.phase == Phase::Pending && slot.kind != EntryKind::Retire {
-                let request = SlotRef { slot: index as u8, id: slot.id };
+                let request = slot.request.expect("somebody waits for it");
                 let fate = if slot.sent == 0 { Fate::DidNotRun } else { fate(index) };
                 self.events.push_back(Event::Failed { request, fate });
             }
             slot.phase = Phase::Free;
-            slot.id = 0;
+            slot.request = None;
         }
         (self.free, self.pending, self.send, self.ack) = (0, 0, 0, 0);
     }
 
+    #[inline]
     fn entry(&mut self, now: Duration, entry: &Entry<'_>) {
         if entry.kind == EntryKind::Grace {
             return self.grace(entry.number);
@@ -1132,8 +1169,12 @@ impl Client {
     }
 
     /// Takes note of what the server has, and of how long it took to say so.
+    #[inline]
     fn acknowledged(&mut self, now: Duration, index: usize, have: u64) -> bool {
         let news = self.acknowledge(index, have);
+        if self.config.is_reliable {
+            return news != 0; // Nobody waits for what cannot be lost.
+        }
         let slot = &self.slots[index];
         if news & !slot.resent & 1 << slot.latest != 0 {
             self.rtt.sample(now.saturating_sub(slot.sent_at));
@@ -1155,6 +1196,7 @@ impl Client {
         self.earliest = self.earliest.min(slot.due);
     }
 
+    #[inline]
     fn fragment(&mut self, now: Duration, entry: &Entry<'_>) {
         let index = entry.slot;
         // A reply says that all of the request is there. If parts were never sent, it answers something else.
@@ -1173,9 +1215,10 @@ impl Client {
             slot.asked_ever |= slot.asked;
             slot.asked_first = 0;
             (slot.came, slot.hurried) = (0, 0);
-            self.pool.fill(&mut slot.reply, entry.size);
-            if entry.count > 1 {
-                slot.reply.resize(entry.size, 0);
+            let body = entry.size - PREFIX;
+            self.pool.fill(&mut slot.reply, body);
+            if !entry.is_whole() {
+                slot.reply.resize(body, 0);
             }
         }
         let slot = &mut self.slots[index];
@@ -1196,11 +1239,19 @@ impl Client {
             slot.asked_first = 0;
             self.rtt.sample(now.saturating_sub(slot.asked_at));
         }
-        if entry.count == 1 {
-            slot.reply.extend_from_slice(entry.payload);
+        let mut payload = entry.payload;
+        let (mut at, _) = extent(entry.size, self.chunk, entry.index);
+        if entry.index == 0 {
+            let execution;
+            (execution, payload) = payload.split_at(PREFIX);
+            slot.execution = u64::from_le_bytes(execution.try_into().expect("eight bytes are eight"));
         } else {
-            let (at, len) = extent(entry.size, self.chunk, entry.index);
-            slot.reply[at..at + len].copy_from_slice(entry.payload);
+            at -= PREFIX;
+        }
+        if entry.is_whole() {
+            slot.reply.extend_from_slice(payload);
+        } else {
+            slot.reply[at..at + payload.len()].copy_from_slice(payload);
         }
         if slot.reply_got != all(slot.reply_count) {
             if slot.asked == 0 {
@@ -1212,9 +1263,8 @@ impl Client {
             self.progress(now, index);
             return;
         }
-        let execution = u64::from_le_bytes(slot.reply[..PREFIX].try_into().expect("eight bytes are eight"));
-        let kind = slot.kind;
-        let request = SlotRef { slot: index as u8, id: slot.id };
+        let (kind, execution) = (slot.kind, slot.execution);
+        let request = slot.request.expect("somebody waits for it");
         if slot.reply_count > 1 {
             self.ack |= 1 << index;
         }
@@ -1233,7 +1283,7 @@ impl Client {
         self.pending &= !(1 << index);
         self.send &= !(1 << index);
         self.counters.executed += 1;
-        self.events.push_back(Event::Answered { request, execution });
+        self.answered |= 1 << index;
     }
 }
 
@@ -1251,7 +1301,7 @@ impl Slot {
         Slot {
             phase: Phase::Free,
             number: 0,
-            id: 0,
+            request: None,
             kind: EntryKind::Chain,
             message: Buffer::default(),
             count: 0,
@@ -1271,6 +1321,7 @@ impl Slot {
             due: NEVER,
             deadline: NEVER,
             reply: Buffer::default(),
+            execution: 0,
             reply_count: 0,
             reply_size: 0,
             reply_got: 0,

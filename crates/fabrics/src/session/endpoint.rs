@@ -18,8 +18,7 @@ use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::cell::{Cell, RefCell};
-use std::pin::pin;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// How long an endpoint looks for answers before it sleeps: about what being woken costs.
@@ -74,14 +73,17 @@ pub struct Endpoint<L: Line> {
     patience: Cell<Duration>,
     /// Whether the core has waited since the last turn: it looks for answers then.
     has_waited: Cell<bool>,
+    /// Who waits for each slot's answer, or last did: a task that asks again has its waker here already. Not in
+    /// `state`, so that whoever is woken may use the endpoint at once.
+    waiting: [Cell<Option<Waker>>; WINDOW_MAX],
     driver: RefCell<Option<Waker>>,
 }
 
 struct State {
     client: Client,
     granted: Granted,
-    /// What became of the request in each slot, or who waits for it.
-    slots: [Waiting; WINDOW_MAX],
+    /// What became of the request in each slot.
+    news: [News; WINDOW_MAX],
     /// Those who wait for a slot.
     line_up: Vec<Waker>,
     /// Buffers that are to be given back.
@@ -91,19 +93,27 @@ struct State {
     counters: Counters,
     out: Vec<u8>,
     now: Duration,
+    /// Something has arrived in this turn, so that `now` is.
+    has_time: bool,
 }
 
-#[derive(Default)]
-enum Waiting {
-    /// Nobody has asked yet.
+#[derive(Clone, Copy, Default)]
+enum News {
+    /// Nothing yet.
     #[default]
-    Nobody,
-    /// Whoever is to be woken.
-    Task(Waker),
+    None,
     /// The answer is there.
     Answered,
     /// There will be none.
     Failed(Fate),
+}
+
+/// Who is to be woken: of the slots, and of those who wait for one.
+#[derive(Default)]
+#[must_use]
+struct Woken {
+    slots: u64,
+    line_up: Vec<Waker>,
 }
 
 impl<L: Line> Endpoint<L> {
@@ -126,13 +136,14 @@ impl<L: Line> Endpoint<L> {
         let state = State {
             client,
             granted,
-            slots: [const { Waiting::Nobody }; WINDOW_MAX],
+            news: [News::None; WINDOW_MAX],
             line_up: Vec::new(),
             retired: Vec::with_capacity(RETIRED_MAX),
             over: None,
             counters: Counters::default(),
             out: Vec::new(),
             now,
+            has_time: false,
         };
         Ok(Endpoint {
             line,
@@ -140,6 +151,7 @@ impl<L: Line> Endpoint<L> {
             state: RefCell::new(state),
             patience: Cell::new(DEADLINE),
             has_waited: Cell::new(true),
+            waiting: [const { Cell::new(None) }; WINDOW_MAX],
             driver: RefCell::new(None),
         })
     }
@@ -182,6 +194,8 @@ impl<L: Line> Endpoint<L> {
             if self.look() {
                 quiet_since = now;
             }
+            // Tasks may ask long after this.
+            self.state.borrow_mut().has_time = false;
             // Whatever was asked since it was last quiet may be answered soon.
             if self.state.borrow().client.is_waiting() && now.saturating_sub(quiet_since) < SPIN {
                 cx.waker().wake_by_ref();
@@ -216,81 +230,123 @@ impl<L: Line> Endpoint<L> {
         FabricError::Lost { node: self.node, ran, reason: reason.to_owned() }
     }
 
-    /// Asks as soon as there is a slot for it.
-    async fn ask(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<Asked<'_, L>, FabricError> {
-        let mut slot = pin!(std::future::poll_fn(|cx| {
-            let mut state = self.state.borrow_mut();
-            if !state.client.is_waiting() {
-                // Nothing has told the time since it last waited for anything.
-                let last = std::mem::replace(&mut state.now, timer::now());
-                if state.now.saturating_sub(last) > AWAY {
-                    // The node may have given it up, and said so: what is asked then does not run.
-                    drop(state);
-                    self.look();
-                    state = self.state.borrow_mut();
-                }
-            }
-            if let Some(reason) = &state.over {
-                return Poll::Ready(Err(self.over(reason, Ran::No)));
-            }
-            let now = state.now;
-            match state.client.submit_within(now, patience, ask, parts) {
-                Some(request) => Poll::Ready(Ok(request)),
-                None => {
-                    state.line_up.push(cx.waker().clone());
-                    Poll::Pending
-                }
-            }
-        }));
-        let at_once = std::future::poll_fn(|cx| Poll::Ready(slot.as_mut().poll(cx))).await;
-        let request = match at_once {
-            Poll::Ready(request) => request?,
-            Poll::Pending => match timer::within(patience, slot).await {
-                Some(request) => request?,
-                None => {
-                    return Err(FabricError::Refused(format!(
-                        "node {} has answered nothing for {patience:?}, and this was not asked: look whether it is \
-                         stopped, or the way there cut",
-                        self.node.0
-                    )));
-                }
-            },
-        };
+    /// Asks as soon as there is a slot for it, and waits until its answer is there.
+    #[inline]
+    async fn ask(
+        &self,
+        ask: Ask,
+        patience: Duration,
+        parts: &[&[u8]],
+    ) -> Result<Answered<'_, L>, FabricError> {
+        let mut asked = Asked { endpoint: self, request: self.ask_now(ask, patience, parts) };
+        if asked.request.is_none() {
+            asked.request = Some(self.ask_later(ask, patience, parts).await?);
+        }
         let driver = self.driver.borrow().clone(); // An executor may poll it at once, and then it is borrowed again.
         if let Some(driver) = driver {
             driver.wake();
         }
-        Ok(Asked { endpoint: self, request: Some(request), patience })
+        match std::future::poll_fn(|cx| asked.poll(cx)).await {
+            Ok(request) => Ok(Answered { endpoint: self, request }),
+            Err(fate) => Err(self.failed(fate, patience)),
+        }
+    }
+
+    /// Asks, if the session has a slot.
+    #[inline]
+    fn ask_now(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Option<SlotRef> {
+        let mut state = self.state.borrow_mut();
+        if !state.client.is_waiting() && !state.has_time {
+            // Nothing has told the time since it last waited for anything.
+            let last = std::mem::replace(&mut state.now, timer::now());
+            if state.now.saturating_sub(last) > AWAY {
+                // The node may have given it up, and said so: what is asked then does not run.
+                drop(state);
+                self.look();
+                state = self.state.borrow_mut();
+            }
+        }
+        if state.over.is_some() {
+            return None;
+        }
+        let now = state.now;
+        state.client.submit_within(now, patience, ask, parts)
+    }
+
+    /// Waits for a slot.
+    #[cold]
+    async fn ask_later(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<SlotRef, FabricError> {
+        let asked = std::future::poll_fn(|cx| match self.ask_now(ask, patience, parts) {
+            Some(request) => Poll::Ready(Ok(request)),
+            None => {
+                let mut state = self.state.borrow_mut();
+                if let Some(reason) = &state.over {
+                    return Poll::Ready(Err(self.over(reason, Ran::No)));
+                }
+                state.line_up.push(cx.waker().clone());
+                Poll::Pending
+            }
+        });
+        timer::within(patience, asked).await.unwrap_or_else(|| {
+            Err(FabricError::Refused(format!(
+                "node {} has answered nothing for {patience:?}, and this was not asked: look whether it is stopped, or \
+                 the way there cut",
+                self.node.0
+            )))
+        })
+    }
+
+    /// What may be assumed of a request that will not be answered.
+    #[cold]
+    fn failed(&self, fate: Fate, patience: Duration) -> FabricError {
+        let ran = match fate {
+            Fate::DidNotRun => Ran::No,
+            Fate::DidRun => Ran::Yes,
+            Fate::Unknown => Ran::Unknown,
+        };
+        match &self.state.borrow().over {
+            Some(reason) => self.over(reason, ran),
+            None if ran == Ran::No => FabricError::Refused(format!(
+                "node {} granted no room for this within {patience:?}, and it was not asked: ask for less at a time",
+                self.node.0
+            )),
+            None => FabricError::Deadline { node: self.node, waited: patience },
+        }
     }
 
     /// Takes in what has arrived, and wakes whoever waited for it. False if nothing has.
+    #[inline]
     fn look(&self) -> bool {
         let mut state = self.state.borrow_mut();
-        let State { client, now, .. } = &mut *state;
-        let mut has_time = false;
+        let State { client, now, has_time, .. } = &mut *state;
+        let mut is_first = true;
         let received = self.line.receive(|bytes| {
-            if !has_time {
+            if std::mem::take(&mut is_first) {
                 *now = timer::now();
-                has_time = true;
+                *has_time = true;
             }
             let _refused_is_counted = client.receive(*now, bytes);
         });
-        let has_received = match received {
-            Ok(has_received) => has_received,
+        match received {
+            Ok(false) => return false,
+            Ok(true) => {}
             Err(Broken(reason)) => {
                 state.client.close();
                 state.over.get_or_insert(reason);
-                true
             }
-        };
-        state.tell();
-        has_received
+        }
+        let woken = state.hear();
+        drop(state);
+        self.wake(woken);
+        true
     }
 
     /// Sends what there is to send.
-    fn send(&self, state: &mut State) {
+    fn send(&self) {
+        let mut state = self.state.borrow_mut();
+        state.has_time = false;
         state.send_retired();
-        let State { client, now, out, over, .. } = state;
+        let State { client, now, out, over, .. } = &mut *state;
         let mut has_sent = false;
         let mut sent = Ok(());
         while sent.is_ok() && client.transmit(*now, out) {
@@ -313,7 +369,46 @@ impl<L: Line> Endpoint<L> {
             client.close();
             over.get_or_insert(reason);
         }
-        state.tell();
+        let woken = state.hear();
+        drop(state);
+        self.wake(woken);
+    }
+
+    #[cold]
+    fn cancel(&self, request: SlotRef) {
+        let mut state = self.state.borrow_mut();
+        state.news[request.slot()] = News::None;
+        let _nobody_asks = state.client.cancel(request);
+        let line_up = state.line_up();
+        drop(state);
+        self.wake(Woken { slots: 0, line_up });
+    }
+
+    /// Has the request's news told to `waker`.
+    #[inline]
+    fn wait_for(&self, request: SlotRef, waker: &Waker) {
+        let waiting = &self.waiting[request.slot()];
+        let known = waiting.take().filter(|known| known.will_wake(waker));
+        waiting.set(Some(known.unwrap_or_else(|| waker.clone())));
+    }
+
+    #[inline]
+    fn wake(&self, mut woken: Woken) {
+        for index in super::ones(woken.slots) {
+            let waiting = &self.waiting[index];
+            if let Some(waker) = waiting.take() {
+                waker.wake_by_ref();
+                // Whoever was polled at once may have left another.
+                waiting.set(waiting.take().or(Some(waker)));
+            }
+        }
+        if !woken.line_up.is_empty() {
+            woken.line_up.drain(..).for_each(Waker::wake);
+            let mut state = self.state.borrow_mut();
+            if state.line_up.is_empty() {
+                state.line_up = woken.line_up; // Empty, with its room.
+            }
+        }
     }
 }
 
@@ -351,12 +446,14 @@ fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Grant
 }
 
 impl State {
-    /// Hands out what the client has to tell.
-    fn tell(&mut self) {
+    /// Takes in what the client has to tell. Who is to be woken for it.
+    #[inline]
+    fn hear(&mut self) -> Woken {
+        let mut slots = 0;
         while let Some(event) = self.client.next_event() {
-            match event {
-                Event::Answered { request, .. } => self.wake(request, Waiting::Answered),
-                Event::Failed { request, fate } => self.wake(request, Waiting::Failed(fate)),
+            let (request, news) = match event {
+                Event::Answered { request, .. } => (request, News::Answered),
+                Event::Failed { request, fate } => (request, News::Failed(fate)),
                 Event::Lost(lost) => {
                     self.over.get_or_insert(
                         match lost {
@@ -365,26 +462,26 @@ impl State {
                         }
                         .to_owned(),
                     );
+                    continue;
                 }
-                Event::Refused(reason) => drop(self.over.get_or_insert(reason)),
-                Event::Open(_) => {}
-            }
+                Event::Refused(reason) => {
+                    self.over.get_or_insert(reason);
+                    continue;
+                }
+                Event::Open(_) => continue,
+            };
+            self.news[request.slot()] = news;
+            slots |= 1 << request.slot();
         }
-        // A slot may have become free long after its request was dropped.
-        if self.over.is_some() || self.client.has_room() {
-            self.call_the_line();
-        }
+        Woken { slots, line_up: self.line_up() }
     }
 
-    fn wake(&mut self, request: SlotRef, outcome: Waiting) {
-        if let Waiting::Task(waker) = std::mem::replace(&mut self.slots[request.slot()], outcome) {
-            waker.wake();
-        }
-    }
-
-    /// There is a slot. All who wait are woken: the first of them may have given up.
-    fn call_the_line(&mut self) {
-        self.line_up.drain(..).for_each(Waker::wake);
+    /// Those who wait for a slot, if there is one now: it may have become free long after its request was dropped. All
+    /// of them, since the first may have given up.
+    #[inline]
+    fn line_up(&mut self) -> Vec<Waker> {
+        let is_their_turn = !self.line_up.is_empty() && (self.over.is_some() || self.client.has_room());
+        if is_their_turn { std::mem::take(&mut self.line_up) } else { Vec::new() }
     }
 
     /// Buffers go back together, when there is a slot to spare for them. Between turns: tasks have acted on all that
@@ -405,99 +502,93 @@ impl State {
 struct Asked<'a, L: Line> {
     endpoint: &'a Endpoint<L>,
     request: Option<SlotRef>,
-    patience: Duration,
 }
 
 impl<L: Line> Asked<'_, L> {
-    /// Waits for the answer and has it looked at.
-    async fn answer<O>(
-        mut self,
-        mut look: impl FnMut(&[u8], &mut Counters) -> Result<O, FabricError>,
-    ) -> Result<O, FabricError> {
-        std::future::poll_fn(|cx| {
-            let Some(request) = self.request else { unreachable!("it is polled no more once it has answered") };
-            let mut state = self.endpoint.state.borrow_mut();
-            let State { client, slots, counters, over, .. } = &mut *state;
-            let slot = &mut slots[request.slot()];
-            let fate = match slot {
-                Waiting::Answered => {
-                    *slot = Waiting::Nobody;
-                    let answer = look(client.reply(request), counters);
-                    client.release(request);
-                    self.request = None;
-                    state.call_the_line();
-                    return Poll::Ready(answer);
-                }
-                Waiting::Task(waker) if waker.will_wake(cx.waker()) => return Poll::Pending,
-                Waiting::Task(_) | Waiting::Nobody => {
-                    *slot = Waiting::Task(cx.waker().clone());
-                    return Poll::Pending;
-                }
-                Waiting::Failed(fate) => *fate,
-            };
-            *slot = Waiting::Nobody;
-            self.request = None;
-            let ran = match fate {
-                Fate::DidNotRun => Ran::No,
-                Fate::DidRun => Ran::Yes,
-                Fate::Unknown => Ran::Unknown,
-            };
-            Poll::Ready(Err(match over {
-                Some(reason) => self.endpoint.over(reason, ran),
-                None if ran == Ran::No => FabricError::Refused(format!(
-                    "node {} granted no room for this within {:?}, and it was not asked: ask for less at a time",
-                    self.endpoint.node.0, self.patience
-                )),
-                None => FabricError::Deadline { node: self.endpoint.node, waited: self.patience },
-            }))
-        })
-        .await
+    /// Whether there is news of it. Of what has failed nothing is left.
+    #[inline]
+    fn poll(&mut self, cx: &Context<'_>) -> Poll<Result<SlotRef, Fate>> {
+        let Some(request) = self.request else { unreachable!("it is polled no more once there was news") };
+        let news = std::mem::take(&mut self.endpoint.state.borrow_mut().news[request.slot()]);
+        let outcome = match news {
+            News::None => {
+                self.endpoint.wait_for(request, cx.waker());
+                return Poll::Pending;
+            }
+            News::Answered => Ok(request),
+            News::Failed(fate) => Err(fate),
+        };
+        self.request = None;
+        Poll::Ready(outcome)
     }
 }
 
 impl<L: Line> Drop for Asked<'_, L> {
+    #[inline]
     fn drop(&mut self) {
-        let Some(request) = self.request else { return };
+        if let Some(request) = self.request {
+            self.endpoint.cancel(request);
+        }
+    }
+}
+
+/// An answer to be looked at; its slot is free again when it is dropped.
+struct Answered<'a, L: Line> {
+    endpoint: &'a Endpoint<L>,
+    request: SlotRef,
+}
+
+impl<L: Line> Answered<'_, L> {
+    /// Has the answer's bytes looked at.
+    #[inline]
+    fn look<O>(self, look: impl FnOnce(&[u8], &mut Counters) -> O) -> O {
+        let State { client, counters, .. } = &mut *self.endpoint.state.borrow_mut();
+        look(client.reply(self.request), counters)
+    }
+}
+
+impl<L: Line> Drop for Answered<'_, L> {
+    #[inline]
+    fn drop(&mut self) {
         let mut state = self.endpoint.state.borrow_mut();
-        state.slots[request.slot()] = Waiting::Nobody;
-        let _nobody_asks = state.client.cancel(request);
-        state.call_the_line();
+        state.client.release(self.request);
+        let line_up = state.line_up();
+        drop(state);
+        self.endpoint.wake(Woken { slots: 0, line_up });
     }
 }
 
 impl<L: Line> Fabric for Endpoint<L> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         self.check(node)?;
-        let asked = {
-            let view = chain.view();
+        let view = chain.view();
+        let answered = {
             let mut parts = [&[][..]; farside_remote::chain::PIECES_MAX];
             let count = view.pieces().zip(&mut parts).map(|(piece, part)| *part = piece).count();
             self.ask(Ask::Chain, DEADLINE, &parts[..count]).await?
         };
-        asked
-            .answer(|bytes, counters| {
-                counters.chains += 1;
-                counters.ops += chain.view().len() as u64;
-                counters.atomics += chain.view().atomics() as u64;
-                counters.bytes_in += chain.view().wire_len() as u64;
-                counters.bytes_out += bytes.len() as u64;
-                if let Some(reason) = answer::refusal(bytes) {
-                    counters.refused += 1;
-                    return Err(FabricError::Refused(reason));
-                }
-                reply.decode(chain.view().len(), bytes).map_err(|error| FabricError::Lost {
-                    node,
-                    ran: Ran::Yes,
-                    reason: format!("its reply is malformed: {error}"),
-                })?;
-                match reply.last_status() {
-                    Status::Access | Status::Invalid | Status::Aborted => counters.refused += 1,
-                    Status::NotReady => counters.not_ready += 1,
-                    _ => {}
-                }
-                Ok(())
-            })
-            .await
+        let refusal = answered.look(|bytes, counters| {
+            counters.chains += 1;
+            counters.ops += view.len() as u64;
+            counters.atomics += view.atomics() as u64;
+            counters.bytes_in += view.wire_len() as u64;
+            counters.bytes_out += bytes.len() as u64;
+            if let Some(reason) = answer::refusal(bytes) {
+                counters.refused += 1;
+                return Some(FabricError::Refused(reason));
+            }
+            if let Err(error) = reply.decode(view.len(), bytes) {
+                let reason = format!("its reply is malformed: {error}");
+                return Some(FabricError::Lost { node, ran: Ran::Yes, reason });
+            }
+            match reply.last_status() {
+                Status::Access | Status::Invalid | Status::Aborted => counters.refused += 1,
+                Status::NotReady => counters.not_ready += 1,
+                _ => {}
+            }
+            None
+        });
+        refusal.map_or(Ok(()), Err)
     }
 
     async fn call(
@@ -515,17 +606,15 @@ impl<L: Line> Fabric for Endpoint<L> {
                 request.len()
             )));
         }
-        let asked = self.ask(Ask::Call(service), self.patience.get(), &[request]).await?;
-        asked
-            .answer(|bytes, _| match answer::refusal(bytes) {
-                Some(reason) => Err(FabricError::Refused(reason)),
-                None => {
-                    told.clear();
-                    told.extend_from_slice(answer::body(bytes));
-                    Ok(())
-                }
-            })
-            .await
+        let answered = self.ask(Ask::Call(service), self.patience.get(), &[request]).await?;
+        answered.look(|bytes, _| match answer::refusal(bytes) {
+            Some(reason) => Err(FabricError::Refused(reason)),
+            None => {
+                told.clear();
+                told.extend_from_slice(answer::body(bytes));
+                Ok(())
+            }
+        })
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
@@ -544,7 +633,7 @@ impl<L: Line> Turns for Endpoint<L> {
             self.state.borrow_mut().now = timer::now();
             self.look();
         }
-        self.send(&mut self.state.borrow_mut());
+        self.send();
     }
 
     fn wait(&self, core: &Idle<'_>) {
@@ -555,7 +644,7 @@ impl<L: Line> Turns for Endpoint<L> {
             for _ in 0..LOOKS {
                 if self.look() {
                     // What has arrived may have made room for more.
-                    return self.send(&mut self.state.borrow_mut());
+                    return self.send();
                 }
                 if core.is_woken() {
                     return;
@@ -577,9 +666,8 @@ impl<L: Line> Turns for Endpoint<L> {
             core.sleep_on(self.line.fd(), self.sleep_max(timer::now()));
         }
         self.look();
-        let mut state = self.state.borrow_mut();
-        state.now = timer::now();
-        self.send(&mut state);
+        self.state.borrow_mut().now = timer::now();
+        self.send();
     }
 }
 
@@ -597,21 +685,24 @@ impl<L: Line> Drop for Endpoint<L> {
     fn drop(&mut self) {
         // A session that ends by its own word is not searched for lost buffers: so the node must have taken all.
         let until = timer::now() + FAREWELL_WAIT;
-        let mut state = self.state.borrow_mut();
-        state.now = timer::now();
-        self.send(&mut state);
-        while state.over.is_none() && state.client.is_waiting() && state.now < until {
+        loop {
+            let now = timer::now();
+            self.state.borrow_mut().now = now;
+            self.send();
+            let state = self.state.borrow();
+            if state.over.is_some() || !state.client.is_waiting() || now >= until {
+                break;
+            }
             drop(state);
             if !self.look() {
                 std::thread::yield_now();
             }
-            state = self.state.borrow_mut();
-            state.now = timer::now();
-            self.send(&mut state);
         }
+        let mut state = self.state.borrow_mut();
         if state.over.is_none() && !state.client.is_waiting() && state.retired.is_empty() {
             state.client.close();
-            self.send(&mut state);
+            drop(state);
+            self.send();
         }
     }
 }

@@ -67,12 +67,14 @@ impl Buffer {
 impl std::ops::Deref for Buffer {
     type Target = Vec<u8>;
 
+    #[inline]
     fn deref(&self) -> &Vec<u8> {
         self.lent.as_ref().unwrap_or(&self.own)
     }
 }
 
 impl std::ops::DerefMut for Buffer {
+    #[inline]
     fn deref_mut(&mut self) -> &mut Vec<u8> {
         self.lent.as_mut().unwrap_or(&mut self.own)
     }
@@ -93,6 +95,7 @@ impl Pool {
     const SIZES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, MESSAGE_BYTES_MAX];
 
     /// Makes an empty buffer of which nothing is lent one that can hold `len` bytes.
+    #[inline]
     fn fill(&mut self, buffer: &mut Buffer, len: usize) {
         self.free(buffer);
         if len <= KEPT_BYTES_MAX {
@@ -109,8 +112,16 @@ impl Pool {
     }
 
     /// Forgets what `buffer` holds, and takes back what was lent.
+    #[inline]
     fn free(&mut self, buffer: &mut Buffer) {
         buffer.own.clear();
+        if buffer.lent.is_some() {
+            self.take_back(buffer);
+        }
+    }
+
+    #[cold]
+    fn take_back(&mut self, buffer: &mut Buffer) {
         let Some(mut large) = buffer.lent.take() else { return };
         self.lent -= large.capacity();
         if let Some(class) = Pool::SIZES.iter().rposition(|&size| size <= large.capacity())
@@ -127,6 +138,7 @@ impl Pool {
 }
 
 /// The places of the ones in a bitmap.
+#[inline]
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let next = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
@@ -136,11 +148,16 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
 }
 
 /// The first `count` ones of a bitmap.
+#[inline]
 fn first(bits: u64, count: usize) -> u64 {
+    if bits.count_ones() as usize <= count {
+        return bits;
+    }
     ones(bits).take(count).fold(0, |first, bit| first | 1 << bit)
 }
 
 /// How `number` stands to the one that is known: 0 the same, positive newer. Numbers may wrap.
+#[inline]
 fn newer(number: u32, known: u32) -> i32 {
     number.wrapping_sub(known).cast_signed()
 }

@@ -196,22 +196,27 @@ pub const fn chunk(datagram: usize) -> usize {
 }
 
 /// How many fragments a message has.
+#[inline]
 pub const fn fragments(size: usize, chunk: usize) -> usize {
-    if size == 0 { 1 } else { size.div_ceil(chunk) }
+    // Most have one, and a division takes long.
+    if size <= chunk { 1 } else { size.div_ceil(chunk) }
 }
 
 /// The bitmap of all of `count` fragments.
+#[inline]
 pub(super) const fn all(count: usize) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
 /// Where fragment `index` begins, and how long it is.
+#[inline]
 pub(super) fn extent(size: usize, chunk: usize, index: usize) -> (usize, usize) {
     let at = index * chunk;
     (at, chunk.min(size - at))
 }
 
 /// Bytes that a fragment of `len` bytes takes in a datagram.
+#[inline]
 pub(super) const fn footprint(len: usize) -> usize {
     ENTRY + len.next_multiple_of(8)
 }
@@ -274,6 +279,7 @@ pub(super) struct Foreign {
 }
 
 impl<'a> Datagram<'a> {
+    #[inline]
     pub(super) fn decode(bytes: &'a [u8], is_reliable: bool) -> Result<Datagram<'a>, PacketError> {
         let (header, body) = Header::ref_from_prefix(bytes).map_err(|_| PacketError::Length)?;
         if header.magic.get() != MAGIC {
@@ -363,50 +369,73 @@ impl Entry<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Entries<'a> {
     rest: &'a [u8],
-    chunk: usize,
 }
 
 impl<'a> Entries<'a> {
     /// Looks through all entries before any of them has an effect. `see` is shown each, also if one after it makes
     /// the datagram no good.
+    #[inline]
     pub(super) fn validate(
         body: &'a [u8],
         chunk: usize,
         mut see: impl FnMut(&Entry<'a>),
     ) -> Result<Entries<'a>, PacketError> {
-        let mut entries = Entries { rest: body, chunk };
-        while !entries.rest.is_empty() {
-            see(&entries.decode()?);
+        let mut rest = body;
+        while !rest.is_empty() {
+            let (header, len) = EntryHeader::ref_from_prefix(rest)
+                .map(|(header, _)| (header, header.len.get() as usize))
+                .map_err(|_| PacketError::Length)?;
+            let padded = len.checked_next_multiple_of(8).ok_or(PacketError::Length)?;
+            let (padded, after) = rest[ENTRY..].split_at_checked(padded).ok_or(PacketError::Length)?;
+            let (payload, padding) = padded.split_at(len);
+            if padding.iter().any(|&byte| byte != 0) {
+                return Err(PacketError::Field("padding"));
+            }
+            let entry = Entry::new(header, payload).ok_or(PacketError::Field("kind of entry"))?;
+            entry.check(chunk)?;
+            see(&entry);
+            rest = after;
         }
-        Ok(Entries { rest: body, chunk })
+        Ok(Entries { rest: body })
     }
+}
 
-    fn decode(&mut self) -> Result<Entry<'a>, PacketError> {
-        let (header, rest) = EntryHeader::ref_from_prefix(self.rest).map_err(|_| PacketError::Length)?;
+impl<'a> Iterator for Entries<'a> {
+    type Item = Entry<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Entry<'a>> {
+        // Validated: what ends it early here can only be its end.
+        let (header, rest) = EntryHeader::ref_from_prefix(self.rest).ok()?;
         let len = header.len.get() as usize;
-        let padded = len.checked_next_multiple_of(8).ok_or(PacketError::Length)?;
-        let (padded, rest) = rest.split_at_checked(padded).ok_or(PacketError::Length)?;
-        let (payload, padding) = padded.split_at(len);
-        if padding.iter().any(|&byte| byte != 0) {
-            return Err(PacketError::Field("padding"));
-        }
-        let kind = EntryKind::ALL.get(usize::from(header.kind).wrapping_sub(1)).copied();
-        let entry = Entry {
-            kind: kind.ok_or(PacketError::Field("kind of entry"))?,
+        let payload = rest.get(..len)?;
+        self.rest = rest.get(len.next_multiple_of(8)..)?;
+        Entry::new(header, payload)
+    }
+}
+
+impl<'a> Entry<'a> {
+    /// Nothing if there is no such kind.
+    #[inline]
+    fn new(header: &EntryHeader, payload: &'a [u8]) -> Option<Entry<'a>> {
+        Some(Entry {
+            kind: EntryKind::ALL.get(usize::from(header.kind).wrapping_sub(1)).copied()?,
             slot: header.slot.into(),
             index: header.index.into(),
             count: header.count.into(),
             number: header.number.get(),
             size: header.size.get() as usize,
             payload,
-        };
-        entry.check(self.chunk)?;
-        self.rest = rest;
-        Ok(entry)
+        })
     }
-}
 
-impl Entry<'_> {
+    /// Whether it is the only fragment of its message.
+    #[inline]
+    pub(super) fn is_whole(&self) -> bool {
+        self.count == 1
+    }
+
+    #[inline]
     fn check(&self, chunk: usize) -> Result<(), PacketError> {
         let is_mark = matches!(self.kind, EntryKind::Grace | EntryKind::Passed);
         if self.slot >= WINDOW_MAX || is_mark && self.slot != 0 {
@@ -419,7 +448,7 @@ impl Entry<'_> {
             EntryKind::Have => (size_of::<HaveBytes>(), size_of::<HaveBytes>(), 1),
             EntryKind::Cancel | EntryKind::Grace | EntryKind::Passed => (0, 0, 1),
         };
-        if self.size < size_min || self.size > size_max || !self.size.is_multiple_of(unit) {
+        if self.size < size_min || self.size > size_max || unit > 1 && !self.size.is_multiple_of(unit) {
             return Err(PacketError::Field("size"));
         }
         if self.count != fragments(self.size, chunk) || self.index >= self.count {
@@ -429,15 +458,6 @@ impl Entry<'_> {
             return Err(PacketError::Field("length"));
         }
         Ok(())
-    }
-}
-
-impl<'a> Iterator for Entries<'a> {
-    type Item = Entry<'a>;
-
-    fn next(&mut self) -> Option<Entry<'a>> {
-        // Validated: what ends it early here can only be its end.
-        if self.rest.is_empty() { None } else { self.decode().ok() }
     }
 }
 
@@ -457,6 +477,7 @@ impl Message<'_> {
     }
 
     /// Appends fragment `index`.
+    #[inline]
     pub(super) fn put(&self, out: &mut Vec<u8>, chunk: usize, index: usize) {
         let size = self.size();
         let (at, len) = extent(size, chunk, index);
@@ -469,6 +490,7 @@ impl Message<'_> {
             len: U32::new(len as u32),
             size: U32::new(size as u32),
         };
+        out.reserve(footprint(len));
         out.extend_from_slice(header.as_bytes());
         let prefix = self.prefix.len();
         if at < prefix {
@@ -477,7 +499,7 @@ impl Message<'_> {
         if at + len > prefix {
             out.extend_from_slice(&self.body[at.max(prefix) - prefix..at + len - prefix]);
         }
-        out.resize(out.len() + len.next_multiple_of(8) - len, 0);
+        out.extend_from_slice(&[0; 8][..len.next_multiple_of(8) - len]);
     }
 }
 

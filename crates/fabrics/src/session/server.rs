@@ -404,13 +404,15 @@ impl<A: Address, H: Host> Server<A, H> {
         match datagram.kind {
             Kind::Data => {
                 let mut chains: [&[u8]; WINDOW_MAX] = [&[]; WINDOW_MAX];
-                let mut begins = 0;
+                let (mut begins, mut count) = (0_u64, 0);
                 let entries = Entries::validate(datagram.body, session.chunk, |entry| {
+                    count += 1;
                     if session.begins_chain(entry) {
                         begins |= 1 << entry.slot;
                         chains[entry.slot] = entry.payload;
                     }
                 })?;
+                self.counters.entries_in += u64::from(count);
                 session.heard = now;
                 let mut session = self.sessions[index].take().expect("it was found there");
                 for slot in ones(begins) {
@@ -419,9 +421,16 @@ impl<A: Address, H: Host> Server<A, H> {
                 if begins != 0 {
                     host.ready();
                 }
-                for entry in entries {
-                    self.counters.entries_in += 1;
-                    self.entry(&mut session, &entry, host);
+                let has_others = begins.count_ones() != count;
+                if has_others || self.pool.lent > self.config.lent_bytes {
+                    for entry in entries {
+                        self.entry(&mut session, &entry, host);
+                    }
+                } else {
+                    for slot in ones(begins) {
+                        self.begin(&mut session, slot);
+                        self.run(&mut session, slot, EntryKind::Chain, chains[slot], host);
+                    }
                 }
                 self.sessions[index] = Some(session);
             }
@@ -832,12 +841,11 @@ impl<A: Address, H: Host> Server<A, H> {
                     self.counters.refused += 1;
                     return;
                 }
-                slot.begin(entry.number, &mut self.pool);
-                session.send_reply &= !bit;
-                session.send_have &= !bit;
-                if entry.count == 1 {
+                self.begin(session, entry.slot);
+                if entry.is_whole() {
                     self.run(session, entry.slot, entry.kind, entry.payload, host);
                 } else {
+                    let slot = &mut session.slots[entry.slot];
                     slot.state = State::Receiving;
                     slot.kind = entry.kind;
                     slot.size = entry.size;
@@ -902,6 +910,15 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
+    /// The slot's next number begins.
+    #[inline]
+    fn begin(&mut self, session: &mut Session<A, H::Session>, index: usize) {
+        let slot = &mut session.slots[index];
+        slot.begin(slot.number.wrapping_add(1), &mut self.pool);
+        session.send_reply &= !(1 << index);
+        session.send_have &= !(1 << index);
+    }
+
     fn passed(&mut self, session: &mut Session<A, H::Session>, epoch: u32, host: &mut H) {
         if newer(epoch, self.epoch) > 0 {
             self.counters.refused += 1;
@@ -940,6 +957,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
+    #[inline]
     fn run(
         &mut self,
         session: &mut Session<A, H::Session>,
@@ -1002,9 +1020,10 @@ fn gone_bytes(session: u32, secret: u64, slots: &[LastBytes]) -> Vec<u8> {
 
 impl<A: Address, S> Session<A, S> {
     /// Whether a chain runs when this entry's turn comes, for all that is known before the datagram's first.
+    #[inline]
     fn begins_chain(&self, entry: &Entry<'_>) -> bool {
         entry.kind == EntryKind::Chain
-            && entry.count == 1
+            && entry.is_whole()
             && self.slots.get(entry.slot).is_some_and(|slot| slot.begins_next(entry.number))
     }
 
@@ -1015,6 +1034,7 @@ impl<A: Address, S> Session<A, S> {
     }
 
     /// Its reply is written, and is kept until the slot's next request.
+    #[inline]
     fn done(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         assert!(
@@ -1028,6 +1048,7 @@ impl<A: Address, S> Session<A, S> {
     }
 
     /// Sends what of a reply is sent unasked.
+    #[inline]
     fn send_first(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         if slot.state == State::Done {
@@ -1108,11 +1129,13 @@ impl Slot {
         }
     }
 
+    #[inline]
     fn begins_next(&self, number: u32) -> bool {
         newer(number, self.number) == 1 && matches!(self.state, State::Done | State::Acknowledged)
     }
 
     /// Forgets the reply to the number before.
+    #[inline]
     fn begin(&mut self, number: u32, pool: &mut Pool) {
         self.number = number;
         self.execution = 0;

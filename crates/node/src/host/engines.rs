@@ -244,11 +244,14 @@ impl<P: Port> Desk<P> {
     }
 
     /// Takes in what has arrived, runs it and answers. False if there was nothing.
+    #[inline]
     fn turn(&mut self) -> Result<bool, String> {
-        let now = self.began.elapsed();
-        let Desk { port, server, staff, .. } = self;
+        let Desk { port, server, staff, began, .. } = self;
+        // The time matters only where something has arrived: a look at the rings takes less than one at the clock.
+        let mut time = None;
         let received = port.receive(|from, arrival| match arrival {
             Arrival::Datagram(bytes) => {
+                let now = *time.get_or_insert_with(|| began.elapsed());
                 staff.source = P::source(from).map(Source::from);
                 let _refused_is_counted = server.receive(now, from, bytes, staff);
             }
@@ -259,25 +262,34 @@ impl<P: Port> Desk<P> {
             server.end_where(staff, |client| client.wrong_keys >= WRONG_KEYS_MAX);
         }
         is_busy |= self.read_mail();
-        let is_time = now >= self.expires_at;
-        if is_time {
-            self.expires_at = now + EXPIRY;
-            self.server.expire(now, &mut self.staff);
-            self.show_counters();
-            is_busy = true;
-        }
         if is_busy {
-            while let Some(to) = self.server.transmit(&mut self.out) {
-                self.port.send(to, &self.out);
-            }
-            self.port.flush();
-            self.staff.end_turn();
-        }
-        if is_time {
-            // After the rest: whoever was given up has been told so, and what ran.
-            self.port.hang_up_on_strangers(self.server.addresses());
+            self.answer();
+            self.keep_time(time);
         }
         Ok(is_busy)
+    }
+
+    /// Sends what there is to send, and ends the turn.
+    fn answer(&mut self) {
+        while let Some(to) = self.server.transmit(&mut self.out) {
+            self.port.send(to, &self.out);
+        }
+        self.port.flush();
+        self.staff.end_turn();
+    }
+
+    /// Looks for silent sessions, if it is time to: `time`, if that is known.
+    fn keep_time(&mut self, time: Option<Duration>) {
+        let now = time.unwrap_or_else(|| self.began.elapsed());
+        if now < self.expires_at {
+            return;
+        }
+        self.expires_at = now + EXPIRY;
+        self.server.expire(now, &mut self.staff);
+        self.show_counters();
+        self.answer();
+        // After the rest: whoever was given up has been told so, and what ran.
+        self.port.hang_up_on_strangers(self.server.addresses());
     }
 
     fn read_mail(&mut self) -> bool {
@@ -315,6 +327,7 @@ impl<P: Port> Desk<P> {
 
     /// Nothing has arrived: looks for a while, if anything was asked lately, then sleeps.
     fn idle(&mut self) {
+        self.keep_time(None);
         let executed = self.server.counters().executed;
         let was_asked = std::mem::replace(&mut self.executed, executed) != executed;
         if was_asked && self.looks_around() {
