@@ -10,6 +10,7 @@
 //! says who keeps the promise.
 
 mod ahead;
+mod connections;
 pub mod direct;
 pub mod executor;
 pub mod layer;

@@ -465,6 +465,10 @@ impl<P: Port<Address: Send>> Port for FaultPort<P> {
         inner.flush();
     }
 
+    fn connections(&self) -> usize {
+        self.inner.connections()
+    }
+
     fn hang_up(&mut self, address: P::Address) {
         self.inner.hang_up(address);
     }

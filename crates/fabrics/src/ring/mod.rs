@@ -29,8 +29,9 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
+pub use crate::connections::Connected;
 pub use line::RingLine;
-pub use port::{Connected, RingPort};
+pub use port::RingPort;
 pub use shared::SIZE;
 
 use crate::shm::frame::Hello;

@@ -1,24 +1,19 @@
-//! An engine's connections.
-//!
-//! Those who were just active are looked at without any call of the system. Of many, whoever has been quiet for a while
-//! is asked to ring, as if the engine slept, and costs nothing until then: the poll tells, now and then while the
-//! engine is busy, and at once when it sleeps.
+//! An engine's connections: who is let in, and how each is told and heard.
 //!
 //! Invariant: a connection that is not active has the engine's wish in its memory, or its bell in the poll.
 //! Invariant: no descriptor of a client's is used, and of its socket nothing but what it says and that it hangs up.
 
-use super::end::{Buffer, End};
+use super::end::{Buffer, End, Fault};
 use super::shared::{Mapped, Memory, Side, make};
 use super::{FRAME_MAX, Greeting, check};
+use crate::connections::{Connected, Connection, Connections, Ended};
 use crate::session::carrier::{Arrival, Broken, Port};
 use crate::shm::frame;
 use crate::shm::peer::peer;
 use crate::socket::{ListenError, Listener};
-use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use std::collections::{HashSet, VecDeque};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -26,63 +21,35 @@ use std::time::{Duration, Instant};
 
 /// Connections of one engine, each with some memory.
 const CONNECTIONS_MAX: usize = 1024;
-/// How long a connection may have no session.
-const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// Looks between two questions to the poll.
-const LOOKS_PER_POLL: u32 = 32;
-/// Looks without a word after which a connection is active no more.
-const ACTIVE_LOOKS: u32 = 1024;
-/// So few are looked at however quiet they are: that costs less than a bell.
-const ACTIVE_MIN: usize = 4;
 /// How long nobody is let in where not even the spare descriptor helps.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
-/// The listener's place in the poll.
-const LISTENER: u64 = u64::MAX;
-
-/// A connection: its place and how many were there before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Connected {
-    place: u32,
-    generation: u32,
-}
 
 /// An engine's end of all its rings.
 pub struct RingPort {
     listener: Arc<Listener>,
-    poll: OwnedFd,
-    connections: Vec<(u32, Option<Connection>)>,
-    vacant: Vec<u32>,
-    /// Those who were just active, and looks at each since its last word.
-    active: Vec<(u32, u32)>,
-    looks: u32,
-    /// Those to whom something was sent, each once.
-    writing: Vec<u32>,
-    /// Whose end the engine has not heard of.
-    ended: VecDeque<Connected>,
+    connections: Connections<Client>,
     /// Let go when there is no other descriptor for one who comes, so that it can be told so.
     spare: Option<OwnedFd>,
+    common: Common,
+}
+
+/// Where frames, and what newcomers say, are read into.
+struct Common {
     buffer: Buffer,
     greeting: Vec<u8>,
 }
 
-struct Connection {
-    stage: Stage,
-    since: Instant,
-}
-
-enum Stage {
+enum Client {
     /// It has not said hello.
     New(OwnedFd),
-    Admitted(Box<Client>),
+    Admitted(Box<Admitted>),
+    /// It was not let in, and is ended at once.
+    Refused,
 }
 
-struct Client {
+struct Admitted {
     shared: Mapped,
     end: End,
-    is_active: bool,
-    is_writing: bool,
-    /// To be let go when all is written.
-    is_leaving: bool,
 }
 
 impl RingPort {
@@ -97,26 +64,12 @@ impl RingPort {
     }
 
     fn new(listener: Arc<Listener>) -> rustix::io::Result<RingPort> {
-        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&poll, &*listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         Ok(RingPort {
+            connections: Connections::new(&*listener)?,
             listener,
-            poll,
-            connections: Vec::new(),
-            vacant: Vec::new(),
-            active: Vec::new(),
-            looks: 0,
-            writing: Vec::new(),
-            ended: VecDeque::new(),
             spare: Some(spare()?),
-            buffer: Buffer::new(),
-            greeting: Vec::new(),
+            common: Common { buffer: Buffer::new(), greeting: Vec::new() },
         })
-    }
-
-    /// How many connections there are.
-    pub fn connections(&self) -> usize {
-        self.connections.len() - self.vacant.len()
     }
 
     /// Lets one in; whoever is left, another engine may have.
@@ -126,16 +79,9 @@ impl RingPort {
                 if let Err(reason) = self.admit(&socket) {
                     return refuse(&socket, &reason);
                 }
-                let place = self.vacant.pop().unwrap_or(self.connections.len() as u32);
-                if place as usize == self.connections.len() {
-                    self.connections.push((0, None));
+                if let Err((Client::New(socket), errno)) = self.connections.enter(Client::New(socket), None) {
+                    refuse(&socket, &no_room(errno));
                 }
-                if let Err(errno) = epoll::add(&self.poll, &socket, data(place), epoll::EventFlags::IN) {
-                    self.vacant.push(place);
-                    return refuse(&socket, &no_room(errno));
-                }
-                self.connections[place as usize].1 =
-                    Some(Connection { stage: Stage::New(socket), since: Instant::now() });
             }
             Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                 drop(self.spare.take());
@@ -156,138 +102,99 @@ impl RingPort {
         if peer.user != rustix::process::geteuid().as_raw() {
             return Err("this node serves the user that started it: run your client as that user".into());
         }
-        if self.connections() >= CONNECTIONS_MAX {
+        if self.connections.len() >= CONNECTIONS_MAX {
             return Err(format!(
                 "this engine has {CONNECTIONS_MAX} clients, the most there can be: end another first"
             ));
         }
         Ok(())
     }
+}
 
+impl Client {
     /// Answers the hello of one who has come.
-    fn greet(&mut self, place: u32) {
-        let (generation, connection) = &mut self.connections[place as usize];
-        let Some(Connection { stage: Stage::New(socket), since }) = connection else { return };
+    fn greet(&mut self, greeting: &mut Vec<u8>) -> Result<(), Ended> {
+        let Client::New(socket) = self else { return Ok(()) };
         let mut uninvited = Vec::new(); // Descriptors that a client sends are closed unseen.
-        let answered =
-            match frame::receive(socket.as_fd(), &mut self.greeting, &mut uninvited, RecvFlags::DONTWAIT) {
-                Err(Errno::AGAIN | Errno::INTR) => return,
-                Ok(Some(hello)) => {
-                    check(hello).and_then(|()| welcome(socket)).map_err(|reason| refuse(socket, &reason))
-                }
-                Ok(None) | Err(_) => Err(()), // It is gone.
-            };
-        let since = *since;
-        let before = connection.take();
-        if let (Ok(memory), Some(Connection { stage: Stage::New(socket), .. })) = (answered, before) {
-            let client = Client {
-                shared: Mapped { memory, socket },
-                end: End::new(Side::Engine),
-                is_active: true,
-                is_writing: false,
-                is_leaving: false,
-            };
-            *connection = Some(Connection { stage: Stage::Admitted(Box::new(client)), since });
-            self.active.push((place, 0));
-        } else {
-            *generation = generation.wrapping_add(1);
-            self.vacant.push(place);
-        }
-    }
-
-    fn client(&mut self, place: u32) -> Option<(Connected, &mut Client)> {
-        match self.connections.get_mut(place as usize)? {
-            (generation, Some(Connection { stage: Stage::Admitted(client), .. })) => {
-                Some((Connected { place, generation: *generation }, client))
+        let welcomed = match frame::receive(socket.as_fd(), greeting, &mut uninvited, RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Ok(Some(hello)) => {
+                check(hello).and_then(|()| welcome(socket)).map_err(|reason| refuse(socket, &reason))
             }
-            _ => None,
-        }
-    }
-
-    /// The client that `address` names, unless another has its place by now.
-    fn named(&mut self, address: Connected) -> Option<&mut Client> {
-        self.client(address.place).filter(|(now, _)| *now == address).map(|(_, client)| client)
-    }
-
-    /// Hears what a socket has to say. False if nothing came of it.
-    fn hear(&mut self, place: u32, take: &mut impl FnMut(Connected, Arrival<'_>)) -> bool {
-        let Some((_, client)) = self.client(place) else {
-            self.greet(place);
-            return true;
+            Ok(None) | Err(_) => Err(()), // It is gone.
         };
-        let is_connected = client.shared.is_connected();
-        if !std::mem::replace(&mut client.is_active, true) {
-            self.active.push((place, 0));
+        if let (Ok(memory), Client::New(socket)) = (welcomed, std::mem::replace(self, Client::Refused)) {
+            let shared = Mapped { memory, socket };
+            *self = Client::Admitted(Box::new(Admitted { shared, end: End::new(Side::Engine) }));
+            return Ok(());
         }
-        // After that: whoever hangs up has published all that it wrote.
-        let has_received = self.read(place, take);
-        if !is_connected {
-            self.end(place);
+        Err(Ended)
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Client::New(socket) => socket.as_fd(),
+            Client::Admitted(client) => client.shared.as_fd(),
+            Client::Refused => unreachable!("who was refused is there no more"),
         }
-        has_received || !is_connected
+    }
+}
+
+impl From<Fault> for Ended {
+    fn from(_: Fault) -> Ended {
+        Ended
+    }
+}
+
+impl Connection for Client {
+    type Common = Common;
+
+    const ACTIVE_MIN: usize = 4;
+    const ACTIVE_MAX: usize = usize::MAX;
+    const LOOKS_PER_POLL: u32 = 32;
+
+    fn is_admitted(&self) -> bool {
+        matches!(self, Client::Admitted(_))
     }
 
-    /// Reads what a client has published. False if nothing came.
-    fn read(&mut self, place: u32, take: &mut impl FnMut(Connected, Arrival<'_>)) -> bool {
-        let (generation, connection) = &mut self.connections[place as usize];
-        let Some(Connection { stage: Stage::Admitted(client), .. }) = connection else { return false };
-        let address = Connected { place, generation: *generation };
-        let Client { shared, end, is_leaving, .. } = &mut **client;
+    #[inline]
+    fn read(&mut self, common: &mut Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
+        let Client::Admitted(client) = self else { return Ok(false) };
+        let Admitted { shared, end } = &mut **client;
         end.awake(shared);
-        let received = end.receive(shared, &mut self.buffer, |frame| take(address, Arrival::Datagram(frame)));
-        if received.is_err() || *is_leaving && end.has_sent_all() {
-            self.end(place);
-            return true;
-        }
-        received == Ok(true)
+        Ok(end.receive(shared, &mut common.buffer, take)?)
     }
 
-    /// Asks a client that has been quiet to ring. False if it is quiet no more.
-    fn rests(&mut self, place: u32) -> bool {
-        let Some((_, client)) = self.client(place) else { return true };
-        let rests = client.end.may_sleep(&client.shared);
-        client.is_active = !rests;
-        rests
-    }
-
-    fn end(&mut self, place: u32) {
-        let (generation, connection) = &mut self.connections[place as usize];
-        if connection.take().is_some() {
-            // Closing takes it out of the poll: nobody else has its descriptor.
-            self.ended.push_back(Connected { place, generation: *generation });
-            *generation = generation.wrapping_add(1);
-            self.vacant.push(place);
-            self.active.retain(|&(active, _)| active != place);
-        }
-    }
-
-    fn write(&mut self, place: u32) {
-        let Some((_, client)) = self.client(place) else { return };
-        client.is_writing = false;
-        let flushed = client.end.flush(&client.shared);
-        if flushed.is_err() || client.is_leaving && client.end.has_sent_all() {
-            self.end(place);
-        }
-    }
-
-    /// Asks the poll what has happened.
-    fn poll(&mut self, take: &mut impl FnMut(Connected, Arrival<'_>)) -> bool {
-        let mut events = [const { MaybeUninit::uninit() }; 64];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let Ok((events, _)) = epoll::wait(&self.poll, &mut events, Some(&now)) else {
-            return false; // Interrupted: the caller comes again.
+    fn hear(&mut self, common: &mut Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
+        let is_connected = match self {
+            Client::Admitted(client) => client.shared.is_connected(),
+            _ => return self.greet(&mut common.greeting).map(|()| true),
         };
-        let mut has_received = false;
-        for event in events {
-            has_received |= match event.data.u64() {
-                LISTENER => {
-                    self.accept();
-                    true
-                }
-                place => self.hear(place as u32, take),
-            };
-        }
-        has_received
+        // After that: whoever hangs up has published all that it wrote.
+        let has_received = self.read(common, take)?;
+        if is_connected { Ok(has_received) } else { Err(Ended) }
+    }
+
+    fn send(&mut self, frame: &[u8]) -> Result<(), Ended> {
+        let Client::Admitted(client) = self else { return Ok(()) };
+        Ok(client.end.send(&client.shared, frame)?)
+    }
+
+    fn flush(&mut self) -> Result<(), Ended> {
+        let Client::Admitted(client) = self else { return Ok(()) };
+        Ok(client.end.flush(&client.shared)?)
+    }
+
+    fn has_sent_all(&self) -> bool {
+        let Client::Admitted(client) = self else { return true };
+        client.end.has_sent_all()
+    }
+
+    fn may_rest(&mut self) -> bool {
+        let Client::Admitted(client) = self else { return true };
+        client.end.may_sleep(&client.shared)
     }
 }
 
@@ -315,10 +222,6 @@ fn spare() -> rustix::io::Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
 }
 
-fn data(place: u32) -> epoll::EventData {
-    epoll::EventData::new_u64(place.into())
-}
-
 impl Port for RingPort {
     type Address = Connected;
 
@@ -328,84 +231,39 @@ impl Port for RingPort {
         FRAME_MAX
     }
 
-    fn receive(&mut self, mut take: impl FnMut(Connected, Arrival<'_>)) -> Result<bool, Broken> {
-        let mut has_received = false;
-        let mut index = 0;
-        while let Some(&(place, looks)) = self.active.get(index) {
-            if self.read(place, &mut take) {
-                has_received = true;
-                // It may have ended, and then another stands in its place.
-                if let Some(active) = self.active.get_mut(index).filter(|active| active.0 == place) {
-                    active.1 = 0;
-                    index += 1;
-                }
-            } else if looks >= ACTIVE_LOOKS && self.active.len() > ACTIVE_MIN && self.rests(place) {
-                self.active.swap_remove(index);
-            } else {
-                self.active[index].1 = looks + 1;
-                index += 1;
-            }
+    fn receive(&mut self, take: impl FnMut(Connected, Arrival<'_>)) -> Result<bool, Broken> {
+        let looked = self.connections.receive(&mut self.common, take);
+        if looked.is_called {
+            self.accept();
         }
-        self.looks += 1;
-        if self.active.is_empty() || self.looks >= LOOKS_PER_POLL {
-            self.looks = 0;
-            has_received |= self.poll(&mut take);
-        }
-        while let Some(address) = self.ended.pop_front() {
-            take(address, Arrival::HungUp);
-            has_received = true;
-        }
-        Ok(has_received)
+        Ok(looked.has_received || looked.is_called)
     }
 
     fn send(&mut self, to: Connected, frame: &[u8]) {
-        let Some(client) = self.named(to) else { return };
-        if client.end.send(&client.shared, frame).is_err() {
-            return self.end(to.place);
-        }
-        if !std::mem::replace(&mut client.is_writing, true) {
-            self.writing.push(to.place);
-        }
+        self.connections.send(to, frame);
     }
 
     fn flush(&mut self) {
-        while let Some(place) = self.writing.pop() {
-            self.write(place);
-        }
+        self.connections.flush();
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.len()
     }
 
     fn hang_up(&mut self, address: Connected) {
-        if let Some(client) = self.named(address) {
-            client.is_leaving = true;
-            self.write(address.place);
-        }
+        self.connections.hang_up(address);
     }
 
     fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>) {
-        let known: HashSet<Connected> = known.collect();
-        for place in 0..self.connections.len() as u32 {
-            let (generation, connection) = &self.connections[place as usize];
-            let Some(connection) = connection else { continue };
-            let is_known = known.contains(&Connected { place, generation: *generation });
-            if !is_known && connection.since.elapsed() >= HELLO_WAIT {
-                self.end(place);
-            }
-        }
+        self.connections.hang_up_on_strangers(known, Instant::now());
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.poll.as_fd()
+        self.connections.fd()
     }
 
     fn may_sleep(&mut self) -> bool {
-        self.looks = LOOKS_PER_POLL; // What wakes it is in the poll.
-        // A wish that was made before another had to be withdrawn is withdrawn when that client is looked at.
-        let sleeps = |&(place, _): &(u32, u32)| match self.connections.get_mut(place as usize) {
-            Some((_, Some(Connection { stage: Stage::Admitted(client), .. }))) => {
-                client.end.may_sleep(&client.shared)
-            }
-            _ => true,
-        };
-        self.ended.is_empty() && self.active.iter().all(sleeps)
+        self.connections.may_sleep()
     }
 }

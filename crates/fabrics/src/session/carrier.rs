@@ -105,16 +105,15 @@ pub trait Port: Send {
     /// Sends what was taken.
     fn flush(&mut self);
 
+    /// How many clients' carriers it holds, those without a session too: who says nothing for too long is to be let go
+    /// of, so that time may bring something to do though nothing arrives. None where it holds none.
+    fn connections(&self) -> usize;
+
     /// Lets go of a client whose session has ended, or who got none.
-    fn hang_up(&mut self, _address: Self::Address) {}
+    fn hang_up(&mut self, address: Self::Address);
 
     /// Lets go of those who have been there for a while and are not among the known.
-    fn hang_up_on_strangers(&mut self, _known: impl Iterator<Item = Self::Address>) {}
-
-    /// Whether time may bring something to do though nothing arrives: somebody who may have to be let go of.
-    fn has_strangers(&self) -> bool {
-        false
-    }
+    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Self::Address>);
 
     /// Can be read from when something may have arrived, if [`Port::may_sleep`] was asked before.
     fn fd(&self) -> BorrowedFd<'_>;

@@ -74,6 +74,14 @@ impl Port for UdpPort {
         let _lost_is_asked_for_again = self.socket.flush();
     }
 
+    fn connections(&self) -> usize {
+        0
+    }
+
+    fn hang_up(&mut self, _address: SocketAddr) {}
+
+    fn hang_up_on_strangers(&mut self, _known: impl Iterator<Item = SocketAddr>) {}
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.udp.as_fd()
     }

@@ -375,7 +375,7 @@ impl<P: Port> Desk<P> {
             ];
             let expiry = self.expires_at.saturating_sub(self.began.elapsed());
             // Nobody's silence matters where there is nobody.
-            let expiry = (self.server.sessions() > 0 || self.port.has_strangers()).then_some(expiry);
+            let expiry = (self.server.sessions() > 0 || self.port.connections() > 0).then_some(expiry);
             let wait = [expiry, self.port.sleep_max()].into_iter().flatten().min();
             let wait = wait.map(timespec);
             let _interrupted_or_not = poll(&mut fds, wait.as_ref());
