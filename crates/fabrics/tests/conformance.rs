@@ -8,4 +8,5 @@ conformance!(local, Local);
 conformance!(shm, Shm);
 conformance!(udp, Engine<Udp>);
 conformance!(tcp, Engine<Tcp>);
+conformance!(tls, Engine<Tls>);
 conformance!(ring, Engine<Rings>);

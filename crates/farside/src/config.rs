@@ -6,11 +6,12 @@ use farside_fabrics::session::TOKEN_BYTES_MAX;
 use rustix::fs::OFlags;
 use serde::Deserialize;
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What can be set besides by flags.
+/// What can be set, by flags or by the file.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct File {
@@ -20,10 +21,13 @@ pub struct File {
     pub store: Option<String>,
     /// Where the token is that nodes are shown.
     pub token_file: Option<String>,
+    /// Where the certificates are that a node over TLS is known by.
+    pub tls_ca: Option<String>,
 }
 
 /// The variables that mean something.
-pub const VARIABLES: [&str; 4] = ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_TOKEN_FILE", "FARSIDE_CONFIG"];
+pub const VARIABLES: [&str; 5] =
+    ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_TOKEN_FILE", "FARSIDE_TLS_CA", "FARSIDE_CONFIG"];
 
 /// A setting and where it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,27 +47,25 @@ pub struct Settings {
     pub store: Setting,
     /// Where the token is that nodes are shown; nothing if none is.
     pub token_file: Option<Setting>,
+    /// Where the certificates are that a node over TLS is known by; nothing if there are none.
+    pub tls_ca: Option<Setting>,
 }
 
 impl Settings {
-    /// The settings, given those of the command line.
+    /// The settings, given those of the command line, `flags`.
     ///
     /// # Errors
     /// The file cannot be read, or holds something else; names it and the remedy.
-    pub fn resolve(
-        pool: Option<&str>,
-        store: Option<&str>,
-        token_file: Option<&str>,
-    ) -> Result<Settings, String> {
+    pub fn resolve(flags: File) -> Result<Settings, String> {
         let path = file_path();
         let file = path.as_deref().map(read_file).transpose()?.unwrap_or_default();
         let origin = path.map_or_else(String::new, |path| path.display().to_string());
-        let pick = |flag: Option<&str>, variable: &str, filed: Option<String>| {
+        let pick = |flag: Option<String>, variable: &str, filed: Option<String>| {
             let set = |value: String, origin: &str| {
                 Ok::<_, String>(Some(Setting { value, origin: origin.to_owned() }))
             };
             if let Some(value) = flag {
-                set(value.to_owned(), "flag")
+                set(value, "flag")
             } else if let Some(value) = variable_text(variable)? {
                 set(value, variable)
             } else if let Some(value) = filed {
@@ -75,9 +77,10 @@ impl Settings {
         let built_in = |value: String| move || Setting { value, origin: "built in".into() };
         let default_pool = format!("shm:{}", default_socket().display());
         Ok(Settings {
-            pool: pick(pool, "FARSIDE_POOL", file.pool)?.unwrap_or_else(built_in(default_pool)),
-            store: pick(store, "FARSIDE_STORE", file.store)?.unwrap_or_else(built_in("default".into())),
-            token_file: pick(token_file, "FARSIDE_TOKEN_FILE", file.token_file)?,
+            pool: pick(flags.pool, "FARSIDE_POOL", file.pool)?.unwrap_or_else(built_in(default_pool)),
+            store: pick(flags.store, "FARSIDE_STORE", file.store)?.unwrap_or_else(built_in("default".into())),
+            token_file: pick(flags.token_file, "FARSIDE_TOKEN_FILE", file.token_file)?,
+            tls_ca: pick(flags.tls_ca, "FARSIDE_TLS_CA", file.tls_ca)?,
         })
     }
 
@@ -87,6 +90,14 @@ impl Settings {
     /// The file cannot be read, others can read it, or it holds no token; names the remedy.
     pub fn token(&self) -> Result<Option<String>, String> {
         self.token_file.as_ref().map(|file| read_token(Path::new(&file.value))).transpose()
+    }
+
+    /// The certificates in the file that was named, if one was.
+    ///
+    /// # Errors
+    /// The file cannot be read; names the remedy.
+    pub fn tls_ca(&self) -> Result<Option<String>, String> {
+        self.tls_ca.as_ref().map(|file| read_text(Path::new(&file.value), "certificates")).transpose()
     }
 }
 
@@ -108,28 +119,15 @@ pub fn read_token(path: &Path) -> Result<String, String> {
     Ok(token.to_owned())
 }
 
-/// The most bytes of a file of secrets.
-const PRIVATE_MAX: u64 = 1 << 20;
+/// The most bytes of a file that a setting names.
+const TEXT_MAX: u64 = 1 << 20;
 
 /// The text of a file that nobody but its owner may read.
 ///
 /// # Errors
 /// It cannot be read, others can read it, or it is no text; names the remedy.
 pub fn read_private(path: &Path) -> Result<String, String> {
-    let named = |error: std::io::Error| {
-        format!("could not read {}: {error}; name a file that you may read", path.display())
-    };
-    // A pipe must not keep this waiting for its other end.
-    let nonblocking = OFlags::NONBLOCK.bits() as i32;
-    let file = std::fs::File::options().read(true).custom_flags(nonblocking).open(path).map_err(named)?;
-    let found = file.metadata().map_err(named)?;
-    if !found.is_file() || found.len() > PRIVATE_MAX {
-        return Err(format!(
-            "{} is no file of secrets: name a regular file of at most {} MiB",
-            path.display(),
-            PRIVATE_MAX >> 20
-        ));
-    }
+    let (file, found) = open_regular(path, "secrets")?;
     if found.mode() & 0o077 != 0 {
         return Err(format!(
             "{} can be read or written by others (mode {:03o}): 'chmod 600' it",
@@ -137,9 +135,41 @@ pub fn read_private(path: &Path) -> Result<String, String> {
             found.mode() & 0o777
         ));
     }
+    text_of(file, path)
+}
+
+/// The text of a file of such things.
+///
+/// # Errors
+/// It cannot be read, or is no text; names the remedy.
+pub fn read_text(path: &Path, things: &str) -> Result<String, String> {
+    text_of(open_regular(path, things)?.0, path)
+}
+
+fn open_regular(path: &Path, things: &str) -> Result<(std::fs::File, Metadata), String> {
+    // A pipe must not keep this waiting for its other end.
+    let nonblocking = OFlags::NONBLOCK.bits() as i32;
+    let file = std::fs::File::options().read(true).custom_flags(nonblocking).open(path);
+    let opened = file.and_then(|file| file.metadata().map(|found| (file, found)));
+    let (file, found) = opened.map_err(|error| unreadable(path, &error))?;
+    if !found.is_file() || found.len() > TEXT_MAX {
+        return Err(format!(
+            "{} is no file of {things}: name a regular file of at most {} MiB",
+            path.display(),
+            TEXT_MAX >> 20
+        ));
+    }
+    Ok((file, found))
+}
+
+fn text_of(file: std::fs::File, path: &Path) -> Result<String, String> {
     let mut text = String::new();
-    file.take(PRIVATE_MAX).read_to_string(&mut text).map_err(named)?;
+    file.take(TEXT_MAX).read_to_string(&mut text).map_err(|error| unreadable(path, &error))?;
     Ok(text)
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> String {
+    format!("could not read {}: {error}; name a file that you may read", path.display())
 }
 
 /// A variable that is set to nothing is not set.
@@ -178,7 +208,7 @@ fn read_file(path: &Path) -> Result<File, String> {
     })?;
     toml::from_str(&text).map_err(|error| {
         format!(
-            "{} is no settings file: {}; it may set pool, store and token_file",
+            "{} is no settings file: {}; it may set pool, store, token_file and tls_ca",
             path.display(),
             error.message()
         )

@@ -7,6 +7,8 @@ use farside_fabrics::memory::Mapping;
 use farside_fabrics::ring::RingLine;
 use farside_fabrics::session::endpoint::Endpoint as Remote;
 use farside_fabrics::tcp::TcpLine;
+#[cfg(feature = "tls")]
+use farside_fabrics::tcp::tls::TlsLine;
 use farside_fabrics::timer;
 use farside_fabrics::udp::UdpLine;
 use farside_remote::arena::session::Counters;
@@ -28,12 +30,18 @@ pub enum Endpoint {
     Udp(Box<Remote<UdpLine>>),
     /// `tcp`: the node's engine runs them.
     Tcp(Box<Remote<TcpLine>>),
+    /// `tls`: the node's engine runs them.
+    #[cfg(feature = "tls")]
+    Tls(Box<Remote<TlsLine>>),
     /// `ring`: the node's engine runs them.
     Ring(Box<Remote<RingLine>>),
     /// `udp` with faults.
     FaultyUdp(Box<Remote<FaultLine<UdpLine>>>),
     /// `tcp` with faults.
     FaultyTcp(Box<Remote<FaultLine<TcpLine>>>),
+    /// `tls` with faults.
+    #[cfg(feature = "tls")]
+    FaultyTls(Box<Remote<FaultLine<TlsLine>>>),
 }
 
 /// The same of whichever it is.
@@ -43,9 +51,13 @@ macro_rules! either {
             Endpoint::Direct($inner) => $then,
             Endpoint::Udp($inner) => $then,
             Endpoint::Tcp($inner) => $then,
+            #[cfg(feature = "tls")]
+            Endpoint::Tls($inner) => $then,
             Endpoint::Ring($inner) => $then,
             Endpoint::FaultyUdp($inner) => $then,
             Endpoint::FaultyTcp($inner) => $then,
+            #[cfg(feature = "tls")]
+            Endpoint::FaultyTls($inner) => $then,
         }
     };
 }

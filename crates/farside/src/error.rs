@@ -3,6 +3,8 @@
 use farside_fabrics::memory::MappingError;
 use farside_fabrics::session::endpoint::OpenError;
 use farside_fabrics::shm::ConnectError;
+#[cfg(feature = "tls")]
+use farside_fabrics::tcp::tls;
 use farside_node::host::BindError;
 use farside_remote::FabricError;
 use farside_remote::fabric::Ran;
@@ -16,6 +18,11 @@ pub enum Error {
     Url(String),
     /// The token is none that could be shown.
     Token(String),
+    /// Nobody is trusted that a node over TLS could be, or that is not possible.
+    Trust(String),
+    /// There is no connection by TLS to the node at this url.
+    #[cfg(feature = "tls")]
+    Tls(String, tls::ConnectError),
     /// There is no connection.
     Connect(ConnectError),
     /// There is no session with the node at this url.
@@ -49,7 +56,9 @@ impl Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Error::Url(reason) | Error::Token(reason) => f.write_str(reason),
+            Error::Url(reason) | Error::Token(reason) | Error::Trust(reason) => f.write_str(reason),
+            #[cfg(feature = "tls")]
+            Error::Tls(url, error) => write!(f, "{url}: {error}"),
             Error::Connect(error) => error.fmt(f),
             Error::Open(url, error) => write!(f, "{url}: {error}"),
             Error::Serve(error) => error.fmt(f),

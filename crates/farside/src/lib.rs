@@ -41,7 +41,7 @@ pub use pool::{NewStore, Options, Pool, connect, connect_with};
 #[doc(hidden)]
 pub mod parts {
     pub use crate::endpoint::Endpoint;
-    pub use crate::pool::kinds;
+    pub use crate::pool::{NO_TLS, kinds};
 }
 
 /// The README's example is compiled and run like those of this documentation.

@@ -14,6 +14,8 @@ use farside_fabrics::session::client::Config;
 use farside_fabrics::session::endpoint::{Endpoint as Remote, OpenError};
 use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
+#[cfg(feature = "tls")]
+use farside_fabrics::tcp::tls::{HostName, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
 use farside_node::host::{self, Host};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
@@ -48,11 +50,17 @@ pub struct Options {
     /// What is shown to the node to be let in: at most 512 bytes. Who is asked for none need not have one; over `shm:`
     /// and `local:` nobody is.
     pub token: Option<String>,
+    /// Certificates in PEM, by which a node over `tls:` is known: its own, or of those who sign such. There is no other
+    /// that is trusted.
+    pub tls_ca: Option<String>,
 }
 
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options").field("token", &self.token.as_ref().map(|_| "(not shown)")).finish()
+        f.debug_struct("Options")
+            .field("token", &self.token.as_ref().map(|_| "(not shown)"))
+            .field("tls_ca", &self.tls_ca)
+            .finish()
     }
 }
 
@@ -62,6 +70,8 @@ enum Reach {
     Local(Arc<Host>),
     Udp(SocketAddr),
     Tcp(SocketAddr),
+    #[cfg(feature = "tls")]
+    Tls(SocketAddr, HostName, Trust),
     Ring(PathBuf),
 }
 
@@ -108,7 +118,8 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 ///
 /// * `shm:PATH`, or just a path: the node of this host that serves at that unix socket;
 /// * `ring:PATH`: the node of this host that serves rings at that unix socket, whose engine runs what is asked;
-/// * `udp://HOST:PORT` or `tcp://HOST:PORT`: a node anywhere, whose engine runs what is asked;
+/// * `udp://HOST:PORT`, `tcp://HOST:PORT` or `tls://HOST:PORT`: a node anywhere, whose engine runs what is asked; TLS
+///   takes [`connect_with`], and [`Options::tls_ca`];
 /// * `local:` or `local:BYTES`: a node in this process, with a store `default`, gone when the last clone is.
 ///
 /// # Errors
@@ -117,10 +128,12 @@ pub fn connect(url: &str) -> Result<Pool, Error> {
     connect_with(url, &Options::default())
 }
 
-/// As [`connect`], with a token for the node to see: it says which stores may be used, and how.
+/// As [`connect`], with a token for the node to see: it says which stores may be used, and how; or with certificates
+/// that the node is known by.
 ///
 /// # Errors
-/// As [`connect`]; the token is too long; the node knows it not, or has locked out who showed too many wrong ones.
+/// As [`connect`]; the token is too long; the node knows it not, or has locked out who showed too many wrong ones; the
+/// certificates are none, or the node shows another.
 pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
     if let Some(len) = options.token.as_ref().map(String::len).filter(|&len| len > TOKEN_BYTES_MAX) {
         return Err(Error::Token(format!(
@@ -129,7 +142,7 @@ pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
         )));
     }
     let token = options.token.as_deref().map(Arc::from);
-    let pool = Pool { url: url.to_owned(), reach: reach(url)?, token, faults: None };
+    let pool = Pool { url: url.to_owned(), reach: reach(url, options)?, token, faults: None };
     if let Reach::Local(_) = pool.reach {
         let quota = pool.info()?.unassigned_bytes * 9 / 10;
         pool.create_store(&NewStore::prism_kv("default", quota >> 20 << 20))?;
@@ -139,7 +152,7 @@ pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
     Ok(pool)
 }
 
-fn reach(url: &str) -> Result<Reach, Error> {
+fn reach(url: &str, options: &Options) -> Result<Reach, Error> {
     if url.contains(',') {
         return Err(Error::Url(format!(
             "'{url}' names several nodes: name one, a pool of several is not possible yet"
@@ -157,9 +170,10 @@ fn reach(url: &str) -> Result<Reach, Error> {
         }
         Some(("udp", address)) => Ok(Reach::Udp(address_of(url, address)?)),
         Some(("tcp", address)) => Ok(Reach::Tcp(address_of(url, address)?)),
+        Some(("tls", address)) => by_tls(url, address, options),
         Some((scheme, _)) if !scheme.contains('/') => Err(Error::Url(format!(
             "'{url}': this release has no fabric '{scheme}': use shm:PATH or ring:PATH for a node on this host, \
-             udp://HOST:PORT or tcp://HOST:PORT for one anywhere, or local:"
+             udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT for one anywhere, or local:"
         ))),
         _ => Ok(Reach::Shm(path_of(url, url)?)),
     }
@@ -175,6 +189,43 @@ fn path_of(url: &str, path: &str) -> Result<PathBuf, Error> {
 /// The port of data where a url names none.
 const PORT: u16 = 7460;
 
+/// Why nothing goes by TLS where this crate was built without it.
+#[doc(hidden)]
+pub const NO_TLS: &str =
+    "this farside was built without TLS: build it with the feature 'tls', which is on by default";
+
+#[cfg(not(feature = "tls"))]
+fn by_tls(_url: &str, _rest: &str, _options: &Options) -> Result<Reach, Error> {
+    Err(Error::Trust(NO_TLS.into()))
+}
+
+#[cfg(feature = "tls")]
+fn by_tls(url: &str, rest: &str, options: &Options) -> Result<Reach, Error> {
+    let address = address_of(url, rest)?;
+    let name = HostName::parse(&host_of(rest)).map_err(|reason| Error::Url(format!("'{url}': {reason}")))?;
+    let Some(certificates) = &options.tls_ca else {
+        return Err(Error::Trust(format!(
+            "'{url}' is known by a certificate: name the file that has it, or its signer's, by --tls-ca, \
+             FARSIDE_TLS_CA or 'tls_ca' in the settings file; in a program, by Options::tls_ca"
+        )));
+    };
+    let trust = Trust::from_pem(certificates.as_bytes());
+    let trust = trust.map_err(|reason| Error::Trust(format!("what is named by --tls-ca {reason}")))?;
+    Ok(Reach::Tls(address, name, trust))
+}
+
+/// The host's name in what follows a url's scheme.
+#[cfg(feature = "tls")]
+fn host_of(rest: &str) -> String {
+    let host = rest.trim_matches('/');
+    if has_port(host) { host.rsplit_once(':').map_or(host, |(name, _)| name) } else { host }.to_owned()
+}
+
+/// Whether a port follows the host's name; an address of IPv6 has colons of its own.
+fn has_port(host: &str) -> bool {
+    host.rsplit_once(':').is_some_and(|(before, _)| !before.contains(':') || before.ends_with(']'))
+}
+
 fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
     let wrong = |why: String| Error::Url(format!("'{url}': {why}: write it like tcp://127.0.0.1:{PORT}"));
     let host = rest.strip_prefix("//").ok_or_else(|| wrong("no // follows the scheme".into()))?;
@@ -182,9 +233,7 @@ fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
     if host.is_empty() {
         return Err(wrong("it names no host".into()));
     }
-    let has_port =
-        host.rsplit_once(':').is_some_and(|(before, _)| !before.contains(':') || before.ends_with(']'));
-    let found = if has_port {
+    let found = if has_port(host) {
         host.to_socket_addrs()
     } else {
         (host.trim_matches(['[', ']']), PORT).to_socket_addrs()
@@ -301,6 +350,8 @@ impl Pool {
         let checked = match self.reach {
             Reach::Udp(_) => faults.check(UdpLine::IS_RELIABLE).map_err(|impossible| impossible.0),
             Reach::Tcp(_) => faults.check(TcpLine::IS_RELIABLE).map_err(|impossible| impossible.0),
+            #[cfg(feature = "tls")]
+            Reach::Tls(..) => faults.check(TlsLine::IS_RELIABLE).map_err(|impossible| impossible.0),
             _ => Err("no datagram goes there that could meet with faults: use udp:// or tcp://".into()),
         };
         checked.map_err(|reason| Error::Url(format!("{}: {reason}", self.url)))?;
@@ -343,6 +394,15 @@ impl Pool {
                 match &self.faults {
                     None => Ok(Endpoint::Tcp(self.dialled(line)?)),
                     Some(injected) => Ok(Endpoint::FaultyTcp(self.dialled(injected.strike(line))?)),
+                }
+            }
+            #[cfg(feature = "tls")]
+            Reach::Tls(address, name, trust) => {
+                let line = TlsLine::connect(*address, name, trust);
+                let line = line.map_err(|error| Error::Tls(self.url.clone(), error))?;
+                match &self.faults {
+                    None => Ok(Endpoint::Tls(self.remote(line)?)),
+                    Some(injected) => Ok(Endpoint::FaultyTls(self.dialled(injected.strike(Ok(line)))?)),
                 }
             }
             Reach::Ring(path) => Ok(Endpoint::Ring(self.remote(RingLine::connect(path)?)?)),

@@ -1,6 +1,6 @@
 //! A client's connection to one node.
 
-use super::{End, FRAME_MAX, Inbox, Outbox, READ_MAX};
+use super::{End, FRAME_MAX, Plain, READ_MAX, Wire};
 use crate::session::carrier::{Broken, Line};
 use rustix::event::epoll;
 use std::cell::RefCell;
@@ -9,19 +9,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// How long a connection may take to be made.
-const CONNECT_WAIT: Duration = Duration::from_millis(900);
+pub(super) const CONNECT_WAIT: Duration = Duration::from_millis(900);
 
 /// A client's end of TCP.
-pub struct TcpLine {
+pub type TcpLine = StreamLine<Plain>;
+
+/// A client's end of a stream.
+pub struct StreamLine<W> {
     stream: TcpStream,
     /// Watches the stream, for what the moment asks for.
     poll: OwnedFd,
-    state: RefCell<State>,
+    state: RefCell<State<W>>,
 }
 
-struct State {
-    inbox: Inbox,
-    outbox: Outbox,
+struct State<W> {
+    wire: W,
     buffer: Box<[u8]>,
     /// Whether the poll tells when more can be written.
     wants_out: bool,
@@ -33,18 +35,29 @@ impl TcpLine {
     /// # Errors
     /// The system's: nobody listens there, there is no way there, or no room for one more socket.
     pub fn connect(node: SocketAddr) -> std::io::Result<TcpLine> {
-        let stream = TcpStream::connect_timeout(&node, CONNECT_WAIT)?;
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&poll, &stream, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        let buffer = vec![0; READ_MAX].into();
-        let state = State { inbox: Inbox::default(), outbox: Outbox::default(), buffer, wants_out: false };
-        Ok(TcpLine { stream, poll, state: RefCell::new(state) })
+        StreamLine::over(dial(node)?, Plain::default())
     }
 }
 
-impl Line for TcpLine {
+/// A connection to `node`. Waits about a second at most.
+pub(super) fn dial(node: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&node, CONNECT_WAIT)?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
+}
+
+impl<W: Wire> StreamLine<W> {
+    pub(super) fn over(stream: TcpStream, wire: W) -> std::io::Result<StreamLine<W>> {
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&poll, &stream, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        let buffer = vec![0; READ_MAX].into();
+        let state = State { wire, buffer, wants_out: false };
+        Ok(StreamLine { stream, poll, state: RefCell::new(state) })
+    }
+}
+
+impl<W: Wire> Line for StreamLine<W> {
     const IS_RELIABLE: bool = true;
 
     fn datagram_max(&self) -> usize {
@@ -56,17 +69,17 @@ impl Line for TcpLine {
     }
 
     fn send(&self, frame: &[u8]) -> Result<(), Broken> {
-        self.state.borrow_mut().outbox.push(frame);
+        self.state.borrow_mut().wire.push(frame);
         Ok(())
     }
 
     fn flush(&self) -> Result<(), Broken> {
-        Ok(self.state.borrow_mut().outbox.flush(&self.stream)?)
+        Ok(self.state.borrow_mut().wire.flush(&self.stream)?)
     }
 
     fn receive(&self, take: impl FnMut(&[u8])) -> Result<bool, Broken> {
-        let State { inbox, buffer, .. } = &mut *self.state.borrow_mut();
-        Ok(inbox.receive(&self.stream, buffer, take)?)
+        let State { wire, buffer, .. } = &mut *self.state.borrow_mut();
+        Ok(wire.receive(&self.stream, buffer, take)?)
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -75,7 +88,7 @@ impl Line for TcpLine {
 
     fn may_sleep(&self) -> bool {
         let mut state = self.state.borrow_mut();
-        let is_written = state.outbox.flush(&self.stream).is_ok() && state.outbox.len() == 0;
+        let is_written = state.wire.flush(&self.stream).is_ok() && state.wire.unwritten() == 0;
         if is_written == state.wants_out {
             state.wants_out = !is_written;
             let out = if is_written { epoll::EventFlags::empty() } else { epoll::EventFlags::OUT };

@@ -2,16 +2,20 @@
 //!
 //! What a datagram is elsewhere is here a frame, `| bytes u32 |` and so many bytes. A connection carries each frame
 //! once and in order, or it breaks, and with it the session: so nothing is sent twice and no frame has a check of its
-//! own. What leaves in one turn leaves in one write.
+//! own. What leaves in one turn leaves in one write. Frames go through the stream as they are ([`Plain`]), or by
+//! [`tls`].
 
 mod line;
 mod port;
+#[cfg(feature = "tls")]
+pub mod tls;
 
-pub use line::TcpLine;
-pub use port::TcpPort;
+pub use line::{StreamLine, TcpLine};
+pub use port::{StreamPort, TcpPort};
 
 use crate::session::DATAGRAM_MAX;
 use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
 
 /// The most bytes of a frame. Larger ones are slower: neither side has anything to do while the other works on all
 /// of it.
@@ -23,11 +27,16 @@ const READ_MAX: usize = 128 * 1024;
 
 /// Why a connection carries nothing more.
 #[derive(Debug)]
-enum End {
+pub enum End {
     /// The other side has hung up.
     HungUp,
     /// The other side speaks something else.
     Foreign,
+    /// The other side speaks TLS, and this one does not.
+    Encrypted,
+    /// TLS failed, for the reason that it contains.
+    #[cfg(feature = "tls")]
+    Tls(rustls::Error),
     /// The system's reason.
     System(std::io::Error),
 }
@@ -37,12 +46,80 @@ impl std::fmt::Display for End {
         match self {
             End::HungUp => f.write_str("the node has hung up"),
             End::Foreign => f.write_str("what serves there is no node"),
+            End::Encrypted => {
+                f.write_str("what serves there speaks TLS: name it by tls:// in place of tcp://")
+            }
+            #[cfg(feature = "tls")]
+            End::Tls(error) => write!(f, "TLS failed: {error}"),
             End::System(error) => error.fmt(f),
         }
     }
 }
 
-/// Frames on their way out of one side of a connection.
+/// How frames become bytes of a stream, and bytes frames again, at one side of a connection.
+pub trait Wire: Send {
+    /// Whether frames may come. Until then both sides agree how.
+    fn is_ready(&self) -> bool;
+
+    /// Takes a frame to be sent.
+    fn push(&mut self, frame: &[u8]);
+
+    /// Writes what was taken, as far as that goes.
+    ///
+    /// # Errors
+    /// Nothing more will be carried.
+    fn flush(&mut self, stream: &TcpStream) -> Result<(), End>;
+
+    /// Bytes that could be written if there were room.
+    fn unwritten(&self) -> usize;
+
+    /// Reads once and hands on the frames that are whole then. `buffer` has 128 KiB. False if nothing came.
+    ///
+    /// # Errors
+    /// Nothing more will be carried. What had arrived before was handed on.
+    fn receive(
+        &mut self,
+        stream: &TcpStream,
+        buffer: &mut [u8],
+        take: impl FnMut(&[u8]),
+    ) -> Result<bool, End>;
+}
+
+/// Frames as they are.
+#[derive(Default)]
+pub struct Plain {
+    inbox: Inbox,
+    outbox: Outbox,
+}
+
+impl Wire for Plain {
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    fn push(&mut self, frame: &[u8]) {
+        put_frame(&mut self.outbox.bytes, frame);
+    }
+
+    fn flush(&mut self, stream: &TcpStream) -> Result<(), End> {
+        self.outbox.flush(stream)
+    }
+
+    fn unwritten(&self) -> usize {
+        self.outbox.len()
+    }
+
+    fn receive(
+        &mut self,
+        stream: &TcpStream,
+        buffer: &mut [u8],
+        take: impl FnMut(&[u8]),
+    ) -> Result<bool, End> {
+        self.inbox.receive(stream, buffer, take)
+    }
+}
+
+/// Bytes on their way out of one side of a connection.
 #[derive(Default)]
 struct Outbox {
     bytes: Vec<u8>,
@@ -51,9 +128,16 @@ struct Outbox {
 }
 
 impl Outbox {
-    fn push(&mut self, frame: &[u8]) {
-        self.bytes.extend_from_slice(&(frame.len() as u32).to_le_bytes());
-        self.bytes.extend_from_slice(frame);
+    /// Has `write` add something, given room for `len` bytes: how many it was, or else for how many there must be.
+    #[cfg(feature = "tls")]
+    fn extend(&mut self, len: usize, mut write: impl FnMut(&mut [u8]) -> Result<usize, usize>) {
+        let before = self.bytes.len();
+        self.bytes.resize(before + len, 0);
+        let written = write(&mut self.bytes[before..]).or_else(|len| {
+            self.bytes.resize(before + len, 0);
+            write(&mut self.bytes[before..])
+        });
+        self.bytes.truncate(before + written.expect("it has the room that it asked for"));
     }
 
     /// Bytes that were not written yet.
@@ -80,7 +164,12 @@ impl Outbox {
     }
 }
 
-/// The beginning of a frame whose rest has not arrived.
+fn put_frame(bytes: &mut Vec<u8>, frame: &[u8]) {
+    bytes.extend_from_slice(&(frame.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(frame);
+}
+
+/// Bytes that arrived and whose rest has not.
 #[derive(Default)]
 struct Inbox {
     bytes: Vec<u8>,
@@ -90,39 +179,69 @@ impl Inbox {
     /// Reads once and hands on the frames that are whole then. `buffer` has [`READ_MAX`] bytes. False if nothing came.
     fn receive(
         &mut self,
-        mut stream: impl Read,
+        stream: impl Read,
         buffer: &mut [u8],
-        mut take: impl FnMut(&[u8]),
+        take: impl FnMut(&[u8]),
     ) -> Result<bool, End> {
+        let Some(len) = self.read(stream, buffer)? else { return Ok(false) };
+        let rest = split(&buffer[..len], take)?;
+        self.keep(rest);
+        Ok(true)
+    }
+
+    /// Reads once, behind what was kept; how many bytes that makes in `buffer`. Nothing if nothing came.
+    fn read(&self, mut stream: impl Read, buffer: &mut [u8]) -> Result<Option<usize>, End> {
         let held = self.bytes.len();
         buffer[..held].copy_from_slice(&self.bytes);
-        let len = match stream.read(&mut buffer[held..]) {
-            Ok(0) => return Err(End::HungUp),
-            Ok(len) => held + len,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                return Ok(false);
-            }
-            Err(error) => return Err(End::System(error)),
-        };
-        self.bytes.clear();
-        let mut rest = &buffer[..len];
-        while let Some((size, after)) = rest.split_first_chunk::<LENGTH>() {
-            let size = u32::from_le_bytes(*size) as usize;
-            if size > DATAGRAM_MAX {
-                return Err(End::Foreign);
-            }
-            let Some((frame, after)) = after.split_at_checked(size) else { break };
-            take(frame);
-            rest = after;
+        match stream.read(&mut buffer[held..]) {
+            Ok(0) => Err(End::HungUp),
+            Ok(len) => Ok(Some(held + len)),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+            Err(error) => Err(End::System(error)),
         }
+    }
+
+    /// Hands on the frames that are whole with these bytes.
+    #[cfg(feature = "tls")]
+    fn feed(&mut self, bytes: &[u8], take: impl FnMut(&[u8])) -> Result<(), End> {
+        if self.bytes.is_empty() {
+            self.keep(split(bytes, take)?);
+            return Ok(());
+        }
+        self.bytes.extend_from_slice(bytes);
+        let rest = split(&self.bytes, take)?.len();
+        self.bytes.drain(..self.bytes.len() - rest);
+        Ok(())
+    }
+
+    /// Keeps what is to be looked at with what comes next, in place of what was kept.
+    fn keep(&mut self, rest: &[u8]) {
+        self.bytes.clear();
         if rest.is_empty() {
             self.bytes.shrink_to(0); // Ten thousand idle connections hold nothing.
         } else {
             self.bytes.extend_from_slice(rest);
         }
-        Ok(true)
     }
 }
+
+/// Hands on the frames that are whole in `bytes`; the rest.
+fn split(mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> Result<&[u8], End> {
+    while let Some((size, after)) = bytes.split_first_chunk::<LENGTH>() {
+        let len = u32::from_le_bytes(*size) as usize;
+        if len > DATAGRAM_MAX {
+            return Err(if size[..3] == ALERT { End::Encrypted } else { End::Foreign });
+        }
+        let Some((frame, after)) = after.split_at_checked(len) else { break };
+        take(frame);
+        bytes = after;
+    }
+    Ok(bytes)
+}
+
+/// How an alert of TLS begins, with which one who speaks it answers anything else. No frame is as long as it says.
+const ALERT: [u8; 3] = [21, 3, 3];
+const _: () = assert!(u32::from_le_bytes([21, 3, 3, 0]) as usize > DATAGRAM_MAX);
 
 const _: () =
     assert!(READ_MAX >= 2 * (DATAGRAM_MAX + LENGTH), "a frame's beginning leaves room to read its rest");
@@ -155,7 +274,7 @@ mod tests {
     fn frames_arrive_whole_however_the_bytes_are_cut() {
         let frames: [&[u8]; 4] = [b"one", b"", &[7; 5000], b"last"];
         let mut outbox = Outbox::default();
-        frames.iter().for_each(|frame| outbox.push(frame));
+        frames.iter().for_each(|frame| put_frame(&mut outbox.bytes, frame));
         let mut bytes = Vec::new();
         outbox.flush(&mut bytes).expect("a Vec takes all");
         let mut buffer = vec![0; READ_MAX];
@@ -182,9 +301,8 @@ mod tests {
         let inputs = bolero::check!().with_test_time(fuzz::budget()).with_type().cloned();
         inputs.for_each(|(sizes, step, changes): (Vec<u16>, u16, Vec<Change>)| {
             executions.one_more();
-            let mut outbox = Outbox::default();
-            sizes.iter().for_each(|&size| outbox.push(&vec![7; size.into()]));
-            let mut bytes = outbox.bytes;
+            let mut bytes = Vec::new();
+            sizes.iter().for_each(|&size| put_frame(&mut bytes, &vec![7; size.into()]));
             fuzz::change(&mut bytes, &changes);
             let (len, mut taken) = (bytes.len(), 0);
             let (mut drip, mut inbox) = (Drip(&bytes, 1 + usize::from(step)), Inbox::default());

@@ -3,7 +3,7 @@
 //! Invariant: a connection that is idle holds no buffer. One whose peer does not read is closed before it holds more
 //! than [`OUTBOX_MAX`].
 
-use super::{End, FRAME_MAX, Inbox, LENGTH, Outbox, READ_MAX};
+use super::{End, FRAME_MAX, LENGTH, Plain, READ_MAX, Wire};
 use crate::connections::{Connected, Connection, Connections, Ended};
 use crate::session::carrier::{Arrival, Broken, Port};
 use socket2::{Domain, Protocol, SockAddr, Type};
@@ -19,18 +19,22 @@ const BACKLOG: i32 = 1024;
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// An engine's end of TCP.
-pub struct TcpPort {
+pub type TcpPort = StreamPort<Plain>;
+
+/// An engine's end of streams.
+pub struct StreamPort<W> {
     listener: TcpListener,
-    connections: Connections<Client>,
+    connections: Connections<Client<W>>,
+    /// The wire of one who comes.
+    wire: Box<dyn Fn() -> W + Send>,
     /// Until when the poll does not tell of new ones, as there is no room.
     full_until: Option<Instant>,
     buffer: Box<[u8]>,
 }
 
-struct Client {
+struct Client<W> {
     stream: TcpStream,
-    inbox: Inbox,
-    outbox: Outbox,
+    wire: W,
 }
 
 impl TcpPort {
@@ -39,16 +43,31 @@ impl TcpPort {
     /// # Errors
     /// The system's: the address is none of this machine's, or another has it.
     pub fn bind(address: SocketAddr, engines: usize) -> std::io::Result<Vec<TcpPort>> {
+        StreamPort::bind_with(address, engines, Plain::default)
+    }
+}
+
+impl<W: Wire> StreamPort<W> {
+    /// As [`TcpPort::bind`], for connections each with such a wire.
+    pub(super) fn bind_with(
+        address: SocketAddr,
+        engines: usize,
+        wire: impl Fn() -> W + Clone + Send + 'static,
+    ) -> std::io::Result<Vec<StreamPort<W>>> {
         // Sockets that share a port do so with any other of this user, a second node's too: so first alone.
         let alone = listen(address, false)?;
         let address = alone.local_addr()?;
         drop(alone);
-        (0..engines).map(|_| TcpPort::new(listen(address, true)?)).collect()
-    }
-
-    fn new(listener: TcpListener) -> std::io::Result<TcpPort> {
-        let connections = Connections::new(&listener)?;
-        Ok(TcpPort { listener, connections, full_until: None, buffer: vec![0; READ_MAX].into() })
+        let port = |listener| {
+            Ok(StreamPort {
+                connections: Connections::new(&listener)?,
+                listener,
+                wire: Box::new(wire.clone()),
+                full_until: None,
+                buffer: vec![0; READ_MAX].into(),
+            })
+        };
+        (0..engines).map(|_| port(listen(address, true)?)).collect()
     }
 
     /// Where it is bound.
@@ -82,12 +101,12 @@ impl TcpPort {
     fn admit(&mut self, stream: TcpStream, peer: IpAddr) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        let client = Client { stream, inbox: Inbox::default(), outbox: Outbox::default() };
+        let client = Client { stream, wire: (self.wire)() };
         Ok(self.connections.enter(client, Some(peer)).map_err(|(_, errno)| errno)?)
     }
 }
 
-impl AsFd for Client {
+impl<W> AsFd for Client<W> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -99,29 +118,33 @@ impl From<End> for Ended {
     }
 }
 
-impl Connection for Client {
+impl<W: Wire> Connection for Client<W> {
     type Common = Box<[u8]>;
 
     const ACTIVE_MIN: usize = 0;
     const ACTIVE_MAX: usize = 4;
     const LOOKS_PER_POLL: u32 = 16;
 
+    fn is_admitted(&self) -> bool {
+        self.wire.is_ready()
+    }
+
     fn read(&mut self, buffer: &mut Box<[u8]>, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
-        Ok(self.inbox.receive(&self.stream, buffer, take)?)
+        Ok(self.wire.receive(&self.stream, buffer, take)?)
     }
 
     fn send(&mut self, frame: &[u8]) -> Result<(), Ended> {
-        self.outbox.push(frame);
+        self.wire.push(frame);
         Ok(())
     }
 
     fn flush(&mut self) -> Result<(), Ended> {
-        self.outbox.flush(&self.stream)?;
-        if self.outbox.len() > OUTBOX_MAX { Err(Ended) } else { Ok(()) }
+        self.wire.flush(&self.stream)?;
+        if self.wire.unwritten() > OUTBOX_MAX { Err(Ended) } else { Ok(()) }
     }
 
     fn has_sent_all(&self) -> bool {
-        self.outbox.len() == 0
+        self.wire.unwritten() == 0
     }
 
     fn wants_out(&self) -> bool {
@@ -139,7 +162,7 @@ fn listen(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> 
     Ok(socket.into())
 }
 
-impl Port for TcpPort {
+impl<W: Wire> Port for StreamPort<W> {
     type Address = Connected;
 
     const IS_RELIABLE: bool = true;

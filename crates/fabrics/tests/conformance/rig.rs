@@ -10,6 +10,7 @@ use farside_fabrics::session::client::Config;
 use farside_fabrics::session::endpoint::Endpoint as Remote;
 use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
+use farside_fabrics::tcp::tls::{HostName, Identity, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
 use farside_node::host::{Host, Listen, Options};
 use farside_remote::control::{Answer, Ask, Store};
@@ -19,8 +20,8 @@ use farside_remote::{Fabric, Memory, NodeId};
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -210,6 +211,31 @@ impl Carrier for Tcp {
     fn line(listen: &Listen) -> TcpLine {
         let Listen::Tcp(address) = listen else { panic!("it listens at {listen}") };
         TcpLine::connect(*address).expect("a connection")
+    }
+}
+
+/// By TLS.
+pub(crate) struct Tls;
+
+/// What nodes show, and clients trust.
+static CERTIFICATE: LazyLock<(Identity, Trust)> = LazyLock::new(|| {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+    let (shown, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let identity = Identity::from_pem(shown.as_bytes(), key.as_bytes()).expect("an identity");
+    (identity, Trust::from_pem(shown.as_bytes()).expect("certificates"))
+});
+
+impl Carrier for Tls {
+    type Line = TlsLine;
+
+    fn listen() -> Listen {
+        Listen::Tls(LOOPBACK, CERTIFICATE.0.clone())
+    }
+
+    fn line(listen: &Listen) -> TlsLine {
+        let Listen::Tls(address, _) = listen else { panic!("it listens at {listen}") };
+        let name = HostName::parse("127.0.0.1").expect("an address");
+        TlsLine::connect(*address, &name, &CERTIFICATE.1).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 

@@ -40,6 +40,9 @@ pub(super) enum FabricArg {
     Udp,
     /// The same over TCP
     Tcp,
+    /// The same over TLS
+    #[cfg(feature = "tls")]
+    Tls,
     /// The same by rings in shared memory
     Ring,
 }
@@ -51,6 +54,8 @@ impl FabricArg {
             FabricArg::Shm => "shm",
             FabricArg::Udp => "udp",
             FabricArg::Tcp => "tcp",
+            #[cfg(feature = "tls")]
+            FabricArg::Tls => "tls",
             FabricArg::Ring => "ring",
         }
     }
@@ -109,6 +114,9 @@ struct Ycsb {
     /// FARSIDE_TOKEN_FILE, the settings file, or none]
     #[arg(long, value_name = "PATH", requires = "pool")]
     token_file: Option<String>,
+    /// A file of certificates, for --pool tls:// alone [default: FARSIDE_TLS_CA, the settings file, or none]
+    #[arg(long, value_name = "PATH", requires = "pool")]
+    tls_ca: Option<String>,
     /// The result as one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -153,6 +161,7 @@ impl Ycsb {
             fabric: self.fabric,
             pool: self.pool.clone(),
             token_file: self.token_file.clone(),
+            tls_ca: self.tls_ca.clone(),
             workload,
             value_size: self.value_size as usize,
             threads: self.threads,

@@ -91,6 +91,7 @@ impl Demo {
             fabric,
             pool: None,
             token_file: None,
+            tls_ca: None,
             workload,
             value_size: self.value_size as usize,
             threads: 1,
@@ -166,6 +167,8 @@ fn described(fabric: FabricArg) -> &'static str {
         FabricArg::Shm => "shm: a node in a process of its own",
         FabricArg::Udp => "udp: a node in a process of its own, asked over UDP",
         FabricArg::Tcp => "tcp: a node in a process of its own, asked over TCP",
+        #[cfg(feature = "tls")]
+        FabricArg::Tls => "tls: a node in a process of its own, asked over TLS",
         FabricArg::Ring => "ring: a node in a process of its own, asked by rings in shared memory",
     }
 }

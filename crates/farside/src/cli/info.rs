@@ -22,8 +22,12 @@ impl Info {
         if self.config {
             let settings = self.target.settings()?;
             let none = Setting { value: "none".into(), origin: "built in".into() };
-            let token_file = settings.token_file.unwrap_or(none);
-            let told = [("pool", settings.pool), ("store", settings.store), ("token_file", token_file)];
+            let told = [
+                ("pool", settings.pool),
+                ("store", settings.store),
+                ("token_file", settings.token_file.unwrap_or_else(|| none.clone())),
+                ("tls_ca", settings.tls_ca.unwrap_or(none)),
+            ];
             if self.json {
                 let object: serde_json::Map<_, _> = told
                     .into_iter()

@@ -26,11 +26,13 @@ mod kv;
 mod node;
 mod signals;
 mod store;
+#[cfg(feature = "tls")]
+mod tls;
 mod token;
 mod tsv;
 
 use clap::{Parser, Subcommand};
-use farside::config::{Settings, VARIABLES, parse_bytes, unknown_variables};
+use farside::config::{File, Settings, VARIABLES, parse_bytes, unknown_variables};
 use farside_remote::arena::Geometry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{self, IsTerminal};
@@ -48,7 +50,8 @@ struct Cli {
 const AFTER_HELP: &str = "\
 Which node and which store is told by --pool and --store, else by FARSIDE_POOL and FARSIDE_STORE, else by 'pool' and \
 'store' in the file that FARSIDE_CONFIG names or in ~/.config/farside/config.toml; 'farside info --config' shows it. \
-Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, 'token_file'.
+Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, 'token_file'. \
+So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
 
 Exit codes: 0 done, 1 the store has no such key, 2 anything else; the reason and the remedy are on standard error.";
 
@@ -62,6 +65,9 @@ enum Command {
     Store(store::Store),
     /// Make tokens, by which a node knows who may do what
     Token(token::Token),
+    /// Make certificates, by which clients know that a node is the one that they mean
+    #[cfg(feature = "tls")]
+    Tls(tls::Tls),
     /// Put, get and delete keys; load and dump files
     Kv(kv::Kv),
     /// Measure a system, or the physical floor under it
@@ -82,11 +88,17 @@ struct Target {
     /// file, or none]
     #[arg(long, value_name = "PATH", global = true)]
     token_file: Option<String>,
+    /// A file of certificates in PEM, for tls:// alone: the node's own, or of those who sign such [default:
+    /// FARSIDE_TLS_CA, the settings file, or none]
+    #[arg(long, value_name = "PATH", global = true)]
+    tls_ca: Option<String>,
 }
 
 impl Target {
     fn settings(&self, store: Option<&str>) -> Result<Settings, Failure> {
-        Settings::resolve(self.pool.as_deref(), store, self.token_file.as_deref()).map_err(Failure::Told)
+        let Target { pool, token_file, tls_ca } = self.clone();
+        Settings::resolve(File { pool, store: store.map(str::to_owned), token_file, tls_ca })
+            .map_err(Failure::Told)
     }
 
     fn connect(&self) -> Result<farside::Pool, Failure> {
@@ -104,7 +116,8 @@ fn connect(settings: &Settings) -> Result<farside::Pool, Failure> {
         )));
     }
     let token = settings.token().map_err(Failure::Told)?;
-    Ok(farside::connect_with(url, &farside::Options { token })?)
+    let tls_ca = settings.tls_ca().map_err(Failure::Told)?;
+    Ok(farside::connect_with(url, &farside::Options { token, tls_ca })?)
 }
 
 /// Which store on which node a command is about.
@@ -178,6 +191,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Store(store) => store.run(),
         Command::Token(token) => token.run(),
+        #[cfg(feature = "tls")]
+        Command::Tls(tls) => tls.run(),
         Command::Kv(kv) => kv.run(),
         Command::Bench(bench) => bench.run(),
         Command::Info(info) => info.run(),

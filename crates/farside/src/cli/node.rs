@@ -2,7 +2,9 @@
 
 use super::{Done, Failure, available_memory, duration, human_bytes, memory, quota, signals, token};
 use farside::NewStore;
-use farside::config::{Settings, default_socket, make_folder_of};
+use farside::config::{File, Settings, default_socket, make_folder_of};
+#[cfg(feature = "tls")]
+use farside::config::{read_private, read_text};
 use farside::parts::kinds;
 use farside_fabrics::memory::{Found, Mapping, Pages};
 use farside_node::catalog::Division;
@@ -37,10 +39,17 @@ pub(super) struct Serve {
     /// Where clients of this host connect [default: where they look for it]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Also serve clients at this url, by engines of this process: udp://127.0.0.1:7460 or tcp://127.0.0.1:7460 for any
-    /// host (port 0: a free one), ring:PATH for this one. May be given several times
+    /// Also serve clients at this url, by engines of this process: udp://127.0.0.1:7460, tcp://127.0.0.1:7460 or
+    /// tls://127.0.0.1:7460 for any host (port 0: a free one), ring:PATH for this one. May be given several times
     #[arg(long, value_name = "URL", value_parser = listen)]
-    listen: Vec<Listen>,
+    listen: Vec<At>,
+    /// What --listen tls:// shows to clients: a certificate in PEM, with those who signed it if there are any ('farside
+    /// tls new' makes one)
+    #[arg(long, value_name = "PATH", requires = "listen", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key, in PEM, which nobody else may read
+    #[arg(long, value_name = "PATH", requires = "listen", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Who may do what by --listen: a file of tokens, which nobody else may read ('farside token new' makes entries for
     /// it). Required where other machines can reach an engine. SIGHUP has it read anew. Nobody is served by shm then
     #[arg(long, value_name = "PATH", requires = "listen")]
@@ -119,6 +128,8 @@ impl Up {
             memory: Some(self.memory),
             socket: self.socket,
             listen: Vec::new(),
+            tls_cert: None,
+            tls_key: None,
             tokens: None,
             shm_trusts_all: false,
             insecure_udp: false,
@@ -152,7 +163,7 @@ fn hints(socket: &Path) -> Result<String, Failure> {
         false => called.to_string_lossy().into_owned(),
     };
     // What is set wrongly is told by whichever command needs it; with both flags it needs nothing else.
-    let (leads_here, is_default) = Settings::resolve(None, None, None).map_or((false, false), |settings| {
+    let (leads_here, is_default) = Settings::resolve(File::default()).map_or((false, false), |settings| {
         let pool = settings.pool.value.strip_prefix("shm:").unwrap_or(&settings.pool.value).to_owned();
         (Path::new(&pool) == socket, settings.store.value == "default")
     });
@@ -169,7 +180,7 @@ fn hints(socket: &Path) -> Result<String, Failure> {
 }
 
 /// As a shell reads it as one word.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
     if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
@@ -203,6 +214,34 @@ impl Serve {
         Ok(Some(socket))
     }
 
+    /// Where engines are to serve, and what they show there.
+    fn listen(&self) -> Result<Vec<Listen>, Failure> {
+        let is_shown = self.listen.iter().any(|at| matches!(at, At::Tls(_)));
+        let by_tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), Some(key)) if is_shown => Some(showing(certificate, key)?),
+            (None, None) if is_shown => {
+                return Err(Failure::Told(
+                    "--listen tls:// takes a certificate to show: give --tls-cert and --tls-key ('farside tls new' \
+                     makes both)"
+                        .into(),
+                ));
+            }
+            (Some(_), _) => {
+                return Err(Failure::Told(
+                    "--tls-cert is shown by tls alone, and no --listen tls:// is given: give one, or leave it out"
+                        .into(),
+                ));
+            }
+            _ => None,
+        };
+        let listen = self.listen.iter().map(|at| match (at, &by_tls) {
+            (At::Tls(address), Some(by_tls)) => by_tls(*address),
+            (At::Tls(_), None) => unreachable!("there is a certificate where one is shown"),
+            (At::Plain(listen), _) => listen.clone(),
+        });
+        Ok(listen.collect())
+    }
+
     fn memory(&self) -> u64 {
         const MEMORY: u64 = 1 << 30;
         // A file that cannot be looked at is told of when it is opened.
@@ -224,6 +263,7 @@ impl Serve {
             die_with_parent()?;
         }
         let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Told)?;
+        let listen = self.listen()?;
         let socket = self.socket()?;
         let bytes = self.memory();
         let (memory, found) = match &self.memory_file {
@@ -242,7 +282,7 @@ impl Serve {
         let page_size = memory.page_size().0;
         let options = Options {
             socket: socket.clone(),
-            listen: self.listen.clone(),
+            listen,
             engines: self.engines as usize,
             tokens,
             insecure_udp: self.insecure_udp,
@@ -381,17 +421,46 @@ fn engines(count: u32) -> String {
     if count == 1 { "an engine serves".into() } else { format!("{count} engines serve") }
 }
 
+/// Where engines are to serve, before it is known what they show.
+#[derive(Clone, Debug)]
+enum At {
+    Plain(Listen),
+    Tls(SocketAddr),
+}
+
+/// How to serve by TLS and show what these files have.
+#[cfg(feature = "tls")]
+fn showing(certificate: &Path, key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
+    use farside_fabrics::tcp::tls::{Identity, IdentityError};
+    let shown = read_text(certificate, "certificates").map_err(Failure::Told)?;
+    let secret = read_private(key).map_err(Failure::Told)?;
+    let identity = Identity::from_pem(shown.as_bytes(), secret.as_bytes());
+    let identity = identity.map_err(|error| {
+        Failure::Told(match error {
+            IdentityError::Certificate(reason) => format!("{} {reason}", certificate.display()),
+            IdentityError::Key(reason) => format!("{} {reason}", key.display()),
+        })
+    })?;
+    Ok(move |address| Listen::Tls(address, identity.clone()))
+}
+
+#[cfg(not(feature = "tls"))]
+fn showing(_certificate: &Path, _key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
+    Err::<fn(SocketAddr) -> Listen, _>(Failure::Told(farside::parts::NO_TLS.into()))
+}
+
 /// For clap: where engines are to serve.
-fn listen(url: &str) -> Result<Listen, String> {
+fn listen(url: &str) -> Result<At, String> {
     let wrong = || {
         format!("'{url}' is no address that can be served: write it like tcp://127.0.0.1:7460 or ring:PATH")
     };
     if let Some(path) = url.strip_prefix("ring:").filter(|path| !path.is_empty()) {
-        return Ok(Listen::Ring(path.into()));
+        return Ok(At::Plain(Listen::Ring(path.into())));
     }
     match url.split_once("://") {
-        Some(("udp", address)) => address.parse().map(Listen::Udp).map_err(|_| wrong()),
-        Some(("tcp", address)) => address.parse().map(Listen::Tcp).map_err(|_| wrong()),
+        Some(("udp", address)) => address.parse().map(Listen::Udp).map(At::Plain).map_err(|_| wrong()),
+        Some(("tcp", address)) => address.parse().map(Listen::Tcp).map(At::Plain).map_err(|_| wrong()),
+        Some(("tls", address)) => address.parse().map(At::Tls).map_err(|_| wrong()),
         _ => Err(wrong()),
     }
 }

@@ -102,7 +102,7 @@ impl std::fmt::Display for BindError {
             BindError::InsecureUdp(url) => write!(
                 f,
                 "{url} is open to other machines, and UDP packets are not authenticated: anyone who can see them can \
-                 read and forge them; listen by tcp, or give --insecure-udp if you trust the whole network"
+                 read and forge them; listen by tls, or give --insecure-udp if you trust the whole network"
             ),
             BindError::OldClients(pids) => write!(
                 f,

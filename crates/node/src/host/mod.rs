@@ -24,6 +24,8 @@ use farside_fabrics::ring::RingPort;
 use farside_fabrics::session::server::RequestRef;
 use farside_fabrics::shm::frame;
 use farside_fabrics::tcp::TcpPort;
+#[cfg(feature = "tls")]
+use farside_fabrics::tcp::tls::{Identity, TlsPort};
 use farside_fabrics::udp::UdpPort;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
@@ -72,6 +74,9 @@ pub enum Listen {
     Udp(SocketAddr),
     /// TCP at this address; port 0 is any.
     Tcp(SocketAddr),
+    /// TLS over TCP at this address, where the node shows this; port 0 is any.
+    #[cfg(feature = "tls")]
+    Tls(SocketAddr, Identity),
     /// Rings in shared memory, by the unix socket of this name.
     Ring(PathBuf),
 }
@@ -79,8 +84,11 @@ pub enum Listen {
 impl Listen {
     /// Whether machines other than this can reach it.
     fn is_open(&self) -> bool {
+        let is_open = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
         match self {
-            Listen::Udp(address) | Listen::Tcp(address) => !address.ip().to_canonical().is_loopback(),
+            Listen::Udp(address) | Listen::Tcp(address) => is_open(address),
+            #[cfg(feature = "tls")]
+            Listen::Tls(address, _) => is_open(address),
             Listen::Ring(_) => false,
         }
     }
@@ -91,6 +99,8 @@ impl std::fmt::Display for Listen {
         match self {
             Listen::Udp(address) => write!(f, "udp://{address}"),
             Listen::Tcp(address) => write!(f, "tcp://{address}"),
+            #[cfg(feature = "tls")]
+            Listen::Tls(address, _) => write!(f, "tls://{address}"),
             Listen::Ring(path) => write!(f, "ring:{}", path.display()),
         }
     }
@@ -231,6 +241,8 @@ impl Host {
             let started = match port {
                 AnyPort::Udp(port) => Engine::start(&self.shared, index, session, port),
                 AnyPort::Tcp(port) => Engine::start(&self.shared, index, session, port),
+                #[cfg(feature = "tls")]
+                AnyPort::Tls(port) => Engine::start(&self.shared, index, session, port),
                 AnyPort::Ring(port) => Engine::start(&self.shared, index, session, port),
             };
             let engine = started.map_err(|error| BindError::System("start an engine", error))?;
@@ -548,7 +560,13 @@ fn check_listening(options: &Options) -> Result<(), BindError> {
             }
             tracing::warn!(
                 "{listen} is open to other machines and its packets are not authenticated: anyone who can see them can \
-                 read them, tokens included, and forge them; use tcp unless you trust the whole network"
+                 read them, tokens included, and forge them; use tls unless you trust the whole network"
+            );
+        }
+        if matches!(listen, Listen::Tcp(_)) {
+            tracing::warn!(
+                "{listen} is open to other machines and nothing is encrypted: anyone who can see what travels can read \
+                 it, tokens included; use tls unless you trust the whole network"
             );
         }
     }
@@ -568,6 +586,8 @@ fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {
 enum AnyPort {
     Udp(UdpPort),
     Tcp(TcpPort),
+    #[cfg(feature = "tls")]
+    Tls(TlsPort),
     Ring(RingPort),
 }
 
@@ -588,6 +608,13 @@ fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
                 for port in TcpPort::bind(*address, engines).map_err(refused)? {
                     listening.push(Listen::Tcp(port.address().map_err(refused)?));
                     ports.push(AnyPort::Tcp(port));
+                }
+            }
+            #[cfg(feature = "tls")]
+            Listen::Tls(address, identity) => {
+                for port in TlsPort::bind(*address, engines, identity).map_err(refused)? {
+                    listening.push(Listen::Tls(port.address().map_err(refused)?, identity.clone()));
+                    ports.push(AnyPort::Tls(port));
                 }
             }
             Listen::Ring(path) => {

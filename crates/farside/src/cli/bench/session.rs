@@ -2,7 +2,7 @@
 
 use super::{FEWER_RECORDS, FabricArg};
 use crate::cli::{Failure, check_available, connect, human_bytes, progress, signals};
-use farside::config::Settings;
+use farside::config::{File, Settings};
 use farside::parts::Endpoint;
 use farside::{NewStore, Pool};
 use farside_bench::driver::{Run, Tally};
@@ -35,6 +35,7 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) fabric: FabricArg,
     pub(in crate::cli) pool: Option<String>,
     pub(in crate::cli) token_file: Option<String>,
+    pub(in crate::cli) tls_ca: Option<String>,
     pub(in crate::cli) workload: Workload,
     pub(in crate::cli) value_size: usize,
     pub(in crate::cli) threads: u32,
@@ -67,6 +68,8 @@ pub(in crate::cli) struct Session {
 pub(in crate::cli) struct NodeProcess {
     child: Child,
     socket: PathBuf,
+    /// How it is reached where engines serve.
+    options: farside::Options,
 }
 
 /// Tasks of each thread while the store is loaded, however many are measured.
@@ -89,7 +92,12 @@ impl Session {
         let run = run.map_err(Failure::Told)?;
         let (pool, node) = match (&asked.pool, asked.fabric) {
             (Some(url), _) => {
-                let settings = Settings::resolve(Some(url), None, asked.token_file.as_deref());
+                let settings = Settings::resolve(File {
+                    pool: Some(url.clone()),
+                    token_file: asked.token_file.clone(),
+                    tls_ca: asked.tls_ca.clone(),
+                    ..File::default()
+                });
                 (connect(&settings.map_err(Failure::Told)?)?, None)
             }
             (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
@@ -97,7 +105,7 @@ impl Session {
                 let node = NodeProcess::start(memory, fabric)?;
                 let pool = farside::connect(&format!("shm:{}", node.socket.display()))?;
                 let pool = match pool.info()?.listening.first() {
-                    Some(url) => farside::connect(url)?,
+                    Some(url) => farside::connect_with(url, &node.options)?,
                     None => pool,
                 };
                 (pool, Some(node))
@@ -551,10 +559,22 @@ impl NodeProcess {
         let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
         let program = std::env::current_exe()?;
         let ring = format!("ring:{}", socket.with_extension("ring").display());
+        #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "by TLS alone there are any"))]
+        let mut options = farside::Options::default();
+        let [certificate, key] = ["cert", "key"].map(|extension| socket.with_extension(extension));
+        let shown = [&certificate, &key].map(|path| path.display().to_string());
         let listen: &[&str] = match fabric {
             FabricArg::Local | FabricArg::Shm => &[],
             FabricArg::Udp => &["--listen", "udp://127.0.0.1:0"],
             FabricArg::Tcp => &["--listen", "tcp://127.0.0.1:0"],
+            #[cfg(feature = "tls")]
+            FabricArg::Tls => {
+                let made =
+                    crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1).map_err(Failure::Told)?;
+                made.write(&certificate, &key).map_err(Failure::Told)?;
+                options.tls_ca = Some(made.text);
+                &["--listen", "tls://127.0.0.1:0", "--tls-cert", &shown[0], "--tls-key", &shown[1]]
+            }
             FabricArg::Ring => &["--listen", &ring],
         };
         let mut child = Command::new(program)
@@ -569,7 +589,9 @@ impl NodeProcess {
         if let Some(output) = &mut child.stdout {
             BufReader::new(output).read_line(&mut line)?;
         }
-        let node = NodeProcess { child, socket };
+        // It has read them, or it has said why not.
+        let _never_there = std::fs::remove_file(certificate).and_then(|()| std::fs::remove_file(key));
+        let node = NodeProcess { child, socket, options };
         if line.is_empty() {
             return Err(Failure::Told("the node did not start; what it said stands above".into()));
         }
