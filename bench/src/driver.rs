@@ -47,8 +47,8 @@ pub struct Tally {
     pub errors: u64,
     /// Values that nobody may ever read.
     pub violations: u64,
-    /// The first of either, in words.
-    pub first: Option<String>,
+    /// The first few of either, in words.
+    pub told: Vec<String>,
     /// Of one operation in 64.
     pub latencies: Latencies,
 }
@@ -60,12 +60,13 @@ impl Tally {
         self.errors += other.errors;
         self.violations += other.violations;
         self.latencies.merge(&other.latencies);
-        if self.first.is_none() {
-            self.first = other.first;
-        }
+        self.told.extend(other.told);
+        self.told.truncate(TOLD_MAX);
     }
 }
 
+/// So much of what went wrong is told: a session that ends tells it for each of its tasks.
+const TOLD_MAX: usize = 64;
 /// One latency is taken in so many operations.
 const SAMPLED: u64 = 64;
 /// Operations drawn for each thread; they are gone through again and again.
@@ -303,7 +304,9 @@ impl Thread {
     fn blame(&self, count: impl Fn(&mut Tally) -> &mut u64, words: impl Fn() -> String) {
         let mut tally = self.tally.borrow_mut();
         *count(&mut tally) += 1;
-        tally.first.get_or_insert_with(words);
+        if tally.told.len() < TOLD_MAX {
+            tally.told.push(words());
+        }
     }
 }
 

@@ -43,6 +43,8 @@ pub(crate) struct Faults {
     /// Percent that take a hundred times as long.
     pub(crate) late: u64,
     pub(crate) damaged: u64,
+    /// Percent with which the way is cut for a while, half of them in one direction alone.
+    pub(crate) cut: u64,
     pub(crate) partition: bool,
     /// How much longer all take.
     pub(crate) slower: Duration,
@@ -57,12 +59,39 @@ pub(crate) struct Struck {
     pub(crate) late: u64,
     pub(crate) damaged: u64,
     pub(crate) cut: u64,
+    pub(crate) overtaken: u64,
+}
+
+impl Struck {
+    pub(crate) fn add(&mut self, other: Struck) {
+        self.lost += other.lost;
+        self.doubled += other.doubled;
+        self.late += other.late;
+        self.damaged += other.damaged;
+        self.cut += other.cut;
+        self.overtaken += other.overtaken;
+    }
+
+    /// Whether each has struck: one that never did has tried nothing.
+    pub(crate) fn all_did(&self) -> bool {
+        let Struck { lost, doubled, late, damaged, cut, overtaken } = *self;
+        [lost, doubled, late, damaged, cut, overtaken].iter().all(|&times| times > 0)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum To {
     Server(usize),
     Client(usize),
+}
+
+impl To {
+    fn back(self) -> To {
+        match self {
+            To::Server(index) => To::Client(index),
+            To::Client(index) => To::Server(index),
+        }
+    }
 }
 
 /// Runs whatever comes and remembers how often.
@@ -349,6 +378,8 @@ pub(crate) struct World {
     pub(crate) sent: u64,
     /// When the last one arrives that was sent there and not late.
     arrives: BTreeMap<To, Duration>,
+    /// Until when nothing gets there.
+    cut: BTreeMap<To, Duration>,
     pub(crate) steps: u64,
     out: Vec<u8>,
 }
@@ -367,6 +398,7 @@ impl World {
             flights: BinaryHeap::new(),
             sent: 0,
             arrives: BTreeMap::new(),
+            cut: BTreeMap::new(),
             steps: 0,
             out: Vec::new(),
         }
@@ -386,7 +418,14 @@ impl World {
 
     fn send(&mut self, to: To) {
         let bytes = self.out.clone();
-        if self.faults.partition {
+        if self.faults.cut > 0 && self.rng.percent(self.faults.cut) {
+            let until = self.now + MS * self.rng.below(100) as u32;
+            self.cut.insert(to, until);
+            if self.rng.percent(50) {
+                self.cut.insert(to.back(), until);
+            }
+        }
+        if self.faults.partition || self.cut.get(&to).is_some_and(|&until| self.now < until) {
             self.struck.cut += 1;
             return;
         }
@@ -408,10 +447,13 @@ impl World {
             if self.rng.percent(self.faults.late) {
                 self.struck.late += 1;
                 at += delay * 99;
-            } else if !self.faults.unordered {
+            } else {
                 let last = self.arrives.entry(to).or_default();
-                at = at.max(*last);
-                *last = at;
+                if !self.faults.unordered {
+                    at = at.max(*last);
+                }
+                self.struck.overtaken += u64::from(at < *last);
+                *last = at.max(*last);
             }
             self.sent += 1;
             self.flights.push(Reverse((at, self.sent, to, bytes)));

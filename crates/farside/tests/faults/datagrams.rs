@@ -62,7 +62,7 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
         "{scheme}: {} operations, {} errors, {} violations; {strikes}",
         tally.operations, tally.errors, tally.violations
     );
-    assert_eq!((tally.errors, tally.violations), (0, 0), "{:?}", tally.first);
+    assert_eq!((tally.errors, tally.violations), (0, 0), "{}", tally.told.join("\n"));
     assert_eq!(tally.operations, u64::from(THREADS * TASKS) * each);
     strikes
 }

@@ -308,7 +308,7 @@ impl Session {
         }
         core.run();
         drop(core);
-        match drawn.take_tally().first {
+        match drawn.take_tally().told.first() {
             Some(wrong) => Err(Failure::Told(format!("while it read: {wrong}"))),
             None => Ok(()),
         }
@@ -356,7 +356,7 @@ impl Session {
     fn report(&self, ended: Ended, round_trips: f64, probes: f64) -> YcsbReport {
         let tally = &ended.tally;
         let operations = tally.operations.max(1) as f64;
-        if let Some(first) = &tally.first {
+        if let Some(first) = tally.told.first() {
             note!("farside: the first that went wrong: {first}");
         }
         let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
