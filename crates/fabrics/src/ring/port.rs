@@ -259,6 +259,10 @@ impl Port for RingPort {
         self.connections.hang_up_on_strangers(known, Instant::now());
     }
 
+    fn has_strangers(&self) -> bool {
+        self.connections() > 0
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.connections.fd()
     }
