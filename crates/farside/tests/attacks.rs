@@ -20,6 +20,10 @@ mod impostors;
 mod metrics;
 #[path = "attacks/peer.rs"]
 mod peer;
+#[path = "support/raw_ring.rs"]
+mod raw_ring;
+#[path = "attacks/rings.rs"]
+mod rings;
 #[path = "attacks/streams.rs"]
 mod streams;
 mod support;
@@ -28,7 +32,7 @@ mod target;
 
 /// Makes a test of each of these functions for each carrier.
 macro_rules! on_each_carrier {
-    ($($name:ident),+ $(,)?) => { on_each_carrier!(@of [udp tcp] [$($name)+]); };
+    ($($name:ident),+ $(,)?) => { on_each_carrier!(@of [udp tcp ring] [$($name)+]); };
     (@of [$($carrier:ident)+] $names:tt) => { $(on_each_carrier!(@on $carrier $names);)+ };
     (@on $carrier:ident [$($name:ident)+]) => {
         mod $carrier {

@@ -134,7 +134,7 @@ fn datagrams_with_one_byte_damaged_harm_nobody(carrier: &'static str) {
             }
         }
     }
-    if carrier != "tcp" {
+    if !scene.session.raw.is_reliable() {
         // The check tells, whatever the byte.
         let sent = scene.send_all(damaged.iter().map(Vec::as_slice));
         scene.target.reaches("engine_malformed_total", before + sent * 9 / 10);
@@ -411,7 +411,7 @@ fn fragments_in_any_order_make_one_request_and_those_that_disagree_none(carrier:
             }
         }
         scene.session.numbers[usize::from(slot)] = 1;
-        if scene.carrier == "tcp" {
+        if scene.session.raw.is_reliable() {
             assert!(scene.session.reply(slot, 1, PATIENCE).is_some());
         }
         scene.session.send_again(CHAIN, slot, 1, &long);

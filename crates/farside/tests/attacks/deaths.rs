@@ -88,7 +88,7 @@ fn clients_that_are_killed_in_mid_chain_leave_nothing(carrier: &'static str) {
 #[test]
 #[ignore = "takes minutes: cargo xtask soak"]
 fn soak_a_thousand_clients_that_are_killed_leave_nothing() {
-    for carrier in ["udp", "tcp"] {
+    for carrier in ["udp", "tcp", "ring"] {
         deaths(carrier, 1000, 50);
     }
 }

@@ -1,10 +1,12 @@
-//! What pretends to be a node, by datagrams and by streams: clients end with an error, in time.
+//! What pretends to be a node, by datagrams, by streams and by rings: clients end with an error, in time.
 
 use crate::bytes::*;
 use crate::on_each_carrier;
+use crate::raw_ring::{self, Ring, Side, Word};
 use farside::{Error, KvError};
 use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 on_each_carrier![
@@ -21,6 +23,9 @@ type Answers = Vec<Vec<u8>>;
 
 /// Something that is no node, in a thread that ends with the test's process.
 fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> String {
+    if carrier == "ring" {
+        return ring_impostor(answer);
+    }
     if carrier == "udp" {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let url = format!("udp://{}", socket.local_addr().expect("it is bound"));
@@ -52,6 +57,31 @@ fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'st
         }
     });
     url
+}
+
+/// The same by rings: in a folder that stays as long as the test's process.
+fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("ring");
+    let listener = raw_ring::listen(&path);
+    std::thread::spawn(move || {
+        let _stays = folder;
+        while let Ok(socket) = rustix::net::accept(&listener) {
+            let Some(mut ring) = Ring::welcome(socket) else { continue };
+            while !ring.hangs_up_within(Duration::ZERO) {
+                let Some(frame) = ring.receive(Duration::from_millis(100)) else { continue };
+                if !answer(&frame).iter().all(|bytes| ring.send(bytes)) {
+                    break;
+                }
+            }
+        }
+    });
+    format!("ring:{}", path.display())
+}
+
+/// About as much as one datagram carries: frames of a ring are shorter than others.
+fn longest(carrier: &str) -> usize {
+    if carrier == "ring" { 16_000 } else { 60_000 }
 }
 
 /// Whatever it does ends in time: a call's deadline is a second, and machines may be slow.
@@ -159,13 +189,81 @@ fn is_info(asked: &Asked<'_>) -> bool {
     asked.body.windows(9).any(|word| word == b"node_info")
 }
 
+/// Welcomes whoever comes and says hello; spoils the memory when it is asked anything.
+fn engine_that_spoils(spoil: fn(&Ring)) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("ring");
+    let listener = raw_ring::listen(&path);
+    std::thread::spawn(move || {
+        let _stays = folder;
+        while let Ok(socket) = rustix::net::accept(&listener) {
+            let Some(mut ring) = Ring::welcome(socket) else { continue };
+            while let Some(frame) = ring.receive(Duration::from_secs(3)) {
+                if frame[3] == HELLO {
+                    ring.send(&welcome(&frame));
+                    continue;
+                }
+                spoil(&ring);
+                ring.hangs_up_within(Duration::from_secs(3));
+                break;
+            }
+        }
+    });
+    format!("ring:{}", path.display())
+}
+
+#[test]
+fn an_engine_that_writes_anything_into_the_memory_is_an_error_in_time() {
+    let spoils: Vec<fn(&Ring)> = vec![
+        |ring| ring.publish(ring.written.get() + raw_ring::RING + 16),
+        |ring| ring.publish(ring.written.get() - 16),
+        |ring| ring.publish(ring.written.get() + 8),
+        |ring| ring.publish(u64::MAX - 15),
+        // Frames of which there is less than they say, and longer ones than there are.
+        |ring| lie(ring, 13, 16),
+        |ring| lie(ring, raw_ring::FRAME_MAX + 1, raw_ring::RING),
+        |ring| lie(ring, u32::MAX, 16),
+        // Frames of nothing, without end.
+        |ring| (0..20_000).take_while(|_| ring.send(b"")).for_each(drop),
+        // It has read more than was written, or less than it had, and rings all the while.
+        |ring| scribble(ring, &[Word::Head(Side::Client)]),
+        |ring| scribble(ring, &[Word::Wish(Side::Client), Word::Wish(Side::Engine)]),
+        |ring| {
+            scribble(ring, &[Word::Tail(Side::Engine), Word::Tail(Side::Client), Word::Head(Side::Engine)])
+        },
+    ];
+    for spoil in spoils {
+        let url = engine_that_spoils(spoil);
+        println!("{}", fails_to_connect(&url));
+    }
+}
+
+/// Publishes so many bytes that begin with that length.
+fn lie(ring: &Ring, len: u32, published: u64) {
+    ring.memory.of_ring(Side::Engine, ring.written.get()).store(len.into(), Ordering::SeqCst);
+    ring.publish(ring.written.get() + published);
+}
+
+/// Writes anything into these words until the client has gone.
+fn scribble(ring: &Ring, words: &[Word]) {
+    let until = Instant::now() + Duration::from_secs(5);
+    while !ring.is_hung_up() && Instant::now() < until {
+        for &word in words {
+            for value in [u64::MAX, 0, 3, 16, raw_ring::RING, 1 << 63] {
+                ring.memory.word(word).store(value, Ordering::SeqCst);
+            }
+        }
+        ring.bell();
+    }
+}
+
 fn a_welcome_that_is_none_is_an_error(carrier: &'static str) {
     let good = welcome_body();
     let mut bad: Vec<Vec<u8>> = (0..good.len()).map(|len| good[..len].to_vec()).collect();
     bad.push([&good[..], &[0; 8]].concat());
     bad.push(vec![0xff; good.len()]);
     bad.push(vec![0; good.len()]);
-    bad.push(vec![7; 60_000]);
+    bad.push(vec![7; longest(carrier)]);
     // Datagram, credit, assembly, window and share, each as it must not be.
     for (at, len, value) in [
         (28, 4, 0_u32),
@@ -214,10 +312,11 @@ fn a_welcome_that_is_none_is_an_error(carrier: &'static str) {
 }
 
 fn a_refusal_of_any_bytes_is_told(carrier: &'static str) {
-    let reasons: [&'static [u8]; 5] =
-        [b"come back later", b"", b"\xff\xfe\x80", &[b'x'; 60_000], b"\x1b[2J\0\n"];
+    let long = "x".repeat(longest(carrier));
+    let reasons: [&[u8]; 5] = [b"come back later", b"", b"\xff\xfe\x80", long.as_bytes(), b"\x1b[2J\0\n"];
     for reason in reasons {
-        let url = impostor(carrier, move |bytes| vec![datagram(REFUSED, 0, u64_at(bytes, 8), reason)]);
+        let reason = reason.to_vec();
+        let url = impostor(carrier, move |bytes| vec![datagram(REFUSED, 0, u64_at(bytes, 8), &reason)]);
         let told = fails_to_connect(&url).to_string();
         assert!(told.contains("the node refuses"), "{told:.200}");
     }

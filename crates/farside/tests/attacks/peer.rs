@@ -1,8 +1,10 @@
 //! A peer of an engine whose datagrams are made by hand.
 
 use crate::bytes::*;
+use crate::raw_ring::Ring;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The longest that an answer may take.
@@ -14,12 +16,16 @@ pub(crate) const SILENCE: Duration = Duration::from_millis(150);
 pub(crate) enum Raw {
     Udp(UdpSocket),
     Tcp(TcpStream, Vec<u8>),
+    Ring(Ring),
 }
 
 impl Raw {
-    /// To whom a url of `udp://` or `tcp://` leads.
+    /// To whom a url of `udp://`, `tcp://` or `ring:` leads.
     #[track_caller]
     pub(crate) fn connect(url: &str) -> Raw {
+        if let Some(path) = url.strip_prefix("ring:") {
+            return Raw::Ring(Ring::join(Path::new(path)));
+        }
         let (scheme, address) = url.split_once("://").expect("a url");
         let address: SocketAddr = address.parse().expect("an address");
         match scheme {
@@ -39,7 +45,7 @@ impl Raw {
     }
 
     pub(crate) fn is_reliable(&self) -> bool {
-        matches!(self, Raw::Tcp(..))
+        !matches!(self, Raw::Udp(_))
     }
 
     /// Sends a datagram. False if the other end has hung up.
@@ -53,11 +59,15 @@ impl Raw {
                 let frame = [&(datagram.len() as u32).to_le_bytes()[..], datagram].concat();
                 (&*stream).write_all(&frame).is_ok()
             }
+            Raw::Ring(ring) => ring.send(datagram),
         }
     }
 
     /// The next datagram, if one comes in time.
     pub(crate) fn receive(&mut self, wait: Duration) -> Option<Vec<u8>> {
+        if let Raw::Ring(ring) = self {
+            return ring.receive(wait);
+        }
         let until = Instant::now() + wait;
         let mut buffer = vec![0; 70_000];
         loop {
@@ -78,11 +88,12 @@ impl Raw {
                     stream.set_read_timeout(Some(left)).expect("a time");
                     stream.read(&mut buffer)
                 }
+                Raw::Ring(_) => unreachable!("received from above"),
             };
             match (read, &mut *self) {
                 (Ok(len), Raw::Udp(_)) => return Some(buffer[..len].to_vec()),
-                (Ok(0), Raw::Tcp(..)) => return None,
-                (Ok(len), Raw::Tcp(_, inbox)) => inbox.extend_from_slice(&buffer[..len]),
+                (Ok(len @ 1..), Raw::Tcp(_, inbox)) => inbox.extend_from_slice(&buffer[..len]),
+                (Ok(_), _) => return None,
                 (Err(error), _) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     if Instant::now() >= until {
                         return None;
@@ -95,7 +106,11 @@ impl Raw {
 
     /// Whether the other end hangs up in time. What it says before is not listened to.
     pub(crate) fn is_hung_up(&mut self, wait: Duration) -> bool {
-        let Raw::Tcp(stream, _) = self else { panic!("only a stream is hung up on") };
+        let stream = match self {
+            Raw::Tcp(stream, _) => stream,
+            Raw::Ring(ring) => return ring.hangs_up_within(wait),
+            Raw::Udp(_) => panic!("nobody hangs up by datagrams"),
+        };
         let until = Instant::now() + wait;
         let mut buffer = vec![0; 70_000];
         while Instant::now() < until {

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// What no attacker may see: values of the witness are full of it.
 pub(crate) const SECRET: &[u8; 16] = b"another tenant's";
 
 /// A node that serves by every carrier, with a store `default` for attackers and one for the witness.
 pub(crate) struct Target {
+    _folder: TempDir,
     pub(crate) node: support::Node,
     urls: BTreeMap<String, String>,
     pub(crate) admin: SocketAddr,
@@ -22,12 +24,14 @@ impl Target {
     }
 
     pub(crate) fn within(wrap: impl FnOnce(std::process::Command) -> std::process::Command) -> Target {
-        let listen =
-            ["--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0", "--admin", "127.0.0.1:0"];
-        let node = support::Node::within(
-            wrap,
-            &[&["--memory", "96MiB", "--store", "default", "--quota", "16MiB"], &listen[..]].concat(),
-        );
+        let folder = tempfile::tempdir().expect("a folder");
+        let ring = format!("ring:{}", folder.path().join("ring").display());
+        let mut arguments = vec!["--memory", "96MiB", "--store", "default", "--quota", "16MiB"];
+        for url in ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", &ring] {
+            arguments.extend(["--listen", url]);
+        }
+        arguments.extend(["--admin", "127.0.0.1:0"]);
+        let node = support::Node::within(wrap, &arguments);
         let mut urls = BTreeMap::new();
         let admin = loop {
             let line = node.process.line();
@@ -39,7 +43,7 @@ impl Target {
             }
         };
         node.run(["store", "create", "witness", "--quota", "24MiB", "--items", "2000"]).done();
-        Target { node, urls, admin }
+        Target { _folder: folder, node, urls, admin }
     }
 
     /// Where engines serve by that carrier.

@@ -1,0 +1,531 @@
+//! Attacks that only shared memory permits: words that jump, go back and wrap, lengths that lie, frames that change
+//! while they are read, wishes and bells without end, and peers that never read, or die in the middle of a write.
+//!
+//! Invariant: the witness is served by the same engine, through a ring of its own, before, during and after.
+
+use crate::bytes::*;
+use crate::crowds::Descriptors;
+use crate::peer::{PATIENCE, Raw, SILENCE, Session, Store};
+use crate::raw_ring::{self, FRAME_MAX, Memory, RING, Ring, SIZE, Side, Word};
+use crate::support::until;
+use crate::target::{Before, SECRET, Target, Witness, tells_a_secret};
+use rustix::fs::{FallocateFlags, OFlags, SealFlags};
+use rustix::net::Shutdown;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A node under attack by rings, and a client beside.
+struct Scene {
+    target: Target,
+    witness: Witness,
+    before: Before,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let target = Target::start();
+        let before = target.now();
+        let witness = target.witness("ring");
+        Scene { target, witness, before }
+    }
+
+    fn path(&self) -> &Path {
+        path_of(&self.target)
+    }
+
+    /// An attacker with a session that works, and its store.
+    #[track_caller]
+    fn attacker(&self) -> (Session, Store) {
+        let mut session = Session::open(self.target.url("ring"));
+        let store = session.store("default");
+        (session, store)
+    }
+
+    /// It is hung up on, and the witness notices nothing.
+    #[track_caller]
+    fn ends_alone(&self, mut session: Session, what: &str) {
+        self.witness.is_well();
+        ring_of(&session).bell();
+        assert!(session.raw.is_hung_up(PATIENCE), "{what}");
+        self.witness.is_well();
+    }
+
+    #[track_caller]
+    fn leaves_nothing(self) {
+        self.witness.is_well();
+        drop(self.witness);
+        self.target.is_as_before(self.before);
+    }
+}
+
+fn path_of(target: &Target) -> &Path {
+    Path::new(target.url("ring").strip_prefix("ring:").expect("a path"))
+}
+
+fn ring_of(session: &Session) -> &Ring {
+    let Raw::Ring(ring) = &session.raw else { panic!("it came by a ring") };
+    ring
+}
+
+#[test]
+fn counts_that_jump_go_back_or_wrap_end_their_session_alone() {
+    let scene = Scene::new();
+    let ended = scene.target.count("engine_sessions_ended_total");
+    let tails: [fn(u64) -> u64; 10] = [
+        |at| at + 1,
+        |at| at + 8,
+        |at| at - 16,
+        |at| at + RING + 16,
+        |at| at.wrapping_sub(RING),
+        |at| at ^ 1 << 63,
+        |at| at ^ 1 << 32,
+        |_| 0,
+        |_| u64::MAX,
+        |_| u64::MAX - 15,
+    ];
+    for (nth, tail) in tails.into_iter().enumerate() {
+        let (session, _) = scene.attacker();
+        let ring = ring_of(&session);
+        ring.publish(tail(ring.written.get()));
+        scene.ends_alone(session, &format!("tail {nth}"));
+    }
+    // Of what the engine has written, how much was read: looked at when there seems to be no room.
+    let heads: [fn(u64) -> u64; 6] =
+        [|_| 0, |at| at + 8, |at| at + (1 << 40), |at| at ^ 1 << 63, |_| u64::MAX, |_| u64::MAX - 15];
+    for (nth, head) in heads.into_iter().enumerate() {
+        let (mut session, store) = scene.attacker();
+        let long = chain(store.key, &[read(store.table_at, 1600), read(store.table_at, 1600)]);
+        // As much as several rings hold, so that it has been looked at.
+        let mut read = 0;
+        while read < 4 * RING {
+            let reply = session.ask(CHAIN, 0, &long);
+            read += reply.len() as u64;
+        }
+        let ring = ring_of(&session);
+        ring.memory.word(Word::Head(Side::Engine)).store(head(ring.read), Ordering::SeqCst);
+        let asked = |slot| session.datagram(DATA, &Entry::whole(CHAIN, slot, 1, &long).bytes());
+        for slot in 1..64 {
+            session.raw.send(&asked(slot));
+        }
+        for number in 2..20 {
+            for slot in 1..64 {
+                let again = Entry::whole(CHAIN, slot, number, &long).bytes();
+                session.raw.send(&session.datagram(DATA, &again));
+            }
+        }
+        scene.ends_alone(session, &format!("head {nth}"));
+    }
+    scene.target.reaches("engine_sessions_ended_total", ended + 16);
+    scene.leaves_nothing();
+}
+
+#[test]
+fn lengths_that_lie_end_their_session_alone() {
+    let scene = Scene::new();
+    let ended = scene.target.count("engine_sessions_ended_total");
+    let lies = [
+        (13, 16),
+        (29, 32),
+        (FRAME_MAX, 16),
+        (FRAME_MAX + 1, u64::from(FRAME_MAX) + 32),
+        (1 << 16, RING),
+        (1 << 31, RING),
+        (u32::MAX - 3, RING),
+        (u32::MAX, 16),
+    ];
+    for (len, published) in lies {
+        let (session, _) = scene.attacker();
+        let ring = ring_of(&session);
+        let at = ring.memory.of_ring(Side::Client, ring.written.get());
+        at.store(len.into(), Ordering::SeqCst);
+        ring.publish(ring.written.get() + published);
+        scene.ends_alone(session, &format!("{len} bytes in {published}"));
+    }
+    scene.target.reaches("engine_sessions_ended_total", ended + lies.len() as u64);
+    let malformed = scene.target.count("engine_malformed_total");
+    let (mut session, _) = scene.attacker();
+    for _ in 0..1000 {
+        session.raw.send(b"");
+    }
+    session.stay();
+    scene.target.reaches("engine_malformed_total", malformed + 1000);
+    drop(session);
+    scene.leaves_nothing();
+}
+
+/// Calls `run` while another thread writes two values, one after the other, to where it was last told to in the
+/// client's ring.
+fn while_it_changes<O>(memory: &Memory, run: impl FnOnce(&dyn Fn(u64, [u64; 2])) -> O) -> O {
+    const NOWHERE: u64 = u64::MAX;
+    let (stop, at) = (AtomicBool::new(false), AtomicU64::new(NOWHERE));
+    let values = [const { AtomicU64::new(0) }; 2];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                for value in &values {
+                    let (position, value) = (at.load(Ordering::SeqCst), value.load(Ordering::SeqCst));
+                    if position != NOWHERE {
+                        memory.of_ring(Side::Client, position).store(value, Ordering::SeqCst);
+                    }
+                }
+            }
+        });
+        let out = run(&|position, [one, other]| {
+            at.store(NOWHERE, Ordering::SeqCst);
+            values[0].store(one, Ordering::SeqCst);
+            values[1].store(other, Ordering::SeqCst);
+            at.store(position, Ordering::SeqCst);
+        });
+        stop.store(true, Ordering::SeqCst);
+        out
+    })
+}
+
+/// Where a frame has the length and the address of its chain's only op, of 32 bits each.
+const LEN_AND_ADDRESS: u64 = 4 + (HEADER + 16 + 24 + 4) as u64;
+
+#[test]
+fn an_address_that_changes_while_its_chain_is_read_shows_nothing_of_others() {
+    let scene = Scene::new();
+    let (mut session, store) = scene.attacker();
+    let own = session.buffer(&store, &[1; 64]);
+    let mut other = Session::open(scene.target.url("ring"));
+    let theirs = other.store("witness");
+    let their_buffer = other.buffer(&theirs, &SECRET.repeat(4));
+    assert!(own < 1 << 32 && their_buffer < 1 << 32, "they differ in one word");
+    let (mut own_seen, mut refused) = (0, 0);
+    let memory = Arc::clone(&ring_of(&session).memory);
+    while_it_changes(&memory, |changes| {
+        let since = Instant::now();
+        while own_seen < 100 || refused < 100 {
+            assert!(since.elapsed() < 2 * PATIENCE, "{own_seen} saw their own, {refused} were refused");
+            let frame_at = ring_of(&session).written.get();
+            changes(frame_at + LEN_AND_ADDRESS, [own << 32 | 64, their_buffer << 32 | 64]);
+            let reply = session.ask(CHAIN, 0, &chain(store.key, &[read(own, 64)]));
+            assert!(!tells_a_secret(&reply), "it saw another tenant's bytes");
+            match Came::of(&reply, 1).statuses()[0] {
+                OK => own_seen += 1,
+                ACCESS => refused += 1,
+                status => panic!("a status of {status}"),
+            }
+            if (own_seen + refused) % 64 == 0 {
+                other.stay();
+                scene.witness.is_well();
+            }
+        }
+    });
+    println!("{own_seen} chains saw their own bytes, {refused} were refused");
+    assert_eq!(other.chain(theirs.key, &[read(their_buffer, 64)]).output(0), SECRET.repeat(4));
+    drop((session, other));
+    scene.leaves_nothing();
+}
+
+#[test]
+fn a_length_that_changes_while_its_frame_is_read_ends_its_session_at_most() {
+    let scene = Scene::new();
+    let [mut answered, mut ended] = [0, 0];
+    let since = Instant::now();
+    while answered < 20 || ended < 20 {
+        assert!(since.elapsed() < 3 * PATIENCE, "{answered} were answered, {ended} ended");
+        let (mut session, store) = scene.attacker();
+        let memory = Arc::clone(&ring_of(&session).memory);
+        let ops = chain(store.key, &[read(store.table_at, 64)]);
+        let lies = [0, 15, 16, FRAME_MAX, FRAME_MAX + 1, u32::MAX];
+        while_it_changes(&memory, |changes| {
+            for turn in 0..200 {
+                let (frame_at, number) = (ring_of(&session).written.get(), session.numbers[0] + 1);
+                let good = session.datagram(DATA, &Entry::whole(CHAIN, 0, number, &ops).bytes());
+                let magic = u64::from(u32_at(&good, 0)) << 32;
+                let lie = lies[turn % lies.len()];
+                changes(frame_at, [magic | good.len() as u64, magic | u64::from(lie)]);
+                session.request(CHAIN, 0, &ops);
+                if session.reply(0, number, SILENCE).is_none() {
+                    // Nothing of it was understood, or it is hung up on.
+                    ended += 1;
+                    break;
+                }
+                answered += 1;
+            }
+        });
+        scene.witness.is_well();
+        drop(session);
+    }
+    println!("{answered} frames were answered, {ended} sessions came to an end");
+    scene.leaves_nothing();
+}
+
+#[test]
+fn wishes_and_bells_without_end_delay_nobody() {
+    let scene = Scene::new();
+    let (mut session, _) = scene.attacker();
+    let with_session = scene.target.node.descriptors();
+    let null = std::fs::File::open("/dev/null").expect("a device");
+    let ring = ring_of(&session);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for flood in 0..2_u64 {
+            let (memory, stop, null) = (&ring.memory, &stop, &null);
+            let socket = ring.socket.try_clone().expect("another descriptor");
+            scope.spawn(move || {
+                for turn in flood.. {
+                    if stop.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    let wish = [0, 1, 2, 3, 4, u64::MAX, 1 << 63][turn as usize % 7];
+                    memory.word(Word::Wish(Side::Client)).store(wish, Ordering::SeqCst);
+                    memory.word(Word::Wish(Side::Engine)).store(wish, Ordering::SeqCst);
+                    match turn % 64 {
+                        0 => raw_ring::send(&socket, &[0; 50_000], &[]),
+                        1 => raw_ring::send(&socket, &[0], &[null.as_fd(); 8]),
+                        2 => raw_ring::send(&socket, raw_ring::HELLO, &[socket.as_fd()]),
+                        _ => raw_ring::send(&socket, &[0], &[]),
+                    };
+                }
+            });
+        }
+        for _ in 0..10 {
+            scene.witness.is_well();
+            session.say(PING); // Who is silent for long is let go of.
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    // All were bells, whatever was in them, and the engine's wish may be gone.
+    ring.bell();
+    session.stay();
+    until("no descriptor is kept", || scene.target.node.descriptors() <= with_session);
+    // Who wishes and never hears makes the engine's own bells pile up.
+    let ring = ring_of(&session);
+    for _ in 0..5000 {
+        ring.memory.word(Word::Wish(Side::Client)).store(u64::MAX, Ordering::SeqCst);
+        assert!(session.say(PING));
+    }
+    scene.witness.is_well();
+    session.stay();
+    drop(session);
+    scene.leaves_nothing();
+}
+
+#[test]
+fn nobody_cuts_extends_or_seals_the_memory_and_who_punches_holes_harms_itself() {
+    let scene = Scene::new();
+    let (mut session, _) = scene.attacker();
+    let ring = ring_of(&session);
+    for size in [0, 4096, SIZE - 4096, SIZE - 1, SIZE + 1, SIZE + 4096, 1 << 40] {
+        assert!(rustix::fs::ftruncate(&ring.fd, size).is_err(), "{size} bytes");
+    }
+    let of_process = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ring.fd));
+    let truncated = std::fs::File::options().write(true).truncate(true).open(&of_process);
+    assert!(truncated.is_err(), "it was cut by opening it anew");
+    for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE, SealFlags::GROW | SealFlags::SHRINK] {
+        assert!(rustix::fs::fcntl_add_seals(&ring.fd, seal).is_err(), "{seal:?}");
+    }
+    let grown = rustix::fs::fallocate(&ring.fd, FallocateFlags::empty(), SIZE, 4096);
+    assert!(grown.is_err(), "it was extended");
+    // Flags and locks are of this descriptor, and the engine has none.
+    rustix::fs::fcntl_setfl(&ring.fd, OFlags::NONBLOCK | OFlags::APPEND).expect("its own");
+    rustix::fs::fcntl_setfl(&ring.socket, OFlags::NONBLOCK).expect("its own");
+    rustix::fs::flock(&ring.fd, rustix::fs::FlockOperation::LockExclusive).expect("its own");
+    rustix::net::sockopt::set_socket_recv_buffer_size(&ring.socket, 1).expect("its own");
+    rustix::net::sockopt::set_socket_send_buffer_size(&ring.socket, 1).expect("its own");
+    session.stay();
+    scene.witness.is_well();
+    // Zeros are counts, too: such as go back.
+    let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&ring_of(&session).fd, holes, 0, SIZE).expect("it has room");
+    scene.ends_alone(session, "all of it is zeros");
+    scene.leaves_nothing();
+}
+
+#[test]
+fn who_shuts_one_half_of_its_socket_ends_its_session_at_most() {
+    let scene = Scene::new();
+    for half in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
+        let (mut session, _) = scene.attacker();
+        let ring = ring_of(&session);
+        rustix::net::shutdown(&ring.socket, half).expect("connected");
+        for _ in 0..100 {
+            ring.memory.word(Word::Wish(Side::Client)).store(u64::MAX, Ordering::SeqCst);
+            session.say(PING);
+        }
+        if half == Shutdown::Read {
+            // Bells find nobody, and frames are there all the same.
+            let tail = ring.memory.word(Word::Tail(Side::Engine));
+            until("it is answered", || tail.load(Ordering::SeqCst) > ring.read);
+        } else {
+            assert!(session.raw.is_hung_up(PATIENCE), "{half:?}");
+        }
+        scene.witness.is_well();
+    }
+    scene.leaves_nothing();
+}
+
+#[test]
+fn who_never_reads_its_ring_is_let_go_of_and_others_are_served() {
+    let scene = Scene::new();
+    let (mut session, store) = scene.attacker();
+    let resident = scene.target.resident_kib();
+    let ops = chain(store.key, &[read(store.table_at, 60_000)]);
+    let since = Instant::now();
+    'asks: for number in 1.. {
+        for slot in 1..64 {
+            let asked = session.datagram(DATA, &Entry::whole(CHAIN, slot, number, &ops).bytes());
+            if !session.raw.send(&asked) {
+                break 'asks;
+            }
+        }
+        assert!(since.elapsed() < PATIENCE, "it is still asked for");
+        if number % 10 == 0 {
+            scene.witness.is_well();
+        }
+    }
+    let grown = scene.target.resident_kib().saturating_sub(resident);
+    println!("a peer that never reads made the node grow by {grown} KiB");
+    assert!(grown < 32 << 10, "{grown} KiB");
+    assert!(session.raw.is_hung_up(PATIENCE));
+    scene.witness.is_well();
+    drop(session);
+    scene.leaves_nothing();
+}
+
+#[test]
+fn who_says_nothing_by_a_ring_is_hung_up_on_also_when_it_is_alone() {
+    let target = Target::start();
+    let before = target.now();
+    let silent = raw_ring::dial(path_of(&target));
+    assert!(raw_ring::hangs_up_within(&silent, PATIENCE), "it never said hello");
+    let welcomed = Ring::join(path_of(&target));
+    assert!(welcomed.hangs_up_within(PATIENCE), "it has the memory and asks for no session");
+    let chatty = Ring::join(path_of(&target));
+    let since = Instant::now();
+    while chatty.send(b"no session's datagram") {
+        assert!(since.elapsed() < PATIENCE, "it is still listened to");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    target.witness("ring").is_well();
+    target.is_as_before(before);
+}
+
+#[test]
+fn more_rings_than_there_may_be_are_refused_and_leave_nothing() {
+    const RINGS_MAX: usize = 1024;
+    let _descriptors = Descriptors::raised();
+    let scene = Scene::new();
+    let rings: Vec<_> = (0..RINGS_MAX + 50).map(|_| raw_ring::dial(scene.path())).collect();
+    let refused = raw_ring::receive(rings.last().expect("many")).expect("a reason").0;
+    let refused = String::from_utf8_lossy(&refused);
+    assert!(refused.contains("the most there can be: end another first"), "{refused}");
+    scene.witness.is_well();
+    drop(rings);
+    until("others are let in", || farside::connect(scene.target.url("ring")).is_ok());
+    scene.leaves_nothing();
+}
+
+/// Where connections have taken every descriptor, time makes room, and then others are served.
+#[test]
+fn rings_that_take_every_descriptor_are_let_go_of() {
+    let limited = |serve: Command| {
+        let mut shell = Command::new("/bin/sh");
+        shell.env_clear().args(["-c", "ulimit -n 64 && exec \"$@\"", "sh"]);
+        shell.arg(serve.get_program()).args(serve.get_args());
+        shell
+    };
+    let target = Target::within(limited);
+    let before = target.now();
+    let silent: Vec<_> = (0..100).map(|_| raw_ring::dial(path_of(&target))).collect();
+    until("others are served", || farside::connect(target.url("ring")).is_ok());
+    target.witness("ring").is_well();
+    drop(silent);
+    target.is_as_before(before);
+}
+
+/// The engine that a child is a client of, and how far it gets before it dies.
+const URL: &str = "FARSIDE_TEST_RING";
+const STAGE: &str = "FARSIDE_TEST_STAGE";
+const STAGES: u64 = 8;
+
+/// Where others start this file's tests anew, one of them: it is no test by itself.
+#[test]
+fn child() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let stage: u64 = std::env::var(STAGE).expect("a number").parse().expect("a number");
+    gets_as_far_as(stage, &url);
+    let killed = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    unreachable!("it has killed itself: {killed:?}");
+}
+
+fn gets_as_far_as(stage: u64, url: &str) {
+    let socket = raw_ring::dial(Path::new(url.strip_prefix("ring:").expect("a path")));
+    match stage {
+        0 => return std::mem::forget(socket),
+        1 => {
+            raw_ring::send(&socket, raw_ring::HELLO, &[]);
+            return std::mem::forget(socket);
+        }
+        _ => drop(socket),
+    }
+    let mut session = Session::open(url);
+    let store = session.store("default");
+    for _ in 0..10 {
+        session.buffer(&store, &[7; 1000]);
+    }
+    let half = chain(store.key, &[allocate(crate::peer::list_for(1000), &[7; 1000])]);
+    let half = session.datagram(DATA, &Entry::whole(CHAIN, 1, 1, &half).bytes());
+    let ring = ring_of(&session);
+    let at = ring.written.get();
+    match stage {
+        2 => {}
+        // Half a frame is there, and nothing says so; or its length says more than what was published.
+        3 => ring.memory.of_ring(Side::Client, at).store(half.len() as u64, Ordering::SeqCst),
+        4 => {
+            ring.memory.of_ring(Side::Client, at).store(half.len() as u64, Ordering::SeqCst);
+            ring.publish(at + 512);
+        }
+        // It sleeps, as far as the engine knows.
+        5 => ring.memory.word(Word::Wish(Side::Client)).store(3, Ordering::SeqCst),
+        // A chain is on its way, which takes a buffer.
+        6 => _ = session.raw.send(&half),
+        // It was woken, and has not told what it read.
+        _ => {
+            for slot in 1..64 {
+                session.request(CHAIN, slot, &chain(store.key, &[read(store.table_at, 1600)]));
+            }
+        }
+    }
+    // Dropped by nobody: it is killed with all that it has.
+    std::mem::forget(session);
+}
+
+#[test]
+fn who_dies_in_the_middle_of_a_write_leaves_nothing() {
+    let scene = Scene::new();
+    let buffers = || {
+        let stat = scene.target.stat("default");
+        (stat["live_buffers"].as_u64(), stat["retired_buffers"].as_u64())
+    };
+    let (had, scanned) = (buffers(), scene.target.count("scanned_buffers_total"));
+    for wave in 0..5 {
+        let children: Vec<_> = (0..2 * STAGES)
+            .map(|stage| {
+                let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+                command.args(["--exact", "rings::child", "--nocapture"]);
+                command.env(URL, scene.target.url("ring")).env(STAGE, (stage % STAGES).to_string());
+                command.stdout(Stdio::null()).spawn().expect("it can be started")
+            })
+            .collect();
+        for mut child in children {
+            use std::os::unix::process::ExitStatusExt;
+            let status = child.wait().expect("ours to wait for");
+            assert_eq!(status.signal(), Some(9), "wave {wave}: it died of something else");
+        }
+        scene.witness.is_well();
+    }
+    until("every buffer is had again", || buffers() == had);
+    let found = scene.target.count("scanned_buffers_total") - scanned;
+    println!("{} clients died; {found} lost buffers were found", 5 * 2 * STAGES);
+    assert!(found >= 5 * 2 * (STAGES - 2) * 10, "{found}");
+    scene.leaves_nothing();
+}

@@ -1,0 +1,292 @@
+//! Either side of a ring, by hand: its words, its frames and its bell, from their drawing.
+//!
+//! Invariant: nothing here is shared with what is judged, and nothing that a side could write is out of reach.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::cell::Cell;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+pub(crate) const HELLO: &[u8] = br#"{"magic":"farside-ring","version":1}"#;
+pub(crate) const WELCOME: &[u8] = br#""Welcome""#;
+/// Bytes of one ring.
+pub(crate) const RING: u64 = 256 << 10;
+/// Where the rings begin.
+const RINGS_AT: u64 = 4096;
+/// Bytes of a connection's memory.
+pub(crate) const SIZE: u64 = RINGS_AT + 2 * RING;
+/// The most bytes of a frame.
+pub(crate) const FRAME_MAX: u32 = 16 << 10;
+/// The longest that a side is waited for.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A word of a connection's memory, by the side whose ring or whose wish it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    Tail(Side),
+    Head(Side),
+    Wish(Side),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Engine,
+}
+
+impl Side {
+    fn other(self) -> Side {
+        match self {
+            Side::Client => Side::Engine,
+            Side::Engine => Side::Client,
+        }
+    }
+}
+
+/// A connection's memory.
+pub(crate) struct Memory(*mut u8);
+
+// SAFETY: every access is atomic, as of all who have the memory.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn map(fd: &OwnedFd) -> Memory {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping of a memory that was sealed, at a place that the system chooses.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), SIZE as usize, protection, MapFlags::SHARED, fd, 0)
+        };
+        Memory(base.expect("it can be mapped").cast())
+    }
+
+    /// The eight bytes there.
+    pub(crate) fn at(&self, offset: u64) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < SIZE);
+        // SAFETY: within the mapping, which lasts as long as `self`, and aligned.
+        unsafe { AtomicU64::from_ptr(self.0.add(offset as usize).cast()) }
+    }
+
+    pub(crate) fn word(&self, word: Word) -> &AtomicU64 {
+        self.at(128
+            * match word {
+                Word::Tail(side) => 2 * side as u64,
+                Word::Head(side) => 2 * side as u64 + 1,
+                Word::Wish(side) => 4 + side as u64,
+            })
+    }
+
+    /// The eight bytes at a position of that side's ring.
+    pub(crate) fn of_ring(&self, side: Side, position: u64) -> &AtomicU64 {
+        self.at(RINGS_AT + side as u64 * RING + position % RING)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; nobody borrows it any more.
+        unsafe { rustix::mm::munmap(self.0.cast(), SIZE as usize) }.expect("it was mapped");
+    }
+}
+
+/// One side of a connection.
+pub(crate) struct Ring {
+    pub(crate) socket: OwnedFd,
+    pub(crate) memory: Arc<Memory>,
+    /// The memory as it was handed over.
+    pub(crate) fd: OwnedFd,
+    side: Side,
+    pub(crate) written: Cell<u64>,
+    pub(crate) read: u64,
+}
+
+impl Ring {
+    fn new(socket: OwnedFd, fd: OwnedFd, side: Side) -> Ring {
+        Ring { socket, memory: Arc::new(Memory::map(&fd)), fd, side, written: Cell::new(0), read: 0 }
+    }
+
+    /// Joins the engine that serves there.
+    #[track_caller]
+    pub(crate) fn join(path: &Path) -> Ring {
+        let socket = dial(path);
+        send(&socket, HELLO, &[]);
+        let (greeting, mut fds) = receive(&socket).expect("a greeting");
+        assert_eq!(greeting, WELCOME, "{}", greeting.escape_ascii());
+        assert_eq!(fds.len(), 1, "the memory comes with it");
+        Ring::new(socket, fds.remove(0), Side::Client)
+    }
+
+    /// Welcomes a client that has connected, as an engine does.
+    pub(crate) fn welcome(socket: OwnedFd) -> Option<Ring> {
+        receive(&socket)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("impostor", flags).expect("memory");
+        rustix::fs::ftruncate(&fd, SIZE).expect("memory");
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals).expect("it allows that");
+        send(&socket, WELCOME, &[fd.as_fd()]);
+        Some(Ring::new(socket, fd, Side::Engine))
+    }
+
+    /// Writes a frame of any length that a ring holds. False if the other side has hung up.
+    pub(crate) fn send(&self, frame: &[u8]) -> bool {
+        let size = (4 + frame.len() as u64).next_multiple_of(16);
+        assert!(size <= RING, "no ring holds {size} bytes");
+        let until = Instant::now() + PATIENCE;
+        let head = self.memory.word(Word::Head(self.side));
+        // Nothing that the other side says is believed: at worst, what it has not read is overwritten.
+        while self.written.get().wrapping_sub(head.load(Ordering::SeqCst)) + size > RING {
+            assert!(Instant::now() < until, "it reads nothing");
+            if self.is_hung_up() {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        let bytes = [&(frame.len() as u32).to_le_bytes()[..], frame].concat();
+        for (word, bytes) in (0..).zip(bytes.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            let at = self.memory.of_ring(self.side, self.written.get() + 8 * word);
+            at.store(u64::from_le_bytes(whole), Ordering::SeqCst);
+        }
+        self.written.set(self.written.get() + size);
+        self.publish(self.written.get());
+        !self.is_hung_up()
+    }
+
+    /// Says that so many bytes were written, and rings if that is wished for.
+    pub(crate) fn publish(&self, tail: u64) {
+        self.memory.word(Word::Tail(self.side)).store(tail, Ordering::SeqCst);
+        self.grant();
+    }
+
+    fn grant(&self) {
+        if self.memory.word(Word::Wish(self.side.other())).swap(0, Ordering::SeqCst) != 0 {
+            self.bell();
+        }
+    }
+
+    pub(crate) fn bell(&self) {
+        let _full_or_gone = rustix::net::send(&self.socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+
+    /// The next frame, if one comes in time.
+    pub(crate) fn receive(&mut self, wait: Duration) -> Option<Vec<u8>> {
+        let until = Instant::now() + wait;
+        let theirs = self.side.other();
+        let tail = self.memory.word(Word::Tail(theirs));
+        while tail.load(Ordering::SeqCst) == self.read {
+            // After that it has written all that it ever will.
+            let has_ended = self.hangs_up_within(Duration::from_micros(50));
+            if tail.load(Ordering::SeqCst) == self.read && (has_ended || Instant::now() >= until) {
+                return None;
+            }
+        }
+        let word = |at: u64| self.memory.of_ring(theirs, self.read + at).load(Ordering::SeqCst).to_le_bytes();
+        let len = u32::from_le_bytes(word(0)[..4].try_into().expect("four bytes"));
+        assert!(len <= FRAME_MAX, "an engine writes no frame of {len} bytes");
+        let size = u64::from(4 + len).next_multiple_of(16);
+        let bytes: Vec<u8> = (0..size / 8).flat_map(|at| word(8 * at)).collect();
+        self.read += size;
+        self.memory.word(Word::Head(theirs)).store(self.read, Ordering::SeqCst);
+        self.grant();
+        Some(bytes[4..4 + len as usize].to_vec())
+    }
+
+    /// Whether the other side has hung up. No bell is heard.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// Whether the other side hangs up in time. Bells are heard meanwhile.
+    pub(crate) fn hangs_up_within(&self, wait: Duration) -> bool {
+        hangs_up_within(&self.socket, wait)
+    }
+}
+
+/// A connected socket that has said nothing.
+#[track_caller]
+pub(crate) fn dial(path: &Path) -> OwnedFd {
+    let socket = socket();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).expect("a name")).expect("somebody listens");
+    socket
+}
+
+/// A socket at which something else than an engine serves.
+pub(crate) fn listen(path: &Path) -> OwnedFd {
+    let socket = socket();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path).expect("a name")).expect("a place");
+    rustix::net::listen(&socket, 8).expect("a listener");
+    socket
+}
+
+fn socket() -> OwnedFd {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .expect("a socket")
+}
+
+/// Sends a message with these descriptors; who is not listened to may have been hung up on.
+pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags).is_ok()
+}
+
+/// A message and the descriptors that come with it; nothing once the other side has hung up.
+#[track_caller]
+pub(crate) fn receive(socket: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+    let wait = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait)).expect("a poll");
+    assert!(ready > 0, "the other side says nothing");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = vec![0; 1 << 16];
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let received = rustix::net::recvmsg(socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC).ok()?;
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    bytes.truncate(received.bytes);
+    (received.bytes > 0).then_some((bytes, fds))
+}
+
+/// Whether the other end of a socket hangs up in time. What it says before is not listened to.
+pub(crate) fn hangs_up_within(socket: &OwnedFd, wait: Duration) -> bool {
+    let until = Instant::now() + wait;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        let _interrupted = poll(&mut fds, Some(&left));
+        if fds[0].revents().contains(PollFlags::HUP) {
+            return true;
+        }
+        match rustix::net::recv(socket, &mut [0u8; 1][..], RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() >= until => return false,
+            Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok((_, 0)) | Err(_) => return true,
+        }
+    }
+}
