@@ -22,7 +22,7 @@ pub(crate) const NAME: &str = "bench";
 
 /// Keys are the numbers below the count of records, big-endian, each with a slot of its own.
 pub(crate) struct Store {
-    host: Arc<Host>,
+    pub(crate) host: Arc<Host>,
     socket: PathBuf,
     pub(crate) table: Table,
 }

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long a connection may have no session.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
+/// A look of which something came takes as long as so many others.
+const BUSY_LOOK: u32 = 8;
 /// Looks without a word after which a connection is active no more.
 const ACTIVE_LOOKS: u32 = 1024;
 /// Of those who were not let in yet, so many are heard between two questions to the poll: it may take a while.
@@ -47,7 +49,7 @@ pub(crate) trait Connection: AsFd {
     const ACTIVE_MIN: usize;
     /// So many are looked at, of others the poll tells: that costs less than looking.
     const ACTIVE_MAX: usize;
-    /// Looks between two questions to the poll.
+    /// Looks between two questions to the poll, as far as nothing came of them.
     const LOOKS_PER_POLL: u32;
 
     /// Whether frames may come. Until then it is heard a few times at a time, and only when the poll tells of it.
@@ -55,7 +57,7 @@ pub(crate) trait Connection: AsFd {
         true
     }
 
-    /// Hands on the frames that have arrived. False if nothing has.
+    /// Hands on what has arrived: the next frame, or the next few. False if nothing has.
     fn read(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended>;
 
     /// As [`Connection::read`], where the poll has told that something happened.
@@ -190,7 +192,7 @@ impl<C: Connection> Connections<C> {
         mut take: impl FnMut(Connected, Arrival<'_>),
     ) -> Looked {
         let mut looked = Looked { has_received: self.look(common, &mut take), is_called: false };
-        self.looks += 1;
+        self.looks += if looked.has_received { BUSY_LOOK } else { 1 };
         if self.active.is_empty() || self.looks >= C::LOOKS_PER_POLL {
             self.looks = 0;
             self.ask_poll(common, &mut looked, &mut take);
@@ -274,7 +276,10 @@ impl<C: Connection> Connections<C> {
                     self.active[index].1 = 0;
                     index += 1;
                 }
-                Ok(false) if looks >= ACTIVE_LOOKS && self.may_be_left(place) => {
+                Ok(false)
+                    if (looks >= ACTIVE_LOOKS || self.active.len() > C::ACTIVE_MAX)
+                        && self.may_be_left(place) =>
+                {
                     self.active.swap_remove(index);
                 }
                 Ok(false) => {
@@ -380,11 +385,12 @@ impl<C: Connection> Connections<C> {
         }
     }
 
+    /// Has it looked at, if few are; in any case if it holds what has arrived, of which the poll would not tell.
     fn activate(&mut self, place: u32) {
         if let Some(tenant) = &mut self.places[place as usize].tenant
             && !tenant.is_active
             && tenant.connection.is_admitted()
-            && self.active.len() < C::ACTIVE_MAX
+            && (self.active.len() < C::ACTIVE_MAX || !tenant.connection.may_rest())
         {
             tenant.is_active = true;
             self.active.push((place, 0));

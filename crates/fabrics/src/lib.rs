@@ -22,6 +22,7 @@ pub mod runner;
 pub mod session;
 pub mod shm;
 pub mod socket;
+pub mod spin;
 pub mod tcp;
 pub mod timer;
 pub mod udp;

@@ -8,6 +8,7 @@
 
 use super::Draw;
 use crate::executor::{Idle, Turns};
+use crate::spin::BREATH;
 use crate::timer;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
@@ -31,8 +32,6 @@ pub struct Distance {
 
 /// The last stretch is waited for by looking at the clock: being woken takes longer than many a distance.
 const SPIN: Duration = Duration::from_micros(100);
-/// How long one looks before others may run, if there are any.
-const BREATH: Duration = Duration::from_micros(5);
 
 /// A fabric that is farther away. Belongs to one thread.
 pub struct Delay<F> {

@@ -129,49 +129,48 @@ impl End {
         self.outbox.is_empty()
     }
 
-    /// Hands on what was published by now. False if nothing was.
+    /// Hands on the next frame that was published. False if there is none. One at a time: so that it is answered while
+    /// the other side makes use of the answers to the one before.
     ///
     /// # Errors
-    /// [`Fault::Foreign`]. What came before was handed on.
+    /// [`Fault::Foreign`].
+    #[inline]
     pub(super) fn receive(
         &mut self,
         shared: &impl Shared,
         buffer: &mut Buffer,
-        mut take: impl FnMut(&[u8]),
+        take: impl FnOnce(&[u8]),
     ) -> Result<bool, Fault> {
         if !self.outbox.is_empty() {
             self.flush(shared)?;
         }
         let writer = self.side.other();
-        let mut fresh = shared.load(Word::Tail(writer)).wrapping_sub(self.read);
+        let fresh = shared.load(Word::Tail(writer)).wrapping_sub(self.read);
         if fresh == 0 {
             return Ok(false);
         }
         if fresh > RING || !fresh.is_multiple_of(UNIT as u64) {
             return Err(Fault::Foreign);
         }
-        while fresh > 0 {
-            let (first, rest) = buffer.0.split_at_mut(1);
-            shared.copy_out(writer, self.read, first);
-            let [a, b, c, d, ..] = first[0].0;
-            let len = u32::from_le_bytes([a, b, c, d]) as usize;
-            if len > FRAME_MAX || extent(len) > fresh {
-                return Err(Fault::Foreign);
-            }
-            let size = extent(len);
-            let more = size as usize / UNIT - 1;
-            if more > 0 {
-                shared.copy_out(writer, self.read + UNIT as u64, &mut rest[..more]);
-            }
-            self.read += size;
-            fresh -= size;
-            if self.read - self.released >= RELEASE {
-                self.released = self.read;
-                shared.store(Word::Head(writer), self.read);
-                self.wake(shared, ROOM);
-            }
-            take(&buffer.0.as_bytes()[LENGTH..LENGTH + len]);
+        let (first, rest) = buffer.0.split_at_mut(1);
+        shared.copy_out(writer, self.read, first);
+        let [a, b, c, d, ..] = first[0].0;
+        let len = u32::from_le_bytes([a, b, c, d]) as usize;
+        if len > FRAME_MAX || extent(len) > fresh {
+            return Err(Fault::Foreign);
         }
+        let size = extent(len);
+        let more = size as usize / UNIT - 1;
+        if more > 0 {
+            shared.copy_out(writer, self.read + UNIT as u64, &mut rest[..more]);
+        }
+        self.read += size;
+        if self.read - self.released >= RELEASE {
+            self.released = self.read;
+            shared.store(Word::Head(writer), self.read);
+            self.wake(shared, ROOM);
+        }
+        take(&buffer.0.as_bytes()[LENGTH..LENGTH + len]);
         Ok(true)
     }
 

@@ -38,7 +38,7 @@ use crate::shm::frame::Hello;
 use serde::{Deserialize, Serialize};
 
 /// The most bytes of a frame.
-const FRAME_MAX: usize = 16 * 1024;
+const FRAME_MAX: usize = 24 * 1024;
 /// Bytes of one ring.
 const RING: u64 = 256 * 1024;
 /// The most bytes that wait for room.

@@ -153,7 +153,7 @@ impl Connection for Client {
 
     const ACTIVE_MIN: usize = 4;
     const ACTIVE_MAX: usize = usize::MAX;
-    const LOOKS_PER_POLL: u32 = 32;
+    const LOOKS_PER_POLL: u32 = 256;
 
     fn is_admitted(&self) -> bool {
         matches!(self, Client::Admitted(_))
@@ -167,14 +167,17 @@ impl Connection for Client {
         Ok(end.receive(shared, &mut common.buffer, take)?)
     }
 
-    fn hear(&mut self, common: &mut Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
+    fn hear(&mut self, common: &mut Common, mut take: impl FnMut(&[u8])) -> Result<bool, Ended> {
         let is_connected = match self {
             Client::Admitted(client) => client.shared.is_connected(),
             _ => return self.greet(&mut common.greeting).map(|()| true),
         };
-        // After that: whoever hangs up has published all that it wrote.
-        let has_received = self.read(common, take)?;
-        if is_connected { Ok(has_received) } else { Err(Ended) }
+        if is_connected {
+            return self.read(common, take);
+        }
+        // Whoever hangs up has published all that it wrote.
+        while self.read(common, &mut take)? {}
+        Err(Ended)
     }
 
     fn send(&mut self, frame: &[u8]) -> Result<(), Ended> {
@@ -257,10 +260,6 @@ impl Port for RingPort {
 
     fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>) {
         self.connections.hang_up_on_strangers(known, Instant::now());
-    }
-
-    fn has_strangers(&self) -> bool {
-        self.connections() > 0
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

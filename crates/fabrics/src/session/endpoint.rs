@@ -11,6 +11,7 @@ use super::client::{Ask, Client, Config, Event, Fate, Granted, Lost, SlotRef};
 use super::{BODY_BYTES_MAX, WINDOW_MAX, answer};
 use crate::executor::{Idle, Turns};
 use crate::reactor::Watch;
+use crate::spin::{SPIN, spin};
 use crate::timer;
 use farside_remote::arena::session::Counters;
 use farside_remote::clock::Clock;
@@ -21,12 +22,8 @@ use std::cell::{Cell, RefCell};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// How long an endpoint looks for answers before it sleeps: about what being woken costs.
-const SPIN: Duration = Duration::from_micros(60);
-/// How long it looks before it lets others run, if there are any.
-const BREATH: Duration = Duration::from_micros(5);
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 16;
+/// Of what had arrived when the line broke, so many datagrams are looked at.
+const LAST_LOOKS: u32 = 16;
 /// How long a client may take to say hello and be answered.
 const GREETING_WAIT: Duration = Duration::from_millis(900);
 /// How long an endpoint that goes waits for the node to take what it retired.
@@ -358,7 +355,7 @@ impl<L: Line> Endpoint<L> {
         }
         if let Err(Broken(reason)) = sent {
             // What had come before may say what ran.
-            for _ in 0..LOOKS {
+            for _ in 0..LAST_LOOKS {
                 let received = self.line.receive(|bytes| {
                     let _refused_is_counted = client.receive(*now, bytes);
                 });
@@ -638,28 +635,13 @@ impl<L: Line> Turns for Endpoint<L> {
 
     fn wait(&self, core: &Idle<'_>) {
         self.has_waited.set(true);
-        let mut since = None;
-        let mut breathes_at = Duration::ZERO;
-        while self.state.borrow().client.is_waiting() {
-            for _ in 0..LOOKS {
-                if self.look() {
-                    // What has arrived may have made room for more.
-                    return self.send();
-                }
-                if core.is_woken() {
-                    return;
-                }
-                std::hint::spin_loop();
-            }
-            let now = timer::now();
-            let spun = now.saturating_sub(*since.get_or_insert(now));
-            if spun >= SPIN {
-                break;
-            }
-            if spun >= breathes_at {
-                // Who is to answer may need this very core.
-                std::thread::yield_now();
-                breathes_at = spun + BREATH;
+        if self.state.borrow().client.is_waiting() {
+            let found = spin(|| if self.look() { Some(true) } else { core.is_woken().then_some(false) });
+            match found {
+                // What has arrived may have made room for more.
+                Some(true) => return self.send(),
+                Some(false) => return,
+                None => {}
             }
         }
         if self.line.may_sleep() {

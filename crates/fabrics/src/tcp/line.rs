@@ -96,7 +96,7 @@ impl<W: Wire> Line for StreamLine<W> {
             let _watched_as_before =
                 epoll::modify(&self.poll, &self.stream, epoll::EventData::new_u64(0), events);
         }
-        true
+        !state.wire.has_frame()
     }
 }
 

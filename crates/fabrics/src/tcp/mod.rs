@@ -19,7 +19,7 @@ use std::net::TcpStream;
 
 /// The most bytes of a frame. Larger ones are slower: neither side has anything to do while the other works on all
 /// of it.
-const FRAME_MAX: usize = 16 * 1024;
+const FRAME_MAX: usize = 24 * 1024;
 /// Bytes before each frame.
 const LENGTH: usize = 4;
 /// Bytes that are read at once.
@@ -73,7 +73,13 @@ pub trait Wire: Send {
     /// Bytes that could be written if there were room.
     fn unwritten(&self) -> usize;
 
-    /// Reads once and hands on the frames that are whole then. `buffer` has 128 KiB. False if nothing came.
+    /// Whether a frame waits to be handed on, of which no poll tells.
+    fn has_frame(&self) -> bool {
+        false
+    }
+
+    /// Hands on the next frame, or the next few; reads for that once at most. `buffer` has 128 KiB. False if nothing
+    /// came.
     ///
     /// # Errors
     /// Nothing more will be carried. What had arrived before was handed on.
@@ -107,6 +113,10 @@ impl Wire for Plain {
 
     fn unwritten(&self) -> usize {
         self.outbox.len()
+    }
+
+    fn has_frame(&self) -> bool {
+        self.inbox.has_frame
     }
 
     fn receive(
@@ -169,30 +179,51 @@ fn put_frame(bytes: &mut Vec<u8>, frame: &[u8]) {
     bytes.extend_from_slice(frame);
 }
 
-/// Bytes that arrived and whose rest has not.
+/// Bytes that arrived and were not handed on.
 #[derive(Default)]
 struct Inbox {
     bytes: Vec<u8>,
+    /// Of them that were handed on since.
+    done_with: usize,
+    /// Whether a frame is whole among the others.
+    has_frame: bool,
 }
 
 impl Inbox {
-    /// Reads once and hands on the frames that are whole then. `buffer` has [`READ_MAX`] bytes. False if nothing came.
+    /// Hands on the next frame: so that it is answered while the other side makes use of the answers to the one before.
+    /// Reads once if none is whole. `buffer` has [`READ_MAX`] bytes. False if nothing came.
     fn receive(
         &mut self,
         stream: impl Read,
         buffer: &mut [u8],
-        take: impl FnMut(&[u8]),
+        mut take: impl FnMut(&[u8]),
     ) -> Result<bool, End> {
+        if self.has_frame {
+            let bytes = &self.bytes[self.done_with..];
+            let (frame, rest) = next_frame(bytes)?.expect("it was whole");
+            take(frame);
+            self.done_with += bytes.len() - rest.len();
+            self.has_frame = next_frame(rest)?.is_some();
+            if rest.is_empty() {
+                self.keep(&[]);
+            }
+            return Ok(true);
+        }
         let Some(len) = self.read(stream, buffer)? else { return Ok(false) };
-        let rest = split(&buffer[..len], take)?;
+        let mut rest = &buffer[..len];
+        if let Some((frame, after)) = next_frame(rest)? {
+            take(frame);
+            rest = after;
+        }
+        self.has_frame = next_frame(rest)?.is_some();
         self.keep(rest);
         Ok(true)
     }
 
     /// Reads once, behind what was kept; how many bytes that makes in `buffer`. Nothing if nothing came.
     fn read(&self, mut stream: impl Read, buffer: &mut [u8]) -> Result<Option<usize>, End> {
-        let held = self.bytes.len();
-        buffer[..held].copy_from_slice(&self.bytes);
+        let held = self.bytes.len() - self.done_with;
+        buffer[..held].copy_from_slice(&self.bytes[self.done_with..]);
         match stream.read(&mut buffer[held..]) {
             Ok(0) => Err(End::HungUp),
             Ok(len) => Ok(Some(held + len)),
@@ -217,6 +248,7 @@ impl Inbox {
     /// Keeps what is to be looked at with what comes next, in place of what was kept.
     fn keep(&mut self, rest: &[u8]) {
         self.bytes.clear();
+        self.done_with = 0;
         if rest.is_empty() {
             self.bytes.shrink_to(0); // Ten thousand idle connections hold nothing.
         } else {
@@ -226,17 +258,24 @@ impl Inbox {
 }
 
 /// Hands on the frames that are whole in `bytes`; the rest.
+#[cfg(feature = "tls")]
 fn split(mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> Result<&[u8], End> {
-    while let Some((size, after)) = bytes.split_first_chunk::<LENGTH>() {
-        let len = u32::from_le_bytes(*size) as usize;
-        if len > DATAGRAM_MAX {
-            return Err(if size[..3] == ALERT { End::Encrypted } else { End::Foreign });
-        }
-        let Some((frame, after)) = after.split_at_checked(len) else { break };
+    while let Some((frame, after)) = next_frame(bytes)? {
         take(frame);
         bytes = after;
     }
     Ok(bytes)
+}
+
+/// The first frame of `bytes`, and the rest. Nothing if none is whole.
+#[inline]
+fn next_frame(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, End> {
+    let Some((size, after)) = bytes.split_first_chunk::<LENGTH>() else { return Ok(None) };
+    let len = u32::from_le_bytes(*size) as usize;
+    if len > DATAGRAM_MAX {
+        return Err(if size[..3] == ALERT { End::Encrypted } else { End::Foreign });
+    }
+    Ok(after.split_at_checked(len))
 }
 
 /// How an alert of TLS begins, with which one who speaks it answers anything else. No frame is as long as it says.

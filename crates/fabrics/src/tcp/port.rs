@@ -123,7 +123,7 @@ impl<W: Wire> Connection for Client<W> {
 
     const ACTIVE_MIN: usize = 0;
     const ACTIVE_MAX: usize = 4;
-    const LOOKS_PER_POLL: u32 = 16;
+    const LOOKS_PER_POLL: u32 = 64;
 
     fn is_admitted(&self) -> bool {
         self.wire.is_ready()
@@ -131,6 +131,10 @@ impl<W: Wire> Connection for Client<W> {
 
     fn read(&mut self, buffer: &mut Box<[u8]>, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
         Ok(self.wire.receive(&self.stream, buffer, take)?)
+    }
+
+    fn may_rest(&mut self) -> bool {
+        !self.wire.has_frame()
     }
 
     fn send(&mut self, frame: &[u8]) -> Result<(), Ended> {

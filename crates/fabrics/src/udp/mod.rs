@@ -17,7 +17,7 @@ use std::net::{SocketAddr, UdpSocket};
 
 /// The most bytes of a datagram that stays on this machine. Larger ones are slower: neither side has anything to do
 /// while the other works on all of it.
-const LOOPBACK_MAX: usize = 16 * 1024;
+const LOOPBACK_MAX: usize = 24 * 1024;
 /// Bytes of headers before a datagram's own: of IPv6, which are more, and of UDP.
 const HEADERS: usize = 40 + 8;
 /// Bytes that are asked of the system for what has arrived.

@@ -18,6 +18,7 @@ use farside_fabrics::session::carrier::{Arrival, Port};
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_fabrics::session::{BODY_BYTES_MAX, Counters};
 use farside_fabrics::shm::frame;
+use farside_fabrics::spin::spin;
 use farside_fabrics::timer::timespec;
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, Refusals, Store};
@@ -31,12 +32,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long an engine looks for work before it sleeps: about what being woken costs.
-const SPIN: Duration = Duration::from_micros(60);
-/// How long it looks before it lets others run, if there are any.
-const BREATH: Duration = Duration::from_micros(5);
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 16;
 /// A session of which nothing was heard for so long ends.
 const SILENCE: Duration = Duration::from_secs(5);
 /// A session that keeps a scan waiting for so long ends: longer than the longest question of a good client takes.
@@ -330,35 +325,12 @@ impl<P: Port> Desk<P> {
         self.keep_time(None);
         let executed = self.server.counters().executed;
         let was_asked = std::mem::replace(&mut self.executed, executed) != executed;
-        if was_asked && self.looks_around() {
+        // What is broken is still so when the caller looks.
+        if was_asked && spin(|| (self.turn() != Ok(false)).then_some(())).is_some() {
             return;
         }
         self.show_counters();
         self.sleep();
-    }
-
-    /// Whether anything arrives before long.
-    fn looks_around(&mut self) -> bool {
-        let since = Instant::now();
-        let mut breathes_at = BREATH;
-        loop {
-            for _ in 0..LOOKS {
-                match self.turn() {
-                    Ok(false) => std::hint::spin_loop(),
-                    // What is broken is still so when the caller looks.
-                    Ok(true) | Err(_) => return true,
-                }
-            }
-            let spun = since.elapsed();
-            if spun >= SPIN {
-                return false;
-            }
-            if spun >= breathes_at {
-                // Whoever is to ask may need this very core.
-                std::thread::yield_now();
-                breathes_at = spun + BREATH;
-            }
-        }
     }
 
     fn sleep(&mut self) {

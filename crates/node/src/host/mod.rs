@@ -129,8 +129,11 @@ struct Shared {
     mails: Vec<Arc<Mail>>,
     /// From engines. Held for no longer than it takes to add a letter, or to take all.
     letters: Mutex<Vec<Letter>>,
+    /// Who may do what: another after each reload, which engines take up by themselves.
     access: Mutex<Arc<Access>>,
+    /// Wrong tokens and keys of late, at all engines.
     guesses: Mutex<Guesses>,
+    /// From when on guesses are timed.
     began: Instant,
 }
 
