@@ -175,7 +175,22 @@ impl Reply {
     /// # Errors
     /// The bytes are no such reply; this one is then empty.
     pub fn decode(&mut self, ops: usize, bytes: &[u8]) -> Result<(), WireError> {
-        self.begin(0);
+        self.fill(ops, |own| {
+            own.clear();
+            own.extend_from_slice(bytes);
+        })
+    }
+
+    /// As [`Reply::decode`], of the bytes that `fill` leaves in this one's own buffer, which it may exchange for
+    /// another.
+    ///
+    /// # Errors
+    /// As [`Reply::decode`].
+    #[inline]
+    pub fn fill(&mut self, ops: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
+        (self.used, self.ops, self.last) = (0, 0, None);
+        fill(&mut self.bytes);
+        let bytes = &self.bytes[..];
         let entries = ops.checked_mul(ENTRY).filter(|&len| len <= bytes.len());
         let Some(entries) = entries else { return Err(WireError::Truncated) };
         if bytes.len() > REPLY_BYTES_MAX {
@@ -192,8 +207,6 @@ impl Reply {
         if last != bytes.len() - entries {
             return Err(WireError::Reply);
         }
-        self.room(bytes.len());
-        self.bytes[..bytes.len()].copy_from_slice(bytes);
         (self.used, self.ops) = (bytes.len(), ops);
         self.last = ops.checked_sub(1).map(|last| self.entry(last).0);
         Ok(())

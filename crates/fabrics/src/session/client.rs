@@ -13,8 +13,8 @@ use super::packet::{
 use super::rtt::{RTO_MAX, Rtt};
 use super::server::last;
 use super::{
-    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, FRAGMENTS_MAX, MESSAGE_BYTES_MAX, PINGS,
-    Pool, TOKEN_BYTES_MAX, WINDOW_MAX, first, ones,
+    BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, FRAGMENTS_MAX, KEPT_BYTES_MAX,
+    MESSAGE_BYTES_MAX, PINGS, Pool, TOKEN_BYTES_MAX, WINDOW_MAX, first, ones,
 };
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
@@ -497,6 +497,23 @@ impl Client {
     pub fn reply(&self, request: SlotRef) -> &[u8] {
         assert!(self.is_answered(request), "a reply is there from its event until its release");
         &self.slots[request.slot()].reply
+    }
+
+    /// Puts the answer to a request in place of what `bytes` holds: by an exchange, where a slot may keep that. To be
+    /// done once.
+    ///
+    /// # Panics
+    /// If it was not answered, or was released.
+    #[inline]
+    pub fn take_reply(&mut self, request: SlotRef, bytes: &mut Vec<u8>) {
+        assert!(self.is_answered(request), "a reply is there from its event until its release");
+        let reply = &mut self.slots[request.slot()].reply;
+        if reply.lent.is_none() && bytes.capacity() <= KEPT_BYTES_MAX {
+            std::mem::swap(&mut reply.own, bytes);
+        } else {
+            bytes.clear();
+            bytes.extend_from_slice(reply);
+        }
     }
 
     /// Forgets the answer to a request, whose slot is free for another.

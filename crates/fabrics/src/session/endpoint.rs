@@ -536,11 +536,11 @@ struct Answered<'a, L: Line> {
 }
 
 impl<L: Line> Answered<'_, L> {
-    /// Has the answer's bytes looked at.
+    /// Has the answer looked at.
     #[inline]
-    fn look<O>(self, look: impl FnOnce(&[u8], &mut Counters) -> O) -> O {
+    fn look<O>(self, look: impl FnOnce(&mut Client, SlotRef, &mut Counters) -> O) -> O {
         let State { client, counters, .. } = &mut *self.endpoint.state.borrow_mut();
-        look(client.reply(self.request), counters)
+        look(client, self.request, counters)
     }
 }
 
@@ -564,7 +564,8 @@ impl<L: Line> Fabric for Endpoint<L> {
             let count = view.pieces().zip(&mut parts).map(|(piece, part)| *part = piece).count();
             self.ask(Ask::Chain, DEADLINE, &parts[..count]).await?
         };
-        let refusal = answered.look(|bytes, counters| {
+        let refusal = answered.look(|client, request, counters| {
+            let bytes = client.reply(request);
             counters.chains += 1;
             counters.ops += view.len() as u64;
             counters.atomics += view.atomics() as u64;
@@ -574,7 +575,7 @@ impl<L: Line> Fabric for Endpoint<L> {
                 counters.refused += 1;
                 return Some(FabricError::Refused(reason));
             }
-            if let Err(error) = reply.decode(view.len(), bytes) {
+            if let Err(error) = reply.fill(view.len(), |own| client.take_reply(request, own)) {
                 let reason = format!("its reply is malformed: {error}");
                 return Some(FabricError::Lost { node, ran: Ran::Yes, reason });
             }
@@ -604,12 +605,15 @@ impl<L: Line> Fabric for Endpoint<L> {
             )));
         }
         let answered = self.ask(Ask::Call(service), self.patience.get(), &[request]).await?;
-        answered.look(|bytes, _| match answer::refusal(bytes) {
-            Some(reason) => Err(FabricError::Refused(reason)),
-            None => {
-                told.clear();
-                told.extend_from_slice(answer::body(bytes));
-                Ok(())
+        answered.look(|client, request, _| {
+            let bytes = client.reply(request);
+            match answer::refusal(bytes) {
+                Some(reason) => Err(FabricError::Refused(reason)),
+                None => {
+                    told.clear();
+                    told.extend_from_slice(answer::body(bytes));
+                    Ok(())
+                }
             }
         })
     }
