@@ -2,7 +2,9 @@
 //!
 //! Those who were just active are looked at without any call of the system. Who has been quiet for a while rests, and
 //! costs nothing until the poll tells of it: that is asked now and then while the engine is busy, and at once when it
-//! sleeps. Who comes is let in a few at a time, so that a crowd of newcomers leaves the others most of the engine.
+//! sleeps. To let somebody in may take a while: it is done for one at a time, and while others are active it has a part
+//! of the time alone, so that a crowd of newcomers leaves them the rest. Where too many stand there and are not let in,
+//! the one who has stood longest makes room.
 //!
 //! Invariant: a connection that is not active has asked the poll to tell of it.
 //! Invariant: an address names one connection for ever; who comes to its place has another.
@@ -23,8 +25,10 @@ const HELLO_WAIT: Duration = Duration::from_secs(5);
 const BUSY_LOOK: u32 = 8;
 /// Looks without a word after which a connection is active no more.
 const ACTIVE_LOOKS: u32 = 1024;
-/// Of those who were not let in yet, so many are heard between two questions to the poll: it may take a while.
-const NEWCOMERS_PER_POLL: u32 = 2;
+/// Of those who were not let in yet, so many are heard between two questions to the poll.
+pub(crate) const NEWCOMERS_PER_POLL: u32 = 1;
+/// While others are active, newcomers are not heard again before so many times as long as that took.
+const NEWCOMERS_PAUSE: u32 = 3;
 /// The listener's place in the poll.
 const LISTENER: u64 = u64::MAX;
 
@@ -51,6 +55,8 @@ pub(crate) trait Connection: AsFd {
     const ACTIVE_MAX: usize;
     /// Looks between two questions to the poll, as far as nothing came of them.
     const LOOKS_PER_POLL: u32;
+    /// So many may be there who were not let in.
+    const NEWCOMERS_MAX: usize = 1024;
 
     /// Whether frames may come. Until then it is heard a few times at a time, and only when the poll tells of it.
     fn is_admitted(&self) -> bool {
@@ -98,6 +104,10 @@ pub(crate) struct Connections<C> {
     poll: OwnedFd,
     places: Vec<Place<C>>,
     vacant: Vec<u32>,
+    /// Those who were not let in when they came, the oldest first.
+    newcomers: VecDeque<Connected>,
+    /// Before that, who is active is served alone.
+    newcomers_at: Option<Instant>,
     /// Those who were just active, and looks at each since its last word.
     active: Vec<(u32, u32)>,
     looks: u32,
@@ -140,6 +150,8 @@ impl<C: Connection> Connections<C> {
             poll,
             places: Vec::new(),
             vacant: Vec::new(),
+            newcomers: VecDeque::new(),
+            newcomers_at: None,
             active: Vec::new(),
             looks: 0,
             writing: Vec::new(),
@@ -165,6 +177,7 @@ impl<C: Connection> Connections<C> {
         if self.vacant.pop().is_none() {
             self.places.push(Place { generation: 0, tenant: None });
         }
+        let is_admitted = connection.is_admitted();
         self.places[place as usize].tenant = Some(Tenant {
             connection,
             peer,
@@ -175,7 +188,26 @@ impl<C: Connection> Connections<C> {
             wants_out: false,
             is_leaving: false,
         });
+        if !is_admitted {
+            self.newcomers.push_back(Connected {
+                place,
+                generation: self.places[place as usize].generation,
+                peer,
+            });
+            self.make_room();
+        }
         Ok(())
+    }
+
+    /// Lets go of the oldest of too many newcomers, unless it was let in or has gone meanwhile.
+    fn make_room(&mut self) {
+        if self.newcomers.len() > C::NEWCOMERS_MAX
+            && let Some(oldest) = self.newcomers.pop_front()
+            && let Some(tenant) = self.named(oldest)
+            && !tenant.connection.is_admitted()
+        {
+            self.end(oldest.place);
+        }
     }
 
     /// Has the poll tell of those who wait at the listener, or not.
@@ -315,21 +347,21 @@ impl<C: Connection> Connections<C> {
         let Ok((events, _)) = epoll::wait(&self.poll, &mut events, Some(&now)) else {
             return; // Interrupted: the caller comes again.
         };
-        let mut newcomers = 0;
+        self.newcomers_at = self.newcomers_at.filter(|&at| !self.active.is_empty() && Instant::now() < at);
+        let mut room = if self.newcomers_at.is_none() { NEWCOMERS_PER_POLL } else { 0 };
         for event in events {
             let (at, flags) = (event.data.u64(), event.flags);
             if at == LISTENER {
-                looked.is_called = true;
+                looked.is_called = room > 0;
+                looked.has_received |= room == 0; // The poll tells of it again.
                 continue;
             }
             let place = at as u32;
             let Some(tenant) = &self.places[place as usize].tenant else { continue };
-            if !tenant.connection.is_admitted() {
-                newcomers += 1;
-                if newcomers > NEWCOMERS_PER_POLL {
-                    looked.has_received = true; // The poll tells of it again.
-                    continue;
-                }
+            let since = (!tenant.connection.is_admitted()).then(Instant::now);
+            if since.is_some() && room == 0 {
+                looked.has_received = true; // Likewise.
+                continue;
             }
             if flags.contains(epoll::EventFlags::OUT) {
                 self.write(place);
@@ -338,6 +370,11 @@ impl<C: Connection> Connections<C> {
                 looked.has_received |= self.read(place, true, common, take) != Ok(false);
                 self.watch(place);
                 self.activate(place);
+            }
+            if let Some(since) = since {
+                room -= 1;
+                let now = Instant::now();
+                self.newcomers_at = Some(now + (now - since) * NEWCOMERS_PAUSE);
             }
         }
     }
@@ -446,6 +483,7 @@ mod tests {
         const ACTIVE_MIN: usize = 1;
         const ACTIVE_MAX: usize = 3;
         const LOOKS_PER_POLL: u32 = 4;
+        const NEWCOMERS_MAX: usize = 25;
 
         fn is_admitted(&self) -> bool {
             self.is_admitted
@@ -640,8 +678,21 @@ mod tests {
             polls += u32::from(now > before);
             before = now;
         }
-        assert_eq!(polls, 20 / NEWCOMERS_PER_POLL);
+        assert!(polls >= 20 / NEWCOMERS_PER_POLL, "{polls}");
         assert!(heard.said.len() >= 10, "who was there was heard meanwhile: {heard:?}");
+    }
+
+    #[test]
+    fn of_too_many_newcomers_the_oldest_makes_room() {
+        let mut rig = Rig::new();
+        let (_guest, _) = rig.admitted(1);
+        let mut silent: Vec<_> = (0..Bytes::NEWCOMERS_MAX).map(|_| rig.come()).collect();
+        assert_eq!(rig.look_around(), Heard::default(), "the guest is no newcomer");
+        let _one_more = rig.come();
+        assert_eq!(rig.look_around().gone.len(), 1);
+        let mut bytes = Vec::new();
+        silent.remove(0).read_to_end(&mut bytes).expect("it was hung up on");
+        assert_eq!(rig.connections.len(), 1 + Bytes::NEWCOMERS_MAX);
     }
 
     #[test]

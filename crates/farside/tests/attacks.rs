@@ -29,6 +29,8 @@ mod streams;
 mod support;
 #[path = "attacks/target.rs"]
 mod target;
+#[path = "attacks/tls.rs"]
+mod tls;
 
 /// Makes a test of each of these functions for each carrier.
 macro_rules! on_each_carrier {

@@ -15,6 +15,8 @@ mod settings;
 #[path = "cli/stores.rs"]
 mod stores;
 mod support;
+#[path = "cli/tls.rs"]
+mod tls;
 #[path = "cli/tokens.rs"]
 mod tokens;
 

@@ -44,7 +44,7 @@ const TOKEN: &str = "the token of tests that need several hosts";
 const TOKEN_SHA256: &str = "261140cf58d8214015169d316d4ca1d414d23dcf5d30346cd89e5d12dfd8e255";
 
 fn connect(url: &str) -> Pool {
-    let options = farside::Options { token: Some(TOKEN.to_owned()) };
+    let options = farside::Options { token: Some(TOKEN.to_owned()), ..farside::Options::default() };
     farside::connect_with(url, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 

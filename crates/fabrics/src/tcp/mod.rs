@@ -333,6 +333,14 @@ mod tests {
         assert!(matches!(received, Err(End::Foreign)));
     }
 
+    #[test]
+    fn who_answers_by_an_alert_of_tls_is_told_from_others() {
+        let mut inbox = Inbox::default();
+        let alert = [21, 3, 3, 0, 2, 2, 10];
+        let received = inbox.receive(&alert[..], &mut vec![0; READ_MAX], |_| panic!("it is no frame"));
+        assert!(matches!(received, Err(End::Encrypted)));
+    }
+
     /// Frames whose bytes were changed, however they are cut: each that is handed on is no longer than a frame.
     #[test]
     fn fuzz_frames() {

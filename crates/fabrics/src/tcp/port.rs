@@ -4,7 +4,7 @@
 //! than [`OUTBOX_MAX`].
 
 use super::{End, FRAME_MAX, LENGTH, Plain, READ_MAX, Wire};
-use crate::connections::{Connected, Connection, Connections, Ended};
+use crate::connections::{Connected, Connection, Connections, Ended, NEWCOMERS_PER_POLL};
 use crate::session::carrier::{Arrival, Broken, Port};
 use socket2::{Domain, Protocol, SockAddr, Type};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -78,13 +78,15 @@ impl<W: Wire> StreamPort<W> {
         self.listener.local_addr()
     }
 
+    /// Lets in who waits, where that takes a while no more than are heard at a time: the others wait in line.
     fn accept(&mut self) {
-        loop {
+        let mut newcomers = 0;
+        while newcomers < NEWCOMERS_PER_POLL {
             match self.listener.accept() {
-                Ok((stream, peer)) => {
-                    // It may be gone already.
-                    let _gone = self.admit(stream, peer.ip());
-                }
+                Ok((stream, peer)) => match self.admit(stream, peer.ip()) {
+                    Ok(is_newcomer) => newcomers += u32::from(is_newcomer),
+                    Err(_) => {} // It may be gone already.
+                },
                 Err(error) => {
                     use rustix::io::Errno;
                     let errno = Errno::from_io_error(&error);
@@ -98,11 +100,14 @@ impl<W: Wire> StreamPort<W> {
         }
     }
 
-    fn admit(&mut self, stream: TcpStream, peer: IpAddr) -> std::io::Result<()> {
+    /// Takes one in. True if both sides have yet to agree how to speak.
+    fn admit(&mut self, stream: TcpStream, peer: IpAddr) -> std::io::Result<bool> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         let client = Client { stream, wire: (self.wire)() };
-        Ok(self.connections.enter(client, Some(peer)).map_err(|(_, errno)| errno)?)
+        let is_newcomer = !client.is_admitted();
+        self.connections.enter(client, Some(peer)).map_err(|(_, errno)| errno)?;
+        Ok(is_newcomer)
     }
 }
 

@@ -20,6 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus, WriteTraffic};
 use rustls::{CertificateError, ClientConfig, Error, RootCertStore, ServerConfig};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
@@ -222,8 +223,8 @@ impl From<End> for ConnectError {
         match end {
             End::Tls(Error::InvalidCertificate(error)) => ConnectError::Untrusted(error),
             End::Tls(error) => ConnectError::Failed(error),
-            End::System(error) => ConnectError::System(error),
-            End::HungUp | End::Foreign | End::Encrypted => ConnectError::HungUp,
+            End::System(error) if error.kind() != ErrorKind::ConnectionReset => ConnectError::System(error),
+            End::System(_) | End::HungUp | End::Foreign | End::Encrypted => ConnectError::HungUp,
         }
     }
 }

@@ -50,8 +50,8 @@ struct Cli {
 const AFTER_HELP: &str = "\
 Which node and which store is told by --pool and --store, else by FARSIDE_POOL and FARSIDE_STORE, else by 'pool' and \
 'store' in the file that FARSIDE_CONFIG names or in ~/.config/farside/config.toml; 'farside info --config' shows it. \
-Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, 'token_file'. \
-So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
+Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, \
+'token_file'. So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
 
 Exit codes: 0 done, 1 the store has no such key, 2 anything else; the reason and the remedy are on standard error.";
 

@@ -16,6 +16,8 @@ pub(crate) struct Target {
     pub(crate) node: support::Node,
     urls: BTreeMap<String, String>,
     pub(crate) admin: SocketAddr,
+    /// How well-behaved clients connect.
+    pub(crate) options: farside::Options,
 }
 
 impl Target {
@@ -25,12 +27,16 @@ impl Target {
 
     pub(crate) fn within(wrap: impl FnOnce(std::process::Command) -> std::process::Command) -> Target {
         let folder = tempfile::tempdir().expect("a folder");
-        let ring = format!("ring:{}", folder.path().join("ring").display());
+        let out = folder.path().to_str().expect("UTF-8");
+        support::farside(["tls", "new", "--host", "127.0.0.1", "--out", out]).done();
+        let (cert, key) = (format!("{out}/cert.pem"), format!("{out}/key.pem"));
+        let tls_ca = Some(std::fs::read_to_string(&cert).expect("it was made"));
+        let ring = format!("ring:{out}/ring");
         let mut arguments = vec!["--memory", "96MiB", "--store", "default", "--quota", "16MiB"];
-        for url in ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", &ring] {
+        for url in ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", "tls://127.0.0.1:0", &ring] {
             arguments.extend(["--listen", url]);
         }
-        arguments.extend(["--admin", "127.0.0.1:0"]);
+        arguments.extend(["--tls-cert", &cert, "--tls-key", &key, "--admin", "127.0.0.1:0"]);
         let node = support::Node::within(wrap, &arguments);
         let mut urls = BTreeMap::new();
         let admin = loop {
@@ -43,7 +49,8 @@ impl Target {
             }
         };
         node.run(["store", "create", "witness", "--quota", "24MiB", "--items", "2000"]).done();
-        Target { _folder: folder, node, urls, admin }
+        let options = farside::Options { tls_ca, ..farside::Options::default() };
+        Target { _folder: folder, node, urls, admin, options }
     }
 
     /// Where engines serve by that carrier.
@@ -108,7 +115,7 @@ impl Target {
 
     /// A client over that carrier whose data are to stay.
     pub(crate) fn witness(&self, carrier: &str) -> Witness {
-        let pool = farside::connect(self.url(carrier)).expect("it serves");
+        let pool = farside::connect_with(self.url(carrier), &self.options).expect("it serves");
         let witness = Witness { client: pool.open("witness").expect("a store") };
         for n in 0..Witness::ITEMS {
             witness.client.put(n.to_le_bytes(), value_of(n)).wait().expect("it stores");

@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_built_in() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("settings.toml");
-    std::fs::write(&file, "pool = 'shm:/file'\nstore = 'filed'\ntoken_file = '/filed'\n").expect("a file");
+    std::fs::write(&file, "pool = 'shm:/file'\nstore = 'filed'\ntoken_file = '/filed'\ntls_ca = '/certs'\n")
+        .expect("a file");
     let told_by = |flags: &[&str], variables: &[(&str, &OsStr)], name: &str| {
         let mut command = command();
         command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
@@ -51,6 +52,12 @@ fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_bu
     );
     assert_eq!(token_file(&[], &[config]), pair("/filed", &path));
     assert_eq!(token_file(&[], &[]), pair("none", "built in"));
+    let tls_ca = |flags: &[&str], variables: &[(&str, &OsStr)]| told_by(flags, variables, "tls_ca");
+    let both = [config, ("FARSIDE_TLS_CA", shown)];
+    assert_eq!(tls_ca(&["--tls-ca", "/f"], &both), pair("/f", "flag"));
+    assert_eq!(tls_ca(&[], &both), pair("/shown", "FARSIDE_TLS_CA"));
+    assert_eq!(tls_ca(&[], &[config]), pair("/certs", &path));
+    assert_eq!(tls_ca(&[], &[]), pair("none", "built in"));
     // A variable set to nothing is not set.
     assert_eq!(told(&[], &[("FARSIDE_STORE", OsStr::new(""))])[1], pair("default", "built in"));
 }
@@ -71,7 +78,7 @@ fn bad_settings_are_refused_and_unknown_ones_warned_of() {
         std::fs::write(&file, text).expect("a file");
         with("FARSIDE_CONFIG", file.as_os_str())
             .refused("no settings file")
-            .refused("may set pool, store and token_file");
+            .refused("may set pool, store, token_file and tls_ca");
     }
     std::fs::write(&file, b"pool = '\xff'").expect("a file");
     with("FARSIDE_CONFIG", file.as_os_str()).refused("could not read the settings").refused("FARSIDE_CONFIG");

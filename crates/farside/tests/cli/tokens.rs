@@ -251,7 +251,7 @@ fn tokens_are_taken_away_while_their_sessions_work() {
         let node = Guarded::start(scheme);
         let connect = |name: &str| {
             let token = farside::config::read_token(&node.path(name)).expect("a token");
-            let options = farside::Options { token: Some(token) };
+            let options = farside::Options { token: Some(token), ..farside::Options::default() };
             let shown = format!("{options:?}");
             assert!(!shown.contains("farside_"), "{shown}");
             farside::connect_with(&node.url, &options).expect("it is let in")

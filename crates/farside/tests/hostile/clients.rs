@@ -218,6 +218,18 @@ fn a_thousand_that_connect_and_say_nothing_are_forgotten() {
     node.is_well(before);
 }
 
+/// Nobody else is there whose words would wake the engine.
+#[test]
+fn who_comes_to_a_ring_and_says_nothing_is_hung_up_on_also_when_it_is_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ring = folder.path().join("ring");
+    let node = Node::with(&["--memory", "16MiB", "--listen", &format!("ring:{}", ring.display())]);
+    let before = node.descriptors();
+    let silent = Peer::connect(&ring);
+    assert!(silent.receive().is_none(), "who says nothing is hung up on");
+    until("nobody's descriptor is left", || node.descriptors() <= before);
+}
+
 #[test]
 fn who_asks_ten_thousand_times_and_never_listens_harms_nobody() {
     let node = Node::start();
