@@ -83,10 +83,8 @@ impl<W: Wire> StreamPort<W> {
         let mut newcomers = 0;
         while newcomers < NEWCOMERS_PER_POLL {
             match self.listener.accept() {
-                Ok((stream, peer)) => match self.admit(stream, peer.ip()) {
-                    Ok(is_newcomer) => newcomers += u32::from(is_newcomer),
-                    Err(_) => {} // It may be gone already.
-                },
+                // It may be gone already.
+                Ok((stream, peer)) => newcomers += u32::from(self.admit(stream, peer.ip()).unwrap_or(false)),
                 Err(error) => {
                     use rustix::io::Errno;
                     let errno = Errno::from_io_error(&error);

@@ -467,13 +467,9 @@ impl<S: Session> Wire for Tls<S> {
 }
 
 #[cfg(test)]
-#[path = "../../../remote/tests/support/fuzz.rs"]
-mod fuzz;
-
-#[cfg(test)]
 mod tests {
-    use super::fuzz::{self, Change, Executions};
     use super::*;
+    use crate::tcp::fuzz::{self, Change, Executions};
     use std::net::TcpListener;
     use std::sync::LazyLock;
 

@@ -22,7 +22,7 @@ use farside_systems::kv::KvError;
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE, slots_for};
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -558,25 +558,7 @@ impl NodeProcess {
     pub(in crate::cli) fn start(memory: u64, fabric: FabricArg) -> Result<NodeProcess, Failure> {
         let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
         let program = std::env::current_exe()?;
-        let ring = format!("ring:{}", socket.with_extension("ring").display());
-        #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "by TLS alone there are any"))]
-        let mut options = farside::Options::default();
-        let [certificate, key] = ["cert", "key"].map(|extension| socket.with_extension(extension));
-        let shown = [&certificate, &key].map(|path| path.display().to_string());
-        let listen: &[&str] = match fabric {
-            FabricArg::Local | FabricArg::Shm => &[],
-            FabricArg::Udp => &["--listen", "udp://127.0.0.1:0"],
-            FabricArg::Tcp => &["--listen", "tcp://127.0.0.1:0"],
-            #[cfg(feature = "tls")]
-            FabricArg::Tls => {
-                let made =
-                    crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1).map_err(Failure::Told)?;
-                made.write(&certificate, &key).map_err(Failure::Told)?;
-                options.tls_ca = Some(made.text);
-                &["--listen", "tls://127.0.0.1:0", "--tls-cert", &shown[0], "--tls-key", &shown[1]]
-            }
-            FabricArg::Ring => &["--listen", &ring],
-        };
+        let (listen, options) = listening(fabric, &socket)?;
         let mut child = Command::new(program)
             .args(["serve", "--die-with-parent", "--memory", &memory.to_string(), "--socket"])
             .arg(&socket)
@@ -589,14 +571,37 @@ impl NodeProcess {
         if let Some(output) = &mut child.stdout {
             BufReader::new(output).read_line(&mut line)?;
         }
-        // It has read them, or it has said why not.
-        let _never_there = std::fs::remove_file(certificate).and_then(|()| std::fs::remove_file(key));
+        for extension in ["cert", "key"] {
+            // It has read them, or it has said why not.
+            let _never_there = std::fs::remove_file(socket.with_extension(extension));
+        }
         let node = NodeProcess { child, socket, options };
         if line.is_empty() {
             return Err(Failure::Told("the node did not start; what it said stands above".into()));
         }
         Ok(node)
     }
+}
+
+/// Where the engine of a node with that socket serves, if it has one, and how that is reached.
+fn listening(fabric: FabricArg, socket: &Path) -> Result<(Vec<String>, farside::Options), Failure> {
+    let at = |url: String| (vec!["--listen".to_owned(), url], farside::Options::default());
+    Ok(match fabric {
+        FabricArg::Local | FabricArg::Shm => (Vec::new(), farside::Options::default()),
+        FabricArg::Udp => at("udp://127.0.0.1:0".into()),
+        FabricArg::Tcp => at("tcp://127.0.0.1:0".into()),
+        #[cfg(feature = "tls")]
+        FabricArg::Tls => {
+            let [shown, key] = ["cert", "key"].map(|extension| socket.with_extension(extension));
+            let made = crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1).map_err(Failure::Told)?;
+            made.write(&shown, &key).map_err(Failure::Told)?;
+            let (mut listen, options) = at("tls://127.0.0.1:0".into());
+            listen.extend(["--tls-cert".into(), shown.display().to_string()]);
+            listen.extend(["--tls-key".into(), key.display().to_string()]);
+            (listen, farside::Options { tls_ca: Some(made.text), ..options })
+        }
+        FabricArg::Ring => at(format!("ring:{}", socket.with_extension("ring").display())),
+    })
 }
 
 impl Drop for NodeProcess {
