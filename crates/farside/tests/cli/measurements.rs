@@ -67,8 +67,10 @@ fn bench_ycsb_tells_which_faults_struck() {
     let lossy = "loss=0.02,duplicate=0.02,reorder=0.02,wait=100us..1ms,seed=7";
     let udp = faulty(&["--fabric", "udp", "--fault", lossy]).done();
     assert!(udp.err.contains("faults: of ") && !udp.err.contains(" 0 lost, 0 doubled"), "{}", udp.err);
-    let tcp = faulty(&["--fabric", "tcp", "--fault", "delay=0.02"]).done();
-    assert!(tcp.err.contains("faults: of ") && !tcp.err.contains(" 0 late"), "{}", tcp.err);
+    for fabric in ["tcp", "tls"] {
+        let late = faulty(&["--fabric", fabric, "--fault", "delay=0.02"]).done();
+        assert!(late.err.contains("faults: of ") && !late.err.contains(" 0 late"), "{}", late.err);
+    }
     faulty(&["--fabric", "tcp", "--fault", "loss=0.02"]).refused("ask for delay and reset alone, or use udp");
     faulty(&["--fabric", "local", "--fault", "loss=0.02"]).refused("use udp:// or tcp://");
 }

@@ -327,10 +327,22 @@ fn only_with_tokens_do_other_machines_reach_a_node() {
         folder.path().join("tcp"),
     );
     node.line();
+    assert!(node.said().contains("nothing is encrypted"), "{}", node.said());
     let port = node.line().rsplit(':').next().expect("a port").to_owned();
     let url = format!("tcp://127.0.0.1:{port}");
     farside(["info", "--pool", &url]).refused("asks for a token");
     farside(["info", "--pool", &url, "--token-file", &path("a")]).done();
+    farside(["tls", "new", "--host", "127.0.0.1", "--out", &path("tls")]).done();
+    let (cert, key) = (path("tls/cert.pem"), path("tls/key.pem"));
+    let tls = ["--memory", "8MiB", "--listen", "tls://0.0.0.0:0", "--tokens", tokens];
+    let shown = ["--tls-cert", &cert, "--tls-key", &key];
+    let node = alone(&[&tls[..], &shown].concat(), folder.path().join("by-tls"));
+    node.line();
+    assert!(!node.said().contains("WARN"), "{}", node.said());
+    let url = node.line().rsplit_once(" at ").expect("a url").1.replace("0.0.0.0", "127.0.0.1");
+    let trusting = ["info", "--pool", &url, "--tls-ca", &cert];
+    farside(trusting).refused("asks for a token");
+    farside([&trusting[..], &["--token-file", &path("a")]].concat()).done();
 }
 
 #[test]
