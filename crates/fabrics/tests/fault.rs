@@ -78,6 +78,7 @@ fn serve<P: Port>(mut port: P, stop: &AtomicBool) -> Book {
                 let _refused_is_counted = server.receive(now, from, bytes, &mut book);
             }
             Arrival::HungUp => server.hang_up(from, &mut book),
+            Arrival::Outsider(..) => panic!("a greeting was turned away"),
         });
         if received.expect("it carries") {
             while let Some(to) = server.transmit(&mut out) {
@@ -189,7 +190,7 @@ fn over_udp_all_is_answered_whatever_befalls_datagrams_at_either_end() {
     let lossy = |seed| Faults { loss: 0.02, duplicate: 0.02, reorder: 0.02, delay: 0.01, ..faults(seed) };
     let port = UdpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one");
     let at = port.address().expect("it has one");
-    let told = story(port, || UdpLine::connect(at).expect("a socket"), &lossy(1), &lossy(2));
+    let told = story(port, || UdpLine::connect(at, None).expect("a socket"), &lossy(1), &lossy(2));
     assert_eq!((told.answered.len() as u64, told.failed.len()), (TASKS * CALLS, 0));
     for strikes in told.strikes {
         let Strikes { lost, duplicated, reordered, delayed, .. } = strikes;
@@ -213,7 +214,7 @@ fn who_is_reset_is_told_what_may_be_assumed() {
     for (at_client, at_engine) in [(breaks(3), faults(4)), (faults(3), breaks(4))] {
         let port = UdpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one");
         let at = port.address().expect("it has one");
-        let udp = story(port, || UdpLine::connect(at).expect("a socket"), &at_client, &at_engine);
+        let udp = story(port, || UdpLine::connect(at, None).expect("a socket"), &at_client, &at_engine);
         let port = TcpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one");
         let at = port.address().expect("it has one");
         let tcp = story(port, || TcpLine::connect(at).expect("a connection"), &at_client, &at_engine);

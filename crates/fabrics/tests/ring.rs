@@ -88,6 +88,7 @@ fn echo(mut port: RingPort, stop: &AtomicBool, ended: &AtomicUsize) -> Seen {
                 answers.push((from, bytes.to_vec()));
             }
             Arrival::HungUp => drop(ended.fetch_add(1, Ordering::SeqCst)),
+            Arrival::Outsider(..) => panic!("a greeting was turned away"),
         });
         let received = received.expect("a port goes on");
         for (to, bytes) in answers.drain(..) {
@@ -211,6 +212,7 @@ fn what_was_said_before_hanging_up_is_heard() {
         let received = port.receive(|_, arrival| match arrival {
             Arrival::Datagram(bytes) => heard.push(bytes.to_vec()),
             Arrival::HungUp => heard.push(b"hung up".to_vec()),
+            Arrival::Outsider(..) => panic!("a greeting was turned away"),
         });
         received.expect("a port goes on");
     }

@@ -49,6 +49,9 @@ pub struct Settings {
     pub token_file: Option<Setting>,
     /// Where the certificates are that a node over TLS is known by; nothing if there are none.
     pub tls_ca: Option<Setting>,
+    /// Whether packets of UDP go in the clear although there is a token. Set by a flag alone: what gives a secret away
+    /// is to be seen where it is done.
+    pub insecure_udp: bool,
 }
 
 impl Settings {
@@ -81,6 +84,7 @@ impl Settings {
             store: pick(flags.store, "FARSIDE_STORE", file.store)?.unwrap_or_else(built_in("default".into())),
             token_file: pick(flags.token_file, "FARSIDE_TOKEN_FILE", file.token_file)?,
             tls_ca: pick(flags.tls_ca, "FARSIDE_TLS_CA", file.tls_ca)?,
+            insecure_udp: false,
         })
     }
 

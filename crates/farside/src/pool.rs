@@ -17,6 +17,8 @@ use farside_fabrics::tcp::TcpLine;
 #[cfg(feature = "tls")]
 use farside_fabrics::tcp::tls::{HostName, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
+use farside_fabrics::udp::seal::Shared;
+use farside_node::access::Fingerprint;
 use farside_node::host::{self, Host};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
@@ -34,6 +36,8 @@ pub struct Pool {
     url: String,
     reach: Reach,
     token: Option<Arc<str>>,
+    /// By what packets of UDP are sealed.
+    shared: Option<Shared>,
     faults: Option<Arc<Injected>>,
 }
 
@@ -53,6 +57,9 @@ pub struct Options {
     /// Certificates in PEM, by which a node over `tls:` is known: its own, or of those who sign such. There is no other
     /// that is trusted.
     pub tls_ca: Option<String>,
+    /// Send `udp:` packets in the clear although there is a token, to a node that was started so: whoever sees them can
+    /// read them, the token included, and forge them. Without a token they always go in the clear.
+    pub insecure_udp: bool,
 }
 
 impl std::fmt::Debug for Options {
@@ -60,6 +67,7 @@ impl std::fmt::Debug for Options {
         f.debug_struct("Options")
             .field("token", &self.token.as_ref().map(|_| "(not shown)"))
             .field("tls_ca", &self.tls_ca)
+            .field("insecure_udp", &self.insecure_udp)
             .finish()
     }
 }
@@ -118,8 +126,9 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 ///
 /// * `shm:PATH`, or just a path: the node of this host that serves at that unix socket;
 /// * `ring:PATH`: the node of this host that serves rings at that unix socket, whose engine runs what is asked;
-/// * `udp://HOST:PORT`, `tcp://HOST:PORT` or `tls://HOST:PORT`: a node anywhere, whose engine runs what is asked; TLS
-///   takes [`connect_with`], and [`Options::tls_ca`];
+/// * `udp://HOST:PORT`, `tcp://HOST:PORT` or `tls://HOST:PORT`: a node anywhere, whose engine runs what is asked; with
+///   a token, packets of `udp` are sealed, so that nobody on the way can read or forge them; TLS takes
+///   [`connect_with`], and [`Options::tls_ca`];
 /// * `local:` or `local:BYTES`: a node in this process, with a store `default`, gone when the last clone is.
 ///
 /// # Errors
@@ -142,7 +151,9 @@ pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
         )));
     }
     let token = options.token.as_deref().map(Arc::from);
-    let pool = Pool { url: url.to_owned(), reach: reach(url, options)?, token, faults: None };
+    let sealing = options.token.as_ref().filter(|_| !options.insecure_udp);
+    let shared = sealing.map(|token| Fingerprint::of(token.as_bytes()).shared());
+    let pool = Pool { url: url.to_owned(), reach: reach(url, options)?, token, shared, faults: None };
     if let Reach::Local(_) = pool.reach {
         let quota = pool.info()?.unassigned_bytes * 9 / 10;
         pool.create_store(&NewStore::prism_kv("default", quota >> 20 << 20))?;
@@ -337,6 +348,7 @@ impl Pool {
             url: format!("local:{memory}"),
             reach: Reach::Local(Arc::new(host)),
             token: None,
+            shared: None,
             faults: None,
         })
     }
@@ -383,7 +395,7 @@ impl Pool {
                 Ok(Endpoint::Direct(local::connect(&node)?))
             }
             Reach::Udp(address) => {
-                let line = UdpLine::connect(*address);
+                let line = UdpLine::connect(*address, self.shared.clone());
                 match &self.faults {
                     None => Ok(Endpoint::Udp(self.dialled(line)?)),
                     Some(injected) => Ok(Endpoint::FaultyUdp(self.dialled(injected.strike(line))?)),

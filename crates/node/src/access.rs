@@ -2,9 +2,10 @@
 //!
 //! A node without tokens lets everyone do everything. With tokens, who shows none that is known has no session, and
 //! each session does what its token may. A token is known by its hash alone, so whoever reads the file of tokens can
-//! show none of them. Invariant: every wrong token costs the same work and gets the same answer. Invariant: what is
+//! show none of them; yet it could read and forge sealed datagrams, whose keys come from the hashes. Invariant: every wrong token costs the same work and gets the same answer. Invariant: what is
 //! remembered of strangers has a bound, however many come.
 
+use farside_fabrics::udp::seal::Shared;
 use farside_remote::Rights;
 use farside_remote::control::{Answer, Ask, NodeInfo, StoreStat};
 use serde::de::value::{Error as ValueError, SeqDeserializer};
@@ -32,6 +33,11 @@ impl Fingerprint {
     /// Whether they are one; takes the same time wherever they differ.
     pub fn is(&self, other: &Fingerprint) -> bool {
         self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+    }
+
+    /// What a client and a node that know it share, for datagrams that nobody else can read or forge.
+    pub fn shared(&self) -> Shared {
+        Shared::new(self.0)
     }
 
     fn parse(text: &str) -> Option<Fingerprint> {
@@ -244,15 +250,18 @@ impl Tokens {
 pub enum Access {
     /// Everyone, to do everything.
     Everyone(Arc<Token>),
-    /// Those with one of these tokens.
-    Tokens(Vec<Arc<Token>>),
+    /// Those with one of these tokens; each with the name by which its sealed datagrams call it.
+    Tokens(Vec<(u64, Arc<Token>)>),
 }
 
 impl Access {
     /// Those with one of these tokens; everyone if there are no such.
     pub fn new(tokens: Option<Tokens>) -> Access {
         match tokens {
-            Some(tokens) => Access::Tokens(tokens.token.into_iter().map(Arc::new).collect()),
+            Some(tokens) => {
+                let named = |token: Token| (token.sha256.shared().name(), Arc::new(token));
+                Access::Tokens(tokens.token.into_iter().map(named).collect())
+            }
             None => Access::Everyone(Arc::new(Token {
                 name: "everyone".into(),
                 sha256: Fingerprint([0; 32]),
@@ -275,6 +284,17 @@ impl Access {
         }
     }
 
+    /// What is shared with those whose sealed datagrams have that name.
+    pub fn shared(&self, name: u64) -> Option<Shared> {
+        match self {
+            Access::Everyone(_) => None,
+            Access::Tokens(tokens) => {
+                let token = tokens.iter().find(|(other, _)| *other == name);
+                token.map(|(_, token)| token.sha256.shared())
+            }
+        }
+    }
+
     /// What has become of a token since a session was given it.
     pub fn renew(&self, token: &Token) -> Option<Arc<Token>> {
         match self {
@@ -284,9 +304,9 @@ impl Access {
     }
 }
 
-fn find(tokens: &[Arc<Token>], shown: &Fingerprint) -> Option<Arc<Token>> {
+fn find(tokens: &[(u64, Arc<Token>)], shown: &Fingerprint) -> Option<Arc<Token>> {
     let mut found = None;
-    for token in tokens {
+    for (_, token) in tokens {
         if shown.is(&token.sha256) {
             found = Some(token);
         }
@@ -549,6 +569,9 @@ mod tests {
             assert_eq!(admitted.as_ref().map(|token| token.name.as_str()), name, "{secret}");
         }
         let b = access.admit(b"two").expect("it is known");
+        let shared = |secret: &[u8]| access.shared(Fingerprint::of(secret).shared().name());
+        assert!(shared(b"two").is_some_and(|shared| shared.name() == b.sha256.shared().name()));
+        assert!(shared(b"three").is_none() && shared(b"one").is_some());
         let renamed = Token { name: "c".into(), admin: true, ..tokens[1].clone() };
         let later = Access::new(Some(Tokens { token: vec![renamed] }));
         assert!(later.renew(&b).is_some_and(|token| token.name == "c" && token.admin));

@@ -184,6 +184,10 @@ pub struct Refusals {
     pub chains: u64,
     /// Questions that a token may not ask.
     pub asks: u64,
+    /// Packets, where they are sealed, that no known token's key has sealed, or that were changed on their way.
+    pub forged: u64,
+    /// Sealed packets that had come before.
+    pub replayed: u64,
 }
 
 impl Refusals {
@@ -195,5 +199,7 @@ impl Refusals {
         self.wrong_keys += other.wrong_keys;
         self.chains += other.chains;
         self.asks += other.asks;
+        self.forged += other.forged;
+        self.replayed += other.replayed;
     }
 }

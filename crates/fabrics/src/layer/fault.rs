@@ -439,6 +439,7 @@ impl<P: Port<Address: Send>> Port for FaultPort<P> {
                 out.forget(from);
                 take(from, Arrival::HungUp);
             }
+            Arrival::Outsider(..) => take(from, arrival),
         })?;
         let mut has_more = back.release(now, |from, datagram| take(from, Arrival::Datagram(datagram)));
         for from in reset.drain(..) {

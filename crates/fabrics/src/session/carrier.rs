@@ -74,6 +74,38 @@ pub enum Arrival<'a> {
     Datagram(&'a [u8]),
     /// This client's carrier is gone.
     HungUp,
+    /// A greeting that the carrier does not let through: to be refused, with this nonce.
+    Outsider(u64, Outsider),
+}
+
+/// Why a carrier lets a greeting not through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outsider {
+    /// It is sealed by nothing that is known here, or was changed on its way.
+    WrongSeal,
+    /// It came in the clear where all is sealed.
+    Unsealed {
+        /// Whether it shows a token, which was not looked at.
+        shows_token: bool,
+    },
+    /// It is sealed where nothing is.
+    Sealed,
+    /// It is sealed in another way.
+    Version {
+        /// The client's.
+        theirs: u8,
+        /// This node's.
+        ours: u8,
+    },
+}
+
+/// What a port has dropped that nobody it knows has sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Datagrams that were not sealed by whoever has the key, or were changed on their way.
+    pub forged: u64,
+    /// Datagrams that had come before.
+    pub replayed: u64,
 }
 
 /// An engine's end, with all its clients. Belongs to one thread at a time.
@@ -114,6 +146,11 @@ pub trait Port: Send {
 
     /// Lets go of those who have been there for a while and are not among the known.
     fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Self::Address>);
+
+    /// What it has dropped so far.
+    fn dropped(&self) -> Dropped {
+        Dropped::default()
+    }
 
     /// Can be read from when something may have arrived, if [`Port::may_sleep`] was asked before.
     fn fd(&self) -> BorrowedFd<'_>;

@@ -306,6 +306,26 @@ impl Foreign {
     }
 }
 
+/// What a HELLO of ours shows to a carrier that it came to in the clear.
+pub(crate) struct Greeting {
+    pub(crate) nonce: u64,
+    pub(crate) shows_token: bool,
+}
+
+/// That of a datagram which is long enough to be answered.
+pub(crate) fn greeting(bytes: &[u8]) -> Option<Greeting> {
+    let (header, body) = Header::ref_from_prefix(bytes).ok()?;
+    let (hello, _) = HelloBytes::ref_from_prefix(body).ok()?;
+    let is_hello = is(bytes, Kind::Hello) && bytes.len() >= DATAGRAM_MIN;
+    is_hello.then_some(Greeting { nonce: header.secret.get(), shows_token: hello.token.get() != 0 })
+}
+
+/// Whether a datagram says that it is of this kind.
+pub(crate) fn is(bytes: &[u8], kind: Kind) -> bool {
+    Header::ref_from_prefix(bytes)
+        .is_ok_and(|(header, _)| header.magic.get() == MAGIC && header.kind == kind as u8)
+}
+
 /// Begins a datagram in `out`, whose bytes are replaced. [`seal`] ends it, unless the carrier is reliable.
 pub(super) fn begin(out: &mut Vec<u8>, kind: Kind, session: u32, secret: u64) {
     let header = Header {

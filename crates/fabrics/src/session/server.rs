@@ -708,7 +708,8 @@ impl<A: Address, H: Host> Server<A, H> {
         bytes
     }
 
-    fn refuse(&mut self, to: A, nonce: u64, reason: &str) {
+    /// Refuses a session to one whose HELLO had this nonce.
+    pub fn refuse(&mut self, to: A, nonce: u64, reason: &str) {
         self.counters.refused += 1;
         let mut bytes = Vec::new();
         packet::begin(&mut bytes, Kind::Refused, 0, nonce);

@@ -1,6 +1,8 @@
 //! A client's socket, connected to one node.
 
-use super::{HEADERS, LOOPBACK_MAX, PLACE, Socket};
+use super::seal::client::Client as Seal;
+use super::seal::{GREETING, OVERHEAD, Shared};
+use super::{HEADERS, LOOPBACK_MAX, PLACE, Socket, random};
 use crate::session::DATAGRAM_MIN;
 use crate::session::carrier::{Broken, Line};
 use std::cell::RefCell;
@@ -12,23 +14,32 @@ use std::os::fd::{AsFd, BorrowedFd};
 pub struct UdpLine {
     /// As the one that `socket` has: so that its descriptor can be lent while that is in use.
     udp: UdpSocket,
-    socket: RefCell<(Socket, Box<[u8]>)>,
+    end: RefCell<End>,
     node: SocketAddr,
+    /// With what a seal adds.
     datagram_max: usize,
+    overhead: usize,
+}
+
+struct End {
+    socket: Socket,
+    buffer: Box<[u8]>,
+    seal: Option<Seal>,
 }
 
 impl UdpLine {
-    /// A line to the node at `node`. Nothing is sent yet.
+    /// A line to the node at `node`, sealed by what is shared with it, or in the clear. Nothing is sent yet.
     ///
     /// # Errors
     /// The system's: there is no way there, or no room for one more socket.
-    pub fn connect(node: SocketAddr) -> std::io::Result<UdpLine> {
+    pub fn connect(node: SocketAddr, shared: Option<Shared>) -> std::io::Result<UdpLine> {
         let any: SocketAddr = match node {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
         let udp = UdpSocket::bind(any)?;
         udp.connect(node)?;
+        let overhead = if shared.is_some() { OVERHEAD } else { 0 };
         let datagram_max = if node.ip().is_loopback() {
             LOOPBACK_MAX
         } else {
@@ -36,10 +47,11 @@ impl UdpLine {
                 SocketAddr::V4(_) => rustix::net::sockopt::ip_mtu(&udp)?,
                 SocketAddr::V6(_) => rustix::net::sockopt::ipv6_mtu(&udp)?,
             };
-            (frame as usize).saturating_sub(HEADERS).clamp(DATAGRAM_MIN, LOOPBACK_MAX)
+            (frame as usize).saturating_sub(HEADERS).clamp(DATAGRAM_MIN + overhead, LOOPBACK_MAX)
         };
-        let socket = RefCell::new((Socket::new(udp.try_clone()?)?, vec![0; PLACE].into()));
-        Ok(UdpLine { udp, socket, node, datagram_max })
+        let seal = shared.map(|shared| Seal::new(shared, random));
+        let end = End { socket: Socket::new(udp.try_clone()?)?, buffer: vec![0; PLACE].into(), seal };
+        Ok(UdpLine { udp, end: RefCell::new(end), node, datagram_max, overhead })
     }
 
     /// What an error says about the line. Most tell of datagrams that are lost, which are asked for again.
@@ -64,31 +76,44 @@ impl Line for UdpLine {
     const IS_RELIABLE: bool = false;
 
     fn datagram_max(&self) -> usize {
-        self.datagram_max
+        self.datagram_max - self.overhead
     }
 
     fn inbound_bytes(&self) -> usize {
         // Half of it is for the system's own bookkeeping.
-        self.socket.borrow().0.inbound_bytes() / 2
+        self.end.borrow().socket.inbound_bytes() / 2
     }
 
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
-        let sent = self
-            .socket
-            .borrow_mut()
-            .0
-            .send(Some(self.node).filter(|node| !node.ip().is_loopback()), datagram);
+        let End { socket, seal, .. } = &mut *self.end.borrow_mut();
+        let to = Some(self.node).filter(|node| !node.ip().is_loopback());
+        let sent = match seal {
+            None => socket.send(to, datagram),
+            Some(seal) => {
+                if seal.asks_anew(datagram) {
+                    let _or_the_next = socket.write(to, GREETING, |out| seal.ask_anew(datagram, out));
+                }
+                socket.write(to, seal.sealed_len(datagram), |out| seal.seal(datagram, out))
+            }
+        };
         sent.or_else(|error| self.judge(error))
     }
 
     fn flush(&self) -> Result<(), Broken> {
-        let sent = self.socket.borrow_mut().0.flush();
+        let sent = self.end.borrow_mut().socket.flush();
         sent.or_else(|error| self.judge(error))
     }
 
     fn receive(&self, mut take: impl FnMut(&[u8])) -> Result<bool, Broken> {
-        let (socket, buffer) = &mut *self.socket.borrow_mut();
-        let received = socket.receive(buffer, |_, datagram| take(datagram));
+        let End { socket, buffer, seal } = &mut *self.end.borrow_mut();
+        let received = match seal {
+            None => socket.receive(buffer, |_, datagram| take(datagram)),
+            Some(seal) => socket.receive(buffer, |_, bytes| {
+                if let Some(datagram) = seal.open(bytes) {
+                    take(datagram);
+                }
+            }),
+        };
         received.or_else(|error| self.judge(error).map(|()| false))
     }
 

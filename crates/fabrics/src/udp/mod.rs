@@ -2,14 +2,16 @@
 //! engines by their addresses.
 //!
 //! On loopback a datagram is large and holds what many tasks ask: one call of the system for all of them. Elsewhere
-//! it fits the path's frames, and many leave and arrive together by the system's segmentation (GSO, GRO). Packets are
-//! not authenticated: whoever can see them can read and forge. That is said wherever an address is not loopback.
+//! it fits the path's frames, and many leave and arrive together by the system's segmentation (GSO, GRO). Where node
+//! and client share a token, [`seal`] keeps others from reading, changing and making datagrams
+//! ([0015](../../../../docs/decisions/0015-sealed-datagrams.md)); else whoever can see them can do so.
 
 mod line;
 mod port;
+pub mod seal;
 
 pub use line::UdpLine;
-pub use port::UdpPort;
+pub use port::{UdpAddress, UdpPort};
 
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
 use std::io::{ErrorKind, IoSliceMut};
@@ -29,6 +31,8 @@ const SEGMENTED_MAX: usize = 60 * 1024;
 struct Socket {
     udp: UdpSocket,
     segmentation: Option<Box<Segmentation>>,
+    /// Where a datagram is written that leaves alone.
+    out: Vec<u8>,
 }
 
 struct Segmentation {
@@ -57,7 +61,7 @@ impl Socket {
                 inbound: vec![0; PLACE * BATCH_SIZE],
             })),
         };
-        Ok(Socket { udp, segmentation })
+        Ok(Socket { udp, segmentation, out: Vec::new() })
     }
 
     /// How many bytes of datagrams the system holds, with what it needs for itself.
@@ -67,22 +71,39 @@ impl Socket {
 
     /// Sends a datagram, now or by the next [`Socket::flush`]. To `to`, or to whom the socket is connected.
     fn send(&mut self, to: Option<SocketAddr>, datagram: &[u8]) -> std::io::Result<()> {
-        let Some(segmentation) = &mut self.segmentation else { return send_one(&self.udp, to, datagram) };
+        match self.segmentation {
+            Some(_) => self.write(to, datagram.len(), |out| out.extend_from_slice(datagram)),
+            None => send_one(&self.udp, to, datagram),
+        }
+    }
+
+    /// Sends a datagram of `len` bytes, which `write` appends to what leaves.
+    fn write(
+        &mut self,
+        to: Option<SocketAddr>,
+        len: usize,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> std::io::Result<()> {
+        let Some(segmentation) = &mut self.segmentation else {
+            self.out.clear();
+            write(&mut self.out);
+            return send_one(&self.udp, to, &self.out);
+        };
         let Segmentation { out, segment, to: before, .. } = &mut **segmentation;
         // A shorter one ends what leaves together.
         let goes_along = *before == to
-            && datagram.len() <= *segment
+            && len <= *segment
             && out.len().is_multiple_of(*segment)
-            && out.len() + datagram.len() <= SEGMENTED_MAX;
-        if !out.is_empty() && !goes_along {
-            self.flush()?;
+            && out.len() + len <= SEGMENTED_MAX;
+        let flushed = if out.is_empty() || goes_along { Ok(()) } else { self.flush() };
+        let Some(Segmentation { out, segment, to: before, .. }) = self.segmentation.as_deref_mut() else {
+            unreachable!("it has segmentation, as before")
+        };
+        if out.is_empty() {
+            (*segment, *before) = (len, to);
         }
-        let Some(segmentation) = &mut self.segmentation else { return Ok(()) };
-        if segmentation.out.is_empty() {
-            (segmentation.segment, segmentation.to) = (datagram.len(), to);
-        }
-        segmentation.out.extend_from_slice(datagram);
-        Ok(())
+        write(out);
+        flushed
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -116,13 +137,13 @@ impl Socket {
     fn receive(
         &mut self,
         buffer: &mut [u8],
-        mut take: impl FnMut(SocketAddr, &[u8]),
+        mut take: impl FnMut(SocketAddr, &mut [u8]),
     ) -> std::io::Result<bool> {
         let Some(segmentation) = &mut self.segmentation else {
             // One at a time: it holds what many tasks asked, and the other side waits for what comes of it.
             return match self.udp.recv_from(buffer) {
                 Ok((len, from)) => {
-                    take(from, &buffer[..len]);
+                    take(from, &mut buffer[..len]);
                     Ok(true)
                 }
                 Err(error) => nothing_more(error).map(|()| false),
@@ -136,8 +157,8 @@ impl Socket {
             Ok(count) => count,
             Err(error) => return nothing_more(error).map(|()| false),
         };
-        for (meta, slice) in metas.iter().zip(&slices).take(count) {
-            for datagram in slice[..meta.len].chunks(meta.stride.max(1)) {
+        for (meta, slice) in metas.iter().zip(&mut slices).take(count) {
+            for datagram in slice[..meta.len].chunks_mut(meta.stride.max(1)) {
                 take(meta.addr, datagram);
             }
         }
@@ -168,4 +189,12 @@ fn grow_inbound(udp: &UdpSocket) {
     if set_socket_recv_buffer_size_force(udp, INBOUND_BYTES).is_err() {
         let _as_much_as_is_allowed = set_socket_recv_buffer_size(udp, INBOUND_BYTES);
     }
+}
+
+/// Random bytes, of which nobody can know or guess any.
+fn random() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(drawn, Ok(bytes.len()), "the system has random bytes: keys must not be guessed");
+    bytes
 }

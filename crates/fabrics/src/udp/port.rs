@@ -1,15 +1,27 @@
 //! An engine's socket.
 
-use super::{LOOPBACK_MAX, PLACE, Socket};
-use crate::session::carrier::{Arrival, Broken, Port};
+use super::seal::node::{Arrived, Find, Node as Seal};
+use super::seal::{self, OVERHEAD};
+use super::{LOOPBACK_MAX, PLACE, Socket, random};
+use crate::session::carrier::{Arrival, Broken, Dropped, Outsider, Port};
 use socket2::{Domain, Protocol, SockAddr, Type};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+/// A client of a port: where it is, and its sealed connection; 0 is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UdpAddress {
+    at: SocketAddr,
+    connection: u32,
+}
 
 /// An engine's end of UDP.
 pub struct UdpPort {
     socket: Socket,
     buffer: Box<[u8]>,
+    seal: Option<Seal>,
+    began: Instant,
 }
 
 impl UdpPort {
@@ -25,9 +37,16 @@ impl UdpPort {
         (0..engines)
             .map(|_| {
                 let udp = socket(address, true)?;
-                Ok(UdpPort { socket: Socket::new(udp)?, buffer: vec![0; PLACE].into() })
+                let (socket, buffer) = (Socket::new(udp)?, vec![0; PLACE].into());
+                Ok(UdpPort { socket, buffer, seal: None, began: Instant::now() })
             })
             .collect()
+    }
+
+    /// The same port, which hears nothing but what is sealed by a secret that `find` finds by its name.
+    #[must_use]
+    pub fn sealed_by(self, find: Box<Find>) -> UdpPort {
+        UdpPort { seal: Some(Seal::new(find, Box::new(random))), ..self }
     }
 
     /// Where it is bound.
@@ -47,27 +66,52 @@ fn socket(address: SocketAddr, is_shared: bool) -> std::io::Result<UdpSocket> {
 }
 
 impl Port for UdpPort {
-    type Address = SocketAddr;
+    type Address = UdpAddress;
 
     const IS_RELIABLE: bool = false;
 
     fn datagram_max(&self) -> usize {
-        LOOPBACK_MAX
+        LOOPBACK_MAX - if self.seal.is_some() { OVERHEAD } else { 0 }
     }
 
-    fn source(address: SocketAddr) -> Option<IpAddr> {
-        Some(address.ip())
+    fn source(address: UdpAddress) -> Option<IpAddr> {
+        Some(address.at.ip())
     }
 
-    fn receive(&mut self, mut take: impl FnMut(SocketAddr, Arrival<'_>)) -> Result<bool, Broken> {
-        let received =
-            self.socket.receive(&mut self.buffer, |from, datagram| take(from, Arrival::Datagram(datagram)));
+    fn receive(&mut self, mut take: impl FnMut(UdpAddress, Arrival<'_>)) -> Result<bool, Broken> {
+        let UdpPort { socket, buffer, seal, .. } = self;
+        let received = match seal {
+            None => socket.receive(buffer, |at, bytes| {
+                let arrival = match seal::greeting_nonce(bytes) {
+                    Some(nonce) => Arrival::Outsider(nonce, Outsider::Sealed),
+                    None => Arrival::Datagram(bytes),
+                };
+                take(UdpAddress { at, connection: 0 }, arrival);
+            }),
+            Some(seal) => socket.receive(buffer, |at, bytes| match seal.open(at, bytes) {
+                Arrived::Datagram(connection, datagram) => {
+                    take(UdpAddress { at, connection }, Arrival::Datagram(datagram));
+                }
+                Arrived::Outsider(nonce, why) => {
+                    take(UdpAddress { at, connection: 0 }, Arrival::Outsider(nonce, why));
+                }
+                Arrived::Nothing => {}
+            }),
+        };
         // An error tells of one datagram, or of somebody who has gone: whoever misses something asks again.
         Ok(received.unwrap_or(false))
     }
 
-    fn send(&mut self, to: SocketAddr, datagram: &[u8]) {
-        let _lost_is_asked_for_again = self.socket.send(Some(to), datagram);
+    fn send(&mut self, to: UdpAddress, datagram: &[u8]) {
+        let UdpPort { socket, seal, .. } = self;
+        let _lost_is_asked_for_again = match seal {
+            Some(seal) if to.connection != 0 => {
+                let Some(more) = seal.overhead(to.connection) else { return };
+                let len = datagram.len() + more;
+                socket.write(Some(to.at), len, |out| seal.seal(to.connection, datagram, out))
+            }
+            _ => socket.send(Some(to.at), datagram),
+        };
     }
 
     fn flush(&mut self) {
@@ -75,12 +119,20 @@ impl Port for UdpPort {
     }
 
     fn connections(&self) -> usize {
-        0
+        self.seal.as_ref().map_or(0, Seal::connections)
     }
 
-    fn hang_up(&mut self, _address: SocketAddr) {}
+    fn hang_up(&mut self, _address: UdpAddress) {}
 
-    fn hang_up_on_strangers(&mut self, _known: impl Iterator<Item = SocketAddr>) {}
+    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = UdpAddress>) {
+        if let Some(seal) = &mut self.seal {
+            seal.forget_strangers(self.began.elapsed(), known.map(|address| address.connection));
+        }
+    }
+
+    fn dropped(&self) -> Dropped {
+        self.seal.as_ref().map_or(Dropped::default(), Seal::dropped)
+    }
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.udp.as_fd()

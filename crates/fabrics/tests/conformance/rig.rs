@@ -194,7 +194,7 @@ impl Carrier for Udp {
 
     fn line(listen: &Listen) -> UdpLine {
         let Listen::Udp(address) = listen else { panic!("it listens at {listen}") };
-        UdpLine::connect(*address).expect("a socket")
+        UdpLine::connect(*address, None).expect("a socket")
     }
 }
 

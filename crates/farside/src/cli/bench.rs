@@ -117,6 +117,9 @@ struct Ycsb {
     /// A file of certificates, for --pool tls:// alone [default: FARSIDE_TLS_CA, the settings file, or none]
     #[arg(long, value_name = "PATH", requires = "pool")]
     tls_ca: Option<String>,
+    /// Send udp:// packets to the node of --pool in the clear although there is a token, if it was started so
+    #[arg(long, requires = "pool")]
+    insecure_udp: bool,
     /// The result as one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -162,6 +165,7 @@ impl Ycsb {
             pool: self.pool.clone(),
             token_file: self.token_file.clone(),
             tls_ca: self.tls_ca.clone(),
+            insecure_udp: self.insecure_udp,
             workload,
             value_size: self.value_size as usize,
             threads: self.threads,

@@ -75,6 +75,8 @@ impl Info {
             ("wrong keys", info.refusals.wrong_keys),
             ("chains refused", info.refusals.chains),
             ("questions refused", info.refusals.asks),
+            ("packets forged", info.refusals.forged),
+            ("packets replayed", info.refusals.replayed),
         ];
         for (name, count) in refused.into_iter().filter(|&(_, count)| count > 0) {
             tell!("{name:<width$}{count}");

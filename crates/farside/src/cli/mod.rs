@@ -92,13 +92,17 @@ struct Target {
     /// FARSIDE_TLS_CA, the settings file, or none]
     #[arg(long, value_name = "PATH", global = true)]
     tls_ca: Option<String>,
+    /// Send udp:// packets in the clear although there is a token, to a node that was started so: whoever sees them can
+    /// read them, the token included, and forge them
+    #[arg(long, global = true)]
+    insecure_udp: bool,
 }
 
 impl Target {
     fn settings(&self, store: Option<&str>) -> Result<Settings, Failure> {
-        let Target { pool, token_file, tls_ca } = self.clone();
-        Settings::resolve(File { pool, store: store.map(str::to_owned), token_file, tls_ca })
-            .map_err(Failure::Told)
+        let Target { pool, token_file, tls_ca, insecure_udp } = self.clone();
+        let settings = Settings::resolve(File { pool, store: store.map(str::to_owned), token_file, tls_ca });
+        Ok(Settings { insecure_udp, ..settings.map_err(Failure::Told)? })
     }
 
     fn connect(&self) -> Result<farside::Pool, Failure> {
@@ -117,7 +121,8 @@ fn connect(settings: &Settings) -> Result<farside::Pool, Failure> {
     }
     let token = settings.token().map_err(Failure::Told)?;
     let tls_ca = settings.tls_ca().map_err(Failure::Told)?;
-    Ok(farside::connect_with(url, &farside::Options { token, tls_ca })?)
+    let insecure_udp = settings.insecure_udp;
+    Ok(farside::connect_with(url, &farside::Options { token, tls_ca, insecure_udp })?)
 }
 
 /// Which store on which node a command is about.

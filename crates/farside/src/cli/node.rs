@@ -57,8 +57,8 @@ pub(super) struct Serve {
     /// Serve shm although there are --tokens: whoever runs programs as this user may then do everything, without one
     #[arg(long, requires = "tokens")]
     shm_trusts_all: bool,
-    /// Let --listen udp:// be open to other machines, although its packets are not authenticated: anyone who can see
-    /// them can read and forge them
+    /// Leave packets of --listen udp:// in the clear, which --tokens seal: anyone who can see them can then read and
+    /// forge them. Clients need the flag too. For a rack where all is trusted
     #[arg(long, requires = "listen")]
     insecure_udp: bool,
     /// Engines at each --listen, each a thread

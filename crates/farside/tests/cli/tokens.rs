@@ -317,21 +317,21 @@ fn only_with_tokens_do_other_machines_reach_a_node() {
             .refused("--tokens");
     }
     let udp = ["serve", "--memory", "8MiB", "--listen", "udp://0.0.0.0:0", "--tokens", tokens];
-    farside(udp).refused("read and forge").refused("--insecure-udp");
-    let arguments = ["--memory", "8MiB", "--listen", "udp://0.0.0.0:0", "--tokens", tokens, "--insecure-udp"];
-    let node = alone(&arguments, folder.path().join("udp"));
+    let node = alone(&[&udp[1..], &["--insecure-udp"]].concat(), folder.path().join("clear"));
     node.line();
-    assert!(node.said().contains("not authenticated"), "{}", node.said());
-    let node = alone(
-        &["--memory", "8MiB", "--listen", "tcp://0.0.0.0:0", "--tokens", tokens],
-        folder.path().join("tcp"),
-    );
-    node.line();
-    assert!(node.said().contains("nothing is encrypted"), "{}", node.said());
-    let port = node.line().rsplit(':').next().expect("a port").to_owned();
-    let url = format!("tcp://127.0.0.1:{port}");
-    farside(["info", "--pool", &url]).refused("asks for a token");
-    farside(["info", "--pool", &url, "--token-file", &path("a")]).done();
+    assert!(node.said().contains("not sealed"), "{}", node.said());
+    for scheme in ["tcp", "udp"] {
+        let listen = format!("{scheme}://0.0.0.0:0");
+        let arguments = ["--memory", "8MiB", "--listen", &listen, "--tokens", tokens];
+        let node = alone(&arguments, folder.path().join(scheme));
+        node.line();
+        let port = node.line().rsplit(':').next().expect("a port").to_owned();
+        let url = format!("{scheme}://127.0.0.1:{port}");
+        farside(["info", "--pool", &url]).refused("asks for a token");
+        farside(["info", "--pool", &url, "--token-file", &path("a")]).done();
+        assert!(!node.said().contains("not sealed"), "{}", node.said());
+        assert_eq!(node.said().contains("nothing is encrypted"), scheme == "tcp", "{}", node.said());
+    }
     farside(["tls", "new", "--host", "127.0.0.1", "--out", &path("tls")]).done();
     let (cert, key) = (path("tls/cert.pem"), path("tls/key.pem"));
     let tls = ["--memory", "8MiB", "--listen", "tls://0.0.0.0:0", "--tokens", tokens];
@@ -343,6 +343,59 @@ fn only_with_tokens_do_other_machines_reach_a_node() {
     let trusting = ["info", "--pool", &url, "--tls-ca", &cert];
     farside(trusting).refused("asks for a token");
     farside([&trusting[..], &["--token-file", &path("a")]].concat()).done();
+}
+
+#[test]
+fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise() {
+    let sealed = Guarded::start("udp");
+    let clear = Guarded::with("udp", &["--insecure-udp"]);
+    let open = serve_open();
+    private(sealed.folder.path(), "wrong", "farside_0000");
+    sealed.run_as("root", &["kv", "put", "k", "v"]).done();
+    clear.run_as("root", &["kv", "put", "k", "v", "--insecure-udp"]).done();
+    assert_eq!(clear.run_as("root", &["kv", "get", "k", "--insecure-udp"]).done().out, b"v");
+    // Who is told why it gets no session is told what to do, and no session is made in another way.
+    sealed.run_as("root", &["info", "--insecure-udp"]).refused("sealed packets alone").refused("leave out");
+    sealed.run_as("wrong", &["info"]).refused("none that it knows");
+    sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("sealed packets alone");
+    farside(["info", "--pool", &sealed.url]).refused("asks for a token").refused("--token-file");
+    clear.run_as("root", &["info"]).refused("not sealed").refused("--insecure-udp");
+    farside(["info", "--pool", &clear.url]).refused("asks for a token");
+    for (url, more, is_served) in [(&open.1, None, false), (&open.1, Some("--insecure-udp"), true)] {
+        let mut command = command();
+        command.env("FARSIDE_POOL", url).env("FARSIDE_TOKEN_FILE", sealed.path("root")).arg("info").args(more);
+        let ran = run(command, b"");
+        assert_eq!(ran.code == Some(0), is_served, "{}", ran.err);
+        assert!(is_served || ran.err.contains("name no token"), "{}", ran.err);
+    }
+    farside(["info", "--pool", &open.1]).done();
+    // A benchmark is a client too.
+    let bench = ["bench", "ycsb", "--workload", "c", "--records", "100", "--seconds", "0.2", "--fabric", "udp"];
+    let (root, other) = (sealed.path("root"), clear.path("root"));
+    let with = |node: &Guarded, token: &Path, more: &[&str]| {
+        let token = token.to_str().expect("UTF-8");
+        farside([&bench, &["--pool", &node.url, "--token-file", token][..], more].concat())
+    };
+    with(&sealed, &root, &[]).done();
+    with(&clear, &other, &["--insecure-udp"]).done();
+    with(&clear, &other, &[]).refused("not sealed");
+    for node in [&sealed, &clear] {
+        assert!(!node.node.said().contains("farside_"), "no secret is in a log: {}", node.node.said());
+    }
+    // The flag is for what has packets, and for those who have a node to send them to.
+    farside(["serve", "--insecure-udp"]).refused("--listen");
+}
+
+/// A node of this machine that asks for no token, and its url.
+fn serve_open() -> (Process, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("node.sock");
+    let node = serve(&socket, &["--memory", "8MiB", "--listen", "udp://127.0.0.1:0"], folder.path().join("log"));
+    node.line();
+    let at = node.line();
+    let (_, url) = at.split_once(" at ").unwrap_or_else(|| panic!("no url in '{at}'"));
+    let url = url.to_owned();
+    (node, url)
 }
 
 #[test]

@@ -89,9 +89,6 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
     let listen = format!("{scheme}://0.0.0.0:7460");
     let mut arguments =
         vec!["--memory", "96MiB", "--store", "default", "--quota", "48MiB", "--listen", &listen];
-    if scheme == "udp" {
-        arguments.push("--insecure-udp");
-    }
     let folder = tempfile::tempdir().expect("a folder");
     let tokens = folder.path().join("tokens.toml");
     let entry = format!(

@@ -336,6 +336,8 @@ impl Collector for Figures {
         counter("farside_engine_wrong_keys", "Chains with a key never given", None, refused.wrong_keys)?;
         counter("farside_engine_refused_chains", "Chains refused by engines", None, refused.chains)?;
         counter("farside_engine_refused_asks", "Questions refused to a token", None, refused.asks)?;
+        counter("farside_engine_forged", "Packets that no known key sealed", None, refused.forged)?;
+        counter("farside_engine_replayed", "Sealed packets that came again", None, refused.replayed)?;
         let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
             let metric = ConstGauge::new(value as i64);
             metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)

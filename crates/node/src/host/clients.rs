@@ -48,8 +48,6 @@ pub enum BindError {
     NoToken(std::net::SocketAddr),
     /// Engines would let everyone in from the network.
     NoTokens(String),
-    /// Packets that nobody authenticates would come from the network.
-    InsecureUdp(String),
     /// Processes that were clients of the memory's old node are alive.
     OldClients(Vec<u32>),
     /// This process itself is a client of the memory's old node.
@@ -98,11 +96,6 @@ impl std::fmt::Display for BindError {
                 f,
                 "{url} is open to other machines: say who may do what by --tokens ('farside token new' makes one), or \
                  listen at an address of this machine alone, such as 127.0.0.1:7460"
-            ),
-            BindError::InsecureUdp(url) => write!(
-                f,
-                "{url} is open to other machines, and UDP packets are not authenticated: anyone who can see them can \
-                 read and forge them; listen by tls, or give --insecure-udp if you trust the whole network"
             ),
             BindError::OldClients(pids) => write!(
                 f,

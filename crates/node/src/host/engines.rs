@@ -14,7 +14,7 @@ use crate::access::{Access, Crowd, LOCKED_FOR, Seldom, Source, Token};
 use crate::engine::{Guarded, Keys};
 use farside_fabrics::runner::Runner;
 use farside_fabrics::session::answer;
-use farside_fabrics::session::carrier::{Arrival, Port};
+use farside_fabrics::session::carrier::{Arrival, Outsider, Port};
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_fabrics::session::{BODY_BYTES_MAX, Counters};
 use farside_fabrics::shm::frame;
@@ -251,6 +251,10 @@ impl<P: Port> Desk<P> {
                 let _refused_is_counted = server.receive(now, from, bytes, staff);
             }
             Arrival::HungUp => server.hang_up(from, staff),
+            Arrival::Outsider(nonce, why) => {
+                staff.source = P::source(from).map(Source::from);
+                server.refuse(from, nonce, &staff.turn_away(why));
+            }
         });
         let mut is_busy = received.map_err(|broken| broken.0)?;
         if std::mem::take(&mut staff.has_guessers) {
@@ -360,8 +364,11 @@ impl<P: Port> Desk<P> {
 
     fn show_counters(&self) {
         let session = *self.server.counters();
+        let dropped = self.port.dropped();
         let refusals = Refusals {
             bad_secrets: session.bad_secrets,
+            forged: dropped.forged,
+            replayed: dropped.replayed,
             chains: self.staff.runner.counters().refused,
             ..self.staff.refusals
         };
@@ -374,6 +381,10 @@ const NO_TOKEN: &str = "it asks for a token, and none was shown: name a file tha
                         FARSIDE_TOKEN_FILE";
 const WRONG_TOKEN: &str = "the token that was shown is none that it knows: ask whoever runs it for one, and name its \
                            file by --token-file or FARSIDE_TOKEN_FILE";
+const UNSEALED: &str = "it hears sealed packets alone, and this greeting came in the clear: leave out --insecure-udp; \
+                        whoever saw it knows the token, so have another made";
+const SEALED: &str = "its packets are not sealed, for it has no --tokens, or --insecure-udp: name no token if it asks \
+                      for none; or give --insecure-udp too, if nobody listens on the way who should not";
 
 /// Who serves an engine's sessions.
 struct Staff {
@@ -528,6 +539,38 @@ impl Staff {
     /// The token that this secret shows.
     fn admit(&mut self, secret: &[u8]) -> Result<Arc<Token>, String> {
         let access = self.shared.access();
+        self.look_for_lock(&access)?;
+        if let Some(token) = access.admit(secret) {
+            return Ok(token);
+        }
+        Err(self.count_guess(secret.is_empty()).into())
+    }
+
+    /// What is said to one whose greeting its carrier does not let through.
+    fn turn_away(&mut self, why: Outsider) -> String {
+        match why {
+            Outsider::WrongSeal | Outsider::Unsealed { shows_token: false } => {
+                let access = self.shared.access();
+                let looked = self.look_for_lock(&access);
+                looked.map_or_else(|locked| locked, |()| self.count_guess(why != Outsider::WrongSeal).into())
+            }
+            Outsider::Unsealed { shows_token: true } => {
+                self.refusals.bad_tokens += 1;
+                UNSEALED.into()
+            }
+            Outsider::Sealed => SEALED.into(),
+            Outsider::Version { theirs, ours } => format!(
+                "the client seals packets by version {theirs}, this node by version {ours}; use a node and a client \
+                 of one release"
+            ),
+        }
+    }
+
+    /// Whether those there are heard.
+    ///
+    /// # Errors
+    /// Not now; says when.
+    fn look_for_lock(&mut self, access: &Access) -> Result<(), String> {
         if access.is_guarded()
             && let Some(source) = self.source
             && let Some(left) = self.shared.guesses().locked_for(source, self.shared.began.elapsed())
@@ -538,15 +581,17 @@ impl Staff {
                 left.as_secs() + 1
             ));
         }
-        if let Some(token) = access.admit(secret) {
-            return Ok(token);
-        }
+        Ok(())
+    }
+
+    /// No known token was shown, or none at all.
+    fn count_guess(&mut self, is_none: bool) -> &'static str {
         self.refusals.bad_tokens += 1;
-        if secret.is_empty() {
-            return Err(NO_TOKEN.into());
+        if is_none {
+            return NO_TOKEN;
         }
         self.note_guess(self.source);
-        Err(WRONG_TOKEN.into())
+        WRONG_TOKEN
     }
 
     /// Somebody there has guessed wrong.

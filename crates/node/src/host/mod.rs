@@ -57,7 +57,8 @@ pub struct Options {
     /// Who is let in by engines, to do what; everyone to do everything if absent, which is refused where other
     /// machines can reach an engine. They are not asked of shm clients, who have all of the memory.
     pub tokens: Option<Tokens>,
-    /// Serve UDP where other machines can reach it, though whoever sees its packets can read and forge them.
+    /// Leave the packets of UDP in the clear, which are sealed where there are tokens: whoever sees them can then read
+    /// and forge them.
     pub insecure_udp: bool,
     /// Show the node by HTTP.
     pub admin: Option<Admin>,
@@ -182,6 +183,7 @@ impl Host {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| BindError::System("make a bell", errno.into()))?;
         check_listening(&options)?;
+        let is_sealed = options.tokens.is_some() && !options.insecure_udp;
         let (ports, listening) = ports(&options)?;
         let info = NodeInfo {
             listening: listening.iter().map(Listen::to_string).collect(),
@@ -232,16 +234,21 @@ impl Host {
             .map_err(|error| BindError::System("start a thread", error))?;
         let mut host =
             Host { shared, engines: Mutex::default(), listening, admin, thread: Mutex::new(Some(thread)) };
-        host.start_engines(ports)?;
+        host.start_engines(ports, is_sealed)?;
         Ok(host)
     }
 
-    fn start_engines(&mut self, ports: Vec<AnyPort>) -> Result<(), BindError> {
+    fn start_engines(&mut self, ports: Vec<AnyPort>, is_sealed: bool) -> Result<(), BindError> {
         let pid = std::process::id();
         let start_time = process::start_time(pid);
         for (index, port) in ports.into_iter().enumerate() {
             let session = self.shared.open_engine(pid, start_time).map_err(BindError::Engine)?;
             let started = match port {
+                AnyPort::Udp(port) if is_sealed => {
+                    let shared = Arc::clone(&self.shared);
+                    let port = port.sealed_by(Box::new(move |name| shared.access().shared(name)));
+                    Engine::start(&self.shared, index, session, port)
+                }
                 AnyPort::Udp(port) => Engine::start(&self.shared, index, session, port),
                 AnyPort::Tcp(port) => Engine::start(&self.shared, index, session, port),
                 #[cfg(feature = "tls")]
@@ -557,13 +564,10 @@ fn check_listening(options: &Options) -> Result<(), BindError> {
         if options.tokens.is_none() {
             return Err(BindError::NoTokens(listen.to_string()));
         }
-        if matches!(listen, Listen::Udp(_)) {
-            if !options.insecure_udp {
-                return Err(BindError::InsecureUdp(listen.to_string()));
-            }
+        if matches!(listen, Listen::Udp(_)) && options.insecure_udp {
             tracing::warn!(
-                "{listen} is open to other machines and its packets are not authenticated: anyone who can see them can \
-                 read them, tokens included, and forge them; use tls unless you trust the whole network"
+                "{listen} is open to other machines and its packets are not sealed: anyone who can see them can read \
+                 them, tokens included, and forge them; leave out --insecure-udp unless you trust the whole network"
             );
         }
         if matches!(listen, Listen::Tcp(_)) {

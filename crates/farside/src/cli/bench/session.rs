@@ -36,6 +36,7 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) pool: Option<String>,
     pub(in crate::cli) token_file: Option<String>,
     pub(in crate::cli) tls_ca: Option<String>,
+    pub(in crate::cli) insecure_udp: bool,
     pub(in crate::cli) workload: Workload,
     pub(in crate::cli) value_size: usize,
     pub(in crate::cli) threads: u32,
@@ -98,7 +99,8 @@ impl Session {
                     tls_ca: asked.tls_ca.clone(),
                     ..File::default()
                 });
-                (connect(&settings.map_err(Failure::Told)?)?, None)
+                let settings = settings.map_err(Failure::Told)?;
+                (connect(&Settings { insecure_udp: asked.insecure_udp, ..settings })?, None)
             }
             (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
             (None, fabric) => {

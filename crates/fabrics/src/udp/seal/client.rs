@@ -1,0 +1,174 @@
+//! A client's end: greets until it is answered, then seals and opens.
+//!
+//! A node that has begun anew knows nothing of the connection, and what it would say of that could be anyone's. So once
+//! a PING has gone unanswered the next is said in a greeting too, whose answer is sealed. Invariant: what is
+//! in the clear is believed to refuse a greeting, and believed nothing else.
+
+use super::{
+    ACCEPT_CLEAR, GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind,
+    OVERHEAD, Opener, RANDOM, Random, Sealer, Shared, TAG, Unopened, count, is_sealed,
+};
+use crate::session::carrier::Dropped;
+use crate::session::packet;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+/// A client's end of a connection.
+pub struct Client {
+    shared: Shared,
+    random: Box<dyn FnMut() -> Random>,
+    greeting: Greeting,
+    connection: Option<Connection>,
+    /// Asks a node that may have begun anew.
+    question: Option<Greeting>,
+    /// PINGs since it last heard anything.
+    pings: u32,
+    dropped: Dropped,
+}
+
+struct Connection {
+    number: u32,
+    /// The node's random bytes: another connection may have the same number, at a node that began anew.
+    node: Random,
+    sealer: Sealer,
+    opener: Opener,
+}
+
+impl Client {
+    /// The end of one who knows that; greets with what `random` draws, which must be other bytes every time.
+    pub fn new(shared: Shared, mut random: impl FnMut() -> Random + 'static) -> Client {
+        let greeting = Greeting::new(&shared, random());
+        Client {
+            shared,
+            random: Box::new(random),
+            greeting,
+            connection: None,
+            question: None,
+            pings: 0,
+            dropped: Dropped::default(),
+        }
+    }
+
+    /// How long a datagram is once it is sealed.
+    pub fn sealed_len(&self, datagram: &[u8]) -> usize {
+        if self.connection.is_some() { datagram.len() + OVERHEAD } else { GREETING }
+    }
+
+    /// Appends a datagram, sealed.
+    pub fn seal(&mut self, datagram: &[u8], out: &mut Vec<u8>) {
+        match &mut self.connection {
+            Some(Connection { number, sealer, .. }) => {
+                sealer.seal(out, Kind::Data, *number, &[], |out| out.extend_from_slice(datagram));
+            }
+            None => self.greeting.say(&self.shared, datagram, out),
+        }
+    }
+
+    /// Whether a datagram is also to be sent by [`Client::ask_anew`]: it asks again what the connection has not answered.
+    /// To be asked once of each.
+    pub fn asks_anew(&mut self, datagram: &[u8]) -> bool {
+        let is_question = self.connection.is_some() && packet::is(datagram, packet::Kind::Ping);
+        self.pings += u32::from(is_question);
+        is_question && self.pings > 1
+    }
+
+    /// Appends a greeting with that datagram.
+    pub fn ask_anew(&mut self, datagram: &[u8], out: &mut Vec<u8>) {
+        let question = self.question.get_or_insert_with(|| Greeting::new(&self.shared, (self.random)()));
+        question.say(&self.shared, datagram, out);
+    }
+
+    /// The datagram in what has arrived, which is opened in place; or a refusal as it is.
+    pub fn open<'a>(&mut self, bytes: &'a mut [u8]) -> Option<&'a [u8]> {
+        if !is_sealed(bytes) {
+            let may_be = self.connection.is_none() && packet::is(bytes, packet::Kind::Refused);
+            return may_be.then_some(bytes);
+        }
+        match self.take(bytes) {
+            Ok(datagram) => {
+                (self.pings, self.question) = (0, None);
+                Some(datagram)
+            }
+            Err(unopened) => {
+                count(&mut self.dropped, unopened);
+                None
+            }
+        }
+    }
+
+    /// What came and was not opened.
+    pub fn dropped(&self) -> Dropped {
+        self.dropped
+    }
+
+    fn take<'a>(&mut self, bytes: &'a mut [u8]) -> Result<&'a [u8], Unopened> {
+        let header = Header::decode(bytes).ok_or(Unopened::Forged)?;
+        let number = header.connection.get();
+        let is_accept = header.is(Kind::Accept);
+        if !is_accept && !header.is(Kind::Data) {
+            return Err(Unopened::Forged);
+        }
+        match &mut self.connection {
+            Some(Connection { number: ours, opener, .. }) if *ours == number && !is_accept => {
+                opener.open(bytes, HEADER).map(|datagram| &*datagram)
+            }
+            Some(Connection { node, opener, .. }) if is_accept && bytes[HEADER..].starts_with(node) => {
+                opener.open(bytes, ACCEPT_CLEAR).map(|datagram| &*datagram)
+            }
+            Some(_) if is_accept => {
+                let question = self.question.as_ref().ok_or(Unopened::Forged)?;
+                question.accept(&self.shared, bytes).map(|(_, datagram)| datagram)
+            }
+            None if is_accept => {
+                let (connection, datagram) = self.greeting.accept(&self.shared, bytes)?;
+                self.connection = Some(connection);
+                Ok(datagram)
+            }
+            _ => Err(Unopened::Forged),
+        }
+    }
+}
+
+/// By which a client asks for a connection.
+struct Greeting {
+    random: Random,
+    sealer: Sealer,
+}
+
+impl Greeting {
+    fn new(shared: &Shared, random: Random) -> Greeting {
+        Greeting { random, sealer: Sealer::new(shared.greeting(&random)) }
+    }
+
+    /// Appends a greeting with a datagram of which what is beyond a greeting's room is zeros, as of a HELLO.
+    fn say(&mut self, shared: &Shared, datagram: &[u8], out: &mut Vec<u8>) {
+        let said = datagram.len() - datagram.iter().rev().take_while(|&&byte| byte == 0).count();
+        assert!(said + 2 <= GREETING_SEALED, "a greeting has room for a HELLO with the longest token");
+        let clear = GreetingBytes {
+            nonce: U64::new(packet::greeting(datagram).map_or(0, |greeting| greeting.nonce)),
+            name: U64::new(shared.name()),
+            random: self.random,
+        };
+        let begin = out.len();
+        self.sealer.seal(out, Kind::Greeting, 0, clear.as_bytes(), |out| {
+            let len = u16::try_from(datagram.len()).expect("a greeting's datagram is short");
+            out.extend_from_slice(&len.to_le_bytes());
+            out.extend_from_slice(&datagram[..said]);
+            out.resize(begin + GREETING_CLEAR + GREETING_SEALED, 0);
+        });
+    }
+
+    /// The connection of an ACCEPT, and its datagram.
+    fn accept<'a>(&self, shared: &Shared, bytes: &'a mut [u8]) -> Result<(Connection, &'a [u8]), Unopened> {
+        if bytes.len() < ACCEPT_CLEAR + TAG {
+            return Err(Unopened::Forged);
+        }
+        let number = Header::decode(bytes).ok_or(Unopened::Forged)?.connection.get();
+        let mut node = [0; RANDOM];
+        node.copy_from_slice(&bytes[HEADER..ACCEPT_CLEAR]);
+        let [to_node, to_client] = shared.connection(&self.random, &node);
+        let mut opener = Opener::new(to_client);
+        let datagram = opener.open(bytes, ACCEPT_CLEAR)?;
+        Ok((Connection { number, node, sealer: Sealer::new(to_node), opener }, datagram))
+    }
+}

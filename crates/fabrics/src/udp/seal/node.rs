@@ -1,0 +1,261 @@
+//! An engine's end of all its connections.
+//!
+//! A greeting that opens makes a connection; the same greeting again finds it, from the same address, and nothing from
+//! another. A connection that no session uses is forgotten after [`STRANGER_WAIT`], with its keys, or sooner where
+//! there are too many. Invariant: there are at most [`CONNECTIONS_MAX`], and one that a session uses stays. Invariant:
+//! whoever cannot open one is answered with fewer bytes than it sent, and costs the same whatever was wrong.
+
+use super::{
+    GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind, OVERHEAD, Opener, RANDOM,
+    Random, Sealer, Shared, Unopened, count, greeting_nonce, is_sealed,
+};
+use crate::session::DATAGRAM_MIN;
+use crate::session::carrier::{Dropped, Outsider};
+use crate::session::packet;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+use zerocopy::FromBytes;
+
+/// Connections of one engine: as many as it has sessions, and room for those who come and go.
+pub const CONNECTIONS_MAX: usize = 20 * 1024;
+/// How long a connection without a session is remembered: its client may come back and ask what became of that.
+pub const STRANGER_WAIT: Duration = Duration::from_secs(30);
+
+/// Finds what is shared with whoever has that name.
+pub type Find = dyn Fn(u64) -> Option<Shared> + Send;
+type Draw = dyn FnMut() -> Random + Send;
+
+/// All connections of one engine.
+pub struct Node {
+    find: Box<Find>,
+    random: Box<Draw>,
+    /// For names that nobody has: so that they cost as much as others.
+    decoy: Shared,
+    places: Vec<Option<Box<Connection>>>,
+    vacant: Vec<u16>,
+    /// By the random bytes of their greetings.
+    greeted: HashMap<Random, u16>,
+    /// Those that no session uses, the oldest first; and others, which were forgotten or have found a session.
+    strangers: VecDeque<(u32, Duration)>,
+    /// The last greeting's datagram.
+    said: Vec<u8>,
+    dropped: Dropped,
+}
+
+struct Connection {
+    number: u32,
+    peer: SocketAddr,
+    /// The client's random bytes, and the node's.
+    random: [Random; 2],
+    /// The least counter of a greeting that is no replay.
+    greetings: u64,
+    /// Whether its client is known to have the keys.
+    is_confirmed: bool,
+    /// Since when no session uses it, as far as was looked.
+    stranger_since: Option<Duration>,
+    sealer: Sealer,
+    opener: Opener,
+}
+
+/// What has arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrived<'a> {
+    /// This datagram, over this connection.
+    Datagram(u32, &'a [u8]),
+    /// A greeting, in the clear or sealed, that is to be refused, with this nonce.
+    Outsider(u64, Outsider),
+    /// Nothing that has any effect.
+    Nothing,
+}
+
+impl Node {
+    /// An end without connections. What `random` draws must be other bytes every time, and nobody's to guess.
+    pub fn new(find: Box<Find>, mut random: Box<Draw>) -> Node {
+        let decoy = Shared::new(random());
+        Node {
+            find,
+            random,
+            decoy,
+            places: Vec::new(),
+            vacant: Vec::new(),
+            greeted: HashMap::new(),
+            strangers: VecDeque::new(),
+            said: Vec::new(),
+            dropped: Dropped::default(),
+        }
+    }
+
+    /// Takes in what has arrived, and opens it in place.
+    pub fn open<'a>(&'a mut self, from: SocketAddr, bytes: &'a mut [u8]) -> Arrived<'a> {
+        if !is_sealed(bytes) {
+            return match packet::greeting(bytes) {
+                Some(packet::Greeting { nonce, shows_token }) => {
+                    Arrived::Outsider(nonce, Outsider::Unsealed { shows_token })
+                }
+                None => self.drop(Unopened::Forged),
+            };
+        }
+        if let Some(nonce) = greeting_nonce(bytes) {
+            return match bytes[2] {
+                super::VERSION if bytes.len() == GREETING => self.greeting(from, nonce, bytes),
+                super::VERSION => self.drop(Unopened::Forged),
+                version => Arrived::Outsider(nonce, Outsider::Version { theirs: version, ours: super::VERSION }),
+            };
+        }
+        let Some(header) = Header::decode(bytes).filter(|header| header.is(Kind::Data)) else {
+            return self.drop(Unopened::Forged);
+        };
+        let number = header.connection.get();
+        let Some(connection) = self.get(number).filter(|connection| connection.peer == from) else {
+            return self.drop(Unopened::Forged);
+        };
+        match connection.opener.open(bytes, HEADER) {
+            Ok(datagram) => {
+                connection.is_confirmed = true;
+                Arrived::Datagram(number, datagram)
+            }
+            Err(unopened) => self.drop(unopened),
+        }
+    }
+
+    /// How much longer a datagram becomes that is sealed for this connection; nothing if it is forgotten.
+    pub fn overhead(&mut self, number: u32) -> Option<usize> {
+        let connection = self.get(number)?;
+        Some(OVERHEAD + if connection.is_confirmed { 0 } else { RANDOM })
+    }
+
+    /// Appends a datagram, sealed for this connection, which is not forgotten.
+    pub fn seal(&mut self, number: u32, datagram: &[u8], out: &mut Vec<u8>) {
+        let connection = self.get(number).expect("it was looked up");
+        let Connection { random, is_confirmed, sealer, .. } = connection;
+        let write = |out: &mut Vec<u8>| out.extend_from_slice(datagram);
+        match is_confirmed {
+            true => sealer.seal(out, Kind::Data, number, &[], write),
+            false => sealer.seal(out, Kind::Accept, number, &random[1], write),
+        }
+    }
+
+    /// Forgets connections that no session has used for a while; `known` are those that one uses.
+    pub fn forget_strangers(&mut self, now: Duration, known: impl Iterator<Item = u32>) {
+        let known: HashSet<u32> = known.collect();
+        for connection in self.places.iter_mut().flatten() {
+            match (known.contains(&connection.number), connection.stranger_since) {
+                (true, _) => connection.stranger_since = None,
+                (false, None) => {
+                    connection.stranger_since = Some(now);
+                    self.strangers.push_back((connection.number, now));
+                }
+                (false, Some(_)) => {}
+            }
+        }
+        while let Some(&(_, since)) = self.strangers.front()
+            && now.saturating_sub(since) >= STRANGER_WAIT
+        {
+            self.forget_oldest();
+        }
+    }
+
+    /// How many connections there are.
+    pub fn connections(&self) -> usize {
+        self.places.len() - self.vacant.len()
+    }
+
+    /// What came and was not opened.
+    pub fn dropped(&self) -> Dropped {
+        self.dropped
+    }
+
+    fn drop(&mut self, unopened: Unopened) -> Arrived<'static> {
+        count(&mut self.dropped, unopened);
+        Arrived::Nothing
+    }
+
+    fn get(&mut self, number: u32) -> Option<&mut Connection> {
+        let place = self.places.get_mut(number as usize & 0xffff)?.as_deref_mut()?;
+        (place.number == number).then_some(place)
+    }
+
+    fn greeting(&mut self, from: SocketAddr, nonce: u64, bytes: &mut [u8]) -> Arrived<'_> {
+        let counter = Header::decode(bytes).expect("it was looked at").counter.get();
+        let (clear, _) = GreetingBytes::read_from_prefix(&bytes[HEADER..]).expect("it is long enough");
+        let again = self.greeted.get(&clear.random).copied();
+        if let Some(place) = again {
+            let connection = self.places[usize::from(place)].as_ref().expect("it is not forgotten");
+            // Whoever has the keys greets no more.
+            if connection.peer != from || connection.is_confirmed || counter < connection.greetings {
+                return self.drop(Unopened::Replayed);
+            }
+        }
+        let found = (self.find)(clear.name.get());
+        let shared = found.as_ref().unwrap_or(&self.decoy);
+        let opened = Opener::new(shared.greeting(&clear.random)).open(bytes, GREETING_CLEAR);
+        let (Ok(sealed), Some(shared)) = (opened, &found) else {
+            count(&mut self.dropped, Unopened::Forged);
+            return Arrived::Outsider(nonce, Outsider::WrongSeal);
+        };
+        let (len, said) = sealed.split_at(2);
+        let len = usize::from(u16::from_le_bytes([len[0], len[1]]));
+        if len > DATAGRAM_MIN {
+            return self.drop(Unopened::Forged);
+        }
+        self.said.clear();
+        self.said.extend_from_slice(&said[..len.min(GREETING_SEALED - 2)]);
+        self.said.resize(len, 0);
+        let place = match again {
+            Some(place) => place,
+            None => match self.connect(from, shared, clear.random) {
+                Some(place) => place,
+                None => return Arrived::Nothing, // It asks again, and by then there may be room.
+            },
+        };
+        let connection = self.places[usize::from(place)].as_mut().expect("it is there");
+        connection.greetings = counter + 1;
+        Arrived::Datagram(connection.number, &self.said)
+    }
+
+    /// Makes a connection; nothing if there are too many that may be needed.
+    fn connect(&mut self, peer: SocketAddr, shared: &Shared, client: Random) -> Option<u16> {
+        while self.connections() >= CONNECTIONS_MAX {
+            if !self.forget_oldest() {
+                return None;
+            }
+        }
+        let node = (self.random)();
+        let place = self.vacant.pop().unwrap_or(self.places.len() as u16);
+        if usize::from(place) == self.places.len() {
+            self.places.push(None);
+        }
+        // Not the number of one who was here before; and 0 is nobody's.
+        let generation = u32::from(u16::from_le_bytes([node[0], node[1]]).max(1));
+        let [to_node, to_client] = shared.connection(&client, &node);
+        self.places[usize::from(place)] = Some(Box::new(Connection {
+            number: generation << 16 | u32::from(place),
+            peer,
+            random: [client, node],
+            greetings: 0,
+            is_confirmed: false,
+            stranger_since: None,
+            sealer: Sealer::new(to_client),
+            opener: Opener::new(to_node),
+        }));
+        self.greeted.insert(client, place);
+        Some(place)
+    }
+
+    /// Forgets the stranger that has been one for the longest. False if there is none.
+    fn forget_oldest(&mut self) -> bool {
+        while let Some((number, since)) = self.strangers.pop_front() {
+            let is_stranger =
+                self.get(number).is_some_and(|connection| connection.stranger_since == Some(since));
+            if is_stranger {
+                let place = number as u16;
+                let connection = self.places[usize::from(place)].take().expect("it was looked up");
+                self.greeted.remove(&connection.random[0]);
+                self.vacant.push(place);
+                return true;
+            }
+        }
+        false
+    }
+}

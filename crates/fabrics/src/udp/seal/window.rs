@@ -1,0 +1,122 @@
+//! Which counters have come: those far behind the highest are taken for known.
+//!
+//! A ring of words of bits, as in RFC 6479: moving on clears whole words, and no bits are shifted. Invariant: a counter
+//! is new once at most.
+
+/// Counters that one word remembers.
+const WORD: u64 = u64::BITS as u64;
+/// Words, one of which is being filled.
+const WORDS: usize = 32;
+/// How far behind the highest a counter may be and still be new: what a burst of datagrams can be overtaken by.
+pub(super) const REACH: u64 = (WORDS as u64 - 1) * WORD;
+
+#[derive(Default)]
+pub(super) struct Window {
+    /// One more than the highest that has come.
+    next: u64,
+    came: [u64; WORDS],
+}
+
+impl Window {
+    pub(super) fn is_new(&self, counter: u64) -> bool {
+        // The last is never used, so that there is always a next.
+        if counter >= self.next {
+            return counter != u64::MAX;
+        }
+        self.next - counter <= REACH && self.came[place(counter)] & bit(counter) == 0
+    }
+
+    /// It has come, and [`Window::is_new`] said that it had not.
+    pub(super) fn note(&mut self, counter: u64) {
+        if counter >= self.next {
+            // Words that have been gone round to stand for newer counters now.
+            let words = (counter / WORD).saturating_sub(self.last() / WORD).min(WORDS as u64);
+            for word in 0..words {
+                self.came[(counter / WORD - word) as usize % WORDS] = 0;
+            }
+            self.next = counter + 1;
+        }
+        self.came[place(counter)] |= bit(counter);
+    }
+
+    fn last(&self) -> u64 {
+        self.next.saturating_sub(1)
+    }
+}
+
+fn place(counter: u64) -> usize {
+    (counter / WORD) as usize % WORDS
+}
+
+fn bit(counter: u64) -> u64 {
+    1 << (counter % WORD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// As slow and as plain as it can be.
+    #[derive(Default)]
+    struct Plain {
+        next: u64,
+        came: BTreeSet<u64>,
+    }
+
+    impl Plain {
+        fn take(&mut self, counter: u64) -> bool {
+            let is_new =
+                counter != u64::MAX && counter + REACH >= self.next && self.came.insert(counter);
+            if is_new {
+                self.next = self.next.max(counter + 1);
+            }
+            is_new
+        }
+    }
+
+    fn take(window: &mut Window, counter: u64) -> bool {
+        let is_new = window.is_new(counter);
+        if is_new {
+            window.note(counter);
+        }
+        is_new
+    }
+
+    #[test]
+    fn a_counter_is_new_once_in_any_order() {
+        for seed in 1..=64_u64 {
+            let (mut window, mut plain) = (Window::default(), Plain::default());
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut highest = 0_u64;
+            let mut old = 0;
+            for step in 0..4000 {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let near = state >> 32;
+                let counter = match state % 16 {
+                    0 => highest.saturating_sub(near % (2 * REACH)),
+                    1 => highest + near % (2 * REACH),
+                    2 => highest + WORD * (near % (2 * WORDS as u64)),
+                    3..=9 => highest.saturating_sub(near % 200),
+                    _ => highest + near % 3,
+                };
+                highest = highest.max(counter);
+                let is_new = plain.take(counter);
+                old += u64::from(!is_new);
+                assert_eq!(take(&mut window, counter), is_new, "seed {seed}, step {step}: {counter}");
+            }
+            assert!(old > 100, "seed {seed} tried {old} that were not new");
+        }
+    }
+
+    #[test]
+    fn what_is_too_far_behind_is_not_new_and_the_last_counter_never_is() {
+        let mut window = Window::default();
+        assert!(take(&mut window, REACH));
+        assert!(!window.is_new(0) && take(&mut window, 1) && !window.is_new(1));
+        assert!(take(&mut window, u64::MAX - 1) && !window.is_new(u64::MAX) && !window.is_new(u64::MAX - 1));
+        assert!(take(&mut window, u64::MAX - REACH) && !window.is_new(u64::MAX - REACH - 1));
+    }
+}
