@@ -22,6 +22,8 @@ mod metrics;
 mod peer;
 #[path = "support/raw_ring.rs"]
 mod raw_ring;
+#[path = "attacks/relay.rs"]
+mod relay;
 #[path = "attacks/rings.rs"]
 mod rings;
 #[path = "attacks/streams.rs"]

@@ -363,34 +363,40 @@ fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise()
     farside(["info", "--pool", &clear.url]).refused("asks for a token");
     for (url, more, is_served) in [(&open.1, None, false), (&open.1, Some("--insecure-udp"), true)] {
         let mut command = command();
-        command.env("FARSIDE_POOL", url).env("FARSIDE_TOKEN_FILE", sealed.path("root")).arg("info").args(more);
+        command
+            .env("FARSIDE_POOL", url)
+            .env("FARSIDE_TOKEN_FILE", sealed.path("root"))
+            .arg("info")
+            .args(more);
         let ran = run(command, b"");
         assert_eq!(ran.code == Some(0), is_served, "{}", ran.err);
         assert!(is_served || ran.err.contains("name no token"), "{}", ran.err);
     }
     farside(["info", "--pool", &open.1]).done();
     // A benchmark is a client too.
-    let bench = ["bench", "ycsb", "--workload", "c", "--records", "100", "--seconds", "0.2", "--fabric", "udp"];
+    let bench = ["bench", "ycsb", "--workload", "c", "--records", "100", "--fabric", "udp"];
     let (root, other) = (sealed.path("root"), clear.path("root"));
     let with = |node: &Guarded, token: &Path, more: &[&str]| {
         let token = token.to_str().expect("UTF-8");
         farside([&bench, &["--pool", &node.url, "--token-file", token][..], more].concat())
     };
-    with(&sealed, &root, &[]).done();
-    with(&clear, &other, &["--insecure-udp"]).done();
+    with(&sealed, &root, &[]).refused("needs a store");
+    with(&clear, &other, &["--insecure-udp"]).refused("needs a store");
     with(&clear, &other, &[]).refused("not sealed");
     for node in [&sealed, &clear] {
         assert!(!node.node.said().contains("farside_"), "no secret is in a log: {}", node.node.said());
     }
     // The flag is for what has packets, and for those who have a node to send them to.
     farside(["serve", "--insecure-udp"]).refused("--listen");
+    farside([&bench[..], &["--insecure-udp"]].concat()).refused("--pool");
 }
 
 /// A node of this machine that asks for no token, and its url.
 fn serve_open() -> (Process, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
-    let node = serve(&socket, &["--memory", "8MiB", "--listen", "udp://127.0.0.1:0"], folder.path().join("log"));
+    let node =
+        serve(&socket, &["--memory", "8MiB", "--listen", "udp://127.0.0.1:0"], folder.path().join("log"));
     node.line();
     let at = node.line();
     let (_, url) = at.split_once(" at ").unwrap_or_else(|| panic!("no url in '{at}'"));

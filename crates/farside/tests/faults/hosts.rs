@@ -15,8 +15,8 @@ struct Hosts {
 
 /// A client, and the third number of its line's addresses.
 const CLIENTS: [(&str, u8); 2] = [("a", 1), ("b", 2)];
-/// A datagram that fits a frame of 1500 bytes, with the headers of IPv6.
-const DATAGRAM: usize = 1500 - 48;
+/// A datagram that fits a frame of 1500 bytes, with the headers of IPv6 and what seals it.
+const DATAGRAM: usize = 1500 - 48 - 32;
 
 fn ip(arguments: &str) -> Result<(), String> {
     let output = Command::new("ip").args(arguments.split_whitespace()).output();

@@ -5,8 +5,8 @@
 //! in the clear is believed to refuse a greeting, and believed nothing else.
 
 use super::{
-    ACCEPT_CLEAR, GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind,
-    OVERHEAD, Opener, RANDOM, Random, Sealer, Shared, TAG, Unopened, count, is_sealed,
+    ACCEPT_CLEAR, GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind, OVERHEAD,
+    Opener, RANDOM, Random, Sealer, Shared, TAG, Unopened, count, is_sealed,
 };
 use crate::session::carrier::Dropped;
 use crate::session::packet;

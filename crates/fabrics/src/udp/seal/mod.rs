@@ -123,7 +123,8 @@ pub fn is_sealed(bytes: &[u8]) -> bool {
 pub fn greeting_nonce(bytes: &[u8]) -> Option<u64> {
     let (header, rest) = Header::ref_from_prefix(bytes).ok()?;
     let (nonce, _) = U64::read_from_prefix(rest).ok()?;
-    (header.magic.get() == MAGIC && header.is(Kind::Greeting) && bytes.len() >= GREETING).then_some(nonce.get())
+    (header.magic.get() == MAGIC && header.is(Kind::Greeting) && bytes.len() >= GREETING)
+        .then_some(nonce.get())
 }
 
 /// What a client and the node know of a token, and nobody else: where their keys come from.

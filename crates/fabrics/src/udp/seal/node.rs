@@ -100,7 +100,9 @@ impl Node {
             return match bytes[2] {
                 super::VERSION if bytes.len() == GREETING => self.greeting(from, nonce, bytes),
                 super::VERSION => self.drop(Unopened::Forged),
-                version => Arrived::Outsider(nonce, Outsider::Version { theirs: version, ours: super::VERSION }),
+                version => {
+                    Arrived::Outsider(nonce, Outsider::Version { theirs: version, ours: super::VERSION })
+                }
             };
         }
         let Some(header) = Header::decode(bytes).filter(|header| header.is(Kind::Data)) else {

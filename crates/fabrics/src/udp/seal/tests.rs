@@ -126,7 +126,9 @@ fn a_greeting_carries_a_hello_with_the_longest_token_and_tells_nothing_of_it() {
         let greeting = seal(&mut client, &hello);
         assert_eq!((greeting.len(), greeting_nonce(&greeting)), (GREETING, Some(NONCE)));
         let said = &hello[16..];
-        assert!(!greeting.windows(8).any(|sealed| said.windows(8).any(|said| said != [0; 8] && said == sealed)));
+        assert!(
+            !greeting.windows(8).any(|sealed| said.windows(8).any(|said| said != [0; 8] && said == sealed))
+        );
         assert!(!greeting.windows(16).any(|sealed| sealed == &SECRET[..16]));
         let (_, opened) = arrive(&mut node, at(HERE), &greeting).expect("it is known");
         assert_eq!(opened, hello, "to the last zero: its check is over all of it");
@@ -178,8 +180,9 @@ fn what_came_before_does_not_come_again_in_any_order() {
     let (mut client, mut node, connection) = connected();
     let mut said: Vec<Vec<u8>> =
         (0..200).map(|number| seal(&mut client, &datagram(packet::Kind::Data, 24 + number))).collect();
-    let mut heard: Vec<Vec<u8>> =
-        (0..200).map(|number| answer(&mut node, connection, &datagram(packet::Kind::Data, 24 + number))).collect();
+    let mut heard: Vec<Vec<u8>> = (0..200)
+        .map(|number| answer(&mut node, connection, &datagram(packet::Kind::Data, 24 + number)))
+        .collect();
     for index in 0..200 {
         said.swap(index, index * 7 % 200);
         heard.swap(index, index * 11 % 200);
@@ -245,7 +248,8 @@ fn nonces_never_repeat_under_a_key() {
     assert_eq!(seen.len(), 200, "the same datagram is never sealed alike");
     // Greetings, also when they are said again.
     let mut client = Client::new(shared(7), draws(5));
-    let counters = (0..10).map(|_| Header::decode(&seal(&mut client, &hello(9))).expect("ours").counter.get());
+    let counters =
+        (0..10).map(|_| Header::decode(&seal(&mut client, &hello(9))).expect("ours").counter.get());
     assert!(counters.eq(0..10));
 }
 
@@ -394,7 +398,7 @@ fn there_are_so_many_connections_and_no_more() {
     let mut greet = |node: &mut Node| {
         let random = draw();
         let mut client = Client::new(shared(7), move || random);
-                arrive(node, at(HERE), &seal(&mut client, &hello(72))).map(|(connection, _)| connection)
+        arrive(node, at(HERE), &seal(&mut client, &hello(72))).map(|(connection, _)| connection)
     };
     let all: Vec<u32> = (0..CONNECTIONS_MAX).map(|_| greet(&mut node).expect("there is room")).collect();
     assert_eq!(greet(&mut node), Err(None), "any of them may have a session by now");
@@ -422,7 +426,9 @@ fn the_cost_of_a_seal() {
             for counter in 0..u64::from(TIMES) {
                 let began = Instant::now();
                 let aad = Aad::from([0; HEADER]);
-                let tag = key.seal_in_place_separate_tag(nonce(counter), aad, &mut bytes[..len]).expect("it is short");
+                let tag = key
+                    .seal_in_place_separate_tag(nonce(counter), aad, &mut bytes[..len])
+                    .expect("it is short");
                 bytes[len..].copy_from_slice(tag.as_ref());
                 let sealed = Instant::now();
                 key.open_in_place(nonce(counter), aad, &mut bytes).expect("it is whole");

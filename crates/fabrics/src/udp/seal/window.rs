@@ -66,8 +66,7 @@ mod tests {
 
     impl Plain {
         fn take(&mut self, counter: u64) -> bool {
-            let is_new =
-                counter != u64::MAX && counter + REACH >= self.next && self.came.insert(counter);
+            let is_new = counter != u64::MAX && counter + REACH >= self.next && self.came.insert(counter);
             if is_new {
                 self.next = self.next.max(counter + 1);
             }
