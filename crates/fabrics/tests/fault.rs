@@ -3,7 +3,7 @@
 //!
 //! Invariant: each fault that is asked for has struck. Invariant: what was answered has run once.
 
-use farside_fabrics::executor::Core;
+use farside_fabrics::executor::{Core, block_on};
 use farside_fabrics::layer::fault::{FaultLine, FaultPort, Faults, Strikes, Struck};
 use farside_fabrics::session::answer;
 use farside_fabrics::session::carrier::{Arrival, Line, Port};
@@ -12,6 +12,7 @@ use farside_fabrics::session::endpoint::Endpoint;
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_fabrics::tcp::{TcpLine, TcpPort};
 use farside_fabrics::timer;
+use farside_fabrics::udp::seal::Shared;
 use farside_fabrics::udp::{UdpLine, UdpPort};
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Fabric, FabricError, NodeId};
@@ -188,14 +189,57 @@ fn faults(seed: u64) -> Faults {
 #[test]
 fn over_udp_all_is_answered_whatever_befalls_datagrams_at_either_end() {
     let lossy = |seed| Faults { loss: 0.02, duplicate: 0.02, reorder: 0.02, delay: 0.01, ..faults(seed) };
-    let port = UdpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one");
-    let at = port.address().expect("it has one");
-    let told = story(port, || UdpLine::connect(at, None).expect("a socket"), &lossy(1), &lossy(2));
-    assert_eq!((told.answered.len() as u64, told.failed.len()), (TASKS * CALLS, 0));
-    for strikes in told.strikes {
-        let Strikes { lost, duplicated, reordered, delayed, .. } = strikes;
-        assert!([lost, duplicated, reordered, delayed].iter().all(|&count| count > 0), "{strikes}");
+    for shared in [None, Some(shared())] {
+        let (port, at) = port_at(LOOPBACK, shared.clone());
+        let told = story(port, || UdpLine::connect(at, shared).expect("a socket"), &lossy(1), &lossy(2));
+        assert_eq!((told.answered.len() as u64, told.failed.len()), (TASKS * CALLS, 0));
+        for strikes in told.strikes {
+            let Strikes { lost, duplicated, reordered, delayed, .. } = strikes;
+            assert!([lost, duplicated, reordered, delayed].iter().all(|&count| count > 0), "{strikes}");
+        }
     }
+}
+
+/// What both ends know where datagrams are sealed.
+fn shared() -> Shared {
+    Shared::new([7; 32])
+}
+
+fn port_at(address: SocketAddr, shared: Option<Shared>) -> (UdpPort, SocketAddr) {
+    let mut port = UdpPort::bind(address, 1).expect("a socket").pop().expect("one");
+    if let Some(shared) = shared {
+        port =
+            port.sealed_by(Box::new(move |name| Some(shared.clone()).filter(|shared| shared.name() == name)));
+    }
+    let at = port.address().expect("it has one");
+    (port, at)
+}
+
+#[test]
+fn a_node_that_began_anew_says_so_to_those_whose_seal_it_does_not_know() {
+    let (port, at) = port_at(LOOPBACK, Some(shared()));
+    let stops = [const { AtomicBool::new(false) }; 2];
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| serve(port, &stops[0]));
+        let line = UdpLine::connect(at, Some(shared())).expect("a socket");
+        let config = client::Config { identity: 1, incarnation: 1, nonce: 7, ..client::Config::default() };
+        let endpoint = Endpoint::open(line, NODE, config).expect("somebody serves");
+        let mut told = Vec::new();
+        let mut call = || block_on(&endpoint, endpoint.call(NODE, ServiceId(1), &[1; 8], &mut told));
+        call().expect("it is served");
+        stops[0].store(true, Ordering::Relaxed);
+        serving.join().expect("it served");
+        // Nothing is sent between the two, so that nobody is told that there is no such port.
+        let (port, _) = port_at(at, Some(shared()));
+        scope.spawn(|| serve(port, &stops[1]));
+        let mut errors = Vec::new();
+        while !errors.last().is_some_and(|error| matches!(error, FabricError::Lost { .. })) {
+            errors.push(call().expect_err("it knows nothing of it"));
+        }
+        stops[1].store(true, Ordering::Relaxed);
+        let last = errors.last().expect("one at least").to_string();
+        assert!(last.contains("has begun anew"), "it did not wait for silence: {errors:?}");
+    });
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Fuzz targets of what arrives from elsewhere: datagrams of sessions at both ends, and frames of the unix socket.
+//! Fuzz targets of what arrives from elsewhere: datagrams of sessions at both ends, what seals them, and frames of the
+//! unix socket.
 //!
 //! Sessions are fuzzed with their state: a real client and a real server talk, and what they say is changed, doubled,
 //! lost or replayed on its way, with its check repaired or not. Held: nothing panics or goes on for ever, what is kept
@@ -10,10 +11,13 @@ mod fuzz;
 use farside_fabrics::session::client::{self, Ask, Client, Event, SlotRef};
 use farside_fabrics::session::server::{self, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_fabrics::shm::frame;
+use farside_fabrics::udp::seal;
+use farside_fabrics::udp::seal::node::Arrived;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
 use fuzz::{Change, Executions, budget, change};
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 /// Runs whatever comes.
@@ -85,7 +89,7 @@ enum Step {
     Another(u8, u8),
 }
 
-fn seal(bytes: &mut [u8]) {
+fn repair(bytes: &mut [u8]) {
     if bytes.len() >= 24 {
         let secrets = RapidSecrets::seed(0x6661_7273_6964_6501);
         let mut head = bytes[..16].to_vec();
@@ -146,7 +150,7 @@ impl Talk {
     fn send_server(&mut self, from: u8, mut bytes: Vec<u8>, changes: &[Change], is_sealed: bool) {
         change(&mut bytes, changes);
         if is_sealed {
-            seal(&mut bytes);
+            repair(&mut bytes);
         }
         let _refused_is_counted = self.server.receive(self.now, from, &bytes, &mut self.host);
     }
@@ -154,7 +158,7 @@ impl Talk {
     fn send_client(&mut self, mut bytes: Vec<u8>, changes: &[Change], is_sealed: bool) {
         change(&mut bytes, changes);
         if is_sealed {
-            seal(&mut bytes);
+            repair(&mut bytes);
         }
         let _refused_is_counted = self.client.receive(self.now, &bytes);
     }
@@ -315,6 +319,203 @@ fn fuzz_sessions_by_datagrams() {
 #[test]
 fn fuzz_sessions_by_a_reliable_carrier() {
     talk("sessions by a reliable carrier", true);
+}
+
+/// What somebody on the way does to sealed datagrams.
+#[derive(Clone, Debug, bolero::TypeGenerator)]
+enum Deed {
+    /// The client, or the node, says so many bytes; it arrives, or only later.
+    Says(bool, u16, bool),
+    /// One of those that were said before arrives, as it was or changed, from here or from elsewhere.
+    Again(bool, u16, Vec<Change>, bool),
+    /// What was said to the one is said to the other.
+    Back(bool, u16, Vec<Change>),
+    /// Any bytes.
+    Bytes(bool, Vec<u8>),
+    /// The client asks again what went unanswered.
+    Asks,
+    /// Time passes, with a session there or none.
+    Wait(u16, bool),
+    /// The node begins anew.
+    Anew,
+}
+
+/// A client and a node, and all that they have said: what arrives whole is of that, and arrives once.
+struct Sealed {
+    client: seal::client::Client,
+    node: seal::node::Node,
+    now: Duration,
+    connection: Option<u32>,
+    sealed: [Vec<Vec<u8>>; 2],
+    said: [Vec<Vec<u8>>; 2],
+    heard: [Vec<Vec<u8>>; 2],
+    number: u64,
+}
+
+const HOSTS: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 1),
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 2),
+];
+
+fn draws(seed: u8) -> impl FnMut() -> [u8; 32] + Send + 'static {
+    let mut number = 0_u64;
+    move || {
+        number += 1;
+        let mut bytes = [seed; 32];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        bytes
+    }
+}
+
+impl Sealed {
+    fn node(seed: u8) -> seal::node::Node {
+        let find = |name| Some(seal::Shared::new([7; 32])).filter(|shared| shared.name() == name);
+        seal::node::Node::new(Box::new(find), Box::new(draws(seed)))
+    }
+
+    fn new() -> Sealed {
+        let client = seal::client::Client::new(seal::Shared::new([7; 32]), draws(0));
+        Sealed {
+            client,
+            node: Sealed::node(1),
+            now: Duration::ZERO,
+            connection: None,
+            sealed: Default::default(),
+            said: Default::default(),
+            heard: Default::default(),
+            number: 0,
+        }
+    }
+
+    /// A session's datagram that is unlike all others, and has room for that in a greeting.
+    fn datagram(&mut self, len: u16) -> Vec<u8> {
+        self.number += 1;
+        let mut bytes = vec![0; 24];
+        bytes[..4].copy_from_slice(b"Fs\x01\x05");
+        bytes.extend_from_slice(&self.number.to_le_bytes());
+        bytes.resize(32 + usize::from(len) % 1000, 9);
+        bytes
+    }
+
+    fn says(&mut self, from_node: bool, len: u16) -> Option<Vec<u8>> {
+        let (datagram, mut out) = (self.datagram(len), Vec::new());
+        if from_node {
+            let connection = self.connection?;
+            let overhead = self.node.overhead(connection)?;
+            self.node.seal(connection, &datagram, &mut out);
+            assert_eq!(out.len(), datagram.len() + overhead);
+        } else {
+            let len = self.client.sealed_len(&datagram);
+            self.client.seal(&datagram, &mut out);
+            assert_eq!(out.len(), len);
+        }
+        self.said[usize::from(from_node)].push(datagram);
+        self.sealed[usize::from(from_node)].push(out.clone());
+        Some(out)
+    }
+
+    fn arrives(&mut self, at_node: bool, mut bytes: Vec<u8>, host: usize) {
+        let len = bytes.len();
+        let came = if at_node {
+            match self.node.open(HOSTS[host], &mut bytes) {
+                Arrived::Datagram(connection, datagram) => {
+                    let datagram = datagram.to_vec();
+                    self.connection = Some(connection).filter(|_| host == 0).or(self.connection);
+                    Some(datagram)
+                }
+                Arrived::Outsider(..) => {
+                    assert!(len >= 1200, "no answer is longer than what it answers");
+                    None
+                }
+                Arrived::Nothing => None,
+            }
+        } else {
+            self.client.open(&mut bytes).map(<[u8]>::to_vec)
+        };
+        if let Some(datagram) = came
+            && !datagram.starts_with(b"Fs\x01\x03")
+        {
+            let from = usize::from(!at_node);
+            assert!(self.said[from].contains(&datagram), "nobody has said that: {datagram:?}");
+            assert!(!self.heard[from].contains(&datagram), "it came twice: {datagram:?}");
+            self.heard[from].push(datagram);
+        }
+        assert!(self.node.connections() <= 64, "each is of a greeting that was said");
+    }
+
+    fn does(&mut self, deed: &Deed) {
+        match deed {
+            Deed::Says(from_node, len, arrives) => {
+                if let Some(bytes) = self.says(*from_node, *len).filter(|_| *arrives) {
+                    self.arrives(!from_node, bytes, 0);
+                }
+            }
+            Deed::Again(from_node, which, changes, elsewhere) => {
+                if let Some(mut bytes) = self.one(*from_node, *which) {
+                    change(&mut bytes, changes);
+                    self.arrives(!from_node, bytes, usize::from(*elsewhere));
+                }
+            }
+            Deed::Back(from_node, which, changes) => {
+                if let Some(mut bytes) = self.one(*from_node, *which) {
+                    change(&mut bytes, changes);
+                    self.arrives(*from_node, bytes, 0);
+                }
+            }
+            Deed::Bytes(at_node, bytes) => self.arrives(*at_node, bytes.clone(), 0),
+            Deed::Asks => {
+                let question = self.datagram(0);
+                if self.client.asks_anew(&question) && self.number < 50 {
+                    let mut out = Vec::new();
+                    self.client.ask_anew(&question, &mut out);
+                    self.said[0].push(question);
+                    self.sealed[0].push(out.clone());
+                    self.arrives(true, out, 0);
+                }
+            }
+            Deed::Wait(ms, is_used) => {
+                self.now += Duration::from_millis((*ms).into());
+                let connections = self.node.connections();
+                self.node.forget_strangers(self.now, self.connection.filter(|_| *is_used).into_iter());
+                if self.node.connections() < connections {
+                    self.forget_greetings();
+                }
+            }
+            Deed::Anew => {
+                self.node = Sealed::node(self.number as u8);
+                self.forget_greetings();
+            }
+        }
+    }
+
+    /// Whoever has forgotten that a greeting came hears it again, and answers nobody who could read it.
+    fn forget_greetings(&mut self) {
+        self.sealed[0].retain(|bytes| bytes[3] != 1);
+    }
+
+    fn one(&self, from_node: bool, which: u16) -> Option<Vec<u8>> {
+        let sealed = &self.sealed[usize::from(from_node)];
+        (!sealed.is_empty()).then(|| sealed[usize::from(which) % sealed.len()].clone())
+    }
+}
+
+#[test]
+fn fuzz_sealed_datagrams() {
+    let executions = Executions::of("sealed datagrams");
+    let inputs = bolero::check!().with_test_time(budget()).with_max_len(16 << 10).with_type().cloned();
+    inputs.for_each(|deeds: Vec<Deed>| {
+        executions.one_more();
+        let mut sealed = Sealed::new();
+        deeds.iter().take(60).for_each(|deed| sealed.does(deed));
+        // Whatever was, who comes next is served.
+        sealed.client = seal::client::Client::new(seal::Shared::new([7; 32]), draws(99));
+        for from_node in [false, true, false, true] {
+            let bytes = sealed.says(from_node, 40).expect("there is a connection");
+            let heard = sealed.heard[usize::from(from_node)].len();
+            sealed.arrives(!from_node, bytes, 0);
+            assert_eq!(sealed.heard[usize::from(from_node)].len(), heard + 1, "a good client is heard");
+        }
+    });
 }
 
 #[test]

@@ -22,7 +22,8 @@
 //!
 //! What always holds:
 //! - No key seals two datagrams under one counter, and none seals more than 2^32.
-//! - What a datagram says has an effect once at most, and only if all of it is as it was sealed.
+//! - What a datagram says is heard only if all of it is as it was sealed, and once; but for a greeting that comes again
+//!   after its connection was forgotten: what answers that is sealed by keys that nobody else has.
 //! - What is kept of strangers has a bound, and is nothing before they have shown that they know a token.
 
 pub mod client;
