@@ -2,8 +2,9 @@
 //!
 //! A node without tokens lets everyone do everything. With tokens, who shows none that is known has no session, and
 //! each session does what its token may. A token is known by its hash alone, so whoever reads the file of tokens can
-//! show none of them; yet it could read and forge sealed datagrams, whose keys come from the hashes. Invariant: every wrong token costs the same work and gets the same answer. Invariant: what is
-//! remembered of strangers has a bound, however many come.
+//! show none of them; yet it could read and forge sealed datagrams, whose keys come from the hashes. Invariant: every
+//! wrong token costs the same work and gets the same answer. Invariant: what is remembered of strangers has a bound,
+//! however many come.
 
 use farside_fabrics::udp::seal::Shared;
 use farside_remote::Rights;

@@ -64,8 +64,8 @@ impl Client {
         }
     }
 
-    /// Whether a datagram is also to be sent by [`Client::ask_anew`]: it asks again what the connection has not answered.
-    /// To be asked once of each.
+    /// Whether a datagram is also to be sent by [`Client::ask_anew`]: it asks again what the connection has not
+    /// answered. To be asked once of each.
     pub fn asks_anew(&mut self, datagram: &[u8]) -> bool {
         let is_question = self.connection.is_some() && packet::is(datagram, packet::Kind::Ping);
         self.pings += u32::from(is_question);

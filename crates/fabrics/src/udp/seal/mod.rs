@@ -14,16 +14,16 @@
 //! own in ACCEPT, until it has heard DATA, which shows that the client has them. The greeting is sealed by a key of the
 //! secret and the client's bytes; all else by keys of the secret and both, one for each direction. The counter is the
 //! nonce of the seal, and all that is in the clear is sealed with the rest. `name` tells which token it is, and nothing
-//! else of it. `nonce` is the one of a session's HELLO: a refusal, which is not sealed, shows that who sends it has seen
-//! that.
+//! else of it. `nonce` is the one of a session's HELLO: by it a refusal, which is not sealed, shows that whoever sends
+//! it has seen that.
 //!
-//! The seal of version 1 is AES-256-GCM, its keys are HKDF-SHA-256's. Magic, version, kind and nonce stay where they are
-//! in all versions, so that two versions can tell each other which they are.
+//! The seal of version 1 is AES-256-GCM, its keys are HKDF-SHA-256's. Magic, version, kind and nonce stay where they
+//! are in all versions, so that two versions can tell each other which they are.
 //!
 //! What always holds:
 //! - No key seals two datagrams under one counter, and none seals more than 2^32.
 //! - What a datagram says is heard only if all of it is as it was sealed, and once; but for a greeting that comes again
-//!   after its connection was forgotten: what answers that is sealed by keys that nobody else has.
+//!   after its connection was forgotten: what answers that is sealed by keys that whoever recorded it lacks.
 //! - What is kept of strangers has a bound, and is nothing before they have shown that they know a token.
 
 pub mod client;
