@@ -7,6 +7,7 @@ mod suite;
 conformance!(local, Local);
 conformance!(shm, Shm);
 conformance!(udp, Engine<Udp>);
+conformance!(sealed_udp, Engine<SealedUdp>);
 conformance!(tcp, Engine<Tcp>);
 conformance!(tls, Engine<Tls>);
 conformance!(ring, Engine<Rings>);

@@ -12,11 +12,14 @@ use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::tcp::tls::{HostName, Identity, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
+use farside_node::access::{EVERY_STORE, Fingerprint, Grant, Token, Tokens};
 use farside_node::host::{Host, Listen, Options};
+use farside_remote::Rights;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Extent, Kind, Plan, Service};
 use farside_remote::{Fabric, Memory, NodeId};
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -175,6 +178,9 @@ pub(crate) struct Engine<C> {
 pub(crate) trait Carrier: Sync + 'static {
     type Line: Line + 'static;
 
+    /// What every client shows to be let in; none is asked for if it is empty.
+    const TOKEN: &[u8] = b"";
+
     fn listen() -> Listen;
 
     fn line(listen: &Listen) -> Self::Line;
@@ -195,6 +201,24 @@ impl Carrier for Udp {
     fn line(listen: &Listen) -> UdpLine {
         let Listen::Udp(address) = listen else { panic!("it listens at {listen}") };
         UdpLine::connect(*address, None).expect("a socket")
+    }
+}
+
+/// By UDP that a token seals.
+pub(crate) struct SealedUdp;
+
+impl Carrier for SealedUdp {
+    type Line = UdpLine;
+
+    const TOKEN: &[u8] = b"of the conformance suite";
+
+    fn listen() -> Listen {
+        Udp::listen()
+    }
+
+    fn line(listen: &Listen) -> UdpLine {
+        let Listen::Udp(address) = listen else { panic!("it listens at {listen}") };
+        UdpLine::connect(*address, Some(Fingerprint::of(Self::TOKEN).shared())).expect("a socket")
     }
 }
 
@@ -264,14 +288,20 @@ impl<C: Carrier> Rig for Engine<C> {
 
     fn start() -> Engine<C> {
         let busy = Arc::default();
-        let options = Options { listen: vec![C::listen()], ..Options::default() };
+        let tokens = (!C::TOKEN.is_empty()).then(|| {
+            let stores = BTreeMap::from([(EVERY_STORE.to_owned(), Grant(Rights::ALL))]);
+            let token = Token { name: "all".into(), sha256: Fingerprint::of(C::TOKEN), admin: true, stores };
+            Tokens { token: vec![token] }
+        });
+        let options = Options { listen: vec![C::listen()], tokens, ..Options::default() };
         Engine { host: host(options, &busy), busy, carrier: PhantomData }
     }
 
     fn connect(&self) -> Rc<Remote<C::Line>> {
         static CLIENTS: AtomicU64 = AtomicU64::new(0);
         let identity = CLIENTS.fetch_add(1, Ordering::Relaxed).into();
-        let config = Config { identity, incarnation: 1, nonce: 7, ..Config::default() };
+        let config =
+            Config { identity, incarnation: 1, nonce: 7, token: C::TOKEN.to_vec(), ..Config::default() };
         let line = C::line(&self.host.listening()[0]);
         Rc::new(Remote::open(line, NODE, config).unwrap_or_else(|error| panic!("{error}")))
     }
