@@ -428,8 +428,8 @@ fn cpu(mut run: impl FnMut()) -> Duration {
     spells.min().expect("there are some")
 }
 
-/// Figures for docs/decisions/0015-sealed-datagrams.md: `cargo test --release -p farside-fabrics --lib cost -- --ignored
-/// --nocapture`.
+/// Figures for docs/decisions/0015-sealed-datagrams.md:
+/// `cargo test --release -p farside-fabrics --lib cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "measures"]
 fn the_cost_of_a_seal() {
