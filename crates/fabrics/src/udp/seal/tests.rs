@@ -232,6 +232,22 @@ fn keys_are_other_ones_for_each_direction_connection_and_secret() {
 }
 
 #[test]
+fn keys_are_other_ones_for_a_greeting_that_was_said_before() {
+    let mut client = Client::new(shared(7), draws(2));
+    let greeting = seal(&mut client, &hello(72));
+    let (mut first, mut later) = (node(), node_of(3));
+    let welcomes = [&mut first, &mut later].map(|node| {
+        let (connection, _) = arrive(node, at(HERE), &greeting).expect("it is known");
+        (connection, answer(node, connection, &datagram(packet::Kind::Welcome, 80)))
+    });
+    assert_eq!(welcomes[0].0, welcomes[1].0, "they have the same number");
+    assert!(hear(&mut client, &welcomes[0].1).is_some() && hear(&mut client, &welcomes[1].1).is_none());
+    let said = seal(&mut client, &datagram(packet::Kind::Data, 100));
+    assert_eq!(arrive(&mut later, at(HERE), &said), Err(None), "it was said to another");
+    assert!(arrive(&mut first, at(HERE), &said).is_ok());
+}
+
+#[test]
 fn nonces_never_repeat_under_a_key() {
     let (mut client, mut node, connection) = connected();
     let mut seen = BTreeSet::new();
