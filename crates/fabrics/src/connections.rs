@@ -578,6 +578,7 @@ mod tests {
             let looked = self.connections.receive(&mut self.reads, |from, arrival| match arrival {
                 Arrival::Datagram(said) => heard.said.push((from, said[0])),
                 Arrival::HungUp => heard.gone.push(from),
+                Arrival::Outsider(..) => panic!("who is connected is no outsider"),
             });
             assert!(!looked.is_called, "nobody is at the listener");
             looked.has_received
