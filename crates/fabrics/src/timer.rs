@@ -104,8 +104,14 @@ impl Timer {
     }
 
     fn add(&self, at: Instant, waker: Waker) {
-        self.entries().push(Reverse(Entry { at, waker }));
-        self.changed.notify_one();
+        let mut entries = self.entries();
+        let is_first = entries.peek().is_none_or(|Reverse(first)| at < first.at);
+        entries.push(Reverse(Entry { at, waker }));
+        drop(entries);
+        // For any other it wakes in time anyway.
+        if is_first {
+            self.changed.notify_one();
+        }
     }
 
     fn run(&self) {
