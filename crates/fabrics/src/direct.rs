@@ -5,7 +5,7 @@
 //! a buffer unreachable retires it before it awaits anything else. Invariant: the turn is odd, and that is visible
 //! to everyone, before a chain's first access.
 
-use crate::executor::{self, Turns};
+use crate::executor::{self, Idle, Turns};
 use crate::memory::Mapping;
 use crate::runner::{Runner, Runs};
 use crate::timer;
@@ -32,6 +32,10 @@ pub trait Control {
 
     /// Wakes the node if it sleeps: memory is wanted, or much of it was given back.
     fn ring(&self);
+
+    /// Looks for the answers that are waited for, if there are any, until one comes, it is enough, or being woken is
+    /// no dearer.
+    fn look(&self, _is_enough: &dyn Fn() -> bool) {}
 }
 
 /// After so many retired buffers the node is rung, in case it sleeps.
@@ -128,6 +132,13 @@ impl<M: Runs> Turns for Direct<M> {
     fn end_turn(&self) {
         self.runner.fetch_ahead();
         self.runner.end_turn();
+    }
+
+    fn wait(&self, core: &Idle<'_>) {
+        self.control.look(&|| core.is_woken());
+        if !core.is_woken() {
+            core.sleep();
+        }
     }
 }
 

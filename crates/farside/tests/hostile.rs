@@ -11,6 +11,8 @@ mod guesses;
 mod impostors;
 #[path = "hostile/peer.rs"]
 mod peer;
+#[path = "support/raw_ring.rs"]
+mod raw_ring;
 mod support;
 
 use std::time::Duration;

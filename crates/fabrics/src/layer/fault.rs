@@ -7,7 +7,7 @@
 //! stays whole and in order, until it breaks.
 
 use super::Draw;
-use crate::session::carrier::{Arrival, Broken, Line, Port};
+use crate::session::carrier::{Arrival, Broken, Dropped, Line, Port};
 use crate::timer;
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -464,6 +464,10 @@ impl<P: Port<Address: Send>> Port for FaultPort<P> {
         let FaultPort { inner, out, .. } = self;
         out.release(timer::now(), |to, datagram| inner.send(to, datagram));
         inner.flush();
+    }
+
+    fn dropped(&self) -> Dropped {
+        self.inner.dropped()
     }
 
     fn connections(&self) -> usize {

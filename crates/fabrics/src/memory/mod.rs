@@ -320,6 +320,11 @@ impl Mapping {
         self.word(header::NODE_SLEEPS_AT).load(Ordering::SeqCst) != 0
     }
 
+    /// Whether the node wants to be rung. Of all who ask, until it sleeps again, one is told so, and is to ring.
+    pub(crate) fn is_to_ring_node(&self) -> bool {
+        self.node_sleeps() && self.word(header::NODE_SLEEPS_AT).swap(0, Ordering::SeqCst) != 0
+    }
+
     /// Copies out what does not fill a unit.
     #[inline(never)]
     fn read_within_unit(&self, at: u64, out: &mut [u8]) {

@@ -25,12 +25,15 @@ const FRAMES: u64 = 1;
 /// To be woken when there is room to write.
 const ROOM: u64 = 2;
 
-// However much was read and not told, a frame has room once all was read: so nobody waits for the other for ever.
-const _: () = assert!(RELEASE + extent(FRAME_MAX) <= RING);
+/// The most bytes of any frame: however much was read and not told, it has room once all was read, so that nobody
+/// waits for the other for ever.
+pub(crate) const LONGEST: usize = (RING - RELEASE) as usize - LENGTH;
+
+const _: () = assert!(FRAME_MAX <= LONGEST && RELEASE + extent(LONGEST) <= RING);
 
 /// Why a connection carries nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub enum Fault {
     /// The other side has written what none of ours writes.
     Foreign,
     /// The other side has not read for so long that there is no more room.
@@ -47,16 +50,25 @@ impl From<Fault> for Broken {
 }
 
 /// Where a frame is copied to before anyone looks at it.
-pub(super) struct Buffer(Box<[Unit]>);
+pub(crate) struct Buffer {
+    units: Box<[Unit]>,
+    frame_max: usize,
+}
 
 impl Buffer {
     pub(super) fn new() -> Buffer {
-        Buffer(vec![Unit::default(); extent(FRAME_MAX) as usize / UNIT].into())
+        Buffer::of(FRAME_MAX)
+    }
+
+    /// One for frames of at most so many bytes; longer ones are foreign.
+    pub(crate) fn of(frame_max: usize) -> Buffer {
+        assert!(frame_max <= LONGEST, "a frame has at most {LONGEST} bytes");
+        Buffer { units: vec![Unit::default(); extent(frame_max) as usize / UNIT].into(), frame_max }
     }
 }
 
 /// One side's end.
-pub(super) struct End {
+pub(crate) struct End {
     side: Side,
     /// Bytes that were written.
     written: u64,
@@ -76,7 +88,7 @@ pub(super) struct End {
 }
 
 impl End {
-    pub(super) fn new(side: Side) -> End {
+    pub(crate) fn new(side: Side) -> End {
         End {
             side,
             written: 0,
@@ -94,8 +106,8 @@ impl End {
     ///
     /// # Errors
     /// [`Fault`]; the frame is lost.
-    pub(super) fn send(&mut self, shared: &impl Shared, frame: &[u8]) -> Result<(), Fault> {
-        assert!(frame.len() <= FRAME_MAX, "a frame has at most {FRAME_MAX} bytes, this one {}", frame.len());
+    pub(crate) fn send(&mut self, shared: &impl Shared, frame: &[u8]) -> Result<(), Fault> {
+        assert!(frame.len() <= LONGEST, "a frame has at most {LONGEST} bytes, this one {}", frame.len());
         if self.outbox.is_empty() && self.write(shared, frame)? {
             return Ok(());
         }
@@ -112,7 +124,7 @@ impl End {
     ///
     /// # Errors
     /// [`Fault::Foreign`].
-    pub(super) fn flush(&mut self, shared: &impl Shared) -> Result<(), Fault> {
+    pub(crate) fn flush(&mut self, shared: &impl Shared) -> Result<(), Fault> {
         while let Some(frame) = self.outbox.pop_front() {
             if !self.write(shared, &frame)? {
                 self.outbox.push_front(frame);
@@ -135,7 +147,7 @@ impl End {
     /// # Errors
     /// [`Fault::Foreign`].
     #[inline]
-    pub(super) fn receive(
+    pub(crate) fn receive(
         &mut self,
         shared: &impl Shared,
         buffer: &mut Buffer,
@@ -152,11 +164,11 @@ impl End {
         if fresh > RING || !fresh.is_multiple_of(UNIT as u64) {
             return Err(Fault::Foreign);
         }
-        let (first, rest) = buffer.0.split_at_mut(1);
+        let (first, rest) = buffer.units.split_at_mut(1);
         shared.copy_out(writer, self.read, first);
         let [a, b, c, d, ..] = first[0].0;
         let len = u32::from_le_bytes([a, b, c, d]) as usize;
-        if len > FRAME_MAX || extent(len) > fresh {
+        if len > buffer.frame_max || extent(len) > fresh {
             return Err(Fault::Foreign);
         }
         let size = extent(len);
@@ -170,12 +182,12 @@ impl End {
             shared.store(Word::Head(writer), self.read);
             self.wake(shared, ROOM);
         }
-        take(&buffer.0.as_bytes()[LENGTH..LENGTH + len]);
+        take(&buffer.units.as_bytes()[LENGTH..LENGTH + len]);
         Ok(true)
     }
 
     /// Wishes to be woken. False if there is something to do already, and the wish is withdrawn.
-    pub(super) fn may_sleep(&mut self, shared: &impl Shared) -> bool {
+    pub(crate) fn may_sleep(&mut self, shared: &impl Shared) -> bool {
         let waits_for_room = !self.outbox.is_empty();
         self.is_asleep = true;
         shared.store(Word::Wish(self.side), if waits_for_room { FRAMES | ROOM } else { FRAMES });
@@ -189,7 +201,7 @@ impl End {
     }
 
     /// Withdraws its wish, if there is one. True if there was: then the bell may have been rung.
-    pub(super) fn awake(&mut self, shared: &impl Shared) -> bool {
+    pub(crate) fn awake(&mut self, shared: &impl Shared) -> bool {
         let was_asleep = std::mem::replace(&mut self.is_asleep, false);
         if was_asleep {
             shared.store(Word::Wish(self.side), 0);

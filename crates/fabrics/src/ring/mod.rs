@@ -22,10 +22,10 @@
 //! - The memory's size is sealed, so that reading it never fails.
 //! - Nothing is lost: what finds no room waits here, and a peer that makes none is taken for dead.
 
-mod end;
+pub(crate) mod end;
 mod line;
 mod port;
-mod shared;
+pub(crate) mod shared;
 #[cfg(test)]
 mod tests;
 

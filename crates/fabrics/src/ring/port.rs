@@ -7,7 +7,7 @@ use super::end::{Buffer, End, Fault};
 use super::shared::{Mapped, Memory, Side, make};
 use super::{FRAME_MAX, Greeting, check};
 use crate::connections::{Connected, Connection, Connections, Ended};
-use crate::session::carrier::{Arrival, Broken, Port};
+use crate::session::carrier::{Arrival, Broken, Dropped, Port};
 use crate::shm::frame;
 use crate::shm::peer::peer;
 use crate::socket::{ListenError, Listener};
@@ -248,6 +248,10 @@ impl Port for RingPort {
 
     fn flush(&mut self) {
         self.connections.flush();
+    }
+
+    fn dropped(&self) -> Dropped {
+        Dropped::default() // Who is connected is who it was.
     }
 
     fn connections(&self) -> usize {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     Client,
     Engine,
 }
@@ -31,7 +31,7 @@ impl Side {
 
 /// A word, named by the side that writes the ring, or that wishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(crate) enum Word {
     /// How many bytes that side has written.
     Tail(Side),
     /// How many of them the other has read.
@@ -57,14 +57,14 @@ impl Word {
     Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
 )]
 #[repr(C, align(16))]
-pub(super) struct Unit(pub(super) [u8; UNIT]);
+pub(crate) struct Unit(pub(super) [u8; UNIT]);
 
 /// What the two sides share. The other side may change all of it at any time.
 ///
 /// Every word is read and written sequentially consistent: one order for all of them, so that of two sides, one that
 /// writes and one that falls asleep, at least one sees what the other did. What was copied in before a tail was
 /// stored is there for whoever loads that tail.
-pub(super) trait Shared {
+pub(crate) trait Shared {
     fn load(&self, word: Word) -> u64;
     fn store(&self, word: Word, value: u64);
     /// Stores 0; answers what was there.
@@ -88,18 +88,20 @@ const _: () = assert!(Word::COUNT * WORD_STRIDE <= RINGS_AT);
 const _: () = assert!(RING.is_power_of_two() && RING.is_multiple_of(UNIT as u64));
 
 /// A connection's memory as this process has it mapped.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     base: *mut u8,
 }
 
 // SAFETY: the memory is shared with another process by design; every access to it is one of the atomic ones below.
 unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
 
 /// A descriptor of fresh memory for one connection, which nobody can resize.
 ///
 /// # Errors
 /// The system has no more.
-pub(super) fn make() -> Result<OwnedFd, MappingError> {
+pub(crate) fn make() -> Result<OwnedFd, MappingError> {
     sealed(SIZE, MemfdFlags::empty())
 }
 
@@ -108,7 +110,7 @@ impl Memory {
     ///
     /// # Errors
     /// The system has no room, or the memory is none of ours, or could be cut while it is mapped.
-    pub(super) fn map(fd: &OwnedFd) -> Result<Memory, MappingError> {
+    pub(crate) fn map(fd: &OwnedFd) -> Result<Memory, MappingError> {
         let system = |doing| move |errno: Errno| MappingError::Io { doing, source: errno.into() };
         units::supported().map_err(MappingError::Unsupported)?;
         // What has no seals is no memory at all.
@@ -163,9 +165,9 @@ impl Drop for Memory {
 const BELLS_AT_A_TIME: u32 = 16;
 
 /// A connection's memory, and its socket, which is the bell.
-pub(super) struct Mapped {
-    pub(super) memory: Memory,
-    pub(super) socket: OwnedFd,
+pub(crate) struct Mapped {
+    pub(crate) memory: Memory,
+    pub(crate) socket: OwnedFd,
 }
 
 impl Mapped {

@@ -148,9 +148,7 @@ pub trait Port: Send {
     fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Self::Address>);
 
     /// What it has dropped so far.
-    fn dropped(&self) -> Dropped {
-        Dropped::default()
-    }
+    fn dropped(&self) -> Dropped;
 
     /// Can be read from when something may have arrived, if [`Port::may_sleep`] was asked before.
     fn fd(&self) -> BorrowedFd<'_>;

@@ -1,17 +1,17 @@
-//! What travels over a node's unix socket: the hello with its descriptors, then calls and their answers.
+//! What a node and an shm client tell each other: the hello with its descriptors, over a unix socket; then calls and
+//! their answers, in rings of the two of them alone, for which the socket is the bell.
 //!
-//! One message of a SEQPACKET socket is one frame, so nothing is ever split or joined.
-//! Every session has a bell of its own: what one client does to the flags or the count of its own reaches nobody
-//! else.
+//! One message of a SEQPACKET socket, or one frame of a ring, is whole: nothing is ever split or joined.
 //!
 //! ```text
-//! hello   client: JSON Hello          node: JSON Welcome with two descriptors (memory, its bell), or JSON Refusal
-//! call    | id u64 | service u32 | 0 u32 | request |
-//! answer  | id u64 | service u32 | status u32 | answer, or the reason for refusing |
-//! bye     a call to service BYE: its session runs no more chains
+//! hello   client: JSON Hello          node: JSON Welcome with two descriptors (memory, rings), or JSON Refusal
+//! call    | id u64 | service u32 | 0 u32 | request |                                        in the client's ring
+//! answer  | id u64 | service u32 | status u32 | answer, or the reason for refusing |        in the node's ring
+//! word    one byte over the socket: 0 look at the rings; of a client also
+//!         1 memory is wanted, or much was given back; 2 bye, its session runs no more chains
 //! ```
 
-use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
+use farside_remote::fabric::CALL_BYTES_MAX;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -26,9 +26,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Says that both ends speak this protocol.
 pub const MAGIC: &str = "farside-shm";
 /// Of the protocol. Raised whenever old and new would misunderstand each other.
-pub const VERSION: u32 = 1;
-/// The "service" that a client's last frame names.
-pub const BYE: ServiceId = ServiceId(u32::MAX);
+pub const VERSION: u32 = 2;
 /// The most bytes of a frame.
 pub const FRAME_MAX: usize = CALL_BYTES_MAX + size_of::<FrameHeader>();
 
@@ -44,7 +42,7 @@ pub struct Hello {
 /// The first frame of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Greeting {
-    /// The session is open; the memory and the bell come with it.
+    /// The session is open; the memory and the rings come with it.
     Welcome {
         /// Of the session.
         slot: u32,

@@ -4,7 +4,11 @@
 //! Trust: all shm clients of a node are one domain, of the same user; keys catch mistakes here, not attackers.
 //! Death means the end of the process, by its pidfd or by hanging up, never silence. A watcher thread per
 //! connection sees the node's, sets a flag that every chain checks, and wakes whoever waits for an answer.
+//!
+//! Calls and their answers go by rings (`calls`). Whoever waits for an answer looks for it for a while itself, and
+//! the watcher is rung when nobody does. Invariant: where nobody looks, the watcher is rung for the next answer.
 
+pub mod calls;
 pub mod frame;
 pub mod peer;
 
@@ -12,6 +16,7 @@ use crate::direct::{Control, Direct};
 use crate::memory::{Mapping, MappingError};
 use crate::runner::Runs;
 use crate::timer::timespec;
+use calls::{Calls, Fault, Inbox, Rings, Said};
 use farside_remote::arena::SESSIONS_MAX;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::owner;
@@ -19,7 +24,6 @@ use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
 use farside_remote::{FabricError, NodeId};
 use frame::{FrameHeader, Greeting, Hello};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 use std::collections::BTreeMap;
@@ -31,7 +35,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes;
 
 /// The longest name of a unix socket, in bytes.
 pub const NAME_MAX: usize = 107;
@@ -193,23 +196,19 @@ pub fn connect_on<M: Runs>(
         Greeting::Refusal(reason) => return Err(ConnectError::Refused(reason)),
         Greeting::Welcome { slot, number, incarnation } => (SessionId { slot, number }, incarnation),
     };
-    let line = Line::new(socket); // Whatever goes wrong from here on, the session ends.
+    let (line, memory) = Line::join(socket, fds).map_err(|error| match error {
+        MappingError::Foreign(what) => foreign(what),
+        error => ConnectError::Memory(error),
+    })?;
     if session.slot >= SESSIONS_MAX || matches!(session.number, owner::NONE | owner::NODE) {
         return Err(foreign(format!("it offers a session {session:?}")));
-    }
-    let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
-        return Err(foreign("it sent no memory".into()));
-    };
-    // One whose flags cannot be read is no better.
-    if !rustix::fs::fcntl_getfl(&bell).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
-        return Err(foreign("ringing its bell might never end".into()));
     }
     let memory = mapped(memory, incarnation).map_err(|error| match error {
         MappingError::Size(size) => foreign(format!("it sent a memory of {size} bytes")),
         error => ConnectError::Memory(error),
     })?;
     let died = Arc::new(AtomicBool::new(false));
-    let control = Session::start(line, pidfd, bell, node, Arc::clone(&memory), Arc::clone(&died))
+    let control = Session::start(line, pidfd, node, Arc::clone(&memory), Arc::clone(&died))
         .map_err(|error| ConnectError::Io("watch the node at", path.to_owned(), error))?;
     Ok(Direct::new(look_on(memory), Box::new(control), died, node, session))
 }
@@ -318,17 +317,30 @@ pub fn is_mapped(memory: &Mapping) -> bool {
     all.iter().any(|(of, mapping)| *of == identity && mapping.strong_count() > 0)
 }
 
-/// The socket by which a session was opened. Whoever lets it go says that the session runs no more chains: a node
-/// that hears nothing must hold it until this process ends.
+/// The way by which a session's calls go. Whoever lets it go says that the session runs no more chains: a node that
+/// hears nothing must hold it until this process ends.
 struct Line {
-    socket: OwnedFd,
+    calls: Calls,
     /// Whose session it is.
     pid: u32,
 }
 
 impl Line {
-    fn new(socket: OwnedFd) -> Line {
-        Line { socket, pid: std::process::id() }
+    /// Opens the rings that came with a welcome; answers the node's memory, which came with them.
+    fn join(socket: OwnedFd, fds: Vec<OwnedFd>) -> Result<(Line, OwnedFd), MappingError> {
+        let opened = match <[OwnedFd; 2]>::try_from(fds) {
+            Ok([memory, rings]) => Rings::open(&rings).map(|rings| (memory, rings)),
+            Err(_) => Err(MappingError::Foreign("it sent no memory, or no rings".into())),
+        };
+        match opened {
+            Ok((memory, rings)) => {
+                Ok((Line { calls: Calls::of_client(socket, rings), pid: std::process::id() }, memory))
+            }
+            Err(error) => {
+                calls::say(&socket, Said::Bye);
+                Err(error)
+            }
+        }
     }
 
     /// Whether this is a forked copy: the session and its thread are the parent's.
@@ -339,12 +351,9 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if self.is_anothers() {
-            return;
+        if !self.is_anothers() {
+            self.calls.say(Said::Bye); // If the node is gone, nobody needs the word.
         }
-        let header = FrameHeader { id: 0.into(), service: frame::BYE.0.into(), status: 0.into() };
-        // If the node is gone, nobody needs the word.
-        let _unheard = frame::send(self.socket.as_fd(), header.as_bytes(), &[], &[]);
     }
 }
 
@@ -357,7 +366,6 @@ struct Session {
 struct Shared {
     line: Line,
     pidfd: OwnedFd,
-    bell: OwnedFd,
     /// Readable once the endpoint is gone.
     closed: OwnedFd,
     node: NodeId,
@@ -365,7 +373,20 @@ struct Shared {
     died: Arc<AtomicBool>,
     next_id: AtomicU64,
     calls: Mutex<BTreeMap<u64, Call>>,
+    /// Of whoever looks for answers.
+    inbox: Mutex<Inbox>,
 }
+
+/// Why nothing more is asked.
+const SPOILT: &str = "its rings hold what no node of this release writes";
+/// How long an answer is looked for by whoever waits for it: about what being woken costs.
+const SPIN: Duration = Duration::from_micros(60);
+/// How long it is looked for before others may run, if there are any.
+const BREATH: Duration = Duration::from_micros(5);
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 16;
+/// What is heard at once of what the socket says.
+const WORDS_AT_A_TIME: u32 = 16;
 
 /// A call that is waited for.
 #[derive(Default)]
@@ -379,14 +400,13 @@ impl Session {
     fn start(
         line: Line,
         pidfd: OwnedFd,
-        bell: OwnedFd,
         node: NodeId,
         memory: Arc<Mapping>,
         died: Arc<AtomicBool>,
     ) -> std::io::Result<Session> {
         let closed = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        let (next_id, calls) = (AtomicU64::new(1), Mutex::default());
-        let shared = Arc::new(Shared { line, pidfd, bell, closed, node, memory, died, next_id, calls });
+        let (next_id, calls, inbox) = (AtomicU64::new(1), Mutex::default(), Mutex::new(Inbox::new()));
+        let shared = Arc::new(Shared { line, pidfd, closed, node, memory, died, next_id, calls, inbox });
         let watched = Arc::clone(&shared);
         let watcher =
             std::thread::Builder::new().name("farside-watch".into()).spawn(move || watched.watch())?;
@@ -410,8 +430,14 @@ impl Control for Session {
     }
 
     fn ring(&self) {
-        if self.shared.memory.node_sleeps() {
-            frame::ring(&self.shared.bell);
+        if self.shared.memory.is_to_ring_node() {
+            self.shared.line.calls.say(Said::Wanted);
+        }
+    }
+
+    fn look(&self, is_enough: &dyn Fn() -> bool) {
+        if self.shared.is_waiting() {
+            self.shared.look(is_enough);
         }
     }
 }
@@ -446,20 +472,17 @@ impl<'a> Pending<'a> {
         shared.calls().insert(id, Call::default());
         let pending = Pending { shared, id };
         let header = FrameHeader { id: id.into(), service: service.0.into(), status: 0.into() };
-        match frame::send(shared.line.socket.as_fd(), header.as_bytes(), request, &[]) {
-            Ok(()) => Ok(pending),
-            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
-                Err(FabricError::NodeDied(shared.node))
+        match shared.line.calls.send(header, request) {
+            Ok(()) => {
+                shared.rest(); // What found no room waits for it, and that is to be told, too.
+                Ok(pending)
             }
-            Err(rustix::io::Errno::AGAIN) => Err(FabricError::Refused(format!(
+            Err(Fault::Unread) => Err(FabricError::Refused(format!(
                 "node {} does not read what it is asked, and this was not sent: look whether it is stopped or \
                  overloaded, then ask again",
                 shared.node.0
             ))),
-            Err(errno) => Err(FabricError::Broken {
-                node: shared.node,
-                reason: std::io::Error::from(errno).to_string(),
-            }),
+            Err(Fault::Foreign) => Err(FabricError::Broken { node: shared.node, reason: SPOILT.to_owned() }),
         }
     }
 }
@@ -499,12 +522,16 @@ impl Shared {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_waiting(&self) -> bool {
+        self.calls().values().any(|call| call.answer.is_none())
+    }
+
     /// Waits for answers, for the node's death, and for the endpoint's end.
     fn watch(&self) {
-        let mut buffer = Vec::new();
+        self.rest();
         loop {
             let watched: [BorrowedFd<'_>; 3] =
-                [self.line.socket.as_fd(), self.pidfd.as_fd(), self.closed.as_fd()];
+                [self.line.calls.as_fd(), self.pidfd.as_fd(), self.closed.as_fd()];
             let mut fds = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut fds, None) {
                 Err(rustix::io::Errno::INTR) => continue,
@@ -515,34 +542,86 @@ impl Shared {
             if closed {
                 return;
             }
-            if pidfd || (socket && !self.take_answer(&mut buffer)) {
+            if pidfd || (socket && !self.hear()) {
                 return self.node_died();
             }
         }
     }
 
-    /// Hands one answer to whoever waits for it; false if the node has hung up.
-    fn take_answer(&self, buffer: &mut Vec<u8>) -> bool {
-        let mut fds = Vec::new();
-        let frame = match frame::receive(self.line.socket.as_fd(), buffer, &mut fds, RecvFlags::DONTWAIT) {
-            Ok(Some(frame)) => frame,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return true,
-            Ok(None) | Err(_) => return false, // By a line that fails, nothing more comes.
-        };
-        // What is no answer is nobody's; whoever waits for one has a deadline.
-        let Some((header, body)) = frame::parse(frame) else { return true };
-        let answer = match header.status.get() {
-            frame::ANSWERED => Ok(body.to_vec()),
-            _ => Err(FabricError::Refused(String::from_utf8_lossy(body).into_owned())),
-        };
-        let mut calls = self.calls();
-        let waker = calls.get_mut(&header.id.get()).and_then(|call| {
-            call.answer = Some(answer);
-            call.waker.take()
+    /// Hears what the socket says, and takes what has come; false if the node has hung up.
+    fn hear(&self) -> bool {
+        let mut is_connected = true;
+        for _ in 0..WORDS_AT_A_TIME {
+            match self.line.calls.hear() {
+                None => break,
+                Some(Said::HungUp) => {
+                    is_connected = false;
+                    break;
+                }
+                Some(_) => {}
+            }
+        }
+        // After that: whoever hangs up has published all that it wrote.
+        let has_taken = self.take_answers();
+        self.rest();
+        is_connected && has_taken.is_ok()
+    }
+
+    /// Looks for answers, for a short while, until there are some or it is enough.
+    fn look(&self, is_enough: &dyn Fn() -> bool) {
+        let since = Instant::now();
+        let mut breathes_at = Duration::ZERO;
+        'looks: loop {
+            for _ in 0..LOOKS {
+                match self.take_answers() {
+                    Ok(false) if !is_enough() => {}
+                    Ok(_) => break 'looks,
+                    Err(_) => return self.node_died(),
+                }
+                std::hint::spin_loop();
+            }
+            let spun = since.elapsed();
+            if spun >= SPIN {
+                break;
+            }
+            if spun >= breathes_at {
+                // The node may need this very core.
+                std::thread::yield_now();
+                breathes_at = spun + BREATH;
+            }
+        }
+        self.rest();
+    }
+
+    /// From here on the node rings for what it writes.
+    fn rest(&self) {
+        while !self.line.calls.rests() && self.take_answers().is_ok() {}
+    }
+
+    /// Hands the answers that have come to whoever waits for them; false if there were none.
+    fn take_answers(&self) -> Result<bool, Fault> {
+        let mut answers = Vec::new();
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let received = self.line.calls.receive(&mut inbox, |frame| {
+            // What is no answer is nobody's; whoever waits for one has a deadline.
+            let Some((header, body)) = frame::parse(frame) else { return };
+            let answer = match header.status.get() {
+                frame::ANSWERED => Ok(body.to_vec()),
+                _ => Err(FabricError::Refused(String::from_utf8_lossy(body).into_owned())),
+            };
+            answers.push((header.id.get(), answer));
         });
-        drop(calls);
-        waker.into_iter().for_each(Waker::wake);
-        true
+        drop(inbox);
+        for (id, answer) in answers {
+            let mut calls = self.calls();
+            let waker = calls.get_mut(&id).and_then(|call| {
+                call.answer = Some(answer);
+                call.waker.take()
+            });
+            drop(calls);
+            waker.into_iter().for_each(Waker::wake);
+        }
+        received
     }
 
     fn node_died(&self) {

@@ -5,7 +5,7 @@
 
 use super::{End, FRAME_MAX, LENGTH, Plain, READ_MAX, Wire};
 use crate::connections::{Connected, Connection, Connections, Ended, NEWCOMERS_PER_POLL};
-use crate::session::carrier::{Arrival, Broken, Port};
+use crate::session::carrier::{Arrival, Broken, Dropped, Port};
 use socket2::{Domain, Protocol, SockAddr, Type};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -200,6 +200,10 @@ impl<W: Wire> Port for StreamPort<W> {
 
     fn flush(&mut self) {
         self.connections.flush();
+    }
+
+    fn dropped(&self) -> Dropped {
+        Dropped::default() // Who is connected is who it was.
     }
 
     fn connections(&self) -> usize {

@@ -67,7 +67,7 @@ fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> S
     std::thread::spawn(move || {
         let _stays = folder;
         while let Ok(socket) = rustix::net::accept(&listener) {
-            let Some(mut ring) = Ring::welcome(socket) else { continue };
+            let Some(ring) = Ring::welcome(socket) else { continue };
             while !ring.hangs_up_within(Duration::ZERO) {
                 let Some(frame) = ring.receive(Duration::from_millis(100)) else { continue };
                 if !answer(&frame).iter().all(|bytes| ring.send(bytes)) {
@@ -197,7 +197,7 @@ fn engine_that_spoils(spoil: fn(&Ring)) -> String {
     std::thread::spawn(move || {
         let _stays = folder;
         while let Ok(socket) = rustix::net::accept(&listener) {
-            let Some(mut ring) = Ring::welcome(socket) else { continue };
+            let Some(ring) = Ring::welcome(socket) else { continue };
             while let Some(frame) = ring.receive(Duration::from_secs(3)) {
                 if frame[3] == HELLO {
                     ring.send(&welcome(&frame));

@@ -106,7 +106,7 @@ fn counts_that_jump_go_back_or_wrap_end_their_session_alone() {
             read += reply.len() as u64;
         }
         let ring = ring_of(&session);
-        ring.memory.word(Word::Head(Side::Engine)).store(head(ring.read), Ordering::SeqCst);
+        ring.memory.word(Word::Head(Side::Engine)).store(head(ring.read.get()), Ordering::SeqCst);
         let asked = |slot| session.datagram(DATA, &Entry::whole(CHAIN, slot, 1, &long).bytes());
         for slot in 1..64 {
             session.raw.send(&asked(slot));
@@ -354,7 +354,7 @@ fn who_shuts_one_half_of_its_socket_ends_its_session_at_most() {
         if half == Shutdown::Read {
             // Bells find nobody, and frames are there all the same.
             let tail = ring.memory.word(Word::Tail(Side::Engine));
-            until("it is answered", || tail.load(Ordering::SeqCst) > ring.read);
+            until("it is answered", || tail.load(Ordering::SeqCst) > ring.read.get());
         } else {
             assert!(session.raw.is_hung_up(PATIENCE), "{half:?}");
         }

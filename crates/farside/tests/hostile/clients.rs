@@ -1,7 +1,8 @@
 //! Clients that mean harm, or are broken, against a node: it serves on, and keeps nothing of theirs.
 
 use crate::in_time;
-use crate::peer::{ANSWERED, BYE, HEADER, HELLO, NODE, Peer, REFUSED, REQUEST_MAX, call, u32_at, u64_at};
+use crate::peer::{ANSWERED, BYE, HEADER, HELLO, LOOK, NODE, Peer, REFUSED, REQUEST_MAX, call, u32_at};
+use crate::raw_ring::{self, RING, SIZE, Side, Word};
 use crate::support::{Node, PATIENCE, command, farside, until};
 use farside_remote::{Memory, NodeId};
 use rustix::event::PollFlags;
@@ -20,7 +21,7 @@ fn greetings_that_are_none_are_refused_and_leave_nothing() {
     let node = Node::start();
     let before = node.descriptors();
     let deep = "[".repeat(50_000);
-    let long = format!(r#"{{"magic":"{}","version":1}}"#, "\\u0001".repeat(10_000));
+    let long = format!(r#"{{"magic":"{}","version":2}}"#, "\\u0001".repeat(10_000));
     let garbage: [&[u8]; 14] = [
         b"",
         b"\0",
@@ -29,9 +30,9 @@ fn greetings_that_are_none_are_refused_and_leave_nothing() {
         b"{}",
         b"[]",
         br#"{"magic":"farside-shm"}"#,
-        br#"{"magic":"farside-shm","version":"1"}"#,
+        br#"{"magic":"farside-shm","version":"2"}"#,
         br#"{"magic":"farside-shm","version":-1}"#,
-        br#"{"magic":"farside-shm","version":1"#,
+        br#"{"magic":"farside-shm","version":2"#,
         &HELLO[..HELLO.len() - 1],
         deep.as_bytes(),
         long.as_bytes(),
@@ -47,8 +48,8 @@ fn greetings_that_are_none_are_refused_and_leave_nothing() {
         }
     }
     for (hello, said) in [
-        (r#"{"magic":"farside-shm","version":2}"#, "farside-shm version 2, the node farside-shm version 1"),
-        (r#"{"magic":"farside-ring","version":1}"#, "farside-ring version 1, the node farside-shm version 1"),
+        (r#"{"magic":"farside-shm","version":1}"#, "farside-shm version 1, the node farside-shm version 2"),
+        (r#"{"magic":"farside-ring","version":2}"#, "farside-ring version 2, the node farside-shm version 2"),
     ] {
         let peer = Peer::connect(node.socket());
         peer.send(hello.as_bytes()).expect("it listens");
@@ -82,6 +83,8 @@ fn child() {
         "says more than a frame" => says_more_than_a_frame(&socket),
         "asks and never listens" => asks_and_never_listens(&socket),
         "sends descriptors" => sends_descriptors(&socket),
+        "spoils its rings" => spoils_its_rings(&socket),
+        "scribbles over its rings" => scribbles_over_its_rings(&socket),
         "takes every session" => takes_every_session(&socket),
         _ => panic!("there is no part '{part}'"),
     }
@@ -107,8 +110,8 @@ fn calls_cut_short_anywhere_are_refused_or_end_the_connection() {
 fn says_less_than_a_header(socket: &Path) {
     for len in 0..HEADER {
         let peer = Peer::greeted(socket);
-        peer.send(&call(7, NODE, b"")[..len]).expect("it listens");
-        assert!(peer.receive().is_none(), "{len} bytes are no call");
+        peer.say(&call(7, NODE, b"")[..len]);
+        assert!(peer.hear().is_none(), "{len} bytes are no call");
     }
 }
 
@@ -123,8 +126,8 @@ fn frames_longer_than_a_frame_end_the_connection() {
 fn says_more_than_a_frame(socket: &Path) {
     for extra in [1, 7000, 100_000] {
         let peer = Peer::greeted(socket);
-        peer.send(&call(1, NODE, &vec![b' '; REQUEST_MAX + extra])).expect("the system carries it");
-        assert!(peer.receive().is_none(), "{extra} bytes too many");
+        peer.say(&call(1, NODE, &vec![b' '; REQUEST_MAX + extra]));
+        assert!(peer.hear().is_none(), "{extra} bytes too many");
     }
     let peer = Peer::greeted(socket);
     let longest = [&vec![b' '; REQUEST_MAX - 11][..], br#""node_info""#].concat();
@@ -138,7 +141,7 @@ fn questions_that_are_none_are_refused_and_the_session_goes_on() {
     let node = Node::start();
     let before = node.descriptors();
     let peer = Peer::greeted(node.socket());
-    for service in [1, 7, u32::MAX - 1] {
+    for service in [1, 7, u32::MAX] {
         let (status, reason) = peer.ask(1, service, b"");
         assert_eq!(status, REFUSED);
         assert!(reason.contains(&format!("no store has a service numbered {service}")), "{reason}");
@@ -190,10 +193,8 @@ fn questions_that_are_none_are_refused_and_the_session_goes_on() {
         assert_eq!(status, REFUSED, "{}: {reason}", &question[..question.len().min(200)]);
         assert!(!reason.is_empty() && reason.len() < 5000, "{} bytes: {:.200}", reason.len(), reason);
     }
-    // A second hello is a question like any other, and none.
+    // A second hello is a bell like any other.
     peer.send(HELLO).expect("it listens");
-    let (frame, fds) = peer.receive().expect("an answer");
-    assert!(u32_at(&frame, 12) == REFUSED && fds.is_empty(), "{}", frame.escape_ascii());
     let (status, info) = peer.ask(u64::MAX, NODE, b"\"node_info\"");
     assert!(status == ANSWERED && info.contains(r#""sessions":1"#), "{info}");
     assert_eq!(node.run(["store", "list"]).done().text(), "default\tprism-kv\t48.0 MiB\n");
@@ -247,9 +248,7 @@ fn asks_and_never_listens(socket: &Path) {
             1 => br#"{"scan":{"name":"default"}}"#,
             _ => b"frob",
         };
-        while let Err(errno) = peer.send(&call(id, NODE, question)) {
-            assert_eq!(errno, Errno::AGAIN);
-        }
+        assert!(peer.say(&call(id, NODE, question)), "it is heard, whatever becomes of its answers");
         if id % 2500 == 0 {
             farside(["kv", "put", "k", "v", "--pool", &url]).done(); // Others are served meanwhile.
         }
@@ -268,19 +267,18 @@ fn descriptors_that_a_client_sends_are_not_kept() {
 fn sends_descriptors(socket: &Path) {
     let null = File::open("/dev/null").expect("a device");
     let many = [null.as_fd(); 8];
-    let before_greeting = Peer::connect(socket);
+    let mut before_greeting = Peer::connect(socket);
     before_greeting.send_with(HELLO, &many).expect("it listens");
-    assert!(before_greeting.receive().expect("a welcome").0.starts_with(br#"{"Welcome""#));
+    before_greeting.is_welcomed();
     for id in 0..50 {
         for count in [1, 2, 3, 8] {
-            before_greeting.send_with(&call(id, NODE, b"\"node_info\""), &many[..count]).expect("it listens");
-            let (frame, _) = before_greeting.receive().expect("an answer");
-            assert_eq!(u32_at(&frame, 12), ANSWERED);
+            before_greeting.send_with(&[LOOK], &many[..count]).expect("it listens");
+            assert_eq!(before_greeting.ask(id, NODE, b"\"node_info\"").0, ANSWERED);
         }
     }
     // Its own socket among them: nobody else holds the other end then.
     let itself = Peer::greeted(socket);
-    itself.send_with(&call(1, NODE, b"\"node_info\""), &[itself.0.as_fd()]).expect("it listens");
+    itself.send_with(&[LOOK], &[itself.socket.as_fd()]).expect("it listens");
 }
 
 #[test]
@@ -288,16 +286,15 @@ fn who_said_bye_is_not_heard_any_more() {
     let node = Node::start();
     let before = node.descriptors();
     let peer = Peer::greeted(node.socket());
-    peer.send(&call(1, NODE, b"\"node_info\"")).expect("it listens");
-    peer.send(&call(2, BYE, b"and more")).expect("it listens");
-    // Sent before it was hung up on, or refused by the system.
-    let _late = peer.send(&call(3, NODE, br#"{"drop_store":{"name":"default"}}"#));
-    until("it is hung up on", || peer.receive().is_none_or(|(frame, _)| u64_at(&frame, 0) != 1));
-    assert!(matches!(peer.send(&call(4, NODE, b"\"node_info\"")), Err(Errno::PIPE | Errno::CONNRESET)));
+    peer.say(&call(1, NODE, b"\"node_info\""));
+    peer.send(&[BYE]).expect("it listens");
+    until("it is hung up on", || peer.hear().is_none());
+    peer.say(&call(3, NODE, br#"{"drop_store":{"name":"default"}}"#));
+    assert!(matches!(peer.send(&[LOOK]), Err(Errno::PIPE | Errno::CONNRESET)));
     node.is_well(before);
     // Saying nothing but bye is no greeting.
     let rude = Peer::connect(node.socket());
-    rude.send(&call(0, BYE, b"")).expect("it listens");
+    rude.send(&[BYE]).expect("it listens");
     assert!(rude.receive().expect("a refusal").0.starts_with(br#"{"Refusal""#));
     node.is_well(before);
 }
@@ -402,10 +399,12 @@ fn who_says_bye_and_leaves_its_answers_unread_is_forgotten() {
     let before = node.descriptors();
     for _ in 0..20 {
         let peer = Peer::greeted(node.socket());
-        peer.send(&call(1, NODE, b"\"node_info\"")).expect("it listens");
+        // It is rung for its answer, and does not hear that either.
+        peer.ring().memory.word(Word::Wish(Side::Client)).store(1, Ordering::SeqCst);
+        peer.say(&call(1, NODE, b"\"node_info\""));
         peer.wait(PollFlags::IN);
         node.process.signal(Signal::STOP);
-        peer.send(&call(2, BYE, b"")).expect("it fits");
+        peer.send(&[BYE]).expect("it fits");
         drop(peer);
         node.process.signal(Signal::CONT);
     }
@@ -419,8 +418,8 @@ fn who_asks_and_leaves_for_ever_keeps_nobody_waiting() {
     let before = node.descriptors();
     for _ in 0..40 {
         let peer = Peer::greeted(node.socket());
-        (0..256).for_each(|id| peer.send(&call(id, NODE, STAT)).expect("it listens"));
-        peer.send(&call(256, BYE, b"")).expect("it listens");
+        (0..256).for_each(|id| assert!(peer.say(&call(id, NODE, STAT))));
+        peer.send(&[BYE]).expect("it listens");
     }
     in_time(&node.run(["kv", "stat"]).done());
     node.is_well(before);
@@ -438,54 +437,49 @@ fn a_drop_that_waits_for_a_client_holds_up_nobody_else() {
     };
     turn(1);
     let dropping = Peer::greeted(node.socket());
-    dropping.send(&call(1, NODE, br#"{"drop_store":{"name":"left"}}"#)).expect("it listens");
+    dropping.say(&call(1, NODE, br#"{"drop_store":{"name":"left"}}"#));
     until("the drop has begun", || !node.run(["store", "list"]).done().text().contains("left"));
     node.run(["store", "create", "next", "--quota", "4MiB", "--items", "100"]).done();
     let stat = node.run(["kv", "stat"]).done();
     let said = format!("{}{}", stat.text(), stat.err);
     assert!(said.contains(&std::process::id().to_string()), "it names who is waited for: {said}");
     turn(2);
-    let (answered, _) = dropping.receive().expect("an answer");
+    let answered = dropping.hear().expect("an answer");
     assert_eq!(u32_at(&answered, 12), ANSWERED);
     dropping.bye();
 }
 
-/// What a client can do to its bell: nobody else may come to wait for it.
+/// Words by the socket, wishes in the memory, and a node that hears nothing: nobody waits for another.
 #[test]
-fn a_bell_that_is_drained_filled_or_made_to_wait_harms_nobody_else() {
+fn words_and_wishes_without_end_harm_nobody_else() {
     let node = Node::start();
     let before = node.descriptors();
     let other = farside::connect(&node.url()).and_then(|pool| pool.open("default")).expect("a store");
     other.put("k", "0").wait().expect("it serves");
-    let peer = Peer::connect(node.socket());
-    peer.send(HELLO).expect("it listens");
-    let (_, mut fds) = peer.receive().expect("a welcome");
-    let bell = fds.pop().expect("a bell");
-    let flags = |flags| rustix::fs::fcntl_setfl(&bell, flags).expect("its flags");
-    // Somebody is always faster than the node in reading it.
-    flags(rustix::fs::OFlags::empty());
-    let rings = AtomicBool::new(true);
+    let peer = Peer::greeted(node.socket());
+    let floods = AtomicBool::new(true);
+    let (memory, socket) = (&peer.ring().memory, &peer.socket);
     std::thread::scope(|scope| {
-        let readers = [(); 4].map(|()| {
-            scope.spawn(|| {
-                while rings.load(Ordering::Relaxed) {
-                    rustix::io::read(&bell, &mut [0; 8]).expect("a count");
-                }
-            })
+        scope.spawn(|| {
+            let mut turn = 0;
+            while floods.load(Ordering::Relaxed) {
+                turn += 1;
+                // All but bye, which would be the end of it.
+                let word = if turn as u8 == BYE { LOOK } else { turn as u8 };
+                raw_ring::send(socket, &[word], &[]);
+                memory.word(Word::Wish(Side::Engine)).store(turn % 5, Ordering::SeqCst);
+                memory.word(Word::Wish(Side::Client)).store(u64::MAX, Ordering::SeqCst);
+            }
         });
-        let ring = || rustix::io::write(&bell, &1u64.to_ne_bytes()).expect("a ring");
-        (0..2000).for_each(|_| assert_eq!(ring(), 8));
-        rings.store(false, Ordering::Relaxed);
-        // Those that still wait are let go.
-        until("nobody reads", || ring() > 0 && readers.iter().all(|reader| reader.is_finished()));
+        for _ in 0..5 {
+            in_time(&node.run(["info"]).done());
+        }
+        floods.store(false, Ordering::Relaxed);
     });
-    in_time(&node.run(["info"]).done());
-    // It is full, while the node does not look, and whoever rings it would wait.
+    peer.ring().bell();
+    assert_eq!(peer.ask(1, NODE, b"\"node_info\"").0, ANSWERED);
+    // A node that is stopped hears nobody.
     node.process.signal(Signal::STOP);
-    flags(rustix::fs::OFlags::NONBLOCK);
-    let _empty = rustix::io::read(&bell, &mut [0; 8]);
-    rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).expect("it fits");
-    flags(rustix::fs::OFlags::empty());
     let (sender, done) = mpsc::channel();
     std::thread::spawn(move || {
         // Often enough for the node to be rung.
@@ -499,6 +493,79 @@ fn a_bell_that_is_drained_filled_or_made_to_wait_harms_nobody_else() {
     drop(other.expect("it waits for nobody"));
     peer.bye();
     node.is_well(before);
+}
+
+#[test]
+fn rings_that_are_spoilt_cost_their_own_calls_alone() {
+    let node = Node::start();
+    let before = node.descriptors();
+    for part in ["spoils its rings", "scribbles over its rings"] {
+        played_by_another_process(part, &node);
+        node.is_well(before);
+    }
+}
+
+fn spoils_its_rings(socket: &Path) {
+    let url = format!("shm:{}", socket.display());
+    let tails: [fn(u64) -> u64; 8] = [
+        |at| at + 8,
+        |at| at - 16,
+        |at| at + RING + 16,
+        |at| at.wrapping_sub(RING),
+        |at| at ^ 1 << 63,
+        |_| 0,
+        |_| u64::MAX,
+        |_| u64::MAX - 15,
+    ];
+    for (nth, tail) in tails.into_iter().enumerate() {
+        let peer = Peer::greeted(socket);
+        assert_eq!(peer.ask(1, NODE, b"\"node_info\"").0, ANSWERED);
+        peer.ring().publish(tail(peer.ring().written.get()));
+        assert!(peer.hear().is_none(), "tail {nth}");
+        farside(["info", "--pool", &url]).done();
+    }
+    for (len, published) in [(13, 16), (REQUEST_MAX as u64 + 17, RING), (1 << 31, RING), (u64::MAX, 16)] {
+        let peer = Peer::greeted(socket);
+        peer.ring().memory.of_ring(Side::Client, 0).store(len, Ordering::SeqCst);
+        peer.ring().publish(published);
+        assert!(peer.hear().is_none(), "{len} bytes in {published}");
+        farside(["info", "--pool", &url]).done();
+    }
+    let peer = Peer::greeted(socket);
+    for size in [0, SIZE - 4096, SIZE + 4096] {
+        assert!(rustix::fs::ftruncate(&peer.ring().fd, size).is_err(), "the rings cannot be cut");
+    }
+    assert_eq!(peer.ask(1, NODE, b"\"node_info\"").0, ANSWERED);
+}
+
+fn scribbles_over_its_rings(socket: &Path) {
+    let url = format!("shm:{}", socket.display());
+    let mut ended = 0;
+    for seed in 0..20_u64 {
+        let peer = Peer::greeted(socket);
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        for turn in 0..20_000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let side = if random >> 60 & 1 == 0 { Side::Client } else { Side::Engine };
+            let word = [Word::Tail(side), Word::Head(side), Word::Wish(side)][(random >> 32) as usize % 3];
+            let word = peer.ring().memory.word(word);
+            match random % 6 {
+                0 => word.store(random, Ordering::SeqCst),
+                1 => drop(word.fetch_add(16, Ordering::SeqCst)),
+                2 => word.store(RING, Ordering::SeqCst),
+                3 => word.store(0, Ordering::SeqCst),
+                4 => peer.ring().memory.of_ring(side, random >> 8 & !7).store(24, Ordering::SeqCst),
+                _ => peer.ring().bell(),
+            }
+            if turn % 5000 == 0 {
+                farside(["info", "--pool", &url]).done();
+            }
+        }
+        ended += usize::from(peer.ring().is_hung_up());
+    }
+    assert!(ended > 0, "none was found out");
 }
 
 #[test]

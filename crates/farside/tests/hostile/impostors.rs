@@ -1,8 +1,9 @@
 //! What pretends to be a node, against clients: they end with an error, in time.
 
 use crate::in_time;
-use crate::peer::{ANSWERED, BYE, HEADER, NODE, Peer, REFUSED, answer, u32_at, u64_at};
-use crate::support::{Node, PATIENCE, Ran, farside};
+use crate::peer::{ANSWERED, BYE, HEADER, NODE, Peer, REFUSED, answer, u64_at};
+use crate::raw_ring::{self, sealed};
+use crate::support::{Node, PATIENCE, Ran, farside, until};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, NodeId};
 use rustix::io::Errno;
@@ -28,7 +29,7 @@ impl Impostor {
         rustix::net::listen(&listener, 8).expect("a listener");
         std::thread::spawn(move || {
             while let Ok(socket) = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
-                meet(Peer(socket));
+                meet(Peer::over(socket));
             }
         });
         Impostor { folder }
@@ -50,7 +51,7 @@ const WELCOME: &[u8] = br#"{"Welcome":{"slot":0,"number":1,"incarnation":7}}"#;
 #[test]
 fn a_greeting_that_is_none_is_an_error() {
     let deep = "[".repeat(50_000);
-    let greetings: [(&[u8], &str); 12] = [
+    let greetings: [(&[u8], &str); 11] = [
         (b"", "hung up"),
         (b"\0\xff", "no node that this program knows"),
         (b"null", "no node that this program knows"),
@@ -62,7 +63,6 @@ fn a_greeting_that_is_none_is_an_error() {
         (&[b' '; 100_000], "could not hear"),
         (br#"{"Refusal":"come back later"}"#, "the node refuses: come back later"),
         (WELCOME, "it sent no memory"),
-        (br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#, "offers a session"),
     ];
     for (greeting, reason) in greetings {
         let greeting = greeting.to_vec();
@@ -86,6 +86,10 @@ fn memory(len: u64, header: &[u64]) -> OwnedFd {
     rustix::io::pwrite(&fd, &bytes, 0).expect("memory");
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::SEAL).expect("memory");
     fd
+}
+
+fn rings() -> OwnedFd {
+    sealed(raw_ring::SIZE)
 }
 
 fn bell() -> OwnedFd {
@@ -129,24 +133,28 @@ fn a_memory_that_is_none_is_an_error() {
     for (memory, reason) in memories {
         let impostor = Impostor::new(move |peer| {
             peer.receive();
-            peer.send_with(WELCOME, &[memory.as_fd(), bell().as_fd()]).expect("it listens");
+            peer.send_with(WELCOME, &[memory.as_fd(), rings().as_fd()]).expect("it listens");
         });
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
     }
-    // Too few descriptors, too many, and a bell that might be rung for ever.
+    // Too few descriptors, too many, rings that are none, and a session that there cannot be.
     let good = || memory(SIZE, &[MAGIC, 1, SIZE, 7]);
-    let (_reader, slow) = std::io::pipe().expect("a pipe");
-    let slow = OwnedFd::from(slow);
-    let unfit: [(Vec<OwnedFd>, &str); 3] = [
-        (vec![good()], "it sent no memory"),
-        (vec![good(), slow], "its bell"),
-        (vec![good(), bell(), bell(), bell()], ""),
+    let (_reader, pipe) = std::io::pipe().expect("a pipe");
+    let no_session = br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#;
+    let unfit: [(&[u8], Vec<OwnedFd>, &str); 7] = [
+        (WELCOME, vec![good()], "it sent no memory"),
+        (WELCOME, vec![good(), pipe.into()], "could be cut"),
+        (WELCOME, vec![good(), good()], "could be cut"),
+        (WELCOME, vec![good(), sealed(0)], "the rings have 0 bytes"),
+        (WELCOME, vec![good(), sealed(raw_ring::SIZE + 4096)], "bytes, not"),
+        (WELCOME, vec![good(), rings(), rings(), rings()], ""),
+        (no_session, vec![good(), rings()], "offers a session"),
     ];
-    for (fds, reason) in unfit {
+    for (welcome, fds, reason) in unfit {
         let impostor = Impostor::new(move |peer| {
             peer.receive();
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
-            peer.send_with(WELCOME, &fds).expect("it listens");
+            peer.send_with(welcome, &fds).expect("it listens");
         });
         in_time(&impostor.run(&["kv", "get", "k"]).refused(reason));
     }
@@ -181,20 +189,16 @@ enum Lie {
 fn liar(node: &Node, mut lie: impl FnMut(&[u8], Vec<u8>) -> Lie + Send + 'static) -> Impostor {
     let real = node.socket().to_owned();
     let mut silent = Vec::new();
-    Impostor::new(move |client| {
-        let server = Peer::connect(&real);
+    Impostor::new(move |mut client| {
+        let mut server = Peer::connect(&real);
         server.send(&client.receive().expect("a hello").0).expect("it listens");
-        let (welcome, fds) = server.receive().expect("a welcome");
-        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(OwnedFd::as_fd).collect();
-        client.send_with(&welcome, &fds).expect("it listens");
-        while let Some((question, _)) = client.receive() {
-            server.send(&question).expect("it listens");
-            if u32_at(&question, 8) == BYE {
-                return;
-            }
-            let answer = server.receive().expect("an answer").0;
+        let (welcome, memory) = server.is_welcomed();
+        client.welcomes(&welcome, &memory);
+        while let Some(question) = client.hear() {
+            assert!(server.say(&question), "it listens");
+            let answer = server.hear().expect("an answer");
             match lie(&question, answer) {
-                Lie::Answer(answer) => drop(client.send(&answer)), // It may have gone.
+                Lie::Answer(answer) => _ = client.say(&answer), // It may have gone.
                 Lie::Silence => return silent.push((client, server)),
                 Lie::HangUp => return server.bye(),
             }
@@ -214,7 +218,7 @@ fn answers_that_are_none_are_errors() {
     let lies: Vec<(Answers, &str)> = vec![
         (Box::new(|_| Lie::Silence), "did not answer within"),
         (Box::new(|_| Lie::HangUp), "has ended"),
-        (Box::new(|_| Lie::Answer(Vec::new())), "has ended"),
+        (Box::new(|_| Lie::Answer(Vec::new())), "did not answer within"),
         (Box::new(|_| Lie::Answer(vec![0; 200_000])), "has ended"),
         (Box::new(|_| Lie::Answer(vec![0xff; 15])), "did not answer within"),
         (Box::new(|_| Lie::Answer(answer(u64::MAX, NODE, ANSWERED, b"\"done\""))), "did not answer within"),
@@ -330,6 +334,7 @@ fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
     let [first, second] = &mut answers;
     let mut call = Box::pin(endpoint.call(NodeId(0), ServiceId::NODE, b"\"node_info\"", first));
     node.process.signal(Signal::STOP);
+    until("it is stopped", || farside_fabrics::shm::is_stopped(node.process.pid()));
     assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     node.process.signal(Signal::CONT);
     has_begun.recv_timeout(PATIENCE).expect("the answer comes");
@@ -346,13 +351,13 @@ fn a_waker_that_waits_for_another_call_of_its_session_waits_for_nothing() {
 fn a_client_that_makes_nothing_of_its_welcome_says_bye() {
     const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
     const SIZE: u64 = 8 << 20;
-    let (_reader, slow) = std::io::pipe().expect("a pipe");
+    let good = || memory(SIZE, &[MAGIC, 1, SIZE, 7]);
     let welcomes: Vec<(&[u8], Vec<OwnedFd>)> = vec![
         (WELCOME, Vec::new()),
-        (br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#, Vec::new()),
-        (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 7]), slow.into()]),
-        (WELCOME, vec![memory(4096, &[]), bell()]),
-        (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 8]), bell()]),
+        (br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#, vec![good(), rings()]),
+        (WELCOME, vec![good(), bell()]),
+        (WELCOME, vec![memory(4096, &[]), rings()]),
+        (WELCOME, vec![memory(SIZE, &[MAGIC, 1, SIZE, 8]), rings()]),
     ];
     for (welcome, fds) in welcomes {
         let (sender, heard) = mpsc::channel();
@@ -364,6 +369,6 @@ fn a_client_that_makes_nothing_of_its_welcome_says_bye() {
         });
         impostor.run(&["kv", "get", "k"]).refused("");
         let last = heard.recv_timeout(PATIENCE).expect("it ends").expect("a last word");
-        assert_eq!(u32_at(&last.0, 8), BYE);
+        assert_eq!(last.0, [BYE]);
     }
 }

@@ -1,5 +1,6 @@
-//! One end of a connection, whose frames are made by hand.
+//! One end of a connection, whose messages and frames are made by hand.
 
+use crate::raw_ring::{self, Ring, Side};
 use crate::support::PATIENCE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -9,13 +10,16 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
-pub(crate) const HELLO: &[u8] = br#"{"magic":"farside-shm","version":1}"#;
+pub(crate) const HELLO: &[u8] = br#"{"magic":"farside-shm","version":2}"#;
 /// The node itself.
 pub(crate) const NODE: u32 = 0;
-pub(crate) const BYE: u32 = u32::MAX;
+/// Words of the socket.
+pub(crate) const LOOK: u8 = 0;
+pub(crate) const BYE: u8 = 2;
 pub(crate) const ANSWERED: u32 = 0;
 pub(crate) const REFUSED: u32 = 1;
 pub(crate) const HEADER: usize = 16;
@@ -42,7 +46,11 @@ pub(crate) fn u64_at(frame: &[u8], at: usize) -> u64 {
 }
 
 /// One end of a connection. Hangs up, without a word, when dropped.
-pub(crate) struct Peer(pub(crate) OwnedFd);
+pub(crate) struct Peer {
+    pub(crate) socket: OwnedFd,
+    /// There once it was welcomed, or has welcomed.
+    ring: Option<Ring>,
+}
 
 impl Peer {
     pub(crate) fn socket() -> OwnedFd {
@@ -50,73 +58,117 @@ impl Peer {
             .expect("a socket")
     }
 
+    pub(crate) fn over(socket: OwnedFd) -> Peer {
+        Peer { socket, ring: None }
+    }
+
     #[track_caller]
     pub(crate) fn connect(path: &Path) -> Peer {
         let socket = Peer::socket();
         rustix::net::connect(&socket, &SocketAddrUnix::new(path).expect("a name")).expect("somebody serves");
-        Peer(socket)
+        Peer::over(socket)
     }
 
     /// Connects and says hello as a client should.
     #[track_caller]
     pub(crate) fn greeted(path: &Path) -> Peer {
-        let peer = Peer::connect(path);
+        let mut peer = Peer::connect(path);
         peer.send(HELLO).expect("it listens");
-        let (welcome, fds) = peer.receive().expect("a welcome");
-        assert!(welcome.starts_with(br#"{"Welcome""#), "{}", welcome.escape_ascii());
-        assert_eq!(fds.len(), 2, "the memory and the bell come with it");
+        peer.is_welcomed();
         peer
     }
 
-    pub(crate) fn send(&self, frame: &[u8]) -> rustix::io::Result<()> {
-        self.send_with(frame, &[])
+    /// Opens the rings that come with its welcome; the node's memory, which comes with them.
+    #[track_caller]
+    pub(crate) fn is_welcomed(&mut self) -> (Vec<u8>, OwnedFd) {
+        let (welcome, fds) = self.receive().expect("a welcome");
+        assert!(welcome.starts_with(br#"{"Welcome""#), "{}", welcome.escape_ascii());
+        let [memory, rings] = <[OwnedFd; 2]>::try_from(fds).expect("the memory and the rings come with it");
+        self.has_rings(rings, Side::Client);
+        (welcome, memory)
     }
 
-    pub(crate) fn send_with(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    fn has_rings(&mut self, rings: OwnedFd, side: Side) {
+        self.ring = Some(Ring::new(self.socket.try_clone().expect("a descriptor"), rings, side));
+    }
+
+    /// Welcomes a client as a node does, with that memory and rings.
+    #[track_caller]
+    pub(crate) fn welcomes(&mut self, welcome: &[u8], memory: &OwnedFd) {
+        let rings = raw_ring::sealed(raw_ring::SIZE);
+        self.send_with(welcome, &[memory.as_fd(), rings.as_fd()]).expect("it listens");
+        self.has_rings(rings, Side::Engine);
+    }
+
+    #[track_caller]
+    pub(crate) fn ring(&self) -> &Ring {
+        self.ring.as_ref().expect("it was welcomed")
+    }
+
+    /// Sends a message by the socket.
+    pub(crate) fn send(&self, message: &[u8]) -> rustix::io::Result<()> {
+        self.send_with(message, &[])
+    }
+
+    pub(crate) fn send_with(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
         self.wait(PollFlags::OUT);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds)));
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        rustix::net::sendmsg(&self.0, &[IoSlice::new(frame)], &mut ancillary, flags).map(drop)
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(message)], &mut ancillary, flags).map(drop)
     }
 
-    /// The next frame; nothing if the other end has hung up.
+    /// The next message of the socket; nothing if the other end has hung up.
     #[track_caller]
     pub(crate) fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         self.wait(PollFlags::IN);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut frame = vec![0; 256 << 10];
+        let mut message = vec![0; 256 << 10];
+        let mut slices = [IoSliceMut::new(&mut message)];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received =
-            match rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut frame)], &mut ancillary, flags) {
-                Err(Errno::CONNRESET) => return None,
-                received => received.expect("a frame"),
-            };
+        let received = match rustix::net::recvmsg(&self.socket, &mut slices, &mut ancillary, flags) {
+            Err(Errno::CONNRESET) => return None,
+            received => received.expect("a message"),
+        };
         let mut fds = Vec::new();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
                 fds.extend(rights);
             }
         }
-        frame.truncate(received.bytes);
-        (received.bytes > 0).then_some((frame, fds))
+        message.truncate(received.bytes);
+        (received.bytes > 0).then_some((message, fds))
     }
 
     #[track_caller]
     pub(crate) fn wait(&self, for_what: PollFlags) {
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let ready = poll(&mut [PollFd::new(&self.0, for_what)], Some(&timeout)).expect("a poll");
+        let ready = poll(&mut [PollFd::new(&self.socket, for_what)], Some(&timeout)).expect("a poll");
         assert!(ready > 0, "the other end does nothing");
+    }
+
+    /// Writes a frame. False if the other end has hung up.
+    #[track_caller]
+    pub(crate) fn say(&self, frame: &[u8]) -> bool {
+        self.ring().send(frame)
+    }
+
+    /// The next frame; nothing if the other end has hung up.
+    #[track_caller]
+    pub(crate) fn hear(&self) -> Option<Vec<u8>> {
+        let heard = self.ring().receive(PATIENCE);
+        assert!(heard.is_some() || self.ring().hangs_up_within(Duration::ZERO), "the other end does nothing");
+        heard
     }
 
     /// Asks; the status and the body of the answer.
     #[track_caller]
     pub(crate) fn ask(&self, id: u64, service: u32, request: &[u8]) -> (u32, String) {
-        self.send(&call(id, service, request)).expect("it reads");
-        let (frame, fds) = self.receive().expect("an answer");
-        assert!(frame.len() >= HEADER && fds.is_empty());
+        assert!(self.say(&call(id, service, request)), "it was hung up on");
+        let frame = self.hear().expect("an answer");
+        assert!(frame.len() >= HEADER);
         assert!(frame.len() <= HEADER + REQUEST_MAX, "an answer is a frame too: {}", frame.len());
         assert_eq!((u64_at(&frame, 0), u32_at(&frame, 8)), (id, service), "it answers what was asked");
         (u32_at(&frame, 12), String::from_utf8(frame[HEADER..].to_vec()).expect("text"))
@@ -124,7 +176,7 @@ impl Peer {
 
     #[track_caller]
     pub(crate) fn bye(&self) {
-        self.send(&call(0, BYE, b"")).expect("it listens");
-        assert!(self.receive().is_none(), "who said bye is hung up on");
+        self.send(&[BYE]).expect("it listens");
+        assert!(self.ring().hangs_up_within(PATIENCE), "who said bye is hung up on");
     }
 }

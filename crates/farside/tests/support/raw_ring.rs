@@ -1,4 +1,4 @@
-//! Either side of a ring, by hand: its words, its frames and its bell, from their drawing.
+//! Either side of a pair of rings, by hand: their words, their frames and their bell, from their drawing.
 //!
 //! Invariant: nothing here is shared with what is judged, and nothing that a side could write is out of reach.
 
@@ -112,12 +112,13 @@ pub(crate) struct Ring {
     pub(crate) fd: OwnedFd,
     side: Side,
     pub(crate) written: Cell<u64>,
-    pub(crate) read: u64,
+    pub(crate) read: Cell<u64>,
 }
 
 impl Ring {
-    fn new(socket: OwnedFd, fd: OwnedFd, side: Side) -> Ring {
-        Ring { socket, memory: Arc::new(Memory::map(&fd)), fd, side, written: Cell::new(0), read: 0 }
+    pub(crate) fn new(socket: OwnedFd, fd: OwnedFd, side: Side) -> Ring {
+        let memory = Arc::new(Memory::map(&fd));
+        Ring { socket, memory, fd, side, written: Cell::new(0), read: Cell::new(0) }
     }
 
     /// Joins the engine that serves there.
@@ -134,11 +135,7 @@ impl Ring {
     /// Welcomes a client that has connected, as an engine does.
     pub(crate) fn welcome(socket: OwnedFd) -> Option<Ring> {
         receive(&socket)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create("impostor", flags).expect("memory");
-        rustix::fs::ftruncate(&fd, SIZE).expect("memory");
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&fd, seals).expect("it allows that");
+        let fd = sealed(SIZE);
         send(&socket, WELCOME, &[fd.as_fd()]);
         Some(Ring::new(socket, fd, Side::Engine))
     }
@@ -186,24 +183,25 @@ impl Ring {
     }
 
     /// The next frame, if one comes in time.
-    pub(crate) fn receive(&mut self, wait: Duration) -> Option<Vec<u8>> {
+    pub(crate) fn receive(&self, wait: Duration) -> Option<Vec<u8>> {
         let until = Instant::now() + wait;
         let theirs = self.side.other();
         let tail = self.memory.word(Word::Tail(theirs));
-        while tail.load(Ordering::SeqCst) == self.read {
+        while tail.load(Ordering::SeqCst) == self.read.get() {
             // After that it has written all that it ever will.
             let has_ended = self.hangs_up_within(Duration::from_micros(50));
-            if tail.load(Ordering::SeqCst) == self.read && (has_ended || Instant::now() >= until) {
+            if tail.load(Ordering::SeqCst) == self.read.get() && (has_ended || Instant::now() >= until) {
                 return None;
             }
         }
-        let word = |at: u64| self.memory.of_ring(theirs, self.read + at).load(Ordering::SeqCst).to_le_bytes();
+        let read = self.read.get();
+        let word = |at: u64| self.memory.of_ring(theirs, read + at).load(Ordering::SeqCst).to_le_bytes();
         let len = u32::from_le_bytes(word(0)[..4].try_into().expect("four bytes"));
-        assert!(len <= FRAME_MAX, "an engine writes no frame of {len} bytes");
+        assert!(u64::from(len) < RING / 2, "nobody writes a frame of {len} bytes");
         let size = u64::from(4 + len).next_multiple_of(16);
         let bytes: Vec<u8> = (0..size / 8).flat_map(|at| word(8 * at)).collect();
-        self.read += size;
-        self.memory.word(Word::Head(theirs)).store(self.read, Ordering::SeqCst);
+        self.read.set(read + size);
+        self.memory.word(Word::Head(theirs)).store(read + size, Ordering::SeqCst);
         self.grant();
         Some(bytes[4..4 + len as usize].to_vec())
     }
@@ -219,6 +217,16 @@ impl Ring {
     pub(crate) fn hangs_up_within(&self, wait: Duration) -> bool {
         hangs_up_within(&self.socket, wait)
     }
+}
+
+/// A memory of so many bytes that nobody can cut or extend.
+pub(crate) fn sealed(size: u64) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("by hand", flags).expect("memory");
+    rustix::fs::ftruncate(&fd, size).expect("memory");
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&fd, seals).expect("it allows that");
+    fd
 }
 
 /// A connected socket that has said nothing.

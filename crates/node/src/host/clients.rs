@@ -2,11 +2,13 @@
 //!
 //! Invariant: a session ends when its client says so or its process has ended, and by nothing else: a client that
 //! hangs up without a word may still be running chains on the memory that it has mapped. Only one that never read its
-//! welcome has no memory, and so no session.
+//! welcome has no memory, and so no session. Invariant: a client that is not being looked at will ring: this side's
+//! wish is in its rings.
 
 use super::Options;
 use crate::node::Ticket;
-use farside_fabrics::memory::Mapping;
+use farside_fabrics::memory::{Mapping, MappingError};
+use farside_fabrics::shm::calls::{Calls, Inbox, Rings, Said};
 use farside_fabrics::shm::frame::{self, FrameHeader, Greeting, Hello};
 use farside_fabrics::shm::peer::peer;
 use farside_fabrics::shm::{NAME_MAX, is_stopped};
@@ -23,7 +25,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes;
 
 /// Why a node cannot be served. Nothing is left behind.
 #[derive(Debug)]
@@ -167,12 +168,15 @@ pub(super) struct Clients {
     evict_stopped_after: Option<Duration>,
     /// Since when a process was seen stopped while memory waits for it.
     stopped: BTreeMap<u32, Instant>,
-    buffer: Vec<u8>,
+    /// Those who had more to say when they were last looked at.
+    eager: Vec<u64>,
+    greeting: Vec<u8>,
+    inbox: Inbox,
 }
 
 struct Client {
     /// Nothing once it has hung up.
-    socket: Option<OwnedFd>,
+    line: Option<Line>,
     pidfd: OwnedFd,
     pid: u32,
     session: Option<Session>,
@@ -180,42 +184,39 @@ struct Client {
     asked: u32,
 }
 
+/// How a client is heard.
+enum Line {
+    /// It has not said hello.
+    New(OwnedFd),
+    Welcomed(Calls),
+}
+
 struct Session {
     id: SessionId,
-    /// Rung by its client alone: its count and its flags are the client's to change, so it is never read.
-    bell: OwnedFd,
     /// Anything came from it after its welcome, so it may have the memory.
     has_spoken: bool,
 }
 
-impl Session {
-    /// Its bell is not heard any more, whoever may still have it.
-    fn deafen(&self, poll: &OwnedFd) {
-        // This fails only where the poll does not watch it, and then it is not heard already.
-        let _never_heard = epoll::delete(poll, &self.bell);
-    }
-}
-
 // What the poll answers: who, and which of its descriptors. Number 0 is no client.
-const TOKENS: u64 = 3;
+const TOKENS: u64 = 2;
 const SOCKET: u64 = 0;
 const PIDFD: u64 = 1;
-const BELL: u64 = 2;
 const LISTENER: u64 = 0;
 /// Of this process.
-const OWN_BELL: u64 = BELL;
+const OWN_BELL: u64 = 1;
 
 const fn token(client: u64, descriptor: u64) -> epoll::EventData {
     epoll::EventData::new_u64(client * TOKENS + descriptor)
 }
 
-/// Frames read from one client before the others have their turn.
-const FRAMES_AT_A_TIME: usize = 16;
+/// What is heard of one client before the others have their turn, besides what its ring holds: more than there is room
+/// for in a socket, so that its last word is among them.
+const WORDS_AT_A_TIME: usize = 512;
 /// How long a client may take to say hello.
 const HELLO_WAIT: Duration = Duration::from_secs(1);
 /// Questions of one client that may wait for an answer.
 const ASKED_MAX: u32 = 256;
-/// Its edges alone: each ring is one, whatever the count, so there is nothing to read and nothing to wait for.
+/// Its edges alone: each ring is one, whatever the count, so there is nothing to read.
 const BELL_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 /// The most bytes of a reason for refusing: what was asked may be in it.
 const REASON_MAX: usize = 4096;
@@ -244,13 +245,16 @@ impl Clients {
             waiting: BTreeMap::new(),
             evict_stopped_after: options.evict_stopped_after,
             stopped: BTreeMap::new(),
-            buffer: Vec::new(),
+            eager: Vec::new(),
+            greeting: Vec::new(),
+            inbox: Inbox::new(),
         })
     }
 
-    /// Waits at most so long for something to happen, and tells what did. True if the bell rang.
+    /// Waits at most so long for something to happen, and tells what did. True if the bell rang, or somebody wants
+    /// memory.
     pub(super) fn wait(&mut self, wait: Duration, mut react: impl FnMut(Event) -> Reaction) -> bool {
-        let timeout = timespec(wait);
+        let timeout = timespec(if self.eager.is_empty() { wait } else { Duration::ZERO });
         let mut events = Vec::with_capacity(64);
         let waited = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
         if waited.is_err() {
@@ -259,12 +263,15 @@ impl Clients {
         let mut rung = false;
         for event in events {
             let (client, descriptor) = (event.data.u64() / TOKENS, event.data.u64() % TOKENS);
-            match descriptor {
-                BELL => rung = true,
-                _ if client == 0 => self.accept(),
-                SOCKET => self.on_socket(client, &mut react),
+            match (client, descriptor) {
+                (0, OWN_BELL) => rung = true,
+                (0, _) => self.accept(),
+                (_, SOCKET) => rung |= self.on_socket(client, &mut react),
                 _ => self.on_exit(client, &mut react),
             }
+        }
+        for id in std::mem::take(&mut self.eager) {
+            self.read(id, &mut react);
         }
         self.send_off_silent(&mut react);
         rung
@@ -289,8 +296,8 @@ impl Clients {
                 Ok((pid, pidfd)) => {
                     self.is_full = false;
                     let id = self.next_client;
-                    let socket = Some(socket);
-                    self.clients.insert(id, Client { socket, pidfd, pid, session: None, asked: 0 });
+                    let line = Some(Line::New(socket));
+                    self.clients.insert(id, Client { line, pidfd, pid, session: None, asked: 0 });
                     self.newcomers.push_back((Instant::now(), id));
                 }
                 Err(NotAdmitted::Gone) => {}
@@ -344,69 +351,139 @@ impl Clients {
         }
     }
 
-    fn on_socket(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
-        for _ in 0..FRAMES_AT_A_TIME {
-            let Some(client) = self.clients.get_mut(&id) else { return };
-            let Some(socket) = &client.socket else { return };
-            let mut uninvited = Vec::new(); // Descriptors that a client sends are closed unseen.
-            match frame::receive(socket.as_fd(), &mut self.buffer, &mut uninvited, RecvFlags::DONTWAIT) {
-                Ok(Some(bytes)) => {
-                    let bytes = bytes.to_vec();
-                    self.on_frame(id, &bytes, react);
+    /// Hears what a client's socket says. True if it wants memory.
+    fn on_socket(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) -> bool {
+        let mut wants_memory = false;
+        for _ in 0..WORDS_AT_A_TIME {
+            let Some(client) = self.clients.get_mut(&id) else { return false };
+            let calls = match &client.line {
+                Some(Line::Welcomed(calls)) => calls,
+                Some(Line::New(_)) => {
+                    self.on_greeting(id, react);
+                    return false;
                 }
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
-                // It closed its end and had not read everything. What it said before that still follows.
-                Err(rustix::io::Errno::CONNRESET) => self.end_unwelcomed(id, react),
-                // By a socket that fails, nothing more is heard.
-                Ok(None) | Err(_) => return self.hang_up(id, react),
+                None => return false,
+            };
+            let Some(said) = calls.hear() else { break };
+            if said == Said::Unread {
+                self.end_unwelcomed(id, react);
+                continue;
             }
+            if said == Said::HungUp {
+                // It has published all that it wrote.
+                self.read(id, react);
+                self.hang_up(id, react);
+                return wants_memory;
+            }
+            if let Some(session) = &mut client.session {
+                session.has_spoken = true;
+            }
+            if said == Said::Bye {
+                self.read(id, react);
+                self.end(id, true, react);
+                self.hang_up(id, react);
+                return wants_memory;
+            }
+            wants_memory |= said == Said::Wanted;
+        }
+        self.read(id, react);
+        wants_memory
+    }
+
+    /// Reads what a client has asked by now.
+    fn read(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
+        let Some(Line::Welcomed(calls)) = self.clients.get(&id).and_then(|client| client.line.as_ref())
+        else {
+            return;
+        };
+        let mut asked = Vec::new();
+        let received = calls.receive(&mut self.inbox, |frame| asked.push(frame.to_vec()));
+        for frame in asked {
+            self.on_call(id, &frame, react);
+        }
+        // By rings that hold what no client writes, nothing more is heard.
+        if received.is_err() {
+            return self.hang_up(id, react);
+        }
+        self.rest(id);
+    }
+
+    /// From here on a client rings, or it is looked at again before long.
+    fn rest(&mut self, id: u64) {
+        if let Some(Line::Welcomed(calls)) = self.clients.get(&id).and_then(|client| client.line.as_ref())
+            && !calls.rests()
+            && !self.eager.contains(&id)
+        {
+            self.eager.push(id);
+        }
+    }
+
+    /// Its session runs no more chains.
+    fn end(&mut self, id: u64, said_so: bool, react: &mut impl FnMut(Event) -> Reaction) {
+        if let Some(session) = self.clients.get_mut(&id).and_then(|client| client.session.take()) {
+            react(Event::Ended { session: session.id, said_so });
         }
     }
 
     /// It has gone, and left something unread: if all that it was ever sent is its welcome, it never had the memory.
     fn end_unwelcomed(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        if let Some(session) = client.session.take_if(|session| !session.has_spoken) {
-            session.deafen(&self.poll);
-            react(Event::Ended { session: session.id, said_so: true });
+        let session = self.clients.get(&id).and_then(|client| client.session.as_ref());
+        if session.is_some_and(|session| !session.has_spoken) {
+            self.end(id, true, react);
         }
     }
 
-    fn on_frame(&mut self, id: u64, bytes: &[u8], react: &mut impl FnMut(Event) -> Reaction) {
+    /// Answers the hello of one who has come.
+    fn on_greeting(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let Some(socket) = &client.socket else { return };
-        let Some(session) = &mut client.session else {
-            let greeted = greet(bytes).map_err(NotAdmitted::Refused);
-            match greeted.and_then(|()| welcome(&self.poll, id, client.pid, socket, react)) {
-                Ok(session) => return client.session = Some(session),
-                Err(NotAdmitted::Gone) => {}
-                Err(NotAdmitted::Refused(reason)) => refuse(socket, &reason),
-                Err(NotAdmitted::Full(errno)) => {
-                    refuse(socket, &no_room(errno));
-                    self.note_full(errno);
+        let Some(Line::New(socket)) = &client.line else { return };
+        let mut uninvited = Vec::new(); // Descriptors that a client sends are closed unseen.
+        let greeted =
+            match frame::receive(socket.as_fd(), &mut self.greeting, &mut uninvited, RecvFlags::DONTWAIT) {
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Ok(Some(hello)) => greet(hello).map_err(NotAdmitted::Refused),
+                Ok(None) | Err(_) => Err(NotAdmitted::Gone),
+            };
+        match greeted.and_then(|()| welcome(client.pid, socket, react)) {
+            Ok((id, rings)) => {
+                client.session = Some(Session { id, has_spoken: false });
+                if let Some(Line::New(socket)) = client.line.take() {
+                    client.line = Some(Line::Welcomed(Calls::of_node(socket, rings)));
                 }
             }
-            return self.hang_up(id, react);
-        };
-        session.has_spoken = true;
-        let Some((header, request)) = frame::parse(bytes) else { return self.hang_up(id, react) };
-        let service = ServiceId(header.service.get());
-        if service == frame::BYE {
-            session.deafen(&self.poll);
-            react(Event::Ended { session: session.id, said_so: true });
-            client.session = None;
-            return self.hang_up(id, react);
+            Err(refused) => {
+                match refused {
+                    NotAdmitted::Gone => {}
+                    NotAdmitted::Refused(reason) => refuse(socket, &reason),
+                    NotAdmitted::Full(errno) => {
+                        refuse(socket, &no_room(errno));
+                        self.note_full(errno);
+                    }
+                }
+                return self.hang_up(id, react);
+            }
         }
+        self.rest(id);
+    }
+
+    fn on_call(&mut self, id: u64, frame: &[u8], react: &mut impl FnMut(Event) -> Reaction) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let Some(Line::Welcomed(calls)) = &client.line else { return };
+        if let Some(session) = &mut client.session {
+            session.has_spoken = true;
+        }
+        let Some((header, request)) = frame::parse(frame) else { return self.hang_up(id, react) };
         if client.asked >= ASKED_MAX {
             let reason = format!("{ASKED_MAX} questions of this client wait for an answer: wait for one");
-            return answer(socket, *header, Err(reason));
+            return answer(calls, *header, Err(reason));
         }
+        let service = ServiceId(header.service.get());
         match react(Event::Asked { service, request: request.to_vec() }) {
             Reaction::Wait(ticket) => {
                 client.asked += 1;
                 self.waiting.insert(ticket, (id, *header));
             }
-            Reaction::Refuse(reason) => answer(socket, *header, Err(reason)),
+            Reaction::Refuse(reason) => answer(calls, *header, Err(reason)),
             Reaction::Welcome { .. } | Reaction::Nothing => unreachable!("a question is answered"),
         }
     }
@@ -415,7 +492,7 @@ impl Clients {
     /// answers.
     fn hang_up(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        client.socket = None;
+        client.line = None;
         if std::mem::take(&mut client.asked) > 0 {
             let of_it = self.waiting.iter().filter(|(_, (client, _))| *client == id);
             let tickets: BTreeSet<Ticket> = of_it.map(|(&ticket, _)| ticket).collect();
@@ -428,29 +505,30 @@ impl Clients {
     }
 
     fn on_exit(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
-        // Its last words may still be in the socket.
+        // Its last words may still be there.
         self.on_socket(id, react);
         self.hang_up(id, react);
-        if let Some(client) = self.clients.remove(&id)
-            && let Some(session) = client.session
+        if let Some(client) = self.clients.get(&id)
+            && client.session.is_some()
         {
             tracing::info!(
                 pid = client.pid,
                 "a client ended without a word; what it held will be looked for"
             );
-            session.deafen(&self.poll);
-            react(Event::Ended { session: session.id, said_so: false });
+            self.end(id, false, react);
         }
+        self.clients.remove(&id);
     }
 
     /// Sends an answer to whoever waits for it.
     pub(super) fn answer(&mut self, ticket: Ticket, answered: Result<Answer, String>) {
         if let Some((id, header)) = self.waiting.remove(&ticket)
             && let Some(client) = self.clients.get_mut(&id)
-            && let Some(socket) = &client.socket
+            && let Some(Line::Welcomed(calls)) = &client.line
         {
             client.asked -= 1;
-            answer(socket, header, answered.map(|answer| serde_json::to_vec(&answer).expect("plain data")));
+            answer(calls, header, answered.map(|answer| serde_json::to_vec(&answer).expect("plain data")));
+            self.rest(id);
         }
     }
 
@@ -515,16 +593,26 @@ fn new_bell() -> rustix::io::Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
-/// Opens a session for client `id` and hands it the memory.
+impl From<MappingError> for NotAdmitted {
+    fn from(error: MappingError) -> NotAdmitted {
+        let errno = match &error {
+            MappingError::Io { source, .. } => rustix::io::Errno::from_io_error(source),
+            _ => None,
+        };
+        match errno {
+            Some(errno) => NotAdmitted::Full(errno),
+            None => NotAdmitted::Refused(format!("the node has no rings for one more client: {error}")),
+        }
+    }
+}
+
+/// Opens a session for a client of that process, and hands it the memory and rings of its own.
 fn welcome(
-    poll: &OwnedFd,
-    id: u64,
     pid: u32,
     socket: &OwnedFd,
     react: &mut impl FnMut(Event) -> Reaction,
-) -> Result<Session, NotAdmitted> {
-    let bell = new_bell()?;
-    epoll::add(poll, &bell, token(id, BELL), BELL_EVENTS)?;
+) -> Result<(SessionId, Rings), NotAdmitted> {
+    let (rings, rings_fd) = Rings::make()?;
     let (session, incarnation, memory) = match react(Event::Greeted { pid }) {
         Reaction::Welcome { session, incarnation, memory } => (session, incarnation, memory),
         Reaction::Refuse(reason) => return Err(NotAdmitted::Refused(reason)),
@@ -533,12 +621,12 @@ fn welcome(
     let SessionId { slot, number } = session;
     let greeting = Greeting::Welcome { slot, number, incarnation };
     let greeting = serde_json::to_vec(&greeting).expect("plain data");
-    if frame::send(socket.as_fd(), &greeting, &[], &[memory.fd(), bell.as_fd()]).is_err() {
+    if frame::send(socket.as_fd(), &greeting, &[], &[memory.fd(), rings_fd.as_fd()]).is_err() {
         // It was never handed the memory, so it runs nothing on it.
         react(Event::Ended { session, said_so: true });
         return Err(NotAdmitted::Gone);
     }
-    Ok(Session { id: session, bell, has_spoken: false })
+    Ok((session, rings))
 }
 
 fn greet(bytes: &[u8]) -> Result<(), String> {
@@ -562,7 +650,7 @@ fn refuse(socket: &OwnedFd, reason: &str) {
     let _unheard = frame::send(socket.as_fd(), &refusal, &[], &[]);
 }
 
-fn answer(socket: &OwnedFd, mut header: FrameHeader, answered: Result<Vec<u8>, String>) {
+fn answer(calls: &Calls, mut header: FrameHeader, answered: Result<Vec<u8>, String>) {
     let (status, body) = match answered {
         Ok(body) if body.len() <= CALL_BYTES_MAX => (frame::ANSWERED, body),
         Ok(body) => (
@@ -573,8 +661,8 @@ fn answer(socket: &OwnedFd, mut header: FrameHeader, answered: Result<Vec<u8>, S
         Err(reason) => (frame::REFUSED, cut(reason).into_bytes()),
     };
     header.status = status.into();
-    // A client that does not read its answers loses them, and its own deadline tells it.
-    let _unread = frame::send(socket.as_fd(), header.as_bytes(), &body, &[]);
+    // A client that does not read its answers, or spoils its rings, loses them, and its own deadline tells it.
+    let _unread = calls.send(header, &body);
 }
 
 /// What was asked may be in a reason, and a frame holds only so much.

@@ -1,0 +1,219 @@
+//! One side of a session's calls: frames in a pair of rings, and the socket, which is the bell.
+//!
+//! The rings are those of [`crate::ring`], with frames as long as a call. Invariant: whatever the other side writes
+//! costs it its calls at most. Invariant: nobody waits here; what finds no room in the ring waits for it, up to a
+//! bound. Invariant: once [`Calls::rests`] was true, the other side rings for what it writes next.
+
+use super::frame::{FRAME_MAX, FrameHeader};
+use crate::memory::MappingError;
+pub use crate::ring::end::Fault;
+use crate::ring::end::{Buffer, End, LONGEST};
+use crate::ring::shared::{Mapped, Memory, Side, make};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use zerocopy::IntoBytes;
+
+const _: () = assert!(FRAME_MAX <= LONGEST);
+
+/// Frames that are handed on before others have their turn.
+const FRAMES_AT_A_TIME: usize = 16;
+
+/// The memory of two rings.
+pub struct Rings(Memory);
+
+impl Rings {
+    /// Fresh ones, and the descriptor by which the other side gets them.
+    ///
+    /// # Errors
+    /// The system has no more.
+    pub fn make() -> Result<(Rings, OwnedFd), MappingError> {
+        let fd = make()?;
+        Ok((Rings(Memory::map(&fd)?), fd))
+    }
+
+    /// Those that the other side has made.
+    ///
+    /// # Errors
+    /// They are none, or could be cut while they are in use, or the system has no room.
+    pub(super) fn open(fd: &OwnedFd) -> Result<Rings, MappingError> {
+        Memory::map(fd).map(Rings)
+    }
+}
+
+/// Where frames are copied to before anyone looks at them.
+pub struct Inbox(Buffer);
+
+impl Inbox {
+    /// One for frames of any length that they may have.
+    #[expect(clippy::new_without_default, reason = "it is large")]
+    pub fn new() -> Inbox {
+        Inbox(Buffer::of(FRAME_MAX))
+    }
+}
+
+/// What a message of the socket says, by its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// Look at the rings.
+    Look,
+    /// A client wants memory, or has given much back.
+    Wanted,
+    /// A client's last word: it runs no more chains.
+    Bye,
+    /// The other side has closed its end, and had not read all that it was told.
+    Unread,
+    /// The other side has hung up.
+    HungUp,
+}
+
+/// One side. Threads that share it take turns.
+pub struct Calls {
+    shared: Mapped,
+    end: Mutex<End>,
+}
+
+impl Calls {
+    /// A client's side.
+    pub(super) fn of_client(socket: OwnedFd, rings: Rings) -> Calls {
+        Calls { shared: Mapped { memory: rings.0, socket }, end: Mutex::new(End::new(Side::Client)) }
+    }
+
+    /// A node's side.
+    pub fn of_node(socket: OwnedFd, rings: Rings) -> Calls {
+        Calls { shared: Mapped { memory: rings.0, socket }, end: Mutex::new(End::new(Side::Engine)) }
+    }
+
+    /// Takes a frame to the other side, and rings if that sleeps.
+    ///
+    /// # Errors
+    /// [`Fault`]; the frame was not taken.
+    pub fn send(&self, header: FrameHeader, body: &[u8]) -> Result<(), Fault> {
+        let frame = [header.as_bytes(), body].concat();
+        let mut end = self.end();
+        end.send(&self.shared, &frame)?;
+        end.flush(&self.shared)
+    }
+
+    /// Hands on frames that have come, a few at most, so that nobody keeps others waiting. False if there were none.
+    ///
+    /// # Errors
+    /// [`Fault::Foreign`]; what came before was handed on.
+    pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(&[u8])) -> Result<bool, Fault> {
+        let mut end = self.end();
+        end.awake(&self.shared);
+        for count in 0..FRAMES_AT_A_TIME {
+            if !end.receive(&self.shared, &mut inbox.0, &mut take)? {
+                return Ok(count > 0);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Asks to be rung for what comes next. False if there is something already.
+    pub fn rests(&self) -> bool {
+        self.end().may_sleep(&self.shared)
+    }
+
+    /// The next thing that the socket says, if it has anything to say now.
+    pub fn hear(&self) -> Option<Said> {
+        let mut byte = [0; 1];
+        Some(match rustix::net::recv(&self.shared.socket, &mut byte, RecvFlags::DONTWAIT) {
+            Ok((_, 1..)) if byte[0] == Said::Wanted as u8 => Said::Wanted,
+            Ok((_, 1..)) if byte[0] == Said::Bye as u8 => Said::Bye,
+            Ok((_, 1..)) => Said::Look,
+            Err(Errno::AGAIN | Errno::INTR) => return None,
+            Err(Errno::CONNRESET) => Said::Unread,
+            Ok((_, 0)) | Err(_) => Said::HungUp,
+        })
+    }
+
+    /// Says that by the socket.
+    pub(super) fn say(&self, said: Said) {
+        say(&self.shared.socket, said);
+    }
+
+    fn end(&self) -> MutexGuard<'_, End> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Calls {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.as_fd()
+    }
+}
+
+pub(super) fn say(socket: &OwnedFd, said: Said) {
+    // Where it cannot be sent, so many lie there that the other side is awake, or gone.
+    let _awake_already = rustix::net::send(socket, &[said as u8], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    fn pair() -> (Calls, Calls) {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("two sockets");
+        let (rings, fd) = Rings::make().expect("memory");
+        let client = Calls::of_client(theirs.into(), Rings::open(&fd).expect("rings of the right size"));
+        (client, Calls::of_node(ours.into(), rings))
+    }
+
+    fn header(id: u64) -> FrameHeader {
+        FrameHeader { id: id.into(), service: 0.into(), status: 0.into() }
+    }
+
+    #[test]
+    fn the_longest_calls_pass_though_many_are_under_way() {
+        let (client, node) = pair();
+        let mut inbox = Inbox::new();
+        let body = |id: u64| vec![id as u8; FRAME_MAX - size_of::<FrameHeader>() - id as usize % 3];
+        assert!(client.rests() && node.rests());
+        (0..40).for_each(|id| client.send(header(id), &body(id)).expect("there is room"));
+        let mut under_way = VecDeque::new();
+        let mut answered = 0;
+        while answered < 40 {
+            let asked = node.receive(&mut inbox, |frame| under_way.push_back(frame.to_vec()));
+            asked.expect("a peer of ours");
+            while let Some(frame) = under_way.pop_front() {
+                let (header, body) = super::super::frame::parse(&frame).expect("a call");
+                node.send(*header, body).expect("there is room");
+            }
+            let heard = client.receive(&mut inbox, |frame| {
+                let (header, bytes) = super::super::frame::parse(frame).expect("an answer");
+                assert_eq!((header.id.get(), bytes), (answered, &body(answered)[..]));
+                answered += 1;
+            });
+            heard.expect("a peer of ours");
+        }
+        assert!(client.rests() && node.rests());
+    }
+
+    #[test]
+    fn who_rests_is_rung_once_for_each_wish() {
+        let (client, node) = pair();
+        let mut inbox = Inbox::new();
+        assert!(node.rests());
+        (0..3).for_each(|id| client.send(header(id), b"").expect("there is room"));
+        assert_eq!([node.hear(), node.hear()], [Some(Said::Look), None]);
+        let mut heard = 0;
+        assert_eq!(node.receive(&mut inbox, |_| heard += 1), Ok(true));
+        assert_eq!((heard, node.receive(&mut inbox, |_| heard += 1), node.rests()), (3, Ok(false), true));
+        client.say(Said::Wanted);
+        client.say(Said::Bye);
+        drop(client);
+        let said = [node.hear(), node.hear(), node.hear()];
+        assert_eq!(said, [Some(Said::Wanted), Some(Said::Bye), Some(Said::HungUp)]);
+    }
+
+    #[test]
+    fn what_nobody_reads_has_a_bound() {
+        let (client, _node) = pair();
+        let sent = (0..1000).find(|&id| client.send(header(id), &[1; 50_000]).is_err());
+        assert!(sent.is_some_and(|sent| (80..100).contains(&sent)), "{sent:?}");
+        assert_eq!(client.send(header(0), &[1; 50_000]), Err(Fault::Unread));
+    }
+}
