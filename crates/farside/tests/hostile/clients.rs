@@ -4,7 +4,9 @@ use crate::in_time;
 use crate::peer::{ANSWERED, BYE, HEADER, HELLO, LOOK, NODE, Peer, REFUSED, REQUEST_MAX, call, u32_at};
 use crate::raw_ring::{self, RING, SIZE, Side, Word};
 use crate::support::{Node, PATIENCE, command, farside, until};
-use farside_remote::{Memory, NodeId};
+use farside_fabrics::executor::Core;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Fabric, Memory, NodeId};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
@@ -134,6 +136,35 @@ fn says_more_than_a_frame(socket: &Path) {
     assert_eq!(longest.len(), REQUEST_MAX);
     assert_eq!(peer.ask(1, NODE, &longest).0, ANSWERED);
     peer.bye();
+}
+
+/// Many times what the rings hold, from one thread and in one turn.
+#[test]
+fn the_longest_questions_are_all_answered_though_many_are_asked_at_once() {
+    let node = Node::start();
+    let before = node.descriptors();
+    let endpoint = farside_fabrics::shm::connect(node.socket(), NodeId(0)).expect("it serves");
+    endpoint.set_patience(PATIENCE);
+    let longest = [&vec![b' '; REQUEST_MAX - 11][..], br#""node_info""#].concat();
+    let answered = std::cell::Cell::new(0);
+    let mut core = Core::new(&endpoint);
+    for _ in 0..48 {
+        let (endpoint, longest, answered) = (&endpoint, &longest, &answered);
+        core.spawn(async move {
+            let mut answer = Vec::new();
+            for _ in 0..20 {
+                let asked = endpoint.call(NodeId(0), ServiceId::NODE, longest, &mut answer).await;
+                asked.expect("an answer");
+                assert!(answer.starts_with(br#"{"node_info""#), "{}", answer.escape_ascii());
+                answered.set(answered.get() + 1);
+            }
+        });
+    }
+    core.run();
+    drop(core);
+    drop(endpoint);
+    assert_eq!(answered.get(), 48 * 20);
+    node.is_well(before);
 }
 
 #[test]
