@@ -91,6 +91,9 @@ struct Ycsb {
     /// How long to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     seconds: f64,
+    /// Wait so long before each operation: what one costs after idleness, and what idleness costs
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    idle_ms: Option<u64>,
     /// Keys whose slots each task remembers, at most 16777216; 0 for none
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     slot_cache: u32,
@@ -165,6 +168,7 @@ impl Ycsb {
             pool: self.pool.clone(),
             token_file: self.token_file.clone(),
             tls_ca: self.tls_ca.clone(),
+            idle: self.idle_ms.map(Duration::from_millis),
             insecure_udp: self.insecure_udp,
             workload,
             value_size: self.value_size as usize,

@@ -92,6 +92,7 @@ impl Demo {
             pool: None,
             token_file: None,
             tls_ca: None,
+            idle: None,
             insecure_udp: false,
             workload,
             value_size: self.value_size as usize,

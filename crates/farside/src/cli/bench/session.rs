@@ -13,6 +13,7 @@ use farside_fabrics::layer::count::Count;
 use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::layer::fault::{Faults, Strikes};
 use farside_fabrics::memory::Mapping;
+use farside_fabrics::timer;
 use farside_node::catalog::Division;
 use farside_remote::NodeId;
 use farside_remote::arena::SEGMENT_SIZE;
@@ -37,6 +38,8 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) token_file: Option<String>,
     pub(in crate::cli) tls_ca: Option<String>,
     pub(in crate::cli) insecure_udp: bool,
+    /// How long each task waits before each operation, if it does.
+    pub(in crate::cli) idle: Option<Duration>,
     pub(in crate::cli) workload: Workload,
     pub(in crate::cli) value_size: usize,
     pub(in crate::cli) threads: u32,
@@ -274,7 +277,13 @@ impl Session {
                     mark.set(Some((Instant::now(), node_cpu(self), own_cpu(), endpoint.counters())));
                     warm.send(()).unwrap_or(()); // The conductor outlives its clients.
                 }
-                self.run.task(kv, drawn, writer, u64::MAX).await;
+                let Some(idle) = self.asked.idle else {
+                    return self.run.task(kv, drawn, writer, u64::MAX).await;
+                };
+                while !self.run.is_stopped() {
+                    timer::sleep(idle).await;
+                    self.run.task(kv, drawn, writer, 1).await;
+                }
             });
         }
         core.run();
