@@ -247,6 +247,12 @@ impl<'a> ChainView<'a> {
         self.pieces().for_each(|piece| out.extend_from_slice(piece));
     }
 
+    /// The wire form in two pieces, unless large payloads lie elsewhere: as most chains are.
+    #[inline(always)]
+    pub fn two_pieces(&self) -> Option<[&'a [u8]; 2]> {
+        self.parts.is_empty().then_some([self.header.as_bytes(), self.bytes])
+    }
+
     /// The wire form, in at most [`PIECES_MAX`] pieces that follow one another.
     pub fn pieces(&self) -> impl Iterator<Item = &'a [u8]> {
         let payload = Payload { bytes: self.bytes, at: 0, parts: self.parts };

@@ -14,6 +14,7 @@ use crate::reactor::Watch;
 use crate::spin::{SPIN, spin};
 use crate::timer;
 use farside_remote::arena::session::Counters;
+use farside_remote::chain::PIECES_MAX;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
@@ -560,9 +561,20 @@ impl<L: Line> Fabric for Endpoint<L> {
         self.check(node)?;
         let view = chain.view();
         let answered = {
-            let mut parts = [&[][..]; farside_remote::chain::PIECES_MAX];
-            let count = view.pieces().zip(&mut parts).map(|(piece, part)| *part = piece).count();
-            self.ask(Ask::Chain, DEADLINE, &parts[..count]).await?
+            let (two, many);
+            let pieces: &[&[u8]] = match view.two_pieces() {
+                Some(pieces) => {
+                    two = pieces;
+                    &two
+                }
+                None => {
+                    let mut pieces = [&[][..]; PIECES_MAX];
+                    let count = view.pieces().zip(&mut pieces).map(|(piece, place)| *place = piece).count();
+                    many = pieces;
+                    &many[..count]
+                }
+            };
+            self.ask(Ask::Chain, DEADLINE, pieces).await?
         };
         let refusal = answered.look(|client, request, counters| {
             let bytes = client.reply(request);

@@ -40,13 +40,14 @@ pub trait Host {
     /// It stays outside; it is told the reason, of which 512 bytes travel.
     fn open(&mut self, hello: &Hello<'_>) -> Result<Self::Session, String>;
 
-    /// A request that will likely run soon, so that its memory can be fetched ahead: a chain of a datagram that was
-    /// looked through, before the first of that datagram runs. Its bytes are input, like those of [`Host::run`].
+    /// A request that will likely run soon, so that its memory can be fetched ahead: one of several chains of a
+    /// datagram that was looked through, before the first of them runs. Its bytes are input, like those of
+    /// [`Host::run`].
     fn expect(&mut self, session: &mut Self::Session, request: Request<'_>) {
         let _ = (session, request);
     }
 
-    /// All that there are of a datagram were expected, which was one at least.
+    /// All that there are of a datagram were expected.
     fn ready(&mut self) {}
 
     /// Carries out a request, and appends the answer to `reply`, which is empty. Its bytes are input: nobody has
@@ -415,10 +416,11 @@ impl<A: Address, H: Host> Server<A, H> {
                 self.counters.entries_in += u64::from(count);
                 session.heard = now;
                 let mut session = self.sessions[index].take().expect("it was found there");
-                for slot in ones(begins) {
-                    host.expect(&mut session.host, Request::Chain(chains[slot]));
-                }
-                if begins != 0 {
+                // One alone waits for its memory whoever asks for that.
+                if begins.count_ones() > 1 {
+                    for slot in ones(begins) {
+                        host.expect(&mut session.host, Request::Chain(chains[slot]));
+                    }
                     host.ready();
                 }
                 let has_others = begins.count_ones() != count;

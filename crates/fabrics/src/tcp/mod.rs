@@ -267,9 +267,12 @@ fn split(mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> Result<&[u8], End> {
     Ok(bytes)
 }
 
-/// The first frame of `bytes`, and the rest. Nothing if none is whole.
+/// A frame, and the bytes behind it.
+type FrameAndRest<'a> = (&'a [u8], &'a [u8]);
+
+/// The first frame of `bytes`, if that is whole.
 #[inline]
-fn next_frame(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, End> {
+fn next_frame(bytes: &[u8]) -> Result<Option<FrameAndRest<'_>>, End> {
     let Some((size, after)) = bytes.split_first_chunk::<LENGTH>() else { return Ok(None) };
     let len = u32::from_le_bytes(*size) as usize;
     if len > DATAGRAM_MAX {
