@@ -78,7 +78,7 @@ fn over_udp_a_short_cut_is_survived_and_a_long_one_is_told() {
 
 #[test]
 fn over_tcp_a_short_cut_is_survived_and_a_long_one_is_told() {
-    cuts("tcp", 0.0, 0.02, 16 * 1024);
+    cuts("tcp", 0.0, 0.02, 24 * 1024);
 }
 
 fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {

@@ -55,8 +55,8 @@ const GREETING_SEALED: usize = GREETING - GREETING_CLEAR - TAG;
 /// Bytes of an ACCEPT that are in the clear.
 const ACCEPT_CLEAR: usize = HEADER + RANDOM;
 const RANDOM: usize = 32;
-/// What is sealed under one key of a direction: so many datagrams, as a power of two. Of 16 KiB each, they are 2^42
-/// blocks, which leaves whoever sees all of them a chance of 2^-45 to tell them from random bytes.
+/// What is sealed under one key of a direction: so many datagrams, as a power of two. Of 24 KiB each, they are fewer
+/// than 2^43 blocks, which leaves whoever sees all of them a chance of less than 2^-43 to tell them from random bytes.
 const EPOCH_BITS: u32 = 32;
 const _: () = assert!(HEADER == 16 && OVERHEAD == 32 && GREETING_CLEAR == 64);
 
