@@ -408,7 +408,12 @@ impl<C: Connection> Connections<C> {
         if flushed.is_err() || tenant.is_leaving && tenant.connection.has_sent_all() {
             return self.end(place);
         }
+        // What finds no room now, of which no poll tells, is tried again when it is looked at.
+        let is_held_back = !tenant.connection.has_sent_all() && !tenant.connection.wants_out();
         self.watch(place);
+        if is_held_back {
+            self.activate(place);
+        }
     }
 
     /// Has the poll tell what a connection is waiting for now.

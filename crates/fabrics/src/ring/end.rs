@@ -186,6 +186,22 @@ impl End {
         Ok(true)
     }
 
+    /// Hands on all that was published by now, of one who has hung up: what it writes later, nobody reads.
+    ///
+    /// # Errors
+    /// [`Fault::Foreign`]. What came before was handed on.
+    pub(crate) fn receive_last(
+        &mut self,
+        shared: &impl Shared,
+        buffer: &mut Buffer,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<(), Fault> {
+        let from = self.read;
+        let published = shared.load(Word::Tail(self.side.other())).wrapping_sub(from).min(RING);
+        while self.read.wrapping_sub(from) < published && self.receive(shared, buffer, &mut take)? {}
+        Ok(())
+    }
+
     /// Wishes to be woken. False if there is something to do already, and the wish is withdrawn.
     pub(crate) fn may_sleep(&mut self, shared: &impl Shared) -> bool {
         let waits_for_room = !self.outbox.is_empty();

@@ -167,17 +167,17 @@ impl Connection for Client {
         Ok(end.receive(shared, &mut common.buffer, take)?)
     }
 
-    fn hear(&mut self, common: &mut Common, mut take: impl FnMut(&[u8])) -> Result<bool, Ended> {
+    fn hear(&mut self, common: &mut Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
         let is_connected = match self {
             Client::Admitted(client) => client.shared.is_connected(),
             _ => return self.greet(&mut common.greeting).map(|()| true),
         };
-        if is_connected {
-            return self.read(common, take);
+        if let (false, Client::Admitted(client)) = (is_connected, &mut *self) {
+            let Admitted { shared, end } = &mut **client;
+            end.receive_last(shared, &mut common.buffer, take)?;
+            return Err(Ended);
         }
-        // Whoever hangs up has published all that it wrote.
-        while self.read(common, &mut take)? {}
-        Err(Ended)
+        self.read(common, take)
     }
 
     fn send(&mut self, frame: &[u8]) -> Result<(), Ended> {

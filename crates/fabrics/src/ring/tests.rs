@@ -436,3 +436,20 @@ fn were_a_wish_seen_late_somebody_would_sleep_for_ever() {
     let found = found.downcast_ref::<String>().expect("it says what it found");
     assert!(found.contains("deadlock"), "{found}");
 }
+
+#[test]
+fn of_one_who_hung_up_nothing_is_read_that_it_writes_later() {
+    let (client, engine) = pair();
+    let (mut writer, mut reader) = (End::new(Side::Client), End::new(Side::Engine));
+    let mut write = |number: u32| {
+        writer.send(&client, &number.to_le_bytes()).expect("there is room");
+        writer.flush(&client).expect("a peer of ours");
+    };
+    (0..3).for_each(&mut write);
+    let mut read = 0;
+    let took = reader.receive_last(&engine, &mut Buffer::new(), |_| {
+        read += 1;
+        write(read);
+    });
+    assert_eq!((took, read), (Ok(()), 3));
+}

@@ -526,8 +526,9 @@ impl Client {
         self.set_free(request.slot());
     }
 
+    /// Whether the answer to a request is there: from its event, or a little before, until its release.
     #[inline]
-    fn is_answered(&self, request: SlotRef) -> bool {
+    pub fn is_answered(&self, request: SlotRef) -> bool {
         let slot = self.slots.get(request.slot());
         slot.is_some_and(|slot| slot.request == Some(request) && slot.phase == Phase::Answered)
     }

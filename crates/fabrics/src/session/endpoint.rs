@@ -71,8 +71,9 @@ pub struct Endpoint<L: Line> {
     patience: Cell<Duration>,
     /// Whether the core has waited since the last turn: it looks for answers then.
     has_waited: Cell<bool>,
-    /// Who waits for each slot's answer, or last did: a task that asks again has its waker here already. Not in
-    /// `state`, so that whoever is woken may use the endpoint at once.
+    /// Who waits for each slot's answer, or last did: a task that asks again has its waker here already. So a waker
+    /// may outlive its task until the slot is used again. Not in `state`, so that whoever is woken may use the endpoint
+    /// at once.
     waiting: [Cell<Option<Waker>>; WINDOW_MAX],
     driver: RefCell<Option<Waker>>,
 }
@@ -80,8 +81,8 @@ pub struct Endpoint<L: Line> {
 struct State {
     client: Client,
     granted: Granted,
-    /// What became of the request in each slot.
-    news: [News; WINDOW_MAX],
+    /// Requests that will not be answered, whose askers have not heard. Their slots may have others by now.
+    failed: Vec<(SlotRef, Fate)>,
     /// Those who wait for a slot.
     line_up: Vec<Waker>,
     /// Buffers that are to be given back.
@@ -91,19 +92,8 @@ struct State {
     counters: Counters,
     out: Vec<u8>,
     now: Duration,
-    /// Something has arrived in this turn, so that `now` is.
+    /// Something has arrived since the last turn ended, so that `now` is now.
     has_time: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-enum News {
-    /// Nothing yet.
-    #[default]
-    None,
-    /// The answer is there.
-    Answered,
-    /// There will be none.
-    Failed(Fate),
 }
 
 /// Who is to be woken: of the slots, and of those who wait for one.
@@ -134,7 +124,7 @@ impl<L: Line> Endpoint<L> {
         let state = State {
             client,
             granted,
-            news: [News::None; WINDOW_MAX],
+            failed: Vec::new(),
             line_up: Vec::new(),
             retired: Vec::with_capacity(RETIRED_MAX),
             over: None,
@@ -281,7 +271,9 @@ impl<L: Line> Endpoint<L> {
                 if let Some(reason) = &state.over {
                     return Poll::Ready(Err(self.over(reason, Ran::No)));
                 }
-                state.line_up.push(cx.waker().clone());
+                if !state.line_up.iter().any(|known| known.will_wake(cx.waker())) {
+                    state.line_up.push(cx.waker().clone());
+                }
                 Poll::Pending
             }
         });
@@ -342,7 +334,6 @@ impl<L: Line> Endpoint<L> {
     /// Sends what there is to send.
     fn send(&self) {
         let mut state = self.state.borrow_mut();
-        state.has_time = false;
         state.send_retired();
         let State { client, now, out, over, .. } = &mut *state;
         let mut has_sent = false;
@@ -375,8 +366,7 @@ impl<L: Line> Endpoint<L> {
     #[cold]
     fn cancel(&self, request: SlotRef) {
         let mut state = self.state.borrow_mut();
-        state.news[request.slot()] = News::None;
-        let _nobody_asks = state.client.cancel(request);
+        let _nobody_asks = state.client.cancel(request).or_else(|| state.take_failed(request));
         let line_up = state.line_up();
         drop(state);
         self.wake(Woken { slots: 0, line_up });
@@ -449,9 +439,12 @@ impl State {
     fn hear(&mut self) -> Woken {
         let mut slots = 0;
         while let Some(event) = self.client.next_event() {
-            let (request, news) = match event {
-                Event::Answered { request, .. } => (request, News::Answered),
-                Event::Failed { request, fate } => (request, News::Failed(fate)),
+            let request = match event {
+                Event::Answered { request, .. } => request,
+                Event::Failed { request, fate } => {
+                    self.failed.push((request, fate));
+                    request
+                }
                 Event::Lost(lost) => {
                     self.over.get_or_insert(
                         match lost {
@@ -468,10 +461,16 @@ impl State {
                 }
                 Event::Open(_) => continue,
             };
-            self.news[request.slot()] = news;
             slots |= 1 << request.slot();
         }
         Woken { slots, line_up: self.line_up() }
+    }
+
+    /// What became of a request that failed.
+    #[inline]
+    fn take_failed(&mut self, request: SlotRef) -> Option<Fate> {
+        let place = self.failed.iter().position(|(failed, _)| *failed == request)?;
+        Some(self.failed.swap_remove(place).1)
     }
 
     /// Those who wait for a slot, if there is one now: it may have become free long after its request was dropped. All
@@ -507,14 +506,15 @@ impl<L: Line> Asked<'_, L> {
     #[inline]
     fn poll(&mut self, cx: &Context<'_>) -> Poll<Result<SlotRef, Fate>> {
         let Some(request) = self.request else { unreachable!("it is polled no more once there was news") };
-        let news = std::mem::take(&mut self.endpoint.state.borrow_mut().news[request.slot()]);
-        let outcome = match news {
-            News::None => {
-                self.endpoint.wait_for(request, cx.waker());
-                return Poll::Pending;
-            }
-            News::Answered => Ok(request),
-            News::Failed(fate) => Err(fate),
+        let mut state = self.endpoint.state.borrow_mut();
+        let outcome = if state.client.is_answered(request) {
+            Ok(request)
+        } else if let Some(fate) = state.take_failed(request) {
+            Err(fate)
+        } else {
+            drop(state);
+            self.endpoint.wait_for(request, cx.waker());
+            return Poll::Pending;
         };
         self.request = None;
         Poll::Ready(outcome)
@@ -647,6 +647,7 @@ impl<L: Line> Turns for Endpoint<L> {
             self.look();
         }
         self.send();
+        self.state.borrow_mut().has_time = false;
     }
 
     fn wait(&self, core: &Idle<'_>) {
@@ -656,7 +657,7 @@ impl<L: Line> Turns for Endpoint<L> {
             match found {
                 // What has arrived may have made room for more.
                 Some(true) => return self.send(),
-                Some(false) => return,
+                Some(false) => return self.state.borrow_mut().now = timer::now(),
                 None => {}
             }
         }

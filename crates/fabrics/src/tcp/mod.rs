@@ -78,6 +78,9 @@ pub trait Wire: Send {
         false
     }
 
+    /// Nothing has come for a while: gives back what it holds nothing in.
+    fn rest(&mut self);
+
     /// Hands on the next frame, or the next few; reads for that once at most. `buffer` has 128 KiB. False if nothing
     /// came.
     ///
@@ -119,6 +122,10 @@ impl Wire for Plain {
         self.inbox.has_frame
     }
 
+    fn rest(&mut self) {
+        self.outbox.rest();
+    }
+
     fn receive(
         &mut self,
         stream: &TcpStream,
@@ -148,6 +155,12 @@ impl Outbox {
             write(&mut self.bytes[before..])
         });
         self.bytes.truncate(before + written.expect("it has the room that it asked for"));
+    }
+
+    fn rest(&mut self) {
+        if self.bytes.is_empty() {
+            self.bytes.shrink_to(0);
+        }
     }
 
     /// Bytes that were not written yet.
@@ -242,6 +255,9 @@ impl Inbox {
         self.bytes.extend_from_slice(bytes);
         let rest = split(&self.bytes, take)?.len();
         self.bytes.drain(..self.bytes.len() - rest);
+        if rest == 0 {
+            self.keep(&[]);
+        }
         Ok(())
     }
 

@@ -137,7 +137,11 @@ impl<W: Wire> Connection for Client<W> {
     }
 
     fn may_rest(&mut self) -> bool {
-        !self.wire.has_frame()
+        let may_rest = !self.wire.has_frame();
+        if may_rest {
+            self.wire.rest();
+        }
+        may_rest
     }
 
     fn send(&mut self, frame: &[u8]) -> Result<(), Ended> {

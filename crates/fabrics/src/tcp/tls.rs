@@ -438,6 +438,13 @@ impl<S: Session> Wire for Tls<S> {
         self.outbox.len()
     }
 
+    fn rest(&mut self) {
+        if self.plain.is_empty() {
+            self.plain.shrink_to(0);
+        }
+        self.outbox.rest();
+    }
+
     fn receive(
         &mut self,
         stream: &TcpStream,

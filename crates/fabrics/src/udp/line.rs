@@ -25,6 +25,8 @@ struct End {
     socket: Socket,
     buffer: Box<[u8]>,
     seal: Option<Seal>,
+    /// Whose the seal is: a child that was forked has its keys and its counters too, and must not seal by them.
+    pid: u32,
 }
 
 impl UdpLine {
@@ -50,7 +52,12 @@ impl UdpLine {
             (frame as usize).saturating_sub(HEADERS).clamp(DATAGRAM_MIN + overhead, LOOPBACK_MAX)
         };
         let seal = shared.map(|shared| Seal::new(shared, random));
-        let end = End { socket: Socket::new(udp.try_clone()?)?, buffer: vec![0; PLACE].into(), seal };
+        let end = End {
+            socket: Socket::new(udp.try_clone()?)?,
+            buffer: vec![0; PLACE].into(),
+            seal,
+            pid: std::process::id(),
+        };
         Ok(UdpLine { udp, end: RefCell::new(end), node, datagram_max, overhead })
     }
 
@@ -85,7 +92,12 @@ impl Line for UdpLine {
     }
 
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
-        let End { socket, seal, .. } = &mut *self.end.borrow_mut();
+        let End { socket, seal, pid, .. } = &mut *self.end.borrow_mut();
+        if seal.is_some() && *pid != std::process::id() {
+            return Err(Broken(
+                "this session is of the process that this one was forked from: connect anew".into(),
+            ));
+        }
         let to = Some(self.node).filter(|node| !node.ip().is_loopback());
         let sent = match seal {
             None => socket.send(to, datagram),
@@ -105,7 +117,7 @@ impl Line for UdpLine {
     }
 
     fn receive(&self, mut take: impl FnMut(&[u8])) -> Result<bool, Broken> {
-        let End { socket, buffer, seal } = &mut *self.end.borrow_mut();
+        let End { socket, buffer, seal, .. } = &mut *self.end.borrow_mut();
         let received = match seal {
             None => socket.receive(buffer, |_, datagram| take(datagram)),
             Some(seal) => socket.receive(buffer, |_, bytes| {

@@ -636,6 +636,8 @@ impl Staff {
     }
 
     fn run_chain(&mut self, client: &mut Client, bytes: &[u8], reply: &mut Vec<u8>) {
+        // First: the hints of the chains behind it are counted off whatever becomes of this one.
+        let hints = self.expected.pop_front().unwrap_or(0);
         if client.wrong_keys >= WRONG_KEYS_MAX {
             return answer::refuse(reply, "too many keys of this session opened nothing, and it is over");
         }
@@ -644,7 +646,7 @@ impl Staff {
             Ok(_) => return answer::refuse(reply, "the chain is followed by bytes that are none of it"),
             Err(error) => return answer::refuse(reply, &format!("the chain is malformed: {error}")),
         };
-        self.runner.proceed(self.expected.pop_front().unwrap_or(0));
+        self.runner.proceed(hints);
         self.runner.enter();
         let (runner, keys) = (&self.runner, &client.keys);
         if keys.is_wide(chain.key()) {
