@@ -217,8 +217,11 @@ impl Inbox {
             take(frame);
             self.done_with += bytes.len() - rest.len();
             self.has_frame = next_frame(rest)?.is_some();
-            if rest.is_empty() {
-                self.keep(&[]);
+            if !self.has_frame {
+                // Only the beginning of a frame is kept for long.
+                self.bytes.drain(..self.done_with);
+                self.done_with = 0;
+                self.bytes.shrink_to(0);
             }
             return Ok(true);
         }
@@ -378,7 +381,9 @@ mod tests {
                 *taken += LENGTH + frame.len();
             };
             while let Ok(true) = inbox.receive(&mut drip, &mut buffer, |frame| take(frame, &mut taken)) {
-                assert!(taken + inbox.bytes.len() <= len && inbox.bytes.len() < DATAGRAM_MAX + LENGTH);
+                let kept = inbox.bytes.len() - inbox.done_with;
+                assert!(taken + kept <= len && inbox.bytes.len() <= READ_MAX);
+                assert!(inbox.has_frame || inbox.bytes.len() < DATAGRAM_MAX + LENGTH);
             }
         });
     }
