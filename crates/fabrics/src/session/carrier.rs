@@ -141,7 +141,7 @@ pub trait Port: Send {
     /// of, so that time may bring something to do though nothing arrives. None where it holds none.
     fn connections(&self) -> usize;
 
-    /// Lets go of a client whose session has ended, or who got none.
+    /// Lets go of a client, when all that was taken for it has left.
     fn hang_up(&mut self, address: Self::Address);
 
     /// Lets go of those who have been there for a while and are not among the known.

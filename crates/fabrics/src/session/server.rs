@@ -222,7 +222,7 @@ impl Config {
 pub struct Server<A: Address, H: Host> {
     config: Config,
     sessions: Vec<Place<A, H::Session>>,
-    /// Where each client's session is: a HELLO costs as much with ten thousand as with one.
+    /// Where each client's session is, so that a HELLO is not compared with all of them.
     by_identity: HashMap<u128, usize>,
     /// The upper half of the next session's number, for each index.
     generations: Vec<u16>,

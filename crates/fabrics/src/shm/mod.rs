@@ -15,6 +15,7 @@ pub mod peer;
 use crate::direct::{Control, Direct};
 use crate::memory::{Mapping, MappingError};
 use crate::runner::Runs;
+use crate::spin::spin;
 use crate::timer::timespec;
 use calls::{Calls, Fault, Inbox, Rings, Said};
 use farside_remote::arena::SESSIONS_MAX;
@@ -379,12 +380,6 @@ struct Shared {
 
 /// Why nothing more is asked.
 const SPOILT: &str = "its rings hold what no node of this release writes";
-/// How long an answer is looked for by whoever waits for it: about what being woken costs.
-const SPIN: Duration = Duration::from_micros(60);
-/// How long it is looked for before others may run, if there are any.
-const BREATH: Duration = Duration::from_micros(5);
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 16;
 /// What is heard at once of what the socket says.
 const WORDS_AT_A_TIME: u32 = 16;
 
@@ -569,26 +564,12 @@ impl Shared {
 
     /// Looks for answers, for a short while, until there are some or it is enough.
     fn look(&self, is_enough: &dyn Fn() -> bool) {
-        let since = Instant::now();
-        let mut breathes_at = Duration::ZERO;
-        'looks: loop {
-            for _ in 0..LOOKS {
-                match self.take_answers() {
-                    Ok(false) if !is_enough() => {}
-                    Ok(_) => break 'looks,
-                    Err(_) => return self.node_died(),
-                }
-                std::hint::spin_loop();
-            }
-            let spun = since.elapsed();
-            if spun >= SPIN {
-                break;
-            }
-            if spun >= breathes_at {
-                // The node may need this very core.
-                std::thread::yield_now();
-                breathes_at = spun + BREATH;
-            }
+        let looked = spin(|| match self.take_answers() {
+            Ok(false) if !is_enough() => None,
+            looked => Some(looked),
+        });
+        if let Some(Err(_)) = looked {
+            return self.node_died();
         }
         self.rest();
     }

@@ -98,7 +98,8 @@ impl Certificate {
         params.distinguished_name.push(DnType::CommonName, format!("farside node {}", bare[0]));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = now.map_err(|_| "this machine's clock says a time before 1970: set it first")?;
         let epoch = rcgen::date_time_ymd(1970, 1, 1);
         params.not_before = epoch + now.saturating_sub(DAY); // Clocks differ.
         params.not_after = epoch + now + DAY * days;

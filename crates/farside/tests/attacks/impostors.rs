@@ -59,21 +59,27 @@ fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'st
     url
 }
 
-/// The same by rings: in a folder that stays as long as the test's process.
+/// The same by rings.
 fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> String {
+    engine_by_hand(move |ring| {
+        while !ring.hangs_up_within(Duration::ZERO) {
+            let Some(frame) = ring.receive(Duration::from_millis(100)) else { continue };
+            if !answer(&frame).iter().all(|bytes| ring.send(bytes)) {
+                break;
+            }
+        }
+    })
+}
+
+/// Welcomes whoever comes, one after the other: in a folder that stays as long as the test's process.
+fn engine_by_hand(mut serve: impl FnMut(Ring) + Send + 'static) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ring");
     let listener = raw_ring::listen(&path);
     std::thread::spawn(move || {
         let _stays = folder;
         while let Ok(socket) = rustix::net::accept(&listener) {
-            let Some(ring) = Ring::welcome(socket) else { continue };
-            while !ring.hangs_up_within(Duration::ZERO) {
-                let Some(frame) = ring.receive(Duration::from_millis(100)) else { continue };
-                if !answer(&frame).iter().all(|bytes| ring.send(bytes)) {
-                    break;
-                }
-            }
+            Ring::welcome(socket).into_iter().for_each(&mut serve);
         }
     });
     format!("ring:{}", path.display())
@@ -81,7 +87,7 @@ fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> S
 
 /// About as much as one datagram carries: frames of a ring are shorter than others.
 fn longest(carrier: &str) -> usize {
-    if carrier == "ring" { 16_000 } else { 60_000 }
+    if carrier == "ring" { 24_000 } else { 60_000 }
 }
 
 /// Whatever it does ends in time: a call's deadline is a second, and machines may be slow.
@@ -191,25 +197,17 @@ fn is_info(asked: &Asked<'_>) -> bool {
 
 /// Welcomes whoever comes and says hello; spoils the memory when it is asked anything.
 fn engine_that_spoils(spoil: fn(&Ring)) -> String {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("ring");
-    let listener = raw_ring::listen(&path);
-    std::thread::spawn(move || {
-        let _stays = folder;
-        while let Ok(socket) = rustix::net::accept(&listener) {
-            let Some(ring) = Ring::welcome(socket) else { continue };
-            while let Some(frame) = ring.receive(Duration::from_secs(3)) {
-                if frame[3] == HELLO {
-                    ring.send(&welcome(&frame));
-                    continue;
-                }
-                spoil(&ring);
-                ring.hangs_up_within(Duration::from_secs(3));
-                break;
+    engine_by_hand(move |ring| {
+        while let Some(frame) = ring.receive(Duration::from_secs(3)) {
+            if frame[3] == HELLO {
+                ring.send(&welcome(&frame));
+                continue;
             }
+            spoil(&ring);
+            ring.hangs_up_within(Duration::from_secs(3));
+            break;
         }
-    });
-    format!("ring:{}", path.display())
+    })
 }
 
 #[test]

@@ -30,7 +30,7 @@ const RINGS_AT: u64 = 4096;
 /// Bytes of a connection's memory.
 pub(crate) const SIZE: u64 = RINGS_AT + 2 * RING;
 /// The most bytes of a frame.
-pub(crate) const FRAME_MAX: u32 = 16 << 10;
+pub(crate) const FRAME_MAX: u32 = 24 << 10;
 /// The longest that a side is waited for.
 const PATIENCE: Duration = Duration::from_secs(20);
 

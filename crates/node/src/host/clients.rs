@@ -370,7 +370,7 @@ impl Clients {
                 continue;
             }
             if said == Said::HungUp {
-                // It has published all that it wrote.
+                // What it asked last; beyond a few, nobody waits for the answers.
                 self.read(id, react);
                 self.hang_up(id, react);
                 return wants_memory;
