@@ -175,6 +175,7 @@ impl OpHeader {
     }
 
     /// Whether the header alone is legal.
+    #[inline]
     pub(crate) fn validate(&self) -> Result<Code, WireError> {
         let code = Code::from_u8(self.code).ok_or(WireError::UnknownOp(self.code))?;
         if self.flags & !code.flags() != 0 {
@@ -188,16 +189,16 @@ impl OpHeader {
         if len > CHAIN_BYTES_MAX && code != Code::Read {
             return Err(WireError::TooLong { bytes: len });
         }
-        let (mode_max, widths): (u8, &[u8]) = match code {
-            Code::Cas => (crate::op::Mode::MAX, &[8, 16, 24, 32]),
-            Code::FetchAdd => (0, &[8]),
-            Code::Allocate => (1, &[0]),
-            Code::Read | Code::Write => (0, &[0]),
+        let (mode_max, has_width) = match code {
+            Code::Cas => (crate::op::Mode::MAX, matches!(self.width, 8 | 16 | 24 | 32)),
+            Code::FetchAdd => (0, self.width == 8),
+            Code::Allocate => (1, self.width == 0),
+            Code::Read | Code::Write => (0, self.width == 0),
         };
         if self.mode > mode_max {
             return Err(WireError::Mode(self.mode));
         }
-        if !widths.contains(&self.width) {
+        if !has_width {
             return Err(WireError::Width(self.width));
         }
         if matches!(code, Code::Cas | Code::FetchAdd) && len != 0 {

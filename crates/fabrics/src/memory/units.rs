@@ -88,6 +88,20 @@ mod arch {
     pub(crate) unsafe fn copy_in(mut from: *const u8, mut to: *mut u8, mut units: usize) {
         // SAFETY: by the caller's promise; each step stays within `units`.
         unsafe {
+            while units >= 8 {
+                asm!("vmovups {a}, [{from}]", "vmovups {b}, [{from} + 16]",
+                     "vmovups {c}, [{from} + 32]", "vmovups {d}, [{from} + 48]",
+                     "vmovups {e}, [{from} + 64]", "vmovups {f}, [{from} + 80]",
+                     "vmovups {g}, [{from} + 96]", "vmovups {h}, [{from} + 112]",
+                     "vmovdqa [{to}], {a}", "vmovdqa [{to} + 16], {b}",
+                     "vmovdqa [{to} + 32], {c}", "vmovdqa [{to} + 48], {d}",
+                     "vmovdqa [{to} + 64], {e}", "vmovdqa [{to} + 80], {f}",
+                     "vmovdqa [{to} + 96], {g}", "vmovdqa [{to} + 112], {h}",
+                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _, b = out(xmm_reg) _,
+                     c = out(xmm_reg) _, d = out(xmm_reg) _, e = out(xmm_reg) _, f = out(xmm_reg) _,
+                     g = out(xmm_reg) _, h = out(xmm_reg) _, options(nostack, preserves_flags));
+                (from, to, units) = (from.add(128), to.add(128), units - 8);
+            }
             while units > 0 {
                 asm!("vmovups {a}, [{from}]", "vmovdqa [{to}], {a}",
                      from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _,

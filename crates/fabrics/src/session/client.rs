@@ -394,10 +394,10 @@ impl Client {
         parts: &[&[u8]],
     ) -> Option<SlotRef> {
         match ask {
-            Ask::Chain => self.begin(now, patience, EntryKind::Chain, &[], parts),
+            Ask::Chain => self.begin(now, patience, EntryKind::Chain, None, parts),
             Ask::Call(service) => {
                 let prefix = u64::from(service.0).to_le_bytes();
-                self.begin(now, patience, EntryKind::Call, &prefix, parts)
+                self.begin(now, patience, EntryKind::Call, Some(prefix), parts)
             }
         }
     }
@@ -428,7 +428,7 @@ impl Client {
             "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
         );
         // One that was given up could still run, after this client has said that it would not.
-        let Some(request) = self.begin(now, NEVER, EntryKind::Retire, &[], &[]) else { return false };
+        let Some(request) = self.begin(now, NEVER, EntryKind::Retire, None, &[]) else { return false };
         let slot = &mut self.slots[request.slot()];
         self.pool.fill(&mut slot.message, size);
         for (key, buffer) in buffers {
@@ -474,6 +474,12 @@ impl Client {
         } else {
             self.stage = Stage::Ended { bye: false };
         }
+    }
+
+    /// The slots whose answers are there and were not told of, as bits: no event tells of them any more.
+    #[inline]
+    pub fn take_answered(&mut self) -> u64 {
+        std::mem::take(&mut self.answered)
     }
 
     /// What there is to tell: of answers first.
@@ -523,7 +529,7 @@ impl Client {
     #[inline]
     pub fn release(&mut self, request: SlotRef) {
         assert!(self.is_answered(request), "a request is released once, after it was answered");
-        self.set_free(request.slot());
+        self.empty(request.slot());
     }
 
     /// Whether the answer to a request is there: from its event, or a little before, until its release.
@@ -588,13 +594,13 @@ impl Client {
         now: Duration,
         patience: Duration,
         kind: EntryKind,
-        prefix: &[u8],
+        prefix: Option<[u8; PREFIX]>,
         parts: &[&[u8]],
     ) -> Option<SlotRef> {
         if self.stage != Stage::Open || self.free == 0 {
             return None;
         }
-        let size = parts.iter().fold(prefix.len(), |size, part| size + part.len());
+        let size = parts.iter().fold(prefix.map_or(0, |prefix| prefix.len()), |size, part| size + part.len());
         assert!(
             size <= MESSAGE_BYTES_MAX,
             "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
@@ -609,7 +615,9 @@ impl Client {
         let slot = &mut self.slots[index];
         self.pool.fill(&mut slot.message, size);
         let message = &mut *slot.message;
-        message.extend_from_slice(prefix);
+        if let Some(prefix) = prefix {
+            message.extend_from_slice(&prefix);
+        }
         parts.iter().for_each(|part| message.extend_from_slice(part));
         slot.phase = Phase::Pending;
         slot.number = slot.number.wrapping_add(1);
@@ -763,6 +771,12 @@ impl Client {
     #[inline]
     fn set_free(&mut self, index: usize) {
         self.acknowledge(index, u64::MAX);
+        self.empty(index);
+    }
+
+    /// As [`Client::set_free`], of a slot that has nothing in flight.
+    #[inline]
+    fn empty(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.phase = Phase::Free;
         slot.request = None;
@@ -780,6 +794,13 @@ impl Client {
     #[inline]
     fn acknowledge(&mut self, index: usize, have: u64) -> u64 {
         let slot = &mut self.slots[index];
+        if slot.count == 1 && !slot.assembling {
+            let news = slot.sent & !slot.acked & have;
+            slot.acked |= news;
+            slot.resend &= !news;
+            self.outstanding -= news as usize * footprint(slot.message.len());
+            return news;
+        }
         let news = slot.sent & !slot.acked & have;
         slot.acked |= news;
         slot.resend &= !slot.acked;
@@ -852,7 +873,9 @@ impl Client {
             let before = out.len();
             let room = self.transmit_slot(now, index, is_blocked, out);
             sharing += usize::from(out.len() > before);
-            self.earliest = self.earliest.min(self.slots[index].due);
+            if !self.config.is_reliable {
+                self.earliest = self.earliest.min(self.slots[index].due);
+            }
             match room {
                 Room::Enough => self.send &= !(1 << index),
                 Room::Full => {
@@ -903,7 +926,7 @@ impl Client {
                 kind: slot.kind,
                 slot: index,
                 number: slot.number,
-                prefix: &[],
+                prefix: None,
                 body: &slot.message,
             };
             for fragment in ones(slot.resend) {
@@ -941,6 +964,9 @@ impl Client {
                 self.counters.entries_out += 1;
                 self.outstanding += bytes;
                 slot.sent |= 1 << fragment;
+                if self.config.is_reliable {
+                    continue; // It is neither timed nor sent again.
+                }
                 slot.sent_in[fragment] = self.sequence;
                 slot.sent_at = now;
                 slot.latest = fragment;
@@ -1229,15 +1255,19 @@ impl Client {
             (slot.want, slot.resend) = (0, 0);
             slot.reply_count = entry.count;
             slot.reply_size = entry.size;
+            let body = entry.size - PREFIX;
+            self.pool.fill(&mut slot.reply, body);
+            if entry.is_whole() {
+                slot.reply_got = 1;
+                slot.put_execution(entry.payload);
+                slot.reply.extend_from_slice(&entry.payload[PREFIX..]);
+                return self.replied(index);
+            }
             slot.asked = first(all(entry.count), self.granted.eager);
             slot.asked_ever |= slot.asked;
             slot.asked_first = 0;
             (slot.came, slot.hurried) = (0, 0);
-            let body = entry.size - PREFIX;
-            self.pool.fill(&mut slot.reply, body);
-            if !entry.is_whole() {
-                slot.reply.resize(body, 0);
-            }
+            slot.reply.resize(body, 0);
         }
         let slot = &mut self.slots[index];
         if slot.reply_size != entry.size {
@@ -1260,17 +1290,12 @@ impl Client {
         let mut payload = entry.payload;
         let (mut at, _) = extent(entry.size, self.chunk, entry.index);
         if entry.index == 0 {
-            let execution;
-            (execution, payload) = payload.split_at(PREFIX);
-            slot.execution = u64::from_le_bytes(execution.try_into().expect("eight bytes are eight"));
+            slot.put_execution(payload);
+            payload = &payload[PREFIX..];
         } else {
             at -= PREFIX;
         }
-        if entry.is_whole() {
-            slot.reply.extend_from_slice(payload);
-        } else {
-            slot.reply[at..at + payload.len()].copy_from_slice(payload);
-        }
+        slot.reply[at..at + payload.len()].copy_from_slice(payload);
         if slot.reply_got != all(slot.reply_count) {
             if slot.asked == 0 {
                 slot.ask_for_missing(self.granted.eager);
@@ -1281,6 +1306,13 @@ impl Client {
             self.progress(now, index);
             return;
         }
+        self.replied(index);
+    }
+
+    /// All of a reply is there.
+    #[inline]
+    fn replied(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
         let (kind, execution) = (slot.kind, slot.execution);
         let request = slot.request.expect("somebody waits for it");
         if slot.reply_count > 1 {
@@ -1361,6 +1393,13 @@ impl Slot {
             }
             kind => kind != EntryKind::Retire,
         }
+    }
+
+    /// Takes note of which execution its reply is of, as the first fragment of that says.
+    #[inline]
+    fn put_execution(&mut self, payload: &[u8]) {
+        let execution = payload[..PREFIX].try_into().expect("eight bytes are eight");
+        self.execution = u64::from_le_bytes(execution);
     }
 
     fn ask_for_missing(&mut self, eager: usize) {

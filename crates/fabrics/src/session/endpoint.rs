@@ -17,9 +17,10 @@ use farside_remote::arena::session::Counters;
 use farside_remote::chain::PIECES_MAX;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
+use farside_remote::{Addr, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Status};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::cell::{Cell, RefCell};
+use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -218,26 +219,40 @@ impl<L: Line> Endpoint<L> {
         FabricError::Lost { node: self.node, ran, reason: reason.to_owned() }
     }
 
-    /// Asks as soon as there is a slot for it, and waits until its answer is there.
+    /// What was asked is sent, and its answer waited for.
     #[inline]
-    async fn ask(
-        &self,
-        ask: Ask,
-        patience: Duration,
-        parts: &[&[u8]],
-    ) -> Result<Answered<'_, L>, FabricError> {
-        let mut asked = Asked { endpoint: self, request: self.ask_now(ask, patience, parts) };
-        if asked.request.is_none() {
-            asked.request = Some(self.ask_later(ask, patience, parts).await?);
-        }
+    fn answer(&self, request: SlotRef) -> Asked<'_, L> {
         let driver = self.driver.borrow().clone(); // An executor may poll it at once, and then it is borrowed again.
         if let Some(driver) = driver {
             driver.wake();
         }
-        match std::future::poll_fn(|cx| asked.poll(cx)).await {
-            Ok(request) => Ok(Answered { endpoint: self, request }),
-            Err(fate) => Err(self.failed(fate, patience)),
+        Asked { endpoint: self, request: Some(request) }
+    }
+
+    /// Has an answer looked at; its slot is free again then.
+    #[inline]
+    fn take<O>(&self, request: SlotRef, look: impl FnOnce(&mut Client, &mut Counters) -> O) -> O {
+        let mut state = self.state.borrow_mut();
+        let State { client, counters, .. } = &mut *state;
+        let looked = look(client, counters);
+        client.release(request);
+        if !state.line_up.is_empty() {
+            let line_up = state.line_up();
+            drop(state);
+            self.wake(Woken { slots: 0, line_up });
         }
+        looked
+    }
+
+    /// Asks for a chain to be run, if the session has a slot.
+    #[inline]
+    fn ask_chain(&self, chain: &ChainView<'_>) -> Option<SlotRef> {
+        if let Some(pieces) = chain.two_pieces() {
+            return self.ask_now(Ask::Chain, DEADLINE, &pieces);
+        }
+        let mut pieces = [&[][..]; PIECES_MAX];
+        let count = chain.pieces().zip(&mut pieces).map(|(piece, place)| *place = piece).count();
+        self.ask_now(Ask::Chain, DEADLINE, &pieces[..count])
     }
 
     /// Asks, if the session has a slot.
@@ -261,10 +276,14 @@ impl<L: Line> Endpoint<L> {
         state.client.submit_within(now, patience, ask, parts)
     }
 
-    /// Waits for a slot.
+    /// Asks once there is a slot.
     #[cold]
-    async fn ask_later(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<SlotRef, FabricError> {
-        let asked = std::future::poll_fn(|cx| match self.ask_now(ask, patience, parts) {
+    async fn ask_later(
+        &self,
+        patience: Duration,
+        ask: impl Fn() -> Option<SlotRef>,
+    ) -> Result<SlotRef, FabricError> {
+        let asked = std::future::poll_fn(|cx| match ask() {
             Some(request) => Poll::Ready(Ok(request)),
             None => {
                 let mut state = self.state.borrow_mut();
@@ -437,7 +456,7 @@ impl State {
     /// Takes in what the client has to tell. Who is to be woken for it.
     #[inline]
     fn hear(&mut self) -> Woken {
-        let mut slots = 0;
+        let mut slots = self.client.take_answered();
         while let Some(event) = self.client.next_event() {
             let request = match event {
                 Event::Answered { request, .. } => request,
@@ -501,10 +520,12 @@ struct Asked<'a, L: Line> {
     request: Option<SlotRef>,
 }
 
-impl<L: Line> Asked<'_, L> {
+impl<L: Line> Future for Asked<'_, L> {
+    type Output = Result<SlotRef, Fate>;
+
     /// Whether there is news of it. Of what has failed nothing is left.
     #[inline]
-    fn poll(&mut self, cx: &Context<'_>) -> Poll<Result<SlotRef, Fate>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<SlotRef, Fate>> {
         let Some(request) = self.request else { unreachable!("it is polled no more once there was news") };
         let mut state = self.endpoint.state.borrow_mut();
         let outcome = if state.client.is_answered(request) {
@@ -516,6 +537,7 @@ impl<L: Line> Asked<'_, L> {
             self.endpoint.wait_for(request, cx.waker());
             return Poll::Pending;
         };
+        drop(state);
         self.request = None;
         Poll::Ready(outcome)
     }
@@ -530,53 +552,17 @@ impl<L: Line> Drop for Asked<'_, L> {
     }
 }
 
-/// An answer to be looked at; its slot is free again when it is dropped.
-struct Answered<'a, L: Line> {
-    endpoint: &'a Endpoint<L>,
-    request: SlotRef,
-}
-
-impl<L: Line> Answered<'_, L> {
-    /// Has the answer looked at.
-    #[inline]
-    fn look<O>(self, look: impl FnOnce(&mut Client, SlotRef, &mut Counters) -> O) -> O {
-        let State { client, counters, .. } = &mut *self.endpoint.state.borrow_mut();
-        look(client, self.request, counters)
-    }
-}
-
-impl<L: Line> Drop for Answered<'_, L> {
-    #[inline]
-    fn drop(&mut self) {
-        let mut state = self.endpoint.state.borrow_mut();
-        state.client.release(self.request);
-        let line_up = state.line_up();
-        drop(state);
-        self.endpoint.wake(Woken { slots: 0, line_up });
-    }
-}
-
 impl<L: Line> Fabric for Endpoint<L> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         self.check(node)?;
         let view = chain.view();
-        let answered = {
-            let (two, many);
-            let pieces: &[&[u8]] = match view.two_pieces() {
-                Some(pieces) => {
-                    two = pieces;
-                    &two
-                }
-                None => {
-                    let mut pieces = [&[][..]; PIECES_MAX];
-                    let count = view.pieces().zip(&mut pieces).map(|(piece, place)| *place = piece).count();
-                    many = pieces;
-                    &many[..count]
-                }
-            };
-            self.ask(Ask::Chain, DEADLINE, pieces).await?
+        let request = match self.ask_chain(&view) {
+            Some(request) => request,
+            // Boxed, so that every other chain has a small future.
+            None => Box::pin(self.ask_later(DEADLINE, || self.ask_chain(&view))).await?,
         };
-        let refusal = answered.look(|client, request, counters| {
+        let request = self.answer(request).await.map_err(|fate| self.failed(fate, DEADLINE))?;
+        let refusal = self.take(request, |client, counters| {
             let bytes = client.reply(request);
             counters.chains += 1;
             counters.ops += view.len() as u64;
@@ -616,8 +602,14 @@ impl<L: Line> Fabric for Endpoint<L> {
                 request.len()
             )));
         }
-        let answered = self.ask(Ask::Call(service), self.patience.get(), &[request]).await?;
-        answered.look(|client, request, _| {
+        let patience = self.patience.get();
+        let ask = || self.ask_now(Ask::Call(service), patience, &[request]);
+        let request = match ask() {
+            Some(request) => request,
+            None => self.ask_later(patience, ask).await?,
+        };
+        let request = self.answer(request).await.map_err(|fate| self.failed(fate, patience))?;
+        self.take(request, |client, _| {
             let bytes = client.reply(request);
             match answer::refusal(bytes) {
                 Some(reason) => Err(FabricError::Refused(reason)),

@@ -471,6 +471,9 @@ impl<'a> Entry<'a> {
         if self.size < size_min || self.size > size_max || unit > 1 && !self.size.is_multiple_of(unit) {
             return Err(PacketError::Field("size"));
         }
+        if self.is_whole() && self.index == 0 && self.payload.len() == self.size && self.size <= chunk {
+            return Ok(());
+        }
         if self.count != fragments(self.size, chunk) || self.index >= self.count {
             return Err(PacketError::Field("count of fragments"));
         }
@@ -481,19 +484,20 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// A message as it is cut up: a few bytes of the session's own, and what follows them.
+/// A message as it is cut up: perhaps a word of the session's own, and what follows it.
 #[derive(Clone, Copy)]
 pub(super) struct Message<'a> {
     pub(super) kind: EntryKind,
     pub(super) slot: usize,
     pub(super) number: u32,
-    pub(super) prefix: &'a [u8],
+    pub(super) prefix: Option<[u8; PREFIX]>,
     pub(super) body: &'a [u8],
 }
 
 impl Message<'_> {
+    #[inline]
     pub(super) fn size(&self) -> usize {
-        self.prefix.len() + self.body.len()
+        self.prefix.map_or(0, |prefix| prefix.len()) + self.body.len()
     }
 
     /// Appends fragment `index`.
@@ -512,26 +516,31 @@ impl Message<'_> {
         };
         out.reserve(footprint(len));
         out.extend_from_slice(header.as_bytes());
-        let prefix = self.prefix.len();
-        if at < prefix {
-            out.extend_from_slice(&self.prefix[at..prefix.min(at + len)]);
+        let body = match self.prefix {
+            // No fragment is shorter than the prefix, so all of it is in the first.
+            Some(prefix) if index == 0 => {
+                out.extend_from_slice(&prefix);
+                &self.body[..len - PREFIX]
+            }
+            Some(_) => &self.body[at - PREFIX..][..len],
+            None => &self.body[at..][..len],
+        };
+        out.extend_from_slice(body);
+        if !len.is_multiple_of(8) {
+            out.extend_from_slice(&[0; 8][len % 8..]);
         }
-        if at + len > prefix {
-            out.extend_from_slice(&self.body[at.max(prefix) - prefix..at + len - prefix]);
-        }
-        out.extend_from_slice(&[0; 8][..len.next_multiple_of(8) - len]);
     }
 }
 
 /// Appends an entry of HAVE.
 pub(super) fn put_have(out: &mut Vec<u8>, slot: usize, number: u32, have: u64, want: u64) {
     let bytes = HaveBytes { have: U64::new(have), want: U64::new(want) };
-    let message = Message { kind: EntryKind::Have, slot, number, prefix: bytes.as_bytes(), body: &[] };
+    let message = Message { kind: EntryKind::Have, slot, number, prefix: None, body: bytes.as_bytes() };
     message.put(out, chunk(DATAGRAM_MIN), 0);
 }
 
 /// Appends an entry without payload.
 pub(super) fn put_empty(out: &mut Vec<u8>, kind: EntryKind, slot: usize, number: u32) {
-    let message = Message { kind, slot, number, prefix: &[], body: &[] };
+    let message = Message { kind, slot, number, prefix: None, body: &[] };
     message.put(out, chunk(DATAGRAM_MIN), 0);
 }

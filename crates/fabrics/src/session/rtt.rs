@@ -15,8 +15,8 @@ const RTO_INITIAL: Duration = Duration::from_millis(50);
 /// An estimate of one path's round trip.
 #[derive(Clone, Debug, Default)]
 pub struct Rtt {
-    /// The smoothed round trip and its variation, once there was a sample.
-    estimate: Option<(Duration, Duration)>,
+    /// The smoothed round trip and its variation in nanoseconds, once there was a sample.
+    estimate: Option<(u64, u64)>,
     /// What answers that came too late have taught since the last sample.
     held: Duration,
     is_reliable: bool,
@@ -29,8 +29,9 @@ impl Rtt {
     }
 
     /// Takes in how long the answer took to something that was sent once.
+    #[inline]
     pub fn sample(&mut self, round_trip: Duration) {
-        let round_trip = round_trip.min(RTO_MAX);
+        let round_trip = round_trip.min(RTO_MAX).as_nanos() as u64;
         self.estimate = Some(match self.estimate {
             None => (round_trip, round_trip / 2),
             Some((smoothed, variation)) => {
@@ -47,11 +48,13 @@ impl Rtt {
     }
 
     /// How long to wait for what is sent now, for the first time: for ever, on a reliable path.
+    #[inline]
     pub fn rto(&self) -> Duration {
         if self.is_reliable {
             return Duration::MAX;
         }
-        let rto = self.estimate.map_or(RTO_INITIAL, |(smoothed, variation)| smoothed + variation * 4);
+        let of = |(smoothed, variation)| Duration::from_nanos(smoothed + variation * 4);
+        let rto = self.estimate.map_or(RTO_INITIAL, of);
         rto.max(self.held).clamp(RTO_MIN, RTO_MAX)
     }
 }

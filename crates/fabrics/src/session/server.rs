@@ -1037,7 +1037,7 @@ impl<A: Address, S> Session<A, S> {
     }
 
     /// Its reply is written, and is kept until the slot's next request.
-    #[inline]
+    #[inline(always)]
     fn done(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         assert!(
@@ -1051,12 +1051,14 @@ impl<A: Address, S> Session<A, S> {
     }
 
     /// Sends what of a reply is sent unasked.
-    #[inline]
+    #[inline(always)]
     fn send_first(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         if slot.state == State::Done {
-            let count = fragments(PREFIX + slot.reply.len(), self.chunk);
-            slot.send |= first(all(count), self.eager);
+            let size = PREFIX + slot.reply.len();
+            // Most have one fragment.
+            slot.send |=
+                if size <= self.chunk { 1 } else { first(all(fragments(size, self.chunk)), self.eager) };
             self.send_reply |= 1 << index;
         }
     }
@@ -1092,12 +1094,11 @@ impl<A: Address, S> Session<A, S> {
         }
         for index in ones(self.send_reply) {
             let slot = &mut self.slots[index];
-            let execution = slot.execution.to_le_bytes();
             let message = Message {
                 kind: EntryKind::Reply,
                 slot: index,
                 number: slot.number,
-                prefix: &execution,
+                prefix: Some(slot.execution.to_le_bytes()),
                 body: &slot.reply,
             };
             for fragment in ones(slot.send) {
