@@ -4,6 +4,7 @@
 //! the time serves all of them. It starts with the first sleep.
 
 use rustix::event::Timespec;
+use rustix::time::{ClockId, clock_gettime};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::pin::Pin;
@@ -11,7 +12,6 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
     let timer: &'static Timer = Box::leak(Box::default());
     std::thread::Builder::new()
@@ -21,9 +21,23 @@ static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
     timer
 });
 
-/// The time since this process first asked.
+/// The time since some moment in the machine's past.
+#[inline]
 pub fn now() -> Duration {
-    EPOCH.elapsed()
+    told_by(ClockId::Monotonic)
+}
+
+/// As [`now`], as it was when the system last looked: some milliseconds late at most, and told in less time than it
+/// takes to read the CPU's clock.
+#[inline]
+pub fn a_moment_ago() -> Duration {
+    told_by(ClockId::MonotonicCoarse)
+}
+
+#[inline]
+fn told_by(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
 /// As the system's calls take it. What is too long for them is as long as they know.

@@ -1014,7 +1014,7 @@ impl Client {
         match datagram.kind {
             Kind::Gone => return self.gone(datagram.body),
             Kind::Data => {
-                for entry in Entries::validate(datagram.body, self.chunk, |_| {})? {
+                for entry in Entries::validate(datagram.body, self.chunk, |_, _| {})? {
                     self.counters.entries_in += 1;
                     self.entry(now, &entry);
                 }

@@ -392,13 +392,13 @@ pub(super) struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// Looks through all entries before any of them has an effect. `see` is shown each, also if one after it makes
-    /// the datagram no good.
+    /// Looks through all entries before any of them has an effect. `see` is shown each, and where in the body its
+    /// payload begins, also if one after it makes the datagram no good.
     #[inline]
     pub(super) fn validate(
         body: &'a [u8],
         chunk: usize,
-        mut see: impl FnMut(&Entry<'a>),
+        mut see: impl FnMut(usize, &Entry<'a>),
     ) -> Result<Entries<'a>, PacketError> {
         let mut rest = body;
         while !rest.is_empty() {
@@ -413,7 +413,7 @@ impl<'a> Entries<'a> {
             }
             let entry = Entry::new(header, payload).ok_or(PacketError::Field("kind of entry"))?;
             entry.check(chunk)?;
-            see(&entry);
+            see(body.len() - rest.len() + ENTRY, &entry);
             rest = after;
         }
         Ok(Entries { rest: body })

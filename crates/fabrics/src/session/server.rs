@@ -236,6 +236,8 @@ pub struct Server<A: Address, H: Host> {
     pool: Pool,
     /// Where replies are written that are likely too long for a slot's own buffer.
     reply: Vec<u8>,
+    /// Where in a datagram's body the chain of each slot lies.
+    chains: Box<[(usize, usize); WINDOW_MAX]>,
     counters: Counters,
 }
 
@@ -340,6 +342,7 @@ impl<A: Address, H: Host> Server<A, H> {
             epoch: 0,
             pool: Pool::default(),
             reply: Vec::new(),
+            chains: Box::new([(0, 0); WINDOW_MAX]),
             counters: Counters::default(),
             config,
         }
@@ -404,13 +407,13 @@ impl<A: Address, H: Host> Server<A, H> {
         }
         match datagram.kind {
             Kind::Data => {
-                let mut chains: [&[u8]; WINDOW_MAX] = [&[]; WINDOW_MAX];
+                let chains = &mut self.chains;
                 let (mut begins, mut count) = (0_u64, 0);
-                let entries = Entries::validate(datagram.body, session.chunk, |entry| {
+                let entries = Entries::validate(datagram.body, session.chunk, |at, entry| {
                     count += 1;
                     if session.begins_chain(entry) {
                         begins |= 1 << entry.slot;
-                        chains[entry.slot] = entry.payload;
+                        chains[entry.slot] = (at, at + entry.payload.len());
                     }
                 })?;
                 self.counters.entries_in += u64::from(count);
@@ -419,7 +422,8 @@ impl<A: Address, H: Host> Server<A, H> {
                 // One alone waits for its memory whoever asks for that.
                 if begins.count_ones() > 1 {
                     for slot in ones(begins) {
-                        host.expect(&mut session.host, Request::Chain(chains[slot]));
+                        let (from, to) = self.chains[slot];
+                        host.expect(&mut session.host, Request::Chain(&datagram.body[from..to]));
                     }
                     host.ready();
                 }
@@ -431,7 +435,8 @@ impl<A: Address, H: Host> Server<A, H> {
                 } else {
                     for slot in ones(begins) {
                         self.begin(&mut session, slot);
-                        self.run(&mut session, slot, EntryKind::Chain, chains[slot], host);
+                        let (from, to) = self.chains[slot];
+                        self.run(&mut session, slot, EntryKind::Chain, &datagram.body[from..to], host);
                     }
                 }
                 self.sessions[index] = Some(session);

@@ -19,7 +19,7 @@ use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Reques
 use farside_fabrics::session::{BODY_BYTES_MAX, Counters};
 use farside_fabrics::shm::frame;
 use farside_fabrics::spin::spin;
-use farside_fabrics::timer::timespec;
+use farside_fabrics::timer::{self, timespec};
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, Refusals, Store};
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
@@ -30,7 +30,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A session of which nothing was heard for so long ends.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -196,7 +196,6 @@ struct Desk<P: Port> {
     /// Requests that had run when it last slept.
     executed: u64,
     out: Vec<u8>,
-    began: Instant,
     expires_at: Duration,
 }
 
@@ -220,8 +219,7 @@ impl<P: Port> Desk<P> {
             flush: 0,
             executed: 0,
             out: Vec::new(),
-            began: Instant::now(),
-            expires_at: EXPIRY,
+            expires_at: timer::a_moment_ago() + EXPIRY,
         }
     }
 
@@ -241,12 +239,12 @@ impl<P: Port> Desk<P> {
     /// Takes in what has arrived, runs it and answers. False if there was nothing.
     #[inline]
     fn turn(&mut self) -> Result<bool, String> {
-        let Desk { port, server, staff, began, .. } = self;
+        let Desk { port, server, staff, .. } = self;
         // The time matters only where something has arrived: a look at the rings takes less than one at the clock.
         let mut time = None;
         let received = port.receive(|from, arrival| match arrival {
             Arrival::Datagram(bytes) => {
-                let now = *time.get_or_insert_with(|| began.elapsed());
+                let now = *time.get_or_insert_with(timer::a_moment_ago);
                 staff.source = P::source(from).map(Source::from);
                 let _refused_is_counted = server.receive(now, from, bytes, staff);
             }
@@ -279,7 +277,7 @@ impl<P: Port> Desk<P> {
 
     /// Looks for silent sessions, if it is time to: `time`, if that is known.
     fn keep_time(&mut self, time: Option<Duration>) {
-        let now = time.unwrap_or_else(|| self.began.elapsed());
+        let now = time.unwrap_or_else(timer::a_moment_ago);
         if now < self.expires_at {
             return;
         }
@@ -349,7 +347,7 @@ impl<P: Port> Desk<P> {
                 PollFd::from_borrowed_fd(self.port.fd(), PollFlags::IN),
                 PollFd::new(&mail.bell, PollFlags::IN),
             ];
-            let expiry = self.expires_at.saturating_sub(self.began.elapsed());
+            let expiry = self.expires_at.saturating_sub(timer::a_moment_ago());
             // Nobody's silence matters where there is nobody.
             let expiry = (self.server.sessions() > 0 || self.port.connections() > 0).then_some(expiry);
             let wait = [expiry, self.port.sleep_max()].into_iter().flatten().min();
