@@ -77,7 +77,7 @@ impl Run {
     /// A run of `workload` with values of `value_size` bytes by `writers` tasks in all.
     ///
     /// # Errors
-    /// The workload scans, or the values are too small to be verified.
+    /// The workload scans, or the values are too small to be verified, or the records too few.
     pub fn new(
         workload: Workload,
         value_size: usize,
@@ -99,6 +99,13 @@ impl Run {
         }
         let writers =
             std::num::NonZeroU32::new(writers).ok_or("no task would do anything: give one at least")?;
+        if verify && u64::from(writers.get()) > workload.records {
+            return Err(format!(
+                "{writers} tasks cannot be verified on {} records, of which each task needs one that it alone \
+                 writes: give more --records, or fewer --tasks or --threads",
+                workload.records
+            ));
+        }
         let newest = AtomicU64::new(workload.records.saturating_sub(1));
         let watermarks = verify.then(|| Watermarks::new(workload.records, writers));
         Ok(Run { workload, value_size, watermarks, newest, stop: AtomicBool::new(false), seed })

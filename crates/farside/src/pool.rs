@@ -153,7 +153,8 @@ pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
     let token = options.token.as_deref().map(Arc::from);
     let sealing = options.token.as_ref().filter(|_| !options.insecure_udp);
     let shared = sealing.map(|token| Fingerprint::of(token.as_bytes()).shared());
-    let pool = Pool { url: url.to_owned(), reach: reach(url, options)?, token, shared, faults: None };
+    let reach = reach(url, options)?;
+    let pool = Pool { url: with_port(url), reach, token, shared, faults: None };
     if let Reach::Local(_) = pool.reach {
         let quota = pool.info()?.unassigned_bytes * 9 / 10;
         pool.create_store(&NewStore::prism_kv("default", quota >> 20 << 20))?;
@@ -221,7 +222,12 @@ fn by_tls(url: &str, rest: &str, options: &Options) -> Result<Reach, Error> {
         )));
     };
     let trust = Trust::from_pem(certificates.as_bytes());
-    let trust = trust.map_err(|reason| Error::Trust(format!("what is named by --tls-ca {reason}")))?;
+    let trust = trust.map_err(|reason| {
+        Error::Trust(format!(
+            "what is to be trusted {reason}: look at the file that --tls-ca, FARSIDE_TLS_CA or 'tls_ca' in the \
+             settings file names"
+        ))
+    })?;
     Ok(Reach::Tls(address, name, trust))
 }
 
@@ -237,6 +243,18 @@ fn has_port(host: &str) -> bool {
     host.rsplit_once(':').is_some_and(|(before, _)| !before.contains(':') || before.ends_with(']'))
 }
 
+/// The url with the port that is taken where it names none: so that whoever is told of it sees which.
+fn with_port(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme @ ("udp" | "tcp" | "tls"), host)) if !has_port(host) => {
+            let host = host.trim_end_matches('/').trim_matches(['[', ']']);
+            let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+            format!("{scheme}://{host}:{PORT}")
+        }
+        _ => url.to_owned(),
+    }
+}
+
 fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
     let wrong = |why: String| Error::Url(format!("'{url}': {why}: write it like tcp://127.0.0.1:{PORT}"));
     let host = rest.strip_prefix("//").ok_or_else(|| wrong("no // follows the scheme".into()))?;
@@ -249,7 +267,10 @@ fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
     } else {
         (host.trim_matches(['[', ']']), PORT).to_socket_addrs()
     };
-    let mut found = found.map_err(|error| wrong(error.to_string()))?;
+    let mut found = found.map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidInput => wrong(error.to_string()),
+        _ => Error::Url(format!("'{url}': {error}: look whether the host's name is right")),
+    })?;
     found.next().ok_or_else(|| wrong("the host has no address".into()))
 }
 
@@ -259,6 +280,19 @@ pub fn kinds() -> Vec<Box<dyn Kind<Mapping>>> {
 }
 
 impl Pool {
+    /// What carries its requests, as its url begins: `shm`, `local`, `ring`, `udp`, `tcp` or `tls`.
+    pub fn fabric(&self) -> &'static str {
+        match self.reach {
+            Reach::Shm(_) => "shm",
+            Reach::Local(_) => "local",
+            Reach::Udp(_) => "udp",
+            Reach::Tcp(_) => "tcp",
+            #[cfg(feature = "tls")]
+            Reach::Tls(..) => "tls",
+            Reach::Ring(_) => "ring",
+        }
+    }
+
     /// The url by which it was named.
     pub fn url(&self) -> &str {
         &self.url

@@ -430,14 +430,17 @@ impl Seldom {
     /// At least so long between two.
     pub const PAUSE: Duration = Duration::from_secs(10);
 
-    /// If it may be said now: how often there was cause since it last was.
-    pub fn may(&mut self, now: Duration) -> Option<u64> {
+    /// If it may be said now: what is to be added to it, of how often there was cause since it last was.
+    pub fn may(&mut self, now: Duration) -> Option<String> {
         self.untold += 1;
         if now < self.not_before {
             return None;
         }
         self.not_before = now + Seldom::PAUSE;
-        Some(std::mem::take(&mut self.untold))
+        Some(match std::mem::take(&mut self.untold) {
+            1 => String::new(),
+            times => format!("; there was cause {times} times since this was last said"),
+        })
     }
 }
 
@@ -672,8 +675,9 @@ mod tests {
     #[test]
     fn what_is_said_seldom_says_how_often_there_was_cause() {
         let mut seldom = Seldom::default();
-        assert_eq!(seldom.may(seconds(1)), Some(1));
+        assert_eq!(seldom.may(seconds(1)).as_deref(), Some(""));
         assert_eq!((seldom.may(seconds(2)), seldom.may(seconds(3))), (None, None));
-        assert_eq!(seldom.may(seconds(1) + Seldom::PAUSE), Some(3));
+        let said = seldom.may(seconds(1) + Seldom::PAUSE);
+        assert_eq!(said.as_deref(), Some("; there was cause 3 times since this was last said"));
     }
 }

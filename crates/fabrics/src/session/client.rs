@@ -373,7 +373,8 @@ impl Client {
     }
 
     /// Takes a request, whose bytes are the parts one after the other. None if no slot is free: ask again after the
-    /// next event or release. It will be reported by exactly one event, unless it is cancelled.
+    /// next event or release. It will be reported by exactly one event, or by
+    /// [`Client::take_answered`], unless it is cancelled.
     ///
     /// # Panics
     /// If it is longer than [`BODY_BYTES_MAX`].
@@ -778,6 +779,7 @@ impl Client {
     #[inline]
     fn empty(&mut self, index: usize) {
         let slot = &mut self.slots[index];
+        debug_assert!(slot.sent & !slot.acked == 0 && !slot.assembling, "all that it sent has arrived");
         slot.phase = Phase::Free;
         slot.request = None;
         self.pool.free(&mut slot.message);

@@ -229,7 +229,7 @@ impl<L: Line> Endpoint<L> {
         Asked { endpoint: self, request: Some(request) }
     }
 
-    /// Has an answer looked at; its slot is free again then.
+    /// Has an answer looked at; its slot is free again then. `look` does not panic, whatever the peer has sent.
     #[inline]
     fn take<O>(&self, request: SlotRef, look: impl FnOnce(&mut Client, &mut Counters) -> O) -> O {
         let mut state = self.state.borrow_mut();

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 pub(super) const OUTBOX_MAX: usize = 4 << 20;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
+/// Of those, so many are accepted between two questions to the poll.
+const ACCEPTS_PER_POLL: u32 = 16;
 /// How long nobody is let in where the system has no descriptor left.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
@@ -78,10 +80,14 @@ impl<W: Wire> StreamPort<W> {
         self.listener.local_addr()
     }
 
-    /// Lets in who waits, where that takes a while no more than are heard at a time: the others wait in line.
+    /// Lets in who waits: no more than a few at a time, so that a crowd keeps nobody from being served; and where that
+    /// takes a while, no more than are heard at a time. The others wait in line.
     fn accept(&mut self) {
         let mut newcomers = 0;
-        while newcomers < NEWCOMERS_PER_POLL {
+        for _ in 0..ACCEPTS_PER_POLL {
+            if newcomers == NEWCOMERS_PER_POLL {
+                return;
+            }
             match self.listener.accept() {
                 // It may be gone already.
                 Ok((stream, peer)) => newcomers += u32::from(self.admit(stream, peer.ip()).unwrap_or(false)),

@@ -66,9 +66,9 @@ struct Ycsb {
     /// Which system
     #[arg(long, default_value = "prism-kv", value_parser = ["prism-kv"])]
     system: String,
-    /// What carries its requests
-    #[arg(long, value_enum, default_value_t = FabricArg::Shm)]
-    fabric: FabricArg,
+    /// What carries the requests to the node that is started: shm if left out; of the node of --pool its url says it
+    #[arg(long, value_enum)]
+    fabric: Option<FabricArg>,
     /// a, b, c, or a YCSB property file
     #[arg(long, value_name = "a|b|c|PATH", default_value = "c")]
     workload: String,
@@ -104,7 +104,7 @@ struct Ycsb {
     #[arg(long)]
     verify: bool,
     /// Put the node so far away, one way: what would this be worth over such a network? For example 20us
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = one_way)]
     delay: Option<Duration>,
     /// Let datagrams meet with faults, each with a probability: loss, duplicate, reorder (udp alone), delay, reset;
     /// wait=100us..2ms says how long a late one takes, and seed=N draws others. For example loss=0.02,reorder=0.02
@@ -126,6 +126,19 @@ struct Ycsb {
     /// The result as one JSON object on the last line
     #[arg(long)]
     json: bool,
+}
+
+/// For clap: how long one way to the node takes.
+fn one_way(text: &str) -> Result<Duration, String> {
+    const MOST: Duration = Duration::from_secs(1);
+    let one_way = duration(text)?;
+    if one_way > MOST {
+        return Err(format!(
+            "'{text}' one way is farther than any network: give {} s at most",
+            MOST.as_secs()
+        ));
+    }
+    Ok(one_way)
 }
 
 /// What to do where the memory that is wanted is not there.
@@ -156,7 +169,7 @@ impl Ycsb {
         for unused in &workload.unused {
             note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
         }
-        if self.pool.is_some() && self.fabric == FabricArg::Local {
+        if self.pool.is_some() && self.fabric == Some(FabricArg::Local) {
             return Err(Failure::Told(
                 "--fabric local has its node in this process: leave --pool out".into(),
             ));
@@ -188,6 +201,11 @@ impl Ycsb {
             note!("faults: {strikes}");
         }
         drop(session);
+        if (report.ops_per_s, report.errors) == (0.0, 0) {
+            return Err(Failure::Told(
+                "no operation came to its end while it was measured: give more --seconds".into(),
+            ));
+        }
         if self.json {
             tell!("{}", serde_json::to_string(&report)?);
         } else {

@@ -88,7 +88,7 @@ impl Demo {
         let mut workload = Workload::resolve(workload)?;
         (workload.records, workload.distribution) = (self.records, Distribution::Uniform);
         Ok(Asked {
-            fabric,
+            fabric: Some(fabric),
             pool: None,
             token_file: None,
             tls_ca: None,

@@ -69,7 +69,7 @@ impl Info {
             tell!("{name:<width$}{value}");
         }
         let refused = [
-            ("wrong tokens", info.refusals.bad_tokens),
+            ("no known token", info.refusals.bad_tokens),
             ("greetings locked out", info.refusals.locked_out),
             ("wrong secrets", info.refusals.bad_secrets),
             ("wrong keys", info.refusals.wrong_keys),

@@ -53,7 +53,8 @@ Which node and which store is told by --pool and --store, else by FARSIDE_POOL a
 Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, \
 'token_file'. So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
 
-Exit codes: 0 done, 1 the store has no such key, 2 anything else; the reason and the remedy are on standard error.";
+Exit codes: 0 done, 1 the store has no such key, 2 anything else, of which the reason and the remedy are on standard \
+error; what a signal ends has 128 more than the signal's number.";
 
 #[derive(Subcommand)]
 enum Command {

@@ -216,6 +216,20 @@ impl Serve {
 
     /// Where engines are to serve, and what they show there.
     fn listen(&self) -> Result<Vec<Listen>, Failure> {
+        if self.engines > 1 && self.listen.is_empty() {
+            return Err(Failure::Told(
+                "--engines serve at --listen alone, and none is given: give one, or leave --engines out"
+                    .into(),
+            ));
+        }
+        let has_udp = self.listen.iter().any(|at| matches!(at, At::Plain(Listen::Udp(_))));
+        if self.insecure_udp && (self.tokens.is_none() || !has_udp) {
+            return Err(Failure::Told(
+                "--insecure-udp leaves packets in the clear that --tokens would seal, of --listen udp:// alone, and \
+                 one of both is not given: give it, or leave --insecure-udp out"
+                    .into(),
+            ));
+        }
         let is_shown = self.listen.iter().any(|at| matches!(at, At::Tls(_)));
         let by_tls = match (&self.tls_cert, &self.tls_key) {
             (Some(certificate), Some(key)) if is_shown => Some(showing(certificate, key)?),
@@ -452,7 +466,10 @@ fn showing(_certificate: &Path, _key: &Path) -> Result<impl Fn(SocketAddr) -> Li
 /// For clap: where engines are to serve.
 fn listen(url: &str) -> Result<At, String> {
     let wrong = || {
-        format!("'{url}' is no address that can be served: write it like tcp://127.0.0.1:7460 or ring:PATH")
+        format!(
+            "'{url}' is no address that can be served: give an address and a port, like tcp://127.0.0.1:7460, or \
+             ring:PATH; shm is served at --socket"
+        )
     };
     if let Some(path) = url.strip_prefix("ring:").filter(|path| !path.is_empty()) {
         return Ok(At::Plain(Listen::Ring(path.into())));

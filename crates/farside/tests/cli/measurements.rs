@@ -92,6 +92,35 @@ fn bench_ycsb_uses_the_node_that_is_named_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn bench_ycsb_tells_by_what_the_node_that_is_named_is_reached() {
+    let node = Node::with(&["--memory", "256MiB", "--listen", "tcp://127.0.0.1:0"]);
+    let url = node.listening();
+    assert_eq!(ycsb(&["--pool", &url])["fabric"], "tcp");
+    assert_eq!(ycsb(&["--pool", &url, "--fabric", "tcp"])["fabric"], "tcp");
+}
+
+#[test]
+fn slow_operations_are_measured_for_little_longer_than_asked() {
+    let began = std::time::Instant::now();
+    ycsb(&["--fabric", "udp", "--delay", "100ms"]);
+    assert!(began.elapsed().as_secs() < 60, "{:?}: a warm-up has no thousand of them", began.elapsed());
+    let idle = ["bench", "ycsb", "--records", "1000", "--seconds", "0.1", "--idle-ms", "1500"];
+    farside([&idle[..], &["--tasks", "1"]].concat()).refused("give more --seconds");
+}
+
+#[test]
+fn a_measurement_ends_when_its_node_does() {
+    let node = Node::with(&["--memory", "256MiB", "--listen", "tcp://127.0.0.1:0"]);
+    let mut command = command();
+    command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.listening()]);
+    let mut bench = Process::start(command, node.folder().join("bench"));
+    until("it measures", || bench.said().contains("warming up"));
+    node.process.signal(Signal::KILL);
+    assert_eq!(bench.ended(), Some(2), "it says that operations failed");
+    assert!(bench.said().contains("is over"), "{}", bench.said());
+}
+
+#[test]
 fn the_largest_values_are_measured_for_no_longer_than_asked() {
     let ran =
         farside(["bench", "ycsb", "--records", "1", "--value-size", "16MiB", "--seconds", "0.1"]).done();

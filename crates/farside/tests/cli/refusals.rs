@@ -12,7 +12,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 77] = [
+    let wrong: [(&[&str], &str); 87] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -29,6 +29,9 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["info", "--pool", ""], "write shm:PATH"),
         (&["info", "--pool", "shm:"], "write shm:PATH"),
         (&["info", "--pool", "udp://127.0.0.1:1"], "no node can be reached"),
+        (&["info", "--pool", "tcp://127.0.0.9"], "tcp://127.0.0.9:7460: no node can be reached"),
+        (&["info", "--pool", "tcp://127.0.0.1:many"], "write it like tcp://"),
+        (&["info", "--pool", "tcp://nowhere.invalid:1"], "look whether the host's name is right"),
         (&["info", "--pool", "frob:x"], "use shm:PATH"),
         (&["info", "--pool", "shm:/a,shm:/b"], "name one"),
         (&["info", "--pool", &long], "use a shorter path"),
@@ -78,6 +81,13 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
             "--admin-token-file",
         ),
         (&["serve", "--evict"], "--memory-file"),
+        (&["serve", "--engines", "2", "--socket", "/tmp/unused.sock"], "leave --engines out"),
+        (&["serve", "--listen", "shm:/tmp/unused.sock"], "shm is served at --socket"),
+        (&["serve", "--listen", "tcp://localhost:7460"], "give an address and a port"),
+        (
+            &["serve", "--insecure-udp", "--listen", "tcp://127.0.0.1:0", "--socket", "/tmp/unused.sock"],
+            "leave --insecure-udp out",
+        ),
         (&["serve", "--items", "5"], "--store"),
         // Measurements.
         (&["bench", "ycsb", "--fabric", "verbs"], "local, shm"),
@@ -93,6 +103,9 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["bench", "ycsb", "--seconds", "0"], "give 0.01 to"),
         (&["bench", "ycsb", "--records", "1000000000", "--value-size", "10000000"], "fewer --records"),
         (&["bench", "ycsb", "--verify", "--value-size", "1", "--records", "10"], "--value-size 28 at least"),
+        (&["bench", "ycsb", "--verify", "--records", "15"], "more --records, or fewer --tasks"),
+        (&["bench", "ycsb", "--fabric", "udp", "--delay", "2s"], "give 1 s at most"),
+        (&["bench", "ycsb", "--fabric", "udp", "--pool", &url], "by shm, not by udp: leave --fabric out"),
         (&["bench", "floor", "--bare"], "leave --bare out"),
         (&["bench", "floor", "--blocking", "--fabric", "local"], "leave --blocking out"),
         (&["bench", "floor", "--fabric", "verbs"], "local, shm, ring, udp, tcp"),

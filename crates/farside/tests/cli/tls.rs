@@ -214,7 +214,7 @@ fn files_that_cannot_be_shown_or_trusted_are_refused_with_a_remedy() {
     let plain = ["--listen", "tcp://127.0.0.1:0", "--tls-cert", &cert, "--tls-key", &key];
     farside([&serve[..], &plain].concat()).refused("no --listen tls://");
     farside([&serve[..], &["--tls-cert", &cert, "--tls-key", &key]].concat()).refused("--listen");
-    farside([&serve[..], &["--listen", "tls://localhost"]].concat()).refused("write it like");
+    farside([&serve[..], &["--listen", "tls://localhost"]].concat()).refused("an address and a port");
     // Who serves needs no token on loopback, and one where others come, as over TCP.
     let open = ["--listen", "tls://0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key];
     farside([&serve[..], &open].concat()).refused("--tokens");
@@ -225,7 +225,7 @@ fn files_that_cannot_be_shown_or_trusted_are_refused_with_a_remedy() {
     info(url, &at("torn")).refused("is no PEM");
     info(url, &at("junk")).refused("cannot be used");
     info(url, &at("")).refused("no file of certificates");
-    info("tls://not a host:1", &cert).refused("write it like");
+    info("tls://not a host:1", &cert).refused("name is right");
 }
 
 #[test]

@@ -213,7 +213,7 @@ fn who_shows_no_token_or_a_wrong_one_stays_outside_and_who_guesses_is_locked_out
     let info = node.run_as("root", &["info", "--json"]).done().json();
     assert!(info["refusals"]["bad_tokens"].as_u64() >= Some(9), "{info}");
     assert!(info["refusals"]["locked_out"].as_u64() >= Some(1), "{info}");
-    assert!(node.run_as("root", &["info"]).done().text().contains("wrong tokens"));
+    assert!(node.run_as("root", &["info"]).done().text().contains("no known token"));
     assert!(node.node.said().contains("is looked at for 10 s"), "{}", node.node.said());
     assert!(!node.node.said().contains("farside_"), "no secret is in a log: {}", node.node.said());
 }

@@ -216,6 +216,12 @@ impl Node {
         &self.socket
     }
 
+    /// Where its engines serve.
+    pub(crate) fn listening(&self) -> String {
+        let info = self.run(["info", "--json"]).done().json();
+        info["listening"][0].as_str().expect("it serves somewhere").to_owned()
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("shm:{}", self.socket.display())
     }

@@ -634,7 +634,8 @@ fn greet(bytes: &[u8]) -> Result<(), String> {
         .map_err(|_| "the greeting is not understood: connect with a farside client".to_owned())?;
     if hello.magic != frame::MAGIC || hello.version != frame::VERSION {
         return Err(format!(
-            "the client speaks {} version {}, the node {} version {}: use the same release on both sides",
+            "the client speaks {} version {}, the node {} version {}: use the same release on both sides, and the \
+             url that the node names",
             hello.magic.escape_debug(),
             hello.version,
             frame::MAGIC,

@@ -597,11 +597,11 @@ impl Staff {
         let now = self.shared.began.elapsed();
         if let Some(source) = source
             && self.shared.guesses().guessed(source, now)
-            && let Some(times) = self.told_of_locks.may(now)
+            && let Some(untold) = self.told_of_locks.may(now)
         {
             tracing::warn!(
-                "too many wrong tokens or keys came from {source}, and no greeting from there is looked at for {} s; \
-                 there was cause {times} times since this was last said",
+                "too many wrong tokens or keys came from {source}, and no greeting from there is looked at for {} \
+                 s{untold}",
                 LOCKED_FOR.as_secs()
             );
         }
@@ -620,10 +620,10 @@ impl Staff {
         }
         self.has_guessers = true;
         let now = self.shared.began.elapsed();
-        if let Some(times) = self.told_of_keys.may(now) {
+        if let Some(untold) = self.told_of_keys.may(now) {
             tracing::warn!(
-                "a session of the token '{}'{} has used {WRONG_KEYS_MAX} keys that it was never given, and is ended; \
-                 there was cause {times} times since this was last said",
+                "a session of the token '{}'{} has used {WRONG_KEYS_MAX} keys that it was never given, and is \
+                 ended{untold}",
                 client.token.name,
                 client.source.map_or_else(String::new, |source| format!(" from {source}"))
             );

@@ -33,7 +33,8 @@ use std::time::{Duration, Instant};
 
 /// What is to be measured.
 pub(in crate::cli) struct Asked {
-    pub(in crate::cli) fabric: FabricArg,
+    /// Of the node that is started for it; of one that is named, what it is reached by, if that was said.
+    pub(in crate::cli) fabric: Option<FabricArg>,
     pub(in crate::cli) pool: Option<String>,
     pub(in crate::cli) token_file: Option<String>,
     pub(in crate::cli) tls_ca: Option<String>,
@@ -94,7 +95,7 @@ impl Session {
         let writers = asked.threads * asked.tasks;
         let run = Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42);
         let run = run.map_err(Failure::Told)?;
-        let (pool, node) = match (&asked.pool, asked.fabric) {
+        let (pool, node) = match (&asked.pool, asked.fabric.unwrap_or(FabricArg::Shm)) {
             (Some(url), _) => {
                 let settings = Settings::resolve(File {
                     pool: Some(url.clone()),
@@ -103,7 +104,15 @@ impl Session {
                     ..File::default()
                 });
                 let settings = settings.map_err(Failure::Told)?;
-                (connect(&Settings { insecure_udp: asked.insecure_udp, ..settings })?, None)
+                let pool = connect(&Settings { insecure_udp: asked.insecure_udp, ..settings })?;
+                if let Some(fabric) = asked.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
+                    return Err(Failure::Told(format!(
+                        "the node of --pool is reached by {}, not by {}: leave --fabric out",
+                        pool.fabric(),
+                        fabric.name()
+                    )));
+                }
+                (pool, None)
             }
             (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
             (None, fabric) => {
@@ -227,9 +236,10 @@ impl Session {
 
     /// Waits for every client to be warm, then lets them run for so long.
     fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) {
-        // This fails once all clients have ended, and each of them says how itself.
+        // These fail once all clients have ended, and each of them says how itself.
         (0..clients).for_each(|_| events.recv().unwrap_or(()));
-        std::thread::sleep(duration);
+        let until = Instant::now() + duration;
+        while events.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
         self.run.stop();
     }
 
@@ -269,9 +279,9 @@ impl Session {
                 let writer = thread * self.asked.tasks + task;
                 if task == 0 {
                     // Everything before the mark is the warm-up's, and is forgotten.
-                    let warm_until = Instant::now() + WARM_UP;
-                    while Instant::now() < warm_until && !self.run.is_stopped() {
-                        self.run.task(kv, drawn, writer, self.step()).await;
+                    let (began, mut step) = (Instant::now(), Step::default());
+                    while began.elapsed() < WARM_UP && !self.run.is_stopped() {
+                        self.run.task(kv, drawn, writer, step.next()).await;
                     }
                     drawn.forget_warm_up();
                     mark.set(Some((Instant::now(), node_cpu(self), own_cpu(), endpoint.counters())));
@@ -334,34 +344,23 @@ impl Session {
         let counted = Rc::new(Count::new(self.pool.endpoint_here()?));
         let drawn = self.run.thread(u32::MAX);
         let mut kv = self.kv(&counted)?;
-        let steps = |of: u64, step: u64, each: &mut dyn FnMut(u64) -> Result<(), Failure>| {
-            let (since, mut done) = (Instant::now(), 0);
-            while done < of && (done == 0 || since.elapsed() < COUNT_MAX) {
-                each(done)?;
-                done += step;
-            }
-            Ok::<_, Failure>(done as f64)
-        };
         counted.take();
-        let step = self.step();
-        let operations = steps(COUNTED, step, &mut |_| {
-            block_on(counted.inner(), self.run.task(&mut kv, &drawn, 0, step));
-            Ok(())
-        })?;
+        let (began, mut step, mut operations) = (Instant::now(), Step::default(), 0);
+        while operations == 0 || operations < COUNTED && began.elapsed() < COUNT_MAX {
+            let so_many = step.next();
+            block_on(counted.inner(), self.run.task(&mut kv, &drawn, 0, so_many));
+            operations += so_many;
+        }
         let all = counted.take();
         let (records, reads) = (self.asked.workload.records, COUNTED / 10);
-        let read = steps(reads, 1, &mut |number| {
-            let key = farside_bench::workload::key(number * (records / reads).max(1) % records);
+        let (began, mut read) = (Instant::now(), 0);
+        while read == 0 || read < reads && began.elapsed() < COUNT_MAX {
+            let key = farside_bench::workload::key(read * (records / reads).max(1) % records);
             block_on(counted.inner(), kv.get(&key))?;
-            Ok(())
-        })?;
-        let probes = counted.take().requests as f64 / read;
-        Ok((all.round_trips as f64 / operations, probes))
-    }
-
-    /// Operations between two looks at the clock: a thousand of small values, one of the largest.
-    fn step(&self) -> u64 {
-        (1 << 20 >> self.asked.value_size.ilog2()).clamp(1, 1000)
+            read += 1;
+        }
+        let probes = counted.take().requests as f64 / read as f64;
+        Ok((all.round_trips as f64 / operations as f64, probes))
     }
 
     fn report(&self, ended: Ended, round_trips: f64, probes: f64) -> YcsbReport {
@@ -375,7 +374,7 @@ impl Session {
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
             system: "prism-kv".into(),
-            fabric: self.asked.fabric.name().into(),
+            fabric: self.pool.fabric().into(),
             workload: self.asked.workload.name.clone(),
             distribution: self.asked.workload.distribution.name().into(),
             load_factor: Some(self.asked.workload.records as f64 / slots as f64),
@@ -394,6 +393,35 @@ impl Session {
             errors: tally.errors,
             violations: tally.violations,
         }
+    }
+}
+
+/// How many operations to do before the next look at the clock: as many as take about [`Step::TIME`], so that slow
+/// ones are not done for long beyond what was asked for.
+struct Step {
+    operations: u64,
+    since: Option<Instant>,
+}
+
+impl Default for Step {
+    fn default() -> Step {
+        Step { operations: 1, since: None }
+    }
+}
+
+impl Step {
+    const TIME: Duration = Duration::from_millis(5);
+    const MAX: u64 = 1000;
+
+    /// The next step, after the one before was done.
+    fn next(&mut self) -> u64 {
+        let since = self.since.replace(Instant::now());
+        self.operations = match since.map(|since| since.elapsed() < Step::TIME) {
+            None => 1,
+            Some(true) => (self.operations * 2).min(Step::MAX),
+            Some(false) => (self.operations / 2).max(1),
+        };
+        self.operations
     }
 }
 
@@ -420,8 +448,9 @@ impl Lent {
             let free = pool.info().map_or(u64::MAX, |info| info.unassigned_bytes);
             if free < new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE {
                 Failure::Told(format!(
-                    "the run needs a store of {} and the node has {} that no store has: {FEWER_RECORDS}, or leave \
-                     --pool out to have a node started for it",
+                    "the run needs a store of {} and the node has {} that no store has: drop one there, or serve with \
+                     more --memory or a smaller --quota for --store; or {FEWER_RECORDS}; or leave --pool out to have a \
+                     node started for it",
                     human_bytes(new.quota),
                     human_bytes(free)
                 ))
@@ -467,8 +496,8 @@ impl Held {
 
     fn tell_left(&self, reason: &str) {
         note!(
-            "farside: the store '{name}' may be left behind ({reason}); 'farside store drop {name} --pool {pool}' \
-             drops it",
+            "farside: the store '{name}' may be left behind ({reason}); 'farside store drop {name} --pool {pool}', \
+             with the same token if there was one, drops it",
             name = self.name,
             pool = self.pool.url()
         );
@@ -529,9 +558,9 @@ fn own_cpu() -> Duration {
 
 /// Nothing where the node is in this process, or is gone: a report goes without it.
 fn node_cpu(session: &Session) -> Option<Duration> {
-    let pid = match (&session.node, session.asked.fabric) {
+    let pid = match (&session.node, session.pool.fabric()) {
         (Some(node), _) => node.child.id(),
-        (None, FabricArg::Local) => return None,
+        (None, "local") => return None,
         (None, _) => session.pool.info().ok()?.pid,
     };
     report::cpu_time_of(pid).ok()
