@@ -1,5 +1,6 @@
 //! `cargo xtask soak`: the long tests, which are `#[ignore]`d with a reason and named `soak_*`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Instant;
@@ -36,15 +37,23 @@ pub(crate) fn run(root: &Path) -> bool {
     passed
 }
 
-/// The files of tests that have long ones, so that no others are built.
-fn targets(root: &Path) -> Vec<String> {
-    let has_long_ones = |file: &&String| {
-        file.contains("/tests/")
-            && std::fs::read_to_string(root.join(file)).is_ok_and(|text| text.contains("fn soak_"))
-    };
-    let files = tidy::files(root);
-    let names = files.iter().filter(has_long_ones).filter_map(|file| Path::new(file).file_stem()?.to_str());
-    names.map(String::from).collect()
+/// The tests' targets that have long ones, so that no others are built.
+fn targets(root: &Path) -> BTreeSet<String> {
+    let has_long_ones =
+        |file: &&String| std::fs::read_to_string(root.join(file)).is_ok_and(|text| text.contains("fn soak_"));
+    tidy::files(root)
+        .iter()
+        .filter(has_long_ones)
+        .filter_map(|file| target_of(file))
+        .map(String::from)
+        .collect()
+}
+
+/// The target that a file of tests belongs to: `attacks` of `tests/attacks.rs`, and of all in `tests/attacks`.
+fn target_of(file: &str) -> Option<&str> {
+    let (_, within) = file.split_once("/tests/")?;
+    let name = within.split('/').next()?;
+    Some(name.strip_suffix(".rs").unwrap_or(name))
 }
 
 /// Names of the long tests, or `None` if the tests do not build.
@@ -63,6 +72,13 @@ fn listed(listing: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_tests_belongs_to_the_target_that_has_it() {
+        assert_eq!(target_of("crates/farside/tests/soak.rs"), Some("soak"));
+        assert_eq!(target_of("crates/farside/tests/attacks/crowds.rs"), Some("attacks"));
+        assert_eq!(target_of("crates/farside/src/main.rs"), None);
+    }
 
     #[test]
     fn only_tests_are_taken_from_a_listing() {
