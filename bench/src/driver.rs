@@ -232,7 +232,9 @@ impl Run {
 
     /// With verification, a key has one writer.
     fn own(&self, writer: u32, drawn: u64) -> u64 {
-        self.watermarks.as_ref().map_or(drawn, |marks| marks.owned_by(writer, drawn).unwrap_or(drawn))
+        self.watermarks.as_ref().map_or(drawn, |marks| {
+            marks.owned_by(writer, drawn).expect("each writer has a record of its own")
+        })
     }
 
     #[inline]

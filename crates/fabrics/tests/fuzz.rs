@@ -432,8 +432,8 @@ impl Sealed {
         } else {
             self.client.open(&mut bytes).map(<[u8]>::to_vec)
         };
-        // A refusal, of whatever version, comes in the clear: the session knows its nonce.
-        let is_refusal = |datagram: &[u8]| datagram.starts_with(b"Fs") && datagram[3] == 3;
+        // To a client a refusal, of whatever version, comes in the clear: the session knows its nonce.
+        let is_refusal = |datagram: &[u8]| !at_node && datagram.starts_with(b"Fs") && datagram[3] == 3;
         if let Some(datagram) = came.filter(|datagram| !is_refusal(datagram)) {
             let from = usize::from(!at_node);
             assert!(self.said[from].contains(&datagram), "nobody has said that: {datagram:?}");

@@ -40,6 +40,42 @@ mod arch {
         unsafe { std::mem::transmute::<__m128i, u128>(unit) }
     }
 
+    /// Copies units by `$load` and `$store`, of which the one on the shared side asks for alignment: eight, four and
+    /// one at a time. Moves all three on.
+    macro_rules! copy {
+        ($from:ident, $to:ident, $units:ident, $load:literal, $store:literal) => {{
+            while $units >= 8 {
+                asm!(concat!($load, " {a}, [{from}]"), concat!($load, " {b}, [{from} + 16]"),
+                     concat!($load, " {c}, [{from} + 32]"), concat!($load, " {d}, [{from} + 48]"),
+                     concat!($load, " {e}, [{from} + 64]"), concat!($load, " {f}, [{from} + 80]"),
+                     concat!($load, " {g}, [{from} + 96]"), concat!($load, " {h}, [{from} + 112]"),
+                     concat!($store, " [{to}], {a}"), concat!($store, " [{to} + 16], {b}"),
+                     concat!($store, " [{to} + 32], {c}"), concat!($store, " [{to} + 48], {d}"),
+                     concat!($store, " [{to} + 64], {e}"), concat!($store, " [{to} + 80], {f}"),
+                     concat!($store, " [{to} + 96], {g}"), concat!($store, " [{to} + 112], {h}"),
+                     from = in(reg) $from, to = in(reg) $to, a = out(xmm_reg) _, b = out(xmm_reg) _,
+                     c = out(xmm_reg) _, d = out(xmm_reg) _, e = out(xmm_reg) _, f = out(xmm_reg) _,
+                     g = out(xmm_reg) _, h = out(xmm_reg) _, options(nostack, preserves_flags));
+                ($from, $to, $units) = ($from.add(128), $to.add(128), $units - 8);
+            }
+            if $units >= 4 {
+                asm!(concat!($load, " {a}, [{from}]"), concat!($load, " {b}, [{from} + 16]"),
+                     concat!($load, " {c}, [{from} + 32]"), concat!($load, " {d}, [{from} + 48]"),
+                     concat!($store, " [{to}], {a}"), concat!($store, " [{to} + 16], {b}"),
+                     concat!($store, " [{to} + 32], {c}"), concat!($store, " [{to} + 48], {d}"),
+                     from = in(reg) $from, to = in(reg) $to, a = out(xmm_reg) _, b = out(xmm_reg) _,
+                     c = out(xmm_reg) _, d = out(xmm_reg) _, options(nostack, preserves_flags));
+                ($from, $to, $units) = ($from.add(64), $to.add(64), $units - 4);
+            }
+            while $units > 0 {
+                asm!(concat!($load, " {a}, [{from}]"), concat!($store, " [{to}], {a}"),
+                     from = in(reg) $from, to = in(reg) $to, a = out(xmm_reg) _,
+                     options(nostack, preserves_flags));
+                ($from, $to, $units) = ($from.add(16), $to.add(16), $units - 1);
+            }
+        }};
+    }
+
     /// Copies `units` whole units.
     ///
     /// # Safety
@@ -47,37 +83,7 @@ mod arch {
     #[inline(always)]
     pub(crate) unsafe fn copy_out(mut from: *const u8, mut to: *mut u8, mut units: usize) {
         // SAFETY: by the caller's promise; each step stays within `units`.
-        unsafe {
-            while units >= 8 {
-                asm!("vmovdqa {a}, [{from}]", "vmovdqa {b}, [{from} + 16]",
-                     "vmovdqa {c}, [{from} + 32]", "vmovdqa {d}, [{from} + 48]",
-                     "vmovdqa {e}, [{from} + 64]", "vmovdqa {f}, [{from} + 80]",
-                     "vmovdqa {g}, [{from} + 96]", "vmovdqa {h}, [{from} + 112]",
-                     "vmovups [{to}], {a}", "vmovups [{to} + 16], {b}",
-                     "vmovups [{to} + 32], {c}", "vmovups [{to} + 48], {d}",
-                     "vmovups [{to} + 64], {e}", "vmovups [{to} + 80], {f}",
-                     "vmovups [{to} + 96], {g}", "vmovups [{to} + 112], {h}",
-                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _, b = out(xmm_reg) _,
-                     c = out(xmm_reg) _, d = out(xmm_reg) _, e = out(xmm_reg) _, f = out(xmm_reg) _,
-                     g = out(xmm_reg) _, h = out(xmm_reg) _, options(nostack, preserves_flags));
-                (from, to, units) = (from.add(128), to.add(128), units - 8);
-            }
-            if units >= 4 {
-                asm!("vmovdqa {a}, [{from}]", "vmovdqa {b}, [{from} + 16]",
-                     "vmovdqa {c}, [{from} + 32]", "vmovdqa {d}, [{from} + 48]",
-                     "vmovups [{to}], {a}", "vmovups [{to} + 16], {b}",
-                     "vmovups [{to} + 32], {c}", "vmovups [{to} + 48], {d}",
-                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _, b = out(xmm_reg) _,
-                     c = out(xmm_reg) _, d = out(xmm_reg) _, options(nostack, preserves_flags));
-                (from, to, units) = (from.add(64), to.add(64), units - 4);
-            }
-            while units > 0 {
-                asm!("vmovdqa {a}, [{from}]", "vmovups [{to}], {a}",
-                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _,
-                     options(nostack, preserves_flags));
-                (from, to, units) = (from.add(16), to.add(16), units - 1);
-            }
-        }
+        unsafe { copy!(from, to, units, "vmovdqa", "vmovups") }
     }
 
     /// Copies `units` whole units.
@@ -87,28 +93,7 @@ mod arch {
     #[inline(always)]
     pub(crate) unsafe fn copy_in(mut from: *const u8, mut to: *mut u8, mut units: usize) {
         // SAFETY: by the caller's promise; each step stays within `units`.
-        unsafe {
-            while units >= 8 {
-                asm!("vmovups {a}, [{from}]", "vmovups {b}, [{from} + 16]",
-                     "vmovups {c}, [{from} + 32]", "vmovups {d}, [{from} + 48]",
-                     "vmovups {e}, [{from} + 64]", "vmovups {f}, [{from} + 80]",
-                     "vmovups {g}, [{from} + 96]", "vmovups {h}, [{from} + 112]",
-                     "vmovdqa [{to}], {a}", "vmovdqa [{to} + 16], {b}",
-                     "vmovdqa [{to} + 32], {c}", "vmovdqa [{to} + 48], {d}",
-                     "vmovdqa [{to} + 64], {e}", "vmovdqa [{to} + 80], {f}",
-                     "vmovdqa [{to} + 96], {g}", "vmovdqa [{to} + 112], {h}",
-                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _, b = out(xmm_reg) _,
-                     c = out(xmm_reg) _, d = out(xmm_reg) _, e = out(xmm_reg) _, f = out(xmm_reg) _,
-                     g = out(xmm_reg) _, h = out(xmm_reg) _, options(nostack, preserves_flags));
-                (from, to, units) = (from.add(128), to.add(128), units - 8);
-            }
-            while units > 0 {
-                asm!("vmovups {a}, [{from}]", "vmovdqa [{to}], {a}",
-                     from = in(reg) from, to = in(reg) to, a = out(xmm_reg) _,
-                     options(nostack, preserves_flags));
-                (from, to, units) = (from.add(16), to.add(16), units - 1);
-            }
-        }
+        unsafe { copy!(from, to, units, "vmovups", "vmovdqa") }
     }
 
     /// # Safety

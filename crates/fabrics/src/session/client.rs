@@ -373,8 +373,8 @@ impl Client {
     }
 
     /// Takes a request, whose bytes are the parts one after the other. None if no slot is free: ask again after the
-    /// next event or release. It will be reported by exactly one event, or by
-    /// [`Client::take_answered`], unless it is cancelled.
+    /// next event or release. It will be reported by exactly one event, or by [`Client::take_answered`], unless it is
+    /// cancelled.
     ///
     /// # Panics
     /// If it is longer than [`BODY_BYTES_MAX`].
@@ -796,16 +796,14 @@ impl Client {
     #[inline]
     fn acknowledge(&mut self, index: usize, have: u64) -> u64 {
         let slot = &mut self.slots[index];
-        if slot.count == 1 && !slot.assembling {
-            let news = slot.sent & !slot.acked & have;
-            slot.acked |= news;
-            slot.resend &= !news;
-            self.outstanding -= news as usize * footprint(slot.message.len());
-            return news;
-        }
         let news = slot.sent & !slot.acked & have;
         slot.acked |= news;
         slot.resend &= !slot.acked;
+        if slot.count == 1 {
+            // It is all of the message, of which nothing is put together.
+            self.outstanding -= news as usize * footprint(slot.message.len());
+            return news;
+        }
         for fragment in ones(news) {
             self.outstanding -= footprint(extent(slot.message.len(), self.chunk, fragment).1);
         }

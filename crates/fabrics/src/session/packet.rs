@@ -471,9 +471,6 @@ impl<'a> Entry<'a> {
         if self.size < size_min || self.size > size_max || unit > 1 && !self.size.is_multiple_of(unit) {
             return Err(PacketError::Field("size"));
         }
-        if self.is_whole() && self.index == 0 && self.payload.len() == self.size && self.size <= chunk {
-            return Ok(());
-        }
         if self.count != fragments(self.size, chunk) || self.index >= self.count {
             return Err(PacketError::Field("count of fragments"));
         }
