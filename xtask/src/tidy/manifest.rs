@@ -10,7 +10,7 @@ struct Arrows {
     tests_use: &'static [&'static str],
 }
 
-const ARROWS: [Arrows; 7] = [
+const ARROWS: [Arrows; 8] = [
     Arrows { package: "farside-remote", uses: &[], tests_use: &[] },
     // The conformance suite runs fabrics against a real node.
     Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &["farside-node"] },
@@ -20,9 +20,22 @@ const ARROWS: [Arrows; 7] = [
         uses: &["farside-remote"],
         tests_use: &["farside-fabrics", "farside-node", "farside-sim"],
     },
+    // It runs the sessions and the node that are run in earnest, and no system.
+    Arrows {
+        package: "farside-sim",
+        uses: &["farside-remote", "farside-fabrics", "farside-node"],
+        tests_use: &[],
+    },
     Arrows {
         package: "farside",
-        uses: &["farside-remote", "farside-fabrics", "farside-node", "farside-systems", "farside-bench"],
+        uses: &[
+            "farside-remote",
+            "farside-fabrics",
+            "farside-node",
+            "farside-sim",
+            "farside-systems",
+            "farside-bench",
+        ],
         tests_use: &[],
     },
     Arrows {

@@ -1,0 +1,3 @@
+//! The simulator: one thread, one seed, virtual nanoseconds.
+
+#![forbid(unsafe_code)]
