@@ -1,3 +1,11 @@
-//! The simulator: one thread, one seed, virtual nanoseconds.
+//! The simulator: one thread, one seed, virtual nanoseconds. It runs the protocols, sessions and node that are run in
+//! earnest, moves real bytes, and tears them as PCIe and CPUs do.
+//!
+//! [`world`] is the executor: tasks, processes that are stopped and killed, and time. [`memory`] runs chains and the
+//! node's steps access by access.
 
 #![forbid(unsafe_code)]
+
+pub mod memory;
+pub mod random;
+pub mod world;

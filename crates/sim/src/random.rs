@@ -1,0 +1,96 @@
+//! Chance, all of which comes from one seed.
+//!
+//! Invariant: the same seed and the same questions give the same draws, in every build and on every machine.
+
+use std::cell::Cell;
+
+/// A stream of draws (splitmix64).
+#[derive(Debug)]
+pub struct Random(Cell<u64>);
+
+impl Random {
+    /// The stream of a seed.
+    pub fn new(seed: u64) -> Random {
+        Random(Cell::new(seed))
+    }
+
+    /// 64 random bits.
+    #[inline]
+    pub fn bits(&self) -> u64 {
+        let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0.set(state);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Evenly, from 0 up to but without `end`; 0 if there is nothing to choose from.
+    #[inline]
+    pub fn below(&self, end: u64) -> u64 {
+        ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
+    }
+
+    /// Evenly, both ends included.
+    #[inline]
+    pub fn between(&self, least: u64, most: u64) -> u64 {
+        least + self.below(most.saturating_sub(least).saturating_add(1))
+    }
+
+    /// True once in `one_in` times; never if that is 0.
+    #[inline]
+    pub fn one_in(&self, one_in: u64) -> bool {
+        one_in != 0 && self.below(one_in) == 0
+    }
+
+    /// Evenly between 0 and 1, without 1.
+    pub fn share(&self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// A stretch of time with a heavy tail: mostly between nothing and twice the usual, and once in 64 times that
+    /// doubled again and again, each time with half the chance, up to 16,384 times as long. Even delays hide what
+    /// happens only if one party stands still while the others go on.
+    #[inline]
+    pub fn heavy(&self, usual_ns: u64) -> u64 {
+        let even = self.below(2 * usual_ns + 1);
+        if !self.one_in(64) {
+            return even;
+        }
+        let doublings = 4 + (self.bits() | 1 << 10).trailing_zeros();
+        even.max(usual_ns) << doublings
+    }
+
+    /// Puts things into a random order.
+    pub fn shuffle<T>(&self, things: &mut [T]) {
+        for last in (1..things.len()).rev() {
+            things.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+
+    /// A stream of its own, whose draws do not change how many others draw.
+    pub fn fork(&self) -> Random {
+        Random::new(self.bits())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_are_pinned_so_that_a_seed_means_the_same_for_ever() {
+        let random = Random::new(1);
+        assert_eq!([random.bits(), random.bits()], [0x910a_2dec_8902_5cc1, 0xbeeb_8da1_658e_ec67]);
+        assert_eq!((random.below(1000), random.between(5, 6), random.heavy(100)), (985, 5, 90));
+        assert_eq!((random.below(0), random.one_in(0), random.one_in(1)), (0, false, true));
+    }
+
+    #[test]
+    fn a_heavy_tail_is_long_and_rare() {
+        let random = Random::new(7);
+        let drawn: Vec<u64> = (0..100_000).map(|_| random.heavy(100)).collect();
+        let late = drawn.iter().filter(|&&ns| ns > 200).count();
+        assert!((1_000..2_500).contains(&late), "{late}");
+        assert!(*drawn.iter().max().expect("some") > 100 << 10);
+    }
+}

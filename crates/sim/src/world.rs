@@ -1,0 +1,550 @@
+//! One thread, one seed, virtual nanoseconds: everything that runs is a task, and time goes on only when none can.
+//!
+//! A task belongs to a *process*, which can be stopped, resumed and killed between any two of its awaits. Whatever
+//! takes time is an await, so that is wherever two accesses to memory, or a message and the next, lie apart.
+//!
+//! Invariant: the order in which tasks run depends on the seed alone. Invariant: what a killed process had begun is
+//! dropped before anything else runs, and nothing of it runs again.
+
+use crate::random::Random;
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+/// Virtual time since the world began, in nanoseconds.
+pub type Nanos = u64;
+
+/// One microsecond, one millisecond, one second.
+pub const MICROS: Nanos = 1_000;
+/// See [`MICROS`].
+pub const MILLIS: Nanos = 1_000_000;
+/// See [`MICROS`].
+pub const SECONDS: Nanos = 1_000_000_000;
+
+/// A process of the world. Numbers are never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId(pub u32);
+
+/// A handle to the world. All handles are to the same one.
+#[derive(Clone)]
+pub struct World(Rc<Inner>);
+
+struct Inner {
+    random: Random,
+    now: Cell<Nanos>,
+    /// How many events have happened.
+    events: Cell<u64>,
+    queue: RefCell<BinaryHeap<Reverse<Event>>>,
+    /// The number of the next event: of those at one instant, the first that was planned happens first.
+    next_event: Cell<u64>,
+    tasks: RefCell<Vec<Slot>>,
+    free: RefCell<Vec<u32>>,
+    processes: RefCell<Vec<Process>>,
+    ready: Arc<Ready>,
+    /// What is being polled.
+    current: Cell<Option<(u32, ProcessId)>>,
+}
+
+struct Event {
+    at: Nanos,
+    number: u64,
+    what: What,
+}
+
+enum What {
+    Wake(Waker),
+    Run(Box<dyn FnOnce()>),
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+impl Eq for Event {}
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Event {
+    #[inline]
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// A place for a task. Its generation tells the tasks that have had it apart.
+struct Slot {
+    generation: u32,
+    process: ProcessId,
+    /// Nothing while it is polled, and once it has ended.
+    task: Option<Task>,
+    waker: Waker,
+    is_alive: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Running,
+    Stopped,
+    Dead,
+}
+
+struct Process {
+    life: Life,
+    /// Woken while it was stopped.
+    held: Vec<(u32, u32)>,
+    on_death: Vec<Box<dyn FnOnce()>>,
+}
+
+/// Tasks that were woken, in that order. Shared with wakers, which may be anywhere as far as the compiler knows.
+#[derive(Default)]
+struct Ready(Mutex<VecDeque<(u32, u32)>>);
+
+impl Ready {
+    fn push(&self, task: (u32, u32)) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(task);
+    }
+
+    fn pop(&self) -> Option<(u32, u32)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+}
+
+struct TaskWaker {
+    task: (u32, u32),
+    ready: Arc<Ready>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.ready.push(self.task);
+    }
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ready.push(self.task);
+    }
+}
+
+impl World {
+    /// A world in which nothing has happened.
+    pub fn new(seed: u64) -> World {
+        World(Rc::new(Inner {
+            random: Random::new(seed),
+            now: Cell::new(0),
+            events: Cell::new(0),
+            queue: RefCell::default(),
+            next_event: Cell::new(0),
+            tasks: RefCell::default(),
+            free: RefCell::default(),
+            processes: RefCell::default(),
+            ready: Arc::default(),
+            current: Cell::new(None),
+        }))
+    }
+
+    /// The time now.
+    #[inline]
+    pub fn now(&self) -> Nanos {
+        self.0.now.get()
+    }
+
+    /// Where chance comes from.
+    #[inline]
+    pub fn random(&self) -> &Random {
+        &self.0.random
+    }
+
+    /// How many events have happened: sleeps that ended, messages that arrived, accesses that were made.
+    pub fn events(&self) -> u64 {
+        self.0.events.get()
+    }
+
+    /// A new process, running, without tasks.
+    pub fn start_process(&self) -> ProcessId {
+        let mut processes = self.0.processes.borrow_mut();
+        processes.push(Process { life: Life::Running, held: Vec::new(), on_death: Vec::new() });
+        ProcessId(processes.len() as u32 - 1)
+    }
+
+    /// Gives a process something to do. Nothing if it is dead.
+    pub fn spawn(&self, process: ProcessId, task: impl Future<Output = ()> + 'static) {
+        if self.life(process) == Life::Dead {
+            return;
+        }
+        let mut tasks = self.0.tasks.borrow_mut();
+        let index = self.0.free.borrow_mut().pop().unwrap_or(tasks.len() as u32);
+        let generation = tasks.get(index as usize).map_or(0, |slot| slot.generation + 1);
+        let name = (index, generation);
+        let waker = Waker::from(Arc::new(TaskWaker { task: name, ready: Arc::clone(&self.0.ready) }));
+        let slot = Slot { generation, process, task: Some(Box::pin(task)), waker, is_alive: true };
+        match tasks.get_mut(index as usize) {
+            Some(place) => *place = slot,
+            None => tasks.push(slot),
+        }
+        drop(tasks);
+        self.0.ready.push(name);
+    }
+
+    /// Does something at that time, or now if it has passed, whatever processes there are then.
+    pub fn at(&self, at: Nanos, run: impl FnOnce() + 'static) {
+        self.plan(at, What::Run(Box::new(run)));
+    }
+
+    /// Completes that many nanoseconds from now.
+    #[inline]
+    pub fn sleep(&self, ns: Nanos) -> Sleep {
+        self.sleep_until(self.now().saturating_add(ns))
+    }
+
+    /// Completes at that time; at once if it has passed.
+    #[inline]
+    pub fn sleep_until(&self, until: Nanos) -> Sleep {
+        Sleep { world: self.clone(), until, is_planned: false }
+    }
+
+    /// Whether it runs or is stopped, and has not ended.
+    pub fn is_alive(&self, process: ProcessId) -> bool {
+        self.life(process) != Life::Dead
+    }
+
+    /// Whether it is stopped.
+    pub fn is_stopped(&self, process: ProcessId) -> bool {
+        self.life(process) == Life::Stopped
+    }
+
+    /// Whose task is running, if any is.
+    pub fn current(&self) -> Option<ProcessId> {
+        self.0.current.get().map(|(_, process)| process)
+    }
+
+    /// Stops a process: none of its tasks runs until it is resumed (SIGSTOP).
+    pub fn stop(&self, process: ProcessId) {
+        let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
+        if process.life == Life::Running {
+            process.life = Life::Stopped;
+        }
+    }
+
+    /// Lets a stopped process go on.
+    pub fn resume(&self, process: ProcessId) {
+        let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
+        if process.life == Life::Stopped {
+            process.life = Life::Running;
+            process.held.drain(..).for_each(|task| self.0.ready.push(task));
+        }
+    }
+
+    /// Ends a process wherever it is. What is told of its death is told now.
+    pub fn kill(&self, process: ProcessId) {
+        let on_death = {
+            let process = &mut self.0.processes.borrow_mut()[process.0 as usize];
+            if process.life == Life::Dead {
+                return;
+            }
+            process.life = Life::Dead;
+            process.held.clear();
+            std::mem::take(&mut process.on_death)
+        };
+        let mut dropped = Vec::new();
+        for slot in self.0.tasks.borrow_mut().iter_mut() {
+            if slot.process == process && slot.is_alive {
+                slot.is_alive = false;
+                dropped.extend(slot.task.take());
+            }
+        }
+        // A task that kills its own process is dropped when it has returned. Their slots are used no more: there are
+        // few deaths in a world.
+        drop(dropped);
+        on_death.into_iter().for_each(|told| told());
+    }
+
+    /// Has something done when a process dies; at once if it is dead.
+    pub fn on_death(&self, process: ProcessId, told: impl FnOnce() + 'static) {
+        if self.is_alive(process) {
+            self.0.processes.borrow_mut()[process.0 as usize].on_death.push(Box::new(told));
+        } else {
+            told();
+        }
+    }
+
+    /// Lets everything happen until that time, or until nothing is left that can. False if nothing is left.
+    pub fn run_until(&self, until: Nanos) -> bool {
+        self.run_while(until, || true)
+    }
+
+    /// As [`World::run_until`], for as long as `goes_on` answers true; it is asked after every event.
+    pub fn run_while(&self, until: Nanos, mut goes_on: impl FnMut() -> bool) -> bool {
+        loop {
+            self.run_ready();
+            if !goes_on() {
+                return true;
+            }
+            let event = {
+                let mut queue = self.0.queue.borrow_mut();
+                match queue.peek() {
+                    None => return false,
+                    Some(Reverse(next)) if next.at > until => {
+                        self.0.now.set(until.max(self.now()));
+                        return true;
+                    }
+                    Some(_) => queue.pop().expect("it was looked at").0,
+                }
+            };
+            self.0.now.set(event.at.max(self.now()));
+            self.count_event();
+            match event.what {
+                What::Wake(waker) => waker.wake(),
+                What::Run(run) => run(),
+            }
+        }
+    }
+
+    /// Runs a future to its end in a process of its own, and answers what it came to. None if the world has nothing
+    /// left to do before that, or it takes longer than `within`.
+    pub fn complete<T: 'static>(
+        &self,
+        within: Nanos,
+        future: impl Future<Output = T> + 'static,
+    ) -> Option<T> {
+        let process = self.start_process();
+        let outcome = Rc::new(Cell::new(None));
+        let told = Rc::clone(&outcome);
+        let is_done = Rc::new(Cell::new(false));
+        let done = Rc::clone(&is_done);
+        self.spawn(process, async move {
+            told.set(Some(future.await));
+            done.set(true);
+        });
+        self.run_while(self.now() + within, || !is_done.get());
+        self.kill(process);
+        outcome.take()
+    }
+
+    /// Ends all processes and forgets what was planned. Tasks hold handles to their world, so one that is not ended
+    /// stays in memory.
+    pub fn end(&self) {
+        let processes = self.0.processes.borrow().len() as u32;
+        (0..processes).for_each(|process| self.kill(ProcessId(process)));
+        let planned = std::mem::take(&mut *self.0.queue.borrow_mut());
+        drop(planned);
+    }
+
+    /// One more event has happened, without a place in the queue: an access that was made at once.
+    #[inline]
+    pub(crate) fn count_event(&self) {
+        self.0.events.set(self.0.events.get() + 1);
+    }
+
+    fn plan(&self, at: Nanos, what: What) {
+        let number = self.0.next_event.get();
+        self.0.next_event.set(number + 1);
+        self.0.queue.borrow_mut().push(Reverse(Event { at, number, what }));
+    }
+
+    fn life(&self, process: ProcessId) -> Life {
+        self.0.processes.borrow()[process.0 as usize].life
+    }
+
+    fn run_ready(&self) {
+        while let Some(name) = self.0.ready.pop() {
+            self.run_task(name);
+        }
+    }
+
+    fn run_task(&self, (index, generation): (u32, u32)) {
+        let (mut task, waker, process) = {
+            let mut tasks = self.0.tasks.borrow_mut();
+            let slot = &mut tasks[index as usize];
+            if slot.generation != generation || !slot.is_alive {
+                return;
+            }
+            let process = &mut self.0.processes.borrow_mut()[slot.process.0 as usize];
+            if process.life == Life::Stopped {
+                process.held.push((index, generation));
+                return;
+            }
+            let Some(task) = slot.task.take() else { return };
+            (task, slot.waker.clone(), slot.process)
+        };
+        self.0.current.set(Some((index, process)));
+        let poll = task.as_mut().poll(&mut Context::from_waker(&waker));
+        self.0.current.set(None);
+        let mut tasks = self.0.tasks.borrow_mut();
+        let slot = &mut tasks[index as usize];
+        if slot.is_alive && poll.is_pending() {
+            slot.task = Some(task);
+            return;
+        }
+        if slot.is_alive {
+            slot.is_alive = false;
+            self.0.free.borrow_mut().push(index);
+        }
+        drop(tasks);
+        drop(task);
+    }
+}
+
+/// See [`World::sleep`].
+pub struct Sleep {
+    world: World,
+    until: Nanos,
+    is_planned: bool,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.world.now() >= self.until {
+            return Poll::Ready(());
+        }
+        if !std::mem::replace(&mut self.is_planned, true) {
+            self.world.plan(self.until, What::Wake(cx.waker().clone()));
+        }
+        Poll::Pending
+    }
+}
+
+/// What a future came to, or nothing if it took longer than that.
+pub async fn within<O>(world: &World, ns: Nanos, future: impl Future<Output = O>) -> Option<O> {
+    let mut future = std::pin::pin!(future);
+    let mut sleep = std::pin::pin!(world.sleep(ns));
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => sleep.as_mut().poll(cx).map(|()| None),
+    })
+    .await
+}
+
+/// In nanoseconds, as far as the world counts.
+pub fn nanos(duration: Duration) -> Nanos {
+    u64::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
+/// Tells one task after another that something has happened, which each looks for itself.
+#[derive(Default)]
+pub struct Bell {
+    waiting: RefCell<Vec<Waker>>,
+    rung: Cell<u64>,
+}
+
+impl Bell {
+    /// Wakes all who wait.
+    pub fn ring(&self) {
+        self.rung.set(self.rung.get() + 1);
+        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Completes when it is next rung.
+    pub fn rung(&self) -> impl Future<Output = ()> + '_ {
+        let seen = self.rung.get();
+        std::future::poll_fn(move |cx| {
+            if self.rung.get() != seen {
+                return Poll::Ready(());
+            }
+            let mut waiting = self.waiting.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+    }
+}
+
+/// Something that one task at a time has, in the order in which they asked.
+pub struct Turnstile {
+    is_taken: Cell<bool>,
+    line: RefCell<VecDeque<Weak<Cell<Place>>>>,
+}
+
+/// Where in line somebody is.
+enum Place {
+    Waits(Option<Waker>),
+    Called,
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        Place::Waits(None)
+    }
+}
+
+impl Default for Turnstile {
+    fn default() -> Turnstile {
+        Turnstile { is_taken: Cell::new(false), line: RefCell::default() }
+    }
+}
+
+impl Turnstile {
+    /// Waits until it is free, and takes it until the answer is dropped.
+    pub async fn enter(&self) -> Passage<'_> {
+        if !self.is_taken.replace(true) {
+            return Passage(self);
+        }
+        let mine = Waiting { turnstile: self, place: Rc::new(Cell::new(Place::Waits(None))) };
+        self.line.borrow_mut().push_back(Rc::downgrade(&mine.place));
+        std::future::poll_fn(|cx| match mine.place.take() {
+            Place::Called => Poll::Ready(()),
+            Place::Waits(_) => {
+                mine.place.set(Place::Waits(Some(cx.waker().clone())));
+                Poll::Pending
+            }
+        })
+        .await;
+        Passage(self)
+    }
+
+    /// Takes it if it is free.
+    pub fn try_enter(&self) -> Option<Passage<'_>> {
+        (!self.is_taken.replace(true)).then_some(Passage(self))
+    }
+
+    /// Whether nobody has it.
+    pub fn is_free(&self) -> bool {
+        !self.is_taken.get()
+    }
+
+    fn leave(&self) {
+        while let Some(next) = self.line.borrow_mut().pop_front() {
+            let Some(place) = next.upgrade() else { continue };
+            if let Place::Waits(waker) = place.replace(Place::Called) {
+                waker.into_iter().for_each(Waker::wake);
+            }
+            return;
+        }
+        self.is_taken.set(false);
+    }
+}
+
+/// One in line. Who was called and is dropped before it heard calls the next.
+struct Waiting<'a> {
+    turnstile: &'a Turnstile,
+    place: Rc<Cell<Place>>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if matches!(self.place.take(), Place::Called) {
+            self.turnstile.leave();
+        }
+    }
+}
+
+/// See [`Turnstile::enter`].
+pub struct Passage<'a>(&'a Turnstile);
+
+impl Drop for Passage<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
