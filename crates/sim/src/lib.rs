@@ -6,6 +6,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod clock;
+pub mod fabric;
+pub mod fault;
 pub mod memory;
+pub mod network;
+pub mod node;
 pub mod random;
 pub mod world;

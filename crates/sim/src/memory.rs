@@ -263,7 +263,11 @@ impl Replay {
     }
 
     fn check_end(&self) {
-        assert_eq!(self.next.get(), self.record.borrow().answers.len(), "a replayed run asked less than before");
+        assert_eq!(
+            self.next.get(),
+            self.record.borrow().answers.len(),
+            "a replayed run asked less than before"
+        );
     }
 
     fn count(&self) {

@@ -321,7 +321,7 @@ pub(crate) fn greeting(bytes: &[u8]) -> Option<Greeting> {
 }
 
 /// Whether a datagram says that it is of this kind.
-pub(crate) fn is(bytes: &[u8], kind: Kind) -> bool {
+pub fn is(bytes: &[u8], kind: Kind) -> bool {
     Header::ref_from_prefix(bytes)
         .is_ok_and(|(header, _)| header.magic.get() == MAGIC && header.kind == kind as u8)
 }

@@ -1,0 +1,78 @@
+//! Fabrics in virtual time. [`direct`]: the client's CPU runs the chain on the node's memory, as `shm` does.
+//! [`session`]: the node's engine runs it, asked by the datagram sessions that `udp`, `tcp` and `ring` use.
+
+pub mod direct;
+pub mod session;
+
+use crate::clock::ProcessClock;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A fabric that is chosen by name.
+#[derive(Clone)]
+pub enum AnyFabric {
+    /// See [`direct`].
+    Direct(Rc<direct::Direct>),
+    /// See [`session`].
+    Session(Rc<session::Endpoint>),
+}
+
+impl AnyFabric {
+    /// Its process's clock.
+    pub fn clock(&self) -> &ProcessClock {
+        match self {
+            AnyFabric::Direct(direct) => direct.clock(),
+            AnyFabric::Session(endpoint) => endpoint.clock(),
+        }
+    }
+
+    /// Says that nothing more will be asked, and waits until all that was retired has arrived.
+    pub async fn close(&self) {
+        match self {
+            AnyFabric::Direct(direct) => direct.close().await,
+            AnyFabric::Session(endpoint) => endpoint.close().await,
+        }
+    }
+}
+
+impl Fabric for AnyFabric {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        match self {
+            AnyFabric::Direct(direct) => direct.run(node, chain, reply).await,
+            AnyFabric::Session(endpoint) => endpoint.run(node, chain, reply).await,
+        }
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        match self {
+            AnyFabric::Direct(direct) => direct.call(node, service, request, answer).await,
+            AnyFabric::Session(endpoint) => endpoint.call(node, service, request, answer).await,
+        }
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        match self {
+            AnyFabric::Direct(direct) => direct.retire(node, key, buffer),
+            AnyFabric::Session(endpoint) => endpoint.retire(node, key, buffer),
+        }
+    }
+}
+
+impl Clock for AnyFabric {
+    fn now(&self) -> Duration {
+        self.clock().now()
+    }
+
+    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.clock().sleep(duration)
+    }
+}

@@ -1,0 +1,429 @@
+//! The client's end of a datagram session in virtual time, over a network that loses, doubles, delays and reorders, or
+//! over a connection that breaks: `udp`, `tcp` and `ring`.
+//!
+//! What tasks ask in one turn leaves together when they wait. Invariant: a request is cancelled when nobody waits for
+//! it any more. Invariant: after the session is over nothing is sent, and everyone is told what may be assumed.
+
+use crate::clock::ProcessClock;
+use crate::network::{Address, Arrival, HostId, Inbox, Network};
+use crate::node::Node;
+use crate::world::{Bell, MILLIS, Nanos, ProcessId, World, nanos, within};
+use farside_fabrics::session::answer;
+use farside_fabrics::session::client::{Ask, Client, Config, Event, Fate, Lost, SlotRef};
+use farside_remote::chain::PIECES_MAX;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::{DEADLINE, Ran, ServiceId};
+use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long a client may take to say hello and be answered.
+const GREETING_WAIT: Nanos = 90 * MILLIS;
+/// The most buffers that one request gives back.
+const RETIRED_MAX: usize = 64;
+
+/// Who opens a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// The client, through all its incarnations.
+    pub identity: u128,
+    /// Which of them this is: higher than any before.
+    pub incarnation: u64,
+    /// How long a node may be silent before it is given up.
+    pub silence: Nanos,
+}
+
+/// An endpoint to one engine.
+pub struct Endpoint {
+    world: World,
+    network: Network,
+    node: NodeId,
+    engine: Address,
+    inbox: Rc<Inbox>,
+    is_reliable: bool,
+    clock: ProcessClock,
+    state: RefCell<State>,
+    /// Rung when something has happened that somebody may wait for.
+    changed: Bell,
+    /// Rung when there is something to send.
+    asked: Bell,
+}
+
+struct State {
+    client: Client,
+    failed: Vec<(SlotRef, Fate)>,
+    retired: Vec<(Key, Addr)>,
+    over: Option<String>,
+    is_open: bool,
+    out: Vec<u8>,
+}
+
+impl Endpoint {
+    /// Opens a session with one of the node's engines for `process`, which is at `host`.
+    ///
+    /// # Errors
+    /// Nobody answers, or the node refuses.
+    pub async fn open(
+        node: &Node,
+        engine: u32,
+        process: ProcessId,
+        host: HostId,
+        clock: &ProcessClock,
+        identity: Identity,
+    ) -> Result<Rc<Endpoint>, FabricError> {
+        let (world, network, options) = (node.world().clone(), node.network().clone(), node.options());
+        let inbox = network.bind_any(host);
+        let engine = node.engine(engine);
+        if options.is_reliable {
+            network.connect(inbox.address(), engine);
+            // The system ends a process's connections.
+            let (theirs, from) = (network.clone(), inbox.address());
+            world.on_death(process, move || theirs.hang_up(from, engine));
+        }
+        let config = Config {
+            identity: identity.identity,
+            incarnation: identity.incarnation,
+            nonce: world.random().bits(),
+            datagram: options.datagram,
+            is_reliable: options.is_reliable,
+            silence: Duration::from_nanos(identity.silence),
+            ..Config::default()
+        };
+        let state = State {
+            client: Client::new(clock.now(), config),
+            failed: Vec::new(),
+            retired: Vec::new(),
+            over: None,
+            is_open: false,
+            out: Vec::new(),
+        };
+        let endpoint = Rc::new(Endpoint {
+            node: node.id(),
+            engine,
+            inbox,
+            is_reliable: options.is_reliable,
+            clock: clock.clone(),
+            state: RefCell::new(state),
+            changed: Bell::default(),
+            asked: Bell::default(),
+            world: world.clone(),
+            network,
+        });
+        let driven = Rc::clone(&endpoint);
+        world.spawn(process, async move { driven.drive().await });
+        let opened = within(&world, GREETING_WAIT, endpoint.is_open()).await;
+        match opened {
+            Some(true) => Ok(endpoint),
+            Some(false) => Err(endpoint.over(Ran::No)),
+            None => {
+                endpoint.state.borrow_mut().client.close();
+                endpoint.asked.ring();
+                Err(FabricError::Refused("no node answered: look whether one serves there".to_owned()))
+            }
+        }
+    }
+
+    /// Its process's clock.
+    pub fn clock(&self) -> &ProcessClock {
+        &self.clock
+    }
+
+    /// Waits until all that was retired has arrived, then ends the session.
+    pub async fn close(&self) {
+        loop {
+            let changed = self.changed.rung();
+            let is_done = {
+                let state = self.state.borrow();
+                state.over.is_some() || state.retired.is_empty() && !state.client.is_waiting()
+            };
+            if is_done {
+                break;
+            }
+            changed.await;
+        }
+        self.state.borrow_mut().client.close();
+        self.asked.ring();
+    }
+
+    async fn is_open(&self) -> bool {
+        loop {
+            let changed = self.changed.rung();
+            let state = self.state.borrow();
+            if state.is_open || state.over.is_some() {
+                return state.over.is_none();
+            }
+            drop(state);
+            changed.await;
+        }
+    }
+
+    /// Sends, receives and keeps the time, for as long as the session lasts.
+    async fn drive(&self) {
+        loop {
+            let (rung, asked) = (self.inbox.bell().rung(), self.asked.rung());
+            self.look();
+            self.send();
+            let wait = {
+                let state = self.state.borrow();
+                if state.over.is_some() && !state.client.is_waiting() {
+                    return;
+                }
+                let timeout = state.client.next_timeout();
+                timeout.map(|at| at.saturating_sub(self.clock.now()))
+            };
+            let mut news = std::pin::pin!(first(rung, asked));
+            match wait {
+                Some(wait) => {
+                    let mut sleep = std::pin::pin!(self.clock.sleep(wait));
+                    first(&mut news, &mut sleep).await;
+                }
+                None => news.await,
+            }
+        }
+    }
+
+    /// Takes in what has arrived.
+    fn look(&self) {
+        let mut has_news = false;
+        while let Some(arrival) = self.inbox.take() {
+            has_news = true;
+            let mut state = self.state.borrow_mut();
+            match arrival {
+                Arrival::Message(_, bytes) => {
+                    let _refused_is_counted = state.client.receive(self.clock.now(), &bytes);
+                }
+                Arrival::HungUp(_) => {
+                    state.client.close();
+                    state.over.get_or_insert_with(|| "its connection broke".to_owned());
+                }
+            }
+        }
+        if has_news {
+            self.hear();
+        }
+    }
+
+    /// Sends what there is to send.
+    fn send(&self) {
+        let mut state = self.state.borrow_mut();
+        let now = self.clock.now();
+        state.send_retired(now);
+        let State { client, out, over, .. } = &mut *state;
+        while client.transmit(now, out) {
+            let (from, bytes) = (self.inbox.address(), out.clone());
+            if !self.is_reliable {
+                self.network.send(from, self.engine, bytes);
+            } else if !self.network.send_on(from, self.engine, bytes) {
+                client.close();
+                over.get_or_insert_with(|| "its connection broke".to_owned());
+                break;
+            }
+        }
+        drop(state);
+        self.hear();
+    }
+
+    /// Takes in what the session has to tell, and wakes whoever may wait for it.
+    fn hear(&self) {
+        let mut state = self.state.borrow_mut();
+        let mut has_news = state.client.take_answered() != 0;
+        while let Some(event) = state.client.next_event() {
+            has_news = true;
+            match event {
+                Event::Open(_) => state.is_open = true,
+                Event::Failed { request, fate } => state.failed.push((request, fate)),
+                Event::Lost(lost) => {
+                    let reason = match lost {
+                        Lost::Silent => "nothing was heard of it for too long",
+                        Lost::Gone => "it has ended the session, or has begun anew",
+                    };
+                    state.over.get_or_insert_with(|| reason.to_owned());
+                }
+                Event::Refused(reason) => {
+                    state.over.get_or_insert(reason);
+                }
+                Event::Answered { .. } => {}
+            }
+        }
+        drop(state);
+        if has_news {
+            self.changed.ring();
+        }
+    }
+
+    fn over(&self, ran: Ran) -> FabricError {
+        let reason = self.state.borrow().over.clone().unwrap_or_default();
+        FabricError::Lost { node: self.node, ran, reason }
+    }
+
+    /// Asks once there is a slot, and waits for the answer or for what became of it.
+    async fn ask(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<SlotRef, FabricError> {
+        let asked = within(&self.world, nanos(patience), self.submitted(ask, patience, parts)).await;
+        let request = asked.unwrap_or_else(|| {
+            Err(FabricError::Refused("the node has answered nothing, and this was not asked".to_owned()))
+        })?;
+        let mut waits = Waits { endpoint: self, request: Some(request) };
+        loop {
+            let changed = self.changed.rung();
+            let mut state = self.state.borrow_mut();
+            if state.client.is_answered(request) {
+                waits.request = None;
+                return Ok(request);
+            }
+            if let Some(fate) = state.take_failed(request) {
+                waits.request = None;
+                drop(state);
+                return Err(self.failed(fate, patience));
+            }
+            drop(state);
+            changed.await;
+        }
+    }
+
+    async fn submitted(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<SlotRef, FabricError> {
+        loop {
+            let changed = self.changed.rung();
+            let mut state = self.state.borrow_mut();
+            if state.over.is_some() {
+                drop(state);
+                return Err(self.over(Ran::No));
+            }
+            if let Some(request) = state.client.submit_within(self.clock.now(), patience, ask, parts) {
+                drop(state);
+                self.asked.ring();
+                return Ok(request);
+            }
+            drop(state);
+            changed.await;
+        }
+    }
+
+    fn failed(&self, fate: Fate, patience: Duration) -> FabricError {
+        let ran = match fate {
+            Fate::DidNotRun => Ran::No,
+            Fate::DidRun => Ran::Yes,
+            Fate::Unknown => Ran::Unknown,
+        };
+        let is_over = self.state.borrow().over.is_some();
+        match ran {
+            _ if is_over => self.over(ran),
+            Ran::No => {
+                FabricError::Refused("the node granted no room for this, and it was not asked".to_owned())
+            }
+            _ => FabricError::Deadline { node: self.node, waited: patience },
+        }
+    }
+
+    fn check(&self, node: NodeId) -> Result<(), FabricError> {
+        if node == self.node { Ok(()) } else { Err(FabricError::NoSuchNode(node)) }
+    }
+}
+
+impl State {
+    fn take_failed(&mut self, request: SlotRef) -> Option<Fate> {
+        let place = self.failed.iter().position(|(failed, _)| *failed == request)?;
+        Some(self.failed.swap_remove(place).1)
+    }
+
+    /// Buffers go back together, when there is a slot to spare for them. Tasks have acted on all that they have taken.
+    fn send_retired(&mut self, now: Duration) {
+        while !self.retired.is_empty() && self.over.is_none() {
+            let count = self.retired.len().min(RETIRED_MAX);
+            if !self.client.retire(now, &self.retired[..count]) {
+                return;
+            }
+            self.retired.drain(..count);
+        }
+        self.client.turn_ended();
+    }
+}
+
+/// A request that somebody waits for; cancelled when dropped.
+struct Waits<'a> {
+    endpoint: &'a Endpoint,
+    request: Option<SlotRef>,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request {
+            let mut state = self.endpoint.state.borrow_mut();
+            let _nobody_asks = state.client.cancel(request).or_else(|| state.take_failed(request));
+            drop(state);
+            self.endpoint.asked.ring();
+        }
+    }
+}
+
+/// Completes when either does.
+async fn first(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let (mut one, mut other) = (std::pin::pin!(one), std::pin::pin!(other));
+    std::future::poll_fn(|cx| {
+        if one.as_mut().poll(cx).is_ready() {
+            return std::task::Poll::Ready(());
+        }
+        other.as_mut().poll(cx)
+    })
+    .await;
+}
+
+impl Fabric for Endpoint {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        self.check(node)?;
+        let view = chain.view();
+        let mut pieces = [&[][..]; PIECES_MAX];
+        let count = view.pieces().zip(&mut pieces).map(|(piece, place)| *place = piece).count();
+        let request = self.ask(Ask::Chain, DEADLINE, &pieces[..count]).await?;
+        let mut state = self.state.borrow_mut();
+        let client = &mut state.client;
+        let outcome = match answer::refusal(client.reply(request)) {
+            Some(reason) => Err(FabricError::Refused(reason)),
+            None => reply.fill(view.len(), |own| client.take_reply(request, own)).map_err(|error| {
+                let reason = format!("its reply is malformed: {error}");
+                FabricError::Lost { node, ran: Ran::Yes, reason }
+            }),
+        };
+        client.release(request);
+        drop(state);
+        // Whoever waits for a slot may have it now, and what this makes unreachable is to be given back.
+        self.changed.ring();
+        self.asked.ring();
+        outcome
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        service: ServiceId,
+        request: &[u8],
+        told: &mut Vec<u8>,
+    ) -> Result<(), FabricError> {
+        self.check(node)?;
+        let request = self.ask(Ask::Call(service), DEADLINE, &[request]).await?;
+        let mut state = self.state.borrow_mut();
+        let bytes = state.client.reply(request);
+        let outcome = match answer::refusal(bytes) {
+            Some(reason) => Err(FabricError::Refused(reason)),
+            None => {
+                told.clear();
+                told.extend_from_slice(answer::body(bytes));
+                Ok(())
+            }
+        };
+        state.client.release(request);
+        drop(state);
+        self.changed.ring();
+        self.asked.ring();
+        outcome
+    }
+
+    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
+        let mut state = self.state.borrow_mut();
+        if node == self.node && state.over.is_none() {
+            state.retired.push((key, buffer));
+            drop(state);
+            self.asked.ring();
+        }
+    }
+}

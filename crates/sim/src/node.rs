@@ -1,0 +1,434 @@
+//! A memory node: the state machine that is served in earnest, stepped in virtual time, with engines.
+//!
+//! As in the real host, one task steps the node and answers its clients, and each engine is a task at an address of its
+//! own; all are of one process, which can be stopped, killed, and started anew over the memory that it left or over
+//! fresh memory. Invariant: nothing asks anything of the node's state while a step of it is under way.
+
+mod engine;
+
+use crate::memory::{Bytes, Pace, Replay, Seen};
+use crate::network::{Address, HostId, Network};
+use crate::world::{Bell, MILLIS, Nanos, ProcessId, Turnstile, World};
+use engine::Mail;
+use farside_fabrics::session::server::RequestRef;
+use farside_node::node::{Node as Machine, Progress, Ticket};
+use farside_remote::NodeId;
+use farside_remote::arena::header;
+use farside_remote::arena::session::SessionId;
+use farside_remote::control::{Answer, Ask, NodeInfo, Store};
+use farside_remote::fabric::ServiceId;
+use farside_remote::service::Kind;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// The kinds of stores that a node is to know, made for each of its starts.
+pub type Kinds = Rc<dyn Fn() -> Vec<Box<dyn Kind<Replay>>>>;
+
+/// How a node is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Of its memory.
+    pub memory_bytes: u64,
+    /// Engines, each at the port of its number.
+    pub engines: u32,
+    /// Whether what reaches them comes over connections, which neither lose, double nor reorder.
+    pub is_reliable: bool,
+    /// How accesses are made by it and its engines.
+    pub pace: Pace,
+    /// One chain in so many is run by its engine at one instant; 0 is none.
+    pub at_once_one_in: u64,
+    /// A session of which nothing was heard for so long ends.
+    pub silence: Nanos,
+    /// One that keeps a scan waiting for so long ends.
+    pub flush_wait: Nanos,
+    /// The most bytes of a datagram.
+    pub datagram: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            memory_bytes: 24 << 20,
+            engines: 2,
+            is_reliable: false,
+            pace: Pace::CPU,
+            at_once_one_in: 8,
+            silence: 60 * MILLIS,
+            flush_wait: 400 * MILLIS,
+            datagram: 4096,
+        }
+    }
+}
+
+/// A memory node, whether a process serves it at the moment or not.
+#[derive(Clone)]
+pub struct Node(Rc<Inner>);
+
+struct Inner {
+    world: World,
+    network: Network,
+    host: HostId,
+    id: NodeId,
+    kinds: Kinds,
+    options: Options,
+    memory: RefCell<Rc<Bytes>>,
+    serving: RefCell<Option<Rc<Serving>>>,
+    seen: Rc<Cell<Seen>>,
+}
+
+/// A process that serves a node.
+pub(crate) struct Serving {
+    pub(crate) process: ProcessId,
+    world: World,
+    bytes: Rc<Bytes>,
+    machine: RefCell<Machine<Replay>>,
+    /// The node's own accesses, and who may ask its state anything.
+    memory: Replay,
+    step: Turnstile,
+    letters: RefCell<VecDeque<Letter>>,
+    bell: Bell,
+    asked: RefCell<BTreeMap<Ticket, Asker>>,
+    mails: Vec<Rc<Mail>>,
+    seen: Rc<Cell<Seen>>,
+}
+
+/// Who waits for an answer.
+enum Asker {
+    Engine(usize, RequestRef),
+    Client(Rc<Waiting<Result<Answer, String>>>),
+}
+
+/// Something that somebody waits for.
+pub(crate) struct Waiting<T> {
+    given: Cell<Option<T>>,
+    bell: Bell,
+}
+
+impl<T> Default for Waiting<T> {
+    fn default() -> Waiting<T> {
+        Waiting { given: Cell::new(None), bell: Bell::default() }
+    }
+}
+
+impl<T> Waiting<T> {
+    pub(crate) fn give(&self, given: T) {
+        self.given.set(Some(given));
+        self.bell.ring();
+    }
+
+    pub(crate) async fn taken(&self) -> T {
+        loop {
+            if let Some(given) = self.given.take() {
+                return given;
+            }
+            self.bell.rung().await;
+        }
+    }
+}
+
+/// What the node's task is told.
+pub(crate) enum Letter {
+    /// A process of this host wants a session by which it runs chains itself.
+    Open(ProcessId, Rc<Waiting<Option<SessionId>>>),
+    /// A process that had one has ended, or says that it runs no more chains.
+    Close(SessionId, bool),
+    /// It asks.
+    AskedDirectly(Ask, Rc<Waiting<Result<Answer, String>>>),
+    /// A remote session asks.
+    Asked(usize, RequestRef, Ask),
+    /// A remote session has made a flush.
+    Flushed(u32, u32),
+    /// A remote session runs no more chains.
+    Ended(u32, bool),
+}
+
+/// How long the node waits at first, and at last, until it looks around by itself.
+const LOOK: [Nanos; 2] = [MILLIS / 4, 8 * MILLIS];
+/// Steps made before letters are read again.
+const STEPS_AT_A_TIME: u32 = 64;
+
+impl Node {
+    /// A node at `host` with fresh memory, served by a process of its own.
+    pub fn start(
+        world: &World,
+        network: &Network,
+        host: HostId,
+        id: NodeId,
+        kinds: Kinds,
+        options: Options,
+    ) -> Node {
+        let memory = RefCell::new(fresh(world, &options));
+        let node = Node(Rc::new(Inner {
+            world: world.clone(),
+            network: network.clone(),
+            host,
+            id,
+            kinds,
+            options,
+            memory,
+            serving: RefCell::new(None),
+            seen: Rc::default(),
+        }));
+        node.serve(false);
+        node
+    }
+
+    /// Its name.
+    pub fn id(&self) -> NodeId {
+        self.0.id
+    }
+
+    /// Where it is.
+    pub fn host(&self) -> HostId {
+        self.0.host
+    }
+
+    /// Where its engine of that number is.
+    pub fn engine(&self, number: u32) -> Address {
+        Address { host: self.0.host, port: number }
+    }
+
+    /// How it is run.
+    pub fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    /// Its memory as it is now.
+    pub fn memory(&self) -> Rc<Bytes> {
+        Rc::clone(&self.0.memory.borrow())
+    }
+
+    /// What its accesses and those of its clients have seen.
+    pub fn seen(&self) -> Seen {
+        self.0.seen.get()
+    }
+
+    /// The process that serves it, if one does.
+    pub fn process(&self) -> Option<ProcessId> {
+        self.serving().map(|serving| serving.process)
+    }
+
+    /// How many buffers have come back to their lists since it was started, and how many scans have found lost.
+    pub fn info(&self) -> Option<NodeInfo> {
+        self.serving().map(|serving| serving.machine.borrow().info())
+    }
+
+    /// Ends the process that serves it. Its memory stays.
+    pub fn kill(&self) {
+        let serving = self.0.serving.borrow_mut().take();
+        if let Some(serving) = serving {
+            for engine in 0..self.0.options.engines {
+                self.0.network.hang_up_all(self.engine(engine));
+            }
+            self.0.world.kill(serving.process);
+        }
+    }
+
+    /// Has a process serve the memory that another left. Whoever ran chains on it itself must be dead.
+    pub fn restart(&self) {
+        self.kill();
+        self.serve(true);
+    }
+
+    /// The memory is lost, and a process serves a fresh one.
+    pub fn lose_memory(&self) {
+        self.kill();
+        *self.0.memory.borrow_mut() = fresh(&self.0.world, &self.0.options);
+        self.serve(false);
+    }
+
+    pub(crate) fn serving(&self) -> Option<Rc<Serving>> {
+        self.0.serving.borrow().clone()
+    }
+
+    pub(crate) fn world(&self) -> &World {
+        &self.0.world
+    }
+
+    pub(crate) fn network(&self) -> &Network {
+        &self.0.network
+    }
+
+    fn serve(&self, takes_over: bool) {
+        let Inner { world, network, kinds, options, seen, .. } = &*self.0;
+        let process = world.start_process();
+        let bytes = self.memory();
+        let memory = Replay::new(world, &bytes, options.pace).seen_by(seen);
+        let mut incarnation = [0; 8];
+        bytes.peek(header::INCARNATION_AT, &mut incarnation);
+        let info = NodeInfo {
+            pid: process.0,
+            incarnation: u64::from_le_bytes(incarnation),
+            memory_bytes: options.memory_bytes,
+            ..NodeInfo::default()
+        };
+        let machine = if takes_over {
+            let restored = memory.run_at_once(|memory| Machine::restore(memory, kinds(), info.clone()));
+            restored.unwrap_or_else(|reason| panic!("a node does not take over what another left: {reason}"))
+        } else {
+            Machine::new(&memory, kinds(), info)
+        };
+        let engines = options.engines as usize;
+        let serving = Rc::new(Serving {
+            process,
+            world: world.clone(),
+            bytes,
+            machine: RefCell::new(machine),
+            memory,
+            step: Turnstile::default(),
+            letters: RefCell::default(),
+            bell: Bell::default(),
+            asked: RefCell::default(),
+            mails: (0..engines).map(|_| Rc::default()).collect(),
+            seen: Rc::clone(seen),
+        });
+        for index in 0..engines {
+            let inbox = network.bind(self.engine(index as u32));
+            let engine = engine::Engine::new(&serving, network, inbox, index, options);
+            world.spawn(process, engine.run());
+        }
+        let tended = Rc::clone(&serving);
+        world.spawn(process, async move { tended.tend().await });
+        *self.0.serving.borrow_mut() = Some(serving);
+    }
+}
+
+/// A memory that nobody has used.
+fn fresh(world: &World, options: &Options) -> Rc<Bytes> {
+    let bytes = Bytes::new(options.memory_bytes);
+    let words = [
+        (header::MAGIC_AT, header::MAGIC),
+        (header::VERSION_AT, header::VERSION),
+        (header::SIZE_AT, options.memory_bytes),
+        (header::INCARNATION_AT, world.random().bits() | 1),
+    ];
+    words.iter().for_each(|(at, word)| bytes.poke(*at, &word.to_le_bytes()));
+    Rc::new(bytes)
+}
+
+impl Serving {
+    /// The memory that it serves.
+    pub(crate) fn bytes(&self) -> &Rc<Bytes> {
+        &self.bytes
+    }
+
+    pub(crate) fn seen(&self) -> &Rc<Cell<Seen>> {
+        &self.seen
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.world.is_alive(self.process)
+    }
+
+    /// Tells the node's task.
+    pub(crate) fn post(&self, letter: Letter) {
+        self.letters.borrow_mut().push_back(letter);
+        self.bell.ring();
+    }
+
+    /// Wakes the node if it sleeps.
+    pub(crate) fn ring(&self) {
+        self.bell.ring();
+    }
+
+    /// The node's task.
+    async fn tend(&self) {
+        let mut pause = LOOK[0];
+        let mut looked_at = 0;
+        loop {
+            let rung = self.bell.rung();
+            let is_busy = self.step().await;
+            let now = self.world.now();
+            let mut is_rung = false;
+            if !is_busy {
+                is_rung = crate::world::within(&self.world, pause, rung).await.is_some();
+            }
+            let is_due = now.saturating_sub(looked_at) >= pause;
+            if is_rung || is_due {
+                looked_at = self.world.now();
+                let _passage = self.step.enter().await;
+                self.machine.borrow_mut().look_around();
+            }
+            pause = match (is_busy || is_rung, is_due) {
+                (true, _) => LOOK[0],
+                (false, true) => (pause * 2).min(LOOK[1]),
+                (false, false) => pause,
+            };
+        }
+    }
+
+    /// Steps the node for a while and hands out answers; true if there is more to do.
+    async fn step(&self) -> bool {
+        let mut is_busy = false;
+        for _ in 0..STEPS_AT_A_TIME {
+            let _passage = self.step.enter().await;
+            self.read_letters();
+            let progress = self.memory.run(|memory| self.machine.borrow_mut().step(memory)).await;
+            is_busy = progress == Progress::Made;
+            self.hand_out();
+            if !is_busy {
+                break;
+            }
+        }
+        let flush = self.machine.borrow().flush();
+        self.mails.iter().for_each(|mail| mail.ask_flush(flush));
+        is_busy
+    }
+
+    fn read_letters(&self) {
+        let letters = std::mem::take(&mut *self.letters.borrow_mut());
+        let mut machine = self.machine.borrow_mut();
+        for letter in letters {
+            match letter {
+                Letter::Open(process, answer) => {
+                    // A pid that is 0 is nobody's.
+                    let open = |memory: &Replay| machine.open_session(memory, process.0 + 1, 1);
+                    answer.give(self.memory.run_at_once(open));
+                }
+                Letter::Close(session, said_so) => machine.end_session(session, said_so),
+                Letter::AskedDirectly(ask, waiting) => {
+                    let ticket = machine.ask(ask, self.entropy());
+                    self.asked.borrow_mut().insert(ticket, Asker::Client(waiting));
+                }
+                Letter::Asked(engine, at, ask) => {
+                    let ticket = machine.ask(ask, self.entropy());
+                    self.asked.borrow_mut().insert(ticket, Asker::Engine(engine, at));
+                }
+                Letter::Flushed(number, flush) => machine.flushed(number, flush),
+                Letter::Ended(number, said_so) => machine.end_remote(number, said_so),
+            }
+        }
+    }
+
+    fn hand_out(&self) {
+        let mut machine = self.machine.borrow_mut();
+        while let Some((ticket, answer)) = machine.answer() {
+            match self.asked.borrow_mut().remove(&ticket) {
+                Some(Asker::Engine(engine, at)) => self.mails[engine].answer(at, answer),
+                Some(Asker::Client(waiting)) => waiting.give(answer.map(for_runner)),
+                None => {}
+            }
+        }
+    }
+
+    fn entropy(&self) -> [u64; 2] {
+        [self.world.random().bits(), self.world.random().bits()]
+    }
+}
+
+/// An answer to a client that runs its chains itself: it has the key of no store that is wide.
+fn for_runner(answer: Answer) -> Answer {
+    match answer {
+        Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
+        answer => answer,
+    }
+}
+
+/// What is asked of the node itself.
+pub(crate) fn parse(service: ServiceId, request: &[u8]) -> Result<Ask, String> {
+    if service != ServiceId::NODE {
+        return Err(format!("no store has a service numbered {}", service.0));
+    }
+    serde_json::from_slice(request).map_err(|error| format!("the question is not understood: {error}"))
+}

@@ -1,0 +1,376 @@
+//! An engine: the sessions of one port, whose chains it runs one at a time, access by access.
+//!
+//! Invariant: a session is known to the node before its first chain runs, and until after its last. Invariant: what
+//! arrives while a chain runs waits for its end, as it does where an engine is a thread.
+
+use super::{Letter, Options, Serving};
+use crate::memory::Replay;
+use crate::network::{Arrival, Inbox, Network};
+use crate::world::Nanos;
+use farside_fabrics::session::answer;
+use farside_fabrics::session::packet::{self, Kind};
+use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
+use farside_node::engine::{Guarded, Keys};
+use farside_remote::arena::Arena;
+use farside_remote::arena::session::{SessionId, turn_at};
+use farside_remote::control::{Answer, Store};
+use farside_remote::{Addr, ChainView, Key, Reply, Rights, Status};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What the node's task tells an engine.
+#[derive(Default)]
+pub(crate) struct Mail {
+    answers: RefCell<Vec<(RequestRef, Result<Answer, String>)>>,
+    flush: Cell<u32>,
+    is_new: Cell<bool>,
+    bell: RefCell<Option<Rc<Inbox>>>,
+}
+
+impl Mail {
+    pub(super) fn answer(&self, request: RequestRef, answer: Result<Answer, String>) {
+        self.answers.borrow_mut().push((request, answer));
+        self.ring();
+    }
+
+    pub(super) fn ask_flush(&self, flush: u32) {
+        if self.flush.replace(flush) != flush {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        self.is_new.set(true);
+        if let Some(inbox) = &*self.bell.borrow() {
+            inbox.bell().ring();
+        }
+    }
+}
+
+/// An engine at its port.
+pub(super) struct Engine {
+    serving: Rc<Serving>,
+    network: Network,
+    inbox: Rc<Inbox>,
+    mail: Rc<Mail>,
+    server: Server<crate::network::Address, Staff>,
+    staff: Staff,
+    is_reliable: bool,
+    memory: Replay,
+    wide: Replay,
+    flush: u32,
+    reply: Reply,
+    out: Vec<u8>,
+    expires_at: Nanos,
+    expiry: Nanos,
+    turn: u64,
+}
+
+/// Who serves its sessions. What a session asks is put by, and carried out when all of a datagram was taken in.
+struct Staff {
+    serving: Rc<Serving>,
+    index: usize,
+    at_once_one_in: u64,
+    /// By which chains are run that are run at one instant.
+    memory: Replay,
+    /// Carried out in this order.
+    work: VecDeque<Work>,
+    /// Posted when all of that is done.
+    letters: Vec<Letter>,
+    reply: Reply,
+}
+
+enum Work {
+    Chain { at: RequestRef, number: u32, keys: Rc<RefCell<Keys>>, bytes: Vec<u8> },
+    Retire { at: RequestRef, keys: Rc<RefCell<Keys>>, buffers: Vec<(Key, Addr)> },
+}
+
+/// A session, as its engine knows it.
+struct Client {
+    number: u32,
+    keys: Rc<RefCell<Keys>>,
+}
+
+impl Engine {
+    pub(super) fn new(
+        serving: &Rc<Serving>,
+        network: &Network,
+        inbox: Rc<Inbox>,
+        index: usize,
+        options: &Options,
+    ) -> Engine {
+        let random = serving.world.random();
+        let config = Config {
+            node: random.bits(),
+            datagram: options.datagram,
+            is_reliable: options.is_reliable,
+            silence: Duration::from_nanos(options.silence),
+            flush_wait: Duration::from_nanos(options.flush_wait),
+            ..Config::default()
+        };
+        let memory = || Replay::new(&serving.world, serving.bytes(), options.pace).seen_by(serving.seen());
+        let mail = Rc::clone(&serving.mails[index]);
+        *mail.bell.borrow_mut() = Some(Rc::clone(&inbox));
+        let expiry = options.silence / 8;
+        Engine {
+            serving: Rc::clone(serving),
+            network: network.clone(),
+            inbox,
+            mail,
+            server: Server::new(config),
+            staff: Staff {
+                serving: Rc::clone(serving),
+                index,
+                at_once_one_in: options.at_once_one_in,
+                memory: memory(),
+                work: VecDeque::new(),
+                letters: Vec::new(),
+                reply: Reply::new(),
+            },
+            is_reliable: options.is_reliable,
+            memory: memory(),
+            wide: memory().wide(),
+            flush: 0,
+            reply: Reply::new(),
+            out: Vec::new(),
+            expires_at: serving.world.now() + expiry,
+            expiry,
+            turn: 0,
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        let session = {
+            let _passage = self.serving.step.enter().await;
+            let mut machine = self.serving.machine.borrow_mut();
+            let pid = self.serving.process.0 + 1;
+            self.serving.memory.run_at_once(|memory| machine.open_engine(memory, pid, 1))
+        };
+        let session = session.expect("a node has sessions for its engines");
+        loop {
+            let inbox = Rc::clone(&self.inbox);
+            let rung = inbox.bell().rung();
+            if !self.turn(session).await {
+                let wait = self.expires_at.saturating_sub(self.serving.world.now());
+                let _rung_or_not = crate::world::within(&self.serving.world, wait, rung).await;
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.serving.world.now())
+    }
+
+    /// Takes in what has arrived, runs it and answers. False if there was nothing.
+    async fn turn(&mut self, session: SessionId) -> bool {
+        let mut is_busy = false;
+        while let Some(arrival) = self.inbox.take() {
+            is_busy = true;
+            match arrival {
+                Arrival::Message(from, bytes) => {
+                    // A session is opened under the node's lock.
+                    let serving = Rc::clone(&self.serving);
+                    let _passage = match packet::is(&bytes, Kind::Hello) {
+                        true => Some(serving.step.enter().await),
+                        false => None,
+                    };
+                    let now = self.now();
+                    let _refused_is_counted = self.server.receive(now, from, &bytes, &mut self.staff);
+                }
+                Arrival::HungUp(from) => self.server.hang_up(from, &mut self.staff),
+            }
+            self.work(session).await;
+        }
+        is_busy |= self.read_mail();
+        if self.serving.world.now() >= self.expires_at {
+            self.expires_at = self.serving.world.now() + self.expiry;
+            let now = self.now();
+            self.server.expire(now, &mut self.staff);
+            self.work(session).await;
+        }
+        while let Some(to) = self.server.transmit(&mut self.out) {
+            let from = self.inbox.address();
+            if self.is_reliable {
+                let _hung_up_is_told = self.network.send_on(from, to, self.out.clone());
+            } else {
+                self.network.send(from, to, self.out.clone());
+            }
+        }
+        is_busy
+    }
+
+    /// Carries out what was put by, in a turn of this engine's slot.
+    async fn work(&mut self, session: SessionId) {
+        if !self.staff.work.is_empty() {
+            self.publish(session, self.turn + 1);
+            while let Some(work) = self.staff.work.pop_front() {
+                self.carry_out(work, session).await;
+            }
+            self.publish(session, self.turn + 1);
+        }
+        for letter in self.staff.letters.drain(..) {
+            self.serving.post(letter);
+        }
+    }
+
+    fn publish(&mut self, session: SessionId, turn: u64) {
+        self.turn = turn;
+        self.serving.bytes().poke(turn_at(session.slot), &turn.to_le_bytes());
+    }
+
+    async fn carry_out(&mut self, work: Work, session: SessionId) {
+        match work {
+            Work::Chain { at, number, keys, bytes } => {
+                let mut answer = Vec::new();
+                match ChainView::decode(&bytes) {
+                    Ok((chain, [])) => {
+                        let is_wide = keys.borrow().is_wide(chain.key());
+                        let memory = if is_wide { &self.wide } else { &self.memory };
+                        let (reply, keys) = (&mut self.reply, &keys);
+                        memory
+                            .run(|memory| {
+                                let seen = Guarded { memory, keys: &keys.borrow() };
+                                farside_remote::run(&seen, number, chain, reply)
+                            })
+                            .await;
+                        answer.extend_from_slice(self.reply.as_bytes());
+                        if self.reply.last_status() == Status::NotReady {
+                            self.serving.ring();
+                        }
+                    }
+                    Ok(_) => {
+                        answer::refuse(&mut answer, "the chain is followed by bytes that are none of it")
+                    }
+                    Err(error) => answer::refuse(&mut answer, &format!("the chain is malformed: {error}")),
+                }
+                let _heard_or_not = self.server.answer(at, &answer);
+            }
+            Work::Retire { at, keys, buffers } => {
+                for (key, buffer) in buffers {
+                    let Some((store, rights)) = keys.borrow().stands_for(key) else { continue };
+                    if rights.contains(Rights::ALLOCATE) {
+                        let retire = |memory: &Replay| Arena::of(memory).retire(session, store, buffer.raw());
+                        self.memory.run(retire).await;
+                    }
+                }
+                let _heard_or_not = self.server.answer(at, &[]);
+            }
+        }
+    }
+
+    fn read_mail(&mut self) -> bool {
+        if !self.mail.is_new.replace(false) {
+            return false;
+        }
+        let flush = self.mail.flush.get();
+        if flush != self.flush {
+            self.flush = flush;
+            self.server.ask_flush(flush);
+        }
+        let answers = std::mem::take(&mut *self.mail.answers.borrow_mut());
+        let mut bytes = Vec::new();
+        for (request, answered) in answers {
+            let Some(client) = self.server.session_mut(request) else { continue };
+            match answered.map(|answer| client.read(answer, self.serving.world.random().bits())) {
+                Ok(body) => answer::put_body(&mut bytes, &body),
+                Err(reason) => answer::refuse(&mut bytes, &reason),
+            }
+            let _heard_or_not = self.server.answer(request, &bytes);
+        }
+        true
+    }
+}
+
+impl Client {
+    /// The answer as this session is to read it: by a key of its own.
+    fn read(&mut self, answer: Answer, secret: u64) -> Vec<u8> {
+        let answer = match answer {
+            Answer::Store(store) => {
+                let own = (store.secret != 0)
+                    .then(|| self.keys.borrow_mut().grant(&store, Rights::ALL, secret).secret());
+                Answer::Store(Store { secret: own.unwrap_or(0), ..store })
+            }
+            answer => answer,
+        };
+        serde_json::to_vec(&answer).expect("plain data")
+    }
+}
+
+impl Host for Staff {
+    type Session = Client;
+
+    fn secret(&mut self) -> u64 {
+        self.serving.world.random().bits()
+    }
+
+    fn open(&mut self, _hello: &Hello<'_>) -> Result<Client, String> {
+        let mut machine = self.serving.machine.borrow_mut();
+        let number = self.serving.memory.run_at_once(|memory| machine.open_remote(memory));
+        Ok(Client { number, keys: Rc::default() })
+    }
+
+    fn run(
+        &mut self,
+        client: &mut Client,
+        at: RequestRef,
+        request: Request<'_>,
+        reply: &mut Vec<u8>,
+    ) -> Outcome {
+        match request {
+            Request::Chain(bytes) => {
+                let is_at_once = self.serving.world.random().one_in(self.at_once_one_in);
+                // Not before what came before it.
+                if is_at_once && self.work.is_empty() {
+                    self.run_at_once(client, bytes, reply);
+                    return Outcome::Done;
+                }
+                let (number, keys) = (client.number, Rc::clone(&client.keys));
+                self.work.push_back(Work::Chain { at, number, keys, bytes: bytes.to_vec() });
+                Outcome::Later
+            }
+            Request::Retire(buffers) => {
+                let keys = Rc::clone(&client.keys);
+                self.work.push_back(Work::Retire { at, keys, buffers: buffers.collect() });
+                Outcome::Later
+            }
+            Request::Call(service, request) => match super::parse(service, request) {
+                Ok(ask) => {
+                    self.letters.push(Letter::Asked(self.index, at, ask));
+                    Outcome::Later
+                }
+                Err(refusal) => {
+                    answer::refuse(reply, &refusal);
+                    Outcome::Done
+                }
+            },
+        }
+    }
+
+    fn flushed(&mut self, client: &mut Client, epoch: u32) {
+        self.letters.push(Letter::Flushed(client.number, epoch));
+    }
+
+    fn close(&mut self, client: Client, end: End) {
+        self.letters.push(Letter::Ended(client.number, end == End::Said));
+    }
+}
+
+impl Staff {
+    /// Runs a chain as a thread would that nothing comes in between: no turn is needed, since it is over at once.
+    fn run_at_once(&mut self, client: &Client, bytes: &[u8], reply: &mut Vec<u8>) {
+        match ChainView::decode(bytes) {
+            Ok((chain, [])) if !client.keys.borrow().is_wide(chain.key()) => {
+                let (number, own) = (client.number, &mut self.reply);
+                let keys = client.keys.borrow();
+                self.memory.run_at_once(|memory| {
+                    farside_remote::run(&Guarded { memory, keys: &keys }, number, chain, own)
+                });
+                reply.extend_from_slice(own.as_bytes());
+            }
+            Ok(_) => answer::refuse(reply, "the chain is followed by bytes that are none of it"),
+            Err(error) => answer::refuse(reply, &format!("the chain is malformed: {error}")),
+        }
+    }
+}
