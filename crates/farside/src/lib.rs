@@ -22,6 +22,8 @@
 
 pub mod config;
 pub mod local;
+#[doc(hidden)]
+pub mod trial;
 
 mod client;
 mod endpoint;

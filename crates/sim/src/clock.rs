@@ -46,7 +46,8 @@ impl ProcessClock {
             return ns;
         }
         self.0.struck.count(Fault::ClockSkew);
-        (u128::from(ns) * 1_000_000 / (1_000_000 + self.0.fast_ppm).unsigned_abs() as u128) as Nanos
+        // Rounded up, or whoever waits for an instant would look for ever just before it.
+        (u128::from(ns) * 1_000_000).div_ceil((1_000_000 + self.0.fast_ppm).unsigned_abs().into()) as Nanos
     }
 }
 

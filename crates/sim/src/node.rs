@@ -214,6 +214,13 @@ impl Node {
         self.serving().map(|serving| serving.machine.borrow().info())
     }
 
+    /// Asks it something, without waiting for the answer. Nothing if no process serves it.
+    pub fn ask(&self, ask: Ask) {
+        if let Some(serving) = self.serving() {
+            serving.post(Letter::AskedDirectly(ask, Rc::default()));
+        }
+    }
+
     /// Ends the process that serves it. Its memory stays.
     pub fn kill(&self) {
         let serving = self.0.serving.borrow_mut().take();
@@ -317,10 +324,6 @@ impl Serving {
         &self.seen
     }
 
-    pub(crate) fn is_alive(&self) -> bool {
-        self.world.is_alive(self.process)
-    }
-
     /// Tells the node's task.
     pub(crate) fn post(&self, letter: Letter) {
         self.letters.borrow_mut().push_back(letter);
@@ -339,12 +342,11 @@ impl Serving {
         loop {
             let rung = self.bell.rung();
             let is_busy = self.step().await;
-            let now = self.world.now();
             let mut is_rung = false;
             if !is_busy {
                 is_rung = crate::world::within(&self.world, pause, rung).await.is_some();
             }
-            let is_due = now.saturating_sub(looked_at) >= pause;
+            let is_due = self.world.now() - looked_at >= pause;
             if is_rung || is_due {
                 looked_at = self.world.now();
                 let _passage = self.step.enter().await;

@@ -201,6 +201,8 @@ impl Endpoint {
         }
         if has_news {
             self.hear();
+            // What arrived may end a wait that no event tells of.
+            self.changed.ring();
         }
     }
 

@@ -1,0 +1,121 @@
+//! What happens to processes, hosts and stores while clients are at work.
+
+use super::{Carrier, Scene, create_store, weather};
+use farside_remote::control::Ask;
+use farside_sim::fault::{Fault, OUTAGE};
+use farside_sim::world::{MILLIS, Nanos, ProcessId};
+use std::rc::Rc;
+
+/// How long it usually is until something happens.
+const CALM: Nanos = 3 * MILLIS;
+
+/// What happens by itself, and not to messages.
+const EVENTS: [Fault; 8] = [
+    Fault::Partition,
+    Fault::OneWayPartition,
+    Fault::ClientDeath,
+    Fault::ClientPause,
+    Fault::NodePause,
+    Fault::NodeRestart,
+    Fault::NodeLoss,
+    Fault::Revocation,
+];
+
+/// From now on things go wrong.
+pub(super) fn begin(scene: &Rc<Scene>) {
+    scene.network.set_weather(weather(&scene.drawn));
+    let faults: Vec<Fault> = EVENTS.into_iter().filter(|fault| scene.drawn.faults.contains(fault)).collect();
+    if !faults.is_empty() {
+        plan(scene, faults);
+    }
+}
+
+fn plan(scene: &Rc<Scene>, faults: Vec<Fault>) {
+    let random = scene.world.random();
+    let at = scene.world.now() + random.heavy(CALM);
+    let fault = faults[random.below(faults.len() as u64) as usize];
+    let theirs = Rc::clone(scene);
+    scene.world.at(at, move || {
+        if theirs.is_over() {
+            return;
+        }
+        strike(&theirs, fault);
+        plan(&theirs, faults);
+    });
+}
+
+fn strike(scene: &Rc<Scene>, fault: Fault) {
+    let (world, random) = (&scene.world, scene.world.random());
+    let client = random.below(scene.drawn.clients.into()) as usize;
+    let process = scene.clients.borrow()[client];
+    match fault {
+        Fault::ClientDeath => {
+            if let Some(process) = process {
+                scene.struck.count(fault);
+                world.kill(process);
+            }
+        }
+        Fault::ClientPause => pause(scene, process, fault),
+        Fault::NodePause => pause(scene, scene.node.process(), fault),
+        Fault::Partition | Fault::OneWayPartition => {
+            let (node, host) = (scene.node.host(), scene.hosts[client]);
+            let until = world.now() + outage(scene);
+            let [from, to] = if random.one_in(2) { [node, host] } else { [host, node] };
+            scene.network.cut(from, to, until, fault);
+            if fault == Fault::Partition {
+                scene.network.cut(to, from, until, fault);
+            }
+        }
+        // Rarer than the rest: each begins a new story.
+        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !random.one_in(3) => {}
+        Fault::NodeRestart => {
+            scene.struck.count(fault);
+            scene.node.kill();
+            end_runners(scene);
+            let theirs = Rc::clone(scene);
+            world.at(world.now() + random.heavy(MILLIS), move || theirs.node.restart());
+        }
+        Fault::NodeLoss => {
+            scene.struck.count(fault);
+            scene.node.kill();
+            end_runners(scene);
+            let theirs = Rc::clone(scene);
+            world.at(world.now() + random.heavy(MILLIS), move || {
+                theirs.node.lose_memory();
+                theirs.store.set(theirs.store.get() + 1);
+                create_store(&theirs);
+            });
+        }
+        Fault::Revocation => {
+            if scene.node.process().is_some() {
+                scene.struck.count(fault);
+                scene.node.ask(Ask::DropStore { name: scene.store_name() });
+                scene.store.set(scene.store.get() + 1);
+                create_store(scene);
+            }
+        }
+        _ => unreachable!("{fault:?} strikes messages, or clocks, or memory"),
+    }
+}
+
+/// Whoever ran chains on a memory that another node is to serve must be dead.
+fn end_runners(scene: &Rc<Scene>) {
+    if scene.drawn.carrier == Carrier::Direct {
+        let processes: Vec<ProcessId> = scene.clients.borrow().iter().flatten().copied().collect();
+        processes.into_iter().for_each(|process| scene.world.kill(process));
+    }
+}
+
+fn pause(scene: &Rc<Scene>, process: Option<ProcessId>, fault: Fault) {
+    let Some(process) = process.filter(|process| !scene.world.is_stopped(*process)) else { return };
+    scene.struck.count(fault);
+    scene.world.stop(process);
+    let theirs = Rc::clone(scene);
+    scene.world.at(scene.world.now() + outage(scene), move || theirs.world.resume(process));
+}
+
+fn outage(scene: &Scene) -> Nanos {
+    let [least, most] = OUTAGE;
+    let random = scene.world.random();
+    random.between(least, least << random.below((most / least).ilog2().into()))
+}

@@ -1,0 +1,344 @@
+//! One run of a system in the simulator, by one seed: a world, a node, clients at work, what goes wrong meanwhile, and
+//! what was seen.
+//!
+//! Everything that is not asked for is drawn from the seed: how many clients there are and how they reach the node,
+//! what they ask, when processes are stopped and killed. Invariant: the same setup and seed give the same history.
+
+mod mishaps;
+mod values;
+mod work;
+
+use farside_remote::NodeId;
+use farside_remote::control::Ask;
+use farside_sim::fabric::AnyFabric;
+use farside_sim::fault::{Fault, Struck, Weather};
+use farside_sim::history::History;
+use farside_sim::memory::{Pace, Seen};
+use farside_sim::network::{HostId, Network, Wire};
+use farside_sim::node::{Node, Options};
+use farside_sim::random::Random;
+use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World};
+use farside_systems::kv::prism_kv::service::PrismKvKind;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// The systems that can be tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// PRISM-KV.
+    PrismKv,
+}
+
+impl System {
+    /// All of them.
+    pub const ALL: [System; 1] = [System::PrismKv];
+
+    /// As flags and reports name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            System::PrismKv => "prism-kv",
+        }
+    }
+}
+
+/// How clients reach the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// Their own CPUs run chains on its memory, as over `shm`.
+    Direct,
+    /// By datagrams that may be lost, doubled and overtaken, as over `udp`.
+    Datagrams,
+    /// By connections that may break, as over `tcp` and `ring`.
+    Connections,
+}
+
+impl Carrier {
+    /// All of them.
+    pub const ALL: [Carrier; 3] = [Carrier::Direct, Carrier::Datagrams, Carrier::Connections];
+
+    /// As flags and reports name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Carrier::Direct => "direct",
+            Carrier::Datagrams => "datagrams",
+            Carrier::Connections => "connections",
+        }
+    }
+
+    /// Whether such a fault can strike there.
+    pub const fn can_have(self, fault: Fault) -> bool {
+        match fault {
+            Fault::Loss | Fault::Duplicate | Fault::Reorder => matches!(self, Carrier::Datagrams),
+            Fault::Delay | Fault::Partition | Fault::OneWayPartition => !matches!(self, Carrier::Direct),
+            Fault::Reset => matches!(self, Carrier::Connections),
+            _ => true,
+        }
+    }
+}
+
+/// What is tried. What is not said is drawn from the seed.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Which system.
+    pub system: System,
+    /// How clients reach the node.
+    pub carrier: Option<Carrier>,
+    /// How many clients.
+    pub clients: Option<u32>,
+    /// How many keys they share.
+    pub keys: Option<u64>,
+    /// How many operations all of them carry out together.
+    pub operations: Option<u32>,
+    /// What may go wrong: of these, each seed has some.
+    pub faults: Vec<Fault>,
+}
+
+impl Setup {
+    /// Everything that is drawn, with every fault.
+    pub fn of(system: System) -> Setup {
+        Setup {
+            system,
+            carrier: None,
+            clients: None,
+            keys: None,
+            operations: None,
+            faults: Fault::ALL.to_vec(),
+        }
+    }
+}
+
+/// What a seed has made of a setup.
+#[derive(Clone, Debug)]
+pub struct Drawn {
+    /// How clients reach the node.
+    pub carrier: Carrier,
+    /// How many of them there are, and how many operations each has under way at once.
+    pub clients: u32,
+    /// See [`Drawn::clients`].
+    pub tasks: u32,
+    /// How many keys they share.
+    pub keys: u64,
+    /// How many operations all of them carry out together.
+    pub operations: u32,
+    /// Of [`Setup::faults`], those that may strike.
+    pub faults: Vec<Fault>,
+    /// For how many items the store is made, and its quota in MiB.
+    pub items: u64,
+    /// See [`Drawn::items`].
+    pub quota_mib: u64,
+    /// The most bytes of a value, but of the large ones.
+    pub value_max: u64,
+    /// One value in so many is large.
+    pub large_one_in: u64,
+    /// How many slots each client remembers.
+    pub slot_cache: usize,
+}
+
+impl Drawn {
+    fn new(setup: &Setup, random: &Random) -> Drawn {
+        let carrier = Carrier::ALL[random.below(3) as usize];
+        let carrier = setup.carrier.unwrap_or(carrier);
+        let clients = setup.clients.unwrap_or(random.between(2, 5) as u32);
+        let keys = setup.keys.unwrap_or(random.between(1, 8));
+        let operations = setup.operations.unwrap_or(random.between(60, 240) as u32);
+        // Each seed has some of the faults: one that always strikes hides what others do.
+        let is_calm = random.one_in(8);
+        let faults = setup.faults.iter().copied().filter(|fault| carrier.can_have(*fault));
+        let faults = faults.filter(|_| !random.one_in(2) && !is_calm).collect::<Vec<_>>();
+        let is_short = faults.contains(&Fault::Exhaustion);
+        Drawn {
+            carrier,
+            clients,
+            tasks: random.between(1, 3) as u32,
+            keys,
+            operations,
+            faults,
+            items: random.between(keys, 4 * keys).max(4),
+            quota_mib: if is_short { 4 } else { random.between(5, 9) },
+            value_max: [16, 200, 1500][random.below(3) as usize],
+            large_one_in: if random.one_in(8) { 40 } else { 0 },
+            slot_cache: [0, 2, 16][random.below(3) as usize],
+        }
+    }
+}
+
+/// What came of a trial.
+pub struct Report {
+    /// What the seed made of the setup.
+    pub drawn: Drawn,
+    /// What clients asked and were answered.
+    pub history: History,
+    /// How often each fault has struck.
+    pub struck: Rc<Struck>,
+    /// What accesses have seen.
+    pub seen: Seen,
+    /// How often what is worth knowing has happened to operations.
+    pub counts: Counts,
+    /// How many events the world had, and how long it lasted.
+    pub events: u64,
+    /// See [`Report::events`].
+    pub lasted: Nanos,
+    /// What is wrong, whatever a checker says of the history.
+    pub violation: Option<String>,
+}
+
+/// How often what is worth knowing has happened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Sessions that were opened.
+    pub sessions: u64,
+    /// Operations of which nobody knows whether they were carried out.
+    pub unknown: u64,
+    /// That found no memory.
+    pub out_of_memory: u64,
+    /// That were refused, or lost before they ran.
+    pub failed: u64,
+    /// Conditional puts that lost.
+    pub conflicts: u64,
+}
+
+/// No trial lasts longer.
+const LASTS_MAX: Nanos = 60 * SECONDS;
+
+/// What all of a trial's parts share.
+struct Scene {
+    world: World,
+    network: Network,
+    node: Node,
+    drawn: Drawn,
+    struck: Rc<Struck>,
+    history: RefCell<History>,
+    counts: Cell<Counts>,
+    violation: RefCell<Option<String>>,
+    /// Operations that are still to be begun.
+    left: Cell<u32>,
+    /// The store that clients are to use: stores have different names, so that each is another history.
+    store: Cell<u32>,
+    /// The process of each client, and where it is.
+    clients: RefCell<Vec<Option<ProcessId>>>,
+    hosts: Vec<HostId>,
+    /// Values that were written; each is written once.
+    next_tag: Cell<u64>,
+}
+
+impl Scene {
+    fn count(&self, add: impl FnOnce(&mut Counts)) {
+        let mut counts = self.counts.get();
+        add(&mut counts);
+        self.counts.set(counts);
+    }
+
+    fn blame(&self, violation: String) {
+        self.violation.borrow_mut().get_or_insert(violation);
+    }
+
+    fn store_name(&self) -> String {
+        format!("s{}", self.store.get())
+    }
+
+    fn is_over(&self) -> bool {
+        self.left.get() == 0
+    }
+}
+
+/// Runs a trial.
+pub fn run(setup: &Setup, seed: u64) -> Report {
+    let world = World::new(seed);
+    let drawn = Drawn::new(setup, world.random());
+    let struck = Rc::new(Struck::default());
+    let wire = Wire { delay_ns: 2 * MICROS, jitter_ns: MICROS };
+    let network = Network::new(&world, wire, &struck);
+    let host = network.add_host();
+    let hosts = (0..drawn.clients)
+        .map(|_| match drawn.carrier {
+            Carrier::Direct => host,
+            _ => network.add_host(),
+        })
+        .collect();
+    let options = Options {
+        memory_bytes: 24 << 20,
+        engines: if drawn.carrier == Carrier::Direct { 0 } else { world.random().between(1, 2) as u32 },
+        is_reliable: drawn.carrier == Carrier::Connections,
+        ..Options::default()
+    };
+    let kinds = Rc::new(|| vec![Box::new(PrismKvKind) as Box<_>]);
+    let node = Node::start(&world, &network, host, NodeId(0), kinds, options);
+    let scene = Rc::new(Scene {
+        world: world.clone(),
+        network,
+        node,
+        struck,
+        history: RefCell::default(),
+        counts: Cell::default(),
+        violation: RefCell::new(None),
+        left: Cell::new(drawn.operations),
+        store: Cell::new(1),
+        clients: RefCell::new(vec![None; drawn.clients as usize]),
+        hosts,
+        next_tag: Cell::new(1),
+        drawn,
+    });
+    create_store(&scene);
+    for client in 0..scene.drawn.clients {
+        work::employ(&scene, client);
+    }
+    mishaps::begin(&scene);
+    world.run_while(LASTS_MAX, || !work::is_done(&scene));
+    if !work::is_done(&scene) && scene.violation.borrow().is_none() {
+        scene.blame(format!("{} operations were never begun, or never ended", scene.left.get()));
+    }
+    work::look_at_all(&scene);
+    let (events, lasted) = (world.events(), world.now());
+    world.end();
+    Report {
+        history: scene.history.take(),
+        struck: Rc::clone(&scene.struck),
+        seen: scene.node.seen(),
+        counts: scene.counts.get(),
+        events,
+        lasted,
+        violation: scene.violation.take(),
+        drawn: scene.drawn.clone(),
+    }
+}
+
+/// Has the node make the store that clients are to use next.
+fn create_store(scene: &Rc<Scene>) {
+    let parameters = format!("{{\"items\": {}, \"placement\": \"hashed\"}}", scene.drawn.items);
+    let ask = Ask::CreateStore {
+        name: scene.store_name(),
+        kind: scene.drawn_system_kind().to_owned(),
+        parameters,
+        quota: scene.drawn.quota_mib << 20,
+    };
+    scene.node.ask(ask);
+}
+
+impl Scene {
+    fn drawn_system_kind(&self) -> &'static str {
+        farside_systems::kv::prism_kv::KIND
+    }
+}
+
+/// The weather of a trial.
+fn weather(drawn: &Drawn) -> Weather {
+    let one_in = |fault: Fault, often: u64| if drawn.faults.contains(&fault) { often } else { 0 };
+    let foul = Weather::FOUL;
+    Weather {
+        loss_one_in: one_in(Fault::Loss, foul.loss_one_in),
+        duplicate_one_in: one_in(Fault::Duplicate, foul.duplicate_one_in),
+        reorder_one_in: one_in(Fault::Reorder, foul.reorder_one_in),
+        delay_one_in: one_in(Fault::Delay, foul.delay_one_in),
+        reset_one_in: one_in(Fault::Reset, foul.reset_one_in),
+        late_ns: foul.late_ns,
+    }
+}
+
+/// The pace of a trial's clients where they run chains themselves.
+const PACE: Pace = Pace::CPU;
+
+/// How long a client waits until it tries again to reach a node that it could not.
+const AGAIN: Nanos = MILLIS;
+
+/// A fabric that a client has, and whether it is worth keeping after an error.
+type Fabric = AnyFabric;

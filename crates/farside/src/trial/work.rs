@@ -1,0 +1,370 @@
+//! Clients at work: each is a process that opens a session and the store, carries out operations, and writes down what
+//! it asked and was answered. One that dies is followed by another.
+
+use super::{AGAIN, Carrier, Fabric, PACE, Scene, values};
+use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
+use farside_remote::{FabricError, NodeId};
+use farside_sim::clock::ProcessClock;
+use farside_sim::fabric::direct::Direct;
+use farside_sim::fabric::session::{Endpoint, Identity};
+use farside_sim::fault::Fault;
+use farside_sim::history::{Ask, OperationId, Outcome, Value, Version};
+use farside_sim::world::{MICROS, MILLIS, Nanos, SECONDS};
+use farside_systems::kv::prism_kv::PrismKv;
+use farside_systems::kv::{KvError, Version as Installed};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// How long a node and its clients may be silent to each other: shorter than in earnest, so that a trial is short.
+const SILENCE: Nanos = 60 * MILLIS;
+/// Keys of different stores are different keys of the history.
+const KEYS_PER_STORE: u64 = 1 << 16;
+
+/// Has a client begin, in a process of its own.
+pub(super) fn employ(scene: &Rc<Scene>, client: u32) {
+    let incarnation = Rc::new(Cell::new(0));
+    start(scene, client, &incarnation);
+}
+
+/// Starts the client's next process, and the one after it when that has died.
+fn start(scene: &Rc<Scene>, client: u32, incarnation: &Rc<Cell<u64>>) {
+    if scene.is_over() {
+        return;
+    }
+    let world = &scene.world;
+    let process = world.start_process();
+    scene.clients.borrow_mut()[client as usize] = Some(process);
+    let (theirs, next) = (Rc::clone(scene), Rc::clone(incarnation));
+    world.on_death(process, move || {
+        theirs.clients.borrow_mut()[client as usize] = None;
+        let after = theirs.world.now() + theirs.world.random().heavy(MILLIS);
+        let (scene, next) = (Rc::clone(&theirs), Rc::clone(&next));
+        theirs.world.at(after, move || start(&scene, client, &next));
+    });
+    let skew = if scene.drawn.faults.contains(&Fault::ClockSkew) {
+        world.random().below(400_000) as i64 - 200_000
+    } else {
+        0
+    };
+    let clock = ProcessClock::new(world, skew, &scene.struck);
+    let employed = Rc::new(Client {
+        scene: Rc::clone(scene),
+        client,
+        clock,
+        incarnation: Rc::clone(incarnation),
+        process,
+    });
+    if scene.drawn.faults.contains(&Fault::ClockJump) {
+        let jumping = Rc::clone(&employed);
+        world.spawn(process, async move {
+            loop {
+                let scene = &jumping.scene;
+                scene.world.sleep(scene.world.random().heavy(4 * MILLIS)).await;
+                jumping.clock.jump(scene.world.random().heavy(MILLIS));
+            }
+        });
+    }
+    world.spawn(process, async move { employed.live().await });
+}
+
+/// Whether all has been asked, and nobody waits for anything any more.
+pub(super) fn is_done(scene: &Scene) -> bool {
+    scene.violation.borrow().is_some()
+        || scene.is_over() && scene.clients.borrow().iter().all(Option::is_none)
+}
+
+/// A client's process.
+struct Client {
+    scene: Rc<Scene>,
+    client: u32,
+    clock: ProcessClock,
+    incarnation: Rc<Cell<u64>>,
+    process: farside_sim::world::ProcessId,
+}
+
+impl Client {
+    /// Works until all is asked, then ends.
+    async fn live(self: &Rc<Self>) {
+        let scene = &self.scene;
+        while !scene.is_over() {
+            match self.connect().await {
+                Ok(fabric) => self.work(fabric).await,
+                Err(_) => scene.world.sleep(scene.world.random().heavy(AGAIN)).await,
+            }
+        }
+        scene.clients.borrow_mut()[self.client as usize] = None;
+    }
+
+    async fn connect(&self) -> Result<Fabric, FabricError> {
+        let scene = &self.scene;
+        self.incarnation.set(self.incarnation.get() + 1);
+        scene.count(|counts| counts.sessions += 1);
+        if scene.drawn.carrier == Carrier::Direct {
+            let direct = Direct::open(&scene.node, self.process, &self.clock, PACE).await?;
+            return Ok(Fabric::Direct(direct));
+        }
+        let identity = Identity {
+            identity: u128::from(self.client) + 1,
+            incarnation: self.incarnation.get(),
+            silence: SILENCE,
+        };
+        let engine = self.client % scene.node.options().engines;
+        let host = scene.hosts[self.client as usize];
+        let endpoint =
+            Endpoint::open(&scene.node, engine, self.process, host, &self.clock, identity).await?;
+        Ok(Fabric::Session(endpoint))
+    }
+
+    /// Carries out operations over one session, several at once, until that is over.
+    async fn work(self: &Rc<Self>, fabric: Fabric) {
+        let scene = &self.scene;
+        let tasks = Rc::new(Cell::new(scene.drawn.tasks));
+        for _ in 1..scene.drawn.tasks {
+            let (mine, fabric, tasks) = (Rc::clone(self), fabric.clone(), Rc::clone(&tasks));
+            scene.world.spawn(self.process, async move {
+                mine.ask_all(&fabric).await;
+                tasks.set(tasks.get() - 1);
+            });
+        }
+        self.ask_all(&fabric).await;
+        tasks.set(tasks.get() - 1);
+        while tasks.get() > 0 {
+            scene.world.sleep(20 * MICROS).await;
+        }
+        fabric.close().await;
+    }
+
+    async fn ask_all(&self, fabric: &Fabric) {
+        let scene = &self.scene;
+        let node = scene.node.id();
+        let name = scene.store_name();
+        let store = u64::from(scene.store.get());
+        let Ok(kv) = PrismKv::open(fabric.clone(), node, &name).await else {
+            // It may be on its way.
+            return scene.world.sleep(scene.world.random().heavy(AGAIN)).await;
+        };
+        let mut asker = Asker {
+            scene,
+            client: self.client,
+            store,
+            kv: kv.with_slot_cache(scene.drawn.slot_cache),
+            seen: None,
+        };
+        while scene.left.get() > 0 {
+            scene.left.set(scene.left.get() - 1);
+            if asker.ask_something().await.is_err() {
+                return;
+            }
+            if scene.world.random().one_in(3) {
+                scene.world.sleep(scene.world.random().heavy(5 * MICROS)).await;
+            }
+        }
+    }
+}
+
+/// The session is worth nothing any more.
+struct Over;
+
+/// Who asks one thing after the other.
+struct Asker<'a> {
+    scene: &'a Scene,
+    client: u32,
+    store: u64,
+    kv: PrismKv<Fabric>,
+    /// A version that it has seen, and of which key.
+    seen: Option<(u64, Installed)>,
+}
+
+impl Asker<'_> {
+    async fn ask_something(&mut self) -> Result<(), Over> {
+        let random = self.scene.world.random();
+        let number = random.below(self.scene.drawn.keys);
+        let key = values::key(number);
+        let ask = match random.below(16) {
+            0..6 => Ask::Get,
+            6..10 => Ask::Put(self.new_value()),
+            10..13 => Ask::Delete,
+            13 => Ask::PutIfAbsent(self.new_value()),
+            _ => match self.seen.take().filter(|(seen, _)| *seen == number) {
+                Some((_, version)) => Ask::CompareAndPut {
+                    expected: Version(version.0.into()),
+                    value: self.new_value(),
+                },
+                None => Ask::Get,
+            },
+        };
+        let id = self.call(number, ask);
+        match ask {
+            Ask::Get => {
+                let found = self.kv.get(&key).await;
+                let found = found.map(|item| item.map(|item| (values::known(item.value), item.version)));
+                match found {
+                    Ok(None) => self.returned(id, Outcome::Absent),
+                    Ok(Some((Some(value), version))) => {
+                        self.seen = Some((number, version));
+                        self.returned(id, Outcome::Found(value, Some(Version(version.0.into()))));
+                    }
+                    Ok(Some((None, _))) => {
+                        self.scene.blame(format!("a get of key {number} has read bytes that nobody has put"));
+                        self.returned(id, Outcome::Failed);
+                    }
+                    Err(error) => return self.failed(id, &error, true),
+                }
+            }
+            Ask::Put(value) => match self.kv.put(&key, &values::bytes(value)).await {
+                Ok(()) => self.returned(id, Outcome::Done(None)),
+                Err(error) => return self.failed(id, &error, false),
+            },
+            Ask::Delete => match self.kv.delete(&key).await {
+                Ok(true) => self.returned(id, Outcome::Done(None)),
+                Ok(false) => self.returned(id, Outcome::Absent),
+                Err(error) => return self.failed(id, &error, false),
+            },
+            Ask::PutIfAbsent(value) => match self.kv.put_if_absent(&key, &values::bytes(value)).await {
+                Ok(true) => self.returned(id, Outcome::Done(None)),
+                Ok(false) => self.returned(id, Outcome::Conflict(None)),
+                Err(error) => return self.failed(id, &error, false),
+            },
+            Ask::CompareAndPut { expected, value } => {
+                let expected = Installed(expected.0 as u32);
+                let done = self.kv.compare_and_put(&key, expected, &values::bytes(value)).await;
+                let told = |version: Installed| Version(version.0.into());
+                match done {
+                    Ok(Ok(version)) => self.returned(id, Outcome::Done(Some(told(version)))),
+                    Ok(Err(conflict)) => {
+                        self.scene.count(|counts| counts.conflicts += 1);
+                        let outcome = conflict
+                            .version
+                            .map_or(Outcome::Absent, |version| Outcome::Conflict(Some(told(version))));
+                        self.returned(id, outcome);
+                    }
+                    Err(error) => return self.failed(id, &error, false),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn new_value(&self) -> Value {
+        let (scene, random) = (self.scene, self.scene.world.random());
+        let tag = scene.next_tag.get();
+        scene.next_tag.set(tag + 1);
+        let len = if random.one_in(scene.drawn.large_one_in) {
+            random.between(61_000, 140_000)
+        } else {
+            random.between(8, scene.drawn.value_max)
+        };
+        Value { tag, len: len as u32 }
+    }
+
+    fn call(&self, number: u64, ask: Ask) -> OperationId {
+        let key = self.store * KEYS_PER_STORE + number;
+        self.scene.history.borrow_mut().call(self.client, key, ask, self.scene.world.now())
+    }
+
+    fn returned(&self, id: OperationId, outcome: Outcome) {
+        self.scene.history.borrow_mut().returned(id, outcome, self.scene.world.now());
+    }
+
+    /// What an error says of an operation, and whether the session is any good after it.
+    fn failed(&self, id: OperationId, error: &KvError, is_read: bool) -> Result<(), Over> {
+        let is_unknown = !is_read && error.ran() != Ran::No;
+        self.scene.count(|counts| match error {
+            KvError::OutOfMemory => counts.out_of_memory += 1,
+            _ if is_unknown => counts.unknown += 1,
+            _ => counts.failed += 1,
+        });
+        if matches!(error, KvError::OutOfMemory) && self.scene.drawn.faults.contains(&Fault::Exhaustion) {
+            self.scene.struck.count(Fault::Exhaustion);
+        }
+        if let KvError::Damaged(what) = error {
+            self.scene.blame(format!("a client has found the store damaged: {what}"));
+        }
+        self.returned(id, if is_unknown { Outcome::Unknown } else { Outcome::Failed });
+        match error {
+            KvError::OutOfMemory | KvError::TableFull => Ok(()),
+            KvError::Fabric(FabricError::Deadline { .. }) => Ok(()),
+            _ => Err(Over),
+        }
+    }
+}
+
+/// When all have gone, another client reads every key: what was lost, and nobody has looked at since, shows.
+pub(super) fn look_at_all(scene: &Rc<Scene>) {
+    if scene.violation.borrow().is_some() || scene.node.process().is_none() {
+        return;
+    }
+    scene.network.set_weather(farside_sim::fault::Weather::FAIR);
+    let process = scene.world.start_process();
+    let client = Client {
+        scene: Rc::clone(scene),
+        client: scene.drawn.clients,
+        clock: ProcessClock::new(&scene.world, 0, &scene.struck),
+        incarnation: Rc::default(),
+        process,
+    };
+    let host = scene.hosts[0];
+    let looked = async move {
+        let scene = &client.scene;
+        let node: NodeId = scene.node.id();
+        let fabric = if scene.drawn.carrier == Carrier::Direct {
+            Fabric::Direct(Direct::open(&scene.node, client.process, &client.clock, PACE).await?)
+        } else {
+            let identity = Identity { identity: u128::MAX, incarnation: 1, silence: SILENCE };
+            let clock = &client.clock;
+            Fabric::Session(Endpoint::open(&scene.node, 0, client.process, host, clock, identity).await?)
+        };
+        let opened = PrismKv::open(fabric.clone(), node, &scene.store_name()).await;
+        let Ok(kv) = opened else { return Ok(()) };
+        let store = u64::from(scene.store.get());
+        let mut asker = Asker { scene, client: client.client, store, kv, seen: None };
+        for number in 0..scene.drawn.keys {
+            let id = asker.call(number, Ask::Get);
+            let found = asker.kv.get(&values::key(number)).await;
+            match found.map(|item| item.map(|item| (values::known(item.value), item.version))) {
+                Ok(None) => asker.returned(id, Outcome::Absent),
+                Ok(Some((Some(value), version))) => {
+                    asker.returned(id, Outcome::Found(value, Some(Version(version.0.into()))));
+                }
+                Ok(Some((None, _))) => {
+                    scene.blame(format!("key {number} ends with bytes that nobody has put"));
+                    asker.returned(id, Outcome::Failed);
+                }
+                Err(error) => {
+                    scene.blame(format!("key {number} cannot be read when all is quiet: {error}"));
+                    asker.returned(id, Outcome::Failed);
+                }
+            }
+        }
+        fabric.close().await;
+        Ok::<(), FabricError>(())
+    };
+    let (done, told) = (Rc::new(Cell::new(None)), scene.world.clone());
+    let theirs = Rc::clone(&done);
+    told.spawn(process, async move { theirs.set(Some(looked.await)) });
+    let until = scene.world.now() + 10 * SECONDS;
+    scene.world.run_while(until, || {
+        let is_done = done.take();
+        let goes_on = is_done.is_none();
+        done.set(is_done);
+        goes_on
+    });
+    match done.take() {
+        Some(Ok(())) => {}
+        Some(Err(error)) => scene.blame(format!("nobody can connect when all is quiet: {error}")),
+        None => scene.blame("reading all keys when all is quiet takes for ever".to_owned()),
+    }
+    let _: Nanos = scene.clock_now();
+}
+
+impl Scene {
+    fn clock_now(&self) -> Nanos {
+        self.world.now()
+    }
+}
+
+#[allow(dead_code, reason = "a clock is a clock")]
+fn is_clock(clock: &ProcessClock) -> impl Clock + '_ {
+    clock
+}
