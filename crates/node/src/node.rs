@@ -61,8 +61,8 @@ pub struct Node<M: NodeMemory> {
     scan: Option<(Scan, Vec<Ticket>)>,
     /// Regions that are to be looked at for want of memory, each from a class on.
     relief: VecDeque<(u32, u8)>,
-    /// Who makes the next step.
-    rotation: usize,
+    /// Which part makes the next step, and how many in a row had nothing to do.
+    rotation: (usize, usize),
     answers: VecDeque<(Ticket, Result<Answer, String>)>,
     next_ticket: Ticket,
     info: NodeInfo,
@@ -120,7 +120,7 @@ impl<M: NodeMemory> Node<M> {
             scans_due: VecDeque::new(),
             scan: None,
             relief: VecDeque::new(),
-            rotation: 0,
+            rotation: (0, 0),
             answers: VecDeque::new(),
             next_ticket: 1,
             info,
@@ -291,25 +291,24 @@ impl<M: NodeMemory> Node<M> {
         self.answers.pop_front()
     }
 
-    /// One step of whoever has something to do, in turn.
+    /// A step of one part, each in turn: idle when one after the other had nothing to do. One alone, since a part may
+    /// note what it saw also where that is nothing to do.
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
-        let parts: [Part<M>; 6] = [
+        let parts: [Part<M>; 7] = [
             Node::close_step,
             Node::reclaim_step,
+            Node::regrant_step,
             Node::job_step,
             Node::look_step,
             Node::scan_step,
             Node::relief_step,
         ];
-        for turn in 0..parts.len() {
-            let next = (self.rotation + turn) % parts.len();
-            if parts[next](self, memory)? {
-                self.rotation = (next + 1) % parts.len();
-                return Ok(Progress::Made);
-            }
-        }
-        Ok(Progress::Idle)
+        let (part, idle) = self.rotation;
+        let idle = if parts[part](self, memory)? { 0 } else { idle + 1 };
+        let is_idle = idle == parts.len();
+        self.rotation = ((part + 1) % parts.len(), if is_idle { 0 } else { idle });
+        Ok(if is_idle { Progress::Idle } else { Progress::Made })
     }
 
     // Questions.
@@ -440,11 +439,17 @@ impl<M: NodeMemory> Node<M> {
     }
 
     fn reclaim_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        if self.is_adopting() { Ok(false) } else { self.reclaim.step(memory, &self.sessions) }
+    }
+
+    fn regrant_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        if self.is_adopting() { Ok(false) } else { self.reclaim.regrant_step(memory, &self.sessions) }
+    }
+
+    /// Whether a scan needs buffers to stay where they are.
+    fn is_adopting(&self) -> bool {
         let is_adopting = self.scan.as_ref().is_some_and(|(scan, _)| scan.is_adopting());
-        if is_adopting && !Mutant::ReuseWhileAdopting.is_on() {
-            return Ok(false);
-        }
-        self.reclaim.step(memory, &self.sessions)
+        is_adopting && !Mutant::ReuseWhileAdopting.is_on()
     }
 
     fn scan_all(&mut self) {

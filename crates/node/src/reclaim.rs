@@ -148,7 +148,7 @@ impl Reclaim {
         }
     }
 
-    /// One step. False if there was nothing to do.
+    /// One step of buffers on their way back. False if there was nothing to do.
     pub fn step<M: NodeMemory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         if let Some((slot, at)) = self.walking {
             let next = self.take_over(memory, at)?;
@@ -164,16 +164,27 @@ impl Reclaim {
                 Arena::of(memory).give(region, &buffer)?;
             }
             self.unparked.pop();
-        } else if let Some(&(region, index)) = self.emptied.ready.last() {
-            grant_again(memory, region, index)?;
-            self.emptied.ready.pop();
         } else if let Some(&slot) = self.round.last() {
             let first = Arena::of(memory).take_retired(slot)?;
             self.round.pop();
             self.walking = (first != 0).then_some((slot, first));
-        } else if !self.buffers.step(memory, sessions)? {
-            return self.emptied.step(memory, sessions);
+        } else {
+            return self.buffers.step(memory, sessions);
         }
+        Ok(true)
+    }
+
+    /// One step of emptied segments towards being granted again. False if there was nothing to do.
+    pub fn regrant_step<M: NodeMemory>(
+        &mut self,
+        memory: &M,
+        sessions: &Sessions,
+    ) -> Result<bool, M::Wait> {
+        let Some(&(region, index)) = self.emptied.ready.last() else {
+            return self.emptied.step(memory, sessions);
+        };
+        grant_again(memory, region, index)?;
+        self.emptied.ready.pop();
         Ok(true)
     }
 
