@@ -10,6 +10,7 @@ pub mod clock;
 pub mod fabric;
 pub mod fault;
 pub mod history;
+pub mod linearizable;
 pub mod memory;
 pub mod network;
 pub mod node;

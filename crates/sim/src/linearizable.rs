@@ -1,0 +1,559 @@
+//! Whether every key of a history behaved as one register: each operation at one instant between call and return.
+//!
+//! The search is `porcupine-rs`'s (Lowe, "Testing for linearizability", 2016, after Wing and Gong); the register is ours.
+//! Linearizability is local (Herlihy and Wing 1990, theorem 1), so keys are judged one by one.
+//!
+//! Invariant: what was not decided is never called good. The bound is a number of steps, not of seconds, so that a
+//! verdict is the same on every machine.
+//! Invariant: operations are ordered by the order of their events, not by their nanoseconds, of which many are equal.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use porcupine_rs::{Model, check_operations};
+
+use crate::history::{Ask, History, Operation, Outcome, Value, Version};
+
+/// How much work one key may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most operations that one key may have. A state of the search takes an eighth of as many bytes.
+    pub operations_max: usize,
+    /// How often the search may try an operation on a state. It remembers at most as many states.
+    pub steps_max: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { operations_max: 5_000, steps_max: 1_000_000 }
+    }
+}
+
+/// What is known of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Some order of its operations explains all answers.
+    Linearizable,
+    /// None does.
+    Violated,
+    /// Nobody knows.
+    Undecided(Undecided),
+}
+
+/// Why nobody knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undecided {
+    /// The key has so many operations.
+    TooLong(usize),
+    /// The search ended after so many steps.
+    TooHard(u64),
+}
+
+/// What is known of a history.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// How many keys there were.
+    pub keys: u64,
+    /// How many operations of these.
+    pub operations: u64,
+    /// How many steps the searches took.
+    pub steps: u64,
+    /// Keys that were no register.
+    pub violated: Vec<u64>,
+    /// Keys of which nobody knows, and why.
+    pub undecided: Vec<(u64, Undecided)>,
+}
+
+impl Report {
+    /// Whether every key was decided, and is good.
+    pub fn is_linearizable(&self) -> bool {
+        self.violated.is_empty() && self.undecided.is_empty()
+    }
+}
+
+/// Judges every key of a history. Keys are absent at first.
+pub fn check(history: &History, limits: Limits) -> Report {
+    let mut keys: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
+    for operation in history.operations() {
+        keys.entry(operation.key).or_default().push(*operation);
+    }
+    let mut report = Report::default();
+    for (key, operations) in keys {
+        let (verdict, steps) = check_key(&operations, limits);
+        report.keys += 1;
+        report.operations += operations.len() as u64;
+        report.steps += steps;
+        match verdict {
+            Verdict::Linearizable => {}
+            Verdict::Violated => report.violated.push(key),
+            Verdict::Undecided(why) => report.undecided.push((key, why)),
+        }
+    }
+    report
+}
+
+/// Judges operations that are all of one key; also tells how many steps it took.
+pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
+    let entries = entries(operations);
+    if entries.len() > limits.operations_max {
+        return (Verdict::Undecided(Undecided::TooLong(entries.len())), 0);
+    }
+    STEPS_LEFT.set(limits.steps_max);
+    // Runs on this thread, whose steps are counted, for it is one partition without a timeout.
+    let is_linearizable = check_operations::<Register>(&entries);
+    let left = STEPS_LEFT.get();
+    let verdict = match (is_linearizable, left) {
+        (true, _) => Verdict::Linearizable,
+        // From its last step on every operation was refused, so the search ended without having seen everything.
+        (false, 0) => Verdict::Undecided(Undecided::TooHard(limits.steps_max)),
+        (false, _) => Verdict::Violated,
+    };
+    (verdict, limits.steps_max - left)
+}
+
+/// The search's form of what matters.
+fn entries(operations: &[Operation]) -> Vec<porcupine_rs::Operation<Register>> {
+    let seen = Seen::by(operations);
+    let mut named: BTreeMap<Version, u32> = BTreeMap::new();
+    for version in operations.iter().flat_map(|operation| names(&operation.ask, &operation.outcome)).flatten()
+    {
+        *named.entry(version).or_default() += 1;
+    }
+    let times = |version: Version| named.get(&version).copied().unwrap_or(0);
+    let matters = |operation: &&Operation| match operation.outcome {
+        // What was not carried out changed nothing and told nothing: every order of the others stays as good.
+        Outcome::Failed => false,
+        // Put last it changes nothing, and nobody's answer is better for its being earlier.
+        Outcome::Unknown => !seen.nothing_of(&operation.ask),
+        _ => true,
+    };
+    let entry = |operation: &Operation| {
+        let expected = match operation.ask {
+            Ask::CompareAndPut { expected, .. } => times(expected),
+            _ => 0,
+        };
+        let told = told(&operation.outcome).map_or(0, times);
+        let returned = match (operation.outcome, operation.returned) {
+            (Outcome::Unknown, _) | (_, None) => i64::MAX,
+            (_, Some(returned)) => returned.index as i64,
+        };
+        porcupine_rs::Operation {
+            client_id: Some(operation.client),
+            call_time: operation.called.index as i64,
+            return_time: returned,
+            op: Entry { ask: operation.ask, outcome: operation.outcome, expected, told },
+            metadata: None,
+        }
+    };
+    operations.iter().filter(matters).map(entry).collect()
+}
+
+/// What an operation asked and was told, and how often all answers name the two versions in it.
+#[derive(Clone, Debug)]
+struct Entry {
+    ask: Ask,
+    outcome: Outcome,
+    expected: u32,
+    told: u32,
+}
+
+/// The version that an outcome tells.
+fn told(outcome: &Outcome) -> Option<Version> {
+    match *outcome {
+        Outcome::Found(_, version) | Outcome::Done(version) | Outcome::Conflict(version) => version,
+        Outcome::Absent | Outcome::Failed | Outcome::Unknown => None,
+    }
+}
+
+/// The versions that a key had at the instant of an operation, or just after it, by its answer.
+fn names(ask: &Ask, outcome: &Outcome) -> [Option<Version>; 2] {
+    let expected = match (ask, outcome) {
+        (Ask::CompareAndPut { expected, .. }, Outcome::Done(_)) => Some(*expected),
+        _ => None,
+    };
+    [expected, told(outcome)]
+}
+
+/// What the answers of a set of operations depend on.
+#[derive(Default)]
+struct Seen {
+    values: BTreeSet<Value>,
+    /// Somebody was told that the key had a value or a version, but not which value.
+    presence: bool,
+    /// Somebody was told that it had none, or may have been.
+    absence: bool,
+}
+
+impl Seen {
+    fn by(operations: &[Operation]) -> Seen {
+        let mut seen = Seen::default();
+        for Operation { ask, outcome, .. } in operations {
+            match (outcome, ask) {
+                (Outcome::Found(value, _), _) => drop(seen.values.insert(*value)),
+                (Outcome::Absent, _) | (Outcome::Done(_), Ask::PutIfAbsent(_)) => seen.absence = true,
+                (Outcome::Done(_), Ask::Delete | Ask::CompareAndPut { .. }) => seen.presence = true,
+                (Outcome::Conflict(version), _) => {
+                    seen.presence = true;
+                    seen.absence |= version.is_none();
+                }
+                (Outcome::Done(_) | Outcome::Failed | Outcome::Unknown, _) => {}
+            }
+        }
+        // An effect that somebody saw may itself have needed a value, or that there is none. Two rounds: there are
+        // two such needs.
+        for Operation { ask, outcome, .. } in [operations, operations].concat() {
+            if outcome == Outcome::Unknown && !seen.nothing_of(&ask) {
+                seen.absence |= matches!(ask, Ask::PutIfAbsent(_));
+                seen.presence |= matches!(ask, Ask::CompareAndPut { .. });
+            }
+        }
+        seen
+    }
+
+    /// Whether all answers stay right where they are if an operation that asked this is taken out of its place: what
+    /// lies between it and the next change then finds what was there before it.
+    fn nothing_of(&self, ask: &Ask) -> bool {
+        match ask {
+            Ask::Get => true,
+            Ask::Delete => !self.absence,
+            Ask::Put(value) | Ask::PutIfAbsent(value) | Ask::CompareAndPut { value, .. } => {
+                !self.presence && !self.values.contains(value)
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// How many steps the search of this thread may still take. The library hands a model nothing but the state.
+    static STEPS_LEFT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// One key of a store.
+#[derive(Clone)]
+struct Register;
+
+/// What the key has, and which versions are over that no answer names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct State {
+    install: Option<Install>,
+    over: BTreeSet<Version>,
+}
+
+/// A value in its place. Its version is known once an answer names it.
+///
+/// An install ends only after all answers that name its version have had their turn: so no version comes twice, and
+/// a state need not remember those that were.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Install {
+    value: Value,
+    version: Option<Version>,
+    /// How many answers name its version and have not had their turn.
+    named_later: u32,
+    /// Versions that it does not have.
+    not: BTreeSet<Version>,
+}
+
+impl Install {
+    fn new(value: Value, version: Option<Version>, times: u32) -> Install {
+        Install { value, version, named_later: times.saturating_sub(1), not: BTreeSet::new() }
+    }
+
+    /// An answer says that this is its version; `times` do in all.
+    fn named(mut self, version: Version, times: u32) -> Option<Install> {
+        match self.version {
+            Some(known) if known == version => self.named_later = self.named_later.checked_sub(1)?,
+            Some(_) => return None,
+            None if self.not.contains(&version) => return None,
+            None => (self.version, self.named_later) = (Some(version), times - 1),
+        }
+        Some(self)
+    }
+
+    fn maybe_named(self, version: Option<Version>, times: u32) -> Option<Install> {
+        match version {
+            Some(version) => self.named(version, times),
+            None => Some(self),
+        }
+    }
+
+    /// It is known to have another version.
+    fn is_not(mut self, version: Version) -> Option<Install> {
+        match self.version {
+            Some(known) if known == version => return None,
+            Some(_) => {}
+            None => drop(self.not.insert(version)),
+        }
+        Some(self)
+    }
+}
+
+impl State {
+    /// Whether what is there may end now.
+    fn may_end(&self) -> bool {
+        self.install.as_ref().is_none_or(|install| install.named_later == 0)
+    }
+
+    /// The state after an operation that was answered; nothing if it cannot have been answered so here.
+    fn answered(mut self, entry: &Entry) -> Option<State> {
+        let Entry { ask, outcome, expected: expected_times, told: told_times } = *entry;
+        self.install = match (ask, outcome) {
+            (Ask::Get, Outcome::Found(value, version)) => {
+                let install = self.install.filter(|install| install.value == value)?;
+                Some(install.maybe_named(version, told_times)?)
+            }
+            (Ask::Put(value), Outcome::Done(version)) if self.may_end() => {
+                Some(Install::new(value, version, told_times))
+            }
+            (Ask::Delete, Outcome::Done(_)) if self.install.is_some() && self.may_end() => None,
+            (Ask::PutIfAbsent(value), Outcome::Done(version)) if self.install.is_none() => {
+                Some(Install::new(value, version, told_times))
+            }
+            (Ask::CompareAndPut { expected, value }, Outcome::Done(version)) => {
+                self.install = Some(self.install?.named(expected, expected_times)?);
+                self.may_end().then(|| Install::new(value, version, told_times)).map(Some)?
+            }
+            (Ask::Get | Ask::Delete | Ask::CompareAndPut { .. }, Outcome::Absent)
+                if self.install.is_none() =>
+            {
+                None
+            }
+            (Ask::PutIfAbsent(_), Outcome::Conflict(version)) => {
+                Some(self.install?.maybe_named(version, told_times)?)
+            }
+            (Ask::CompareAndPut { .. }, Outcome::Conflict(Some(version))) => {
+                Some(self.install?.named(version, told_times)?)
+            }
+            (Ask::CompareAndPut { expected, .. }, Outcome::Conflict(None)) => match self.install {
+                Some(install) => Some(install.is_not(expected)?),
+                None => None,
+            },
+            _ => return None,
+        };
+        Some(self)
+    }
+
+    /// The state after an operation of which nobody was told: it takes effect if it can. One that never did comes
+    /// last, where its effect is nobody's concern; so this is never refused.
+    fn unanswered(mut self, entry: &Entry) -> State {
+        let install = |value| Some(Install::new(value, None, 0));
+        match entry.ask {
+            Ask::Put(value) if self.may_end() => self.install = install(value),
+            Ask::Delete if self.may_end() => self.install = None,
+            Ask::PutIfAbsent(value) if self.install.is_none() => self.install = install(value),
+            Ask::CompareAndPut { expected, value } if self.may_end() => match &self.install {
+                Some(now) if now.version == Some(expected) => self.install = install(value),
+                // It may have the version as long as no answer says when the key had it.
+                Some(now) if now.version.is_none() && entry.expected == 0 && !now.not.contains(&expected) => {
+                    if self.over.insert(expected) {
+                        self.install = install(value);
+                    }
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+        self
+    }
+}
+
+impl Model for Register {
+    type State = State;
+    type Op = Entry;
+    type Metadata = ();
+
+    fn init() -> State {
+        State::default()
+    }
+
+    fn step(state: &State, entry: &Entry) -> (bool, State) {
+        let left = STEPS_LEFT.get();
+        if left == 0 {
+            return (false, State::default());
+        }
+        STEPS_LEFT.set(left - 1);
+        let next = match entry.outcome {
+            Outcome::Unknown => Some(state.clone().unanswered(entry)),
+            _ => state.clone().answered(entry),
+        };
+        next.map_or((false, State::default()), |next| (true, next))
+    }
+}
+
+/// A few operations of one key that no order explains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The key.
+    pub key: u64,
+    /// The operations, in the order in which they were called. Those that are not answered here were answered after
+    /// the last one that is, if ever.
+    pub operations: Vec<Operation>,
+    /// Which of them has the answer that cannot be: without its answer, an order explains the others.
+    pub offender: usize,
+    /// What could have been answered in its place.
+    pub instead: Vec<Outcome>,
+    /// How many operations the key had.
+    pub of: usize,
+}
+
+/// The most searches that making a violation smaller may take.
+const SEARCHES_MAX: u32 = 5_000;
+
+/// What is wrong with a key, in as few operations as are found; nothing if nothing is known to be wrong.
+///
+/// The history is cut after the first answer that cannot be, then operations are taken away while it stays wrong: those
+/// that changed nothing, and those whose change no remaining answer depends on. A right history stays right when they
+/// are taken away, so what remains is wrong for the reason that the history is.
+pub fn explain(history: &History, key: u64, limits: Limits) -> Option<Violation> {
+    let all: Vec<Operation> =
+        history.operations().iter().filter(|operation| operation.key == key).copied().collect();
+    let of = all.len();
+    let is_wrong = |operations: &[Operation]| check_key(operations, limits).0 == Verdict::Violated;
+    let mut operations = all;
+    if !is_wrong(&operations) {
+        return None;
+    }
+    let mut searches_left = SEARCHES_MAX;
+    loop {
+        let before = operations.len();
+        operations = shrunk(shortest_prefix(operations, is_wrong), is_wrong, &mut searches_left);
+        if operations.len() == before || searches_left == 0 {
+            break;
+        }
+    }
+    operations = shortest_prefix(operations, is_wrong);
+    let (offender, _) = operations
+        .iter()
+        .enumerate()
+        .filter_map(|(at, operation)| Some((at, operation.returned?)))
+        .max_by_key(|(_, returned)| returned.index)
+        .expect("without any answer every order will do");
+    let instead = instead(&operations, offender, limits);
+    Some(Violation { key, operations, offender, instead, of })
+}
+
+/// What is known when the event of this index has happened.
+fn until(operations: &[Operation], index: u64) -> Vec<Operation> {
+    let known = operations.iter().filter(|operation| operation.called.index <= index);
+    let cut = |operation: &Operation| match operation.returned {
+        Some(returned) if returned.index <= index => *operation,
+        _ => Operation { returned: None, outcome: Outcome::Unknown, ..*operation },
+    };
+    known.map(cut).collect()
+}
+
+/// Cuts after the first answer that makes it wrong. What is wrong stays so however it goes on, so halving finds it.
+fn shortest_prefix(operations: Vec<Operation>, is_wrong: impl Fn(&[Operation]) -> bool) -> Vec<Operation> {
+    let mut returns: Vec<u64> =
+        operations.iter().filter_map(|operation| Some(operation.returned?.index)).collect();
+    returns.sort_unstable();
+    let first = returns.partition_point(|&index| !is_wrong(&until(&operations, index)));
+    let cut = returns.get(first).map(|&index| until(&operations, index));
+    // Only where a search was cut off can halving have been led astray.
+    cut.filter(|cut| is_wrong(cut)).unwrap_or(operations)
+}
+
+/// Takes away what can be, many at a time, then fewer.
+fn shrunk(
+    mut operations: Vec<Operation>,
+    is_wrong: impl Fn(&[Operation]) -> bool,
+    searches_left: &mut u32,
+) -> Vec<Operation> {
+    let mut size = operations.len().next_power_of_two();
+    while size > 0 {
+        let before = operations.len();
+        let mut end = operations.len();
+        while end > 0 {
+            let start = end.saturating_sub(size);
+            let fewer = without(&operations, start, end);
+            if fewer.len() < operations.len() && *searches_left > 0 {
+                *searches_left -= 1;
+                if is_wrong(&fewer) {
+                    operations = fewer;
+                }
+            }
+            end = start;
+        }
+        if size > 1 || operations.len() == before || *searches_left == 0 {
+            size /= 2;
+        }
+    }
+    operations
+}
+
+/// The operations without those from `start` to `end` that can be taken away and leave a right history right.
+fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation> {
+    let is_among = |at: usize| (start..end).contains(&at);
+    let changes = |operation: &Operation| match operation.outcome {
+        Outcome::Found(..) | Outcome::Absent | Outcome::Conflict(_) | Outcome::Failed => false,
+        Outcome::Done(_) | Outcome::Unknown => operation.ask != Ask::Get,
+    };
+    let rest = operations.iter().enumerate().filter(|(at, operation)| !is_among(*at) || changes(operation));
+    let (places, rest): (Vec<usize>, Vec<Operation>) = rest.map(|(at, operation)| (at, *operation)).unzip();
+    let seen = Seen::by(&rest);
+    let stays = |(at, operation): &(usize, Operation)| !is_among(*at) || !seen.nothing_of(&operation.ask);
+    places.into_iter().zip(rest).filter(stays).map(|(_, operation)| operation).collect()
+}
+
+/// What the offender could have been answered.
+fn instead(operations: &[Operation], offender: usize, limits: Limits) -> Vec<Outcome> {
+    let Operation { ask, outcome, .. } = operations[offender];
+    let values: BTreeSet<Value> = operations
+        .iter()
+        .filter_map(|operation| match operation.ask {
+            Ask::Put(value) | Ask::PutIfAbsent(value) | Ask::CompareAndPut { value, .. } => Some(value),
+            Ask::Get | Ask::Delete => None,
+        })
+        .collect();
+    let found = values.into_iter().map(|value| Outcome::Found(value, None));
+    let others = [Outcome::Absent, Outcome::Done(None), Outcome::Conflict(None)];
+    let without_version = match outcome {
+        Outcome::Found(value, _) => Outcome::Found(value, None),
+        Outcome::Done(_) => Outcome::Done(None),
+        Outcome::Conflict(_) => Outcome::Conflict(None),
+        other => other,
+    };
+    let could_be = |other: &Outcome| {
+        let mut operations = operations.to_vec();
+        operations[offender].outcome = *other;
+        other.answers(&ask)
+            && *other != without_version
+            && check_key(&operations, limits).0 == Verdict::Linearizable
+    };
+    found.chain(others).filter(could_be).collect()
+}
+
+impl fmt::Display for Undecided {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Undecided::TooLong(count) => {
+                write!(
+                    f,
+                    "{count} operations of one key are too many: make the run shorter, or use more keys"
+                )
+            }
+            Undecided::TooHard(steps) => write!(
+                f,
+                "the search gave up after {steps} steps: use more keys, or fewer clients and crashes at a time"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { keys, operations, steps, violated, undecided } = self;
+        write!(f, "{operations} operations of {keys} keys, {steps} steps: ")?;
+        if self.is_linearizable() {
+            return f.write_str("linearizable");
+        }
+        if !violated.is_empty() {
+            write!(f, "not linearizable: keys {violated:?}")?;
+        }
+        for (at, (key, why)) in undecided.iter().enumerate() {
+            let before = if at == 0 && violated.is_empty() { "" } else { "; " };
+            write!(f, "{before}undecided: key {key}: {why}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,500 @@
+//! The judge of registers is judged: by histories of which everybody knows what they are, and by a search of a few
+//! lines through all orders, which shares nothing with it.
+
+#[path = "support/draws.rs"]
+mod draws;
+#[path = "support/operations.rs"]
+mod operations;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use draws::Draws;
+use farside_sim::history::{Ask, History, Operation, Outcome, Value, Version};
+use farside_sim::linearizable::{Limits, Report, Undecided, Verdict, check, check_key, explain};
+use operations::{DONE, NEVER, Row, cas, found, found_at, history, put, value};
+
+fn is_good(rows: &[Row]) -> bool {
+    let history = history(rows);
+    let report = check(&history, Limits::default());
+    assert_eq!(report.undecided, []);
+    assert_eq!(
+        report.is_linearizable(),
+        brute::is_linearizable(history.operations()),
+        "the judges differ: {rows:?}"
+    );
+    report.is_linearizable()
+}
+
+#[test]
+fn a_read_may_come_before_or_after_a_write_beside_it() {
+    for seen in [Outcome::Absent, found(1)] {
+        assert!(is_good(&[(0, 1, 4, put(1), DONE), (1, 2, 3, Ask::Get, seen)]));
+    }
+}
+
+#[test]
+fn a_stale_read_is_found() {
+    let rows = [(0, 1, 2, put(1), DONE), (0, 3, 4, put(2), DONE), (1, 5, 6, Ask::Get, found(1))];
+    assert!(!is_good(&rows));
+}
+
+#[test]
+fn reads_that_go_back_are_found() {
+    let write = (0, 1, 9, put(1), DONE);
+    assert!(is_good(&[write, (1, 2, 3, Ask::Get, Outcome::Absent), (1, 4, 5, Ask::Get, found(1))]));
+    assert!(!is_good(&[write, (1, 2, 3, Ask::Get, found(1)), (2, 4, 5, Ask::Get, Outcome::Absent)]));
+}
+
+#[test]
+fn an_update_that_got_lost_is_found() {
+    let read = (0, 1, 2, put(1), Outcome::Done(Some(Version(1))));
+    let first = (0, 3, 6, cas(1, 2), Outcome::Done(Some(Version(2))));
+    let second = |outcome| (1, 4, 5, cas(1, 3), outcome);
+    assert!(
+        !is_good(&[read, first, second(Outcome::Done(Some(Version(3))))]),
+        "both expected the same version"
+    );
+    assert!(!is_good(&[read, first, second(DONE)]));
+    assert!(is_good(&[read, first, second(Outcome::Conflict(Some(Version(2))))]));
+    let (both, one) = (Ask::PutIfAbsent(value(1)), Ask::PutIfAbsent(value(2)));
+    assert!(!is_good(&[(0, 1, 3, both, DONE), (1, 2, 4, one, DONE)]));
+    assert!(is_good(&[(0, 1, 3, both, DONE), (1, 2, 4, one, Outcome::Conflict(None))]));
+}
+
+#[test]
+fn a_value_that_comes_back_after_its_delete_is_found() {
+    let start = [(0, 1, 2, put(1), DONE), (0, 3, 4, Ask::Delete, DONE)];
+    assert!(is_good(&[start[0], start[1], (1, 5, 6, Ask::Get, Outcome::Absent)]));
+    assert!(!is_good(&[start[0], start[1], (1, 5, 6, Ask::Get, found(1))]));
+    assert!(!is_good(&[start[0], start[1], (1, 5, 6, Ask::Delete, DONE)]), "one value is taken away once");
+    assert!(is_good(&[start[0], start[1], (1, 5, 6, Ask::Delete, Outcome::Absent)]));
+}
+
+#[test]
+fn a_read_from_the_future_is_found() {
+    assert!(!is_good(&[(1, 1, 2, Ask::Get, found(1)), (0, 3, 4, put(1), DONE)]));
+    assert!(!is_good(&[(1, 1, 2, Ask::Get, found(7))]), "nobody wrote it");
+}
+
+#[test]
+fn a_put_of_unknown_fate_may_be_seen_at_any_later_time() {
+    let lost = (0, 1, 2, put(1), Outcome::Unknown);
+    let dead = (0, 1, NEVER, put(1), Outcome::Unknown);
+    for unknown in [lost, dead] {
+        let other = (1, 3, 4, put(2), DONE);
+        assert!(is_good(&[unknown, other, (1, 5, 6, Ask::Get, found(2)), (1, 7, 8, Ask::Get, found(1))]));
+        assert!(is_good(&[unknown, other, (1, 5, 6, Ask::Get, found(2)), (1, 7, 8, Ask::Get, found(2))]));
+        assert!(is_good(&[unknown, (1, 3, 4, Ask::Get, Outcome::Absent)]));
+    }
+}
+
+#[test]
+fn what_was_seen_of_an_unknown_put_stays_seen() {
+    let unknown = (0, 1, NEVER, put(1), Outcome::Unknown);
+    assert!(!is_good(&[unknown, (1, 3, 4, Ask::Get, found(1)), (1, 5, 6, Ask::Get, Outcome::Absent)]));
+    let other = (2, 2, 3, put(2), DONE);
+    let reads = |seen: [u64; 3]| {
+        let read = |at: usize| (1, 4 + 2 * at as u64, 5 + 2 * at as u64, Ask::Get, found(seen[at]));
+        is_good(&[unknown, other, read(0), read(1), read(2)])
+    };
+    assert!(reads([2, 1, 1]));
+    assert!(!reads([2, 1, 2]));
+    assert!(!reads([1, 2, 2]), "the other was done before the first read");
+}
+
+#[test]
+fn two_unknown_operations_come_in_either_order() {
+    let unknown = [(0, 1, NEVER, put(1), Outcome::Unknown), (1, 2, NEVER, Ask::Delete, Outcome::Unknown)];
+    let reads = |seen: [Outcome; 3]| {
+        let read = |at: usize| (2, 4 + 2 * at as u64, 5 + 2 * at as u64, Ask::Get, seen[at]);
+        is_good(&[unknown[0], unknown[1], read(0), read(1), read(2)])
+    };
+    assert!(reads([found(1), found(1), Outcome::Absent]));
+    assert!(reads([Outcome::Absent, found(1), Outcome::Absent]));
+    assert!(!reads([found(1), Outcome::Absent, found(1)]), "each takes effect once");
+}
+
+#[test]
+fn what_failed_is_never_seen() {
+    assert!(is_good(&[(0, 1, 2, put(1), Outcome::Failed), (1, 3, 4, Ask::Get, Outcome::Absent)]));
+    assert!(!is_good(&[(0, 1, 2, put(1), Outcome::Failed), (1, 3, 4, Ask::Get, found(1))]));
+}
+
+#[test]
+fn a_version_is_one_install() {
+    let one = (0, 1, 2, put(1), DONE);
+    let again = (0, 3, 4, put(1), DONE);
+    let read = |from, version| (1, from, from + 1, Ask::Get, found_at(1, version));
+    assert!(is_good(&[one, read(11, 5), read(13, 5)]));
+    assert!(!is_good(&[one, read(11, 5), read(13, 6)]));
+    let between = |version| {
+        is_good(&[
+            one,
+            (1, 2 + 100, 103, Ask::Get, found_at(1, 5)),
+            (0, 104, 105, put(1), DONE),
+            read(106, version),
+        ])
+    };
+    assert!(between(6));
+    assert!(!between(5), "the same value, but another install");
+    assert!(is_good(&[one, again, read(11, 5), (2, 13, 14, cas(5, 3), DONE)]));
+    assert!(!is_good(&[one, again, read(11, 5), (2, 13, 14, cas(5, 3), Outcome::Conflict(None))]));
+}
+
+#[test]
+fn touching_events_keep_their_order() {
+    let mut history = History::new();
+    let write = history.call(0, 0, put(1), 5);
+    history.returned(write, DONE, 5);
+    let read = history.call(1, 0, Ask::Get, 5);
+    history.returned(read, Outcome::Absent, 5);
+    assert!(
+        !check(&history, Limits::default()).is_linearizable(),
+        "all in one nanosecond, yet one after the other"
+    );
+}
+
+#[test]
+fn keys_are_judged_one_by_one() {
+    let mut history = History::new();
+    for key in 0..3 {
+        let write = history.call(0, key, put(1), key);
+        history.returned(write, DONE, key);
+        let read = history.call(0, key, Ask::Get, key);
+        history.returned(read, if key == 1 { Outcome::Absent } else { found(1) }, key);
+    }
+    let report = check(&history, Limits::default());
+    assert_eq!((report.keys, report.operations, &report.violated[..]), (3, 6, &[1][..]));
+    assert!(report.to_string().ends_with("not linearizable: keys [1]"), "{report}");
+    assert_eq!(
+        check(&history, Limits::default()),
+        report,
+        "the same input gives the same report, steps and all"
+    );
+}
+
+#[test]
+fn what_is_not_decided_does_not_pass() {
+    // Puts of unknown fate and a read of nothing that was put: every order must be tried.
+    let mut rows: Vec<Row> =
+        (0..24).map(|at| (at, u64::from(at), NEVER, put(u64::from(at)), Outcome::Unknown)).collect();
+    rows.extend((0..24).map(|at| (30, 100 + at * 2, 101 + at * 2, Ask::Get, found(at))));
+    rows.push((30, 200, 201, Ask::Get, found(99)));
+    let history = history(&rows);
+    let limits = Limits { steps_max: 10_000, ..Limits::default() };
+    let report = check(&history, limits);
+    assert_eq!(report, check(&history, limits));
+    assert_eq!(report.undecided, [(0, Undecided::TooHard(10_000))]);
+    assert!(!report.is_linearizable());
+    assert!(report.to_string().contains("gave up after 10000 steps"), "{report}");
+    assert_eq!(explain(&history, 0, limits), None, "nothing is known to be wrong");
+
+    let limits = Limits { operations_max: 10, ..Limits::default() };
+    assert_eq!(check(&history, limits).undecided, [(0, Undecided::TooLong(49))]);
+}
+
+/// A register of the plainest kind, with clients that may be anywhere in an operation.
+fn drawn(seed: u64) -> Vec<Row> {
+    let mut draws = Draws(seed);
+    let (clients, count) = (2 + draws.below(2), 3 + draws.below(5));
+    let (mut state, mut version): (Option<(u64, u64)>, u64) = (None, 0);
+    let mut rows: Vec<Row> = Vec::new();
+    // In the order of their effects, which lie four apart; each begins a little earlier and ends a little later, but
+    // not before its client's last one.
+    let mut free = vec![0; clients as usize];
+    for at in 0..count {
+        let client = draws.below(clients);
+        let effect = 1_000 + at * 40;
+        let from = (effect - draws.below(90)).max(free[client as usize] + 1);
+        let from = from.min(effect) / 16 * 16 + at * 2 % 16;
+        let to = (effect + draws.below(90)) / 16 * 16 + (at * 2 + 1) % 16;
+        let tells = draws.once_in(2);
+        let version_of = |version: u64| tells.then_some(Version(version));
+        let tag = draws.below(3);
+        let (ask, outcome) = match draws.below(7) {
+            0..3 => match state {
+                Some((tag, version)) => (Ask::Get, Outcome::Found(value(tag), version_of(version))),
+                None => (Ask::Get, Outcome::Absent),
+            },
+            3 => {
+                version += 1;
+                state = Some((tag, version));
+                (put(tag), Outcome::Done(version_of(version)))
+            }
+            4 => (Ask::Delete, if state.take().is_some() { DONE } else { Outcome::Absent }),
+            5 => match state {
+                Some((_, version)) => (Ask::PutIfAbsent(value(tag)), Outcome::Conflict(version_of(version))),
+                None => {
+                    version += 1;
+                    state = Some((tag, version));
+                    (Ask::PutIfAbsent(value(tag)), Outcome::Done(version_of(version)))
+                }
+            },
+            _ => {
+                let expected = version.saturating_sub(draws.below(2));
+                let ask = cas(expected, tag);
+                match state {
+                    None => (ask, if tells { Outcome::Absent } else { Outcome::Conflict(None) }),
+                    Some((_, now)) if now != expected => (ask, Outcome::Conflict(version_of(now))),
+                    Some(_) => {
+                        version += 1;
+                        state = Some((tag, version));
+                        (ask, Outcome::Done(version_of(version)))
+                    }
+                }
+            }
+        };
+        let (to, outcome) = match draws.below(16) {
+            0 => (NEVER, Outcome::Unknown),
+            1 => (to, Outcome::Unknown),
+            2 if !matches!(outcome, Outcome::Done(_)) => (to, Outcome::Failed),
+            _ => (to, outcome),
+        };
+        free[client as usize] = if to == NEVER { from + 1 } else { to };
+        rows.push((client as u32, from, to.max(from + 1), ask, outcome));
+    }
+    // Most histories are then made wrong in a place, or so it seems.
+    for _ in 0..draws.below(4) {
+        let (at, other) = (draws.below(count) as usize, draws.below(count) as usize);
+        let outcome = match draws.below(4) {
+            0 => found(draws.below(3)),
+            1 => found_at(draws.below(3), draws.below(4)),
+            2 => Outcome::Absent,
+            _ => rows[other].4,
+        };
+        if outcome.answers(&rows[at].3) && rows[at].2 != NEVER {
+            rows[at].4 = outcome;
+        }
+    }
+    rows
+}
+
+#[test]
+fn it_agrees_with_a_search_through_all_orders() {
+    let (mut good, mut bad, mut unknown) = (0, 0, 0);
+    for seed in 0..20_000 {
+        let history = history(&drawn(seed));
+        let (verdict, _) = check_key(history.operations(), Limits::default());
+        let expected = brute::is_linearizable(history.operations());
+        let text =
+            || history.operations().iter().map(|operation| format!("{operation:?}\n")).collect::<String>();
+        assert_eq!(verdict == Verdict::Linearizable, expected, "seed {seed}: {verdict:?}\n{}", text());
+        if expected {
+            good += 1
+        } else {
+            bad += 1
+        }
+        unknown +=
+            u32::from(history.operations().iter().any(|operation| operation.outcome == Outcome::Unknown));
+    }
+    println!("{good} good, {bad} bad; {unknown} with operations of unknown fate");
+    assert!(good > 5_000 && bad > 5_000 && unknown > 5_000);
+}
+
+#[test]
+fn what_it_explains_is_small_and_still_wrong() {
+    let (mut explained, mut sizes, mut of) = (0, 0, 0);
+    for seed in 0..3_000 {
+        let history = history(&drawn(seed));
+        let Some(violation) = explain(&history, 0, Limits::default()) else { continue };
+        let operations = &violation.operations;
+        assert!(!brute::is_linearizable(operations), "seed {seed}: {violation:?}");
+        let mut pardoned = operations.clone();
+        (pardoned[violation.offender].outcome, pardoned[violation.offender].returned) =
+            (Outcome::Unknown, None);
+        assert!(
+            brute::is_linearizable(&pardoned),
+            "seed {seed}: without the offender's answer nothing is wrong"
+        );
+        for outcome in &violation.instead {
+            let mut other = operations.clone();
+            other[violation.offender].outcome = *outcome;
+            assert!(brute::is_linearizable(&other), "seed {seed}: {outcome} is said to be possible");
+        }
+        explained += 1;
+        sizes += operations.len();
+        of += violation.of;
+    }
+    println!("{explained} explained, by {sizes} operations of {of}");
+    assert!(explained > 500 && sizes * 3 < of * 2);
+}
+
+#[test]
+fn of_a_long_history_the_few_operations_that_matter_are_shown() {
+    let mut rows: Vec<Row> = Vec::new();
+    for round in 0..100 {
+        let start = 10 + round * 10;
+        rows.push((0, start, start + 4, put(round), DONE));
+        rows.push((
+            1,
+            start + 1,
+            start + 5,
+            Ask::Get,
+            if round == 0 { Outcome::Absent } else { found(round - 1) },
+        ));
+        rows.push((2, start + 6, start + 7, Ask::Get, found(round)));
+    }
+    rows[3 * 70 + 2].4 = found(68);
+    let violation = explain(&history(&rows), 0, Limits::default()).expect("round 70 is stale");
+    let shown: Vec<String> = violation.operations.iter().map(Operation::to_string).collect();
+    assert_eq!(shown, ["put 68 -> done", "put 69 -> done", "get -> 68"]);
+    assert_eq!((violation.offender, violation.of), (2, 300));
+    assert_eq!(violation.instead, [found(69)]);
+}
+
+/// All orders, by hand. Versions are compared when an order is complete, as equations between installs.
+mod brute {
+    use super::*;
+
+    pub(super) fn is_linearizable(operations: &[Operation]) -> bool {
+        Search { operations, done: vec![false; operations.len()], steps: Vec::new() }.goes_on(None, 0)
+    }
+
+    /// The install that an operation met, and whether it took effect, as the how-manieth install.
+    struct Step {
+        at: usize,
+        met: Option<usize>,
+        made: Option<usize>,
+        took_effect: bool,
+    }
+
+    struct Search<'a> {
+        operations: &'a [Operation],
+        done: Vec<bool>,
+        steps: Vec<Step>,
+    }
+
+    impl Search<'_> {
+        fn goes_on(&mut self, now: Option<(Value, usize)>, installs: usize) -> bool {
+            let is_open =
+                |operation: &Operation| matches!(operation.outcome, Outcome::Unknown | Outcome::Failed);
+            if self.operations.iter().zip(&self.done).all(|(operation, done)| *done || is_open(operation)) {
+                return self.versions_agree();
+            }
+            let ends = |at: &usize| match self.operations[*at].returned {
+                Some(returned) if !is_open(&self.operations[*at]) => returned.index,
+                _ => u64::MAX,
+            };
+            let left: Vec<usize> = (0..self.done.len()).filter(|&at| !self.done[at]).collect();
+            let first_end = left.iter().map(ends).min().unwrap();
+            for at in left {
+                let Operation { ask, outcome, called, .. } = self.operations[at];
+                if outcome == Outcome::Failed || called.index > first_end {
+                    continue;
+                }
+                let made = |value| Some((value, installs));
+                let is_unknown = outcome == Outcome::Unknown;
+                let (next, took_effect) = match (ask, outcome) {
+                    (Ask::Get, Outcome::Found(value, _)) if now.is_some_and(|(now, _)| now == value) => {
+                        (now, false)
+                    }
+                    (_, Outcome::Absent) if now.is_none() => (now, false),
+                    (Ask::Put(value), Outcome::Done(_) | Outcome::Unknown) => (made(value), true),
+                    (Ask::Delete, Outcome::Done(_)) if now.is_some() => (None, true),
+                    (Ask::Delete, Outcome::Unknown) => (None, true),
+                    (Ask::PutIfAbsent(value), Outcome::Done(_) | Outcome::Unknown) if now.is_none() => {
+                        (made(value), true)
+                    }
+                    (Ask::PutIfAbsent(_), Outcome::Conflict(_)) if now.is_some() => (now, false),
+                    (Ask::CompareAndPut { value, .. }, Outcome::Done(_) | Outcome::Unknown)
+                        if now.is_some() =>
+                    {
+                        (made(value), true)
+                    }
+                    (Ask::CompareAndPut { .. }, Outcome::Conflict(version))
+                        if now.is_some() || version.is_none() =>
+                    {
+                        (now, false)
+                    }
+                    _ => continue,
+                };
+                assert!(!is_unknown || took_effect, "what has no effect need not be ordered");
+                let is_new = next.is_some_and(|(_, install)| install == installs);
+                let met = now.map(|(_, install)| install);
+                self.steps.push(Step { at, met, made: is_new.then_some(installs), took_effect });
+                self.done[at] = true;
+                if self.goes_on(next, installs + usize::from(is_new)) {
+                    return true;
+                }
+                self.done[at] = false;
+                self.steps.pop();
+            }
+            false
+        }
+
+        fn versions_agree(&self) -> bool {
+            let mut equal = BTreeSet::new();
+            let mut unequal = Vec::new();
+            for Step { at, met, made, took_effect } in &self.steps {
+                let Operation { ask, outcome, .. } = self.operations[*at];
+                if let (Ask::CompareAndPut { expected, .. }, Some(met)) = (ask, met) {
+                    if *took_effect {
+                        equal.insert((expected, *met));
+                    } else {
+                        unequal.push((expected, *met));
+                    }
+                }
+                match outcome {
+                    Outcome::Found(_, Some(version)) | Outcome::Conflict(Some(version)) => {
+                        equal.insert((version, met.unwrap()));
+                    }
+                    Outcome::Done(Some(version)) => drop(equal.insert((version, made.unwrap()))),
+                    _ => {}
+                }
+            }
+            let by_version: BTreeMap<Version, usize> = equal.iter().copied().collect();
+            let by_install: BTreeMap<usize, Version> =
+                equal.iter().map(|&(version, install)| (install, version)).collect();
+            by_version.len() == equal.len()
+                && by_install.len() == equal.len()
+                && unequal.iter().all(|(version, install)| by_version.get(version) != Some(install))
+        }
+    }
+}
+
+#[test]
+#[ignore = "prints a speed; run it alone, with --release"]
+fn soak_speed_of_the_search() {
+    let mut operations = 0;
+    let mut histories = Vec::new();
+    for seed in 0..2_000 {
+        let mut draws = Draws(seed);
+        let mut history = History::new();
+        let mut stores = [(0, 0); 5];
+        let mut running = Vec::new();
+        for at in 0..200 {
+            // Four clients; each operation takes effect when it is called, and is answered three calls later.
+            if running.len() == 4 {
+                let (id, outcome) = running.remove(draws.below(4) as usize);
+                history.returned(id, outcome, at * 10);
+            }
+            let key = draws.below(5);
+            let (tag, version) = &mut stores[key as usize];
+            let (ask, outcome) = if draws.once_in(2) {
+                (*tag, *version) = (at + 1, *version + 1);
+                (put(*tag), DONE)
+            } else if *version == 0 {
+                (Ask::Get, Outcome::Absent)
+            } else {
+                (Ask::Get, found_at(*tag, *version))
+            };
+            let outcome = if draws.once_in(50) { Outcome::Unknown } else { outcome };
+            running.push((history.call(at as u32 % 4, key, ask, at * 10 + 5), outcome));
+        }
+        operations += 200;
+        histories.push(history);
+    }
+    let start = std::time::Instant::now();
+    let mut total = Report::default();
+    for history in &histories {
+        let report = check(history, Limits::default());
+        assert!(report.is_linearizable(), "{report}");
+        total.steps += report.steps;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "{:.0} operations/s, {} steps for {operations} operations",
+        operations as f64 / seconds,
+        total.steps
+    );
+}

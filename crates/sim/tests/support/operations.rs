@@ -1,0 +1,54 @@
+//! Histories by hand: who asked what from when to when, and what came of it.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use farside_sim::history::{Ask, History, Outcome, Value, Version};
+
+/// `(client, from, to, ask, outcome)`. All times differ; `to` of [`NEVER`] is no answer.
+pub(crate) type Row = (u32, u64, u64, Ask, Outcome);
+
+pub(crate) const NEVER: u64 = u64::MAX;
+
+pub(crate) fn value(tag: u64) -> Value {
+    Value { tag, len: 8 }
+}
+
+pub(crate) fn put(tag: u64) -> Ask {
+    Ask::Put(value(tag))
+}
+
+pub(crate) fn cas(expected: u64, tag: u64) -> Ask {
+    Ask::CompareAndPut { expected: Version(expected), value: value(tag) }
+}
+
+pub(crate) fn found(tag: u64) -> Outcome {
+    Outcome::Found(value(tag), None)
+}
+
+pub(crate) fn found_at(tag: u64, version: u64) -> Outcome {
+    Outcome::Found(value(tag), Some(Version(version)))
+}
+
+pub(crate) const DONE: Outcome = Outcome::Done(None);
+
+/// One key's history.
+pub(crate) fn history(rows: &[Row]) -> History {
+    let mut events = Vec::new();
+    for (at, &(_, from, to, ..)) in rows.iter().enumerate() {
+        events.push((from, at, false));
+        if to != NEVER {
+            events.push((to, at, true));
+        }
+    }
+    events.sort_unstable();
+    let mut history = History::new();
+    let mut ids = vec![None; rows.len()];
+    for (ns, at, is_return) in events {
+        let (client, _, _, ask, outcome) = rows[at];
+        match ids[at] {
+            Some(id) if is_return => history.returned(id, outcome, ns),
+            _ => ids[at] = Some(history.call(client, 0, ask, ns)),
+        }
+    }
+    history
+}
