@@ -11,6 +11,7 @@ pub mod fabric;
 pub mod fault;
 pub mod history;
 pub mod linearizable;
+pub mod litmus;
 pub mod memory;
 pub mod network;
 pub mod node;

@@ -1,0 +1,447 @@
+//! A litmus program, its text, and what can come of it.
+//!
+//! The text is what a failure prints and what the shapes are written in; it is read back as the same program:
+//!
+//! ```text
+//! {x[0]=1} A: WRITE y-z=1; fence FAA x[0]-1 | B: CAS x[0] 0->1; READ y-z; wait READ x[6-7]
+//! ```
+//!
+//! `x`, `y`, `z` and `w` are cache lines side by side, of 8 words each, all 0 but for what stands in braces. `-` names
+//! the last line or word of a range. A WRITE of several values names the places one after the other:
+//! `WRITE x=2,y[0]=0`.
+//!
+//! Invariant: a program that exists is one that can be run: places lie in its lines, and its sizes are bounded.
+
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+
+/// Bytes of a word, the unit of atomics and of values here.
+pub const WORD_SIZE: usize = 8;
+/// Words of a cache line.
+pub const LINE_WORDS: usize = 8;
+/// Lines of a program's memory at most: `x`, `y`, `z`, `w`.
+pub const LINES_MAX: usize = NAMES.len();
+
+const NAMES: [char; 4] = ['x', 'y', 'z', 'w'];
+const ACTORS_MAX: usize = 3;
+const STEPS_MAX: usize = 4;
+/// Lines that one READ or WRITE touches at most.
+const SPAN_MAX: usize = 3;
+
+/// Some words that hold one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Piece {
+    /// How many words.
+    pub words: usize,
+    /// What each of them holds.
+    pub value: u64,
+}
+
+/// One verb. Places are counted in words from the beginning of the program's memory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Op {
+    /// READ of so many words.
+    Read {
+        /// The first word.
+        at: usize,
+        /// How many.
+        words: usize,
+    },
+    /// WRITE of these, one after the other.
+    Write {
+        /// The first word.
+        at: usize,
+        /// What is written.
+        pieces: Vec<Piece>,
+    },
+    /// Compare-and-swap of a word.
+    Cas {
+        /// The word.
+        at: usize,
+        /// What it must hold.
+        compare: u64,
+        /// What it then holds.
+        swap: u64,
+    },
+    /// Fetch-and-add to a word.
+    Faa {
+        /// The word.
+        at: usize,
+        /// What is added, wrapping.
+        add: u64,
+    },
+}
+
+impl Op {
+    /// Its first word.
+    pub fn at(&self) -> usize {
+        match self {
+            Op::Read { at, .. } | Op::Write { at, .. } | Op::Cas { at, .. } | Op::Faa { at, .. } => *at,
+        }
+    }
+
+    /// How many words it touches.
+    pub fn words(&self) -> usize {
+        match self {
+            Op::Read { words, .. } => *words,
+            Op::Write { pieces, .. } => pieces.iter().map(|piece| piece.words).sum(),
+            Op::Cas { .. } | Op::Faa { .. } => 1,
+        }
+    }
+
+    /// The words that a WRITE writes, little-endian in memory as all words here; none of another verb.
+    pub fn payload(&self) -> Vec<u64> {
+        let Op::Write { pieces, .. } = self else { return Vec::new() };
+        pieces.iter().flat_map(|piece| std::iter::repeat_n(piece.value, piece.words)).collect()
+    }
+
+    /// How many words its answer has: those of a READ, the old one of an atomic.
+    pub fn answer_words(&self) -> usize {
+        if matches!(self, Op::Write { .. }) { 0 } else { self.words() }
+    }
+}
+
+/// When a verb is posted, and may start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Start {
+    /// Posted with the one before it.
+    #[default]
+    AtOnce,
+    /// Posted with the one before it, with `IBV_SEND_FENCE`.
+    Fenced,
+    /// Posted when the one before it is complete.
+    Waits,
+}
+
+/// One verb of an actor.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Step {
+    /// When it starts.
+    pub start: Start,
+    /// What it does.
+    pub op: Op,
+}
+
+/// Two or three actors, each with one connection (QP) to the same node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    pub(super) name: String,
+    start: Vec<(usize, Piece)>,
+    actors: Vec<Vec<Step>>,
+    lines: usize,
+}
+
+/// What came of one run of a program.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Outcome {
+    /// What each verb was answered, actor by actor: the words of a READ, the old word of an atomic, nothing for a
+    /// WRITE.
+    pub answers: Vec<Vec<u64>>,
+    /// The program's memory once everything has ended, word by word.
+    pub memory: Vec<u64>,
+}
+
+/// Why a text is no program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramError(String);
+
+impl fmt::Display for ProgramError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ProgramError {}
+
+impl Program {
+    /// What the shape is called that it belongs to.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The verbs of each actor.
+    pub fn actors(&self) -> &[Vec<Step>] {
+        &self.actors
+    }
+
+    /// All verbs with the number of their actor, in the order of [`Outcome::answers`].
+    pub fn steps(&self) -> impl Iterator<Item = (usize, &Step)> {
+        let of_actor = |(actor, steps)| std::iter::repeat(actor).zip(steps);
+        self.actors.iter().enumerate().flat_map(of_actor)
+    }
+
+    /// The memory before anything runs, word by word; whole lines.
+    pub fn memory(&self) -> Vec<u64> {
+        let mut memory = vec![0; self.lines * LINE_WORDS];
+        for &(at, Piece { words, value }) in &self.start {
+            memory[at..at + words].fill(value);
+        }
+        memory
+    }
+
+    /// The text of an outcome: answers in the order of the program, then the memory.
+    pub fn text_of(&self, outcome: &Outcome) -> String {
+        let mut text = String::new();
+        let mut actor_before = None;
+        for ((actor, step), answer) in self.steps().zip(&outcome.answers) {
+            if step.op.answer_words() == 0 {
+                continue;
+            }
+            let between = if actor_before.is_some() { " | " } else { "" };
+            match actor_before == Some(actor) {
+                true => text.push_str("; "),
+                false => drop(write!(text, "{between}{}: ", letter(actor))),
+            }
+            actor_before = Some(actor);
+            match step.op {
+                Op::Read { at, .. } => drop(write!(text, "READ {}", places(at, answer))),
+                Op::Cas { at, .. } => drop(write!(text, "CAS {} was {}", word_name(at), numbers(answer))),
+                _ => drop(write!(text, "FAA {} was {}", word_name(step.op.at()), numbers(answer))),
+            }
+        }
+        let between = if actor_before.is_some() { " | " } else { "" };
+        drop(write!(text, "{between}memory {}", places(0, &outcome.memory)));
+        text
+    }
+
+    /// Checks what no parser rule holds.
+    fn checked(self) -> Result<Program, ProgramError> {
+        let fail = |what: String| Err(ProgramError(what));
+        if !(1..=ACTORS_MAX).contains(&self.actors.len()) {
+            return fail(format!("{} actors: give it 1 to {ACTORS_MAX}", self.actors.len()));
+        }
+        for (actor, step) in self.steps() {
+            let (op, actor) = (&step.op, letter(actor));
+            let (at, words) = (op.at(), op.words());
+            let lines = (at + words - 1) / LINE_WORDS - at / LINE_WORDS + 1;
+            if lines > SPAN_MAX {
+                return fail(format!(
+                    "a verb of {actor} touches {lines} lines: let it touch at most {SPAN_MAX}"
+                ));
+            }
+        }
+        match self.actors.iter().position(|steps| !(1..=STEPS_MAX).contains(&steps.len())) {
+            Some(actor) => {
+                let count = self.actors[actor].len();
+                fail(format!("{} has {count} verbs: give it 1 to {STEPS_MAX}", letter(actor)))
+            }
+            None => Ok(self),
+        }
+    }
+}
+
+fn letter(actor: usize) -> char {
+    char::from(b'A' + actor as u8)
+}
+
+impl FromStr for Program {
+    type Err = ProgramError;
+
+    /// # Errors
+    /// The text is no program, or one too large to enumerate; the error shows the place.
+    fn from_str(text: &str) -> Result<Program, ProgramError> {
+        let mut rest = text.trim();
+        let mut start = Vec::new();
+        if let Some(inner) = rest.strip_prefix('{') {
+            let Some((inner, after)) = inner.split_once('}') else {
+                return Err(ProgramError("'{' without '}': close the start of memory".into()));
+            };
+            for place in inner.split(',') {
+                start.push(assignment(place.trim())?);
+            }
+            rest = after;
+        }
+        let mut actors = Vec::new();
+        for (index, actor) in rest.split('|').enumerate() {
+            let name = format!("{}:", letter(index.min(ACTORS_MAX)));
+            let Some(steps) = actor.trim().strip_prefix(&name) else {
+                return Err(ProgramError(format!("'{}': begin it with '{name}'", actor.trim())));
+            };
+            actors.push(steps.split(';').map(|text| step(text.trim())).collect::<Result<Vec<Step>, _>>()?);
+        }
+        let ends = actors.iter().flatten().map(|step| step.op.at() + step.op.words());
+        let ends = ends.chain(start.iter().map(|(at, piece)| at + piece.words));
+        let lines = ends.max().unwrap_or(0).div_ceil(LINE_WORDS);
+        Program { name: String::new(), start, actors, lines }.checked()
+    }
+}
+
+fn step(text: &str) -> Result<Step, ProgramError> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let (start, words) = match words.as_slice() {
+        ["wait", rest @ ..] => (Start::Waits, rest),
+        ["fence", rest @ ..] => (Start::Fenced, rest),
+        rest => (Start::AtOnce, rest),
+    };
+    let unknown = || ProgramError(format!("'{text}': write READ x, WRITE x=1, CAS x[0] 0->1 or FAA x[0]+1"));
+    let op = match *words {
+        ["READ", place] => {
+            let (at, words) = range(place)?;
+            Op::Read { at, words }
+        }
+        ["WRITE", list] => {
+            let list = list.split(',').map(assignment).collect::<Result<Vec<_>, _>>()?;
+            let at = list[0].0;
+            let mut next = at;
+            for (place, piece) in &list {
+                if *place != next {
+                    return Err(ProgramError(format!("'{text}': let its places follow each other")));
+                }
+                next += piece.words;
+            }
+            Op::Write { at, pieces: list.into_iter().map(|(_, piece)| piece).collect() }
+        }
+        ["CAS", place, values] => {
+            let (compare, swap) = values.split_once("->").ok_or_else(unknown)?;
+            Op::Cas { at: word(place)?, compare: number(compare)?, swap: number(swap)? }
+        }
+        ["FAA", change] => {
+            let sign = change.rfind(['+', '-']).ok_or_else(unknown)?;
+            let (place, addend) = change.split_at(sign);
+            let magnitude = number(&addend[1..])?;
+            let add = if addend.starts_with('-') { magnitude.wrapping_neg() } else { magnitude };
+            Op::Faa { at: word(place)?, add }
+        }
+        _ => return Err(unknown()),
+    };
+    Ok(Step { start, op })
+}
+
+/// `x=1`: the place and what it holds.
+fn assignment(text: &str) -> Result<(usize, Piece), ProgramError> {
+    let Some((place, value)) = text.split_once('=') else {
+        return Err(ProgramError(format!("'{text}': write a place and a value, as in x=1")));
+    };
+    let (at, words) = range(place)?;
+    Ok((at, Piece { words, value: number(value)? }))
+}
+
+fn number(text: &str) -> Result<u64, ProgramError> {
+    text.parse().map_err(|_| ProgramError(format!("'{text}': write a number below 2^64")))
+}
+
+fn word(text: &str) -> Result<usize, ProgramError> {
+    match range(text)? {
+        (at, 1) => Ok(at),
+        _ => Err(ProgramError(format!("'{text}': name one word, as in x[0]"))),
+    }
+}
+
+/// The first word and how many: `x`, `x[3]`, `x[3-5]`, `x-z`, `x[7]-y[0]`.
+fn range(text: &str) -> Result<(usize, usize), ProgramError> {
+    let bad = || {
+        ProgramError(format!(
+            "'{text}': name a place, as in x, x[3], x[3-5], x-z or x[7]-y[0], in lines xyzw"
+        ))
+    };
+    // The dash of a range of lines stands outside brackets.
+    let dash = text.find(']').map_or(0, |bracket| bracket + 1);
+    let dash = text[dash..].find('-').map(|at| at + dash).or_else(|| text.find('-').filter(|&at| at == 1));
+    let (first, last) = dash.map_or((text, text), |at| (&text[..at], &text[at + 1..]));
+    let (start, _) = words_of(first).ok_or_else(bad)?;
+    let (_, end) = words_of(last).ok_or_else(bad)?;
+    if end < start { Err(bad()) } else { Ok((start, end - start + 1)) }
+}
+
+/// The first and the last word of `x`, `x[3]` or `x[3-5]`.
+fn words_of(text: &str) -> Option<(usize, usize)> {
+    let mut letters = text.chars();
+    let name = letters.next()?;
+    let line = NAMES.iter().position(|&other| other == name)? * LINE_WORDS;
+    let rest = letters.as_str();
+    if rest.is_empty() {
+        return Some((line, line + LINE_WORDS - 1));
+    }
+    let inner = rest.strip_prefix('[')?.strip_suffix(']')?;
+    let (first, last) = inner.split_once('-').unwrap_or((inner, inner));
+    let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+    (first <= last && last < LINE_WORDS).then_some((line + first, line + last))
+}
+
+fn word_name(at: usize) -> String {
+    format!("{}[{}]", NAMES[at / LINE_WORDS], at % LINE_WORDS)
+}
+
+/// The text of a range, as short as it can be read back.
+fn range_name(at: usize, words: usize) -> String {
+    let last = at + words - 1;
+    let (first_line, last_line) = (at / LINE_WORDS, last / LINE_WORDS);
+    if at.is_multiple_of(LINE_WORDS) && words.is_multiple_of(LINE_WORDS) {
+        let first = NAMES[first_line];
+        return if first_line == last_line { first.into() } else { format!("{first}-{}", NAMES[last_line]) };
+    }
+    match (words, first_line == last_line) {
+        (1, _) => word_name(at),
+        (_, true) => format!("{}[{}-{}]", NAMES[first_line], at % LINE_WORDS, last % LINE_WORDS),
+        (_, false) => format!("{}-{}", word_name(at), word_name(last)),
+    }
+}
+
+/// Words and what they hold, with equal neighbours of one line together: `x=1 y[0]=2 y[1-7]=0`.
+fn places(at: usize, words: &[u64]) -> String {
+    let mut pieces: Vec<(usize, Piece)> = Vec::new();
+    for (place, &value) in words.iter().enumerate().map(|(index, value)| (at + index, value)) {
+        match pieces.last_mut() {
+            Some((_, piece)) if piece.value == value && !place.is_multiple_of(LINE_WORDS) => piece.words += 1,
+            _ => pieces.push((place, Piece { words: 1, value })),
+        }
+    }
+    let texts: Vec<String> = pieces
+        .into_iter()
+        .map(|(at, Piece { words, value })| format!("{}={}", range_name(at, words), numbers(&[value])))
+        .collect();
+    texts.join(" ")
+}
+
+/// Numbers that wrapped below 0 are easier read so.
+fn numbers(words: &[u64]) -> String {
+    let text = |&word: &u64| if word > u64::MAX - 16 { (word as i64).to_string() } else { word.to_string() };
+    words.iter().map(text).collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::Read { at, words } => write!(f, "READ {}", range_name(*at, *words)),
+            Op::Write { at, pieces } => {
+                f.write_str("WRITE ")?;
+                let mut next = *at;
+                for (index, Piece { words, value }) in pieces.iter().enumerate() {
+                    let between = if index == 0 { "" } else { "," };
+                    write!(f, "{between}{}={value}", range_name(next, *words))?;
+                    next += words;
+                }
+                Ok(())
+            }
+            Op::Cas { at, compare, swap } => write!(f, "CAS {} {compare}->{swap}", word_name(*at)),
+            Op::Faa { at, add } if *add > u64::MAX / 2 => {
+                write!(f, "FAA {}-{}", word_name(*at), add.wrapping_neg())
+            }
+            Op::Faa { at, add } => write!(f, "FAA {}+{add}", word_name(*at)),
+        }
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, &(at, Piece { words, value })) in self.start.iter().enumerate() {
+            write!(f, "{}{}={value}", if index == 0 { "{" } else { "," }, range_name(at, words))?;
+        }
+        if !self.start.is_empty() {
+            f.write_str("} ")?;
+        }
+        for (actor, steps) in self.actors.iter().enumerate() {
+            write!(f, "{}{}:", if actor == 0 { "" } else { " | " }, letter(actor))?;
+            for (index, Step { start, op }) in steps.iter().enumerate() {
+                let between = if index == 0 { "" } else { ";" };
+                let start = match start {
+                    Start::AtOnce => "",
+                    Start::Fenced => "fence ",
+                    Start::Waits => "wait ",
+                };
+                write!(f, "{between} {start}{op}")?;
+            }
+        }
+        Ok(())
+    }
+}
