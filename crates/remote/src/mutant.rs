@@ -20,6 +20,8 @@ pub enum Mutant {
     LittleEndianCompare,
     /// A chain finds what an earlier one left in scratch.
     ScratchIsNotZeroed,
+    /// Chains under way at one node use the same scratch.
+    SharedScratch,
     /// An indirect access goes on beyond the buffer that it points into.
     NoClamp,
     /// The key is asked for the pointer's place only.
@@ -40,6 +42,22 @@ pub enum Mutant {
     ReuseWhileAdopting,
     /// A store is dropped while its buffers are on lists among those of other stores.
     DropWithoutTakingLists,
+    /// A request that comes a second time runs a second time.
+    DuplicateRunsAgain,
+    /// A client's earlier session goes on when it has a new one.
+    OldSessionLives,
+    /// An install leaves the slot's generation as it was.
+    KvNoGeneration,
+    /// A put to a remembered slot that has changed counts as done.
+    KvCachedPutYields,
+    /// A put that has lost counts as done whoever won.
+    KvYieldsToAnyone,
+    /// A deleted key's slot is given to another.
+    KvSlotReuse,
+    /// A slot and the item that tells its key are read one after the other.
+    KvTwoSnapshots,
+    /// The buffer of a put that has lost is kept.
+    KvLoserKeepsBuffer,
 }
 
 impl Mutant {
@@ -86,6 +104,25 @@ mod switch {
             Mutant::SweepWithoutGrace,
             Mutant::ReuseWhileAdopting,
             Mutant::DropWithoutTakingLists,
+        ];
+
+        /// Those of sessions and of PRISM-KV, and of the others those that its clients can notice: which the simulator
+        /// finds.
+        pub const SIMULATED: [Mutant; 14] = [
+            Mutant::RepostAtOnce,
+            Mutant::ScanByReachabilityAlone,
+            Mutant::SweepWithoutGrace,
+            Mutant::ReuseWhileAdopting,
+            Mutant::UnusedReservationIsKept,
+            Mutant::SharedScratch,
+            Mutant::DuplicateRunsAgain,
+            Mutant::OldSessionLives,
+            Mutant::KvNoGeneration,
+            Mutant::KvCachedPutYields,
+            Mutant::KvYieldsToAnyone,
+            Mutant::KvSlotReuse,
+            Mutant::KvTwoSnapshots,
+            Mutant::KvLoserKeepsBuffer,
         ];
 
         /// Switches one on for this thread, or none.

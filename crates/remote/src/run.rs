@@ -5,7 +5,7 @@
 //! touches nothing else, so it can be run again from the start with the answers replayed.
 
 use crate::address::{Addr, BoundedPtr, SCRATCH_SIZE};
-use crate::arena::Arena;
+use crate::arena::{Arena, header};
 use crate::arena::class::Class;
 use crate::arena::lists::{Empty, Supply};
 use crate::chain::{ChainView, OpView};
@@ -395,6 +395,9 @@ impl<'m, M: Memory> Runner<'m, M> {
                 Ok((Place::Node(at.raw()), self.memory.reach(self.key.region(), at.raw(), len)?))
             }
             None => Ok((Place::Node(at.raw()), 0)),
+            Some(offset) if offset < SCRATCH_SIZE && Mutant::SharedScratch.is_on() => {
+                Ok((Place::Node(header::UNUSED_AT + offset), len.min(SCRATCH_SIZE - offset)))
+            }
             Some(offset) if offset < SCRATCH_SIZE => {
                 Ok((Place::Scratch(offset as usize), len.min(SCRATCH_SIZE - offset)))
             }

@@ -9,7 +9,7 @@
 //! arguments and the answers is no function of memory.
 
 use crate::random::Random;
-use crate::world::{Nanos, World};
+use crate::world::{MICROS, Nanos, World};
 use farside_node::NodeMemory;
 use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE};
 use farside_remote::memory::WIDE_ALIGN;
@@ -94,6 +94,8 @@ pub struct Pace {
     pub usual_ns: Nanos,
     /// One access in so many does not come at once.
     pub late_one_in: u64,
+    /// Of those, one in so many comes much later: whoever makes it was preempted, or stopped.
+    pub stalled_one_in: u64,
     /// The pieces of a write may come in any order, too.
     pub relaxed: bool,
     /// Whether memory is copied by a CPU, in pieces of a line or less, or by PCIe, in lines.
@@ -102,9 +104,19 @@ pub struct Pace {
 
 impl Pace {
     /// Everything at one instant.
-    pub const AT_ONCE: Pace = Pace { usual_ns: 0, late_one_in: 0, relaxed: false, by_cpu: true };
+    pub const AT_ONCE: Pace =
+        Pace { usual_ns: 0, late_one_in: 0, stalled_one_in: 0, relaxed: false, by_cpu: true };
     /// A CPU whose accesses come one after the other, and stand still now and then.
-    pub const CPU: Pace = Pace { usual_ns: 60, late_one_in: 3, relaxed: false, by_cpu: true };
+    pub const CPU: Pace =
+        Pace { usual_ns: 60, late_one_in: 3, stalled_one_in: 400, relaxed: false, by_cpu: true };
+
+    /// How long an access takes to come that does not come at once.
+    fn wait(&self, random: &Random) -> Nanos {
+        if random.one_in(self.stalled_one_in) {
+            return MICROS << random.below(13);
+        }
+        random.heavy(self.usual_ns)
+    }
 }
 
 /// An access that is still to be made.
@@ -305,7 +317,7 @@ impl Replay {
     /// Makes an access, when its time has come.
     async fn perform(&self, access: &Access) -> Answer {
         let pace = self.pace.get();
-        self.world.sleep(self.world.random().heavy(pace.usual_ns)).await;
+        self.world.sleep(pace.wait(self.world.random())).await;
         self.count();
         match access {
             Access::Read { at, len } => Answer::Bytes(self.read_in_pieces(*at, *len).await),
@@ -358,7 +370,7 @@ impl Replay {
     async fn between_pieces(&self, index: usize) {
         let pace = self.pace.get();
         if index > 0 && self.world.random().one_in(pace.late_one_in) {
-            self.world.sleep(self.world.random().heavy(pace.usual_ns)).await;
+            self.world.sleep(pace.wait(self.world.random())).await;
             self.world.count_event();
         }
     }

@@ -44,6 +44,8 @@ pub struct Options {
     pub flush_wait: Nanos,
     /// The most bytes of a datagram.
     pub datagram: usize,
+    /// How long the node waits, when nothing happens, until it looks around by itself: at first, and at last.
+    pub look: [Nanos; 2],
 }
 
 impl Default for Options {
@@ -57,6 +59,7 @@ impl Default for Options {
             silence: 60 * MILLIS,
             flush_wait: 400 * MILLIS,
             datagram: 4096,
+            look: [MILLIS / 4, 8 * MILLIS],
         }
     }
 }
@@ -91,6 +94,7 @@ pub(crate) struct Serving {
     asked: RefCell<BTreeMap<Ticket, Asker>>,
     mails: Vec<Rc<Mail>>,
     seen: Rc<Cell<Seen>>,
+    look: [Nanos; 2],
 }
 
 /// Who waits for an answer.
@@ -143,8 +147,6 @@ pub(crate) enum Letter {
     Ended(u32, bool),
 }
 
-/// How long the node waits at first, and at last, until it looks around by itself.
-const LOOK: [Nanos; 2] = [MILLIS / 4, 8 * MILLIS];
 /// Steps made before letters are read again.
 const STEPS_AT_A_TIME: u32 = 64;
 
@@ -212,6 +214,35 @@ impl Node {
     /// How many buffers have come back to their lists since it was started, and how many scans have found lost.
     pub fn info(&self) -> Option<NodeInfo> {
         self.serving().map(|serving| serving.machine.borrow().info())
+    }
+
+    /// Asks it something, and waits for the answer.
+    ///
+    /// # Errors
+    /// Its refusal; or no process serves it.
+    pub async fn answer(&self, ask: Ask) -> Result<Answer, String> {
+        let Some(serving) = self.serving() else { return Err("no process serves it".to_owned()) };
+        let waiting = Rc::new(Waiting::default());
+        serving.post(Letter::AskedDirectly(ask, Rc::clone(&waiting)));
+        waiting.taken().await
+    }
+
+    /// How many buffers the structure of the store of that name reaches, now.
+    ///
+    /// # Errors
+    /// There is none of that name, or no process serves the node.
+    pub fn reachable(&self, name: &str) -> Result<u64, String> {
+        let Some(serving) = self.serving() else { return Err("no process serves it".to_owned()) };
+        let machine = serving.machine.borrow();
+        let entry = machine.catalog().get(name)?;
+        let memory = Replay::new(&self.0.world, &serving.bytes, Pace::AT_ONCE);
+        let (mut found, mut cursor) = (Vec::new(), Some(0));
+        while let Some(at) = cursor {
+            cursor = memory.run_at_once(|memory| entry.service.live(memory, at, &mut found));
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found.len() as u64)
     }
 
     /// Asks it something, without waiting for the answer. Nothing if no process serves it.
@@ -289,6 +320,7 @@ impl Node {
             asked: RefCell::default(),
             mails: (0..engines).map(|_| Rc::default()).collect(),
             seen: Rc::clone(seen),
+            look: options.look,
         });
         for index in 0..engines {
             let inbox = network.bind(self.engine(index as u32));
@@ -337,7 +369,7 @@ impl Serving {
 
     /// The node's task.
     async fn tend(&self) {
-        let mut pause = LOOK[0];
+        let mut pause = self.look[0];
         let mut looked_at = 0;
         loop {
             let rung = self.bell.rung();
@@ -353,8 +385,8 @@ impl Serving {
                 self.machine.borrow_mut().look_around();
             }
             pause = match (is_busy || is_rung, is_due) {
-                (true, _) => LOOK[0],
-                (false, true) => (pause * 2).min(LOOK[1]),
+                (true, _) => self.look[0],
+                (false, true) => (pause * 2).min(self.look[1]),
                 (false, false) => pause,
             };
         }

@@ -15,6 +15,7 @@ use super::{
     REASON_BYTES_MAX, TOKEN_BYTES_MAX, WINDOW_MAX, first, newer, ones,
 };
 use farside_remote::fabric::ServiceId;
+use farside_remote::mutant::Mutant;
 use farside_remote::{Addr, Key};
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -642,7 +643,7 @@ impl<A: Address, H: Host> Server<A, H> {
             }
         };
         // Before the new one is answered: no late chain of the old one runs after the client has heard.
-        if let Some(index) = old {
+        if let Some(index) = old.filter(|_| !Mutant::OldSessionLives.is_on()) {
             self.end(index, End::Replaced, host);
         }
         let secret = host.secret();
@@ -869,6 +870,11 @@ impl<A: Address, H: Host> Server<A, H> {
                 State::Executing => {
                     self.counters.duplicates += 1;
                     session.send_have |= bit;
+                }
+                State::Done | State::Acknowledged
+                    if Mutant::DuplicateRunsAgain.is_on() && entry.is_whole() =>
+                {
+                    self.run(session, entry.slot, entry.kind, entry.payload, host);
                 }
                 State::Done => {
                     self.counters.duplicates += 1;

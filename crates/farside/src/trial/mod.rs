@@ -255,8 +255,10 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
             _ => network.add_host(),
         })
         .collect();
+    let first_look = [MICROS, 20 * MICROS, MILLIS / 4][world.random().below(3) as usize];
     let options = Options {
         memory_bytes: 24 << 20,
+        look: [first_look, 8 * MILLIS],
         engines: if drawn.carrier == Carrier::Direct { 0 } else { world.random().between(1, 2) as u32 },
         is_reliable: drawn.carrier == Carrier::Connections,
         ..Options::default()
@@ -288,6 +290,7 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
         scene.blame(format!("{} operations were never begun, or never ended", scene.left.get()));
     }
     work::look_at_all(&scene);
+    work::audit(&scene);
     let (events, lasted) = (world.events(), world.now());
     world.end();
     Report {

@@ -63,6 +63,8 @@ pub mod header {
     pub const BOOT_AT: u64 = 48;
     /// `u64`: nonzero while the node sleeps and wants to be rung when memory is given back or wanted.
     pub const NODE_SLEEPS_AT: u64 = 64;
+    /// Nothing, from here to the end of the header.
+    pub(crate) const UNUSED_AT: u64 = 128;
     /// "farside" and a zero.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
     /// Of the layout. Raised whenever a byte of it changes its meaning.

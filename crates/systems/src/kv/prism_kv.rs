@@ -25,6 +25,7 @@ use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::{DEADLINE, ServiceId};
+use farside_remote::mutant::Mutant;
 use farside_remote::op::ListId;
 use farside_remote::{
     Addr, BoundedPtr, ChainBuf, Fabric, FabricError, NodeId, Reply, Status, allocate, cas_from, read,
@@ -192,7 +193,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             return self.put_large(key, value).await;
         }
         if let Some(cached) = self.cached(key)
-            && self.put_cached(key, value, cached).await?
+            && (self.put_cached(key, value, cached).await? || Mutant::KvCachedPutYields.is_on())
         {
             return Ok(());
         }
@@ -325,7 +326,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 let mut chain = self.chain.begin(self.table.extent.key);
                 chain.also(read(self.table.slot_at(index), layout::SLOT_SIZE as u32).redirect(TMP));
                 let slot = chain.then(read_as::<BoundedPtr>(TMP));
-                let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
+                let at = if Mutant::KvTwoSnapshots.is_on() { self.table.slot_at(index) } else { TMP };
+                let item = chain.then(read(at, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
                 self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
                 let slot = Slot(*self.reply.get(slot).map_err(KvError::Refused)?);
                 if slot.is_frozen() {
@@ -337,7 +339,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                     return Ok(Found { index, slot, kind: None, unconditional: false });
                 }
                 let item = ItemView::decode(bytes)?;
-                if item.is_of(key) {
+                if item.is_of(key) || Mutant::KvSlotReuse.is_on() && item.kind == Kind::Tombstone {
                     let unconditional = item.is_unconditional();
                     return Ok(Found { index, slot, kind: Some(item.kind), unconditional });
                 }
@@ -420,7 +422,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
         match self.reply.status(swung) {
             Status::Ok => Ok(Installed::Yes { before: found.slot.0 }),
             Status::CasFailed => {
-                self.retire(*self.reply.get(fresh).map_err(KvError::Refused)?);
+                let fresh = *self.reply.get(fresh).map_err(KvError::Refused)?;
+                if !Mutant::KvLoserKeepsBuffer.is_on() {
+                    self.retire(fresh);
+                }
                 Ok(Installed::No)
             }
             _ => Err(KvError::Refused(self.reply.verdict())),
@@ -599,7 +604,8 @@ impl Buffer {
 /// Whether the install that beat one which had found `before` directly followed it and did not look at it. Then the
 /// one that lost can be said to have come between the two.
 fn won_without_looking(before: &Found, now: &Found) -> bool {
-    before.kind.is_some()
+    Mutant::KvYieldsToAnyone.is_on()
+        || before.kind.is_some()
         && now.index == before.index
         && now.unconditional
         && now.slot.generation() == before.slot.next_generation()

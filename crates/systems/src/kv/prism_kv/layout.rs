@@ -13,6 +13,7 @@
 
 use crate::kv::{KEY_MAX, KvError, VALUE_MAX, Version};
 use farside_remote::BoundedPtr;
+use farside_remote::mutant::Mutant;
 use farside_remote::service::Extent;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use serde::{Deserialize, Serialize};
@@ -65,7 +66,8 @@ impl Slot {
 
 /// The generation after `generation`.
 pub fn next_generation(generation: u32) -> u32 {
-    generation.wrapping_add(1) & GENERATION_MASK
+    let step = u32::from(!Mutant::KvNoGeneration.is_on());
+    generation.wrapping_add(step) & GENERATION_MASK
 }
 
 /// What an item is.
