@@ -14,6 +14,7 @@ pub mod linearizable;
 pub mod litmus;
 pub mod memory;
 pub mod network;
+pub mod nic;
 pub mod node;
 pub mod random;
 pub mod world;

@@ -1,0 +1,108 @@
+//! The simulated NIC is held to the memory contract: what it lets come of generated programs is exactly what the axioms
+//! allow, by an enumerator that shares no code with it.
+
+use farside_sim::litmus::{self, Outcome, Program, Start, WORD_SIZE};
+use farside_sim::memory::Bytes;
+use farside_sim::nic::{Nic, Timing, Verb};
+use farside_sim::world::{SECONDS, World};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Where a program's memory lies in the node's.
+const AT: u64 = 4 << 20;
+
+/// Everything may overtake everything that it may overtake: how often which does is drawn for each run.
+fn timing(world: &World, relaxed: bool) -> Timing {
+    let spread = || [4, 60, 900][world.random().below(3) as usize];
+    Timing {
+        flight_ns: 0,
+        flight_spread_ns: spread(),
+        service_ns: 0,
+        fetch_ns: 0,
+        fetch_spread_ns: spread(),
+        land_spread_ns: spread(),
+        slot_ns: 1,
+        slot_spread_ns: spread(),
+        relaxed,
+    }
+}
+
+/// Runs programs, one after the other, on one memory.
+struct Bench {
+    bytes: Rc<Bytes>,
+    relaxed: bool,
+}
+
+impl Bench {
+    fn new(relaxed: bool) -> Bench {
+        Bench { bytes: Rc::new(Bytes::new(8 << 20)), relaxed }
+    }
+
+    fn run(&self, program: &Program, seed: u64) -> Outcome {
+        let world = World::new(seed);
+        let start: Vec<u8> = program.memory().iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.bytes.poke(AT, &start);
+        let nic = Nic::new(&world, &self.bytes, timing(&world, self.relaxed));
+        let answers: Vec<Rc<RefCell<Vec<Vec<u64>>>>> = program.actors().iter().map(|_| Rc::default()).collect();
+        for (steps, answers) in program.actors().iter().zip(&answers) {
+            let (connection, steps, answers) = (nic.connect(), steps.clone(), Rc::clone(answers));
+            let process = world.start_process();
+            let late = world.random().heavy([4, 200, 3_000][world.random().below(3) as usize]);
+            let theirs = world.clone();
+            world.spawn(process, async move {
+                theirs.sleep(late).await;
+                let mut posted: Vec<farside_sim::nic::Completion> = Vec::new();
+                for step in &steps {
+                    if step.start == Start::Waits
+                        && let Some(before) = posted.last()
+                    {
+                        before.complete().await;
+                    }
+                    posted.push(connection.post(verb(&step.op), step.start == Start::Fenced));
+                }
+                for completion in posted {
+                    let answer = completion.done().await;
+                    answers.borrow_mut().push(words(&answer));
+                }
+            });
+        }
+        world.run_until(SECONDS);
+        let mut memory = vec![0; start.len()];
+        self.bytes.peek(AT, &mut memory);
+        world.end();
+        let answers = answers.iter().flat_map(|answers| answers.take()).collect();
+        Outcome { answers, memory: words(&memory) }
+    }
+}
+
+fn verb(op: &litmus::Op) -> Verb {
+    let at = AT + (op.at() * WORD_SIZE) as u64;
+    match *op {
+        litmus::Op::Read { words, .. } => Verb::Read { at, len: words * WORD_SIZE },
+        litmus::Op::Write { .. } => {
+            Verb::Write { at, bytes: op.payload().iter().flat_map(|word| word.to_le_bytes()).collect() }
+        }
+        litmus::Op::Cas { compare, swap, .. } => Verb::Cas { at, compare, swap },
+        litmus::Op::Faa { add, .. } => Verb::FetchAdd { at, add },
+    }
+}
+
+fn words(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
+}
+
+/// Runs of one program until all that is allowed has come of it.
+const SEEDS_MAX: u64 = 40_000;
+
+#[test]
+fn what_comes_of_programs_is_what_the_contract_allows_and_all_of_it() {
+    for relaxed in [false, true] {
+        let bench = Bench::new(relaxed);
+        let programs = litmus::programs();
+        assert!(programs.len() >= 1_000, "{} programs", programs.len());
+        let summary = litmus::compare_all(&programs, relaxed, SEEDS_MAX, |program, seed| bench.run(program, seed));
+        let summary = summary.unwrap_or_else(|forbidden| panic!("{forbidden}"));
+        println!("relaxed {relaxed}: {summary}");
+        assert!(summary.unreached.is_empty(), "{summary}");
+    }
+}
