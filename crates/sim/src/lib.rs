@@ -16,5 +16,6 @@ pub mod memory;
 pub mod network;
 pub mod nic;
 pub mod node;
+pub mod picture;
 pub mod random;
 pub mod world;

@@ -114,17 +114,21 @@ fn lines_look_as_documented() {
 }
 
 #[test]
-fn a_client_that_goes_on_after_an_unknown_outcome_is_another_process() {
+fn a_client_is_another_process_after_an_unknown_outcome_and_for_a_second_operation_at_a_time() {
     let mut history = History::new();
     let lost = history.call(1, 0, Ask::Delete, 0);
     history.returned(lost, Outcome::Unknown, 1);
-    history.call(1, 0, Ask::Get, 2);
+    let read = history.call(1, 0, Ask::Get, 2);
+    let beside = history.call(1, 0, Ask::Get, 3);
+    history.returned(read, Outcome::Absent, 4);
+    history.returned(beside, Outcome::Absent, 5);
+    history.call(1, 0, Ask::Get, 6);
     let text = written(&history);
     let processes: Vec<&str> = text
         .lines()
         .map(|line| line.split("\"process\":").nth(1).and_then(|rest| rest.split(',').next()).unwrap())
         .collect();
-    assert_eq!(processes, ["1", "1", "3"]);
+    assert_eq!(processes, ["1", "1", "3", "5", "3", "5", "3"]);
     assert_eq!(lines::read(text.as_bytes()).unwrap(), history);
 }
 

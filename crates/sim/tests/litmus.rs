@@ -1,27 +1,216 @@
-//! x
+//! The enumerator of outcomes is judged by a machine that shares nothing with it, and the comparison by what is wrong
+//! with machines.
 
-use farside_sim::litmus::{Program, programs};
+#[path = "support/draws.rs"]
+mod draws;
+#[path = "support/machine.rs"]
+mod machine;
+
+use std::collections::BTreeSet;
+
+use farside_sim::litmus::{Program, Seeds, Summary, compare, compare_all, programs};
+use machine::Flaw;
+
+fn parsed(text: &str) -> Program {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn allowed(text: &str, relaxed: bool) -> Vec<String> {
+    let program = parsed(text);
+    program.allowed(relaxed).iter().map(|outcome| program.text_of(outcome)).collect()
+}
 
 #[test]
-fn counts() {
-    let start = std::time::Instant::now();
+fn there_are_over_a_thousand_distinct_programs_of_bounded_size() {
     let programs = programs();
-    println!("{} in {:?}", programs.len(), start.elapsed());
-    let mut by = std::collections::BTreeMap::new();
-    for program in &programs {
-        let again: Program = program.to_string().parse().unwrap();
+    let texts: BTreeSet<String> = programs.iter().map(Program::to_string).collect();
+    assert_eq!(texts.len(), programs.len());
+    let names: BTreeSet<&str> = programs.iter().map(Program::name).collect();
+    let sizes: Vec<usize> = programs.iter().map(|program| program.allowed(false).len()).collect();
+    let (largest, all) = (sizes.iter().max().unwrap(), sizes.iter().sum::<usize>());
+    println!(
+        "{} programs of {} shapes, {all} outcomes, at most {largest} a program",
+        programs.len(),
+        names.len()
+    );
+    assert!(programs.len() >= 1_000 && *largest <= 256);
+    assert_eq!(programs[0].name(), "message passing");
+    assert!(
+        names.contains("two ordered reads") && names.contains("drawn"),
+        "none of the named was too large"
+    );
+}
+
+#[test]
+fn what_is_printed_is_read_back() {
+    for program in programs() {
+        let again = parsed(&program.to_string());
         assert_eq!(again.to_string(), program.to_string());
-        let e: &mut (u32, usize, u128) = by.entry(program.name().to_string()).or_default();
-        e.0 += 1;
-        let start = std::time::Instant::now();
-        e.1 = e.1.max(program.allowed(true).len());
-        e.2 = e.2.max(start.elapsed().as_micros());
+        assert_eq!((again.actors(), again.memory()), (program.actors(), program.memory()));
     }
-    println!("{by:#?}");
-    for program in programs.iter().take(12) {
-        println!("{program}");
-        for o in program.allowed(false) {
-            println!("    {}", program.text_of(&o));
+    let text = "{x[0]=1,y=2} A: WRITE y-w=1; fence FAA x[0]-1 | B: CAS x[0] 0->1; wait READ x[7]-y[3] | C: READ z[3-5]";
+    assert_eq!(parsed(text).to_string(), text);
+}
+
+#[test]
+fn what_is_no_program_is_refused_with_a_remedy() {
+    let refusals = [
+        ("", "'': begin it with 'A:'"),
+        ("A: READ x | A: READ x", "'A: READ x': begin it with 'B:'"),
+        ("A: JUMP x", "'JUMP x': write READ x, WRITE x=1, CAS x[0] 0->1 or FAA x[0]+1"),
+        ("A:", "'': write READ x"),
+        ("A: READ q", "'q': name a place, as in x, x[3], x[3-5], x-z or x[7]-y[0], in lines xyzw"),
+        ("A: READ z-x", "'z-x': name a place"),
+        ("A: READ x[8]", "'x[8]': name a place"),
+        ("A: READ x-w", "a verb of A touches 4 lines: let it touch at most 3"),
+        ("A: WRITE x=1,z=1", "'WRITE x=1,z=1': let its places follow each other"),
+        ("A: WRITE x", "'x': write a place and a value, as in x=1"),
+        ("A: FAA x+1", "'x': name one word, as in x[0]"),
+        ("A: FAA x[0]+a", "'a': write a number below 2^64"),
+        ("A: READ x; READ x; READ x; READ x; READ x", "A has 5 verbs: give it 1 to 4"),
+        ("A: READ x | B: READ x | C: READ x | D: READ x", "4 actors: give it 1 to 3"),
+        ("{x=1 A: READ x", "'{' without '}': close the start of memory"),
+    ];
+    for (text, expected) in refusals {
+        let said = text.parse::<Program>().unwrap_err().to_string();
+        assert!(said.starts_with(expected), "{text}: {said}");
+    }
+}
+
+#[test]
+fn allowed_outcomes_are_those_of_the_books() {
+    let stale = "B: READ y=1; READ x=0 | memory x=1 y=1".to_owned();
+    assert!(!allowed("A: WRITE x=1; WRITE y=1 | B: READ y; wait READ x", false).contains(&stale));
+    assert!(!allowed("A: WRITE x=1; WRITE y=1 | B: READ y; fence READ x", false).contains(&stale));
+    assert!(
+        allowed("A: WRITE x=1; WRITE y=1 | B: READ y; READ x", false).contains(&stale),
+        "READ to READ is free"
+    );
+    assert!(!allowed("A: WRITE x-y=1 | B: READ y; wait READ x", false).contains(&stale));
+    assert!(allowed("A: WRITE x-y=1 | B: READ y; wait READ x", true).contains(&stale), "relaxed ordering");
+
+    let torn = allowed("A: WRITE x-y=1 | B: READ x-y", false);
+    assert_eq!(torn.len(), 4, "either line old or new: {torn:?}");
+    let lost = allowed("A: FAA x[0]+1 | B: WRITE x[0]=5", false);
+    let ends: Vec<&str> = lost.iter().map(|text| text.split(" memory ").nth(1).unwrap()).collect();
+    assert_eq!(
+        ends,
+        ["x[0]=1 x[1-7]=0", "x[0]=5 x[1-7]=0", "x[0]=6 x[1-7]=0"],
+        "the first is a WRITE that got lost"
+    );
+    assert_eq!(allowed("A: CAS x[0] 7->1 | B: WRITE x[0]=5", false).len(), 2, "a failed CAS loses nothing");
+    assert_eq!(
+        allowed("A: FAA x[0]+1 | B: FAA x[0]+2", false),
+        [
+            "A: FAA x[0] was 0 | B: FAA x[0] was 1 | memory x[0]=3 x[1-7]=0",
+            "A: FAA x[0] was 2 | B: FAA x[0] was 0 | memory x[0]=3 x[1-7]=0"
+        ]
+    );
+    let stuck = allowed("{x[0]=1} A: WRITE x[0]=0 | B: FAA x[0]+1; wait FAA x[0]-1", false);
+    assert!(
+        stuck.iter().any(|text| text.ends_with("memory x[0]=1 x[1-7]=0")),
+        "unlock by WRITE under FAA: {stuck:?}"
+    );
+    let under = allowed("{x[0]=1} A: WRITE x[0]=0 | B: FAA x[0]+1; wait FAA x[0]-1", false);
+    assert!(
+        under.iter().any(|text| text.ends_with("memory x[0]=-1 x[1-7]=0")),
+        "and its underflow: {under:?}"
+    );
+}
+
+/// Of a good machine; the rarest outcome takes about a hundred thousand.
+const MANY: Seeds = Seeds { at_least: 100, at_most: 1_000_000 };
+
+fn reaches_exactly(relaxed: bool, flaw: Flaw) -> Summary {
+    let summary = compare_all(&programs(), relaxed, MANY, |program, seed| machine::run(program, seed, flaw));
+    summary.unwrap_or_else(|forbidden| panic!("{forbidden}"))
+}
+
+#[test]
+fn a_machine_comes_to_everything_that_is_allowed_and_to_nothing_else() {
+    let summary = reaches_exactly(false, Flaw::None);
+    println!("{summary}");
+    assert_eq!(summary.unreached, []);
+}
+
+#[test]
+fn a_machine_with_relaxed_ordering_does_too() {
+    let summary = reaches_exactly(true, Flaw::WriteLinesInAnyOrder);
+    println!("{summary}");
+    assert_eq!(summary.unreached, []);
+}
+
+#[test]
+fn what_is_forbidden_is_told_with_program_outcome_and_seed() {
+    let program = programs().swap_remove(0);
+    let run = |program: &Program, seed| machine::run(program, seed, Flaw::WritesPassWrites);
+    let forbidden = compare(&program, false, Seeds { at_least: 10_000, at_most: 0 }, run).unwrap_err();
+    let text = forbidden.to_string();
+    assert_eq!(
+        text,
+        format!(
+            "forbidden outcome of 'message passing', by seed {}\n  A: WRITE x=1; WRITE y=1 | B: READ y; wait READ x\n  \
+             B: READ y=1; READ x=0 | memory x=1 y=1\n  (3 are allowed)",
+            forbidden.seed
+        )
+    );
+    let again = run(&program, forbidden.seed);
+    assert_eq!(program.text_of(&again), forbidden.outcome, "the seed replays it");
+}
+
+#[test]
+fn every_flaw_that_is_too_weak_comes_to_something_forbidden() {
+    let programs = programs();
+    for flaw in [
+        Flaw::WriteLinesInAnyOrder,
+        Flaw::WritesPassWrites,
+        Flaw::ReadsPassWrites,
+        Flaw::AtomicsPassWrites,
+        Flaw::ReadsPassAtomics,
+        Flaw::AtomicsOverlap,
+        Flaw::FencesAreIgnored,
+        Flaw::FencesHoldOnlyThemselves,
+        Flaw::WaitsAreIgnored,
+        Flaw::FailedCasWritesBack,
+        Flaw::LinesAreTorn,
+    ] {
+        let found = compare_all(&programs, false, Seeds { at_least: 300, at_most: 0 }, |program, seed| {
+            machine::run(program, seed, flaw)
+        });
+        let forbidden = found.expect_err(&format!("{flaw:?} was not noticed"));
+        println!("{flaw:?}: {forbidden}");
+    }
+}
+
+#[test]
+fn every_flaw_that_is_too_strong_leaves_something_unreached() {
+    let programs = programs();
+    for flaw in [
+        Flaw::ReadLinesAscend,
+        Flaw::ReadsAreWhole,
+        Flaw::WritesAreWhole,
+        Flaw::ReadsKeepTheirOrder,
+        Flaw::AtomicsKeepTheirOrder,
+        Flaw::ReadsHoldWrites,
+        Flaw::AtomicsAreWhole,
+        Flaw::AtomicsExcludeWordsBeside,
+        Flaw::OneVerbAtATime,
+    ] {
+        // What the good machine reaches in so many seeds, this one must miss.
+        let mut missed = 0;
+        for program in programs.iter().filter(|program| program.allowed(false).len() <= 12) {
+            let run = |flaw| {
+                compare(program, false, Seeds { at_least: 0, at_most: 1_000 }, |program, seed| {
+                    machine::run(program, seed, flaw)
+                })
+            };
+            let coverage =
+                run(flaw).unwrap_or_else(|forbidden| panic!("{flaw:?} is only too strong: {forbidden}"));
+            if !coverage.unreached.is_empty() && run(Flaw::None).is_ok_and(|good| good.unreached.is_empty()) {
+                missed += 1;
+                break;
+            }
         }
+        assert!(missed > 0, "{flaw:?} was not noticed");
     }
 }

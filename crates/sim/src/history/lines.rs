@@ -80,28 +80,33 @@ enum Refusal {
 pub fn write(history: &History, out: &mut impl Write) -> io::Result<()> {
     let operations = history.operations();
     let clients = operations.iter().map(|operation| u64::from(operation.client) + 1).max().unwrap_or(0);
-    // A process whose operation may still be carried out cannot ask again: its client goes on as another process.
-    let mut unknown: BTreeMap<u32, u64> = BTreeMap::new();
-    let mut open: BTreeMap<u64, (usize, u64)> = BTreeMap::new();
+    // A process asks one thing at a time, and nothing after what may still be carried out: a client is as many
+    // processes as it takes.
+    let mut busy: BTreeMap<u32, Vec<bool>> = BTreeMap::new();
+    let mut open: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
+    let process = |client: u32, lane: usize| u64::from(client) + lane as u64 * clients;
     let mut called = 0;
     for index in 0..history.events() {
         let is_call = operations.get(called).is_some_and(|operation| operation.called.index == index);
         let line = if is_call {
             let operation = &operations[called];
-            let earlier = unknown.entry(operation.client).or_default();
-            let process = u64::from(operation.client) + *earlier * clients;
-            if operation.outcome == Outcome::Unknown {
-                *earlier += 1;
-            }
+            let lanes = busy.entry(operation.client).or_default();
+            let lane = lanes.iter().position(|is_busy| !is_busy).unwrap_or(lanes.len());
+            lanes.resize(lanes.len().max(lane + 1), false);
+            lanes[lane] = true;
             if let Some(returned) = operation.returned {
-                open.insert(returned.index, (called, process));
+                open.insert(returned.index, (called, lane));
             }
             called += 1;
-            call_line(operation, process)
+            call_line(operation, process(operation.client, lane))
         } else {
-            let (at, process) =
+            let (at, lane) =
                 open.remove(&index).expect("every event is a call, or the return of an earlier one");
-            return_line(&operations[at], process)
+            let operation = &operations[at];
+            if let Some(lanes) = busy.get_mut(&operation.client) {
+                lanes[lane] = operation.outcome == Outcome::Unknown;
+            }
+            return_line(operation, process(operation.client, lane))
         };
         serde_json::to_writer(&mut *out, &line)?;
         out.write_all(b"\n")?;

@@ -5,6 +5,15 @@ use std::fmt;
 
 use super::program::{Outcome, Program};
 
+/// How many seeds a program is run with.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeds {
+    /// So many in any case: what is forbidden may be rarer than all that is allowed.
+    pub at_least: u64,
+    /// No more than so many, if something allowed is still missing.
+    pub at_most: u64,
+}
+
 /// What came of a program, of what may come of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
@@ -43,34 +52,34 @@ impl fmt::Display for Forbidden {
 
 impl std::error::Error for Forbidden {}
 
-/// Runs a program from seed 0 on until all that is allowed has come of it, or `seeds_max` seeds were run.
+/// Runs a program from seed 0 on until all that is allowed has come of it, within these bounds.
 ///
 /// # Errors
 /// [`Forbidden`], at once.
 pub fn compare(
     program: &Program,
     relaxed: bool,
-    seeds_max: u64,
+    seeds: Seeds,
     mut run: impl FnMut(&Program, u64) -> Outcome,
 ) -> Result<Coverage, Forbidden> {
     let allowed = program.allowed(relaxed);
     let mut unreached = allowed.clone();
-    let mut seeds = 0;
-    while seeds < seeds_max && !unreached.is_empty() {
-        let outcome = run(program, seeds);
+    let mut seed = 0;
+    while seed < seeds.at_least || seed < seeds.at_most && !unreached.is_empty() {
+        let outcome = run(program, seed);
         if !allowed.contains(&outcome) {
             return Err(Forbidden {
                 name: program.name().into(),
                 program: program.to_string(),
                 outcome: program.text_of(&outcome),
-                seed: seeds,
+                seed,
                 allowed: allowed.len(),
             });
         }
         unreached.remove(&outcome);
-        seeds += 1;
+        seed += 1;
     }
-    Ok(Coverage { seeds, allowed: allowed.len(), unreached })
+    Ok(Coverage { seeds: seed, allowed: allowed.len(), unreached })
 }
 
 /// What came of many programs.
@@ -93,12 +102,12 @@ pub struct Summary {
 pub fn compare_all(
     programs: &[Program],
     relaxed: bool,
-    seeds_max: u64,
+    seeds: Seeds,
     mut run: impl FnMut(&Program, u64) -> Outcome,
 ) -> Result<Summary, Forbidden> {
     let mut summary = Summary::default();
     for program in programs {
-        let Coverage { seeds, allowed, unreached } = compare(program, relaxed, seeds_max, &mut run)?;
+        let Coverage { seeds, allowed, unreached } = compare(program, relaxed, seeds, &mut run)?;
         summary.programs += 1;
         summary.seeds += seeds;
         summary.allowed += allowed;

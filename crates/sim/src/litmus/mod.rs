@@ -12,6 +12,6 @@ mod enumerate;
 mod program;
 mod shapes;
 
-pub use compare::{Coverage, Forbidden, Summary, compare, compare_all};
+pub use compare::{Coverage, Forbidden, Seeds, Summary, compare, compare_all};
 pub use program::{LINE_WORDS, LINES_MAX, Op, Outcome, Piece, Program, ProgramError, Start, Step, WORD_SIZE};
 pub use shapes::programs;

@@ -12,7 +12,7 @@
 //!
 //! Invariant: a program that exists is one that can be run: places lie in its lines, and its sizes are bounded.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::str::FromStr;
 
 /// Bytes of a word, the unit of atomics and of values here.
@@ -181,27 +181,22 @@ impl Program {
 
     /// The text of an outcome: answers in the order of the program, then the memory.
     pub fn text_of(&self, outcome: &Outcome) -> String {
-        let mut text = String::new();
-        let mut actor_before = None;
+        let mut actors: Vec<(usize, Vec<String>)> = Vec::new();
         for ((actor, step), answer) in self.steps().zip(&outcome.answers) {
-            if step.op.answer_words() == 0 {
-                continue;
-            }
-            let between = if actor_before.is_some() { " | " } else { "" };
-            match actor_before == Some(actor) {
-                true => text.push_str("; "),
-                false => drop(write!(text, "{between}{}: ", letter(actor))),
-            }
-            actor_before = Some(actor);
-            match step.op {
-                Op::Read { at, .. } => drop(write!(text, "READ {}", places(at, answer))),
-                Op::Cas { at, .. } => drop(write!(text, "CAS {} was {}", word_name(at), numbers(answer))),
-                _ => drop(write!(text, "FAA {} was {}", word_name(step.op.at()), numbers(answer))),
+            let text = match step.op {
+                Op::Write { .. } => continue,
+                Op::Read { at, .. } => format!("READ {}", places(at, answer)),
+                Op::Cas { at, .. } => format!("CAS {} was {}", word_name(at), numbers(answer)),
+                Op::Faa { at, .. } => format!("FAA {} was {}", word_name(at), numbers(answer)),
+            };
+            match actors.last_mut() {
+                Some((last, texts)) if *last == actor => texts.push(text),
+                _ => actors.push((actor, vec![text])),
             }
         }
-        let between = if actor_before.is_some() { " | " } else { "" };
-        drop(write!(text, "{between}memory {}", places(0, &outcome.memory)));
-        text
+        let actors =
+            actors.into_iter().map(|(actor, texts)| format!("{}: {} | ", letter(actor), texts.join("; ")));
+        format!("{}memory {}", actors.collect::<String>(), places(0, &outcome.memory))
     }
 
     /// Checks what no parser rule holds.

@@ -1,0 +1,80 @@
+//! Fuzz targets of what people and other tools write: histories as JSON lines, and litmus programs as text.
+//!
+//! Held: nothing panics; what is read is written, and then read back as the same.
+
+#[path = "support/draws.rs"]
+mod draws;
+#[path = "../../remote/tests/support/fuzz.rs"]
+mod fuzz;
+
+use draws::Draws;
+use farside_sim::history::{Ask, History, Outcome, Value, Version, lines};
+use farside_sim::linearizable::{Limits, check};
+use farside_sim::litmus::{Program, programs};
+use fuzz::{Change, Executions, budget, change};
+
+/// A history of every kind of line.
+fn written(seed: u64) -> Vec<u8> {
+    let mut draws = Draws(seed);
+    let mut history = History::new();
+    let mut open = Vec::new();
+    for at in 0..12 {
+        let (value, version) = (Value { tag: draws.below(3), len: 8 }, Version(draws.below(4)));
+        let (ask, outcome) = match draws.below(8) {
+            0 => (Ask::Get, Outcome::Found(value, Some(version))),
+            1 => (Ask::Get, Outcome::Absent),
+            2 => (Ask::Put(value), Outcome::Done(None)),
+            3 => (Ask::Delete, Outcome::Done(None)),
+            4 => (Ask::Delete, Outcome::Absent),
+            5 => (Ask::PutIfAbsent(value), Outcome::Conflict(Some(version))),
+            6 => (Ask::CompareAndPut { expected: version, value }, Outcome::Unknown),
+            _ => (Ask::CompareAndPut { expected: version, value }, Outcome::Failed),
+        };
+        open.push((history.call(at as u32 % 3, draws.below(2), ask, at), outcome));
+        if draws.once_in(2) {
+            let (id, outcome) = open.swap_remove(draws.below(open.len() as u64) as usize);
+            history.returned(id, outcome, at);
+        }
+    }
+    let mut text = Vec::new();
+    lines::write(&history, &mut text).expect("a Vec takes everything");
+    text
+}
+
+/// What is read as a history is written and read again, and judged, as any.
+fn is_sound(text: &[u8]) -> bool {
+    let Ok(history) = lines::read(text) else { return false };
+    let mut again = Vec::new();
+    lines::write(&history, &mut again).expect("a Vec takes everything");
+    let back = lines::read(&again[..]).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((back.digest(), &back), (history.digest(), &history));
+    check(&history, Limits { steps_max: 1_000, ..Limits::default() });
+    true
+}
+
+#[test]
+fn fuzz_history_lines() {
+    let executions = Executions::of("history lines");
+    bolero::check!().with_type::<(u8, Vec<Change>)>().with_test_time(budget()).for_each(|(seed, changes)| {
+        executions.one_more();
+        let mut text = written(u64::from(*seed));
+        assert!(is_sound(&text), "what is written is read");
+        change(&mut text, changes);
+        is_sound(&text);
+    });
+}
+
+#[test]
+fn fuzz_litmus_programs() {
+    let executions = Executions::of("litmus programs");
+    let seeds: Vec<String> = programs().iter().step_by(20).map(Program::to_string).collect();
+    bolero::check!().with_type::<(u8, Vec<Change>)>().with_test_time(budget()).for_each(|(seed, changes)| {
+        executions.one_more();
+        let mut text = seeds[usize::from(*seed) % seeds.len()].clone().into_bytes();
+        change(&mut text, changes);
+        let text = String::from_utf8_lossy(&text);
+        let Ok(program) = text.parse::<Program>() else { return };
+        let again = program.to_string();
+        assert_eq!(again.parse::<Program>().map(|program| program.to_string()), Ok(again));
+    });
+}

@@ -1,0 +1,210 @@
+//! A machine that runs litmus programs: send queues, and a scheduler that draws what happens next.
+//!
+//! It knows the contract as a list of things that must not have been done yet, written down by hand, and shares nothing
+//! with the enumerator but the program itself. Each flaw is one that a NIC, or a model of one, may have.
+
+use farside_sim::litmus::{LINE_WORDS, Op, Outcome, Program, Start, Step};
+
+use crate::draws::Draws;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    None,
+    /// Lines of one WRITE land in any order: what relaxed ordering allows.
+    WriteLinesInAnyOrder,
+    // Too weak: each comes to what is forbidden.
+    WritesPassWrites,
+    ReadsPassWrites,
+    AtomicsPassWrites,
+    ReadsPassAtomics,
+    AtomicsOverlap,
+    FencesAreIgnored,
+    FencesHoldOnlyThemselves,
+    WaitsAreIgnored,
+    FailedCasWritesBack,
+    LinesAreTorn,
+    // Too strong: each misses what is allowed.
+    ReadLinesAscend,
+    ReadsAreWhole,
+    WritesAreWhole,
+    ReadsKeepTheirOrder,
+    AtomicsKeepTheirOrder,
+    ReadsHoldWrites,
+    AtomicsAreWhole,
+    AtomicsExcludeWordsBeside,
+    OneVerbAtATime,
+}
+
+/// A verb on its way.
+struct Running<'a> {
+    actor: usize,
+    step: &'a Step,
+    /// Ranges of words that are still to be done, one for each line, upwards.
+    left: Vec<(usize, usize)>,
+    answer: Vec<u64>,
+    /// Of an atomic: fetched, and not written back.
+    holds_slot: bool,
+}
+
+impl Running<'_> {
+    fn is_done(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    fn is_atomic(&self) -> bool {
+        matches!(self.step.op, Op::Cas { .. } | Op::Faa { .. })
+    }
+
+    fn is_write(&self) -> bool {
+        matches!(self.step.op, Op::Write { .. })
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self.step.op, Op::Read { .. })
+    }
+}
+
+pub(crate) fn run(program: &Program, seed: u64, flaw: Flaw) -> Outcome {
+    let mut draws = Draws(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed);
+    let mut memory = program.memory();
+    let mut all: Vec<Running<'_>> =
+        program.steps().map(|(actor, step)| running(actor, step, flaw, &mut draws)).collect();
+    // Every second run gives each line of each verb a rank, so that what is rare by drawing one by one comes too.
+    let ranks: Option<Vec<u64>> =
+        seed.is_multiple_of(2).then(|| (0..all.len() * 8).map(|_| draws.next()).collect());
+    loop {
+        let choices: Vec<(usize, usize)> =
+            (0..all.len()).flat_map(|verb| (0..all[verb].left.len()).map(move |part| (verb, part))).collect();
+        let mut choices: Vec<(usize, usize)> =
+            choices.into_iter().filter(|&(verb, part)| may_act(&all, verb, part, flaw)).collect();
+        if choices.is_empty() {
+            break;
+        }
+        let chosen = match &ranks {
+            Some(ranks) => {
+                let rank = |&(verb, part): &(usize, usize)| {
+                    let phase = if all[verb].is_atomic() { usize::from(all[verb].holds_slot) } else { 0 };
+                    ranks[verb * 8 + phase * 4 + all[verb].left[part].0 / LINE_WORDS]
+                };
+                choices.sort_by_key(rank);
+                choices[0]
+            }
+            None => choices[draws.below(choices.len() as u64) as usize],
+        };
+        act(&mut all[chosen.0], chosen.1, &mut memory, flaw);
+    }
+    assert!(all.iter().all(Running::is_done), "nothing waits for ever: {program}");
+    Outcome { answers: all.into_iter().map(|verb| verb.answer).collect(), memory }
+}
+
+fn running<'a>(actor: usize, step: &'a Step, flaw: Flaw, draws: &mut Draws) -> Running<'a> {
+    let (at, end) = (step.op.at(), step.op.at() + step.op.words());
+    let mut left = Vec::new();
+    let mut from = at;
+    while from < end {
+        let line_end = (from / LINE_WORDS + 1) * LINE_WORDS;
+        let whole = match flaw {
+            Flaw::ReadsAreWhole => matches!(step.op, Op::Read { .. }),
+            Flaw::WritesAreWhole => matches!(step.op, Op::Write { .. }),
+            _ => false,
+        };
+        let is_torn = flaw == Flaw::LinesAreTorn && draws.once_in(2);
+        let to = if whole {
+            end
+        } else if is_torn {
+            from + 1
+        } else {
+            line_end
+        };
+        left.push((from, to.min(end)));
+        from = to;
+    }
+    Running { actor, step, left, answer: vec![0; step.op.answer_words()], holds_slot: false }
+}
+
+/// Whether this part of a verb may happen now.
+fn may_act(all: &[Running<'_>], verb: usize, part: usize, flaw: Flaw) -> bool {
+    let this = &all[verb];
+    if this.holds_slot {
+        return true;
+    }
+    let before = || all[..verb].iter().filter(|other| other.actor == this.actor && !other.is_done());
+    // The queue: has it been sent?
+    for posted in (0..=verb).filter(|&posted| all[posted].actor == this.actor) {
+        let mut earlier = all[..posted].iter().filter(|other| other.actor == this.actor && !other.is_done());
+        let is_held = match all[posted].step.start {
+            Start::AtOnce => false,
+            Start::Waits => flaw != Flaw::WaitsAreIgnored && earlier.next().is_some(),
+            Start::Fenced if flaw == Flaw::FencesAreIgnored => false,
+            Start::Fenced if flaw == Flaw::FencesHoldOnlyThemselves && posted != verb => false,
+            Start::Fenced => earlier.any(|other| !other.is_write()),
+        };
+        if is_held {
+            return false;
+        }
+    }
+    // The other end: what it must not overtake.
+    let passes_writes = match this.step.op {
+        Op::Read { .. } => flaw == Flaw::ReadsPassWrites,
+        Op::Write { .. } => flaw == Flaw::WritesPassWrites,
+        Op::Cas { .. } | Op::Faa { .. } => flaw == Flaw::AtomicsPassWrites,
+    };
+    if !passes_writes && before().any(Running::is_write) {
+        return false;
+    }
+    if this.is_read() && flaw != Flaw::ReadsPassAtomics && before().any(Running::is_atomic) {
+        return false;
+    }
+    let is_held = match flaw {
+        Flaw::ReadsKeepTheirOrder => this.is_read() && before().any(Running::is_read),
+        Flaw::AtomicsKeepTheirOrder => this.is_atomic() && before().any(Running::is_atomic),
+        Flaw::ReadsHoldWrites => this.is_write() && before().any(Running::is_read),
+        Flaw::OneVerbAtATime => before().next().is_some(),
+        _ => false,
+    };
+    if is_held {
+        return false;
+    }
+    // Its own lines, and the slots of words.
+    let ascends = match this.step.op {
+        Op::Read { .. } => flaw == Flaw::ReadLinesAscend,
+        Op::Write { .. } => flaw != Flaw::WriteLinesInAnyOrder,
+        Op::Cas { .. } | Op::Faa { .. } => {
+            let slot = |at: usize| if flaw == Flaw::AtomicsExcludeWordsBeside { 0 } else { at };
+            let is_taken =
+                |other: &Running<'_>| other.holds_slot && slot(other.step.op.at()) == slot(this.step.op.at());
+            return flaw == Flaw::AtomicsOverlap || !all.iter().any(is_taken);
+        }
+    };
+    !ascends || part == 0
+}
+
+fn act(verb: &mut Running<'_>, part: usize, memory: &mut [u64], flaw: Flaw) {
+    let (from, to) = verb.left[part];
+    let at = verb.step.op.at();
+    match verb.step.op {
+        Op::Read { .. } => verb.answer[from - at..to - at].copy_from_slice(&memory[from..to]),
+        Op::Write { .. } => memory[from..to].copy_from_slice(&verb.step.op.payload()[from - at..to - at]),
+        Op::Cas { compare, .. } if !verb.holds_slot => {
+            verb.answer[0] = memory[at];
+            verb.holds_slot = verb.answer[0] == compare || flaw == Flaw::FailedCasWritesBack;
+        }
+        Op::Faa { .. } if !verb.holds_slot => {
+            verb.answer[0] = memory[at];
+            verb.holds_slot = true;
+        }
+        Op::Cas { compare, swap, .. } => {
+            memory[at] = if verb.answer[0] == compare { swap } else { verb.answer[0] };
+            verb.holds_slot = false;
+        }
+        Op::Faa { add, .. } => {
+            memory[at] = verb.answer[0].wrapping_add(add);
+            verb.holds_slot = false;
+        }
+    }
+    if !verb.holds_slot {
+        verb.left.remove(part);
+    } else if flaw == Flaw::AtomicsAreWhole {
+        act(verb, part, memory, flaw);
+    }
+}
