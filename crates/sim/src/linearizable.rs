@@ -1,7 +1,7 @@
 //! Whether every key of a history behaved as one register: each operation at one instant between call and return.
 //!
-//! The search is `porcupine-rs`'s (Lowe, "Testing for linearizability", 2016, after Wing and Gong); the register is ours.
-//! Linearizability is local (Herlihy and Wing 1990, theorem 1), so keys are judged one by one.
+//! The search is `porcupine-rs`'s (Lowe, "Testing for linearizability", 2016, after Wing and Gong); the register is
+//! ours. Linearizability is local (Herlihy and Wing 1990, theorem 1), so keys are judged one by one.
 //!
 //! Invariant: what was not decided is never called good. The bound is a number of steps, not of seconds, so that a
 //! verdict is the same on every machine.

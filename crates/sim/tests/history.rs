@@ -149,7 +149,7 @@ fn bad_lines_are_refused_with_their_number_and_a_remedy() {
     let refusals = [
         (
             "{",
-            "line 1: EOF while parsing an object at line 1 column 1: give it the fields that docs/sim-histories.md lists",
+            "line 1: EOF while parsing an object at line 1 column 1: give it the fields that docs/sim-histories.md",
         ),
         (
             &call.replace("\"index\":0", "\"index\":4"),

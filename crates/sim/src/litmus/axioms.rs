@@ -1,13 +1,13 @@
 //! The contract of one-sided memory, as data: what is promised. What is not listed is not promised.
 //!
-//! Every access to memory is an *event* on words of one cache line, which nothing cuts (O2: a line is fetched and
-//! written whole). A READ is an event for each of its lines, a WRITE too; an atomic is a fetch and, later, a write-back.
+//! Every access to memory is an *event* on words of one cache line, which nothing cuts: a line is fetched and written
+//! whole. A READ is an event for each of its lines, a WRITE too; an atomic is a fetch and, later, a write-back.
 //! An axiom says that some events come before others; whatever total order of all events agrees with that is a run.
 //! Of an atomic's events there is more to say ([`Axiom::Exclusive`]), as they hold a slot of the NIC.
 //!
 //! Not promised, though it is often seen:
 //!
-//! - that the lines of one READ are fetched in any order: PCIe completes reads in order, but hosts fetch in parallel;
+//! - an order among the lines of one READ: PCIe completes reads in order, but hosts fetch in parallel;
 //! - READ before READ: both may be on their way through PCIe at once;
 //! - READ or atomic before WRITE or atomic, without a fence or a wait;
 //! - any order between two connections, also between those of one client;
