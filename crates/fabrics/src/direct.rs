@@ -168,6 +168,9 @@ impl<M: Runs> Fabric for Direct<M> {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
+        if service != ServiceId::NODE {
+            self.enter(); // On `local` this thread runs the store's service, which follows pointers.
+        }
         let called = timer::within(self.patience.get(), self.control.call(service, request, answer)).await;
         called.unwrap_or(Err(FabricError::Deadline { node, waited: self.patience.get() }))
     }

@@ -3,11 +3,13 @@
 //! Invariant: a store's region is known to clients only once everything was granted; it is unknown, and its key
 //! opens nothing, before anything is taken back.
 
+use crate::served::Served;
 use farside_remote::Memory;
 use farside_remote::arena::{REGIONS_MAX, SEGMENT_SIZE};
 use farside_remote::control::Store;
-use farside_remote::service::{Kind, Service};
+use farside_remote::service::Kind;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The longest name of a store, in bytes.
 pub const NAME_MAX: usize = 64;
@@ -17,7 +19,7 @@ pub struct Entry<M: Memory> {
     /// As clients see it.
     pub store: Store,
     /// What its system does here.
-    pub service: Box<dyn Service<M>>,
+    pub served: Arc<Served<M>>,
     /// Every segment that it was granted, for its table, its buffers and its reserve.
     pub segments: Vec<u32>,
 }

@@ -16,6 +16,7 @@ pub mod node;
 pub mod reclaim;
 mod restart;
 pub mod scan;
+pub mod served;
 pub mod session;
 
 pub use node::{Node, NodeMemory, Progress};

@@ -8,6 +8,7 @@ use crate::extents::Extents;
 use crate::reclaim::Reclaim;
 use crate::restart;
 use crate::scan::Scan;
+use crate::served::Served;
 use crate::session::{Grace, Sessions};
 use farside_remote::Memory;
 use farside_remote::arena::Arena;
@@ -21,6 +22,7 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// Memory that a node may also give back to the system.
 pub trait NodeMemory: Memory {
@@ -161,6 +163,11 @@ impl<M: NodeMemory> Node<M> {
     /// The stores that are known.
     pub fn catalog(&self) -> &Catalog<M> {
         &self.catalog
+    }
+
+    /// The service of the store whose region this is. Who asks it something is in a turn, or makes the node's steps.
+    pub fn served(&self, region: u32) -> Option<Arc<Served<M>>> {
+        self.catalog.by_region(region).map(|entry| Arc::clone(&entry.served))
     }
 
     /// About the node, now.
@@ -414,7 +421,8 @@ impl<M: NodeMemory> Node<M> {
         let fits = restart::record(1, &self.stores_and(made.chain([&store])));
         match fits.and_then(|_| self.catalog.kind(kind)?.serve(&store.parameters, store.extent())) {
             Ok(service) => {
-                let entry = Box::new(Entry { store, service, segments });
+                let served = Served::new(&store, service);
+                let entry = Box::new(Entry { store, served, segments });
                 Ok(Job::Create { entry, division, granted: 0 })
             }
             Err(reason) => {
@@ -476,7 +484,12 @@ impl<M: NodeMemory> Node<M> {
         };
         let entry = self.catalog.by_region(scan.region);
         let made = match entry {
-            Some(entry) => scan.step(memory, &mut self.sessions, &mut self.reclaim, &*entry.service)?,
+            Some(entry) => match entry.served.try_attend() {
+                Some(mut served) => {
+                    scan.step(memory, &mut self.sessions, &mut self.reclaim, served.service())?
+                }
+                None => false, // In the middle of a call.
+            },
             None => false, // The store was dropped meanwhile, and everything in it.
         };
         if (entry.is_none() || scan.is_done())

@@ -13,10 +13,11 @@
 use crate::catalog::{Catalog, Entry, check_name};
 use crate::extents::Extents;
 use crate::node::NodeMemory;
+use crate::served::Served;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
-use farside_remote::arena::state::{Stage, owner};
+use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::arena::{Arena, CATALOG_SIZE, Geometry, REGIONS_MAX, SEGMENT_SIZE, header};
 use farside_remote::control::Store;
 use farside_remote::service::Kind;
@@ -105,7 +106,8 @@ pub(crate) fn restore<M: NodeMemory>(
             Ok(service) => service,
             Err(reason) => return Ok(Err(format!("store '{}' cannot be served: {reason}", store.name))),
         };
-        catalog.insert(Entry { store: store.clone(), service, segments: Vec::new() });
+        let served = Served::new(store, service);
+        catalog.insert(Entry { store: store.clone(), served, segments: Vec::new() });
     }
     let mut extents = Extents::new(arena.geometry().segments());
     for index in 0..arena.geometry().segments() {
@@ -229,6 +231,10 @@ fn give_back_held<M: NodeMemory>(memory: &M, region: u32, index: u32) -> Result<
         let taken = state.stage == Stage::Live && state.owner == owner::NODE;
         if held || taken {
             arena.give(region, &buffer)?;
+        }
+        // Reachable, or in the middle of a call: the scan tells which.
+        if state.stage == Stage::Live && state.owner == owner::SERVICE {
+            arena.exchange_state(&buffer, state, State { owner: owner::NONE, ..state })?;
         }
         ordinal += 1;
     }

@@ -137,7 +137,7 @@ impl Sessions {
         self.next_number = self
             .next_number
             .checked_add(1)
-            .filter(|&n| n < owner::NODE)
+            .filter(|&n| n < owner::SERVICE)
             .expect("four thousand million sessions were opened on one memory; it must be served anew");
     }
 

@@ -9,7 +9,8 @@ use crate::reply::Reply;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A service at a node that calls can be made to: the node's own, or one that belongs to a store.
+/// A service at a node that calls can be made to: the node's own, or that of the store whose region has this number.
+/// See [`crate::service::address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceId(pub u32);
 

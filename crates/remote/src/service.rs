@@ -3,9 +3,18 @@
 //! A node knows no system. It creates a store's service from a specification, hands it calls, and asks it which
 //! buffers are still reachable. Invariant: a service touches its store's memory only by chains' own primitives,
 //! so that clients' atomics hold against it too (PRISM gives no guarantee against the server's CPU).
+//!
+//! A call names the service by its store's region, and proves by the store's secret that it may be asked; so no call
+//! reaches a store that has come to have another's region:
+//!
+//! ```text
+//! request  | secret u64 | what the service is asked |
+//! ```
 
+use crate::fabric::ServiceId;
 use crate::key::Key;
 use crate::memory::Memory;
+use crate::rights::Rights;
 
 /// Where a store's table lies, and the key that opens it and the store's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +27,63 @@ pub struct Extent {
     pub len: u64,
 }
 
+/// Bytes of a request to a store's service before what that is asked.
+pub const ADDRESS_SIZE: usize = size_of::<u64>();
+
+/// Begins a request to the service of the store that `key` opens, in place of what `request` held.
+pub fn address(key: Key, request: &mut Vec<u8>) -> ServiceId {
+    request.clear();
+    request.extend_from_slice(&key.secret().to_le_bytes());
+    ServiceId(key.region())
+}
+
+/// The key that a request to a store's service came with, and what the service is asked.
+///
+/// # Errors
+/// There is no key in it.
+pub fn addressed(service: ServiceId, request: &[u8]) -> Result<(Key, &[u8]), String> {
+    match request.split_first_chunk() {
+        Some((secret, asked)) => Ok((Key::new(service.0, u64::from_le_bytes(*secret)), asked)),
+        None => Err(format!(
+            "a request to a store's service begins with the {ADDRESS_SIZE} bytes of the store's secret: this one has \
+             {}",
+            request.len()
+        )),
+    }
+}
+
+/// What a service is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// What the caller's key opens the store for.
+    pub rights: Rights,
+    /// In the system's own words. Input, like all that peers write.
+    pub request: &'a [u8],
+}
+
 /// The service of one store.
 pub trait Service<M: Memory>: Send {
+    /// Answers a call, in a bounded number of accesses. `answer` is empty, and is to hold at most
+    /// [`CALL_BYTES_MAX`](crate::fabric::CALL_BYTES_MAX) bytes.
+    ///
+    /// Where memory answers *wait*, the same call is made again from its beginning, with the answers so far: so what
+    /// it asks of memory is a function of those, and `self` changes only once the last access was answered. One call
+    /// is made at a time; nobody else is let in before it is answered.
+    ///
+    /// The inner result is the answer, or a refusal: why nothing was done, and what to do about it.
+    fn call(
+        &mut self,
+        _memory: &M,
+        _call: Call<'_>,
+        _answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        Ok(Err(
+            "a store of this kind answers no calls, its clients do all by chains: open it as what it is, or \
+                open another store"
+                .into(),
+        ))
+    }
+
     /// Finds more of the buffers that the structure reaches, beginning at `cursor` (0 at first), in at most about
     /// 16 accesses; puts their addresses into `found`. Answers where to go on, or nothing at the end.
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait>;

@@ -2,13 +2,14 @@
 
 use super::chains::{Operands, Random, WORKED, build, pointers};
 use super::executors::{Executor, Task};
-use super::rig::{Endpoint, NODE, Rig, SLOW};
+use super::rig::{Endpoint, NODE, PLAIN, Rig, SLOW};
 use super::twin::Twin;
 use farside_fabrics::executor::{TASKS_MAX, block_on};
 use farside_fabrics::timer;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
 use farside_remote::op::ListId;
+use farside_remote::service::{ADDRESS_SIZE, address};
 use farside_remote::wire::{OPS_MAX, REPLY_BYTES_MAX};
 use farside_remote::{
     Addr, Chain, ChainBuf, Fabric, FabricError, Key, Memory, Mode, NodeId, Reply, Status, allocate, cas,
@@ -490,6 +491,86 @@ pub(crate) fn a_call_that_cannot_be_served_is_refused<R: Rig>(rig: &R, executor:
             client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a call that is in order");
             assert!(matches!(serde_json::from_slice(&answer), Ok(Answer::NodeInfo(_))));
         }
+    });
+}
+
+/// What the store's service answers to a request of so many bytes.
+async fn ask_to_add<E: Endpoint>(endpoint: &E, key: Key, len: usize) -> Result<u64, FabricError> {
+    let (mut request, mut answer) = (Vec::new(), Vec::new());
+    let service = address(key, &mut request);
+    let asked: Vec<u8> = (0..len).map(|place| place as u8).collect();
+    request.extend_from_slice(&asked);
+    endpoint.call(NODE, service, &request, &mut answer).await?;
+    let (sum, rest) = answer.split_first_chunk().expect("a sum");
+    assert!(asked.get(8..).unwrap_or_default() == rest, "another's answer");
+    Ok(u64::from_le_bytes(*sum))
+}
+
+pub(crate) fn a_stores_service_is_in_one_call_at_a_time<R: Rig>(rig: &R, executor: Executor) {
+    const THREADS: usize = 3;
+    const CALLS: u64 = 300;
+    const LONGEST: usize = CALL_BYTES_MAX - ADDRESS_SIZE;
+    let (endpoint, store) = rig.client();
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let (endpoint, store) = rig.client();
+                let client = Rc::clone(&endpoint);
+                executor.run(&endpoint, async move {
+                    let mut before = 0;
+                    for _ in 0..CALLS {
+                        let sum = ask_to_add(&*client, key(&store), 1).await.expect("it adds");
+                        assert!(sum > before, "the sum was {before} and is {sum}");
+                        before = sum;
+                    }
+                });
+            });
+        }
+    });
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let sum = THREADS as u64 * CALLS + LONGEST as u64;
+        assert_eq!(ask_to_add(&*client, key(&store), LONGEST).await, Ok(sum), "a sum was lost");
+    });
+}
+
+pub(crate) fn a_stores_service_answers_the_stores_own_key_alone<R: Rig>(rig: &R, executor: Executor) {
+    let (endpoint, store) = rig.client();
+    let client = Rc::clone(&endpoint);
+    executor.run(&endpoint, async move {
+        let own = key(&store);
+        let refused = |called: Result<u64, FabricError>, why: &str| match called {
+            Err(FabricError::Refused(reason)) => assert!(reason.contains(why), "{reason}"),
+            other => panic!("it was asked, and answered {other:?}"),
+        };
+        assert_eq!(ask_to_add(&*client, own, 3).await, Ok(3));
+        for wrong in [Key::new(own.region(), !own.secret()), Key::new(own.region() + 1, own.secret())] {
+            refused(ask_to_add(&*client, wrong, 5).await, "open it again");
+        }
+        refused(ask_to_add(&*client, own, 0).await, "it adds what has a length");
+        let mut answer = Vec::new();
+        for short in 0..ADDRESS_SIZE {
+            let called = client.call(NODE, ServiceId(own.region()), &[0; ADDRESS_SIZE][..short], &mut answer);
+            let error = called.await.expect_err("there is no key in it");
+            assert!(matches!(error, FabricError::Refused(_)), "{error:?}");
+        }
+        assert_eq!(ask_to_add(&*client, own, 4).await, Ok(7), "what was refused was not done");
+        // Another store of that name has the region that this one had, and another key.
+        for ask in [
+            Ask::DropStore { name: store.name.clone() },
+            Ask::CreateStore {
+                name: store.name.clone(),
+                kind: PLAIN.into(),
+                parameters: String::new(),
+                quota: store.quota,
+            },
+        ] {
+            let ask = serde_json::to_vec(&ask).expect("plain data");
+            client.call(NODE, ServiceId::NODE, &ask, &mut answer).await.expect("it is done");
+        }
+        refused(ask_to_add(&*client, own, 6).await, "open it again");
+        let Ok(Answer::Store(anew)) = serde_json::from_slice(&answer) else { panic!("it was made") };
+        assert_eq!((anew.region, ask_to_add(&*client, key(&anew), 8).await), (store.region, Ok(8)));
     });
 }
 

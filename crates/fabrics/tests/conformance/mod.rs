@@ -39,6 +39,8 @@ macro_rules! every_claim {
             additions_by_many_threads_sum_up
             sixteen_bytes_never_tear
             a_call_that_cannot_be_served_is_refused
+            a_stores_service_is_in_one_call_at_a_time
+            a_stores_service_answers_the_stores_own_key_alone
             a_call_that_is_not_answered_ends_at_its_deadline
             a_request_after_an_idle_second_is_answered_and_the_second_costs_little
         }

@@ -17,7 +17,7 @@ use farside_node::host::{Host, Listen, Options};
 use farside_remote::Rights;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::ServiceId;
-use farside_remote::service::{Extent, Kind, Plan, Service};
+use farside_remote::service::{Call, Extent, Kind, Plan, Service};
 use farside_remote::{Fabric, Memory, NodeId};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -37,7 +37,7 @@ const TABLE: u64 = 1 << 20;
 pub(crate) const SLOW: &str = "slow";
 /// For how long.
 const BUSY: Duration = Duration::from_millis(1800);
-const PLAIN: &str = "plain";
+pub(crate) const PLAIN: &str = "plain";
 
 /// One client's end of a fabric.
 pub(crate) trait Endpoint: Fabric + Turns + 'static {
@@ -343,14 +343,36 @@ impl<M: Memory> Kind<M> for Plain {
         Ok(Plan { table_len: TABLE, ..Plan::default() })
     }
 
-    fn serve(&self, _parameters: &str, _table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        Ok(Box::new(Unwatched))
+    fn serve(&self, _parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        Ok(Box::new(Adder { table }))
     }
 }
 
-struct Unwatched;
+/// Adds how long each request is to the table's last word, and answers the sum and the request.
+struct Adder {
+    table: Extent,
+}
 
-impl<M: Memory> Service<M> for Unwatched {
+impl<M: Memory> Service<M> for Adder {
+    fn call(
+        &mut self,
+        memory: &M,
+        call: Call<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        if !call.rights.contains(Rights::WRITE) || call.request.is_empty() {
+            return Ok(Err("it adds what has a length, for who may write".into()));
+        }
+        let (at, mut sum) = (self.table.at + self.table.len - 8, [0; 8]);
+        memory.read(at, &mut sum)?;
+        let sum = u64::from_le_bytes(sum) + call.request.len() as u64;
+        // By two steps: two callers who are let in at once lose one of their sums.
+        memory.write(at, &sum.to_le_bytes())?;
+        answer.extend_from_slice(&sum.to_le_bytes());
+        answer.extend_from_slice(&call.request[8.min(call.request.len())..]);
+        Ok(Ok(()))
+    }
+
     fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
         Ok(None)
     }

@@ -147,6 +147,8 @@ pub(super) enum Reaction {
         memory: Arc<Mapping>,
     },
     Refuse(String),
+    /// What the service that was asked has to say.
+    Answer(Result<Vec<u8>, String>),
     /// The answer to this ticket is for that client.
     Wait(Ticket),
     Nothing,
@@ -483,6 +485,7 @@ impl Clients {
                 client.asked += 1;
                 self.waiting.insert(ticket, (id, *header));
             }
+            Reaction::Answer(answered) => answer(calls, *header, answered),
             Reaction::Refuse(reason) => answer(calls, *header, Err(reason)),
             Reaction::Welcome { .. } | Reaction::Nothing => unreachable!("a question is answered"),
         }
@@ -616,7 +619,9 @@ fn welcome(
     let (session, incarnation, memory) = match react(Event::Greeted { pid }) {
         Reaction::Welcome { session, incarnation, memory } => (session, incarnation, memory),
         Reaction::Refuse(reason) => return Err(NotAdmitted::Refused(reason)),
-        Reaction::Wait(_) | Reaction::Nothing => unreachable!("a greeting is welcomed or refused"),
+        Reaction::Wait(_) | Reaction::Answer(_) | Reaction::Nothing => {
+            unreachable!("a greeting is welcomed or refused")
+        }
     };
     let SessionId { slot, number } = session;
     let greeting = Greeting::Welcome { slot, number, incarnation };

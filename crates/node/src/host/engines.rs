@@ -12,6 +12,8 @@
 use super::{Shared, entropy, parse};
 use crate::access::{Access, Crowd, LOCKED_FOR, Seldom, Source, Token};
 use crate::engine::{Guarded, Keys};
+use crate::served::{Served, no_store};
+use farside_fabrics::memory::Mapping;
 use farside_fabrics::runner::Runner;
 use farside_fabrics::session::answer;
 use farside_fabrics::session::carrier::{Arrival, Outsider, Port};
@@ -23,9 +25,10 @@ use farside_fabrics::timer::{self, timespec};
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, Refusals, Store};
 use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
+use farside_remote::service::addressed;
 use farside_remote::{ChainView, Key, Reply, Rights, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -162,6 +165,8 @@ impl Engine {
                     mail: theirs,
                     runner,
                     reply: Reply::new(),
+                    answer: Vec::new(),
+                    served: BTreeMap::new(),
                     expected: VecDeque::new(),
                     source: None,
                     crowd: Crowd::new(SESSIONS_PER_SOURCE),
@@ -384,6 +389,8 @@ const UNSEALED: &str = "it hears sealed packets alone, and this greeting came in
 const SEALED: &str = "its packets are not sealed, for it has no --tokens, or --insecure-udp: name no token if it asks \
                       for none; or give --insecure-udp too, if nobody listens on the way who should not";
 
+const TOO_MANY_KEYS: &str = "too many keys of this session opened nothing, and it is over";
+
 /// Who serves an engine's sessions.
 struct Staff {
     shared: Arc<Shared>,
@@ -391,6 +398,10 @@ struct Staff {
     mail: Arc<Mail>,
     runner: Runner,
     reply: Reply,
+    /// What a store's service answers.
+    answer: Vec<u8>,
+    /// By region, the services that were called last: the key tells whether it is still the one.
+    served: BTreeMap<u32, Arc<Served<Mapping>>>,
     /// Of the chains that run next: how much each one's hints were.
     expected: VecDeque<usize>,
     /// Where what is taken in comes from.
@@ -492,7 +503,13 @@ impl Host for Staff {
     ) -> Outcome {
         match request {
             Request::Chain(bytes) => self.run_chain(client, bytes, reply),
-            Request::Call(service, request) => match self.ask(client, at, service, request) {
+            Request::Call(service, request) if service != ServiceId::NODE => {
+                match self.call(client, service, request) {
+                    Ok(()) => answer::put_body(reply, &self.answer),
+                    Err(refusal) => answer::refuse(reply, &refusal),
+                }
+            }
+            Request::Call(_, request) => match self.ask(client, at, request) {
                 Ok(()) => return Outcome::Later,
                 Err(refusal) => answer::refuse(reply, &refusal),
             },
@@ -637,7 +654,7 @@ impl Staff {
         // First: the hints of the chains behind it are counted off whatever becomes of this one.
         let hints = self.expected.pop_front().unwrap_or(0);
         if client.wrong_keys >= WRONG_KEYS_MAX {
-            return answer::refuse(reply, "too many keys of this session opened nothing, and it is over");
+            return answer::refuse(reply, TOO_MANY_KEYS);
         }
         let chain = match ChainView::decode(bytes) {
             Ok((chain, [])) => chain,
@@ -662,14 +679,30 @@ impl Staff {
         }
     }
 
-    fn ask(
-        &mut self,
-        client: &mut Client,
-        at: RequestRef,
-        service: ServiceId,
-        request: &[u8],
-    ) -> Result<(), String> {
-        let ask = parse(service, request)?;
+    /// Has the service of a store answer a call, which takes no trip through the node's thread.
+    fn call(&mut self, client: &mut Client, service: ServiceId, request: &[u8]) -> Result<(), String> {
+        if client.wrong_keys >= WRONG_KEYS_MAX {
+            return Err(TOO_MANY_KEYS.into());
+        }
+        let (own, asked) = addressed(service, request)?;
+        let Some((key, rights)) = client.keys.stands_for(own) else {
+            self.note_refused(client, own);
+            return Err(no_store());
+        };
+        self.runner.enter();
+        let served = match self.served.get(&key.region()).filter(|served| served.key() == key) {
+            Some(served) => served,
+            None => {
+                self.served.insert(key.region(), self.shared.served(key)?);
+                &self.served[&key.region()]
+            }
+        };
+        let Ok(answered) = served.attend().call(self.runner.memory(), key, rights, asked, &mut self.answer);
+        answered
+    }
+
+    fn ask(&mut self, client: &mut Client, at: RequestRef, request: &[u8]) -> Result<(), String> {
+        let ask = parse(request)?;
         if client.asked >= ASKED_MAX {
             return Err(format!("{ASKED_MAX} questions of this client wait for an answer: wait for one"));
         }

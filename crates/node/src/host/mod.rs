@@ -16,6 +16,7 @@ pub use clients::BindError;
 
 use crate::access::{Access, Guesses, Tokens};
 use crate::node::{Node, NodeMemory, Progress, Ticket};
+use crate::served::{Served, no_store};
 use clients::Clients;
 use engines::{Engine, Letter, Mail};
 use farside_fabrics::local::LocalNode;
@@ -31,8 +32,8 @@ use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
 use farside_remote::control::{Answer, Ask, NodeInfo, Refusals, Store};
 use farside_remote::fabric::ServiceId;
-use farside_remote::service::Kind;
-use farside_remote::{FabricError, Memory, NodeId};
+use farside_remote::service::{Kind, addressed};
+use farside_remote::{FabricError, Key, Memory, NodeId, Rights};
 use rustix::event::EventfdFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -355,6 +356,22 @@ impl Shared {
         Ok(())
     }
 
+    /// Has a store's service answer, in this thread, a caller who has the memory mapped.
+    ///
+    /// # Errors
+    /// The service's refusal, or that there is no such store.
+    fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
+        let (key, asked) = addressed(service, request)?;
+        let served = self.served(key)?;
+        let Ok(answered) = served.attend().call(&self.memory, key, Rights::ALL, asked, answer);
+        answered
+    }
+
+    /// The service of the store that this key may open.
+    fn served(&self, key: Key) -> Result<Arc<Served<Mapping>>, String> {
+        self.state().node.served(key.region()).ok_or_else(no_store)
+    }
+
     /// The node's thread.
     fn tend(&self, mut clients: Clients) {
         let mut pause = LOOK_FIRST;
@@ -455,8 +472,12 @@ impl Shared {
                 },
                 Err(reason) => Reaction::Refuse(reason),
             },
-            Event::Asked { service, request } => {
-                let ask = parse(service, &request).and_then(|ask| self.check_runner(&ask).map(|()| ask));
+            Event::Asked { service, request } if service != ServiceId::NODE => {
+                let mut answer = Vec::new();
+                Reaction::Answer(self.call(service, &request, &mut answer).map(|()| answer))
+            }
+            Event::Asked { request, .. } => {
+                let ask = parse(&request).and_then(|ask| self.check_runner(&ask).map(|()| ask));
                 match ask {
                     Ok(ask) => Reaction::Wait(self.state().node.ask(ask, entropy())),
                     Err(refusal) => Reaction::Refuse(refusal),
@@ -524,7 +545,10 @@ impl LocalNode for Host {
     }
 
     fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
-        let ask = parse(service, request).map_err(FabricError::Refused)?;
+        if service != ServiceId::NODE {
+            return self.shared.call(service, request, answer).map_err(FabricError::Refused);
+        }
+        let ask = parse(request).map_err(FabricError::Refused)?;
         self.shared.check_runner(&ask).map_err(FabricError::Refused)?;
         let patience = ask.patience();
         let answered = for_runner(self.shared.ask(ask, patience)?);
@@ -540,13 +564,7 @@ impl LocalNode for Host {
     }
 }
 
-fn parse(service: ServiceId, request: &[u8]) -> Result<Ask, String> {
-    if service != ServiceId::NODE {
-        return Err(format!(
-            "no store has a service numbered {}: only the node itself can be called",
-            service.0
-        ));
-    }
+fn parse(request: &[u8]) -> Result<Ask, String> {
     serde_json::from_slice(request).map_err(|error| format!("the question is not understood: {error}"))
 }
 

@@ -21,7 +21,7 @@
 //! Where the list is empty, the class's current segment is bumped (its table entry carries the same two phases),
 //! and where that is used up, a granted segment becomes the class's. No link is ever written in advance.
 
-use super::state::{Stage, State};
+use super::state::{Stage, State, owner};
 use super::{Arena, Buffer, Geometry, class::Class, segment::Segment, segment::Use};
 use crate::memory::{Memory, Width};
 use crate::mutant::Mutant;
@@ -310,6 +310,24 @@ impl<M: Memory> Arena<'_, M> {
             }
             let retired = State { stage: Stage::Retired, suspect: false, ..live };
             if self.exchange_state(buffer, live, retired)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Gives a live buffer back at once, although its bytes may still be read: for structures whose readers can tell.
+    /// False, and nothing changes, unless it is a live buffer of that region. The caller has made it unreachable.
+    pub fn release(&self, region: u32, at: u64) -> Result<bool, M::Wait> {
+        let Some((_, buffer)) = self.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(false) };
+        loop {
+            let live = self.state(&buffer)?;
+            if live.stage != Stage::Live {
+                return Ok(false); // A scan, or a client that holds the store's key, has it on its way back.
+            }
+            // The node's, so that a node that takes over in the middle of this gives it back.
+            let retired = State { stage: Stage::Retired, suspect: false, owner: owner::NODE, ..live };
+            if self.exchange_state(&buffer, live, retired)? {
+                self.give(region, &buffer)?;
                 return Ok(true);
             }
         }

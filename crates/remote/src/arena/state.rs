@@ -43,6 +43,9 @@ pub mod owner {
     pub const NONE: u32 = 0;
     /// The node itself.
     pub const NODE: u32 = u32::MAX;
+    /// The store's service, by the node's CPU: reachable, or about to be. No scan doubts it while the node lives;
+    /// after that, what is not reachable was in the middle of a call.
+    pub const SERVICE: u32 = u32::MAX - 1;
 }
 
 /// The word.
