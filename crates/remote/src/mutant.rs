@@ -58,6 +58,14 @@ pub enum Mutant {
     KvTwoSnapshots,
     /// The buffer of a put that has lost is kept.
     KvLoserKeepsBuffer,
+    /// A reader of Pilaf believes entries whose CRC is another's: it READs where nothing is, or beyond a buffer's end,
+    /// and fails although nobody did wrong.
+    PilafEntryUnchecked,
+    /// A reader of Pilaf believes items whose CRC is another's: it answers bytes that no put has written.
+    PilafItemUnchecked,
+    /// A reader of Pilaf looks at an entry's CRC after it has READ as many bytes as the entry says: it fails where
+    /// there are not so many.
+    PilafSizeTrusted,
 }
 
 impl Mutant {
@@ -124,6 +132,10 @@ mod switch {
             Mutant::KvTwoSnapshots,
             Mutant::KvLoserKeepsBuffer,
         ];
+
+        /// Those of Pilaf's readers, which take a put under way to be found.
+        pub const OF_PILAF: [Mutant; 3] =
+            [Mutant::PilafEntryUnchecked, Mutant::PilafItemUnchecked, Mutant::PilafSizeTrusted];
 
         /// Switches one on for this thread, or none.
         pub fn switch(to: Option<Mutant>) {

@@ -5,5 +5,6 @@
 
 #![forbid(unsafe_code)]
 
+mod hash_slots;
 pub mod kv;
 mod ready;

@@ -9,8 +9,10 @@ use std::time::Duration;
 /// How long a chain may find no buffer before the store is said to be out of memory.
 pub(crate) const OUT_OF_MEMORY_AFTER: Duration = Duration::from_millis(100);
 
-const BACKOFF_FIRST: Duration = Duration::from_micros(50);
-const BACKOFF_MAX: Duration = Duration::from_millis(5);
+/// The first pause before asking again.
+pub(crate) const BACKOFF_FIRST: Duration = Duration::from_micros(50);
+/// The longest; pauses double.
+pub(crate) const BACKOFF_MAX: Duration = Duration::from_millis(5);
 
 /// Runs a chain until it finds its buffers; answers false if it never did: nothing ran then.
 #[inline]

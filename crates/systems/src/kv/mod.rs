@@ -1,8 +1,9 @@
 //! Key-value stores: arbitrary byte strings to arbitrary byte strings.
 //!
-//! [`prism_kv`] is PRISM-KV. [`Kv`] is what every key-value system here offers, so that one benchmark, one checker
+//! [`prism_kv`] is PRISM-KV, and [`pilaf`] its rival whose writes go by the far CPU. [`Kv`] is what every key-value system here offers, so that one benchmark, one checker
 //! and one command line serve all of them.
 
+pub mod pilaf;
 pub mod prism_kv;
 
 use farside_remote::fabric::Ran;
@@ -56,6 +57,13 @@ pub enum KvError {
     KeyLength(usize),
     /// A value has at most [`VALUE_MAX`] bytes; this one has so many. Nothing was asked of anyone.
     ValueLength(usize),
+    /// Key and value have so many bytes together, more than this kind of store can have. Nothing was asked of anyone.
+    PairLength {
+        /// So many.
+        len: usize,
+        /// The most that are possible.
+        max: usize,
+    },
     /// No buffer was to be had for a tenth of a second. Nothing was stored.
     OutOfMemory,
     /// Every slot that the key could have belongs to other keys. Nothing was stored.
@@ -123,6 +131,11 @@ impl std::fmt::Display for KvError {
             KvError::ValueLength(len) => {
                 write!(f, "the value has {len} bytes, at most {VALUE_MAX} are possible: split it")
             }
+            KvError::PairLength { len, max } => write!(
+                f,
+                "key and value have {len} bytes together, at most {max} are possible in a store of this kind: split \
+                 the value, or use a prism-kv store"
+            ),
             KvError::OutOfMemory => f.write_str(
                 "the store is out of memory and nothing was stored: delete something, make a store with a greater \
                  --quota, or see by 'farside kv stat' whether a stopped process delays reclamation",

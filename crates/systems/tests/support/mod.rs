@@ -18,6 +18,7 @@ use farside_fabrics::memory::{Mapping, Pages};
 use farside_node::host::{Host, Options};
 use farside_remote::NodeId;
 use farside_remote::control::{Answer, Ask, Store, StoreStat};
+use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
 use std::rc::Rc;
@@ -33,8 +34,12 @@ pub(crate) struct Home {
 impl Home {
     pub(crate) fn new(mib: u64) -> Home {
         let memory = Mapping::create(mib << 20, Pages::Small).expect("memory");
-        let host = Host::start(memory, vec![Box::new(PrismKvKind)], Options::default()).expect("a node");
-        Home { host: Arc::new(host) }
+        Home::with(memory, Options::default())
+    }
+
+    pub(crate) fn with(memory: Mapping, options: Options) -> Home {
+        let host = Host::start(memory, vec![Box::new(PrismKvKind), Box::new(PilafKind)], options);
+        Home { host: Arc::new(host.expect("a node")) }
     }
 
     pub(crate) fn ask(&self, ask: Ask) -> Answer {
@@ -42,9 +47,13 @@ impl Home {
     }
 
     pub(crate) fn create(&self, name: &str, mib: u64, parameters: &str) -> Store {
+        self.create_of(KIND, name, mib, parameters)
+    }
+
+    pub(crate) fn create_of(&self, kind: &str, name: &str, mib: u64, parameters: &str) -> Store {
         let ask = Ask::CreateStore {
             name: name.into(),
-            kind: KIND.into(),
+            kind: kind.into(),
             parameters: parameters.into(),
             quota: mib << 20,
         };

@@ -1,0 +1,314 @@
+//! Pilaf: a hash table that clients read by one-sided READs and change by calls (Mitchell, Geng, Li: ATC'13), as the
+//! PRISM paper describes its baseline (section 6.1).
+//!
+//! GET is two round trips per probe: READ the entry, then READ the item that it names. Both prove themselves by a CRC;
+//! where one does not, GET begins again *from the entry*, for the item may have another place by then. PUT and DELETE
+//! are one call each to the node's CPU ([`service`]).
+//!
+//! Where we leave the papers (`docs/papers/pilaf.md` has the reasons):
+//! * Collisions are resolved by linear probing, with entries that a delete marks and never empties.
+//! * A GET that met torn bytes [`ATTEMPTS_MAX`] times asks the service, so that it ends however often its key is put.
+//! * An item carries the number of its install, so that `get` answers a [`Version`].
+//!
+//! Why a GET is linearizable. An entry whose CRC is right is one that the service wrote, and was the slot's at some
+//! instant while it was read. If the item's CRC is right too, it is the item of that very entry; so its key had its
+//! value at that instant, and the bytes may have been given away since. A key that is present all the while stays in its
+//! slot, and no slot before it says that it never had a key; so a GET that meets neither was under way when the key was
+//! absent.
+
+pub mod layout;
+pub mod service;
+
+use super::{Item, Kv, KvError, Version, check_key};
+use crate::ready::{BACKOFF_FIRST, BACKOFF_MAX, OUT_OF_MEMORY_AFTER};
+use farside_remote::clock::Clock;
+use farside_remote::control::{self, Ask, Store};
+use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::mutant::Mutant;
+use farside_remote::service::address;
+use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, read, read_as};
+use layout::{Answer, Entry, ItemView, Op, Outcome, PAIR_MAX, Request, Said, Table, crc};
+
+/// The kind of store that the catalog knows this by.
+pub const KIND: &str = "pilaf";
+
+/// How often a GET reads one slot before it asks the service.
+pub const ATTEMPTS_MAX: u32 = 16;
+
+/// A client of one Pilaf store. One operation at a time; use several for several tasks.
+pub struct Pilaf<F> {
+    fabric: F,
+    node: NodeId,
+    store: Store,
+    table: Table,
+    chain: ChainBuf,
+    reply: Reply,
+    request: Vec<u8>,
+    answer: Vec<u8>,
+}
+
+/// Where a client has the value that it has read, until its next operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Fetched {
+    place: Place,
+    version: Version,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// The reply's output from there on.
+    Reply(usize),
+    /// The service's answer.
+    Answer,
+}
+
+/// What reading a slot came to.
+enum Looked {
+    /// The key's value.
+    Value(Fetched),
+    /// The slot is another key's, or no key's any more.
+    Other,
+    /// The slot never had a key.
+    Never,
+    /// Nothing that held together.
+    Restless,
+}
+
+impl<F: Fabric + Clock> Pilaf<F> {
+    /// Opens the store called `name` at `node`.
+    ///
+    /// # Errors
+    /// There is none of that name, or it is of another kind.
+    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Pilaf<F>, KvError> {
+        let store = fetch_store(&fabric, node, name).await?;
+        let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
+        Ok(Pilaf {
+            fabric,
+            node,
+            store,
+            table,
+            chain: ChainBuf::new(),
+            reply: Reply::new(),
+            request: Vec::new(),
+            answer: Vec::new(),
+        })
+    }
+
+    /// The store as the catalog has it.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Its table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The fabric underneath.
+    pub fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    /// The value of `key`. Two round trips per probe.
+    ///
+    /// # Errors
+    /// [`KvError`]; nothing was changed.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
+        let fetched = self.fetch(key).await?;
+        Ok(fetched.map(|fetched| self.item(fetched)))
+    }
+
+    /// As [`Pilaf::get`], of which [`Pilaf::item`] is the other half: for whoever tries again after an error, and must
+    /// not hold this client borrowed.
+    ///
+    /// # Errors
+    /// As [`Pilaf::get`].
+    pub async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        check_key(key)?;
+        for slot in self.table.probe(key) {
+            match self.look(key, slot).await? {
+                Looked::Value(fetched) => return Ok(Some(fetched)),
+                Looked::Never => return Ok(None),
+                Looked::Other => {}
+                Looked::Restless => return self.ask_for(key).await,
+            }
+        }
+        Ok(None)
+    }
+
+    /// What the last operation, a [`Pilaf::fetch`] that answered this, has read.
+    pub fn item(&self, fetched: Fetched) -> Item<'_> {
+        let Fetched { place, version } = fetched;
+        let value = match place {
+            Place::Reply(at) => self.reply.output(0).get(at..).unwrap_or_default(),
+            Place::Answer => Answer::decode(&self.answer).map_or(&[][..], |answer| answer.value),
+        };
+        Item { value, version }
+    }
+
+    /// Gives `key` a value. One call.
+    ///
+    /// # Errors
+    /// [`KvError`], which says whether the value may have been stored.
+    pub async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        check_put(key, value)?;
+        let request = Request { op: Op::Put, key, value };
+        let mut outcome = self.call(&request).await.map_err(KvError::of_install)?;
+        if outcome == Some(Outcome::OutOfMemory) {
+            outcome = self.call_until_ready(&request).await?;
+        }
+        match outcome {
+            Some(Outcome::Done) => Ok(()),
+            Some(Outcome::OutOfMemory) => Err(KvError::OutOfMemory),
+            Some(Outcome::TableFull) => Err(KvError::TableFull),
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    /// Takes the value of `key` away; answers whether it had one. One call.
+    ///
+    /// # Errors
+    /// [`KvError`], which says whether it may have been taken away.
+    pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        check_key(key)?;
+        let request = Request { op: Op::Delete, key, value: &[] };
+        match self.call(&request).await.map_err(KvError::of_install)? {
+            Some(Outcome::Done) => Ok(true),
+            Some(Outcome::Absent) => Ok(false),
+            Some(Outcome::Damaged) => Err(KvError::Damaged(SPOILT)),
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    /// READs the slot's entry, then the item that it names; from the entry on once more where either is torn.
+    async fn look(&mut self, key: &[u8], slot: u64) -> Result<Looked, KvError> {
+        let mut refused: Option<Entry> = None;
+        for _ in 0..ATTEMPTS_MAX {
+            let entry = self.read_entry(slot).await?;
+            let trusts = Mutant::PilafEntryUnchecked.is_on() || Mutant::PilafSizeTrusted.is_on();
+            let (at, len) = match if trusts { entry.claims() } else { entry.said() } {
+                Said::Never => return Ok(Looked::Never),
+                Said::Deleted => return Ok(Looked::Other),
+                Said::Torn => continue,
+                Said::Nonsense => return Err(KvError::Damaged(SPOILT)),
+                Said::Item { at, len } => (at, len),
+            };
+            let mut chain = self.chain.begin(self.table.extent.key);
+            let item = chain.also(read(Addr::new(at), len));
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+            let bytes = match self.reply.get(item) {
+                Ok(bytes) => bytes,
+                // Its segment may have been granted anew for buffers of another size, but not while the entry stands.
+                Err(_) if refused.replace(entry) != Some(entry) && !Mutant::PilafSizeTrusted.is_on() => {
+                    continue;
+                }
+                Err(status) => return Err(KvError::Refused(status)),
+            };
+            if Mutant::PilafSizeTrusted.is_on() && !entry.is_sound() {
+                continue;
+            }
+            if crc(bytes) != entry.crc_item.get() && !Mutant::PilafItemUnchecked.is_on() {
+                continue; // The item was replaced, and its buffer given to another.
+            }
+            let item = ItemView::decode(bytes)?;
+            if item.key != key {
+                return Ok(Looked::Other);
+            }
+            let place = Place::Reply(bytes.len() - item.value.len());
+            return Ok(Looked::Value(Fetched { place, version: item.version }));
+        }
+        Ok(Looked::Restless)
+    }
+
+    async fn read_entry(&mut self, slot: u64) -> Result<Entry, KvError> {
+        let mut chain = self.chain.begin(self.table.extent.key);
+        let entry = chain.also(read_as::<Entry>(Addr::new(self.table.entry_at(slot))));
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.reply.get(entry).copied().map_err(KvError::Refused)
+    }
+
+    /// Has the service read the value, whom no put disturbs.
+    #[cold]
+    async fn ask_for(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        match self.call(&Request { op: Op::Get, key, value: &[] }).await.map_err(KvError::of_look)? {
+            Some(Outcome::Done) => {
+                let version = Answer::decode(&self.answer).map_or(Version(0), |answer| answer.version);
+                Ok(Some(Fetched { place: Place::Answer, version }))
+            }
+            Some(Outcome::Absent) => Ok(None),
+            Some(Outcome::Damaged) => Err(KvError::Damaged(SPOILT)),
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    /// Asks the service; nothing if its answer is none.
+    async fn call(&mut self, request: &Request<'_>) -> Result<Option<Outcome>, FabricError> {
+        let service = address(self.table.extent.key, &mut self.request);
+        request.encode(&mut self.request);
+        self.fabric.call(self.node, service, &self.request, &mut self.answer).await?;
+        Ok(Answer::decode(&self.answer).map(|answer| answer.outcome))
+    }
+
+    fn misunderstood(&self) -> KvError {
+        KvError::Fabric(FabricError::Lost {
+            node: self.node,
+            ran: Ran::Unknown,
+            reason: "the store answered what this release does not know: use the same release on both sides"
+                .into(),
+        })
+    }
+
+    /// Asks again for as long as memory may yet come back from elsewhere in the store: deleted items of other sizes.
+    #[cold]
+    async fn call_until_ready(&mut self, request: &Request<'_>) -> Result<Option<Outcome>, KvError> {
+        let since = self.fabric.now();
+        let mut backoff = BACKOFF_FIRST;
+        loop {
+            self.fabric.sleep(backoff).await;
+            backoff = (backoff * 2).min(BACKOFF_MAX);
+            let waited = self.fabric.now().saturating_sub(since);
+            let outcome = self.call(request).await.map_err(KvError::of_install)?;
+            if outcome != Some(Outcome::OutOfMemory) || waited >= OUT_OF_MEMORY_AFTER {
+                return Ok(outcome);
+            }
+        }
+    }
+}
+
+const SPOILT: &str = "an entry or item that no service wrote";
+
+fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
+    check_key(key)?;
+    let len = key.len() + value.len();
+    if len > PAIR_MAX { Err(KvError::PairLength { len, max: PAIR_MAX }) } else { Ok(()) }
+}
+
+async fn fetch_store<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, KvError> {
+    let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
+    let mut answer = Vec::new();
+    fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
+        FabricError::Refused(reason) => KvError::Gone(reason),
+        other => KvError::of_look(other),
+    })?;
+    match serde_json::from_slice(&answer) {
+        Ok(control::Answer::Store(store)) if store.kind == KIND => Ok(store),
+        Ok(control::Answer::Store(store)) => {
+            Err(KvError::Gone(format!("store '{name}' is a {}, not a {KIND}: name another", store.kind)))
+        }
+        _ => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
+    }
+}
+
+impl<F: Fabric + Clock> Kv for Pilaf<F> {
+    fn get(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Item<'_>>, KvError>> {
+        Pilaf::get(self, key)
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<(), KvError>> {
+        Pilaf::put(self, key, value)
+    }
+
+    fn delete(&mut self, key: &[u8]) -> impl Future<Output = Result<bool, KvError>> {
+        Pilaf::delete(self, key)
+    }
+}

@@ -1,0 +1,290 @@
+//! What the memory node's CPU does for a Pilaf store: all puts and deletes, and the reads of those who find no peace.
+//!
+//! It alone writes entries and items, one call at a time. A put writes the item into a buffer that nobody reaches, then
+//! the entry, the entry's CRC last, then gives the replaced buffer back *at once*: whoever still reads that finds
+//! another CRC than its entry told, and begins again from the entry (Pilaf, section 3.3).
+//!
+//! Where slots are, by linear probing (the PRISM paper, section 6.1, leaves the choice):
+//! * A key that is present stays in its slot: a put replaces the item there. So one who probes meets it, whatever else
+//!   is put and deleted meanwhile; with cuckoo hashing a key that is moved can be missed in both places.
+//! * A deleted entry says so and never becomes zeros, so no key behind it is lost; any key may have its slot. One who
+//!   probes past such a slot and misses a key that is put there was under way when the key was absent.
+//!
+//! A node that dies between the pieces of an entry leaves it torn. The table's head says what was being written, so the
+//! next call that meets the entry writes it anew.
+
+use super::KIND;
+use super::layout::{
+    Answer, ENTRY_SIZE, Entry, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Op, Outcome, Request,
+    Said, Table, TableSpec, Wanted, crc, put_item, slots_for, table_len, version_of,
+};
+use crate::kv::Version;
+use farside_remote::arena::Arena;
+use farside_remote::arena::class::Class;
+use farside_remote::arena::lists::Supply;
+use farside_remote::arena::state::owner;
+use farside_remote::service::{Call, Extent, Kind, Plan, Service};
+use farside_remote::{Memory, Rights};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Pilaf, as a node knows it.
+pub struct PilafKind;
+
+/// The item size for which a table is planned if nobody says how many items there will be.
+const ITEM_SIZE_ASSUMED: u64 = 512;
+
+impl<M: Memory> Kind<M> for PilafKind {
+    fn name(&self) -> &'static str {
+        KIND
+    }
+
+    fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String> {
+        let wanted: Wanted = serde_json::from_str(parameters).map_err(|error| {
+            format!("a {KIND} store takes {{\"items\": N, \"placement\": \"hashed\"|\"permuted\"}}: {error}")
+        })?;
+        let items = wanted.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2);
+        let too_many = || format!("{items} items are too many for one store: give at most {ITEM_COUNT_MAX}");
+        let slots = slots_for(items).ok_or_else(too_many)?;
+        let table_len = table_len(slots).ok_or_else(too_many)?;
+        let spec = TableSpec { slots, seed: entropy, placement: wanted.placement };
+        let parameters = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
+        Ok(Plan { table_len, parameters, wide: false })
+    }
+
+    fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        Ok(Box::new(PilafService { table: Table::new(parameters, table)?, item: Vec::new() }))
+    }
+}
+
+struct PilafService {
+    table: Table,
+    /// Where items are put together, or read to: nothing that a call leaves here matters to the next.
+    item: Vec<u8>,
+}
+
+/// Entries looked at in one access.
+const ENTRIES_AT_ONCE: u64 = 8;
+
+/// Where a key is, or could be.
+#[derive(Default)]
+struct Found {
+    /// The slot that has it, with its item.
+    at: Option<(u64, Located)>,
+    /// The first slot that no key has.
+    vacant: Option<u64>,
+    /// A slot before the end of the search cannot be read. What it had is lost; it is vacant, too.
+    is_damaged: bool,
+}
+
+/// An item, which lies within a buffer of the store.
+#[derive(Clone, Copy)]
+struct Located {
+    entry: Entry,
+    at: u64,
+    len: u32,
+}
+
+impl<M: Memory> Service<M> for PilafService {
+    fn call(
+        &mut self,
+        memory: &M,
+        call: Call<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        let request = match Request::decode(call.request) {
+            Ok(request) => request,
+            Err(wrong) => return Ok(Err(wrong)),
+        };
+        let (needed, word) =
+            if request.op == Op::Get { (Rights::READ, "read") } else { (Rights::WRITE, "write") };
+        if !call.rights.contains(needed) {
+            return Ok(Err(format!(
+                "this operation on a {KIND} store needs the right '{word}' to it, which your token lacks: ask whoever \
+                 runs the node"
+            )));
+        }
+        let (outcome, version) = match request.op {
+            Op::Get => self.get(memory, request.key)?,
+            Op::Put => self.put(memory, request.key, request.value)?,
+            Op::Delete => self.delete(memory, request.key)?,
+        };
+        let is_read = (request.op, outcome) == (Op::Get, Outcome::Done);
+        let value = if is_read { &self.item[HEADER_SIZE + request.key.len()..] } else { &[] };
+        Answer { outcome, version, value }.encode(answer);
+        Ok(Ok(()))
+    }
+
+    fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        let entries = self.entries(memory, cursor)?;
+        for (slot, &entry) in (cursor..).zip(&entries) {
+            let entry = match entry.said() {
+                Said::Torn => self.head(memory)?.entry_of(slot).unwrap_or(entry),
+                _ => entry,
+            };
+            // An entry that someone has spoilt names no buffer, or one: it costs a step no more than others do.
+            if let Said::Item { at, .. } = entry.said() {
+                found.push(at);
+            }
+        }
+        let next = cursor + entries.len() as u64;
+        Ok((next < self.table.spec.slots).then_some(next))
+    }
+}
+
+impl PilafService {
+    /// Reads the item of `key` to [`PilafService::item`].
+    fn get<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
+        let found = self.find(memory, key)?;
+        let Some((_, located)) = found.at else { return Ok((found.nothing(), Version(0))) };
+        self.item.clear();
+        self.item.resize(located.len as usize, 0);
+        memory.read(located.at, &mut self.item)?;
+        Ok(match ItemView::decode(&self.item) {
+            Ok(item) if crc(&self.item) == located.entry.crc_item.get() && item.key == key => {
+                (Outcome::Done, item.version)
+            }
+            _ => (Outcome::Damaged, Version(0)),
+        })
+    }
+
+    /// Writes the item, then the entry, then gives back the item that this replaces.
+    fn put<M: Memory>(
+        &mut self,
+        memory: &M,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<(Outcome, Version), M::Wait> {
+        let found = self.find(memory, key)?;
+        let slot = found.at.map(|(slot, _)| slot).or(found.vacant);
+        let Some(slot) = slot else { return Ok((Outcome::TableFull, Version(0))) };
+        let installs = self.head(memory)?.installs.get().wrapping_add(1);
+        put_item(&mut self.item, installs, key, value);
+        let class = Class::for_len(self.item.len()).expect("a request is no longer than the longest item");
+        let region = self.table.extent.key.region();
+        let Ok(at) = Arena::of(memory).take(region, class, Supply::Quota, owner::SERVICE)? else {
+            return Ok((Outcome::OutOfMemory, Version(0)));
+        };
+        memory.write(at, &self.item)?;
+        self.install(memory, installs, slot, Entry::of_item(at, &self.item))?;
+        self.release(memory, &found)?;
+        Ok((Outcome::Done, version_of(installs)))
+    }
+
+    fn delete<M: Memory>(&self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
+        let found = self.find(memory, key)?;
+        let Some((slot, _)) = found.at else { return Ok((found.nothing(), Version(0))) };
+        let installs = self.head(memory)?.installs.get().wrapping_add(1);
+        self.install(memory, installs, slot, Entry::deleted())?;
+        self.release(memory, &found)?;
+        Ok((Outcome::Done, version_of(installs)))
+    }
+
+    /// Looks for `key`, slot by slot.
+    fn find<M: Memory>(&self, memory: &M, key: &[u8]) -> Result<Found, M::Wait> {
+        let mut found = Found::default();
+        let mut read: (u64, Vec<Entry>) = (0, Vec::new());
+        for slot in self.table.probe(key) {
+            if !(read.0..read.0 + read.1.len() as u64).contains(&slot) {
+                read = (slot, self.entries(memory, slot)?);
+            }
+            let mut entry = read.1[(slot - read.0) as usize];
+            if entry.said() == Said::Torn
+                && let Some(meant) = self.head(memory)?.entry_of(slot)
+            {
+                // The node that served this memory died while it wrote the entry.
+                self.write_entry(memory, slot, &meant)?;
+                entry = meant;
+            }
+            match self.locate(memory, entry)? {
+                Ok(Some(located)) => {
+                    if self.is_of(memory, located, key)? {
+                        found.at = Some((slot, located));
+                        return Ok(found);
+                    }
+                    continue;
+                }
+                Ok(None) => {}
+                Err(Spoilt) => found.is_damaged = true,
+            }
+            found.vacant.get_or_insert(slot);
+            if entry.said() == Said::Never {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The item that a slot's entry names, if it has any.
+    fn locate<M: Memory>(
+        &self,
+        memory: &M,
+        entry: Entry,
+    ) -> Result<Result<Option<Located>, Spoilt>, M::Wait> {
+        let (at, len) = match entry.said() {
+            Said::Never | Said::Deleted => return Ok(Ok(None)),
+            Said::Torn | Said::Nonsense => return Ok(Err(Spoilt)),
+            Said::Item { at, len } => (at, len),
+        };
+        let buffer = Arena::of(memory).buffer_at(at)?;
+        let is_in_one = buffer.is_some_and(|(region, buffer)| {
+            region == self.table.extent.key.region() && len <= buffer.class.size
+        });
+        Ok(if is_in_one { Ok(Some(Located { entry, at, len })) } else { Err(Spoilt) })
+    }
+
+    /// Whether that item is `key`'s.
+    fn is_of<M: Memory>(&self, memory: &M, located: Located, key: &[u8]) -> Result<bool, M::Wait> {
+        let len = HEADER_SIZE + key.len();
+        if (located.len as usize) < len {
+            return Ok(false);
+        }
+        let mut bytes = vec![0; len];
+        memory.read(located.at, &mut bytes)?;
+        let (header, its_key) = ItemHeader::ref_from_prefix(&bytes).expect("so many bytes were read");
+        Ok(usize::from(header.key_len.get()) == key.len() && its_key == key)
+    }
+
+    /// Gives `slot` an entry, and notes it in the head before.
+    fn install<M: Memory>(&self, memory: &M, installs: u64, slot: u64, entry: Entry) -> Result<(), M::Wait> {
+        memory.write(self.table.head_at(), Head::new(installs, slot, entry).as_bytes())?;
+        self.write_entry(memory, slot, &entry)
+    }
+
+    fn write_entry<M: Memory>(&self, memory: &M, slot: u64, entry: &Entry) -> Result<(), M::Wait> {
+        let at = self.table.entry_at(slot);
+        entry.pieces().try_for_each(|(offset, piece)| memory.write(at + offset, piece))
+    }
+
+    /// The item that was found is reached by no entry any more.
+    fn release<M: Memory>(&self, memory: &M, found: &Found) -> Result<(), M::Wait> {
+        if let Some((_, located)) = found.at {
+            Arena::of(memory).release(self.table.extent.key.region(), located.at)?;
+        }
+        Ok(())
+    }
+
+    fn head<M: Memory>(&self, memory: &M) -> Result<Head, M::Wait> {
+        let mut head = Head::new_zeroed();
+        memory.read(self.table.head_at(), head.as_mut_bytes())?;
+        Ok(head)
+    }
+
+    /// The entries from slot `first` on, as many as are looked at in one access.
+    fn entries<M: Memory>(&self, memory: &M, first: u64) -> Result<Vec<Entry>, M::Wait> {
+        let count = ENTRIES_AT_ONCE.min(self.table.spec.slots.saturating_sub(first));
+        let mut bytes = [0; (ENTRIES_AT_ONCE * ENTRY_SIZE) as usize];
+        let bytes = &mut bytes[..(count * ENTRY_SIZE) as usize];
+        memory.read(self.table.entry_at(first), bytes)?;
+        Ok(<[Entry]>::ref_from_bytes(bytes).expect("whole entries").to_vec())
+    }
+}
+
+/// What a slot holds is nothing that a service writes.
+struct Spoilt;
+
+impl Found {
+    /// What is said of a key that was not found.
+    fn nothing(&self) -> Outcome {
+        if self.is_damaged { Outcome::Damaged } else { Outcome::Absent }
+    }
+}
