@@ -25,6 +25,7 @@ pub mod local;
 #[doc(hidden)]
 pub mod trial;
 
+mod any;
 mod client;
 mod endpoint;
 mod error;
@@ -42,6 +43,7 @@ pub use pool::{NewStore, Options, Pool, connect, connect_with};
 /// How the binary builds nodes and drives benchmarks; not for programs, and not stable.
 #[doc(hidden)]
 pub mod parts {
+    pub use crate::any::AnyKv;
     pub use crate::endpoint::Endpoint;
     pub use crate::pool::{NO_TLS, kinds};
 }

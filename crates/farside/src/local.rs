@@ -3,19 +3,19 @@
 //! Nothing keeps its session while the program does something else for long, and a node gives up a session of which it
 //! hears nothing. The next operation then opens another, and is carried out there.
 
+use crate::any::{AnyKv, Fetched, of_either};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
 use crate::reopen::{Opened, may_try_again, not_opened};
 use farside_fabrics::executor::{Turns, block_on};
-use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::many::Cursor;
 use farside_systems::kv::{Item, KvError};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-type LocalKv = PrismKv<Rc<Endpoint>>;
+type LocalKv = AnyKv<Rc<Endpoint>>;
 
 /// A client of one store, for one thread and one operation at a time.
 pub struct Client {
@@ -45,7 +45,10 @@ impl Client {
     /// # Errors
     /// [`KvError`]; nothing was changed.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        let fetched = self.carry_out(|endpoint, kv| now(endpoint, kv.fetch(key)))?;
+        let fetched = self.carry_out(|endpoint, kv| match kv {
+            AnyKv::PrismKv(kv) => Ok(now(endpoint, kv.fetch(key))?.map(Fetched::PrismKv)),
+            AnyKv::Pilaf(kv) => Ok(now(endpoint, kv.fetch(key))?.map(Fetched::Pilaf)),
+        })?;
         Ok(fetched.map(|fetched| self.kv.item(fetched)))
     }
 
@@ -54,7 +57,7 @@ impl Client {
     /// # Errors
     /// [`KvError`], which says whether the value may have been stored.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        self.carry_out(|endpoint, kv| now(endpoint, kv.put(key, value)))
+        self.carry_out(|endpoint, kv| of_either!(kv, kv => now(endpoint, kv.put(key, value))))
     }
 
     /// Takes the value of `key` away; answers whether it had one.
@@ -62,11 +65,11 @@ impl Client {
     /// # Errors
     /// [`KvError`], which says whether it may have been taken away.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        self.carry_out(|endpoint, kv| now(endpoint, kv.delete(key)))
+        self.carry_out(|endpoint, kv| of_either!(kv, kv => now(endpoint, kv.delete(key))))
     }
 
     /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
-    /// visited exactly once.
+    /// visited exactly once. For PRISM-KV stores alone.
     ///
     /// # Errors
     /// [`KvError`]; the cursor stays where it was.
@@ -75,7 +78,9 @@ impl Client {
         cursor: &mut Cursor,
         mut visit: impl FnMut(&[u8], Item<'_>),
     ) -> Result<bool, KvError> {
-        self.carry_out(|endpoint, kv| now(endpoint, kv.next(cursor, &mut visit)))
+        self.carry_out(|endpoint, kv| {
+            now(endpoint, kv.prism_kv("a visit of all keys")?.next(cursor, &mut visit))
+        })
     }
 
     /// The operations as futures, and those that are not here. A session that has ended meanwhile is not replaced.

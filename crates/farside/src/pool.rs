@@ -24,6 +24,7 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::Kind;
 use farside_remote::{Fabric, FabricError, NodeId};
+use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -88,7 +89,7 @@ enum Reach {
 pub struct NewStore {
     /// 1 to 64 letters, digits, `-`, `_` or `.`.
     pub name: String,
-    /// Which system: `prism-kv`.
+    /// Which system: `prism-kv`, or `pilaf`, its rival whose puts and deletes are calls to the node.
     pub kind: String,
     /// Bytes for the table and the items together.
     pub quota: u64,
@@ -276,7 +277,7 @@ fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
 
 /// The kinds of stores that a node of this release can have.
 pub fn kinds() -> Vec<Box<dyn Kind<Mapping>>> {
-    vec![Box::new(PrismKvKind)]
+    vec![Box::new(PrismKvKind), Box::new(PilafKind)]
 }
 
 impl Pool {

@@ -3,6 +3,7 @@
 //! Invariant: an operation is tried again only if it is known that it was not carried out, and once.
 //! Invariant: a client stays with the store that it has opened; another one of the same name is not taken for it.
 
+use crate::any::AnyKv;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
@@ -11,13 +12,12 @@ use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
 use farside_systems::kv::KvError;
-use farside_systems::kv::prism_kv::PrismKv;
 use std::rc::Rc;
 
 /// A session with the node, for the calling thread, and a client of the store for each of its tasks.
 pub(crate) struct Opened {
     pub(crate) endpoint: Rc<Endpoint>,
-    pub(crate) kvs: Vec<PrismKv<Rc<Endpoint>>>,
+    pub(crate) kvs: Vec<AnyKv<Rc<Endpoint>>>,
 }
 
 impl Opened {
@@ -26,7 +26,7 @@ impl Opened {
         let endpoint = Rc::new(pool.endpoint()?);
         let mut kvs = Vec::with_capacity(tasks);
         for _ in 0..tasks {
-            kvs.push(block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name))?);
+            kvs.push(block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), name))?);
         }
         Ok(Opened { endpoint, kvs })
     }

@@ -5,7 +5,7 @@ mod support;
 
 use farside_remote::mutant::Mutant;
 use std::time::Duration;
-use support::poison;
+use support::{poison, stepped};
 
 #[test]
 fn a_buffer_that_comes_back_at_once_is_read_as_poison() {
@@ -16,4 +16,21 @@ fn a_buffer_that_comes_back_at_once_is_read_as_poison() {
     let found = broken.expect_err("RepostAtOnce lives");
     println!("RepostAtOnce: killed, for {found}");
     println!("1 of 1 mutants were killed");
+}
+
+#[test]
+fn a_reader_of_pilaf_that_believes_too_soon_answers_what_was_not_there() {
+    assert_eq!(stepped::play(|| ()), Ok(()));
+    let mut killed = 0;
+    for mutant in Mutant::OF_PILAF {
+        let played = stepped::play(|| Mutant::switch(Some(mutant)));
+        Mutant::switch(None);
+        match &played {
+            Err(found) => println!("{mutant:?}: killed, for {found}"),
+            Ok(()) => println!("{mutant:?}: killed by nobody"),
+        }
+        killed += usize::from(played.is_err());
+    }
+    println!("{killed} of {} mutants were killed", Mutant::OF_PILAF.len());
+    assert_eq!(killed, Mutant::OF_PILAF.len());
 }

@@ -9,6 +9,7 @@ use farside_bench::report::ycsb_table;
 use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
+use farside_systems::kv::{pilaf, prism_kv};
 pub(super) use session::{Asked, Session};
 use std::time::Duration;
 
@@ -28,6 +29,23 @@ enum What {
     /// The other end of a floor that sends messages; 'bench floor' starts it
     #[command(hide = true)]
     FloorServer(floor::FloorServer),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum System {
+    /// GET is one indirect READ, PUT two chains
+    PrismKv,
+    /// GET is two READs, PUT a call
+    Pilaf,
+}
+
+impl System {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            System::PrismKv => prism_kv::KIND,
+            System::Pilaf => pilaf::KIND,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -64,8 +82,8 @@ impl FabricArg {
 #[derive(clap::Args, Clone)]
 struct Ycsb {
     /// Which system
-    #[arg(long, default_value = "prism-kv", value_parser = ["prism-kv"])]
-    system: String,
+    #[arg(long, value_enum, default_value = "prism-kv")]
+    system: System,
     /// What carries the requests to the node that is started: shm if left out; of the node of --pool its url says it
     #[arg(long, value_enum)]
     fabric: Option<FabricArg>,
@@ -79,7 +97,7 @@ struct Ycsb {
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     records: u64,
-    /// Bytes of a value, 1 to 16MiB
+    /// Bytes of a value, 1 to 16MiB; of Pilaf less than 60KiB
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
     /// Client threads
@@ -94,7 +112,7 @@ struct Ycsb {
     /// Wait so long before each operation: what one costs after idleness, and what idleness costs
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     idle_ms: Option<u64>,
-    /// Keys whose slots each task remembers, at most 16777216; 0 for none
+    /// Keys whose slots each task remembers, at most 16777216; 0 for none, and for Pilaf always
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     slot_cache: u32,
     /// Give each key a slot of its own, as in the paper's runs
@@ -177,6 +195,7 @@ impl Ycsb {
         let duration = seconds(self.seconds)?;
         note!("workload {workload}");
         let asked = Asked {
+            system: self.system,
             fabric: self.fabric,
             pool: self.pool.clone(),
             token_file: self.token_file.clone(),

@@ -3,7 +3,7 @@
 //! Invariant: every figure is measured here and now, on a node in a process of its own unless the line says
 //! `local`; nothing is quoted.
 
-use super::bench::{Asked, FabricArg, Session};
+use super::bench::{Asked, FabricArg, Session, System};
 use super::{Done, Failure, value_size};
 use farside_bench::floor::{Floor, HugePages, Layout, Measured};
 use farside_bench::report::{Table, YcsbReport};
@@ -88,6 +88,7 @@ impl Demo {
         let mut workload = Workload::resolve(workload)?;
         (workload.records, workload.distribution) = (self.records, Distribution::Uniform);
         Ok(Asked {
+            system: System::PrismKv,
             fabric: Some(fabric),
             pool: None,
             token_file: None,

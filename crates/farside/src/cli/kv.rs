@@ -2,11 +2,11 @@
 
 use super::{Done, Failure, StoreTarget, human_bytes, progress, tsv, written};
 use farside::local::Client;
+use farside::parts::AnyKv;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
 use farside_remote::NodeId;
 use farside_systems::kv::KvError;
-use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::many::Cursor;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, makedev};
 use std::ffi::{OsStr, OsString};
@@ -112,7 +112,7 @@ impl Kv {
 fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
     let endpoint = Rc::new(pool.endpoint_here()?);
     let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), |text: &str| note!("{text}")));
-    let mut kv = block_on(&endpoint, PrismKv::open(fabric, NodeId(0), store))
+    let mut kv = block_on(&endpoint, AnyKv::open(fabric, NodeId(0), store))
         .map_err(|error| not_opened(pool, store, error))?;
     match action {
         Action::Put { key, value } => {

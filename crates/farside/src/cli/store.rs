@@ -24,7 +24,7 @@ enum Action {
         /// Items that its table is to have room for [default: from the quota]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         items: Option<u64>,
-        /// Which system
+        /// Which system: prism-kv or pilaf
         #[arg(long, default_value = "prism-kv")]
         kind: String,
         /// Give each key of 8 bytes a slot of its own (the paper's collision-free layout)

@@ -7,12 +7,13 @@ mod pending;
 
 pub use pending::Pending;
 
+use crate::any::AnyKv;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
 use crate::reopen::{Opened, is_over, may_try_again, not_opened};
 use farside_fabrics::executor::{Core, block_on};
-use farside_systems::kv::prism_kv::{Conflict, PrismKv};
+use farside_systems::kv::prism_kv::Conflict;
 use farside_systems::kv::{KvError, Version};
 use pending::{Promise, promise};
 use std::cell::{Cell, RefCell};
@@ -296,7 +297,7 @@ enum Served {
     Returned(Request),
 }
 
-async fn serve(kv: &mut PrismKv<Rc<Endpoint>>, request: Request, may_return: bool) -> Served {
+async fn serve(kv: &mut AnyKv<Rc<Endpoint>>, request: Request, may_return: bool) -> Served {
     let returns = |error: &KvError| may_return && may_try_again(error);
     match request {
         Request::Get { key, done } => {
@@ -317,12 +318,12 @@ async fn serve(kv: &mut PrismKv<Rc<Endpoint>>, request: Request, may_return: boo
             Err(error) if returns(&error) => Served::Returned(Request::Delete { key, done }),
             deleted => done.keep(deleted),
         },
-        Request::PutIfAbsent { key, value, done } => match kv.put_if_absent(&key, &value).await {
+        Request::PutIfAbsent { key, value, done } => match put_if_absent(kv, &key, &value).await {
             Err(error) if returns(&error) => Served::Returned(Request::PutIfAbsent { key, value, done }),
             put => done.keep(put),
         },
         Request::CompareAndPut { key, expected, value, done } => {
-            match kv.compare_and_put(&key, expected, &value).await {
+            match compare_and_put(kv, &key, expected, &value).await {
                 Err(error) if returns(&error) => {
                     Served::Returned(Request::CompareAndPut { key, expected, value, done })
                 }
@@ -330,6 +331,19 @@ async fn serve(kv: &mut PrismKv<Rc<Endpoint>>, request: Request, may_return: boo
             }
         }
     }
+}
+
+async fn put_if_absent(kv: &mut AnyKv<Rc<Endpoint>>, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
+    kv.prism_kv("conditional puts")?.put_if_absent(key, value).await
+}
+
+async fn compare_and_put(
+    kv: &mut AnyKv<Rc<Endpoint>>,
+    key: &[u8],
+    expected: Version,
+    value: &[u8],
+) -> Result<Result<Version, Conflict>, KvError> {
+    kv.prism_kv("conditional puts")?.compare_and_put(key, expected, value).await
 }
 
 impl Request {

@@ -72,6 +72,13 @@ pub enum KvError {
     Refused(Status),
     /// What was read is no item: a peer that may write to the store has damaged it.
     Damaged(&'static str),
+    /// Stores of this kind do not offer the operation. Nothing was asked of anyone.
+    NotOffered {
+        /// Of which kind the store is.
+        kind: &'static str,
+        /// The operation.
+        what: &'static str,
+    },
     /// The catalog no longer has the store, or has another under its name. Nothing was stored.
     Gone(String),
     /// The fabric has no answer.
@@ -153,6 +160,9 @@ impl std::fmt::Display for KvError {
             }
             KvError::Damaged(what) => {
                 write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
+            }
+            KvError::NotOffered { kind, what } => {
+                write!(f, "a {kind} store does not offer {what}: use a prism-kv store, which does")
             }
             KvError::Gone(reason) => write!(f, "the store is gone: {reason}"),
             KvError::Fabric(error) => error.fmt(f),

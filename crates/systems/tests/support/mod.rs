@@ -10,6 +10,7 @@ pub(crate) mod meddle;
 pub(crate) mod poison;
 pub(crate) mod process;
 pub(crate) mod script;
+pub(crate) mod stepped;
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;

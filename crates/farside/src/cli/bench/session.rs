@@ -1,11 +1,11 @@
 //! One loaded store under measurement, on a node that was started for it or one that was there.
 
-use super::{FEWER_RECORDS, FabricArg};
+use super::{FEWER_RECORDS, FabricArg, System};
 use crate::cli::{Failure, check_available, connect, human_bytes, progress, signals};
 use farside::config::{File, Settings};
-use farside::parts::Endpoint;
+use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
-use farside_bench::driver::{Run, Tally};
+use farside_bench::driver::{Run, Tally, Thread};
 use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
 use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, Turns, block_on};
@@ -19,9 +19,10 @@ use farside_remote::NodeId;
 use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::session::Counters;
-use farside_systems::kv::KvError;
-use farside_systems::kv::prism_kv::PrismKv;
-use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE, slots_for};
+use farside_systems::kv::pilaf::layout as pilaf;
+use farside_systems::kv::prism_kv::layout as prism_kv;
+use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE};
+use farside_systems::kv::{Kv, KvError};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -33,6 +34,7 @@ use std::time::{Duration, Instant};
 
 /// What is to be measured.
 pub(in crate::cli) struct Asked {
+    pub(in crate::cli) system: System,
     /// Of the node that is started for it; of one that is named, what it is reached by, if that was said.
     pub(in crate::cli) fabric: Option<FabricArg>,
     pub(in crate::cli) pool: Option<String>,
@@ -87,7 +89,7 @@ const COUNT_MAX: Duration = Duration::from_millis(500);
 impl Session {
     /// Starts a node if none is named, makes a store, and loads it.
     pub(in crate::cli) fn start(asked: Asked) -> Result<Session, Failure> {
-        let quota = quota(asked.workload.records, asked.value_size, asked.threads * asked.tasks);
+        let quota = quota(&asked)?;
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
         if asked.pool.is_none() {
             check_available(memory, FEWER_RECORDS)?;
@@ -129,6 +131,7 @@ impl Session {
         let new = NewStore {
             items: Some(asked.workload.records),
             collision_free: asked.collision_free,
+            kind: asked.system.name().into(),
             ..NewStore::prism_kv(&store, quota)
         };
         let lent = match &asked.pool {
@@ -190,7 +193,11 @@ impl Session {
             core.spawn(async move {
                 // Nobody shows progress once the load has failed elsewhere.
                 let tell = |count| told.send(count).unwrap_or(());
-                if let Err(reason) = self.run.load(&mut kv, first, tasks, tell).await {
+                let loaded = match &mut kv {
+                    AnyKv::PrismKv(kv) => self.run.load(kv, first, tasks, tell).await,
+                    AnyKv::Pilaf(kv) => self.run.load(kv, first, tasks, tell).await,
+                };
+                if let Err(reason) = loaded {
                     failed.borrow_mut().get_or_insert(reason);
                 }
             });
@@ -200,11 +207,11 @@ impl Session {
         failed.into_inner().map_or(Ok(()), |reason| Err(Failure::Told(reason)))
     }
 
-    fn kv<F>(&self, fabric: &Rc<F>) -> Result<PrismKv<Rc<F>>, KvError>
+    fn kv<F>(&self, fabric: &Rc<F>) -> Result<AnyKv<Rc<F>>, KvError>
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
-        let opened = block_on(fabric, PrismKv::open(Rc::clone(fabric), NodeId(0), &self.store))?;
+        let opened = block_on(fabric, AnyKv::open(Rc::clone(fabric), NodeId(0), &self.store))?;
         Ok(opened.with_slot_cache(self.asked.slot_cache))
     }
 
@@ -277,22 +284,15 @@ impl Session {
             let (drawn, mark) = (&drawn, &mark);
             core.spawn(async move {
                 let writer = thread * self.asked.tasks + task;
-                if task == 0 {
-                    // Everything before the mark is the warm-up's, and is forgotten.
-                    let (began, mut step) = (Instant::now(), Step::default());
-                    while began.elapsed() < WARM_UP && !self.run.is_stopped() {
-                        self.run.task(kv, drawn, writer, step.next()).await;
-                    }
+                let warmed_up = || {
                     drawn.forget_warm_up();
                     mark.set(Some((Instant::now(), node_cpu(self), own_cpu(), endpoint.counters())));
                     warm.send(()).unwrap_or(()); // The conductor outlives its clients.
-                }
-                let Some(idle) = self.asked.idle else {
-                    return self.run.task(kv, drawn, writer, u64::MAX).await;
                 };
-                while !self.run.is_stopped() {
-                    timer::sleep(idle).await;
-                    self.run.task(kv, drawn, writer, 1).await;
+                let warmed_up = (task == 0).then_some(warmed_up);
+                match kv {
+                    AnyKv::PrismKv(kv) => self.task(kv, drawn, writer, warmed_up).await,
+                    AnyKv::Pilaf(kv) => self.task(kv, drawn, writer, warmed_up).await,
                 }
             });
         }
@@ -310,6 +310,25 @@ impl Session {
         })
     }
 
+    /// One task: runs the workload until it is over. One of a thread's warms up, and says so when it has.
+    async fn task<K: Kv>(&self, kv: &mut K, drawn: &Thread, writer: u32, warmed_up: Option<impl FnOnce()>) {
+        if let Some(warmed_up) = warmed_up {
+            // Everything before is forgotten.
+            let (began, mut step) = (Instant::now(), Step::default());
+            while began.elapsed() < WARM_UP && !self.run.is_stopped() {
+                self.run.task(kv, drawn, writer, step.next()).await;
+            }
+            warmed_up();
+        }
+        let Some(idle) = self.asked.idle else {
+            return self.run.task(kv, drawn, writer, u64::MAX).await;
+        };
+        while !self.run.is_stopped() {
+            timer::sleep(idle).await;
+            self.run.task(kv, drawn, writer, 1).await;
+        }
+    }
+
     /// Reads until [`Session::stop_reading`], counting as it goes, over one connection.
     pub(in crate::cli) fn read_until_stopped(&self, count: &AtomicU64) -> Result<(), Failure> {
         const STEP: u64 = 256;
@@ -322,7 +341,10 @@ impl Session {
             let drawn = &drawn;
             core.spawn(async move {
                 while !self.run.is_stopped() {
-                    self.run.task(&mut kv, drawn, task, STEP).await;
+                    match &mut kv {
+                        AnyKv::PrismKv(kv) => self.run.task(kv, drawn, task, STEP).await,
+                        AnyKv::Pilaf(kv) => self.run.task(kv, drawn, task, STEP).await,
+                    }
                     count.fetch_add(STEP, Ordering::Relaxed);
                 }
             });
@@ -348,7 +370,10 @@ impl Session {
         let (began, mut step, mut operations) = (Instant::now(), Step::default(), 0);
         while operations == 0 || operations < COUNTED && began.elapsed() < COUNT_MAX {
             let so_many = step.next();
-            block_on(counted.inner(), self.run.task(&mut kv, &drawn, 0, so_many));
+            match &mut kv {
+                AnyKv::PrismKv(kv) => block_on(counted.inner(), self.run.task(kv, &drawn, 0, so_many)),
+                AnyKv::Pilaf(kv) => block_on(counted.inner(), self.run.task(kv, &drawn, 0, so_many)),
+            }
             operations += so_many;
         }
         let all = counted.take();
@@ -359,7 +384,11 @@ impl Session {
             block_on(counted.inner(), kv.get(&key))?;
             read += 1;
         }
-        let probes = counted.take().requests as f64 / read as f64;
+        let reads_of_a_probe = match self.asked.system {
+            System::PrismKv => 1.0,
+            System::Pilaf => 2.0,
+        };
+        let probes = counted.take().requests as f64 / read as f64 / reads_of_a_probe;
         Ok((all.round_trips as f64 / operations as f64, probes))
     }
 
@@ -370,10 +399,10 @@ impl Session {
             note!("farside: the first that went wrong: {first}");
         }
         let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
-        let slots = slots(self.asked.workload.records);
+        let slots = slots(self.asked.system, self.asked.workload.records);
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
-            system: "prism-kv".into(),
+            system: self.asked.system.name().into(),
             fabric: self.pool.fabric().into(),
             workload: self.asked.workload.name.clone(),
             distribution: self.asked.workload.distribution.name().into(),
@@ -567,16 +596,31 @@ fn node_cpu(session: &Session) -> Option<Duration> {
 }
 
 /// Slots of the table for so many records.
-fn slots(records: u64) -> u64 {
-    slots_for(records).expect("fewer records can be asked for than the largest table has room for")
+fn slots(system: System, records: u64) -> u64 {
+    let slots = match system {
+        System::PrismKv => prism_kv::slots_for(records),
+        System::Pilaf => pilaf::slots_for(records),
+    };
+    slots.expect("fewer records can be asked for than the largest table has room for")
 }
 
-/// Bytes for a table and so many items, with room for what is on its way back while they are overwritten.
-fn quota(records: u64, value_size: usize, tasks: u32) -> u64 {
+/// Bytes for a table and the items, with room for what is on its way back while they are overwritten.
+///
+/// # Errors
+/// The system has no items of that size.
+fn quota(asked: &Asked) -> Result<u64, Failure> {
     const KEY_SIZE: usize = 8;
     const STATE_SIZE: u64 = 16;
     const SLACK: u64 = 96 << 20;
-    let item = HEADER_SIZE + KEY_SIZE + value_size;
+    let (system, records, tasks) = (asked.system, asked.workload.records, asked.threads * asked.tasks);
+    let item = HEADER_SIZE + KEY_SIZE + asked.value_size;
+    const _: () = assert!(HEADER_SIZE == pilaf::HEADER_SIZE && ITEM_MAX == pilaf::ITEM_MAX);
+    if system == System::Pilaf && item > ITEM_MAX {
+        return Err(Failure::Told(format!(
+            "a value of Pilaf has at most {} bytes here: give a smaller --value-size, or --system prism-kv",
+            pilaf::PAIR_MAX - KEY_SIZE
+        )));
+    }
     let whole = (item / PART_MAX) as u64;
     let size_of = |len: usize| {
         let class = Class::for_len(len).expect("a buffer holds any item of one piece, and any part");
@@ -587,10 +631,14 @@ fn quota(records: u64, value_size: usize, tasks: u32) -> u64 {
     } else {
         whole * size_of(PART_MAX) + size_of(item % PART_MAX) + size_of(ITEM_MAX / 8)
     };
-    let table = slots(records) * SLOT_SIZE;
+    let table = slots(system, records)
+        * match system {
+            System::PrismKv => SLOT_SIZE,
+            System::Pilaf => pilaf::ENTRY_SIZE,
+        };
     let items = records * each;
     let on_the_way = u64::from(tasks) * each * 1024;
-    (table + items + items / 16 + on_the_way.min(1 << 30) + SLACK).next_multiple_of(1 << 20)
+    Ok((table + items + items / 16 + on_the_way.min(1 << 30) + SLACK).next_multiple_of(1 << 20))
 }
 
 impl NodeProcess {
