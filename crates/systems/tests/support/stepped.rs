@@ -151,6 +151,18 @@ impl<'a> Stepped<'a> {
     }
 }
 
+/// A service dies in the middle of a call, after so many accesses; answers how many it made.
+pub(crate) fn interrupted(
+    memory: &Mapping,
+    store: &Store,
+    (op, key, value): (Op, &[u8], &[u8]),
+    accesses: usize,
+) -> usize {
+    let mut service = Stepped::new(memory, store);
+    service.ask(op, key, value);
+    service.step(accesses)
+}
+
 /// A fabric before each of whose chains the service makes as many accesses as the schedule says: all, at its end.
 struct Paced<'a> {
     inner: Direct,
