@@ -37,7 +37,8 @@ impl<M: Memory> Served<M> {
     }
 
     /// As [`Served::attend`]; nothing if it is in somebody's call. Who lets memory answer *wait* must hold what this
-    /// answers until the call is answered.
+    /// answers until the call is answered; and while a step of the node waits, which looks through services itself,
+    /// must let nobody begin a call.
     pub fn try_attend(&self) -> Option<Attended<'_, M>> {
         let service = match self.service.try_lock() {
             Ok(service) => service,

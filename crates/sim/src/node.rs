@@ -236,9 +236,10 @@ impl Node {
         let machine = serving.machine.borrow();
         let entry = machine.catalog().get(name)?;
         let memory = Replay::new(&self.0.world, &serving.bytes, Pace::AT_ONCE);
+        let mut served = entry.served.try_attend().ok_or("its service is in the middle of a call")?;
         let (mut found, mut cursor) = (Vec::new(), Some(0));
         while let Some(at) = cursor {
-            cursor = memory.run_at_once(|memory| entry.service.live(memory, at, &mut found));
+            cursor = memory.run_at_once(|memory| served.service().live(memory, at, &mut found));
         }
         found.sort_unstable();
         found.dedup();
