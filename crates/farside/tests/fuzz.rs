@@ -18,6 +18,73 @@ fn changed(seeds: &[Vec<u8>], seed: u8, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
+/// Requests to a Pilaf store's service, by a node that has one.
+#[test]
+fn fuzz_pilaf() {
+    use farside_fabrics::local::LocalNode;
+    use farside_fabrics::memory::{Mapping, Pages};
+    use farside_node::host::{Host, Options};
+    use farside_remote::service::address;
+    use farside_systems::kv::pilaf::layout::{self, Entry, ItemView, Op, Outcome, Request, Said};
+    use zerocopy::FromBytes;
+
+    let executions = Executions::of("requests to Pilaf, and what it stores and answers");
+    let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
+    let host = Host::start(memory, farside::parts::kinds(), Options::default()).expect("a node");
+    let new = NewStore { kind: "pilaf".into(), items: Some(1), ..NewStore::prism_kv("p", 8 << 20) };
+    let store = host.ask(new.ask(), std::time::Duration::from_secs(10)).expect("there is room");
+    let Answer::Store(store) = store else { panic!("it was made: {store:?}") };
+    // A panic ends the test, and nobody asks the node anything after it.
+    let host = std::panic::AssertUnwindSafe(host);
+    let mut item = Vec::new();
+    layout::put_item(&mut item, 7, b"key", &[3; 200]);
+    let entry = Entry::of_item(4096, &item);
+    let request = |op, value: &[u8]| {
+        let mut bytes = Vec::new();
+        Request { op, key: b"key", value }.encode(&mut bytes);
+        bytes
+    };
+    let mut answer = Vec::new();
+    layout::Answer { outcome: Outcome::Done, version: farside::Version(7), value: b"value" }
+        .encode(&mut answer);
+    let seeds = [
+        request(Op::Get, b""),
+        request(Op::Put, &[5; 100]),
+        request(Op::Delete, b""),
+        answer,
+        item,
+        entry.pieces().flat_map(|(_, piece)| piece.to_vec()).collect(),
+    ];
+    bolero::check!().with_test_time(budget()).with_type().cloned().for_each(
+        |(seed, changes): (u8, Vec<Change>)| {
+            executions.one_more();
+            let bytes = changed(&seeds, seed, &changes);
+            if let Ok(request) = Request::decode(&bytes) {
+                let mut again = Vec::new();
+                request.encode(&mut again);
+                assert_eq!(again, bytes, "a request is well-formed to its last byte");
+            }
+            let (mut asked, mut answer) = (Vec::new(), Vec::new());
+            let service = address(store.extent().key, &mut asked);
+            asked.extend_from_slice(&bytes);
+            match host.call(service, &asked, &mut answer) {
+                Ok(()) => drop(layout::Answer::decode(&answer).expect("an answer")),
+                Err(refusal) => assert!(refusal.to_string().contains("use the same release"), "{refusal}"),
+            }
+            // What a client decodes of what peers write.
+            let _answer = layout::Answer::decode(&bytes);
+            if let Ok(item) = ItemView::decode(&bytes) {
+                assert_eq!(layout::HEADER_SIZE + item.key.len() + item.value.len(), bytes.len());
+            }
+            if let Ok((entry, _)) = Entry::read_from_prefix(&bytes)
+                && let Said::Item { len, .. } = entry.said()
+            {
+                assert!(len as usize <= layout::ITEM_MAX && entry.is_sound());
+            }
+        },
+    );
+}
+
 #[test]
 fn fuzz_control() {
     let executions = Executions::of("questions and answers of the control plane");

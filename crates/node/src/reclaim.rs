@@ -175,11 +175,7 @@ impl Reclaim {
     }
 
     /// One step of emptied segments towards being granted again. False if there was nothing to do.
-    pub fn regrant_step<M: NodeMemory>(
-        &mut self,
-        memory: &M,
-        sessions: &Sessions,
-    ) -> Result<bool, M::Wait> {
+    pub fn regrant_step<M: NodeMemory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         let Some(&(region, index)) = self.emptied.ready.last() else {
             return self.emptied.step(memory, sessions);
         };

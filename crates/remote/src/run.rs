@@ -5,9 +5,9 @@
 //! touches nothing else, so it can be run again from the start with the answers replayed.
 
 use crate::address::{Addr, BoundedPtr, SCRATCH_SIZE};
-use crate::arena::{Arena, header};
 use crate::arena::class::Class;
 use crate::arena::lists::{Empty, Supply};
+use crate::arena::{Arena, header};
 use crate::chain::{ChainView, OpView};
 use crate::key::Key;
 use crate::memory::{Memory, WIDE_ALIGN, Width};

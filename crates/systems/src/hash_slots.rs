@@ -17,28 +17,15 @@ pub enum Placement {
     Permuted,
 }
 
-/// Finds first slots.
-#[derive(Clone, Debug)]
-pub(crate) struct Hash {
-    placement: Placement,
-    secrets: RapidSecrets,
-}
-
-impl Hash {
-    pub(crate) fn new(placement: Placement, seed: u64) -> Hash {
-        Hash { placement, secrets: RapidSecrets::seed(seed) }
-    }
-
-    /// The first slot of `key` in a table of `slots`, a power of two.
-    #[inline]
-    pub(crate) fn first_slot(&self, key: &[u8], slots: u64) -> u64 {
-        let mask = slots - 1;
-        match (self.placement, <[u8; 8]>::try_from(key)) {
-            // Multiplying by an odd number permutes the residues of a power of two, and spreads neighbours.
-            (Placement::Permuted, Ok(number)) => {
-                u64::from_be_bytes(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask
-            }
-            _ => rapidhash_v3_seeded(key, &self.secrets) & mask,
+/// The first slot of `key` in a table of `slots`, a power of two, whose seed made these secrets.
+#[inline]
+pub(crate) fn first_slot(placement: Placement, secrets: &RapidSecrets, slots: u64, key: &[u8]) -> u64 {
+    let mask = slots - 1;
+    match (placement, <[u8; 8]>::try_from(key)) {
+        // Multiplying by an odd number permutes the residues of a power of two, and spreads neighbours.
+        (Placement::Permuted, Ok(number)) => {
+            u64::from_be_bytes(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask
         }
+        _ => rapidhash_v3_seeded(key, secrets) & mask,
     }
 }

@@ -5,7 +5,7 @@ mod support;
 
 use farside_remote::mutant::Mutant;
 use std::time::Duration;
-use support::{poison, stepped};
+use support::{paced, poison};
 
 #[test]
 fn a_buffer_that_comes_back_at_once_is_read_as_poison() {
@@ -20,10 +20,10 @@ fn a_buffer_that_comes_back_at_once_is_read_as_poison() {
 
 #[test]
 fn a_reader_of_pilaf_that_believes_too_soon_answers_what_was_not_there() {
-    assert_eq!(stepped::play(|| ()), Ok(()));
+    assert_eq!(paced::play(|| ()), Ok(()));
     let mut killed = 0;
     for mutant in Mutant::OF_PILAF {
-        let played = stepped::play(|| Mutant::switch(Some(mutant)));
+        let played = paced::play(|| Mutant::switch(Some(mutant)));
         Mutant::switch(None);
         match &played {
             Err(found) => println!("{mutant:?}: killed, for {found}"),

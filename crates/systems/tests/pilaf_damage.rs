@@ -16,7 +16,7 @@ use farside_systems::kv::pilaf::layout::{
 };
 use farside_systems::kv::pilaf::{ATTEMPTS_MAX, KIND, Pilaf};
 use std::rc::Rc;
-use support::{Home, run, stepped};
+use support::{Home, paced, run};
 use zerocopy::{FromBytes, IntoBytes};
 
 type Client = Pilaf<Rc<Count<Direct>>>;
@@ -59,7 +59,7 @@ fn a_node_that_dies_anywhere_in_a_put_or_delete_loses_no_item_and_no_buffer() {
     for call in [(Op::Put, &b"k"[..], &b"new"[..]), (Op::Delete, b"k", b""), (Op::Put, b"k", b"old")] {
         for accesses in 0.. {
             let home = serve(true);
-            let made = stepped::interrupted(home.host.memory(), &store, call, accesses);
+            let made = paced::interrupted(home.host.memory(), &store, call, accesses);
             drop(home);
             let home = serve(true);
             let table = Table::new(&store.parameters, store.extent()).expect("its own parameters");

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::{Home, stepped};
+use support::{Home, paced};
 
 fn client(home: &Home) -> (Rc<Direct>, Pilaf<Rc<Direct>>) {
     let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
@@ -22,7 +22,7 @@ fn client(home: &Home) -> (Rc<Direct>, Pilaf<Rc<Direct>>) {
 
 #[test]
 fn a_get_meets_a_put_or_delete_in_every_place() {
-    assert_eq!(stepped::play(|| ()), Ok(()));
+    assert_eq!(paced::play(|| ()), Ok(()));
 }
 
 /// A value that proves itself: its number, over and over.

@@ -110,8 +110,7 @@ impl Client {
         };
         let engine = self.client % scene.node.options().engines;
         let host = scene.hosts[self.client as usize];
-        let endpoint =
-            Endpoint::open(&scene.node, engine, self.process, host, &self.clock, identity).await?;
+        let endpoint = Endpoint::open(&scene.node, engine, self.process, host, &self.clock, identity).await?;
         Ok(Fabric::Session(endpoint))
     }
 
@@ -186,10 +185,9 @@ impl Asker<'_> {
             10..13 => Ask::Delete,
             13 => Ask::PutIfAbsent(self.new_value()),
             _ => match self.seen.take().filter(|(seen, _)| *seen == number) {
-                Some((_, version)) => Ask::CompareAndPut {
-                    expected: Version(version.0.into()),
-                    value: self.new_value(),
-                },
+                Some((_, version)) => {
+                    Ask::CompareAndPut { expected: Version(version.0.into()), value: self.new_value() }
+                }
                 None => Ask::Get,
             },
         };

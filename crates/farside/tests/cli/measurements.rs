@@ -7,7 +7,8 @@ use rustix::process::Signal;
 fn ycsb(arguments: &[&str]) -> serde_json::Value {
     let common = ["bench", "ycsb", "--records", "1000", "--seconds", "0.3", "--json"];
     let report = farside(common.iter().chain(arguments)).done().json();
-    assert_eq!(report["system"], "prism-kv");
+    let system = if arguments.contains(&"pilaf") { "pilaf" } else { "prism-kv" };
+    assert_eq!(report["system"], system);
     let positive = ["load_factor", "mean_probes", "page_size", "ops_per_s"];
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(-1.0);
     for field in positive {
@@ -51,6 +52,21 @@ fn bench_ycsb_measures_shm() {
     let b = ycsb(&["--fabric", "shm", "--workload", "b", "--slot-cache", "100", "--tasks", "1"]);
     assert_eq!(b["workload"], "b");
     assert!(b["per_op"]["round_trips"].as_f64() >= Some(1.0), "{b}");
+}
+
+#[test]
+fn bench_ycsb_measures_pilaf_beside_prism_kv() {
+    for fabric in ["local", "shm", "udp", "tcp", "tls", "ring"] {
+        let a = ycsb(&["--system", "pilaf", "--fabric", fabric, "--workload", "a", "--verify"]);
+        assert_eq!((&a["fabric"], &a["workload"]), (&fabric.into(), &"a".into()));
+        assert_eq!(a["per_op"]["atomics"], 0.0, "the node's CPU does the puts: {a}");
+    }
+    let c = ["--system", "pilaf", "--fabric", "local", "--collision-free", "--workload", "c"];
+    let c = ycsb(&c);
+    assert_eq!((&c["per_op"]["round_trips"], &c["per_op"]["requests"]), (&2.0.into(), &2.0.into()));
+    assert_eq!(c["mean_probes"], 1.0);
+    let long = ["bench", "ycsb", "--system", "pilaf", "--records", "10", "--value-size", "61440"];
+    farside(long).refused("a value of Pilaf has at most");
 }
 
 #[test]

@@ -39,6 +39,26 @@ fn stores_are_made_listed_and_dropped() {
 }
 
 #[test]
+fn a_pilaf_store_serves_the_same_commands_and_says_what_it_has_not() {
+    let node = Node::with(&["--memory", "64MiB"]);
+    node.run(["store", "create", "p", "--kind", "pilaf", "--quota", "8MiB", "--items", "1000"]).done();
+    assert_eq!(node.run(["store", "list"]).done().text(), "p\tpilaf\t8.0 MiB\n");
+    let kv = |arguments: &[&str]| node.run(arguments.iter().copied().chain(["--store", "p"]));
+    kv(&["kv", "get", "k"]).absent();
+    kv(&["kv", "put", "k", "v"]).done();
+    assert_eq!(kv(&["kv", "get", "k"]).done().out, b"v");
+    assert_eq!(kv(&["kv", "stat", "--json"]).done().json()["live_buffers"], 1);
+    let traced = kv(&["kv", "get", "k", "--trace"]).done();
+    assert_eq!(traced.out, b"v");
+    kv(&["kv", "put", "k", &"v".repeat(60 * KIB)])
+        .refused("at most 61424 are possible in a store of this kind");
+    kv(&["kv", "dump"]).refused("a pilaf store does not offer a visit of all keys: use a prism-kv store");
+    kv(&["kv", "del", "k"]).done();
+    kv(&["kv", "del", "k"]).absent();
+    node.run(["store", "create", "q", "--kind", "cuckoo"]).refused("name one of prism-kv, pilaf");
+}
+
+#[test]
 fn many_stores_are_listed() {
     let node = Node::with(&["--memory", "800MiB"]);
     let longest = |number: usize| format!("{number:0>64}");

@@ -606,9 +606,9 @@ impl Buffer {
 fn won_without_looking(before: &Found, now: &Found) -> bool {
     Mutant::KvYieldsToAnyone.is_on()
         || before.kind.is_some()
-        && now.index == before.index
-        && now.unconditional
-        && now.slot.generation() == before.slot.next_generation()
+            && now.index == before.index
+            && now.unconditional
+            && now.slot.generation() == before.slot.next_generation()
 }
 
 fn is_large(key: &[u8], value: &[u8]) -> bool {

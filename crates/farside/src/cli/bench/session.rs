@@ -9,7 +9,7 @@ use farside_bench::driver::{Run, Tally, Thread};
 use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
 use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, Turns, block_on};
-use farside_fabrics::layer::count::Count;
+use farside_fabrics::layer::count::{Costs, Count};
 use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::layer::fault::{Faults, Strikes};
 use farside_fabrics::memory::Mapping;
@@ -217,7 +217,7 @@ impl Session {
 
     /// Runs the workload for so long, after a warm-up.
     pub(in crate::cli) fn measure(&self, duration: Duration) -> Result<YcsbReport, Failure> {
-        let (costs, probes) = self.count()?;
+        let sampled = self.sample()?;
         let (sender, events) = mpsc::channel();
         let outcome = std::thread::scope(|scope| {
             let clients: Vec<_> = (0..self.asked.threads)
@@ -238,7 +238,7 @@ impl Session {
             }
             Ok::<_, Failure>(ended)
         })?;
-        Ok(self.report(outcome, costs, probes))
+        Ok(self.report(outcome, &sampled))
     }
 
     /// Waits for every client to be warm, then lets them run for so long.
@@ -361,8 +361,8 @@ impl Session {
         self.run.stop();
     }
 
-    /// Round trips per operation and probes per read, on a sample.
-    fn count(&self) -> Result<(f64, f64), Failure> {
+    /// Counts what some operations cost.
+    fn sample(&self) -> Result<Sampled, Failure> {
         let counted = Rc::new(Count::new(self.pool.endpoint_here()?));
         let drawn = self.run.thread(u32::MAX);
         let mut kv = self.kv(&counted)?;
@@ -389,10 +389,10 @@ impl Session {
             System::Pilaf => 2.0,
         };
         let probes = counted.take().requests as f64 / read as f64 / reads_of_a_probe;
-        Ok((all.round_trips as f64 / operations as f64, probes))
+        Ok(Sampled { costs: all, operations: operations as f64, probes })
     }
 
-    fn report(&self, ended: Ended, round_trips: f64, probes: f64) -> YcsbReport {
+    fn report(&self, ended: Ended, sampled: &Sampled) -> YcsbReport {
         let tally = &ended.tally;
         let operations = tally.operations.max(1) as f64;
         if let Some(first) = tally.told.first() {
@@ -407,16 +407,20 @@ impl Session {
             workload: self.asked.workload.name.clone(),
             distribution: self.asked.workload.distribution.name().into(),
             load_factor: Some(self.asked.workload.records as f64 / slots as f64),
-            mean_probes: Some(probes),
+            mean_probes: Some(sampled.probes),
             page_size: info.map(|info| info.page_size),
             ops_per_s: ended.operations_per_s,
             latency_us: LatencyUs::from(&tally.latencies),
-            per_op: PerOp {
-                round_trips,
-                requests: ended.counters.chains as f64 / operations,
-                bytes_out: ended.counters.bytes_in as f64 / operations,
-                bytes_in: ended.counters.bytes_out as f64 / operations,
-                atomics: ended.counters.atomics as f64 / operations,
+            per_op: match self.asked.system {
+                System::PrismKv => PerOp {
+                    round_trips: sampled.costs.round_trips as f64 / sampled.operations,
+                    requests: ended.counters.chains as f64 / operations,
+                    bytes_out: ended.counters.bytes_in as f64 / operations,
+                    bytes_in: ended.counters.bytes_out as f64 / operations,
+                    atomics: ended.counters.atomics as f64 / operations,
+                },
+                // Whoever runs chains counts no calls.
+                System::Pilaf => sampled.per_op(),
             },
             cpu_s_per_mop: CpuSeconds { client: per_mop(ended.own_cpu), node: ended.node_cpu.map(per_mop) },
             errors: tally.errors,
@@ -543,6 +547,27 @@ fn end_by(signal: std::ffi::c_int) {
 impl Drop for Lent {
     fn drop(&mut self) {
         self.0.end(&mut self.0.lock());
+    }
+}
+
+/// What some operations cost, of one client that has the node for itself.
+struct Sampled {
+    costs: Costs,
+    operations: f64,
+    /// Per read.
+    probes: f64,
+}
+
+impl Sampled {
+    fn per_op(&self) -> PerOp {
+        let each = |count: u64| count as f64 / self.operations;
+        PerOp {
+            round_trips: each(self.costs.round_trips),
+            requests: each(self.costs.requests + self.costs.calls),
+            bytes_out: each(self.costs.bytes_out),
+            bytes_in: each(self.costs.bytes_in),
+            atomics: each(self.costs.atomics),
+        }
     }
 }
 

@@ -12,11 +12,12 @@
 //! All is little-endian; CRCs are CRC-64/NVME. An entry of zeros never had a key. Invariant: but for those zeros, no
 //! bytes of an entry or item are believed before their CRC was seen to be theirs, its size least of all.
 
-use crate::hash_slots::Hash;
 pub use crate::hash_slots::Placement;
+use crate::hash_slots::first_slot;
 use crate::kv::{KEY_MAX, KvError, Version};
 use farside_remote::fabric::CALL_BYTES_MAX;
 use farside_remote::service::{ADDRESS_SIZE, Extent};
+use rapidhash::v3::RapidSecrets;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -400,7 +401,7 @@ pub struct Table {
     pub spec: TableSpec,
     /// Where it is, and the key of the region.
     pub extent: Extent,
-    hash: Hash,
+    secrets: RapidSecrets,
 }
 
 impl Table {
@@ -418,13 +419,13 @@ impl Table {
                 spec.slots, extent.len, extent.at
             ));
         }
-        Ok(Table { spec, extent, hash: Hash::new(spec.placement, spec.seed) })
+        Ok(Table { spec, extent, secrets: RapidSecrets::seed(spec.seed) })
     }
 
     /// The slots that `key` may have, in the order in which they are probed.
     pub fn probe(&self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
         let mask = self.spec.slots - 1;
-        let first = self.hash.first_slot(key, self.spec.slots);
+        let first = first_slot(self.spec.placement, &self.secrets, self.spec.slots, key);
         (0..PROBES_MAX.min(self.spec.slots)).map(move |step| (first + step) & mask)
     }
 

@@ -11,11 +11,13 @@
 //! Invariant: the generation of a slot grows with every install, and the item that it points to carries the same.
 //! Invariant: a slot that has had a key keeps it until the table is rebuilt; deleting leaves a TOMBSTONE.
 
+pub use crate::hash_slots::Placement;
+use crate::hash_slots::first_slot;
 use crate::kv::{KEY_MAX, KvError, VALUE_MAX, Version};
 use farside_remote::BoundedPtr;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Extent;
-use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
+use rapidhash::v3::RapidSecrets;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -229,18 +231,6 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     ends(one) == ends(other)
 }
 
-/// How keys find their first slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Placement {
-    /// By a seeded hash (rapidhash, version 3).
-    #[default]
-    Hashed,
-    /// Keys of 8 bytes are big-endian numbers below the number of slots, each with a slot of its own: the
-    /// collision-free layout of the paper's runs. Other keys are hashed.
-    Permuted,
-}
-
 /// Slots of a table that has room for so many items: a power of two, [`SLOTS_PER_ITEM`] each and as many as a key can
 /// have. Nothing for more than [`ITEM_COUNT_MAX`].
 pub fn slots_for(items: u64) -> Option<u64> {
@@ -309,14 +299,7 @@ impl Table {
 
     #[inline]
     fn first_slot(&self, key: &[u8]) -> u64 {
-        let mask = self.spec.slots - 1;
-        match (self.spec.placement, <[u8; 8]>::try_from(key)) {
-            // Multiplying by an odd number permutes the residues of a power of two, and spreads neighbours.
-            (Placement::Permuted, Ok(number)) => {
-                u64::from_be_bytes(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask
-            }
-            _ => rapidhash_v3_seeded(key, &self.secrets) & mask,
-        }
+        first_slot(self.spec.placement, &self.secrets, self.spec.slots, key)
     }
 
     /// The address of slot `index`.
