@@ -257,7 +257,8 @@ impl Connection {
                 let mut when = after_writes;
                 for (start, end) in pieces {
                     when += self.0.nic.spread(timing.land_spread_ns);
-                    let (bytes, at, piece) = (Rc::clone(bytes), at + start as u64, written[start..end].to_vec());
+                    let (bytes, at, piece) =
+                        (Rc::clone(bytes), at + start as u64, written[start..end].to_vec());
                     world.at(when, move || bytes.poke(at, &piece));
                 }
                 self.0.landed.set(self.0.landed.get().max(when));
