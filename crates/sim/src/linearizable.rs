@@ -120,6 +120,17 @@ fn entries(operations: &[Operation]) -> Vec<porcupine_rs::Operation<Register>> {
     {
         *named.entry(version).or_default() += 1;
     }
+    let mut written: BTreeMap<Value, u32> = BTreeMap::new();
+    let mut read: BTreeMap<Value, u32> = BTreeMap::new();
+    for Operation { ask, outcome, .. } in operations {
+        if let (Some(value), true) = (written_by(ask), *outcome != Outcome::Failed) {
+            *written.entry(value).or_default() += 1;
+        }
+        if let Outcome::Found(value, _) = outcome {
+            *read.entry(*value).or_default() += 1;
+        }
+    }
+    let reads = |value: Value| if written.get(&value) == Some(&1) { read.get(&value).copied() } else { None };
     let times = |version: Version| named.get(&version).copied().unwrap_or(0);
     let matters = |operation: &&Operation| match operation.outcome {
         // What was not carried out changed nothing and told nothing: every order of the others stays as good.
@@ -138,20 +149,36 @@ fn entries(operations: &[Operation]) -> Vec<porcupine_rs::Operation<Register>> {
             client_id: Some(operation.client),
             call_time: operation.called.index as i64,
             return_time: i64::try_from(end_of(operation)).unwrap_or(i64::MAX),
-            op: Entry { ask: operation.ask, outcome: operation.outcome, expected, told },
+            op: Entry {
+                ask: operation.ask,
+                outcome: operation.outcome,
+                expected,
+                told,
+                reads: written_by(&operation.ask).and_then(reads).unwrap_or(0),
+            },
             metadata: None,
         }
     };
     operations.iter().filter(matters).map(entry).collect()
 }
 
-/// What an operation asked and was told, and how often all answers name the two versions in it.
+/// What an operation asked and was told, and how often all answers name the two versions in it, and the value that it
+/// writes, if nobody else writes that.
 #[derive(Clone, Debug)]
 struct Entry {
     ask: Ask,
     outcome: Outcome,
     expected: u32,
     told: u32,
+    reads: u32,
+}
+
+/// The value that an operation may put.
+fn written_by(ask: &Ask) -> Option<Value> {
+    match *ask {
+        Ask::Put(value) | Ask::PutIfAbsent(value) | Ask::CompareAndPut { value, .. } => Some(value),
+        Ask::Get | Ask::Delete => None,
+    }
 }
 
 /// The version that an outcome tells.
@@ -288,20 +315,29 @@ struct State {
 /// A value in its place. Its version is known once an answer names it.
 ///
 /// An install ends only after all answers that name its version have had their turn: so no version comes twice, and
-/// a state need not remember those that were.
+/// a state need not remember those that were. The same goes for a value that is written once, though only to see early
+/// that an order leads nowhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Install {
     value: Value,
     version: Option<Version>,
     /// How many answers name its version and have not had their turn.
     named_later: u32,
+    /// How many have read its value and have not had their turn, if no other install can have it.
+    read_later: u32,
     /// Versions that it does not have.
     not: BTreeSet<Version>,
 }
 
 impl Install {
-    fn new(value: Value, version: Option<Version>, times: u32) -> Install {
-        Install { value, version, named_later: times.saturating_sub(1), not: BTreeSet::new() }
+    fn new(value: Value, version: Option<Version>, times: u32, reads: u32) -> Install {
+        let named_later = times.saturating_sub(1);
+        Install { value, version, named_later, read_later: reads, not: BTreeSet::new() }
+    }
+
+    fn read(mut self) -> Install {
+        self.read_later = self.read_later.saturating_sub(1);
+        self
     }
 
     /// An answer says that this is its version; `times` do in all.
@@ -336,27 +372,27 @@ impl Install {
 impl State {
     /// Whether what is there may end now.
     fn may_end(&self) -> bool {
-        self.install.as_ref().is_none_or(|install| install.named_later == 0)
+        self.install.as_ref().is_none_or(|install| install.named_later == 0 && install.read_later == 0)
     }
 
     /// The state after an operation that was answered; nothing if it cannot have been answered so here.
     fn answered(mut self, entry: &Entry) -> Option<State> {
-        let Entry { ask, outcome, expected: expected_times, told: told_times } = *entry;
+        let Entry { ask, outcome, expected: expected_times, told: told_times, reads } = *entry;
         self.install = match (ask, outcome) {
             (Ask::Get, Outcome::Found(value, version)) => {
                 let install = self.install.filter(|install| install.value == value)?;
-                Some(install.maybe_named(version, told_times)?)
+                Some(install.read().maybe_named(version, told_times)?)
             }
             (Ask::Put(value), Outcome::Done(version)) if self.may_end() => {
-                Some(Install::new(value, version, told_times))
+                Some(Install::new(value, version, told_times, reads))
             }
             (Ask::Delete, Outcome::Done(_)) if self.install.is_some() && self.may_end() => None,
             (Ask::PutIfAbsent(value), Outcome::Done(version)) if self.install.is_none() => {
-                Some(Install::new(value, version, told_times))
+                Some(Install::new(value, version, told_times, reads))
             }
             (Ask::CompareAndPut { expected, value }, Outcome::Done(version)) => {
                 self.install = Some(self.install?.named(expected, expected_times)?);
-                self.may_end().then(|| Install::new(value, version, told_times)).map(Some)?
+                self.may_end().then(|| Install::new(value, version, told_times, reads)).map(Some)?
             }
             (Ask::Get | Ask::Delete | Ask::CompareAndPut { .. }, Outcome::Absent)
                 if self.install.is_none() =>
@@ -379,9 +415,9 @@ impl State {
     }
 
     /// The state after an operation of which nobody was told: it takes effect if it can. One that never did comes
-    /// last, where its effect is nobody's concern; so this is never refused.
-    fn unanswered(mut self, entry: &Entry) -> State {
-        let install = |value| Some(Install::new(value, None, 0));
+    /// last, where its effect is nobody's concern; so this is refused only if somebody has read what it alone wrote.
+    fn unanswered(mut self, entry: &Entry) -> Option<State> {
+        let install = |value| Some(Install::new(value, None, 0, entry.reads));
         match entry.ask {
             Ask::Put(value) if self.may_end() => self.install = install(value),
             Ask::Delete if self.may_end() => self.install = None,
@@ -397,11 +433,13 @@ impl State {
                 {
                     self.install = install(value);
                 }
+                _ if entry.reads > 0 => return None,
                 _ => {}
             },
+            _ if entry.reads > 0 => return None,
             _ => {}
         }
-        self
+        Some(self)
     }
 }
 
@@ -421,7 +459,7 @@ impl Model for Register {
         }
         STEPS_LEFT.set(left - 1);
         let next = match entry.outcome {
-            Outcome::Unknown => Some(state.clone().unanswered(entry)),
+            Outcome::Unknown => state.clone().unanswered(entry),
             _ => state.clone().answered(entry),
         };
         next.map_or((false, State::default()), |next| (true, next))
@@ -546,13 +584,8 @@ fn without(operations: &[Operation], start: usize, end: usize) -> Vec<Operation>
 /// What the offender could have been answered.
 fn instead(operations: &[Operation], offender: usize, limits: Limits) -> Vec<Outcome> {
     let Operation { ask, outcome, .. } = operations[offender];
-    let values: BTreeSet<Value> = operations
-        .iter()
-        .filter_map(|operation| match operation.ask {
-            Ask::Put(value) | Ask::PutIfAbsent(value) | Ask::CompareAndPut { value, .. } => Some(value),
-            Ask::Get | Ask::Delete => None,
-        })
-        .collect();
+    let values: BTreeSet<Value> =
+        operations.iter().filter_map(|operation| written_by(&operation.ask)).collect();
     let found = values.into_iter().map(|value| Outcome::Found(value, None));
     let others = [Outcome::Absent, Outcome::Done(None), Outcome::Conflict(None)];
     let without_version = match outcome {

@@ -175,10 +175,11 @@ fn keys_are_judged_one_by_one() {
 
 #[test]
 fn what_is_not_decided_does_not_pass() {
-    // Puts of unknown fate and a read of nothing that was put: every order must be tried.
-    let mut rows: Vec<Row> =
-        (0..24).map(|at| (at, u64::from(at), NEVER, put(u64::from(at)), Outcome::Unknown)).collect();
-    rows.extend((0..24).map(|at| (30, 100 + at * 2, 101 + at * 2, Ask::Get, found(at))));
+    // Puts of unknown fate, each of a value that another puts too, and a read of nothing that was put: every order must
+    // be tried.
+    let put_of = |at: u32| (at, u64::from(at), NEVER, put(u64::from(at) % 12), Outcome::Unknown);
+    let mut rows: Vec<Row> = (0..24).map(put_of).collect();
+    rows.extend((0..24).map(|at| (30, 100 + at * 2, 101 + at * 2, Ask::Get, found(at * 5 % 12))));
     rows.push((30, 200, 201, Ask::Get, found(99)));
     let history = history(&rows);
     let limits = Limits { steps_max: 10_000, ..Limits::default() };
@@ -449,6 +450,55 @@ mod brute {
                 && by_install.len() == equal.len()
                 && unequal.iter().all(|(version, install)| by_version.get(version) != Some(install))
         }
+    }
+}
+
+#[test]
+fn many_clients_on_one_key_are_decided() {
+    for seed in 0..5 {
+        let mut draws = Draws(seed);
+        let mut history = History::new();
+        let (mut now, mut installs) = (None, 0);
+        let mut running = [None; 16];
+        let mut lost = Vec::new();
+        for ns in 0..6_000 {
+            let client = draws.below(16) as usize;
+            running[client] = match running[client] {
+                None => {
+                    let ask = if draws.once_in(2) { Ask::Get } else { put(ns) };
+                    Some((history.call(client as u32, 0, ask, ns), ask, None))
+                }
+                // What its client gives up may take effect much later.
+                Some((id, Ask::Put(value), None)) if draws.once_in(50) => {
+                    history.returned(id, Outcome::Unknown, ns);
+                    lost.push(value);
+                    let late = lost.swap_remove(draws.below(lost.len() as u64) as usize);
+                    if draws.once_in(2) {
+                        installs += 1;
+                        now = Some((late, installs));
+                    }
+                    None
+                }
+                Some((id, ask, None)) => {
+                    let outcome = match (ask, now) {
+                        (Ask::Put(value), _) => {
+                            installs += 1;
+                            now = Some((value, installs));
+                            DONE
+                        }
+                        (_, Some((value, install))) => Outcome::Found(value, Some(Version(install))),
+                        (_, None) => Outcome::Absent,
+                    };
+                    Some((id, ask, Some(outcome)))
+                }
+                Some((id, _, Some(outcome))) => {
+                    history.returned(id, outcome, ns);
+                    None
+                }
+            };
+        }
+        let report = check(&history, Limits::default());
+        assert!(report.is_linearizable() && report.steps < 20 * report.operations, "seed {seed}: {report}");
     }
 }
 
