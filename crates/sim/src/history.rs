@@ -3,7 +3,7 @@
 //! Invariant: events stand in the order in which they happened: one thread runs the world, so two events of the same
 //! nanosecond still have an order.
 //! Invariant: an operation that was never answered may have been carried out at any moment since, or never: that is
-//! what a client leaves that dies.
+//! what a client leaves that dies, until it is certain that nobody acts for it any more.
 //! Invariant: [`History::digest`] depends on what was recorded and on nothing else, whatever the build.
 
 pub mod lines;
@@ -59,7 +59,8 @@ pub enum Outcome {
     Conflict(Option<Version>),
     /// It was certainly not carried out, and never will be.
     Failed,
-    /// It may have been carried out, may be carried out at any later time, or never.
+    /// It may have been carried out, or never. Until it returned, that is: as long as it has not, it may be carried out
+    /// at any later time.
     Unknown,
 }
 
@@ -104,7 +105,7 @@ pub struct Operation {
     pub ask: Ask,
     /// When it was asked.
     pub called: Moment,
-    /// When the answer came; nothing if none did.
+    /// When the answer came, or when it was certain that nothing more would come of it; nothing if neither was.
     pub returned: Option<Moment>,
     /// What the answer was. [`Outcome::Unknown`] as long as there is none.
     pub outcome: Outcome,

@@ -148,8 +148,14 @@ fn entries(operations: &[Operation]) -> Vec<porcupine_rs::Operation<Register>> {
         porcupine_rs::Operation {
             client_id: Some(operation.client),
             call_time: operation.called.index as i64,
-            return_time: i64::try_from(end_of(operation)).unwrap_or(i64::MAX),
+            return_time: match operation.outcome {
+                // Whatever had no effect comes last; what had must have it in time, see `State::unanswered`.
+                Outcome::Unknown => i64::MAX,
+                _ => i64::try_from(end_of(operation)).unwrap_or(i64::MAX),
+            },
             op: Entry {
+                called: operation.called.index,
+                end: end_of(operation),
                 ask: operation.ask,
                 outcome: operation.outcome,
                 expected,
@@ -166,6 +172,9 @@ fn entries(operations: &[Operation]) -> Vec<porcupine_rs::Operation<Register>> {
 /// writes, if nobody else writes that.
 #[derive(Clone, Debug)]
 struct Entry {
+    /// The index of its call, and that after which it has no more effect.
+    called: u64,
+    end: u64,
     ask: Ask,
     outcome: Outcome,
     expected: u32,
@@ -265,10 +274,7 @@ impl Seen {
 
 /// The index of the event after which an operation has no more effect.
 fn end_of(operation: &Operation) -> u64 {
-    match (operation.outcome, operation.returned) {
-        (Outcome::Unknown, _) | (_, None) => u64::MAX,
-        (_, Some(returned)) => returned.index,
-    }
+    operation.returned.map_or(u64::MAX, |returned| returned.index)
 }
 
 /// From when to when operations took, in the order of their calls.
@@ -310,6 +316,8 @@ struct Register;
 struct State {
     install: Option<Install>,
     over: BTreeSet<Version>,
+    /// The latest call of what has had its turn: nothing that was over before it can still have an effect.
+    latest_call: u64,
 }
 
 /// A value in its place. Its version is known once an answer names it.
@@ -377,7 +385,8 @@ impl State {
 
     /// The state after an operation that was answered; nothing if it cannot have been answered so here.
     fn answered(mut self, entry: &Entry) -> Option<State> {
-        let Entry { ask, outcome, expected: expected_times, told: told_times, reads } = *entry;
+        let Entry { ask, outcome, expected: expected_times, told: told_times, reads, .. } = *entry;
+        self.latest_call = self.latest_call.max(entry.called);
         self.install = match (ask, outcome) {
             (Ask::Get, Outcome::Found(value, version)) => {
                 let install = self.install.filter(|install| install.value == value)?;
@@ -417,6 +426,10 @@ impl State {
     /// The state after an operation of which nobody was told: it takes effect if it can. One that never did comes
     /// last, where its effect is nobody's concern; so this is refused only if somebody has read what it alone wrote.
     fn unanswered(mut self, entry: &Entry) -> Option<State> {
+        if self.latest_call > entry.end {
+            return (entry.reads == 0).then_some(self);
+        }
+        self.latest_call = self.latest_call.max(entry.called);
         let install = |value| Some(Install::new(value, None, 0, entry.reads));
         match entry.ask {
             Ask::Put(value) if self.may_end() => self.install = install(value),

@@ -12,15 +12,17 @@ use crate::world::{Bell, MILLIS, Nanos, ProcessId, Turnstile, World};
 use engine::Mail;
 use farside_fabrics::session::server::RequestRef;
 use farside_node::node::{Node as Machine, Progress, Ticket};
-use farside_remote::NodeId;
+use farside_node::served::Served;
 use farside_remote::arena::header;
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_remote::fabric::ServiceId;
-use farside_remote::service::Kind;
+use farside_remote::service::{Kind, addressed};
+use farside_remote::{Key, NodeId, Rights};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The kinds of stores that a node is to know, made for each of its starts.
 pub type Kinds = Rc<dyn Fn() -> Vec<Box<dyn Kind<Replay>>>>;
@@ -90,6 +92,8 @@ pub(crate) struct Serving {
     memory: Replay,
     step: Turnstile,
     letters: RefCell<VecDeque<Letter>>,
+    /// Calls to services by clients that run their chains themselves: the node's task answers them.
+    calls: RefCell<VecDeque<Called>>,
     bell: Bell,
     asked: RefCell<BTreeMap<Ticket, Asker>>,
     mails: Vec<Rc<Mail>>,
@@ -101,6 +105,13 @@ pub(crate) struct Serving {
 enum Asker {
     Engine(usize, RequestRef),
     Client(Rc<Waiting<Result<Answer, String>>>),
+}
+
+/// A call to a store's service, and who waits for its answer.
+struct Called {
+    service: ServiceId,
+    request: Vec<u8>,
+    waiting: Rc<Waiting<Result<Vec<u8>, String>>>,
 }
 
 /// Something that somebody waits for.
@@ -137,6 +148,8 @@ pub(crate) enum Letter {
     Open(ProcessId, Rc<Waiting<Option<SessionId>>>),
     /// A process that had one has ended, or says that it runs no more chains.
     Close(SessionId, bool),
+    /// It calls a store's service.
+    Called(ServiceId, Vec<u8>, Rc<Waiting<Result<Vec<u8>, String>>>),
     /// It asks.
     AskedDirectly(Ask, Rc<Waiting<Result<Answer, String>>>),
     /// A remote session asks.
@@ -317,6 +330,7 @@ impl Node {
             memory,
             step: Turnstile::default(),
             letters: RefCell::default(),
+            calls: RefCell::default(),
             bell: Bell::default(),
             asked: RefCell::default(),
             mails: (0..engines).map(|_| Rc::default()).collect(),
@@ -399,6 +413,7 @@ impl Serving {
         for _ in 0..STEPS_AT_A_TIME {
             let _passage = self.step.enter().await;
             self.read_letters();
+            self.answer_calls().await;
             let progress = self.memory.run(|memory| self.machine.borrow_mut().step(memory)).await;
             is_busy = progress == Progress::Made;
             self.hand_out();
@@ -421,6 +436,9 @@ impl Serving {
                     let open = |memory: &Replay| machine.open_session(memory, process.0 + 1, 1);
                     answer.give(self.memory.run_at_once(open));
                 }
+                Letter::Called(service, request, waiting) => {
+                    self.calls.borrow_mut().push_back(Called { service, request, waiting });
+                }
                 Letter::Close(session, said_so) => machine.end_session(session, said_so),
                 Letter::AskedDirectly(ask, waiting) => {
                     let ticket = machine.ask(ask, self.entropy());
@@ -434,6 +452,31 @@ impl Serving {
                 Letter::Ended(number, said_so) => machine.end_remote(number, said_so),
             }
         }
+    }
+
+    /// Has services answer the callers who have the memory mapped.
+    async fn answer_calls(&self) {
+        loop {
+            let next = self.calls.borrow_mut().pop_front();
+            let Some(Called { service, request, waiting }) = next else { return };
+            let answered = match addressed(service, &request) {
+                Ok((key, asked)) => {
+                    let served = self.served(key);
+                    match served {
+                        Ok(served) => call(&self.memory, &served, key, Rights::ALL, asked).await,
+                        Err(refusal) => Err(refusal),
+                    }
+                }
+                Err(refusal) => Err(refusal),
+            };
+            waiting.give(answered);
+        }
+    }
+
+    /// The service of the store that this key may open.
+    pub(crate) fn served(&self, key: Key) -> Result<Arc<Served<Replay>>, String> {
+        let served = self.machine.borrow().served(key.region());
+        served.ok_or_else(|| "the key of this call opens no store".to_owned())
     }
 
     fn hand_out(&self) {
@@ -461,9 +504,22 @@ fn for_runner(answer: Answer) -> Answer {
 }
 
 /// What is asked of the node itself.
-pub(crate) fn parse(service: ServiceId, request: &[u8]) -> Result<Ask, String> {
-    if service != ServiceId::NODE {
-        return Err(format!("no store has a service numbered {}", service.0));
-    }
+pub(crate) fn parse(request: &[u8]) -> Result<Ask, String> {
     serde_json::from_slice(request).map_err(|error| format!("the question is not understood: {error}"))
+}
+
+/// Has a service answer a call, access by access. Nobody may be in the middle of a step of the node when it begins.
+pub(crate) async fn call(
+    memory: &Replay,
+    served: &Served<Replay>,
+    key: Key,
+    rights: Rights,
+    asked: &[u8],
+) -> Result<Vec<u8>, String> {
+    let Some(mut attended) = served.try_attend() else {
+        return Err("the service is in another's call: call again".to_owned());
+    };
+    let mut answer = Vec::new();
+    let answered = memory.run(|memory| attended.call(memory, key, rights, asked, &mut answer)).await;
+    answered.map(|()| answer)
 }

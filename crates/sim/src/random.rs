@@ -81,7 +81,7 @@ mod tests {
     fn draws_are_pinned_so_that_a_seed_means_the_same_for_ever() {
         let random = Random::new(1);
         assert_eq!([random.bits(), random.bits()], [0x910a_2dec_8902_5cc1, 0xbeeb_8da1_658e_ec67]);
-        assert_eq!((random.below(1000), random.between(5, 6), random.heavy(100)), (985, 5, 90));
+        assert_eq!((random.below(1000), random.between(5, 6), random.heavy(100)), (971, 5, 89));
         assert_eq!((random.below(0), random.one_in(0), random.one_in(1)), (0, false, true));
     }
 

@@ -77,12 +77,18 @@ fn a_read_from_the_future_is_found() {
 }
 
 #[test]
-fn a_put_of_unknown_fate_may_be_seen_at_any_later_time() {
-    let lost = (0, 1, 2, put(1), Outcome::Unknown);
+fn a_put_of_unknown_fate_may_be_seen_at_any_later_time_until_it_is_over() {
+    let over = (0, 1, 2, put(1), Outcome::Unknown);
     let dead = (0, 1, NEVER, put(1), Outcome::Unknown);
-    for unknown in [lost, dead] {
+    for (unknown, may_come_later) in [(over, false), (dead, true)] {
         let other = (1, 3, 4, put(2), DONE);
-        assert!(is_good(&[unknown, other, (1, 5, 6, Ask::Get, found(2)), (1, 7, 8, Ask::Get, found(1))]));
+        let late = [unknown, other, (1, 5, 6, Ask::Get, found(2)), (1, 7, 8, Ask::Get, found(1))];
+        assert_eq!(is_good(&late), may_come_later);
+        assert!(is_good(&[unknown, (1, 3, 4, Ask::Get, found(1)), (1, 5, 6, Ask::Get, found(1))]));
+        assert_eq!(
+            is_good(&[unknown, (1, 3, 4, Ask::Get, Outcome::Absent), (1, 5, 6, Ask::Get, found(1))]),
+            may_come_later
+        );
         assert!(is_good(&[unknown, other, (1, 5, 6, Ask::Get, found(2)), (1, 7, 8, Ask::Get, found(2))]));
         assert!(is_good(&[unknown, (1, 3, 4, Ask::Get, Outcome::Absent)]));
     }
@@ -379,12 +385,21 @@ mod brute {
             let left: Vec<usize> = (0..self.done.len()).filter(|&at| !self.done[at]).collect();
             let first_end = left.iter().map(ends).min().unwrap();
             for at in left {
-                let Operation { ask, outcome, called, .. } = self.operations[at];
+                let Operation { ask, outcome, called, returned, .. } = self.operations[at];
                 if outcome == Outcome::Failed || called.index > first_end {
                     continue;
                 }
                 let made = |value| Some((value, installs));
                 let is_unknown = outcome == Outcome::Unknown;
+                let is_over = |end: u64| {
+                    self.operations
+                        .iter()
+                        .zip(&self.done)
+                        .any(|(other, done)| *done && other.called.index > end)
+                };
+                if is_unknown && returned.is_some_and(|returned| is_over(returned.index)) {
+                    continue;
+                }
                 let (next, took_effect) = match (ask, outcome) {
                     (Ask::Get, Outcome::Found(value, _)) if now.is_some_and(|(now, _)| now == value) => {
                         (now, false)

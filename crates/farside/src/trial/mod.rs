@@ -10,15 +10,18 @@ mod work;
 
 use farside_remote::NodeId;
 use farside_remote::control::Ask;
+use farside_remote::service::Kind;
 use farside_sim::fabric::AnyFabric;
 use farside_sim::fault::{Fault, Struck, Weather};
 use farside_sim::history::History;
-use farside_sim::memory::{Pace, Seen};
+use farside_sim::memory::{Pace, Replay, Seen};
 use farside_sim::network::{HostId, Network, Wire};
-use farside_sim::node::{Node, Options};
+use farside_sim::node::{Kinds, Node, Options};
 use farside_sim::random::Random;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World};
+use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
+use farside_systems::kv::{pilaf, prism_kv};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -27,16 +30,19 @@ use std::rc::Rc;
 pub enum System {
     /// PRISM-KV.
     PrismKv,
+    /// Pilaf.
+    Pilaf,
 }
 
 impl System {
     /// All of them.
-    pub const ALL: [System; 1] = [System::PrismKv];
+    pub const ALL: [System; 2] = [System::PrismKv, System::Pilaf];
 
     /// As flags and reports name it.
     pub const fn name(self) -> &'static str {
         match self {
-            System::PrismKv => "prism-kv",
+            System::PrismKv => prism_kv::KIND,
+            System::Pilaf => pilaf::KIND,
         }
     }
 }
@@ -110,6 +116,8 @@ impl Setup {
 /// What a seed has made of a setup.
 #[derive(Clone, Debug)]
 pub struct Drawn {
+    /// The setup's.
+    pub system: System,
     /// How clients reach the node.
     pub carrier: Carrier,
     /// How many of them there are, and how many operations each has under way at once.
@@ -147,6 +155,7 @@ impl Drawn {
         let faults = faults.filter(|_| !random.one_in(2) && !is_calm).collect::<Vec<_>>();
         let is_short = faults.contains(&Fault::Exhaustion);
         Drawn {
+            system: setup.system,
             carrier,
             clients,
             tasks: random.between(1, 3) as u32,
@@ -156,7 +165,8 @@ impl Drawn {
             items: random.between(keys, 4 * keys).max(4),
             quota_mib: if is_short { 4 } else { random.between(5, 9) },
             value_max: [16, 200, 1500][random.below(3) as usize],
-            large_one_in: if random.one_in(8) { 40 } else { 0 },
+            // Pilaf has no values of several parts.
+            large_one_in: if random.one_in(8) && setup.system == System::PrismKv { 40 } else { 0 },
             slot_cache: [0, 2, 16][random.below(3) as usize],
         }
     }
@@ -263,7 +273,7 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
         is_reliable: drawn.carrier == Carrier::Connections,
         ..Options::default()
     };
-    let kinds = Rc::new(|| vec![Box::new(PrismKvKind) as Box<_>]);
+    let kinds: Kinds = Rc::new(|| vec![Box::new(PrismKvKind) as Box<dyn Kind<Replay>>, Box::new(PilafKind)]);
     let node = Node::start(&world, &network, host, NodeId(0), kinds, options);
     let scene = Rc::new(Scene {
         world: world.clone(),
@@ -307,20 +317,15 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
 
 /// Has the node make the store that clients are to use next.
 fn create_store(scene: &Rc<Scene>) {
-    let parameters = format!("{{\"items\": {}, \"placement\": \"hashed\"}}", scene.drawn.items);
+    let placement = if scene.drawn.system == System::PrismKv { ", \"placement\": \"hashed\"" } else { "" };
+    let parameters = format!("{{\"items\": {}{placement}}}", scene.drawn.items);
     let ask = Ask::CreateStore {
         name: scene.store_name(),
-        kind: scene.drawn_system_kind().to_owned(),
+        kind: scene.drawn.system.name().to_owned(),
         parameters,
         quota: scene.drawn.quota_mib << 20,
     };
     scene.node.ask(ask);
-}
-
-impl Scene {
-    fn drawn_system_kind(&self) -> &'static str {
-        farside_systems::kv::prism_kv::KIND
-    }
 }
 
 /// The weather of a trial.

@@ -1,7 +1,7 @@
 //! Clients at work: each is a process that opens a session and the store, carries out operations, and writes down what
 //! it asked and was answered. One that dies is followed by another.
 
-use super::{AGAIN, Carrier, Fabric, PACE, Scene, values};
+use super::{AGAIN, Carrier, Fabric, PACE, Scene, System, values};
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
 use farside_sim::clock::ProcessClock;
@@ -9,10 +9,11 @@ use farside_sim::fabric::direct::Direct;
 use farside_sim::fabric::session::{Endpoint, Identity};
 use farside_sim::fault::Fault;
 use farside_sim::history::{Ask, OperationId, Outcome, Value, Version};
-use farside_sim::world::{MICROS, MILLIS, Nanos, SECONDS};
+use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
+use farside_systems::kv::pilaf::Pilaf;
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::{KvError, Version as Installed};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// How long a node and its clients may be silent to each other: shorter than in earnest, so that a trial is short.
@@ -20,22 +21,42 @@ const SILENCE: Nanos = 60 * MILLIS;
 /// Keys of different stores are different keys of the history.
 const KEYS_PER_STORE: u64 = 1 << 16;
 
+/// What is known of a client through all its processes.
+#[derive(Default)]
+struct Career {
+    /// How many sessions it has opened.
+    incarnation: Cell<u64>,
+    /// What it has asked and was not answered.
+    unanswered: RefCell<Vec<OperationId>>,
+}
+
+impl Career {
+    /// Nothing that acted for the client is left: what was not answered is done, or never will be.
+    fn settle(&self, scene: &Scene) {
+        for id in self.unanswered.take() {
+            scene.history.borrow_mut().returned(id, Outcome::Unknown, scene.world.now());
+        }
+    }
+}
+
 /// Has a client begin, in a process of its own.
 pub(super) fn employ(scene: &Rc<Scene>, client: u32) {
-    let incarnation = Rc::new(Cell::new(0));
-    start(scene, client, &incarnation);
+    start(scene, client, &Rc::default());
 }
 
 /// Starts the client's next process, and the one after it when that has died.
-fn start(scene: &Rc<Scene>, client: u32, incarnation: &Rc<Cell<u64>>) {
+fn start(scene: &Rc<Scene>, client: u32, career: &Rc<Career>) {
     if scene.is_over() {
         return;
     }
     let world = &scene.world;
     let process = world.start_process();
     scene.clients.borrow_mut()[client as usize] = Some(process);
-    let (theirs, next) = (Rc::clone(scene), Rc::clone(incarnation));
+    let (theirs, next) = (Rc::clone(scene), Rc::clone(career));
     world.on_death(process, move || {
+        if theirs.drawn.carrier == Carrier::Direct && theirs.drawn.system == System::PrismKv {
+            next.settle(&theirs); // Its CPU ran its chains, and calls nobody.
+        }
         theirs.clients.borrow_mut()[client as usize] = None;
         let after = theirs.world.now() + theirs.world.random().heavy(MILLIS);
         let (scene, next) = (Rc::clone(&theirs), Rc::clone(&next));
@@ -47,13 +68,8 @@ fn start(scene: &Rc<Scene>, client: u32, incarnation: &Rc<Cell<u64>>) {
         0
     };
     let clock = ProcessClock::new(world, skew, &scene.struck);
-    let employed = Rc::new(Client {
-        scene: Rc::clone(scene),
-        client,
-        clock,
-        incarnation: Rc::clone(incarnation),
-        process,
-    });
+    let employed =
+        Rc::new(Client { scene: Rc::clone(scene), client, clock, career: Rc::clone(career), process });
     if scene.drawn.faults.contains(&Fault::ClockJump) {
         let jumping = Rc::clone(&employed);
         world.spawn(process, async move {
@@ -78,8 +94,8 @@ struct Client {
     scene: Rc<Scene>,
     client: u32,
     clock: ProcessClock,
-    incarnation: Rc<Cell<u64>>,
-    process: farside_sim::world::ProcessId,
+    career: Rc<Career>,
+    process: ProcessId,
 }
 
 impl Client {
@@ -97,17 +113,14 @@ impl Client {
 
     async fn connect(&self) -> Result<Fabric, FabricError> {
         let scene = &self.scene;
-        self.incarnation.set(self.incarnation.get() + 1);
+        let incarnation = self.career.incarnation.get() + 1;
+        self.career.incarnation.set(incarnation);
         scene.count(|counts| counts.sessions += 1);
         if scene.drawn.carrier == Carrier::Direct {
             let direct = Direct::open(&scene.node, self.process, &self.clock, PACE).await?;
             return Ok(Fabric::Direct(direct));
         }
-        let identity = Identity {
-            identity: u128::from(self.client) + 1,
-            incarnation: self.incarnation.get(),
-            silence: SILENCE,
-        };
+        let identity = Identity { identity: u128::from(self.client) + 1, incarnation, silence: SILENCE };
         let engine = self.client % scene.node.options().engines;
         let host = scene.hosts[self.client as usize];
         let endpoint = Endpoint::open(&scene.node, engine, self.process, host, &self.clock, identity).await?;
@@ -138,17 +151,12 @@ impl Client {
         let node = scene.node.id();
         let name = scene.store_name();
         let store = u64::from(scene.store.get());
-        let Ok(kv) = PrismKv::open(fabric.clone(), node, &name).await else {
+        let Ok(kv) = AnyKv::open(scene, fabric, node, &name).await else {
             // It may be on its way.
             return scene.world.sleep(scene.world.random().heavy(AGAIN)).await;
         };
-        let mut asker = Asker {
-            scene,
-            client: self.client,
-            store,
-            kv: kv.with_slot_cache(scene.drawn.slot_cache),
-            seen: None,
-        };
+        let career = Rc::clone(&self.career);
+        let mut asker = Asker { scene, client: self.client, career, store, kv, seen: None };
         while scene.left.get() > 0 {
             scene.left.set(scene.left.get() - 1);
             if asker.ask_something().await.is_err() {
@@ -161,6 +169,47 @@ impl Client {
     }
 }
 
+/// A client of whichever system is tried.
+enum AnyKv {
+    PrismKv(PrismKv<Fabric>),
+    Pilaf(Pilaf<Fabric>),
+}
+
+impl AnyKv {
+    async fn open(scene: &Scene, fabric: &Fabric, node: NodeId, name: &str) -> Result<AnyKv, KvError> {
+        Ok(match scene.drawn.system {
+            System::PrismKv => {
+                let kv = PrismKv::open(fabric.clone(), node, name).await?;
+                AnyKv::PrismKv(kv.with_slot_cache(scene.drawn.slot_cache))
+            }
+            System::Pilaf => AnyKv::Pilaf(Pilaf::open(fabric.clone(), node, name).await?),
+        })
+    }
+
+    /// The value of `key`, if it is one that was ever put, and its version.
+    async fn get(&mut self, key: &[u8]) -> Result<Option<(Option<Value>, Installed)>, KvError> {
+        let found = match self {
+            AnyKv::PrismKv(kv) => kv.get(key).await?,
+            AnyKv::Pilaf(kv) => kv.get(key).await?,
+        };
+        Ok(found.map(|item| (values::known(item.value), item.version)))
+    }
+
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        match self {
+            AnyKv::PrismKv(kv) => kv.put(key, value).await,
+            AnyKv::Pilaf(kv) => kv.put(key, value).await,
+        }
+    }
+
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        match self {
+            AnyKv::PrismKv(kv) => kv.delete(key).await,
+            AnyKv::Pilaf(kv) => kv.delete(key).await,
+        }
+    }
+}
+
 /// The session is worth nothing any more.
 struct Over;
 
@@ -168,8 +217,9 @@ struct Over;
 struct Asker<'a> {
     scene: &'a Scene,
     client: u32,
+    career: Rc<Career>,
     store: u64,
-    kv: PrismKv<Fabric>,
+    kv: AnyKv,
     /// A version that it has seen, and of which key.
     seen: Option<(u64, Installed)>,
 }
@@ -183,7 +233,8 @@ impl Asker<'_> {
             0..6 => Ask::Get,
             6..10 => Ask::Put(self.new_value()),
             10..13 => Ask::Delete,
-            13 => Ask::PutIfAbsent(self.new_value()),
+            13 if self.is_conditional() => Ask::PutIfAbsent(self.new_value()),
+            13 => Ask::Put(self.new_value()),
             _ => match self.seen.take().filter(|(seen, _)| *seen == number) {
                 Some((_, version)) => {
                     Ask::CompareAndPut { expected: Version(version.0.into()), value: self.new_value() }
@@ -193,22 +244,18 @@ impl Asker<'_> {
         };
         let id = self.call(number, ask);
         match ask {
-            Ask::Get => {
-                let found = self.kv.get(&key).await;
-                let found = found.map(|item| item.map(|item| (values::known(item.value), item.version)));
-                match found {
-                    Ok(None) => self.returned(id, Outcome::Absent),
-                    Ok(Some((Some(value), version))) => {
-                        self.seen = Some((number, version));
-                        self.returned(id, Outcome::Found(value, Some(Version(version.0.into()))));
-                    }
-                    Ok(Some((None, _))) => {
-                        self.scene.blame(format!("a get of key {number} has read bytes that nobody has put"));
-                        self.returned(id, Outcome::Failed);
-                    }
-                    Err(error) => return self.failed(id, &error, true),
+            Ask::Get => match self.kv.get(&key).await {
+                Ok(None) => self.returned(id, Outcome::Absent),
+                Ok(Some((Some(value), version))) => {
+                    self.seen = self.is_conditional().then_some((number, version));
+                    self.returned(id, Outcome::Found(value, Some(Version(version.0.into()))));
                 }
-            }
+                Ok(Some((None, _))) => {
+                    self.scene.blame(format!("a get of key {number} has read bytes that nobody has put"));
+                    self.returned(id, Outcome::Failed);
+                }
+                Err(error) => return self.failed(id, &error, true),
+            },
             Ask::Put(value) => match self.kv.put(&key, &values::bytes(value)).await {
                 Ok(()) => self.returned(id, Outcome::Done(None)),
                 Err(error) => return self.failed(id, &error, false),
@@ -218,14 +265,22 @@ impl Asker<'_> {
                 Ok(false) => self.returned(id, Outcome::Absent),
                 Err(error) => return self.failed(id, &error, false),
             },
-            Ask::PutIfAbsent(value) => match self.kv.put_if_absent(&key, &values::bytes(value)).await {
-                Ok(true) => self.returned(id, Outcome::Done(None)),
-                Ok(false) => self.returned(id, Outcome::Conflict(None)),
-                Err(error) => return self.failed(id, &error, false),
-            },
+            Ask::PutIfAbsent(value) => {
+                let AnyKv::PrismKv(kv) = &mut self.kv else {
+                    unreachable!("only PRISM-KV was asked for that")
+                };
+                match kv.put_if_absent(&key, &values::bytes(value)).await {
+                    Ok(true) => self.returned(id, Outcome::Done(None)),
+                    Ok(false) => self.returned(id, Outcome::Conflict(None)),
+                    Err(error) => return self.failed(id, &error, false),
+                }
+            }
             Ask::CompareAndPut { expected, value } => {
+                let AnyKv::PrismKv(kv) = &mut self.kv else {
+                    unreachable!("only PRISM-KV was asked for that")
+                };
                 let expected = Installed(expected.0 as u32);
-                let done = self.kv.compare_and_put(&key, expected, &values::bytes(value)).await;
+                let done = kv.compare_and_put(&key, expected, &values::bytes(value)).await;
                 let told = |version: Installed| Version(version.0.into());
                 match done {
                     Ok(Ok(version)) => self.returned(id, Outcome::Done(Some(told(version)))),
@@ -255,12 +310,20 @@ impl Asker<'_> {
         Value { tag, len: len as u32 }
     }
 
+    /// Whether the system has conditional puts.
+    fn is_conditional(&self) -> bool {
+        matches!(self.kv, AnyKv::PrismKv(_))
+    }
+
     fn call(&self, number: u64, ask: Ask) -> OperationId {
         let key = self.store * KEYS_PER_STORE + number;
-        self.scene.history.borrow_mut().call(self.client, key, ask, self.scene.world.now())
+        let id = self.scene.history.borrow_mut().call(self.client, key, ask, self.scene.world.now());
+        self.career.unanswered.borrow_mut().push(id);
+        id
     }
 
     fn returned(&self, id: OperationId, outcome: Outcome) {
+        self.career.unanswered.borrow_mut().retain(|unanswered| *unanswered != id);
         self.scene.history.borrow_mut().returned(id, outcome, self.scene.world.now());
     }
 
@@ -278,7 +341,9 @@ impl Asker<'_> {
         if let KvError::Damaged(what) = error {
             self.scene.blame(format!("a client has found the store damaged: {what}"));
         }
-        self.returned(id, if is_unknown { Outcome::Unknown } else { Outcome::Failed });
+        if !is_unknown {
+            self.returned(id, Outcome::Failed);
+        }
         match error {
             KvError::OutOfMemory | KvError::TableFull => Ok(()),
             KvError::Fabric(FabricError::Deadline { .. }) => Ok(()),
@@ -298,7 +363,7 @@ pub(super) fn look_at_all(scene: &Rc<Scene>) {
         scene: Rc::clone(scene),
         client: scene.drawn.clients,
         clock: ProcessClock::new(&scene.world, 0, &scene.struck),
-        incarnation: Rc::default(),
+        career: Rc::default(),
         process,
     };
     let host = scene.hosts[0];
@@ -312,14 +377,12 @@ pub(super) fn look_at_all(scene: &Rc<Scene>) {
             let clock = &client.clock;
             Fabric::Session(Endpoint::open(&scene.node, 0, client.process, host, clock, identity).await?)
         };
-        let opened = PrismKv::open(fabric.clone(), node, &scene.store_name()).await;
-        let Ok(kv) = opened else { return Ok(()) };
-        let store = u64::from(scene.store.get());
-        let mut asker = Asker { scene, client: client.client, store, kv, seen: None };
+        let Ok(kv) = AnyKv::open(scene, &fabric, node, &scene.store_name()).await else { return Ok(()) };
+        let (career, store) = (Rc::clone(&client.career), u64::from(scene.store.get()));
+        let mut asker = Asker { scene, client: client.client, career, store, kv, seen: None };
         for number in 0..scene.drawn.keys {
             let id = asker.call(number, Ask::Get);
-            let found = asker.kv.get(&values::key(number)).await;
-            match found.map(|item| item.map(|item| (values::known(item.value), item.version))) {
+            match asker.kv.get(&values::key(number)).await {
                 Ok(None) => asker.returned(id, Outcome::Absent),
                 Ok(Some((Some(value), version))) => {
                     asker.returned(id, Outcome::Found(value, Some(Version(version.0.into()))));

@@ -15,6 +15,7 @@ use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Statu
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// How long it usually takes until somebody hears that a process has ended.
 const HEARD_AFTER: u64 = 100 * MICROS;
@@ -146,6 +147,23 @@ impl Direct {
         }
     }
 
+    /// Tells the node's process, and waits for its answer.
+    async fn answered<T>(
+        &self,
+        letter: Letter,
+        waiting: &Waiting<T>,
+        patience: Duration,
+    ) -> Result<T, FabricError> {
+        self.world.sleep(self.world.random().heavy(LETTER)).await;
+        self.serving.post(letter);
+        let answered = within(&self.world, nanos(patience), waiting.taken()).await;
+        self.check(self.node).map_err(|_| FabricError::Broken {
+            node: self.node,
+            reason: "the node's process has ended".to_owned(),
+        })?;
+        answered.ok_or(FabricError::Deadline { node: self.node, waited: patience })
+    }
+
     fn next_retired(&self) -> Option<(Key, Addr)> {
         self.retired.borrow_mut().pop_front()
     }
@@ -172,16 +190,17 @@ impl Fabric for Direct {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
-        let ask = crate::node::parse(service, request).map_err(FabricError::Refused)?;
-        let patience = ask.patience();
-        let waiting = Rc::new(Waiting::default());
-        self.world.sleep(self.world.random().heavy(LETTER)).await;
-        self.serving.post(Letter::AskedDirectly(ask, Rc::clone(&waiting)));
-        let answered = within(&self.world, nanos(patience), waiting.taken()).await;
-        self.check(node)
-            .map_err(|_| FabricError::Broken { node, reason: "the node's process has ended".to_owned() })?;
-        let answered = answered.ok_or(FabricError::Deadline { node, waited: patience })?;
-        let answered = answered.map_err(FabricError::Refused)?;
+        if service != ServiceId::NODE {
+            let waiting = Rc::new(Waiting::default());
+            let letter = Letter::Called(service, request.to_vec(), Rc::clone(&waiting));
+            let answered = self.answered(letter, &waiting, DEADLINE).await?;
+            *answer = answered.map_err(FabricError::Refused)?;
+            return Ok(());
+        }
+        let ask = crate::node::parse(request).map_err(FabricError::Refused)?;
+        let (patience, waiting) = (ask.patience(), Rc::new(Waiting::default()));
+        let letter = Letter::AskedDirectly(ask, Rc::clone(&waiting));
+        let answered = self.answered(letter, &waiting, patience).await?.map_err(FabricError::Refused)?;
         answer.clear();
         answer.extend_from_slice(&serde_json::to_vec(&answered).expect("plain data"));
         Ok(())

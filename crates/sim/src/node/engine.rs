@@ -6,7 +6,7 @@
 use super::{Letter, Options, Serving};
 use crate::memory::Replay;
 use crate::network::{Arrival, Inbox, Network};
-use crate::world::Nanos;
+use crate::world::{MICROS, Nanos};
 use farside_fabrics::session::answer;
 use farside_fabrics::session::packet::{self, Kind};
 use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Request, RequestRef, Server};
@@ -14,6 +14,8 @@ use farside_node::engine::{Guarded, Keys};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::{SessionId, turn_at};
 use farside_remote::control::{Answer, Store};
+use farside_remote::fabric::ServiceId;
+use farside_remote::service::addressed;
 use farside_remote::{Addr, ChainView, Key, Reply, Rights, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -84,6 +86,7 @@ struct Staff {
 
 enum Work {
     Chain { at: RequestRef, number: u32, keys: Rc<RefCell<Keys>>, bytes: Vec<u8> },
+    Call { at: RequestRef, keys: Rc<RefCell<Keys>>, service: ServiceId, request: Vec<u8> },
     Retire { at: RequestRef, keys: Rc<RefCell<Keys>>, buffers: Vec<(Key, Addr)> },
 }
 
@@ -247,6 +250,14 @@ impl Engine {
                 }
                 let _heard_or_not = self.server.answer(at, &answer);
             }
+            Work::Call { at, keys, service, request } => {
+                let mut answer = Vec::new();
+                match self.call(&keys, service, &request).await {
+                    Ok(body) => answer::put_body(&mut answer, &body),
+                    Err(refusal) => answer::refuse(&mut answer, &refusal),
+                }
+                let _heard_or_not = self.server.answer(at, &answer);
+            }
             Work::Retire { at, keys, buffers } => {
                 for (key, buffer) in buffers {
                     let Some((store, rights)) = keys.borrow().stands_for(key) else { continue };
@@ -257,6 +268,30 @@ impl Engine {
                 }
                 let _heard_or_not = self.server.answer(at, &[]);
             }
+        }
+    }
+
+    /// Has the service of a store answer, as soon as it is in nobody else's call.
+    async fn call(
+        &self,
+        keys: &RefCell<Keys>,
+        service: ServiceId,
+        request: &[u8],
+    ) -> Result<Vec<u8>, String> {
+        let (own, asked) = addressed(service, request)?;
+        let opened = keys.borrow().stands_for(own);
+        let (key, rights) = opened.ok_or("the key of this call opens no store")?;
+        let served = self.serving.served(key)?;
+        loop {
+            let passage = self.serving.step.enter().await;
+            if let Some(mut attended) = served.try_attend() {
+                drop(passage);
+                let mut answer = Vec::new();
+                let call = |memory: &Replay| attended.call(memory, key, rights, asked, &mut answer);
+                return self.memory.run(call).await.map(|()| answer);
+            }
+            drop(passage);
+            self.serving.world.sleep(self.serving.world.random().heavy(MICROS)).await;
         }
     }
 
@@ -335,7 +370,12 @@ impl Host for Staff {
                 self.work.push_back(Work::Retire { at, keys, buffers: buffers.collect() });
                 Outcome::Later
             }
-            Request::Call(service, request) => match super::parse(service, request) {
+            Request::Call(service, request) if service != ServiceId::NODE => {
+                let (keys, request) = (Rc::clone(&client.keys), request.to_vec());
+                self.work.push_back(Work::Call { at, keys, service, request });
+                Outcome::Later
+            }
+            Request::Call(_, request) => match super::parse(request) {
                 Ok(ask) => {
                     self.letters.push(Letter::Asked(self.index, at, ask));
                     Outcome::Later
