@@ -6,6 +6,7 @@ mod support;
 
 use farside_fabrics::executor::{Core, block_on, yield_now};
 use farside_remote::NodeId;
+use farside_systems::kv::pilaf::{self, Pilaf};
 use farside_systems::kv::prism_kv::PrismKv;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -144,4 +145,33 @@ fn a_put_of_a_cached_slot_allocates_nothing() {
 #[test]
 fn a_delete_and_a_put_allocate_nothing() {
     assert_none(Work::DeleteAndPut);
+}
+
+#[test]
+fn a_get_of_pilaf_allocates_nothing() {
+    let home = Home::new(16);
+    home.create_of(pilaf::KIND, "s", 8, r#"{"items": 1000}"#);
+    let endpoint = home.endpoint();
+    let opened = Pilaf::open(Rc::clone(&endpoint), NodeId(0), "s");
+    let mut client = block_on((), opened).expect("the store is there");
+    let allocated = Cell::new(None);
+    let mut core = Core::new(endpoint.inner());
+    core.spawn(async {
+        let keys: Vec<[u8; 8]> = (0..KEYS_PER_TASK as u64).map(u64::to_be_bytes).collect();
+        for key in &keys {
+            client.put(key, &[7; VALUE_SIZE]).await.expect("a put");
+        }
+        let mut before = 0;
+        for turn in 0..WARM_UP + OPERATIONS {
+            if turn == WARM_UP {
+                before = allocations();
+            }
+            let got = client.get(&keys[turn % KEYS_PER_TASK]).await.expect("a get");
+            assert_eq!(got.map(|item| item.value.len()), Some(VALUE_SIZE));
+        }
+        allocated.set(Some(allocations() - before));
+    });
+    core.run();
+    drop(core);
+    assert_eq!(allocated.get(), Some(0), "{OPERATIONS} gets");
 }

@@ -1,7 +1,7 @@
 //! Key-value stores: arbitrary byte strings to arbitrary byte strings.
 //!
-//! [`prism_kv`] is PRISM-KV, and [`pilaf`] its rival whose writes go by the far CPU. [`Kv`] is what every key-value system here offers, so that one benchmark, one checker
-//! and one command line serve all of them.
+//! [`prism_kv`] is PRISM-KV, and [`pilaf`] its rival whose writes go by the far CPU. [`Kv`] is what every key-value
+//! system here offers, so that one benchmark, one checker and one command line serve all of them.
 
 pub mod pilaf;
 pub mod prism_kv;

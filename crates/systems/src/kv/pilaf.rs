@@ -12,9 +12,9 @@
 //!
 //! Why a GET is linearizable. An entry whose CRC is right is one that the service wrote, and was the slot's at some
 //! instant while it was read. If the item's CRC is right too, it is the item of that very entry; so its key had its
-//! value at that instant, and the bytes may have been given away since. A key that is present all the while stays in its
-//! slot, and no slot before it says that it never had a key; so a GET that meets neither was under way when the key was
-//! absent.
+//! value at that instant, and the bytes may have been given away since. A key that is present all the while stays in
+//! its slot, and no slot before it says that it never had a key; so a GET that does not find it was under way when the
+//! key was absent.
 
 pub mod layout;
 pub mod service;

@@ -439,3 +439,74 @@ impl Table {
         self.extent.at
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_remote::Key;
+
+    #[test]
+    fn what_is_stored_never_changes() {
+        assert_eq!(crc(b"123456789"), 0xae8b_1486_0a79_9888, "CRC-64/NVME, as its catalogues have it");
+        let mut item = Vec::new();
+        put_item(&mut item, (1 << 31) + 5, b"key", b"value");
+        assert_eq!(item, b"\x05\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0keyvalue");
+        let entry = Entry::of_item(0x1234_5678, &item);
+        assert_eq!(entry.as_bytes()[..16], *b"\x01\0\0\0\x18\0\0\0\x78\x56\x34\x12\0\0\0\0");
+        assert_eq!(entry.as_bytes()[16..24], crc(&item).to_le_bytes());
+        assert_eq!(entry.as_bytes()[24..], crc(&entry.as_bytes()[..24]).to_le_bytes());
+        let spec = TableSpec { slots: 1 << 12, seed: 7, placement: Placement::Hashed };
+        let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: 1 << 20 };
+        let table = Table::new(&serde_json::to_string(&spec).expect("plain data"), extent).expect("a table");
+        let firsts =
+            [&b"a"[..], b"key", b"a longer key than sixteen bytes"].map(|key| table.probe(key).next());
+        assert_eq!(firsts, [Some(311), Some(3271), Some(2699)]);
+        assert_eq!(table.entry_at(1), (1 << 20) + 64 + 32);
+    }
+
+    #[test]
+    fn an_entry_says_nothing_until_its_last_piece_is_there() {
+        let (before, after) = (Entry::of_item(4096, b"an item that was"), Entry::of_item(8192, &[7; 60]));
+        for from in [Entry::new_zeroed(), before, Entry::deleted()] {
+            let mut bytes = [0; ENTRY_SIZE as usize];
+            bytes.copy_from_slice(from.as_bytes());
+            for (offset, piece) in after.pieces() {
+                assert_eq!(
+                    Entry::read_from_bytes(&bytes).expect("its size").said() == Said::Torn,
+                    offset > 0
+                );
+                bytes[offset as usize..][..piece.len()].copy_from_slice(piece);
+            }
+            assert_eq!(bytes, after.as_bytes());
+        }
+        assert_eq!(after.said(), Said::Item { at: 8192, len: 60 });
+        assert_eq!((Entry::new_zeroed().said(), Entry::deleted().said()), (Said::Never, Said::Deleted));
+    }
+
+    #[test]
+    fn a_head_tells_of_one_slot_and_only_if_it_is_whole() {
+        let entry = Entry::of_item(4096, &[1; 40]);
+        let head = Head::new(7, 3, entry);
+        assert_eq!((head.entry_of(3), head.entry_of(4)), (Some(entry), None));
+        for place in 0..HEAD_SIZE as usize {
+            let mut bytes = [0; HEAD_SIZE as usize];
+            bytes.copy_from_slice(head.as_bytes());
+            bytes[place] ^= 1;
+            let torn = Head::read_from_bytes(&bytes).expect("its size");
+            assert_eq!(torn.entry_of(3), None, "byte {place}");
+        }
+        assert_eq!(Head::new_zeroed().entry_of(0), None, "a fresh table tells nothing");
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_is_refused() {
+        let parameters = |slots: u64| format!(r#"{{"slots":{slots},"seed":7,"placement":"hashed"}}"#);
+        let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: 1 << 20 };
+        assert!(Table::new(&parameters(1 << 14), extent).is_ok());
+        for slots in [0, 3, 1 << 15, 1 << 63] {
+            assert!(Table::new(&parameters(slots), extent).is_err(), "{slots} slots");
+        }
+        assert!(Table::new(&parameters(64), Extent { at: u64::MAX - 100, ..extent }).is_err());
+        assert_eq!((slots_for(0), slots_for(100), slots_for(u64::MAX)), (Some(64), Some(512), None));
+    }
+}

@@ -15,8 +15,8 @@
 
 use super::KIND;
 use super::layout::{
-    Answer, ENTRY_SIZE, Entry, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Op, Outcome, Request,
-    Said, Table, TableSpec, Wanted, crc, put_item, slots_for, table_len, version_of,
+    Answer, Entry, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Op, Outcome, Request, Said,
+    Table, TableSpec, Wanted, crc, put_item, slots_for, table_len, version_of,
 };
 use crate::kv::Version;
 use farside_remote::arena::Arena;
@@ -63,7 +63,22 @@ struct PilafService {
 }
 
 /// Entries looked at in one access.
-const ENTRIES_AT_ONCE: u64 = 8;
+const ENTRIES_AT_ONCE: usize = 8;
+
+/// Entries of neighbours, as they were at one access.
+struct Entries {
+    first: u64,
+    all: [Entry; ENTRIES_AT_ONCE],
+    count: usize,
+}
+
+impl Entries {
+    /// That of `slot`, if it is among them.
+    fn get(&self, slot: u64) -> Option<Entry> {
+        let place = usize::try_from(slot.checked_sub(self.first)?).ok()?;
+        self.all[..self.count].get(place).copied()
+    }
+}
 
 /// Where a key is, or could be.
 #[derive(Default)]
@@ -116,7 +131,7 @@ impl<M: Memory> Service<M> for PilafService {
 
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
         let entries = self.entries(memory, cursor)?;
-        for (slot, &entry) in (cursor..).zip(&entries) {
+        for (slot, &entry) in (cursor..).zip(&entries.all[..entries.count]) {
             let entry = match entry.said() {
                 Said::Torn => self.head(memory)?.entry_of(slot).unwrap_or(entry),
                 _ => entry,
@@ -126,7 +141,7 @@ impl<M: Memory> Service<M> for PilafService {
                 found.push(at);
             }
         }
-        let next = cursor + entries.len() as u64;
+        let next = cursor + entries.count as u64;
         Ok((next < self.table.spec.slots).then_some(next))
     }
 }
@@ -170,7 +185,7 @@ impl PilafService {
         Ok((Outcome::Done, version_of(installs)))
     }
 
-    fn delete<M: Memory>(&self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
+    fn delete<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
         let found = self.find(memory, key)?;
         let Some((slot, _)) = found.at else { return Ok((found.nothing(), Version(0))) };
         let installs = self.head(memory)?.installs.get().wrapping_add(1);
@@ -180,14 +195,17 @@ impl PilafService {
     }
 
     /// Looks for `key`, slot by slot.
-    fn find<M: Memory>(&self, memory: &M, key: &[u8]) -> Result<Found, M::Wait> {
+    fn find<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<Found, M::Wait> {
         let mut found = Found::default();
-        let mut read: (u64, Vec<Entry>) = (0, Vec::new());
+        let mut entries = Entries { first: 0, all: [Entry::new_zeroed(); ENTRIES_AT_ONCE], count: 0 };
         for slot in self.table.probe(key) {
-            if !(read.0..read.0 + read.1.len() as u64).contains(&slot) {
-                read = (slot, self.entries(memory, slot)?);
-            }
-            let mut entry = read.1[(slot - read.0) as usize];
+            let mut entry = match entries.get(slot) {
+                Some(entry) => entry,
+                None => {
+                    entries = self.entries(memory, slot)?;
+                    entries.all[0]
+                }
+            };
             if entry.said() == Said::Torn
                 && let Some(meant) = self.head(memory)?.entry_of(slot)
             {
@@ -233,14 +251,15 @@ impl PilafService {
     }
 
     /// Whether that item is `key`'s.
-    fn is_of<M: Memory>(&self, memory: &M, located: Located, key: &[u8]) -> Result<bool, M::Wait> {
+    fn is_of<M: Memory>(&mut self, memory: &M, located: Located, key: &[u8]) -> Result<bool, M::Wait> {
         let len = HEADER_SIZE + key.len();
         if (located.len as usize) < len {
             return Ok(false);
         }
-        let mut bytes = vec![0; len];
-        memory.read(located.at, &mut bytes)?;
-        let (header, its_key) = ItemHeader::ref_from_prefix(&bytes).expect("so many bytes were read");
+        self.item.clear();
+        self.item.resize(len, 0);
+        memory.read(located.at, &mut self.item)?;
+        let (header, its_key) = ItemHeader::ref_from_prefix(&self.item).expect("so many bytes were read");
         Ok(usize::from(header.key_len.get()) == key.len() && its_key == key)
     }
 
@@ -269,13 +288,13 @@ impl PilafService {
         Ok(head)
     }
 
-    /// The entries from slot `first` on, as many as are looked at in one access.
-    fn entries<M: Memory>(&self, memory: &M, first: u64) -> Result<Vec<Entry>, M::Wait> {
-        let count = ENTRIES_AT_ONCE.min(self.table.spec.slots.saturating_sub(first));
-        let mut bytes = [0; (ENTRIES_AT_ONCE * ENTRY_SIZE) as usize];
-        let bytes = &mut bytes[..(count * ENTRY_SIZE) as usize];
-        memory.read(self.table.entry_at(first), bytes)?;
-        Ok(<[Entry]>::ref_from_bytes(bytes).expect("whole entries").to_vec())
+    /// The entries from slot `first` on, as many as are looked at in one access: at least one.
+    fn entries<M: Memory>(&self, memory: &M, first: u64) -> Result<Entries, M::Wait> {
+        let left = usize::try_from(self.table.spec.slots - first).unwrap_or(ENTRIES_AT_ONCE);
+        let mut entries =
+            Entries { first, all: [Entry::new_zeroed(); ENTRIES_AT_ONCE], count: ENTRIES_AT_ONCE.min(left) };
+        memory.read(self.table.entry_at(first), entries.all[..entries.count].as_mut_bytes())?;
+        Ok(entries)
     }
 }
 
