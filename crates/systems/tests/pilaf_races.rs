@@ -39,13 +39,19 @@ struct Hot {
 
 const KEY: &[u8] = b"hot";
 
-impl Fabric for Hot {
-    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+impl Hot {
+    fn put_twice(&self) {
         let (endpoint, kv) = &mut *self.other.borrow_mut();
         for _ in 0..2 {
             self.puts.set(self.puts.get() + 1);
             block_on(&*endpoint, kv.put(KEY, &self.puts.get().to_le_bytes())).expect("stored");
         }
+    }
+}
+
+impl Fabric for Hot {
+    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
+        self.put_twice();
         self.inner.run(node, chain, reply).await
     }
 

@@ -4,7 +4,9 @@ use crate::support::{Node, farside, until};
 use farside_fabrics::executor::block_on;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::ServiceId;
+use farside_remote::service::address;
 use farside_remote::{Addr, ChainBuf, Fabric, FabricError, Key, NodeId, Reply, Status, read};
+use farside_systems::kv::pilaf::layout::{Op, Request};
 use std::rc::Rc;
 
 const NODE: NodeId = NodeId(0);
@@ -76,6 +78,34 @@ fn a_session_that_guesses_keys_learns_nothing_is_counted_and_ends() {
         drop((good, bad));
         until("nobody's session is left", || node.sessions() == 0);
     }
+}
+
+#[test]
+fn a_session_that_guesses_keys_by_calls_ends_too() {
+    let node = Node::with(&["--memory", "16MiB", "--listen", "tcp://127.0.0.1:0"]);
+    let pool = farside::connect(&at(&node)).expect("it serves");
+    let pilaf = farside::NewStore { kind: "pilaf".into(), ..farside::NewStore::prism_kv("default", 4 << 20) };
+    pool.create_store(&pilaf).expect("there is room");
+    let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
+    let key = open_store(&endpoint).extent().key;
+    let get_by = |key: Key| {
+        let (mut request, mut answer) = (Vec::new(), Vec::new());
+        let service = address(key, &mut request);
+        Request { op: Op::Get, key: b"k", value: b"" }.encode(&mut request);
+        block_on(&endpoint, endpoint.call(NODE, service, &request, &mut answer))
+    };
+    get_by(key).expect("its own key");
+    let ended = (0..64).find_map(|bit| match get_by(Key::new(key.region(), key.secret() ^ 1 << bit)) {
+        Err(FabricError::Refused(reason)) => {
+            assert!(reason.contains("opens no store"), "{reason}");
+            None
+        }
+        ended => Some(ended),
+    });
+    let ended = ended.expect("no session may guess for ever").expect_err("it opened something").to_string();
+    assert!(ended.contains("the session with node 0 is over"), "{ended}");
+    let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
+    until("they are counted", || wrong_keys() == 16);
 }
 
 #[test]
