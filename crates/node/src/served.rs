@@ -72,7 +72,7 @@ impl<M: Memory> Attended<'_, M> {
         let opened = served.key.region() == key.region() && served.key.opens(key.secret());
         let opened = if opened { memory.admits(served.key)? } else { Rights::NONE };
         if opened == Rights::NONE {
-            return Ok(Err(no_store()));
+            return Ok(Err(no_store(key)));
         }
         if served.is_wide {
             return Ok(Err("a store with words of 24 and 32 bytes answers no calls: use chains".into()));
@@ -89,6 +89,10 @@ impl<M: Memory> Attended<'_, M> {
 }
 
 /// What is said to who calls a store that is not there, or by a key that is not its own.
-pub(crate) fn no_store() -> String {
-    "the key of this call opens no store: the store was dropped, and perhaps made anew; open it again".into()
+pub(crate) fn no_store(key: Key) -> String {
+    format!(
+        "no store has a service numbered {} that the key of this call opens: the store was dropped, and perhaps made \
+         anew; open it again",
+        key.region()
+    )
 }

@@ -45,8 +45,9 @@ pub fn addressed(service: ServiceId, request: &[u8]) -> Result<(Key, &[u8]), Str
     match request.split_first_chunk() {
         Some((secret, asked)) => Ok((Key::new(service.0, u64::from_le_bytes(*secret)), asked)),
         None => Err(format!(
-            "a request to a store's service begins with the {ADDRESS_SIZE} bytes of the store's secret: this one has \
-             {}",
+            "no store has a service numbered {} that answers {} bytes: a request begins with the {ADDRESS_SIZE} bytes \
+             of the store's secret",
+            service.0,
             request.len()
         )),
     }

@@ -687,7 +687,7 @@ impl Staff {
         let (own, asked) = addressed(service, request)?;
         let Some((key, rights)) = client.keys.stands_for(own) else {
             self.note_refused(client, own);
-            return Err(no_store());
+            return Err(no_store(own));
         };
         self.runner.enter();
         let served = match self.served.get(&key.region()).filter(|served| served.key() == key) {

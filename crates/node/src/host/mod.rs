@@ -369,7 +369,7 @@ impl Shared {
 
     /// The service of the store that this key may open.
     fn served(&self, key: Key) -> Result<Arc<Served<Mapping>>, String> {
-        self.state().node.served(key.region()).ok_or_else(no_store)
+        self.state().node.served(key.region()).ok_or_else(|| no_store(key))
     }
 
     /// The node's thread.
