@@ -55,7 +55,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["store", "create", "a/b", "--pool", &url], "use 1 to 64 letters"),
         (&["store", "create", "", "--pool", &url], "use 1 to 64 letters"),
         (&["store", "create", "ключ", "--pool", &url], "use 1 to 64 letters"),
-        (&["store", "create", "s", "--kind", "pilaf", "--pool", &url], "name one of prism-kv"),
+        (&["store", "create", "s", "--kind", "chequer", "--pool", &url], "name one of prism-kv"),
         (&["store", "create", "s", "--quota", "0", "--pool", &url], "give it 64MiB"),
         (&["store", "create", "s", "--items", "0", "--pool", &url], "--help"),
         (&["store", "create", "s", "--quota", "1500k", "--pool", &url], "'1500k' is no multiple of 1 MiB"),
@@ -91,7 +91,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["serve", "--items", "5"], "--store"),
         // Measurements.
         (&["bench", "ycsb", "--fabric", "verbs"], "local, shm"),
-        (&["bench", "ycsb", "--system", "pilaf"], "prism-kv"),
+        (&["bench", "ycsb", "--system", "chequer"], "prism-kv"),
         (&["bench", "ycsb", "--workload", "/nowhere/file"], "a, b and c"),
         (&["bench", "ycsb", "--distribution", "frob"], "name one of uniform"),
         (
