@@ -318,6 +318,17 @@ impl Pool {
         }
     }
 
+    /// Gives a store another table, with room for so many items, or for what it holds; answers once that has begun.
+    /// What is in the store is moved while it is used: until then [`Store::former`] is there.
+    ///
+    /// # Errors
+    /// There is no such store, it is being rebuilt, or the node has no memory for the table; nothing was changed.
+    pub fn rebuild_store(&self, name: &str, items: Option<u64>) -> Result<(), Error> {
+        // For no number at all the least table is asked for that holds what there is.
+        let parameters = serde_json::json!({ "items": items.unwrap_or(0) }).to_string();
+        self.ask(&Ask::RebuildStore { name: name.to_owned(), parameters }).map(drop)
+    }
+
     /// Takes a store away with all that is in it. Its memory is zeros before anyone else has it.
     ///
     /// # Errors

@@ -33,8 +33,8 @@ impl Opened {
 
     /// Opens `store` again, which was opened before.
     pub(crate) fn again(pool: &Pool, store: &Store, tasks: usize) -> Result<Opened, Error> {
-        // A key is a session's own, and says nothing about the store.
-        let identity = |store: &Store| Store { secret: 0, ..store.clone() };
+        // A key is a session's own, and a table may have been rebuilt: neither says which store it is.
+        let identity = |store: &Store| (store.id, store.incarnation, store.region, store.kind.clone());
         let opened = Opened::new(pool, &store.name, tasks)?;
         if opened.kvs.iter().any(|kv| identity(kv.store()) != identity(store)) {
             return Err(Error::Kv(KvError::Gone(format!(

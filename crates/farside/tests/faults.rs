@@ -9,6 +9,8 @@ mod datagrams;
 mod hosts;
 #[path = "faults/pauses.rs"]
 mod pauses;
+#[path = "faults/rebuilds.rs"]
+mod rebuilds;
 mod support;
 #[path = "faults/worker.rs"]
 mod worker;

@@ -109,6 +109,8 @@ fn fuzz_control() {
         table_at: 4096,
         table_len: 1024,
         wide: false,
+        id: 0,
+        former: None,
     };
     let answers = [
         Answer::Done,

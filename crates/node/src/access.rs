@@ -171,7 +171,13 @@ impl Token {
             Ask::StoreStat { name } if !self.rights(name).contains(Rights::READ) => {
                 needs("the right 'read' to the store")
             }
-            Ask::CreateStore { .. } | Ask::DropStore { .. } | Ask::Scan { .. } if !self.admin => {
+            Ask::GrowStore { name } if !self.sees(name) => Err(self.no_store(name)),
+            Ask::GrowStore { name } if !self.rights(name).contains(Rights::ALLOCATE) => {
+                needs("the right 'allocate' to the store")
+            }
+            Ask::CreateStore { .. } | Ask::DropStore { .. } | Ask::RebuildStore { .. } | Ask::Scan { .. }
+                if !self.admin =>
+            {
                 needs("to be an admin's")
             }
             _ => Ok(()),
@@ -546,6 +552,8 @@ mod tests {
             table_at: 0,
             table_len: 0,
             wide: false,
+            id: 0,
+            former: None,
         };
         let all = || Answer::Stores(vec![store("a"), store("b")]);
         let info =

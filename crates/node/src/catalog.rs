@@ -3,11 +3,12 @@
 //! Invariant: a store's region is known to clients only once everything was granted; it is unknown, and its key
 //! opens nothing, before anything is taken back.
 
+use crate::rebuild::Rebuild;
 use crate::served::Served;
 use farside_remote::Memory;
 use farside_remote::arena::{REGIONS_MAX, SEGMENT_SIZE};
 use farside_remote::control::Store;
-use farside_remote::service::Kind;
+use farside_remote::service::{Kind, Service};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -20,8 +21,22 @@ pub struct Entry<M: Memory> {
     pub store: Store,
     /// What its system does here.
     pub served: Arc<Served<M>>,
-    /// Every segment that it was granted, for its table, its buffers and its reserve.
+    /// Every segment that it was granted, for its tables, its buffers and its reserve.
     pub segments: Vec<u32>,
+    /// While it gets another table.
+    pub rebuild: Option<Rebuild>,
+    /// Its service has found its table crowded.
+    pub is_crowded: bool,
+    /// It was to be rebuilt, and there was no room: so many segments must be free until it is tried again.
+    pub(crate) room_needed: u32,
+}
+
+impl<M: Memory> Entry<M> {
+    /// A store with nothing under way.
+    pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
+        let served = Served::new(&store, service);
+        Entry { store, served, segments, rebuild: None, is_crowded: false, room_needed: 0 }
+    }
 }
 
 /// The stores of a node, by name.
@@ -130,6 +145,16 @@ impl<M: Memory> Catalog<M> {
         self.stores.values()
     }
 
+    /// All stores, by name, to be changed.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry<M>> {
+        self.stores.values_mut()
+    }
+
+    /// The store whose region this is, to be changed.
+    pub(crate) fn by_region_mut(&mut self, region: u32) -> Option<&mut Entry<M>> {
+        self.stores.values_mut().find(|entry| entry.store.region == region)
+    }
+
     /// The store whose region this is.
     pub fn by_region(&self, region: u32) -> Option<&Entry<M>> {
         self.stores.values().find(|entry| entry.store.region == region)
@@ -160,7 +185,7 @@ impl<M: Memory> Catalog<M> {
 
     /// Notes which segments a store was found to have.
     pub fn set_segments(&mut self, region: u32, segments: Vec<u32>) {
-        if let Some(entry) = self.stores.values_mut().find(|entry| entry.store.region == region) {
+        if let Some(entry) = self.by_region_mut(region) {
             entry.segments = segments;
         }
     }

@@ -7,14 +7,19 @@
 use farside_remote::arena::Geometry;
 use farside_remote::control::Store;
 use farside_remote::{Key, Memory, Rights, Width};
+use std::collections::VecDeque;
 
 /// The keys of one session.
 #[derive(Debug, Default)]
 pub struct Keys {
     held: Vec<Held>,
-    /// Of each region, the one that stood for the store before, whose chains may yet arrive.
-    former: Vec<Key>,
+    /// Those that others have taken the place of, the latest last: whose chains may yet arrive, and what they made
+    /// unreachable.
+    former: VecDeque<Held>,
 }
+
+/// So many are remembered: a key that is used after as many others have taken its place is a stranger's.
+const FORMER_MAX: usize = 64;
 
 #[derive(Debug)]
 struct Held {
@@ -25,15 +30,21 @@ struct Held {
     is_wide: bool,
 }
 
+impl Held {
+    fn is(&self, key: Key) -> bool {
+        self.own.region() == key.region() && self.own.opens(key.secret())
+    }
+}
+
 impl Keys {
     /// A key to the store, made of `secret`; the one that there is already, if there is one.
     pub fn grant(&mut self, store: &Store, rights: Rights, secret: u64) -> Key {
         let (name, store, is_wide) = (store.name.clone(), store.extent().key, store.wide);
-        // A region that was another store's is this one's now.
+        // A region that was another store's, or had another table, is this one's now.
         let is_over = |held: &mut Held| held.store.region() == store.region() && held.store != store;
-        for over in self.held.extract_if(.., is_over) {
-            self.former.retain(|former| former.region() != over.own.region());
-            self.former.push(over.own);
+        self.former.extend(self.held.extract_if(.., is_over));
+        while self.former.len() > FORMER_MAX {
+            self.former.pop_front();
         }
         if let Some(held) = self.held.iter_mut().find(|held| held.store == store) {
             held.rights = rights;
@@ -47,7 +58,7 @@ impl Keys {
     /// From now on the keys open what `rights` says of each store, by its name. True if some open less than before.
     pub fn limit(&mut self, rights: impl Fn(&str) -> Rights) -> bool {
         let mut is_less = false;
-        for held in &mut self.held {
+        for held in self.held.iter_mut().chain(&mut self.former) {
             let rights = rights(&held.name);
             is_less |= !rights.contains(held.rights);
             held.rights = rights;
@@ -57,8 +68,7 @@ impl Keys {
 
     /// Whether the session was ever given this key, as far as that is remembered. Who uses another guesses, or errs.
     pub fn was_granted(&self, key: Key) -> bool {
-        self.stands_for(key).is_some()
-            || self.former.iter().any(|former| former.region() == key.region() && former.opens(key.secret()))
+        self.held.iter().chain(&self.former).any(|held| held.is(key))
     }
 
     /// The store's key that this one stands for, and what it opens there.
@@ -66,6 +76,13 @@ impl Keys {
     pub fn stands_for(&self, key: Key) -> Option<(Key, Rights)> {
         let held = self.held.iter().find(|held| held.own.region() == key.region())?;
         held.own.opens(key.secret()).then_some((held.store, held.rights))
+    }
+
+    /// As [`Keys::stands_for`], for buffers that are given back: one task of a session may have been given another key
+    /// while what another one made unreachable was on its way.
+    pub fn retires_for(&self, key: Key) -> Option<(Key, Rights)> {
+        let held = self.held.iter().chain(&self.former).find(|held| held.is(key))?;
+        Some((held.store, held.rights))
     }
 
     /// Whether the chains of that key's region must run on memory that is wide.
@@ -152,6 +169,8 @@ mod tests {
             table_at: 0,
             table_len: 0,
             wide,
+            id: 0,
+            former: None,
         };
         let store = Key::new(3, 77);
         let own = keys.grant(&known(77, false), Rights::READ, 5);
@@ -171,8 +190,15 @@ mod tests {
         assert!(keys.is_wide(next) && !keys.is_wide(Key::new(4, 9)));
         assert_eq!((keys.stands_for(own), keys.stands_for(next)), (None, Some((other, Rights::ALL))));
         assert!(keys.was_granted(own) && keys.was_granted(next) && !keys.was_granted(Key::new(3, 6)));
-        keys.grant(&known(79, false), Rights::ALL, 11);
-        assert!(keys.was_granted(next) && !keys.was_granted(own), "one store's time before is long enough");
+        assert_eq!(
+            keys.retires_for(own),
+            Some((store, Rights::ALL)),
+            "what it made unreachable may come later"
+        );
+        for secret in 79..79 + FORMER_MAX as u64 {
+            keys.grant(&known(secret, false), Rights::ALL, secret);
+        }
+        assert!(keys.was_granted(next) && !keys.was_granted(own), "so many others are long enough");
     }
 
     #[test]
@@ -189,6 +215,8 @@ mod tests {
             table_at: 0,
             table_len: 0,
             wide: false,
+            id: 0,
+            former: None,
         };
         let [a, b] =
             [(1, "a"), (2, "b")].map(|(region, name)| keys.grant(&store(region, name), Rights::ALL, 5));

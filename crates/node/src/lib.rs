@@ -13,6 +13,7 @@ pub mod engine;
 pub mod extents;
 pub mod host;
 pub mod node;
+mod rebuild;
 pub mod reclaim;
 mod restart;
 pub mod scan;

@@ -5,6 +5,7 @@
 
 use crate::catalog::{Catalog, Division, Entry};
 use crate::extents::Extents;
+use crate::rebuild::{self, Rebuild, Stage as RebuildStage};
 use crate::reclaim::Reclaim;
 use crate::restart;
 use crate::scan::Scan;
@@ -20,7 +21,7 @@ use farside_remote::arena::state::Stage;
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::mutant::Mutant;
-use farside_remote::service::Kind;
+use farside_remote::service::{Kind, Plan, Tick};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -63,6 +64,10 @@ pub struct Node<M: NodeMemory> {
     scan: Option<(Scan, Vec<Ticket>)>,
     /// Regions that are to be looked at for want of memory, each from a class on.
     relief: VecDeque<(u32, u8)>,
+    /// Regions whose services are to make steps of their own.
+    ticks: VecDeque<u32>,
+    /// The region whose table was looked at last.
+    watched: u32,
     /// Which part makes the next step, and how many in a row had nothing to do.
     rotation: (usize, usize),
     answers: VecDeque<(Ticket, Result<Answer, String>)>,
@@ -84,8 +89,8 @@ enum Job<M: NodeMemory> {
 /// A look at all buffers of a store.
 struct Look {
     name: String,
-    /// Of the store's key: the next store of that name is another.
-    secret: u64,
+    /// The store's: the next one of that name is another.
+    id: u64,
     /// A segment by its place in the store's list, and a buffer in it.
     at: (usize, u32),
     stat: Box<StoreStat>,
@@ -122,6 +127,8 @@ impl<M: NodeMemory> Node<M> {
             scans_due: VecDeque::new(),
             scan: None,
             relief: VecDeque::new(),
+            ticks: VecDeque::new(),
+            watched: 0,
             rotation: (0, 0),
             answers: VecDeque::new(),
             next_ticket: 1,
@@ -257,17 +264,41 @@ impl<M: NodeMemory> Node<M> {
             _ => None,
         });
         let others = dropping.flat_map(Grace::waiting_for);
+        let rebuilding = self.catalog.iter().filter_map(|entry| entry.rebuild.as_ref()?.waiting_for());
+        let others = others.chain(rebuilding.flat_map(Grace::waiting_for));
         let others = others.chain(self.scan.iter().flat_map(|(scan, _)| scan.waiting_for()));
         let slots: Vec<u32> = self.reclaim.waiting_for().chain(others.map(|id| id.slot)).collect();
         self.sessions.iter().filter(|s| slots.contains(&s.id.slot)).map(|s| s.pid).collect()
     }
 
-    /// Looks for buffers that sessions have retired, and for regions that are short of memory. The host calls it
-    /// when a client rang, and from time to time.
+    /// The stores whose tables have become crowded since this was asked last, and can be given larger ones: the host
+    /// asks for that, since it takes random bits.
+    pub fn crowded(&mut self) -> Vec<String> {
+        let free = self.extents.free();
+        let crowded = self.catalog.iter_mut().filter_map(|entry| {
+            let is_crowded = std::mem::take(&mut entry.is_crowded);
+            let can_grow = entry.rebuild.is_none() && entry.room_needed <= free;
+            (is_crowded && can_grow).then(|| entry.store.name.clone())
+        });
+        crowded.collect()
+    }
+
+    /// Looks for buffers that sessions have retired, for regions that are short of memory, and for tables that are
+    /// crowded. The host calls it when a client rang, and from time to time.
     pub fn look_around(&mut self) {
         self.reclaim.begin_round(&self.sessions);
         if self.relief.is_empty() {
             self.relief = self.catalog.iter().map(|entry| (entry.store.region, 0)).collect();
+        }
+        if self.ticks.is_empty() {
+            // One after another, so that many stores take no more of a look than few.
+            let regions = || self.catalog.iter().map(|entry| entry.store.region);
+            let next = regions().filter(|&region| region > self.watched).min().or_else(|| regions().min());
+            let rebuilt = self.catalog.iter().filter(|entry| entry.rebuild.is_some());
+            self.ticks =
+                rebuilt.map(|entry| entry.store.region).filter(|&region| Some(region) != next).collect();
+            self.ticks.extend(next);
+            self.watched = next.unwrap_or(0);
         }
     }
 
@@ -290,7 +321,9 @@ impl<M: NodeMemory> Node<M> {
         self.looks.retain(|(_, asked)| !asked.is_empty());
         self.answers.retain(|(ticket, _)| is_wanted(ticket));
         let scans = self.scans_due.iter_mut().map(|(_, asked)| asked);
-        scans.chain(self.scan.iter_mut().map(|(_, asked)| asked)).for_each(|asked| asked.retain(is_wanted));
+        let rebuilds = self.catalog.iter_mut().filter_map(|entry| Some(&mut entry.rebuild.as_mut()?.asked));
+        let scans = scans.chain(self.scan.iter_mut().map(|(_, asked)| asked));
+        scans.chain(rebuilds).for_each(|asked| asked.retain(is_wanted));
     }
 
     /// The next answer that is ready.
@@ -302,7 +335,7 @@ impl<M: NodeMemory> Node<M> {
     /// note what it saw also where that is nothing to do.
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
-        let parts: [Part<M>; 7] = [
+        let parts: [Part<M>; 8] = [
             Node::close_step,
             Node::reclaim_step,
             Node::regrant_step,
@@ -310,6 +343,7 @@ impl<M: NodeMemory> Node<M> {
             Node::look_step,
             Node::scan_step,
             Node::relief_step,
+            Node::tick_step,
         ];
         let (part, idle) = self.rotation;
         let idle = if parts[part](self, memory)? { 0 } else { idle + 1 };
@@ -327,17 +361,22 @@ impl<M: NodeMemory> Node<M> {
                 self.begin_create(&name, &kind, &parameters, quota, entropy)?
             }
             Ask::DropStore { name } => {
-                Job::Drop { entry: Box::new(self.catalog.remove(&name)?), leaving: Leaving::Not, freed: 0 }
+                let mut entry = Box::new(self.catalog.remove(&name)?);
+                let asked = entry.rebuild.take().map_or(Vec::new(), |rebuild| rebuild.asked);
+                let dropped = Err(format!("store '{name}' was dropped meanwhile"));
+                self.answers.extend(asked.into_iter().map(|ticket| (ticket, dropped.clone())));
+                Job::Drop { entry, leaving: Leaving::Not, freed: 0 }
             }
             Ask::StoreStat { name } => {
                 self.room_to_wait()?;
-                let Store { secret, quota, .. } = self.catalog.get(&name)?.store;
-                match self.looks.iter_mut().find(|(look, _)| look.secret == secret && look.at == (0, 0)) {
+                let Store { id, quota, .. } = self.catalog.get(&name)?.store;
+                let is_same = |look: &Look| look.name == name && look.id == id && look.at == (0, 0);
+                match self.looks.iter_mut().find(|(look, _)| is_same(look)) {
                     // It has not begun, so what it will see is so after this was asked, too.
                     Some((_, asked)) => asked.push(ticket),
                     None => {
                         let stat = Box::new(StoreStat { quota_bytes: quota, ..StoreStat::default() });
-                        self.looks.push_back((Look { name, secret, at: (0, 0), stat }, vec![ticket]));
+                        self.looks.push_back((Look { name, id, at: (0, 0), stat }, vec![ticket]));
                     }
                 }
                 return Ok(None);
@@ -348,11 +387,31 @@ impl<M: NodeMemory> Node<M> {
                 self.scan_soon(region, Some(ticket));
                 return Ok(None);
             }
+            Ask::RebuildStore { name, parameters } => {
+                self.room_to_wait()?;
+                let entry = self.catalog.get(&name)?;
+                if entry.rebuild.is_some() {
+                    return Err(format!(
+                        "the table of store '{name}' is being rebuilt: wait until that has ended"
+                    ));
+                }
+                return self.begin_rebuild(ticket, &name, Some(&parameters), entropy).map(|()| None);
+            }
+            Ask::GrowStore { name } => {
+                self.room_to_wait()?;
+                match self.catalog.get(&name)?.rebuild.as_ref().map(|rebuild| rebuild.has_begun()) {
+                    Some(true) => return Ok(Some(Answer::Done)),
+                    Some(false) => self.ask_along(&name, ticket),
+                    None => self.begin_rebuild(ticket, &name, None, entropy)?,
+                }
+                return Ok(None);
+            }
             Ask::OpenStore { name } => {
-                return Ok(Some(Answer::Store(self.catalog.get(&name)?.store.clone())));
+                return Ok(Some(Answer::Store(rebuild::shown(self.catalog.get(&name)?))));
             }
             Ask::ListStores => {
-                let stores = self.catalog.iter().map(|entry| Store { secret: 0, ..entry.store.clone() });
+                let stores =
+                    self.catalog.iter().map(|entry| Store { secret: 0, id: 0, ..rebuild::shown(entry) });
                 return Ok(Some(Answer::Stores(stores.collect())));
             }
             Ask::NodeInfo => return Ok(Some(Answer::NodeInfo(self.info()))),
@@ -365,7 +424,8 @@ impl<M: NodeMemory> Node<M> {
         let looks = self.looks.iter().map(|(_, asked)| asked.len());
         let due = self.scans_due.iter().map(|(_, asked)| asked.len());
         let under_way = self.scan.iter().map(|(_, asked)| asked.len());
-        if looks.chain(due).chain(under_way).sum::<usize>() < WAITING_MAX {
+        let rebuilds = self.catalog.iter().filter_map(|entry| Some(entry.rebuild.as_ref()?.asked.len()));
+        if looks.chain(due).chain(under_way).chain(rebuilds).sum::<usize>() < WAITING_MAX {
             return Ok(());
         }
         Err(format!(
@@ -412,17 +472,14 @@ impl<M: NodeMemory> Node<M> {
             table_at: self.geometry.segment_at(first),
             table_len: u64::from(division.table) * SEGMENT_SIZE,
             wide: plan.wide,
+            id: seed,
+            former: None,
         };
         // Those that are still being made will be in the catalog too.
-        let made = self.jobs.iter().filter_map(|(_, job)| match job {
-            Job::Create { entry, .. } => Some(&entry.store),
-            Job::Drop { .. } => None,
-        });
-        let fits = restart::record(1, &self.stores_and(made.chain([&store])));
+        let fits = restart::record(1, &self.stores_and(self.being_made().chain([&store])));
         match fits.and_then(|_| self.catalog.kind(kind)?.serve(&store.parameters, store.extent())) {
             Ok(service) => {
-                let served = Served::new(&store, service);
-                let entry = Box::new(Entry { store, served, segments });
+                let entry = Box::new(Entry::new(store, service, segments));
                 Ok(Job::Create { entry, division, granted: 0 })
             }
             Err(reason) => {
@@ -430,6 +487,39 @@ impl<M: NodeMemory> Node<M> {
                 self.catalog.release(region);
                 Err(reason)
             }
+        }
+    }
+
+    fn begin_rebuild(
+        &mut self,
+        ticket: Ticket,
+        name: &str,
+        parameters: Option<&str>,
+        [seed, secret]: [u64; 2],
+    ) -> Result<(), String> {
+        let free = self.extents.free();
+        let region = self.catalog.get(name)?.store.region;
+        let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(()) };
+        if parameters.is_none() && entry.room_needed > free {
+            return Err(no_room_for_table(entry.room_needed, free));
+        }
+        let mut served =
+            entry.served.try_attend().ok_or("its service is in the middle of a call: ask again")?;
+        served.service().rebuild(parameters.unwrap_or("{}"), seed)?;
+        drop(served);
+        let is_growth = parameters.is_none();
+        entry.rebuild = Some(Rebuild::new(vec![ticket], is_growth, secret.max(1)));
+        if !self.ticks.contains(&region) {
+            self.ticks.push_back(region);
+        }
+        Ok(())
+    }
+
+    /// The same answer as to those who have asked for the rebuild that is under way.
+    fn ask_along(&mut self, name: &str, ticket: Ticket) {
+        let entry = self.catalog.iter_mut().find(|entry| entry.store.name == name);
+        if let Some(Rebuild { asked, .. }) = entry.and_then(|entry| entry.rebuild.as_mut()) {
+            asked.push(ticket);
         }
     }
 
@@ -522,6 +612,155 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
+    /// A step that a store's service makes by itself, or of its table's rebuild. Stores have their turns one by one.
+    fn tick_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let Some(&region) = self.ticks.front() else { return Ok(false) };
+        let made = self.rebuild_step(memory, region)?;
+        self.ticks.pop_front();
+        if made {
+            self.ticks.push_back(region);
+        }
+        Ok(true)
+    }
+
+    /// False if there is nothing more to do for that store before it is looked at again.
+    fn rebuild_step(&mut self, memory: &M, region: u32) -> Result<bool, M::Wait> {
+        let is_scanned = self.scan.as_ref().is_some_and(|(scan, _)| scan.region == region);
+        let sequence = self.catalog_sequence + 1;
+        let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(false) };
+        let Some(mut served) = entry.served.try_attend() else { return Ok(false) }; // In the middle of a call.
+        let service = served.service();
+        let Some(Rebuild { stage, next_secret, .. }) = &mut entry.rebuild else {
+            let tick = service.tick(memory, &mut Vec::new())?;
+            entry.is_crowded |= tick == Tick::Crowded;
+            return Ok(tick == Tick::Made);
+        };
+        let next_secret = *next_secret;
+        match stage {
+            RebuildStage::Survey => {
+                let tick = service.tick(memory, &mut Vec::new())?;
+                drop(served);
+                match tick {
+                    Tick::Wants(plan) => self.grant_table(region, plan),
+                    Tick::Content => self.end_rebuild(region, Err(NOT_CROWDED.into())),
+                    _ => {}
+                }
+            }
+            RebuildStage::Grant { plan, segments, granted } => {
+                if rebuild::grant_step(memory, region, segments, granted)? {
+                    return Ok(true);
+                }
+                let table_at = self.geometry.segment_at(segments[0]);
+                let store = rebuild::with_both(&entry.store, plan, table_at, next_secret);
+                let segments = segments.clone();
+                drop(served);
+                self.publish_both(memory, store, segments)?;
+            }
+            RebuildStage::Move => {
+                let mut dropped = Vec::new();
+                let tick = service.tick(memory, &mut dropped)?;
+                drop(served);
+                dropped.into_iter().for_each(|at| self.reclaim.add(at));
+                match tick {
+                    Tick::Moved if is_scanned => return Ok(false), // It counts slots in the order of both tables.
+                    Tick::Moved => {
+                        let store = rebuild::with_one(&entry.store, next_secret);
+                        self.publish_one(memory, sequence, store)?;
+                    }
+                    Tick::Made => {}
+                    _ => return Ok(false),
+                }
+            }
+            RebuildStage::Leave { grace, segments } => {
+                let has_begun = grace.is_some();
+                if !rebuild::is_left(memory, &mut self.sessions, grace)? {
+                    return Ok(!has_begun);
+                }
+                *stage = RebuildStage::Free { segments: std::mem::take(segments) };
+            }
+            RebuildStage::Free { segments } => {
+                if !rebuild::free_step(memory, &mut self.extents, segments, &mut entry.segments)? {
+                    entry.rebuild = None;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes the segments for a store's next table, if there are as many side by side.
+    fn grant_table(&mut self, region: u32, plan: Plan) {
+        let count = u32::try_from(plan.table_len.div_ceil(SEGMENT_SIZE)).unwrap_or(u32::MAX);
+        let (first, free) = (self.extents.take_run(count), self.extents.free());
+        let Some(entry) = self.catalog.by_region_mut(region) else { return };
+        let (Some(first), Some(rebuild)) = (first, &mut entry.rebuild) else {
+            if entry.rebuild.as_ref().is_some_and(|rebuild| rebuild.is_growth) {
+                entry.room_needed = count.max(free + 1); // If there are enough, but not side by side, more may help.
+            }
+            let reason = no_room_for_table(count, free);
+            return self.end_rebuild(region, Err(reason));
+        };
+        let segments: Vec<u32> = (first..first + count).collect();
+        entry.segments.extend(&segments);
+        entry.room_needed = 0;
+        rebuild.stage = RebuildStage::Grant { plan, segments, granted: 0 };
+    }
+
+    /// The store has both tables from now on; or what was granted goes back, where it cannot.
+    fn publish_both(&mut self, memory: &M, store: Store, segments: Vec<u32>) -> Result<(), M::Wait> {
+        let region = store.region;
+        let former = store.former_extent().expect("it has both");
+        let kind = self.catalog.kind(&store.kind);
+        let served = kind.and_then(|kind| kind.succeed(former, &store.parameters, store.extent()));
+        let stores = self.stores_with(&store);
+        let fits = restart::record(1, &stores.iter().copied().chain(self.being_made()).collect::<Vec<_>>());
+        let service = match served.and_then(|service| fits.map(|_| service)) {
+            Ok(service) => service,
+            Err(reason) => {
+                self.end_rebuild(region, Err(reason));
+                if let Some(entry) = self.catalog.by_region_mut(region) {
+                    entry.rebuild = Some(Rebuild::freeing(segments));
+                }
+                return Ok(());
+            }
+        };
+        let record = restart::record(self.catalog_sequence + 1, &stores);
+        self.write_catalog(memory, &record.expect("it fits with more"))?;
+        self.catalog_sequence += 1;
+        let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(()) };
+        (entry.served, entry.store) = (Served::new(&store, service), store);
+        let Some(rebuild) = &mut entry.rebuild else { return Ok(()) };
+        rebuild.stage = RebuildStage::Move;
+        let asked = std::mem::take(&mut rebuild.asked);
+        self.answers.extend(asked.into_iter().map(|ticket| (ticket, Ok(Answer::Done))));
+        Ok(())
+    }
+
+    /// The store has its next table alone from now on, and another key.
+    fn publish_one(&mut self, memory: &M, sequence: u64, store: Store) -> Result<(), M::Wait> {
+        let kind = self.catalog.kind(&store.kind).expect("it was served until now");
+        let service = kind.serve(&store.parameters, store.extent());
+        let service = service.expect("it was served, with another table beside it");
+        let record = restart::record(sequence, &self.stores_with(&store)).expect("there was more before");
+        self.write_catalog(memory, &record)?;
+        let Some(entry) = self.catalog.by_region_mut(store.region) else { return Ok(()) };
+        Arena::of(memory).change_secret(store.region, entry.store.secret, store.secret)?;
+        let former = entry.store.former.take();
+        (entry.served, entry.store) = (Served::new(&store, service), store);
+        self.catalog_sequence = sequence;
+        if let (Some(rebuild), Some(former)) = (&mut entry.rebuild, former) {
+            let segments = rebuild::segments_of(self.geometry, former.table_at, former.table_len);
+            rebuild.stage = RebuildStage::Leave { grace: None, segments };
+        }
+        Ok(())
+    }
+
+    /// A rebuild has come to nothing, or whoever asked for it is told that it has begun.
+    fn end_rebuild(&mut self, region: u32, told: Result<Answer, String>) {
+        let rebuild = self.catalog.by_region_mut(region).and_then(|entry| entry.rebuild.take());
+        let asked = rebuild.map_or(Vec::new(), |rebuild| rebuild.asked);
+        self.answers.extend(asked.into_iter().map(|ticket| (ticket, told.clone())));
+    }
+
     /// A step of the job that is under way, or of the next one where that waits for somebody.
     fn job_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let (place, waiting) = self.at_job;
@@ -560,6 +799,19 @@ impl<M: NodeMemory> Node<M> {
         self.catalog.iter().map(|entry| &entry.store).chain(more).collect()
     }
 
+    /// The stores, this one as it is to be.
+    fn stores_with<'a>(&'a self, changed: &'a Store) -> Vec<&'a Store> {
+        let stores = self.catalog.iter().map(|entry| &entry.store);
+        stores.map(|store| if store.region == changed.region { changed } else { store }).collect()
+    }
+
+    fn being_made(&self) -> impl Iterator<Item = &Store> {
+        self.jobs.iter().filter_map(|(_, job)| match job {
+            Job::Create { entry, .. } => Some(&entry.store),
+            Job::Drop { .. } => None,
+        })
+    }
+
     /// Writes the next record. It counts once the step that writes it has made all its accesses.
     fn write_catalog(&self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
         memory.write(Geometry::catalog_at(self.catalog_sequence + 1), record)
@@ -591,22 +843,36 @@ impl<M: NodeMemory> Node<M> {
     }
 
     fn look_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
-        let Some((Look { name, secret, at, stat }, _)) = self.looks.front_mut() else { return Ok(false) };
-        let entry = self.catalog.get(name).ok().filter(|entry| entry.store.secret == *secret);
+        let Some((Look { name, id, at, stat }, _)) = self.looks.front_mut() else { return Ok(false) };
+        let entry = self.catalog.get(name).ok().filter(|entry| entry.store.id == *id);
         if let Some(entry) = entry
             && stat_step(memory, &entry.segments, at, stat)?.is_some()
         {
             return Ok(true);
         }
+        let moved_percent = entry.and_then(|entry| Some(rebuild::shown(entry).former?.moved_percent));
         let is_there = entry.is_some();
         let Some((Look { name, stat, .. }, asked)) = self.looks.pop_front() else { return Ok(false) };
         let told = match is_there {
-            true => Ok(Answer::StoreStat(StoreStat { delaying_pids: self.delayed_by(), ..*stat })),
+            true => {
+                let delaying_pids = self.delayed_by();
+                Ok(Answer::StoreStat(StoreStat { delaying_pids, moved_percent, ..*stat }))
+            }
             false => Err(format!("store '{name}' was dropped meanwhile: list the stores that there are")),
         };
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, told.clone())));
         Ok(true)
     }
+}
+
+const NOT_CROWDED: &str = "all slots that the key could have are taken, yet the table as a whole is not crowded: have \
+                           it made larger by 'farside store rebuild --items'";
+
+fn no_room_for_table(needed: u32, free: u32) -> String {
+    format!(
+        "a larger table takes {needed} MiB side by side, and the node has {free} MiB that no store has: drop another \
+         store, or serve more --memory"
+    )
 }
 
 /// Whether a step was made; nothing once the job is done.

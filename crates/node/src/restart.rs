@@ -8,12 +8,13 @@
 //! while it looks. Whatever step anyone was in the middle of is finished first. Then every segment and buffer is
 //! one of a known store's, or becomes free: what the old node had in its hands (RETIRED and its own, PARKED) goes
 //! back to its list; a granted segment that is on no list goes back to one; a segment of no known store is of a
-//! store that was being made or dropped, and becomes zeros. What clients had in theirs, a scan finds.
+//! store that was being made or dropped, and becomes zeros; so does one of a table that a store no longer has, or does
+//! not have yet. A rebuild that had both tables in the catalog goes on. What clients had in theirs, a scan finds.
 
 use crate::catalog::{Catalog, Entry, check_name};
 use crate::extents::Extents;
 use crate::node::NodeMemory;
-use crate::served::Served;
+use crate::rebuild::{Rebuild, segments_of};
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
@@ -88,7 +89,7 @@ pub(crate) fn restore<M: NodeMemory>(
     memory: &M,
     kinds: Vec<Box<dyn Kind<M>>>,
 ) -> Result<Result<Restored<M>, String>, M::Wait> {
-    let arena = Arena::of(memory);
+    let (arena, geometry) = (Arena::of(memory), memory.geometry());
     let (sequence, stores) = newest_record(memory)?.unwrap_or_default();
     let next_session = memory.load(header::NEXT_SESSION_AT, Width::W8)? as u64;
     if let Err(wrong) = check(memory, sequence, &stores, next_session)? {
@@ -100,19 +101,25 @@ pub(crate) fn restore<M: NodeMemory>(
     let mut segments: BTreeMap<u32, Vec<u32>> =
         stores.iter().map(|store| (store.region, Vec::new())).collect();
     for store in &stores {
-        let service =
-            catalog.kind(&store.kind).and_then(|kind| kind.serve(&store.parameters, store.extent()));
+        let service = catalog.kind(&store.kind).and_then(|kind| match store.former_extent() {
+            Some(former) => kind.succeed(former, &store.parameters, store.extent()),
+            None => kind.serve(&store.parameters, store.extent()),
+        });
         let service = match service {
             Ok(service) => service,
             Err(reason) => return Ok(Err(format!("store '{}' cannot be served: {reason}", store.name))),
         };
-        let served = Served::new(store, service);
-        catalog.insert(Entry { store: store.clone(), served, segments: Vec::new() });
+        let mut entry = Entry::new(store.clone(), service, Vec::new());
+        entry.rebuild = store.former.as_ref().map(Rebuild::resumed);
+        catalog.insert(entry);
     }
-    let mut extents = Extents::new(arena.geometry().segments());
-    for index in 0..arena.geometry().segments() {
+    let tables: BTreeSet<u32> =
+        stores.iter().flat_map(tables_of).flat_map(|(at, len)| segments_of(geometry, at, len)).collect();
+    let mut extents = Extents::new(geometry.segments());
+    for index in 0..geometry.segments() {
         let segment = arena.segment(index)?;
-        match segments.get_mut(&segment.region) {
+        let is_left = segment.usage == Use::Table && !tables.contains(&index);
+        match segments.get_mut(&segment.region).filter(|_| !is_left) {
             Some(owned) => {
                 extents.take_exactly(index);
                 owned.push(index);
@@ -129,6 +136,10 @@ pub(crate) fn restore<M: NodeMemory>(
             Some(owned) => put_in_order(memory, region, owned)?,
             None => arena.clear_region(region)?,
         }
+    }
+    for store in &stores {
+        // The node may have died between the record and the key.
+        arena.set_secret(store.region, store.secret)?;
     }
     for (region, owned) in segments {
         catalog.set_segments(region, owned);
@@ -169,29 +180,37 @@ fn check<M: Memory>(
                 store.name, store.region
             )));
         }
-        if !has_its_table(memory, store)? {
-            return Ok(Err(format!(
-                "the catalog says that store '{}' has a table of {} bytes at {:#x}, where it has none",
-                store.name, store.table_len, store.table_at
-            )));
+        for (table_at, table_len) in tables_of(store) {
+            if !is_table(memory, store.region, table_at, table_len)? {
+                return Ok(Err(format!(
+                    "the catalog says that store '{}' has a table of {table_len} bytes at {table_at:#x}, where it has \
+                     none",
+                    store.name
+                )));
+            }
         }
     }
     Ok(Ok(()))
 }
 
-/// Whether a store's table is made of whole segments which are its region's, as tables.
-fn has_its_table<M: Memory>(memory: &M, store: &Store) -> Result<bool, M::Wait> {
+/// Where a store's tables are, and how long: two, if it is being rebuilt.
+fn tables_of(store: &Store) -> impl Iterator<Item = (u64, u64)> {
+    let former = store.former.as_ref().map(|former| (former.table_at, former.table_len));
+    [(store.table_at, store.table_len)].into_iter().chain(former)
+}
+
+/// Whether a table is made of whole segments which are that region's, as tables.
+fn is_table<M: Memory>(memory: &M, region: u32, table_at: u64, table_len: u64) -> Result<bool, M::Wait> {
     let (arena, geometry) = (Arena::of(memory), memory.geometry());
-    let first =
-        geometry.segment_of(store.table_at).filter(|&index| geometry.segment_at(index) == store.table_at);
+    let first = geometry.segment_of(table_at).filter(|&index| geometry.segment_at(index) == table_at);
     let Some(first) = first else { return Ok(false) };
-    let (count, left) = (store.table_len / SEGMENT_SIZE, u64::from(geometry.segments() - first));
-    if count == 0 || count > left || !store.table_len.is_multiple_of(SEGMENT_SIZE) {
+    let (count, left) = (table_len / SEGMENT_SIZE, u64::from(geometry.segments() - first));
+    if count == 0 || count > left || !table_len.is_multiple_of(SEGMENT_SIZE) {
         return Ok(false);
     }
     for index in first..first + count as u32 {
         let segment = arena.segment(index)?;
-        if segment.region != store.region || segment.usage != Use::Table {
+        if segment.region != region || segment.usage != Use::Table {
             return Ok(false);
         }
     }
@@ -295,6 +314,8 @@ mod tests {
                 table_at: memory.geometry().segment_at(first),
                 table_len: 2 * SEGMENT_SIZE,
                 wide: false,
+                id: 0,
+                former: None,
             });
         }
         (memory, stores)

@@ -43,6 +43,20 @@ pub enum Ask {
     },
     /// About the node.
     NodeInfo,
+    /// Give a store another table; the answer comes when the catalog shows both. What is in the former one is moved
+    /// while the store is used.
+    RebuildStore {
+        /// Its name.
+        name: String,
+        /// What its kind wants to know of the table, as JSON.
+        parameters: String,
+    },
+    /// A client has found no place in a store's table: let it grow, unless it is being rebuilt already. The answer
+    /// comes when the catalog shows both tables.
+    GrowStore {
+        /// Its name.
+        name: String,
+    },
     /// Look for buffers that nobody holds or reaches; the answer comes when the scan has ended.
     Scan {
         /// In which store.
@@ -55,9 +69,12 @@ impl Ask {
     /// granted or zeroed.
     pub const fn patience(&self) -> Duration {
         match self {
-            Ask::CreateStore { .. } | Ask::DropStore { .. } | Ask::StoreStat { .. } | Ask::Scan { .. } => {
-                Duration::from_secs(30)
-            }
+            Ask::CreateStore { .. }
+            | Ask::DropStore { .. }
+            | Ask::RebuildStore { .. }
+            | Ask::GrowStore { .. }
+            | Ask::StoreStat { .. }
+            | Ask::Scan { .. } => Duration::from_secs(30),
             Ask::OpenStore { .. } | Ask::ListStores | Ask::NodeInfo => DEADLINE,
         }
     }
@@ -103,12 +120,50 @@ pub struct Store {
     /// Whether it was planned wide ([`crate::service::Plan::wide`]): only engines may run its chains.
     #[serde(default)]
     pub wide: bool,
+    /// Drawn when it was made: whatever becomes of its table and key, it is the same store. Zero in lists.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub id: u64,
+    /// The table that it had before, while that is being left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former: Option<Former>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands it a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A table that a store is leaving.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Former {
+    /// What its kind had planned, as JSON.
+    pub parameters: String,
+    /// Where it begins.
+    pub table_at: u64,
+    /// Bytes of it.
+    pub table_len: u64,
+    /// How much of it was moved.
+    #[serde(default)]
+    pub moved_percent: u8,
+    /// The region's secret once it is left; zero for everyone but the node.
+    #[serde(default)]
+    pub next_secret: u64,
 }
 
 impl Store {
     /// Its table and key.
     pub fn extent(&self) -> Extent {
-        Extent { key: Key::new(self.region, self.secret), at: self.table_at, len: self.table_len }
+        Extent { key: self.key(), at: self.table_at, len: self.table_len }
+    }
+
+    /// The table that it is leaving, with its parameters.
+    pub fn former_extent(&self) -> Option<(&str, Extent)> {
+        let former = self.former.as_ref()?;
+        Some((&former.parameters, Extent { key: self.key(), at: former.table_at, len: former.table_len }))
+    }
+
+    fn key(&self) -> Key {
+        Key::new(self.region, self.secret)
     }
 }
 
@@ -137,6 +192,9 @@ pub struct StoreStat {
     pub parked_buffers: u64,
     /// Processes in the middle of a turn that memory waits for: if one stays here, it is stopped.
     pub delaying_pids: Vec<u32>,
+    /// While its table is being rebuilt: how much of the former one was moved.
+    #[serde(default)]
+    pub moved_percent: Option<u8>,
 }
 
 /// About a node.

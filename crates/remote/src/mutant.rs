@@ -66,6 +66,16 @@ pub enum Mutant {
     /// A reader of Pilaf looks at an entry's CRC after it has READ as many bytes as the entry says: it fails where
     /// there are not so many.
     PilafSizeTrusted,
+    /// A new key is put into the next table while its place in the former one is still open.
+    WriteBeforeMoved,
+    /// An install compares with a frozen word.
+    FrozenIsCompared,
+    /// The former table's empty slots are not closed.
+    EmptySlotsStay,
+    /// A key whose tombstone went begins again with the first generation.
+    DroppedTombstoneRestartsGenerations,
+    /// A former table's memory is given back while chains may be under way in it.
+    OldTableFreedAtOnce,
 }
 
 impl Mutant {
@@ -136,6 +146,15 @@ mod switch {
         /// Those of Pilaf's readers, which take a put under way to be found.
         pub const OF_PILAF: [Mutant; 3] =
             [Mutant::PilafEntryUnchecked, Mutant::PilafItemUnchecked, Mutant::PilafSizeTrusted];
+
+        /// Those of tables that are rebuilt.
+        pub const OF_REBUILDS: [Mutant; 5] = [
+            Mutant::WriteBeforeMoved,
+            Mutant::FrozenIsCompared,
+            Mutant::EmptySlotsStay,
+            Mutant::DroppedTombstoneRestartsGenerations,
+            Mutant::OldTableFreedAtOnce,
+        ];
 
         /// Switches one on for this thread, or none.
         pub fn switch(to: Option<Mutant>) {

@@ -88,6 +88,44 @@ pub trait Service<M: Memory>: Send {
     /// Finds more of the buffers that the structure reaches, beginning at `cursor` (0 at first), in at most about
     /// 16 accesses; puts their addresses into `found`. Answers where to go on, or nothing at the end.
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait>;
+
+    /// A step of what the structure wants done without being asked, in at most about 16 accesses; changes nothing of
+    /// its own but after the last of them. `dropped` takes buffers that it has made RETIRED and the node's
+    /// ([`crate::arena::Arena::condemn`]): they come back like any.
+    fn tick(&mut self, _memory: &M, _dropped: &mut Vec<u64>) -> Result<Tick, M::Wait> {
+        Ok(Tick::Idle)
+    }
+
+    /// Is to have another table, such as these parameters say: it tells by [`Tick::Wants`] which. `entropy` is random.
+    ///
+    /// # Errors
+    /// It cannot have one, or not such.
+    fn rebuild(&mut self, _parameters: &str, _entropy: u64) -> Result<(), String> {
+        Err("a store of this kind keeps its table: make another store, and put into it what is in this one"
+            .into())
+    }
+
+    /// How far it has moved from its former table to the next, in percent.
+    fn moved_percent(&self) -> u8 {
+        0
+    }
+}
+
+/// What a service's own step came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tick {
+    /// There was nothing to do, until somebody changes something.
+    Idle,
+    /// Something was done: have it make another.
+    Made,
+    /// Its table has become crowded: it would be rebuilt, if it were told to.
+    Crowded,
+    /// It is to have a table like this, and its [`Kind::succeed`] is to serve both.
+    Wants(Plan),
+    /// It needs no other table, and will not have been rebuilt.
+    Content,
+    /// Nothing is in its former table any more.
+    Moved,
 }
 
 /// A kind of store that a node can create.
@@ -108,6 +146,20 @@ pub trait Kind<M: Memory>: Send + Sync {
     /// # Errors
     /// The parameters are not such as [`Kind::plan`] answers.
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String>;
+
+    /// The service of a store on its way from a former table to this one, each with its parameters. It moves what is
+    /// in the former one, by [`Service::tick`], until that answers [`Tick::Moved`].
+    ///
+    /// # Errors
+    /// The parameters are not such as [`Tick::Wants`] answers.
+    fn succeed(
+        &self,
+        _former: (&str, Extent),
+        _parameters: &str,
+        _table: Extent,
+    ) -> Result<Box<dyn Service<M>>, String> {
+        Err(format!("a store of kind '{}' keeps its table", self.name()))
+    }
 }
 
 /// What a store needs.

@@ -397,7 +397,12 @@ impl Serving {
             if is_rung || is_due {
                 looked_at = self.world.now();
                 let _passage = self.step.enter().await;
-                self.machine.borrow_mut().look_around();
+                let mut machine = self.machine.borrow_mut();
+                machine.look_around();
+                for name in machine.crowded() {
+                    let ticket = machine.ask(Ask::GrowStore { name }, self.entropy());
+                    machine.cancel(&[ticket].into());
+                }
             }
             pause = match (is_busy || is_rung, is_due) {
                 (true, _) => self.look[0],

@@ -190,14 +190,19 @@ fn soak_200_clients_killed_at_any_access_lose_nothing() {
 }
 
 #[test]
+fn clients_killed_while_tables_are_rebuilt_lose_nothing() {
+    killed_at_moments(24, true);
+}
+
+#[test]
 fn clients_killed_at_any_moment_lose_nothing() {
-    killed_at_moments(20);
+    killed_at_moments(20, false);
 }
 
 #[test]
 #[ignore = "200 processes die: for the soak"]
 fn soak_200_clients_killed_at_any_moment_lose_nothing() {
-    killed_at_moments(200);
+    killed_at_moments(200, false);
 }
 
 /// `FARSIDE_TEST_STRIKE=PLAN` strikes once; so a failure is replayed.
@@ -275,14 +280,15 @@ fn killed_at_accesses(strikes: usize) {
     }
 }
 
-fn killed_at_moments(kills: u64) {
+/// Clients that are killed, and, if that is wanted, tables that are rebuilt all the while.
+fn killed_at_moments(kills: u64, rebuilds: bool) {
     let _alone = alone();
     let mut pool = Pool::start(64, None);
     let auditor = pool.endpoint();
     let started = Instant::now();
     let seed: u64 = std::env::var(SEED_VARIABLE).map_or(SEED, |seed| seed.parse().expect("a number"));
     let mut found: BTreeMap<Held, u32> = Held::ALL.into_iter().map(|held| (held, 0)).collect();
-    let (mut slowest, mut survived) = (Duration::ZERO, 0);
+    let (mut slowest, mut survived, mut rebuilt) = (Duration::ZERO, 0, 0);
     for round in 0..kills {
         let replay = Replay(format!(
             "{SEED_VARIABLE}={seed} cargo test -p farside-systems --test life_and_death \
@@ -293,13 +299,22 @@ fn killed_at_moments(kills: u64) {
         let survivor = Survivor::start(&pool.socket, &name);
         let mut victim = pool.victim(&name, own, false, round % 2 == 0, None);
         let (number, slot): (u32, u32) = victim.hear("session");
-        std::thread::sleep(Duration::from_micros(2000 + own % 20_000));
+        let moment = Instant::now() + Duration::from_micros(2000 + own % 20_000);
+        while rebuilds && Instant::now() < moment {
+            let parameters = format!(r#"{{"items": {}}}"#, [1, 500, 9000][rebuilt % 3]);
+            rebuilt +=
+                usize::from(pool.node.try_ask(&Ask::RebuildStore { name: name.clone(), parameters }).is_ok());
+        }
+        std::thread::sleep(moment.saturating_duration_since(Instant::now()));
         // So that it does not tidy up before we have looked.
         pool.node.stop();
         victim.signal(Signal::KILL);
         victim.wait();
-        let held = Audit::of(auditor.memory(), &store).held_by(auditor.memory(), own, number, slot);
-        *found.entry(held).or_default() += 1;
+        if !rebuilds {
+            // In the middle of a rebuild there may be two tables.
+            let held = Audit::of(auditor.memory(), &store).held_by(auditor.memory(), own, number, slot);
+            *found.entry(held).or_default() += 1;
+        }
         pool.node.signal(Signal::CONT);
         let done = victim.heard_last("done").unwrap_or(0);
         let (ops, slow) = survivor.end();
@@ -308,16 +323,18 @@ fn killed_at_moments(kills: u64) {
         check_script(&mut client, own, done, |index| script::endless(own, index));
         check_survivor(&mut client);
         drop(client);
-        pool.account_for_store(&store);
+        until("the rebuild ends", || pool.store(&name).former.is_none());
+        pool.account_for(&name);
         pool.drop_store(&name);
         drop(replay);
     }
     println!(
-        "{kills} clients killed in {:?} beside {survived} operations of which the slowest took {slowest:?}:",
+        "{rebuilt} rebuilds; {kills} clients killed in {:?} beside {survived} operations of which the slowest took {slowest:?}:",
         started.elapsed()
     );
     found.iter().for_each(|(held, times)| println!("  {times:4} had {held:?}"));
     assert!(slowest < Duration::from_secs(1), "a survivor stalled for {slowest:?}");
+    assert_eq!(rebuilds, rebuilt > 0, "{rebuilt} rebuilds");
 }
 
 /// Says how a failure is replayed, if one happens while it lives.
@@ -412,10 +429,15 @@ impl Pool {
 
     /// The dead are scanned for; then every buffer of the store must be in its place.
     fn account_for(&mut self, name: &str) {
-        let Answer::Store(store) = self.node.ask(&Ask::OpenStore { name: name.into() }) else {
-            panic!("asked for a store")
-        };
+        let store = self.store(name);
         self.account_for_store(&store);
+    }
+
+    fn store(&mut self, name: &str) -> Store {
+        match self.node.ask(&Ask::OpenStore { name: name.into() }) {
+            Answer::Store(store) => store,
+            other => panic!("asked for a store, got {other:?}"),
+        }
     }
 
     fn account_for_store(&mut self, store: &Store) {

@@ -5,7 +5,7 @@ mod support;
 
 use farside_remote::mutant::Mutant;
 use std::time::Duration;
-use support::{paced, poison};
+use support::{paced, poison, stepped};
 
 #[test]
 fn a_buffer_that_comes_back_at_once_is_read_as_poison() {
@@ -33,4 +33,23 @@ fn a_reader_of_pilaf_that_believes_too_soon_answers_what_was_not_there() {
     }
     println!("{killed} of {} mutants were killed", Mutant::OF_PILAF.len());
     assert_eq!(killed, Mutant::OF_PILAF.len());
+}
+
+#[test]
+fn every_broken_rebuild_is_seen() {
+    for (name, case) in stepped::CASES {
+        assert!(stepped::passes(None, *case), "{name} fails without any mutant");
+    }
+    let mut killed = 0;
+    for mutant in Mutant::OF_REBUILDS {
+        let killers = stepped::CASES.iter().filter(|(_, case)| !stepped::passes(Some(mutant), *case));
+        let killers: Vec<&str> = killers.map(|(name, _)| *name).collect();
+        println!(
+            "{mutant:?}: killed by {}",
+            if killers.is_empty() { "nobody".into() } else { killers.join(", ") }
+        );
+        killed += usize::from(!killers.is_empty());
+    }
+    println!("{killed} of {} mutants were killed", Mutant::OF_REBUILDS.len());
+    assert_eq!(killed, Mutant::OF_REBUILDS.len());
 }

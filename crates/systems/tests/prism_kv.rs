@@ -142,10 +142,24 @@ fn keys_that_collide_keep_their_values() {
     for (key, value) in &expected {
         assert_eq!(value_of(&mut client, key).as_ref(), Some(value));
     }
-    for n in 200..256u32 {
+}
+
+#[test]
+fn a_table_that_cannot_grow_is_filled_to_its_last_slot_and_its_error_names_the_remedy() {
+    let home = Home::new(16);
+    // 256 slots, the least that a table has. No segment is nobody's: 14 MiB, one in reserve.
+    home.create("s", 13, r#"{"items": 1}"#);
+    let mut client = home.client("s");
+    for n in 0..256u32 {
         go!(client, put(&n.to_string().into_bytes(), b"x")).expect("stored");
     }
-    assert!(matches!(go!(client, put(b"one too many", b"x")), Err(KvError::TableFull)));
+    let Err(full @ KvError::TableFull(_)) = go!(client, put(b"one too many", b"x")) else {
+        panic!("there is no slot")
+    };
+    let full = full.to_string();
+    assert!(full.contains("takes 1 MiB") && full.contains("more --memory"), "{full}");
+    go!(client, put(b"7", b"y")).expect("it has a slot");
+    assert_eq!(value_of(&mut client, b"one too many"), None);
 }
 
 #[test]

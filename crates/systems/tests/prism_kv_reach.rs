@@ -78,7 +78,7 @@ impl Store {
 
     /// What the first steps of a scan find, one after another.
     fn found(&self) -> Vec<u64> {
-        let spec = TableSpec { slots: 1 << 17, seed: 7, placement: Placement::Hashed, epoch: 1 };
+        let spec = TableSpec { slots: 1 << 17, seed: 7, placement: Placement::Hashed, epoch: 1, floor: 0 };
         let extent =
             Extent { key: Key::new(1, 1), at: self.table, len: u64::from(TABLE_SEGMENTS) * SEGMENT_SIZE };
         let parameters = serde_json::to_string(&spec).expect("plain data");

@@ -1,5 +1,6 @@
 //! `kv`: keys and values from the command line.
 
+use super::store::{spec_of, table_of};
 use super::{Done, Failure, StoreTarget, human_bytes, progress, tsv, written};
 use farside::local::Client;
 use farside::parts::AnyKv;
@@ -266,13 +267,16 @@ fn dump(client: &mut Client) -> Done {
 
 fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     let stat = pool.stat(store)?;
+    let known = pool.stores()?.into_iter().find(|known| known.name == store);
     if json {
-        tell!("{}", serde_json::to_string(&stat)?);
+        let mut stat = serde_json::to_value(&stat)?;
+        stat["epoch"] = known.and_then(|store| spec_of(&store)).map(|table| table.epoch).into();
+        tell!("{stat}");
         return Ok(());
     }
     let rows = [
         ("quota", human_bytes(stat.quota_bytes), String::new()),
-        ("table", human_bytes(stat.table_bytes), String::new()),
+        ("table", human_bytes(stat.table_bytes), known.map_or(String::new(), |store| table_of(&store))),
         ("never used", human_bytes(stat.granted_bytes), "including a small reserve beyond the quota".into()),
         ("in segments of buffers", human_bytes(stat.buffer_segment_bytes), String::new()),
         ("  live", human_bytes(stat.live_bytes), format!("{} buffers", stat.live_buffers)),

@@ -1,9 +1,11 @@
-//! `store`: make, list and drop stores.
+//! `store`: make, list, rebuild and drop stores.
 
-use super::{Done, Target, human_bytes};
+use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;
+use farside_systems::kv::prism_kv::layout::TableSpec;
+use std::time::Duration;
 
-/// Make, list and drop stores.
+/// Make, list, rebuild and drop stores.
 #[derive(clap::Args)]
 pub(super) struct Store {
     #[command(flatten)]
@@ -37,6 +39,14 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
+    /// Give a store another table while it is used, without what was deleted
+    Rebuild {
+        /// Its name
+        name: String,
+        /// Items that its table is to have room for [default: what is in it]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        items: Option<u64>,
+    },
     /// Drop a store with everything in it
     Drop {
         /// Its name
@@ -57,8 +67,22 @@ impl Store {
                     if json {
                         tell!("{}", store_json(&store));
                     } else {
-                        tell!("{}\t{}\t{}", store.name, store.kind, human_bytes(store.quota));
+                        let table = table_of(&store);
+                        tell!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
                     }
+                }
+            }
+            Action::Rebuild { name, items } => {
+                pool.rebuild_store(&name, items)?;
+                loop {
+                    let store = pool.stores()?.into_iter().find(|store| store.name == name);
+                    let store = store
+                        .ok_or_else(|| Failure::Told(format!("store '{name}' was dropped meanwhile")))?;
+                    if store.former.is_none() {
+                        tell!("store '{name}' has {}", table_of(&store));
+                        break;
+                    }
+                    std::thread::sleep(LOOK);
                 }
             }
             Action::Drop { name } => {
@@ -68,6 +92,22 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// How often a rebuild is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A store's table, as people are told of it.
+pub(super) fn table_of(store: &farside::Store) -> String {
+    let Some(TableSpec { slots, epoch, .. }) = spec_of(store) else { return String::new() };
+    let moved =
+        store.former.as_ref().map(|former| format!(", {} % moved from the former", former.moved_percent));
+    format!("table {epoch}, of {slots} slots{}", moved.unwrap_or_default())
+}
+
+/// What the catalog says of a store's table, if it is one of slots.
+pub(super) fn spec_of(store: &farside::Store) -> Option<TableSpec> {
+    serde_json::from_str(&store.parameters).ok()
 }
 
 /// What scripts are told of a store: nothing that opens it, or that says where it lies.
@@ -82,5 +122,6 @@ pub(super) fn store_json(store: &farside::Store) -> serde_json::Value {
         "quota_bytes": store.quota,
         "table_bytes": store.table_len,
         "parameters": parameters,
+        "moved_percent": store.former.as_ref().map(|former| former.moved_percent),
     })
 }

@@ -345,7 +345,7 @@ impl Asker<'_> {
             self.returned(id, Outcome::Failed);
         }
         match error {
-            KvError::OutOfMemory | KvError::TableFull => Ok(()),
+            KvError::OutOfMemory | KvError::TableFull(_) | KvError::NotMoved => Ok(()),
             KvError::Fabric(FabricError::Deadline { .. }) => Ok(()),
             _ => Err(Over),
         }

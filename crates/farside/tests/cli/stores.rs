@@ -11,7 +11,9 @@ fn stores_are_made_listed_and_dropped() {
     node.run(["store", "create", "a-B_9.z", "--quota", "8MiB"]).done();
     node.run(["store", "create", "small", "--quota", "2MiB", "--items", "1000", "--collision-free"]).done();
     let listed = node.run(["store", "list"]).done();
-    assert_eq!(listed.text(), "a-B_9.z\tprism-kv\t8.0 MiB\nsmall\tprism-kv\t2.0 MiB\n");
+    let expected = "a-B_9.z\tprism-kv\t8.0 MiB\ttable 1, of 32768 slots\n\
+                    small\tprism-kv\t2.0 MiB\ttable 1, of 4096 slots\n";
+    assert_eq!(listed.text(), expected);
     let listed = node.run(["store", "list", "--json"]).done();
     let stores: Vec<serde_json::Value> =
         listed.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -56,6 +58,34 @@ fn a_pilaf_store_serves_the_same_commands_and_says_what_it_has_not() {
     kv(&["kv", "del", "k"]).done();
     kv(&["kv", "del", "k"]).absent();
     node.run(["store", "create", "q", "--kind", "cuckoo"]).refused("name one of prism-kv, pilaf");
+}
+
+#[test]
+fn a_store_is_rebuilt_by_whoever_asks_and_by_itself() {
+    let node = Node::with(&["--memory", "64MiB"]);
+    node.run(["store", "create", "s", "--quota", "16MiB", "--items", "100"]).done();
+    node.run(["kv", "put", "k", "v", "--store", "s"]).done();
+    let rebuilt = node.run(["store", "rebuild", "s", "--items", "10000"]).done();
+    assert_eq!(rebuilt.text(), "store 's' has table 2, of 65536 slots\n");
+    assert_eq!(node.run(["kv", "get", "k", "--store", "s"]).done().out, b"v");
+    let stat = node.run(["kv", "stat", "--store", "s", "--json"]).done().json();
+    assert_eq!((&stat["epoch"], &stat["moved_percent"]), (&2.into(), &serde_json::Value::Null));
+    assert!(node.run(["kv", "stat", "--store", "s"]).done().text().contains("table 2, of 65536 slots"));
+    node.run(["store", "rebuild", "s"]).done();
+    assert!(node.run(["store", "list"]).done().text().contains("table 3, of 256 slots"));
+
+    node.run(["store", "rebuild", "s", "--items", "100000000"])
+        .refused("drop another store, or serve more --memory");
+    node.run(["store", "rebuild", "s", "--items", "99999999999999"]).refused("give at most");
+    node.run(["store", "rebuild", "nobody"]).refused("there is no store 'nobody'");
+    assert_eq!(node.run(["kv", "get", "k", "--store", "s"]).done().out, b"v");
+
+    // More keys than it has slots.
+    let lines: String = (0..5000).map(|n| format!("key {n}\tvalue {n}\n")).collect();
+    node.run_with(["kv", "load", "-", "--store", "s"], lines.as_bytes()).done();
+    assert_eq!(node.run(["kv", "get", "key 4999", "--store", "s"]).done().out, b"value 4999");
+    let stat = node.run(["kv", "stat", "--store", "s", "--json"]).done().json();
+    assert!(stat["epoch"].as_u64() > Some(3), "{stat}");
 }
 
 #[test]

@@ -516,7 +516,7 @@ impl Host for Staff {
             Request::Retire(buffers) => {
                 self.runner.enter();
                 for (key, buffer) in buffers {
-                    let Some((store, rights)) = client.keys.stands_for(key) else {
+                    let Some((store, rights)) = client.keys.retires_for(key) else {
                         self.note_refused(client, key);
                         continue;
                     };
@@ -707,7 +707,7 @@ impl Staff {
             return Err(format!("{ASKED_MAX} questions of this client wait for an answer: wait for one"));
         }
         client.token.judge(&ask).inspect_err(|_| self.refusals.asks += 1)?;
-        if let Ask::OpenStore { name } | Ask::StoreStat { name } = &ask
+        if let Ask::OpenStore { name } | Ask::StoreStat { name } | Ask::GrowStore { name } = &ask
             && !client.token.admin
             && self.shared.state().node.catalog().get(name).is_err()
         {

@@ -458,6 +458,11 @@ impl Shared {
         state.node.look_around();
         let delaying = state.node.delayed_by();
         state.stopped = clients.watch_stopped(&delaying);
+        for name in state.node.crowded() {
+            // Whether it can grow is nobody's question: there is no answer to be waited for.
+            let ticket = state.node.ask(Ask::GrowStore { name }, entropy());
+            state.node.cancel(&BTreeSet::from([ticket]));
+        }
     }
 
     /// What a client's socket or process had to say.

@@ -114,6 +114,8 @@ impl Home {
             table_at: 0,
             table_len: 0,
             wide: false,
+            id: 0,
+            former: None,
         };
         let mut home = Home { memory, node, kind, store, next_pid: 1001 };
         home.store = home.create("s", quota_mib);

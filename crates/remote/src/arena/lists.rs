@@ -22,12 +22,15 @@
 //! and where that is used up, a granted segment becomes the class's. No link is ever written in advance.
 
 use super::state::{Stage, State, owner};
-use super::{Arena, Buffer, Geometry, class::Class, segment::Segment, segment::Use};
+use super::{Arena, Buffer, Geometry, REGIONS_MAX, class::Class, segment::Segment, segment::Use};
+use crate::key::Key;
 use crate::memory::{Memory, Width};
 use crate::mutant::Mutant;
 
 /// `u64` of a region's record: its key's secret, 0 while nobody owns the region.
 pub(crate) const SECRET_OFFSET: u64 = 0;
+/// `u64`: the secret before, by which buffers can be retired and nothing else; 0 if there was none.
+const FORMER_SECRET_OFFSET: u64 = 8;
 const GRANTED_OFFSET: u64 = 64;
 const RESERVE_OFFSET: u64 = 80;
 const CLASSES_OFFSET: u64 = 128;
@@ -481,12 +484,44 @@ impl<M: Memory> Arena<'_, M> {
     /// admitted. An exchange and no plain store, so that it is visible before the node looks at anybody's turn:
     /// whoever is not seen in the middle of a turn then sees that the key is gone.
     pub fn set_secret(&self, region: u32, secret: u64) -> Result<(), M::Wait> {
+        self.change_secret(region, 0, secret)
+    }
+
+    /// As [`Arena::set_secret`], for a region that stays its owner's: by the secret `before` buffers can still be
+    /// retired, for chains that it let in may have made them unreachable.
+    pub fn change_secret(&self, region: u32, before: u64, secret: u64) -> Result<(), M::Wait> {
+        self.memory.write(Geometry::region_at(region) + FORMER_SECRET_OFFSET, &before.to_le_bytes())?;
         let at = Geometry::region_at(region) + SECRET_OFFSET;
         let mut old = self.memory.load(at, Width::W8)?;
         while let Err(now) = self.memory.exchange(at, Width::W8, old, u128::from(secret))? {
             old = now;
         }
         Ok(())
+    }
+
+    /// Whether this was the region's key before the one that it has.
+    pub(crate) fn was_key(&self, key: Key) -> Result<bool, M::Wait> {
+        if key.region() == 0 || key.region() >= REGIONS_MAX {
+            return Ok(false);
+        }
+        let at = Geometry::region_at(key.region()) + FORMER_SECRET_OFFSET;
+        Ok(key.opens(self.memory.load(at, Width::W8)? as u64))
+    }
+
+    /// Makes a live buffer RETIRED and the node's, in whose structure nothing reaches it any more. False if it is none
+    /// of that region, or somebody else has retired it.
+    pub fn condemn(&self, region: u32, at: u64) -> Result<bool, M::Wait> {
+        let Some((_, buffer)) = self.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(false) };
+        loop {
+            let live = self.state(&buffer)?;
+            if live.stage != Stage::Live {
+                return Ok(false);
+            }
+            let mine = State { stage: Stage::Retired, owner: owner::NODE, suspect: false, ..live };
+            if self.exchange_state(&buffer, live, mine)? {
+                return Ok(true);
+            }
+        }
     }
 
     /// Clears the record of a region that nobody uses any more.

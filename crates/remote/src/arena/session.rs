@@ -176,9 +176,9 @@ impl<M: Memory> Arena<'_, M> {
 
     /// Moves a live buffer of `key`'s region to the session's retired list. False, and nothing changes, if the key has
     /// no right to allocate, or it is no buffer of that region, or not live: a duplicated or mistaken report does no
-    /// harm.
+    /// harm. The key that the region had before does as well: its chains may have made the buffer unreachable.
     pub fn retire(&self, session: SessionId, key: Key, at: u64) -> Result<bool, M::Wait> {
-        let admitted = self.memory.admits(key)?.contains(Rights::ALLOCATE);
+        let admitted = self.memory.admits(key)?.contains(Rights::ALLOCATE) || self.was_key(key)?;
         let buffer = self.buffer_at(at)?.filter(|(region, _)| admitted && *region == key.region());
         let Some((_, buffer)) = buffer else { return Ok(false) };
         let state = loop {

@@ -260,7 +260,7 @@ impl Engine {
             }
             Work::Retire { at, keys, buffers } => {
                 for (key, buffer) in buffers {
-                    let Some((store, rights)) = keys.borrow().stands_for(key) else { continue };
+                    let Some((store, rights)) = keys.borrow().retires_for(key) else { continue };
                     if rights.contains(Rights::ALLOCATE) {
                         let retire = |memory: &Replay| Arena::of(memory).retire(session, store, buffer.raw());
                         self.memory.run(retire).await;

@@ -66,8 +66,11 @@ pub enum KvError {
     },
     /// No buffer was to be had for a tenth of a second. Nothing was stored.
     OutOfMemory,
-    /// Every slot that the key could have belongs to other keys. Nothing was stored.
-    TableFull,
+    /// Every slot that the key could have belongs to other keys, and the table does not grow, for this reason. Nothing
+    /// was stored.
+    TableFull(String),
+    /// The key's slot is on its way to another table, and does not arrive. Nothing was stored.
+    NotMoved,
     /// A chain was refused.
     Refused(Status),
     /// What was read is no item: a peer that may write to the store has damaged it.
@@ -79,6 +82,8 @@ pub enum KvError {
         /// The operation.
         what: &'static str,
     },
+    /// The table was rebuilt during an iteration, which is to be begun again.
+    Rebuilt,
     /// The catalog no longer has the store, or has another under its name. Nothing was stored.
     Gone(String),
     /// The fabric has no answer.
@@ -147,8 +152,16 @@ impl std::fmt::Display for KvError {
                 "the store is out of memory and nothing was stored: delete something, make a store with a greater \
                  --quota, or see by 'farside kv stat' whether a stopped process delays reclamation",
             ),
-            KvError::TableFull => f.write_str(
-                "the store's table is full and nothing was stored: create the store for more items (--items)",
+            KvError::TableFull(reason) => {
+                write!(f, "the store's table is full and nothing was stored: {reason}")
+            }
+            KvError::NotMoved => f.write_str(
+                "the store's table is being rebuilt, and the node does not go on with it: nothing was stored; look \
+                 whether the node is stopped, then try again",
+            ),
+            KvError::Rebuilt => f.write_str(
+                "the store's table was rebuilt during the iteration, and what is left of it would come twice or never: \
+                 begin it again",
             ),
             KvError::Refused(status @ Status::Access) => write!(
                 f,

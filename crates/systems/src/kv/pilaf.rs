@@ -35,6 +35,9 @@ pub const KIND: &str = "pilaf";
 /// How often a GET reads one slot before it asks the service.
 pub const ATTEMPTS_MAX: u32 = 16;
 
+/// What to do about a full table.
+const NO_GROWTH: &str = "tables of this kind do not grow: create the store for more items (--items)";
+
 /// A client of one Pilaf store. One operation at a time; use several for several tasks.
 pub struct Pilaf<F> {
     fabric: F,
@@ -160,7 +163,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         match outcome {
             Some(Outcome::Done) => Ok(()),
             Some(Outcome::OutOfMemory) => Err(KvError::OutOfMemory),
-            Some(Outcome::TableFull) => Err(KvError::TableFull),
+            Some(Outcome::TableFull) => Err(KvError::TableFull(NO_GROWTH.into())),
             _ => Err(self.misunderstood()),
         }
     }

@@ -11,12 +11,16 @@
 //!   a delete that won has seen the older value, so nothing can have come between.
 //! * DELETE leaves a tombstone, so that a slot keeps its key: that rules out the races of open addressing.
 //! * Values of more than about 60 KiB are lists of parts, installed by one CAS.
+//! * A table that has become crowded is rebuilt while it is used ([`rebuild`], decision 0017). Meanwhile a key is looked
+//!   for in the former table, and in the next one where its path in the former was left.
 //!
 //! Invariant: a buffer that an install made unreachable is retired before anything else is awaited.
+//! Invariant: nothing is written for a key into the next table before its place in the former one was left.
 
 mod large;
 pub mod layout;
 pub mod many;
+mod rebuild;
 pub mod service;
 
 use super::{Item, Kv, KvError, VALUE_MAX, Version, check_key};
@@ -31,7 +35,7 @@ use farside_remote::{
     Addr, BoundedPtr, ChainBuf, Fabric, FabricError, NodeId, Reply, Status, allocate, cas_from, read,
     read_as, write,
 };
-use layout::{HEADER_SIZE, ITEM_MAX, ItemHeader, ItemView, Kind, Slot, Table, UNCONDITIONAL};
+use layout::{HEADER_SIZE, ITEM_MAX, ItemHeader, ItemView, Kind, PROBES_MAX, Slot, Table, UNCONDITIONAL};
 use quick_cache::unsync::Cache;
 use std::cell::Cell;
 use std::time::Duration;
@@ -50,6 +54,8 @@ pub struct PrismKv<F> {
     node: NodeId,
     store: Store,
     table: Table,
+    /// The table that is being left, while the catalog says that one is.
+    former: Option<Box<Table>>,
     slots: Option<Cache<Box<[u8]>, Cached>>,
     chain: ChainBuf,
     reply: Reply,
@@ -57,20 +63,45 @@ pub struct PrismKv<F> {
     value: Vec<u8>,
     /// The chain that was to install an item may have run, and nobody knows.
     installing: Cell<bool>,
+    waits: Waits,
 }
+
+/// How long an operation has waited for a table that is being rebuilt: a node whose catalog leads nowhere, or to
+/// another place each time, must not keep it for ever.
+#[derive(Clone, Copy, Default)]
+struct Waits {
+    /// When it first had to.
+    since: Option<Duration>,
+    /// How often it has fetched the catalog.
+    catalogs: u32,
+}
+
+/// An operation that meets one rebuild after another fetches the catalog three times for each.
+const CATALOGS_MAX: u32 = 10_000;
 
 /// Where a key's slot was, and what it held.
 #[derive(Clone, Copy)]
 struct Cached {
-    index: u64,
+    at: Addr,
     generation: u32,
+}
+
+/// One of the tables of a store that is being rebuilt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Epoch {
+    /// The one that is being left.
+    Former,
+    /// The one that new clients will know; the only one there is, if the store is not being rebuilt.
+    Current,
 }
 
 /// What a probe found: the slot that the key has or may have, as it was at one instant.
 #[derive(Clone)]
 struct Found {
-    index: u64,
+    at: Addr,
     slot: Slot,
+    /// The generation of the install that follows it.
+    next_generation: u32,
     /// Nothing if the slot is empty.
     kind: Option<Kind>,
     unconditional: bool,
@@ -108,17 +139,19 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// There is none of that name, or it is of another kind.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<PrismKv<F>, KvError> {
         let store = fetch_store(&fabric, node, name).await?;
-        let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
+        let (table, former) = tables_of(&store)?;
         Ok(PrismKv {
             fabric,
             node,
             store,
             table,
+            former,
             slots: None,
             chain: ChainBuf::new(),
             reply: Reply::new(),
             value: Vec::new(),
             installing: Cell::new(false),
+            waits: Waits::default(),
         })
     }
 
@@ -133,7 +166,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         &self.store
     }
 
-    /// Its table.
+    /// Its table; of both, the one that takes the other's place.
     pub fn table(&self) -> &Table {
         &self.table
     }
@@ -160,17 +193,19 @@ impl<F: Fabric + Clock> PrismKv<F> {
     #[inline]
     pub async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
-        let mut waits_since = None;
+        self.waits = Waits::default();
         loop {
-            match self.seek(key).await? {
-                Sought::Absent => return Ok(None),
-                Sought::Value { at, version } => return Ok(Some(Fetched { at: Some(at), version })),
+            match self.seek(key).await {
+                Ok(Sought::Absent) => return Ok(None),
+                Ok(Sought::Value { at, version }) => return Ok(Some(Fetched { at: Some(at), version })),
                 // Boxed, so that every other GET has a small future.
-                Sought::Large { index } => match Box::pin(self.read_large(key, index)).await? {
+                Ok(Sought::Large { at }) => match Box::pin(self.read_large(key, at)).await? {
                     large::Read::Whole(version) => return Ok(Some(Fetched { at: None, version })),
                     large::Read::Changed => {}
                 },
-                Sought::Moved => Box::pin(self.refetch(&mut waits_since)).await?,
+                Ok(Sought::Left) => Box::pin(self.refetch()).await?,
+                Err(KvError::Refused(Status::Access)) => Box::pin(self.fetch_key()).await?,
+                Err(error) => return Err(error),
             }
         }
     }
@@ -189,6 +224,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// [`KvError`], which says whether the value may have been stored.
     pub async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
+        self.waits = Waits::default();
         if is_large(key, value) {
             return self.put_large(key, value).await;
         }
@@ -207,6 +243,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// [`KvError`], which says whether it may have been taken away.
     pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
+        self.waits = Waits::default();
         // A delete that loses always looks again: it answers what it saw, so it cannot be said to have come before
         // the winner, as another one may be said to have.
         loop {
@@ -250,6 +287,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         expected: Option<Version>,
     ) -> Result<Result<Version, Conflict>, KvError> {
         check_put(key, value)?;
+        self.waits = Waits::default();
         if is_large(key, value) {
             return self.put_large_if(key, value, expected).await;
         }
@@ -271,38 +309,53 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 return Ok(Err(Conflict { version }));
             }
             if self.install(&found, item, Buffer::for_put(item)?).await? {
-                return Ok(Ok(Version(found.slot.next_generation())));
+                return Ok(Ok(Version(found.next_generation)));
             }
         }
     }
 
     // Reading.
 
-    /// Reads the item of `key` into the reply, probing from its first slot on.
+    /// Reads the item of `key` into the reply.
     #[inline]
     async fn seek(&mut self, key: &[u8]) -> Result<Sought, KvError> {
-        for index in self.table.probe(key) {
+        if self.former.is_some() {
+            // Boxed, as all that happens only during a rebuild.
+            match Box::pin(self.seek_in(Epoch::Former, key)).await? {
+                Sought::Left => {}
+                sought => return Ok(sought),
+            }
+        }
+        self.seek_in(Epoch::Current, key).await
+    }
+
+    /// Reads the item of `key` in one table into the reply, probing from its first slot on.
+    #[inline]
+    async fn seek_in(&mut self, epoch: Epoch, key: &[u8]) -> Result<Sought, KvError> {
+        let table = self.table_of(epoch);
+        for index in table.probe(key) {
+            let at = self.table_of(epoch).slot_at(index);
             let mut chain = self.chain.begin(self.table.extent.key);
-            let item = chain.also(read(self.table.slot_at(index), READ_MAX).indirect().bounded());
+            let item = chain.also(read(at, READ_MAX).indirect().bounded());
             self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
             let bytes = self.reply.get(item).map_err(KvError::Refused)?;
             if bytes.is_empty() {
                 return Ok(Sought::Absent);
             }
             let item = ItemView::decode(bytes)?;
-            if item.kind == Kind::Moved {
-                return Ok(Sought::Moved);
-            }
-            if !item.is_of(key) {
-                continue;
+            match item.kind {
+                Kind::Closed => return Ok(Sought::Left),
+                // Whose key it had cannot be seen: in the table that is being left, it may lie further on.
+                Kind::Moved if epoch == Epoch::Former => continue,
+                Kind::Moved => return Ok(Sought::Left),
+                _ if !item.is_of(key) => continue,
+                _ => {}
             }
             if let Some(slots) = &mut self.slots {
                 match item.kind {
                     // To replace a large value, its parts must be known.
                     Kind::Large => drop(slots.remove(key)),
-                    _ => {
-                        remember_slot(slots, key, Cached { index, generation: item.header.generation.get() })
-                    }
+                    _ => remember_slot(slots, key, Cached { at, generation: item.header.generation.get() }),
                 }
             }
             return Ok(match item.kind {
@@ -310,42 +363,92 @@ impl<F: Fabric + Clock> PrismKv<F> {
                     let at = bytes.len() - item.value()?.len();
                     Sought::Value { at, version: item.version() }
                 }
-                Kind::Large => Sought::Large { index },
-                Kind::Tombstone | Kind::Moved => Sought::Absent,
+                Kind::Large => Sought::Large { at },
+                Kind::Tombstone | Kind::Moved | Kind::Closed => Sought::Absent,
             });
         }
         Ok(Sought::Absent)
     }
 
-    /// Finds the slot that `key` has, or the empty one that it would get: slot and key from one snapshot, since
-    /// both follow the one copy of the slot that the chain made in scratch.
-    async fn find(&mut self, key: &[u8]) -> Result<Found, KvError> {
-        let mut waits_since = None;
-        'table: loop {
-            for index in self.table.probe(key) {
-                let mut chain = self.chain.begin(self.table.extent.key);
-                chain.also(read(self.table.slot_at(index), layout::SLOT_SIZE as u32).redirect(TMP));
-                let slot = chain.then(read_as::<BoundedPtr>(TMP));
-                let at = if Mutant::KvTwoSnapshots.is_on() { self.table.slot_at(index) } else { TMP };
-                let item = chain.then(read(at, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
-                self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
-                let slot = Slot(*self.reply.get(slot).map_err(KvError::Refused)?);
-                if slot.is_frozen() {
-                    self.refetch(&mut waits_since).await?;
-                    continue 'table;
-                }
-                let bytes = self.reply.get(item).map_err(KvError::Refused)?;
-                if slot.is_empty() {
-                    return Ok(Found { index, slot, kind: None, unconditional: false });
-                }
-                let item = ItemView::decode(bytes)?;
-                if item.is_of(key) || Mutant::KvSlotReuse.is_on() && item.kind == Kind::Tombstone {
-                    let unconditional = item.is_unconditional();
-                    return Ok(Found { index, slot, kind: Some(item.kind), unconditional });
-                }
-            }
-            return Err(KvError::TableFull);
+    fn table_of(&self, epoch: Epoch) -> &Table {
+        match (&self.former, epoch) {
+            (Some(former), Epoch::Former) => former,
+            _ => &self.table,
         }
+    }
+
+    /// Finds the slot that `key` has, or the empty one that it would get.
+    async fn find(&mut self, key: &[u8]) -> Result<Found, KvError> {
+        loop {
+            let mut sought = Ok(Place::Left);
+            if self.former.is_some() {
+                sought = Box::pin(self.find_in(Epoch::Former, key)).await;
+            }
+            if let Ok(Place::Left) = sought {
+                sought = self.find_in(Epoch::Current, key).await;
+            }
+            match sought {
+                Ok(Place::Found(found)) => return Ok(found),
+                Ok(Place::Left) => Box::pin(self.refetch()).await?,
+                Ok(Place::Frozen) => self.pause().await?,
+                Ok(Place::Full) => Box::pin(self.grow()).await?,
+                Err(KvError::Refused(Status::Access)) => Box::pin(self.fetch_key()).await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// As [`PrismKv::find`], in one table: slot and key from one snapshot, since both follow the one copy of the slot
+    /// that the chain made in scratch.
+    async fn find_in(&mut self, epoch: Epoch, key: &[u8]) -> Result<Place, KvError> {
+        let path = self.table_of(epoch).probe(key);
+        for (step, index) in (0..).zip(path) {
+            let at = self.table_of(epoch).slot_at(index);
+            let mut chain = self.chain.begin(self.table.extent.key);
+            chain.also(read(at, layout::SLOT_SIZE as u32).redirect(TMP));
+            let slot = chain.then(read_as::<BoundedPtr>(TMP));
+            let pointer = if Mutant::KvTwoSnapshots.is_on() { at } else { TMP };
+            let item = chain.then(read(pointer, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+            let refused = |_| KvError::Refused(self.reply.verdict());
+            let slot = Slot(*self.reply.get(slot).map_err(refused)?);
+            let bytes = self.reply.get(item).map_err(refused)?;
+            let table = self.table_of(epoch);
+            let next_generation = table.next_generation(slot);
+            if slot.is_empty() {
+                if epoch == Epoch::Former && Mutant::WriteBeforeMoved.is_on() {
+                    return Ok(Place::Left);
+                }
+                // What is moved must find a place in the next table too.
+                let is_kept_free = self.former.is_some() && epoch == Epoch::Current && step >= PROBES_MAX / 2;
+                if index == table.end() || is_kept_free {
+                    return Ok(Place::Full);
+                }
+                let found = Found { at, slot, next_generation, kind: None, unconditional: false };
+                return Ok(Place::Found(found));
+            }
+            let item = ItemView::decode(bytes)?;
+            match item.kind {
+                Kind::Closed => return Ok(Place::Left),
+                Kind::Moved if epoch == Epoch::Former => {}
+                Kind::Moved => return Ok(Place::Left),
+                kind if item.is_of(key) || Mutant::KvSlotReuse.is_on() && kind == Kind::Tombstone => {
+                    if slot.is_frozen() && !Mutant::FrozenIsCompared.is_on() {
+                        return Ok(Place::Frozen);
+                    }
+                    let unconditional = item.is_unconditional();
+                    return Ok(Place::Found(Found {
+                        at,
+                        slot,
+                        next_generation,
+                        kind: Some(kind),
+                        unconditional,
+                    }));
+                }
+                _ => {}
+            }
+        }
+        Ok(Place::Full)
     }
 
     // Writing.
@@ -382,7 +485,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 if !slot.ptr.is_null() {
                     self.retire(slot.ptr);
                 }
-                self.remember(item, found.index, found.slot.next_generation());
+                self.remember(item, found.at, found.next_generation);
                 Ok(true)
             }
             Installed::No => Ok(false),
@@ -399,14 +502,14 @@ impl<F: Fabric + Clock> PrismKv<F> {
         reserve: bool,
         patient: bool,
     ) -> Result<Installed, KvError> {
-        let generation = found.slot.next_generation();
+        let generation = found.next_generation;
         let header = item.header(generation);
         let bound_and_tag = item.bound_and_tag(generation);
         let mut chain = self.chain.begin(self.table.extent.key);
         chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
         let fill = allocate(list, [header.as_bytes(), item.key, item.value]);
         chain.then(if reserve { fill.from_reserve() } else { fill }.redirect(TMP));
-        let swung = chain.then(cas_from(self.table.slot_at(found.index), &found.slot.0, TMP));
+        let swung = chain.then(cas_from(found.at, &found.slot.0, TMP));
         let fresh = chain.also(read_as::<Addr>(TMP));
         let ready = if patient {
             let (reply, installing) = (&mut self.reply, &self.installing);
@@ -428,6 +531,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 }
                 Ok(Installed::No)
             }
+            // The ALLOCATE was refused, before anything was done.
+            Status::Aborted if self.reply.verdict() == Status::Access => {
+                Box::pin(self.fetch_key()).await?;
+                Ok(Installed::No)
+            }
             _ => Err(KvError::Refused(self.reply.verdict())),
         }
     }
@@ -444,8 +552,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let mut chain = self.chain.begin(self.table.extent.key);
         chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
         chain.then(allocate(list, [header.as_bytes(), item.key, item.value]).redirect(TMP));
-        let slot_at = self.table.slot_at(cached.index);
-        let swung = chain.then(cas_from(slot_at, &expected, TMP).masked(&TAG_ONLY, &WHOLE));
+        let swung = chain.then(cas_from(cached.at, &expected, TMP).masked(&TAG_ONLY, &WHOLE));
         let fresh = chain.also(read_as::<Addr>(TMP));
         let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
         if !ready.map_err(KvError::of_install)? {
@@ -455,7 +562,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             Status::Ok => {
                 let before = self.reply.get(swung).map_err(KvError::Refused)?.ptr;
                 self.retire(before);
-                self.remember(&item, cached.index, generation);
+                self.remember(&item, cached.at, generation);
                 Ok(true)
             }
             Status::CasFailed => {
@@ -463,6 +570,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 if let Some(slots) = &mut self.slots {
                     slots.remove(key);
                 }
+                Ok(false)
+            }
+            Status::Aborted if self.reply.verdict() == Status::Access => {
+                Box::pin(self.fetch_key()).await?;
                 Ok(false)
             }
             _ => Err(KvError::Refused(self.reply.verdict())),
@@ -480,35 +591,96 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 
     /// Only small values are remembered: to replace a large one, its parts must be known.
-    fn remember(&mut self, item: &NewItem<'_>, index: u64, generation: u32) {
+    fn remember(&mut self, item: &NewItem<'_>, at: Addr, generation: u32) {
         if let Some(slots) = &mut self.slots {
             match item.kind {
-                Kind::Value => remember_slot(slots, item.key, Cached { index, generation }),
+                Kind::Value => remember_slot(slots, item.key, Cached { at, generation }),
                 _ => drop(slots.remove(item.key)),
             }
         }
     }
 
-    /// Fetches the catalog again, since the table has moved. `waits_since` is when an operation first had to: a node
-    /// that never has the new table must not keep it for ever.
+    /// Fetches the catalog again, since a table was left.
     #[cold]
-    async fn refetch(&mut self, waits_since: &mut Option<Duration>) -> Result<(), KvError> {
-        const PAUSE: Duration = Duration::from_millis(1);
+    async fn refetch(&mut self) -> Result<(), KvError> {
+        let known = (self.table.spec.epoch, self.former.is_some());
+        self.fetch_catalog().await?;
+        if (self.table.spec.epoch, self.former.is_some()) == known {
+            self.pause().await?;
+        }
+        Ok(())
+    }
+
+    /// The node needs a moment.
+    #[cold]
+    async fn pause(&mut self) -> Result<(), KvError> {
+        const PAUSE: Duration = Duration::from_micros(200);
+        if self.has_waited() {
+            return Err(KvError::NotMoved);
+        }
+        self.fabric.sleep(PAUSE).await;
+        Ok(())
+    }
+
+    fn has_waited(&mut self) -> bool {
         let now = self.fabric.now();
-        if now.saturating_sub(*waits_since.get_or_insert(now)) >= DEADLINE {
-            return Err(KvError::Damaged("a slot of a table that was moved, while no other takes its place"));
+        now.saturating_sub(*self.waits.since.get_or_insert(now)) >= DEADLINE
+    }
+
+    /// The store's key opens nothing. If it has another by now, as after every rebuild, that is fetched.
+    #[cold]
+    async fn fetch_key(&mut self) -> Result<(), KvError> {
+        let refused = self.table.extent.key;
+        self.fetch_catalog().await?;
+        if self.table.extent.key == refused { Err(KvError::Refused(Status::Access)) } else { Ok(()) }
+    }
+
+    /// There is no place for a new key: the node is asked for a larger table, or to go on where it makes one.
+    #[cold]
+    async fn grow(&mut self) -> Result<(), KvError> {
+        if self.has_waited() {
+            let reason = "a larger one is on its way, and that takes its time: try again";
+            return Err(KvError::TableFull(reason.into()));
+        }
+        if self.former.is_none() {
+            let grow = Ask::GrowStore { name: self.store.name.clone() };
+            match ask(&self.fabric, self.node, &grow).await {
+                Ok(_) | Err(FabricError::Deadline { .. }) => {}
+                Err(FabricError::Refused(reason)) => return Err(KvError::TableFull(reason)),
+                Err(other) => return Err(KvError::of_look(other)),
+            }
+        }
+        // Anyhow it takes a moment; and a node that has just ended one rebuild waits for this session's turn to end.
+        self.pause().await?;
+        self.fetch_catalog().await
+    }
+
+    async fn fetch_catalog(&mut self) -> Result<(), KvError> {
+        self.waits.catalogs += 1;
+        if self.waits.catalogs > CATALOGS_MAX {
+            return Err(KvError::NotMoved);
         }
         let store = fetch_store(&self.fabric, self.node, &self.store.name).await?;
-        let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
-        if table.spec.epoch == self.table.spec.epoch {
-            self.fabric.sleep(PAUSE).await; // The rebuild has not published its table yet.
+        if store.id != self.store.id {
+            return Err(KvError::Gone(format!(
+                "'{}' is another one by now, which was made since: what this client had stored is lost; open it anew",
+                store.name
+            )));
         }
+        let (table, former) = tables_of(&store)?;
         if let Some(slots) = &mut self.slots {
             slots.clear();
         }
-        (self.store, self.table) = (store, table);
+        (self.store, self.table, self.former) = (store, table, former);
         Ok(())
     }
+}
+
+/// The tables that the catalog tells of: the one that stays, and the one that is being left.
+fn tables_of(store: &Store) -> Result<(Table, Option<Box<Table>>), KvError> {
+    let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
+    let former = store.former_extent().map(|(parameters, extent)| Table::new(parameters, extent));
+    Ok((table, former.transpose().map_err(KvError::Gone)?.map(Box::new)))
 }
 
 /// A key that is known already keeps its entry, so that only a new one allocates.
@@ -529,9 +701,21 @@ enum Sought {
         version: Version,
     },
     Large {
-        index: u64,
+        at: Addr,
     },
-    Moved,
+    /// The table was left where the key would be: another one has it, if any.
+    Left,
+}
+
+/// Where a key is to be installed.
+enum Place {
+    Found(Found),
+    /// The table was left where the key would be: it is to be installed in another one.
+    Left,
+    /// Its slot is being moved just now.
+    Frozen,
+    /// Nowhere: all slots that it could have are others', or kept free for what is being moved.
+    Full,
 }
 
 /// As much of an item as one reply holds.
@@ -606,9 +790,9 @@ impl Buffer {
 fn won_without_looking(before: &Found, now: &Found) -> bool {
     Mutant::KvYieldsToAnyone.is_on()
         || before.kind.is_some()
-            && now.index == before.index
+            && now.at == before.at
             && now.unconditional
-            && now.slot.generation() == before.slot.next_generation()
+            && now.slot.generation() == before.next_generation
 }
 
 fn is_large(key: &[u8], value: &[u8]) -> bool {
@@ -621,19 +805,24 @@ fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
 }
 
 async fn fetch_store<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, KvError> {
-    let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
-    let mut answer = Vec::new();
-    fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
-        FabricError::Refused(reason) => KvError::Gone(reason),
-        other => KvError::of_look(other),
-    })?;
-    match serde_json::from_slice(&answer) {
-        Ok(Answer::Store(store)) if store.kind == KIND => Ok(store),
-        Ok(Answer::Store(store)) => {
+    let open = Ask::OpenStore { name: name.to_owned() };
+    match ask(fabric, node, &open).await {
+        Ok(Some(Answer::Store(store))) if store.kind == KIND => Ok(store),
+        Ok(Some(Answer::Store(store))) => {
             Err(KvError::Gone(format!("store '{name}' is a {}, not a {KIND}: name another", store.kind)))
         }
-        _ => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
+        Ok(_) => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
+        Err(FabricError::Refused(reason)) => Err(KvError::Gone(reason)),
+        Err(other) => Err(KvError::of_look(other)),
     }
+}
+
+/// The node's answer; nothing if it is not understood.
+async fn ask<F: Fabric>(fabric: &F, node: NodeId, ask: &Ask) -> Result<Option<Answer>, FabricError> {
+    let request = serde_json::to_vec(ask).expect("plain data");
+    let mut answer = Vec::new();
+    fabric.call(node, ServiceId::NODE, &request, &mut answer).await?;
+    Ok(serde_json::from_slice(&answer).ok())
 }
 
 impl<F: Fabric + Clock> Kv for PrismKv<F> {

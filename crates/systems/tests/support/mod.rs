@@ -11,6 +11,7 @@ pub(crate) mod paced;
 pub(crate) mod poison;
 pub(crate) mod process;
 pub(crate) mod script;
+pub(crate) mod stepped;
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;

@@ -176,9 +176,13 @@ impl Child {
 
     /// Asks a node; it must not refuse.
     pub(crate) fn ask(&mut self, ask: &Ask) -> Answer {
+        self.try_ask(ask).unwrap_or_else(|reason| panic!("{ask:?}: {reason}"))
+    }
+
+    /// Asks a node.
+    pub(crate) fn try_ask(&mut self, ask: &Ask) -> Result<Answer, String> {
         self.tell(&serde_json::to_string(ask).expect("plain data"));
-        let answer: Result<Answer, String> = self.hear("answer");
-        answer.unwrap_or_else(|reason| panic!("{ask:?}: {reason}"))
+        self.hear("answer")
     }
 
     /// The processes that a node says are stopped in the middle of a turn.

@@ -21,14 +21,16 @@ pub(super) enum Read {
 }
 
 impl<F: Fabric + Clock> PrismKv<F> {
-    /// Reads the value of the large item in slot `index` into `self.value`.
-    pub(super) async fn read_large(&mut self, key: &[u8], index: u64) -> Result<Read, KvError> {
-        let slot_at = self.table.slot_at(index);
+    /// Reads the value of the large item in the slot at `slot_at` into `self.value`.
+    pub(super) async fn read_large(&mut self, key: &[u8], slot_at: Addr) -> Result<Read, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         chain.also(read(slot_at, size_of::<BoundedPtr>() as u32).redirect(TMP));
         let slot = chain.then(read_as::<BoundedPtr>(TMP));
         let head = chain.then(read(TMP, READ_MAX).indirect().bounded());
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        if self.reply.verdict() == Status::Access {
+            return Ok(Read::Changed); // Whether the store has another key is seen when its own is looked for.
+        }
         let slot = *self.reply.get(slot).map_err(KvError::Refused)?;
         let item = ItemView::decode(self.reply.get(head).map_err(KvError::Refused)?)?;
         if !item.is_of(key) || item.kind != Kind::Large {
@@ -43,7 +45,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let now = chain.also(read_as::<BoundedPtr>(slot_at));
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
-        let now = *self.reply.get(now).map_err(KvError::Refused)?;
+        let now = match self.reply.get(now) {
+            Ok(now) => *now,
+            Err(Status::Access) => return Ok(Read::Changed),
+            Err(refused) => return Err(KvError::Refused(refused)),
+        };
         match (now == slot, whole) {
             (true, true) => Ok(Read::Whole(version)),
             (true, false) => Err(KvError::Damaged("a large item with a part that is not the store's")),
@@ -105,14 +111,22 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     async fn write_part(&mut self, bytes: &[u8]) -> Result<Part, KvError> {
         let class = Class::for_len(bytes.len()).ok_or(KvError::ValueLength(bytes.len()))?;
-        let mut chain = self.chain.begin(self.table.extent.key);
-        let at = chain.also(allocate(class.list(), [bytes, &[], &[]]));
-        let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
-        if !ready.map_err(KvError::of_look)? {
-            return Err(KvError::OutOfMemory);
+        loop {
+            let mut chain = self.chain.begin(self.table.extent.key);
+            let at = chain.also(allocate(class.list(), [bytes, &[], &[]]));
+            let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
+            if !ready.map_err(KvError::of_look)? {
+                return Err(KvError::OutOfMemory);
+            }
+            match self.reply.get(at) {
+                Ok(at) => {
+                    let at = at.raw().into();
+                    return Ok(Part { at, len: (bytes.len() as u32).into(), reserved: 0.into() });
+                }
+                Err(Status::Access) => self.fetch_key().await?,
+                Err(refused) => return Err(KvError::Refused(refused)),
+            }
         }
-        let at = self.reply.get(at).map_err(KvError::Refused)?.raw();
-        Ok(Part { at: at.into(), len: (bytes.len() as u32).into(), reserved: 0.into() })
     }
 
     /// The parts of the large item in a slot that is about to be replaced, so that whoever replaces it can give

@@ -4,12 +4,14 @@
 //! slot   | item address u64 | bytes of the item u32 | tag u32 |     16 bytes, aligned; all zero while empty
 //! tag    | FROZEN 1 bit | generation 31 bits |
 //! item   | generation u32 | key length u16 | kind u8 | flags u8 | value length u32 | 0 u32 | key | value |
+//! table  | slots | end slot, which no key has | item MOVED | item CLOSED |
 //! part   | address u64 | bytes u32 | 0 u32 |                        what a LARGE item's value is a list of
 //! ```
 //!
 //! Invariant: an item is written once, before a slot points to it, and never changes.
 //! Invariant: the generation of a slot grows with every install, and the item that it points to carries the same.
 //! Invariant: a slot that has had a key keeps it until the table is rebuilt; deleting leaves a TOMBSTONE.
+//! Invariant: what is left behind by a rebuild points to one of two items behind the next table, and is FROZEN.
 
 pub use crate::hash_slots::Placement;
 use crate::hash_slots::first_slot;
@@ -20,7 +22,7 @@ use farside_remote::service::Extent;
 use rapidhash::v3::RapidSecrets;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a slot.
 pub const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
@@ -38,10 +40,11 @@ pub const PART_MAX: usize = 60 * 1024;
 pub const PARTS_MAX: usize = VALUE_MAX.div_ceil(PART_MAX);
 
 const FROZEN: u32 = 1 << 31;
-const GENERATION_MASK: u32 = FROZEN - 1;
+/// The bits of a generation.
+pub(super) const GENERATION_MASK: u32 = FROZEN - 1;
 
 /// The word of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot(pub BoundedPtr);
 
 impl Slot {
@@ -60,9 +63,24 @@ impl Slot {
         self.0.tag.get() & GENERATION_MASK
     }
 
-    /// That of the install after this one.
-    pub fn next_generation(self) -> u32 {
-        next_generation(self.generation())
+    /// The same, so that no client may write it.
+    pub fn frozen(self) -> Slot {
+        Slot(BoundedPtr { tag: (self.0.tag.get() | FROZEN).into(), ..self.0 })
+    }
+
+    /// The same, so that clients may write it.
+    pub fn thawed(self) -> Slot {
+        Slot(BoundedPtr { tag: self.generation().into(), ..self.0 })
+    }
+
+    /// From the word in memory.
+    pub fn of(word: u128) -> Slot {
+        Slot(BoundedPtr::read_from_bytes(&word.to_le_bytes()).expect("a slot's size"))
+    }
+
+    /// To the word in memory.
+    pub fn word(self) -> u128 {
+        u128::from_le_bytes(self.0.as_bytes().try_into().expect("a slot's size"))
     }
 }
 
@@ -70,6 +88,12 @@ impl Slot {
 pub fn next_generation(generation: u32) -> u32 {
     let step = u32::from(!Mutant::KvNoGeneration.is_on());
     generation.wrapping_add(step) & GENERATION_MASK
+}
+
+/// How far `generation` is above `floor`; nothing if it is the floor or below.
+pub fn above(generation: u32, floor: u32) -> Option<u32> {
+    let by = generation.wrapping_sub(floor) & GENERATION_MASK;
+    (1..GENERATION_MASK / 2).contains(&by).then_some(by)
 }
 
 /// What an item is.
@@ -82,8 +106,10 @@ pub enum Kind {
     Tombstone = 2,
     /// A key with a list of the parts of its value.
     Large = 3,
-    /// The slot's key, if it had one, is in another table: fetch the catalog again.
+    /// The slot had a key, which is in the next table, unless it was deleted.
     Moved = 4,
+    /// The slot never had a key and never will: whose path ends here is in the next table, if anywhere.
+    Closed = 5,
 }
 
 impl Kind {
@@ -94,6 +120,7 @@ impl Kind {
             2 => Some(Kind::Tombstone),
             3 => Some(Kind::Large),
             4 => Some(Kind::Moved),
+            5 => Some(Kind::Closed),
             _ => None,
         }
     }
@@ -237,6 +264,12 @@ pub fn slots_for(items: u64) -> Option<u64> {
     (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(PROBES_MAX))
 }
 
+/// Bytes of a table of so many slots: behind them are its end slot, and the items MOVED and CLOSED, to which the slots
+/// of the table before it point.
+pub fn table_len(slots: u64) -> Option<u64> {
+    slots.checked_add(1)?.checked_mul(SLOT_SIZE)?.checked_add(2 * HEADER_SIZE as u64)
+}
+
 /// What a store is asked for, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -259,6 +292,14 @@ pub struct TableSpec {
     pub placement: Placement,
     /// Grows with every rebuild.
     pub epoch: u64,
+    /// The first install of a key in this table has the generation after this one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub floor: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands it a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// A table, as a client that has the catalog's word for it sees it.
@@ -279,7 +320,7 @@ impl Table {
     pub fn new(parameters: &str, extent: Extent) -> Result<Table, String> {
         let spec: TableSpec = serde_json::from_str(parameters)
             .map_err(|error| format!("the catalog's description of the table is no such: {error}"))?;
-        let fits = spec.slots.checked_mul(SLOT_SIZE).is_some_and(|len| len <= extent.len);
+        let fits = table_len(spec.slots).is_some_and(|len| len <= extent.len);
         if !spec.slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
             return Err(format!(
                 "the catalog describes a table of {} slots in {} bytes at {:#x}",
@@ -289,12 +330,53 @@ impl Table {
         Ok(Table { spec, extent, secrets: RapidSecrets::seed(spec.seed) })
     }
 
-    /// The indexes of the slots that `key` may have, in the order in which they are probed.
+    /// The indexes of the slots that `key` may have, in the order in which they are probed; and behind them that of the
+    /// end slot, which no key has.
     #[inline]
     pub fn probe(&self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
-        let mask = self.spec.slots - 1;
+        let (slots, mask) = (self.spec.slots, self.spec.slots - 1);
         let first = self.first_slot(key);
-        (0..PROBES_MAX.min(self.spec.slots)).map(move |step| (first + step) & mask)
+        let probes = PROBES_MAX.min(slots);
+        (0..=probes).map(move |step| if step < probes { (first + step) & mask } else { slots })
+    }
+
+    /// The index of the end slot, behind all others.
+    #[inline]
+    pub fn end(&self) -> u64 {
+        self.spec.slots
+    }
+
+    /// The generation of the install that follows what a slot of this table holds.
+    pub fn next_generation(&self, slot: Slot) -> u32 {
+        let restarts = Mutant::DroppedTombstoneRestartsGenerations.is_on();
+        next_generation(if slot.is_empty() && !restarts { self.spec.floor } else { slot.generation() })
+    }
+
+    /// What a slot of the table before this one becomes when it is left: MOVED, or CLOSED if it is empty.
+    pub fn left(&self, slot: Slot) -> Slot {
+        let kind = if slot.is_empty() { Kind::Closed } else { Kind::Moved };
+        let item = BoundedPtr {
+            ptr: farside_remote::Addr::new(self.left_item_at(kind)),
+            bound: (HEADER_SIZE as u32).into(),
+            tag: slot.0.tag,
+        };
+        Slot(item).frozen()
+    }
+
+    /// Which of both a slot of the table before this one has become, if it has.
+    pub fn is_left(&self, slot: Slot) -> Option<Kind> {
+        [Kind::Moved, Kind::Closed].into_iter().find(|&kind| slot.0.ptr.raw() == self.left_item_at(kind))
+    }
+
+    /// The items MOVED and CLOSED, and where they begin.
+    pub fn left_items(&self) -> (u64, [ItemHeader; 2]) {
+        let item = |kind: Kind| ItemHeader { kind: kind as u8, ..ItemHeader::new_zeroed() };
+        (self.left_item_at(Kind::Moved), [item(Kind::Moved), item(Kind::Closed)])
+    }
+
+    fn left_item_at(&self, kind: Kind) -> u64 {
+        let behind = if kind == Kind::Closed { HEADER_SIZE as u64 } else { 0 };
+        self.extent.at + (self.end() + 1) * SLOT_SIZE + behind
     }
 
     #[inline]
@@ -315,8 +397,8 @@ mod tests {
     use farside_remote::{Addr, Key};
 
     fn table(placement: Placement) -> Table {
-        let spec = TableSpec { slots: 1 << 12, seed: 7, placement, epoch: 0 };
-        let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: SLOT_SIZE << 12 };
+        let spec = TableSpec { slots: 1 << 12, seed: 7, placement, epoch: 0, floor: 0 };
+        let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: 1 << 20 };
         Table::new(&serde_json::to_string(&spec).expect("plain data"), extent).expect("a table")
     }
 
@@ -409,8 +491,8 @@ mod tests {
 
     #[test]
     fn a_table_beyond_the_end_of_all_addresses_is_refused() {
-        let spec = TableSpec { slots: 1 << 12, seed: 7, placement: Placement::Hashed, epoch: 0 };
-        let extent = Extent { key: Key::new(1, 1), at: u64::MAX - 4095, len: SLOT_SIZE << 12 };
+        let spec = TableSpec { slots: 1 << 12, seed: 7, placement: Placement::Hashed, epoch: 0, floor: 0 };
+        let extent = Extent { key: Key::new(1, 1), at: u64::MAX - 4095, len: 1 << 20 };
         assert!(Table::new(&serde_json::to_string(&spec).expect("plain data"), extent).is_err());
     }
 
@@ -418,6 +500,44 @@ mod tests {
     fn a_frozen_slot_is_seen_as_such_and_generations_wrap() {
         let slot = |tag: u32| Slot(BoundedPtr { ptr: Addr::new(64), bound: 1.into(), tag: tag.into() });
         assert!(slot(FROZEN | 5).is_frozen() && slot(FROZEN | 5).generation() == 5);
-        assert_eq!(slot(GENERATION_MASK).next_generation(), 0);
+        assert_eq!((slot(5).frozen(), slot(FROZEN | 5).thawed()), (slot(FROZEN | 5), slot(5)));
+        assert_eq!(Slot::of(slot(FROZEN | 5).word()), slot(FROZEN | 5));
+        assert_eq!(table(Placement::Hashed).next_generation(slot(GENERATION_MASK)), 0);
+    }
+
+    #[test]
+    fn a_generation_is_above_a_floor_also_where_they_wrap() {
+        assert_eq!((above(7, 5), above(5, 5), above(4, 5), above(5, 0)), (Some(2), None, None, Some(5)));
+        assert_eq!((above(3, GENERATION_MASK), above(GENERATION_MASK, 3)), (Some(4), None));
+    }
+
+    #[test]
+    fn a_path_ends_in_a_slot_that_no_key_has_and_what_is_left_lies_behind_it() {
+        let table = table(Placement::Hashed);
+        let path: Vec<u64> = table.probe(b"k").collect();
+        assert_eq!((path.len() as u64, path.last()), (PROBES_MAX + 1, Some(&(1 << 12))));
+        assert!(path[..path.len() - 1].iter().all(|&index| index < 1 << 12));
+        let taken = Slot(BoundedPtr { ptr: Addr::new(64), bound: 1.into(), tag: 9.into() });
+        for (slot, kind) in [(Slot(BoundedPtr::default()), Kind::Closed), (taken, Kind::Moved)] {
+            let left = table.left(slot);
+            assert_eq!((table.is_left(left), left.is_frozen()), (Some(kind), true));
+            let (at, items) = table.left_items();
+            let item = (left.0.ptr.raw() - at) as usize / HEADER_SIZE;
+            assert_eq!(ItemView::decode(items[item].as_bytes()).expect("an item").kind, kind);
+        }
+        assert_eq!((table.is_left(taken), table.left(taken).generation()), (None, 9));
+        assert_eq!(table.left_items().0 + 32, table.extent.at + table_len(1 << 12).expect("it has a length"));
+    }
+
+    #[test]
+    fn the_first_install_of_a_key_comes_after_the_floor() {
+        let mut table = table(Placement::Hashed);
+        table.spec.floor = 40;
+        let empty = Slot(BoundedPtr::default());
+        assert_eq!(table.next_generation(empty), 41);
+        assert_eq!(
+            table.next_generation(Slot(BoundedPtr { ptr: Addr::new(64), bound: 1.into(), tag: 3.into() })),
+            4
+        );
     }
 }

@@ -1,18 +1,23 @@
 //! Several keys at a time, and all of them in turn.
 
-use super::layout::{HEADER_SIZE, ItemView, Kind, SLOT_SIZE, Slot, UNCONDITIONAL};
-use super::{Buffer, Found, NewItem, PrismKv, READ_MAX, TMP, TMP_BOUND_AND_TAG, check_put};
+use super::layout::{HEADER_SIZE, ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDITIONAL};
+use super::{Buffer, Found, NewItem, PrismKv, READ_MAX, TMP, TMP_BOUND_AND_TAG, Waits, check_put};
 use crate::kv::{Item, KvError, check_key};
 use farside_remote::clock::Clock;
 use farside_remote::wire::{ALLOCATES_MAX, OPS_MAX};
 use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, cas_from, read, read_as, write};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// What a put adds to its key and value, in a chain and in the reply that finds its slot.
 const PUT_OVERHEAD: usize = 256;
 /// Bytes of keys and values that one group has: chains and replies have 64 KiB.
 const GROUP_BYTES_MAX: usize = 56 * 1024;
+
+/// How long an iteration waits for a rebuild to end before it begins, and how long it pauses meanwhile.
+const ONE_TABLE_WAIT: Duration = Duration::from_secs(30);
+const ONE_TABLE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Slots read in one round trip of an iteration.
 const SLOTS_PER_READ: u64 = 2048;
@@ -45,15 +50,17 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let mut chain = self.chain.begin(self.table.extent.key);
             let mut items = Vec::with_capacity(group.len());
             for key in group {
-                let index = self.table.probe(key).next().expect("a table has a slot");
-                items.push(chain.also(read(self.table.slot_at(index), READ_MAX).indirect().bounded()));
+                let table = table_of(&self.former, &self.table);
+                let index = table.probe(key).next().expect("a table has a slot");
+                items.push(chain.also(read(table.slot_at(index), READ_MAX).indirect().bounded()));
             }
             self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
             for (place, (key, item)) in group.iter().zip(items).enumerate() {
                 let index = batch * OPS_MAX + place;
                 let bytes = match self.reply.get(item) {
                     Ok(bytes) => bytes,
-                    Err(Status::TooLong) => {
+                    // It did not fit; or the store has another key by now.
+                    Err(Status::TooLong | Status::Access | Status::Aborted) => {
                         behind.push(index);
                         continue;
                     }
@@ -112,13 +119,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
             .map(|(&(key, value), found)| {
                 let item =
                     NewItem { kind: Kind::Value, flags: UNCONDITIONAL, key, value, value_len: value.len() };
-                let slot = found.as_ref()?;
-                Some((
-                    item.header(slot.slot.next_generation()),
-                    item.bound_and_tag(slot.slot.next_generation()),
-                    item,
-                    slot,
-                ))
+                let found = found.as_ref()?;
+                let generation = found.next_generation;
+                Some((item.header(generation), item.bound_and_tag(generation), item, found))
             })
             .collect();
         let mut chain = self.chain.begin(self.table.extent.key);
@@ -131,7 +134,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let list = Buffer::for_put(item)?.list;
             chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
             chain.then(allocate(list, [header.as_bytes(), item.key, item.value]).redirect(TMP));
-            let swung = chain.then(cas_from(self.table.slot_at(found.index), &found.slot.0, TMP));
+            let swung = chain.then(cas_from(found.at, &found.slot.0, TMP));
             outs.push(Some((swung, chain.also(read_as::<Addr>(TMP)))));
         }
         let mut behind = Vec::new();
@@ -155,6 +158,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
                     self.retire(*self.reply.get(fresh).map_err(KvError::Refused)?);
                     behind.push(index);
                 }
+                // Nothing ran: the store has another key by now, or the put of one key says that it has none.
+                Status::Aborted if self.reply.verdict() == Status::Access => behind.push(index),
                 _ => return Err(KvError::Refused(self.reply.verdict())),
             }
         }
@@ -169,19 +174,25 @@ impl<F: Fabric + Clock> PrismKv<F> {
     async fn find_group(&mut self, group: &[(&[u8], &[u8])]) -> Result<Vec<Option<Found>>, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let mut outs = Vec::with_capacity(group.len());
+        let table = table_of(&self.former, &self.table);
         for (key, _) in group {
-            let index = self.table.probe(key).next().expect("a table has a slot");
-            chain.also(read(self.table.slot_at(index), SLOT_SIZE as u32).redirect(TMP));
+            let index = table.probe(key).next().expect("a table has a slot");
+            let at = table.slot_at(index);
+            chain.also(read(at, SLOT_SIZE as u32).redirect(TMP));
             let slot = chain.then(read_as::<BoundedPtr>(TMP));
             let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
-            outs.push((index, slot, item));
+            outs.push((at, slot, item));
         }
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        if self.reply.verdict() == Status::Access {
+            return Ok(vec![None; group.len()]);
+        }
         let mut all = Vec::with_capacity(group.len());
-        for ((key, _), (index, slot, item)) in group.iter().zip(outs) {
+        for ((key, _), (at, slot, item)) in group.iter().zip(outs) {
             let slot = Slot(*self.reply.get(slot).map_err(KvError::Refused)?);
             let bytes = self.reply.get(item).map_err(KvError::Refused)?;
-            let found = Found { index, slot, kind: None, unconditional: false };
+            let next_generation = table.next_generation(slot);
+            let found = Found { at, slot, next_generation, kind: None, unconditional: false };
             all.push(if slot.is_frozen() {
                 None
             } else if slot.is_empty() {
@@ -196,7 +207,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 
     /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
-    /// visited exactly once; one that comes or goes meanwhile, once or never.
+    /// visited exactly once; one that comes or goes meanwhile, once or never. It begins once the store has one table
+    /// alone, and is to be begun again where that is rebuilt meanwhile.
     ///
     /// # Errors
     /// [`KvError`]; the cursor stays where it was.
@@ -205,25 +217,48 @@ impl<F: Fabric + Clock> PrismKv<F> {
         cursor: &mut Cursor,
         mut visit: impl FnMut(&[u8], Item<'_>),
     ) -> Result<bool, KvError> {
+        self.waits = Waits::default();
+        if cursor.table_epoch.is_none() {
+            self.wait_for_one_table().await?;
+        }
         let epoch = *cursor.table_epoch.get_or_insert(self.table.spec.epoch);
         loop {
             if epoch != self.table.spec.epoch {
-                return Err(KvError::Gone(
-                    "the table was rebuilt during the iteration: begin it again".into(),
-                ));
+                return Err(KvError::Rebuilt);
             }
-            let Some(&index) = cursor.occupied.last() else {
-                if !self.read_slots(cursor).await? {
-                    return Ok(false);
+            let stepped = match cursor.occupied.last() {
+                None => {
+                    self.read_slots(cursor).await.map(|has_more| if has_more { None } else { Some(false) })
                 }
-                continue;
+                Some(&index) => {
+                    let visited = self.visit_slot(index, &mut visit).await;
+                    visited.map(|visited| {
+                        // Where the table was left, nothing of it was visited.
+                        cursor.occupied.pop().filter(|_| visited).map(|_| true)
+                    })
+                }
             };
-            let found = self.visit_slot(index, &mut visit).await?;
-            cursor.occupied.pop();
-            if found {
-                return Ok(true);
+            match stepped {
+                Ok(None) => {}
+                Ok(Some(found)) => return Ok(found),
+                Err(KvError::Refused(Status::Access)) => self.fetch_key().await?,
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    /// An iteration goes through one table.
+    async fn wait_for_one_table(&mut self) -> Result<(), KvError> {
+        let since = self.fabric.now();
+        while self.former.is_some() {
+            if self.fabric.now().saturating_sub(since) >= ONE_TABLE_WAIT {
+                return Err(KvError::NotMoved);
+            }
+            self.fabric.sleep(ONE_TABLE_PAUSE).await;
+            self.waits = Waits::default();
+            self.fetch_catalog().await?;
+        }
+        Ok(())
     }
 
     /// Reads the next stretch of the table; false at its end.
@@ -271,12 +306,17 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 Ok(true)
             }
             Kind::Tombstone => Ok(false),
-            Kind::Moved => {
-                self.refetch(&mut None).await?;
+            Kind::Moved | Kind::Closed => {
+                self.refetch().await?;
                 Ok(false)
             }
         }
     }
+}
+
+/// The table in which a key is looked for first.
+fn table_of<'a>(former: &'a Option<Box<Table>>, current: &'a Table) -> &'a Table {
+    former.as_deref().unwrap_or(current)
 }
 
 /// How many of the items one group can have: at least one. A key that comes again begins another group, for which of

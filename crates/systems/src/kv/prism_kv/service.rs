@@ -1,12 +1,14 @@
-//! What the memory node's CPU does for a PRISM-KV store: plan its table, and tell which buffers it reaches.
+//! What the memory node's CPU does for a PRISM-KV store: plan its table, tell which buffers it reaches, and see when it
+//! is crowded. [`super::rebuild`] is what it does once there are two tables.
 
 use super::KIND;
 use super::layout::{
-    HEADER_SIZE, ITEM_COUNT_MAX, ITEM_MAX, ItemView, Kind as ItemKind, Request, SLOT_SIZE, Slot, Table,
-    TableSpec, slots_for,
+    GENERATION_MASK, HEADER_SIZE, ITEM_COUNT_MAX, ITEM_MAX, ItemHeader, ItemView, Kind as ItemKind,
+    Placement, Request, SLOT_SIZE, Slot, Table, TableSpec, above, slots_for, table_len,
 };
+use super::rebuild::Moving;
 use farside_remote::arena::Arena;
-use farside_remote::service::{Extent, Kind, Plan, Service};
+use farside_remote::service::{Extent, Kind, Plan, Service, Tick};
 use farside_remote::{BoundedPtr, Memory};
 use zerocopy::FromBytes;
 
@@ -26,73 +28,235 @@ impl<M: Memory> Kind<M> for PrismKvKind {
             format!("a {KIND} store takes {{\"items\": N, \"placement\": \"hashed\"|\"permuted\"}}: {error}")
         })?;
         let items = request.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2);
-        let slots = slots_for(items).ok_or_else(|| {
-            format!("{items} items are too many for one store: give at most {ITEM_COUNT_MAX}")
-        })?;
-        let spec = TableSpec { slots, seed: entropy, placement: request.placement, epoch: 1 };
-        let parameters = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
-        Ok(Plan { table_len: slots * SLOT_SIZE, parameters, wide: false })
+        let slots = slots_for(items).ok_or_else(|| too_many(items))?;
+        plan_of(&TableSpec { slots, seed: entropy, placement: request.placement, epoch: 1, floor: 0 })
     }
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        Ok(Box::new(PrismKvService { table: Table::new(parameters, table)? }))
+        Ok(Box::new(PrismKvService {
+            table: Table::new(parameters, table)?,
+            watch: Watch::default(),
+            survey: None,
+        }))
     }
+
+    fn succeed(
+        &self,
+        (former_parameters, former): (&str, Extent),
+        parameters: &str,
+        table: Extent,
+    ) -> Result<Box<dyn Service<M>>, String> {
+        Ok(Box::new(Moving::new(Table::new(former_parameters, former)?, Table::new(parameters, table)?)))
+    }
+}
+
+fn too_many(items: u64) -> String {
+    format!("{items} items are too many for one store: give at most {ITEM_COUNT_MAX}")
+}
+
+fn plan_of(spec: &TableSpec) -> Result<Plan, String> {
+    let parameters = serde_json::to_string(spec).map_err(|error| error.to_string())?;
+    let table_len = table_len(spec.slots).ok_or_else(|| too_many(spec.slots))?;
+    Ok(Plan { table_len, parameters, wide: false })
 }
 
 struct PrismKvService {
     table: Table,
+    watch: Watch,
+    survey: Option<Survey>,
 }
 
-/// Slots looked at in one step.
+/// Looks at some slots now and then. Keys are spread over the table, so a part of it says how full all of it is.
+#[derive(Default)]
+struct Watch {
+    next: u64,
+    seen: u64,
+    taken: u64,
+}
+
+/// Slots looked at in one step of that, and before it is judged by them.
+const WATCHED_PER_STEP: u64 = 64;
+const WATCHED: u64 = 1024;
+
+/// Looks at all slots, so that the next table is as large as it must be.
+struct Survey {
+    /// For so many items it is to have room at least; if nobody has said, it is not to shrink.
+    items: Option<u64>,
+    seed: u64,
+    next: u64,
+    taken: u64,
+    /// Of those, keys that have a value.
+    present: u64,
+    /// How far the floor rises: so that as many tombstones as can be are not above it.
+    rise: u32,
+}
+
+/// A floor rises by at most so much in one rebuild, so that it takes many until generations come again.
+const RISE_MAX: u32 = 1 << 16;
+
+/// Slots looked at in one step of a scan or a survey.
 const SLOTS_PER_STEP: u64 = 8;
 
 impl<M: Memory> Service<M> for PrismKvService {
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
-        let slots = self.table.spec.slots;
-        let count = SLOTS_PER_STEP.min(slots.saturating_sub(cursor));
-        let mut bytes = [0; (SLOTS_PER_STEP * SLOT_SIZE) as usize];
-        let bytes = &mut bytes[..(count * SLOT_SIZE) as usize];
-        memory.read(self.table.slot_at(cursor).raw(), bytes)?;
-        for slot in bytes.chunks_exact(SLOT_SIZE as usize) {
-            let slot = Slot(BoundedPtr::read_from_bytes(slot).expect("a slot's size"));
-            if !slot.is_empty() {
-                self.follow(memory, slot, found)?;
-            }
+        let next = live_of(&self.table, memory, cursor, found)?;
+        Ok((next < self.table.spec.slots).then_some(next))
+    }
+
+    fn tick(&mut self, memory: &M, _dropped: &mut Vec<u64>) -> Result<Tick, M::Wait> {
+        let Some(survey) = &mut self.survey else { return self.watch.step(memory, &self.table) };
+        if survey.next < self.table.spec.slots {
+            survey.step(memory, &self.table)?;
+            return Ok(Tick::Made);
         }
-        let next = cursor + count;
-        Ok((next < slots).then_some(next))
+        let wanted = survey.next_table(&self.table);
+        self.survey = None;
+        Ok(wanted)
+    }
+
+    fn rebuild(&mut self, parameters: &str, entropy: u64) -> Result<(), String> {
+        let request: Request = serde_json::from_str(parameters)
+            .map_err(|error| format!("the table of a {KIND} store takes {{\"items\": N}}: {error}"))?;
+        if request.placement != Placement::default() {
+            return Err(
+                "a table keeps its placement: make another store, and put into it what is in this one".into(),
+            );
+        }
+        let items = request.items;
+        if items.is_some_and(|items| slots_for(items).is_none()) {
+            return Err(too_many(items.unwrap_or_default()));
+        }
+        self.survey = Some(Survey { items, seed: entropy, next: 0, taken: 0, present: 0, rise: 0 });
+        Ok(())
     }
 }
 
-impl PrismKvService {
-    /// The slot's item and, if its value is large, its parts. The slot may be replaced meanwhile, and its buffer
-    /// given back; but the node itself reuses none while it is in a step, so what is read was an item's bytes.
-    fn follow<M: Memory>(&self, memory: &M, slot: Slot, found: &mut Vec<u64>) -> Result<(), M::Wait> {
-        let at = slot.0.ptr.raw();
-        let len = u64::from(slot.0.bound.get());
-        // A slot that someone with the key has spoilt reaches nothing: no item is in a table, in the middle of a
-        // buffer, or longer than what clients write. So a step reads and finds little, whatever slots say.
-        let buffer = Arena::of(memory).buffer_at(at)?;
-        let is_item = (HEADER_SIZE as u64..=ITEM_MAX as u64).contains(&len)
-            && buffer.is_some_and(|(region, buffer)| {
-                region == self.table.extent.key.region() && len <= u64::from(buffer.class.size)
-            });
-        if !is_item {
-            return Ok(());
+impl Watch {
+    fn step<M: Memory>(&mut self, memory: &M, table: &Table) -> Result<Tick, M::Wait> {
+        let enough = WATCHED.min(table.spec.slots);
+        let mut slots = [Slot::default(); WATCHED_PER_STEP as usize];
+        let count = read_slots(memory, table, self.next, &mut slots)?;
+        let slots = &slots[..count];
+        self.next = (self.next + count as u64) & (table.spec.slots - 1);
+        self.seen += count as u64;
+        self.taken += slots.iter().filter(|slot| !slot.is_empty()).count() as u64;
+        if self.seen < enough {
+            return Ok(Tick::Made);
         }
-        found.push(at);
-        let mut header = [0; HEADER_SIZE];
-        memory.read(at, &mut header)?;
-        if !matches!(ItemView::decode(&header), Ok(item) if item.kind == ItemKind::Large) {
-            return Ok(());
+        let is_crowded = self.taken * 2 >= self.seen;
+        (self.seen, self.taken) = (0, 0);
+        Ok(if is_crowded { Tick::Crowded } else { Tick::Idle })
+    }
+}
+
+impl Survey {
+    fn step<M: Memory>(&mut self, memory: &M, table: &Table) -> Result<(), M::Wait> {
+        let mut slots = [Slot::default(); SLOTS_PER_STEP as usize];
+        let count = read_slots(memory, table, self.next, &mut slots)?;
+        let (mut taken, mut present, mut rise) = (0, 0, self.rise);
+        for &slot in slots[..count].iter().filter(|slot| !slot.is_empty()) {
+            taken += 1;
+            match header_of(memory, table, slot)?.map(|header| header.kind) {
+                Some(kind) if kind == ItemKind::Tombstone as u8 => {
+                    let by = above(slot.generation(), table.spec.floor);
+                    rise = rise.max(by.filter(|&by| by <= RISE_MAX).unwrap_or(0));
+                }
+                Some(_) => present += 1,
+                None => {} // Somebody with the key has spoilt it: there is nothing to move.
+            }
         }
-        let mut bytes = vec![0; len as usize];
-        memory.read(at, &mut bytes)?;
-        if let Ok(item) = ItemView::decode(&bytes)
-            && let Ok(parts) = item.parts()
-        {
-            found.extend(parts.iter().map(|part| part.at.get()));
-        }
+        self.next += count as u64;
+        (self.taken, self.present, self.rise) = (self.taken + taken, self.present + present, rise);
         Ok(())
     }
+
+    /// What the table is to be succeeded by, now that all of it was seen.
+    fn next_table(&self, table: &Table) -> Tick {
+        let TableSpec { slots, placement, epoch, floor, .. } = table.spec;
+        // Who asks for no size does so because the table is crowded, or a path of it.
+        if self.items.is_none() && self.taken * 4 < slots {
+            return Tick::Content;
+        }
+        let least = if self.items.is_none() { slots } else { 0 };
+        let Some(needed) = slots_for(self.present.max(self.items.unwrap_or(0))) else { return Tick::Content };
+        let floor = floor.wrapping_add(self.rise) & GENERATION_MASK;
+        let spec =
+            TableSpec { slots: needed.max(least), seed: self.seed, placement, epoch: epoch + 1, floor };
+        plan_of(&spec).map_or(Tick::Content, Tick::Wants)
+    }
+}
+
+/// Reads slots from `first` on, as many as there is room for and as there are.
+pub(super) fn read_slots<M: Memory>(
+    memory: &M,
+    table: &Table,
+    first: u64,
+    out: &mut [Slot],
+) -> Result<usize, M::Wait> {
+    let count = (out.len() as u64).min(table.spec.slots.saturating_sub(first)) as usize;
+    let mut bytes = [0; (WATCHED_PER_STEP * SLOT_SIZE) as usize];
+    let bytes = &mut bytes[..count * SLOT_SIZE as usize];
+    memory.read(table.slot_at(first).raw(), bytes)?;
+    for (slot, bytes) in out.iter_mut().zip(bytes.chunks_exact(SLOT_SIZE as usize)) {
+        *slot = Slot(BoundedPtr::read_from_bytes(bytes).expect("a slot's size"));
+    }
+    Ok(count)
+}
+
+/// What some slots of a table reach, from number `first` on; answers where to go on.
+pub(super) fn live_of<M: Memory>(
+    table: &Table,
+    memory: &M,
+    first: u64,
+    found: &mut Vec<u64>,
+) -> Result<u64, M::Wait> {
+    let mut slots = [Slot::default(); SLOTS_PER_STEP as usize];
+    let count = read_slots(memory, table, first, &mut slots)?;
+    for &slot in slots[..count].iter().filter(|slot| !slot.is_empty()) {
+        follow(table, memory, slot, found)?;
+    }
+    Ok(first + count as u64)
+}
+
+/// The slot's item and, if its value is large, its parts. The slot may be replaced meanwhile, and its buffer
+/// given back; but the node itself reuses none while it is in a step, so what is read was an item's bytes.
+fn follow<M: Memory>(table: &Table, memory: &M, slot: Slot, found: &mut Vec<u64>) -> Result<(), M::Wait> {
+    if !points_to_item(memory, table, slot)? {
+        return Ok(());
+    }
+    let at = slot.0.ptr.raw();
+    found.push(at);
+    let mut header = [0; HEADER_SIZE];
+    memory.read(at, &mut header)?;
+    if !matches!(ItemView::decode(&header), Ok(item) if item.kind == ItemKind::Large) {
+        return Ok(());
+    }
+    let mut bytes = vec![0; slot.0.bound.get() as usize];
+    memory.read(at, &mut bytes)?;
+    if let Ok(item) = ItemView::decode(&bytes)
+        && let Ok(parts) = item.parts()
+    {
+        found.extend(parts.iter().map(|part| part.at.get()));
+    }
+    Ok(())
+}
+
+/// A slot that someone with the key has spoilt reaches nothing: no item is in a table, in the middle of a buffer, or
+/// longer than what clients write. So a step reads and finds little, whatever slots say.
+pub(super) fn points_to_item<M: Memory>(memory: &M, table: &Table, slot: Slot) -> Result<bool, M::Wait> {
+    let len = u64::from(slot.0.bound.get());
+    let buffer = Arena::of(memory).buffer_at(slot.0.ptr.raw())?;
+    Ok((HEADER_SIZE as u64..=ITEM_MAX as u64).contains(&len)
+        && buffer.is_some_and(|(region, buffer)| {
+            region == table.extent.key.region() && len <= u64::from(buffer.class.size)
+        }))
+}
+
+fn header_of<M: Memory>(memory: &M, table: &Table, slot: Slot) -> Result<Option<ItemHeader>, M::Wait> {
+    if !points_to_item(memory, table, slot)? {
+        return Ok(None);
+    }
+    let mut header = [0; HEADER_SIZE];
+    memory.read(slot.0.ptr.raw(), &mut header)?;
+    Ok(Some(ItemHeader::read_from_bytes(&header).expect("a header's size")))
 }

@@ -1,0 +1,144 @@
+//! Stores whose tables are rebuilt while clients over every fabric use them, and nodes that die meanwhile.
+
+use crate::connect;
+use crate::support::{Node, serve, until};
+use farside::local::Client;
+use farside::{NewStore, Pool};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Gives the store another table as often as it can be; answers how often.
+fn rebuild_until(pool: &Pool, until: Instant) -> u64 {
+    let mut rebuilt = 0;
+    while Instant::now() < until {
+        let items = [1, 700, 6000][rebuilt as usize % 3];
+        rebuilt += u64::from(pool.rebuild_store("s", Some(items)).is_ok());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rebuilt
+}
+
+fn is_whole(pool: &Pool) -> bool {
+    pool.stores().expect("it answers").iter().all(|store| store.former.is_none())
+}
+
+#[test]
+fn clients_over_every_fabric_lose_nothing_while_tables_are_rebuilt() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ring = format!("ring:{}", folder.path().join("ring.sock").display());
+    let listen = ["--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0", "--listen", &ring];
+    let node = Node::with(&[&["--memory", "96MiB"][..], &listen].concat());
+    let shm = connect(&node.url());
+    shm.create_store(&NewStore { items: Some(1), ..NewStore::prism_kv("s", 32 << 20) }).expect("room");
+    let mut urls = shm.info().expect("it serves").listening;
+    urls.push(node.url());
+    assert_eq!(urls.len(), 4, "{urls:?}");
+    let end = Instant::now() + Duration::from_secs(3);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = urls
+            .iter()
+            .map(|url| {
+                scope.spawn(move || {
+                    let pool = connect(url);
+                    let mut one = Client::open(&pool, "s").expect("a store").with_slot_cache(10);
+                    // Many tasks over one session, of which each learns of another key at a time of its own.
+                    let many = pool.open("s").expect("a store");
+                    let mut rounds = 0u64;
+                    while Instant::now() < end {
+                        rounds += 1;
+                        let key = |n: u64| format!("{url} {n}").into_bytes();
+                        let value = |n: u64| {
+                            vec![n as u8; if n == 7 { 100_000 } else { 100 + (rounds % 90) as usize }]
+                        };
+                        one.put(&key(rounds % 20), &value(rounds % 20)).expect("stored");
+                        let read = one.get(&key(rounds % 20)).expect("read").expect("there");
+                        assert!(read.value == value(rounds % 20), "{url}");
+                        if rounds.is_multiple_of(8) {
+                            let puts: Vec<_> = (20..60).map(|n| many.put(key(n), value(n))).collect();
+                            puts.into_iter().for_each(|put| put.wait().expect("stored"));
+                            let gets: Vec<_> = (20..60).map(|n| (n, many.get(key(n)))).collect();
+                            for (n, get) in gets {
+                                assert!(get.wait().expect("read").expect("there").value == value(n), "{url}");
+                            }
+                            let dels: Vec<_> = (20..60).map(|n| many.delete(key(n))).collect();
+                            assert!(dels.into_iter().all(|del| del.wait().expect("deleted")));
+                        }
+                    }
+                    (url, rounds)
+                })
+            })
+            .collect();
+        let rebuilt = rebuild_until(&shm, end);
+        let rounds: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("all is well")).collect();
+        println!("{rebuilt} rebuilds under {rounds:?}");
+        assert!(rebuilt > 10, "{rebuilt}");
+    });
+    until("the last rebuild ends", || is_whole(&shm));
+    // Everyone is gone: what is live is what can be read.
+    until("all is back", || {
+        let stat = shm.stat("s").expect("figures");
+        stat.retired_buffers == 0 && stat.live_buffers < 4 * 60 * 2 + 10
+    });
+    let refusals = shm.info().expect("it serves").refusals;
+    assert_eq!(
+        (refusals.wrong_keys, refusals.bad_secrets),
+        (0, 0),
+        "who knew a former key was taken for no guesser"
+    );
+    let mut client = Client::open(&shm, "s").expect("a store");
+    for url in &urls {
+        assert!(client.get(format!("{url} 3").as_bytes()).expect("read").is_some());
+        assert!(client.get(format!("{url} 33").as_bytes()).expect("read").is_none());
+    }
+}
+
+#[test]
+fn a_node_killed_in_the_middle_of_a_rebuild_goes_on_with_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("memory").display().to_string();
+    let socket = folder.path().join("node.sock");
+    let start = |listen: &str, round: u64| {
+        let arguments = ["--memory", "96MiB", "--memory-file", &file, "--listen", listen];
+        let process = serve(&socket, &arguments, folder.path().join(format!("{round}")));
+        assert!(process.line().contains("serves"));
+        process
+    };
+    let mut node = start("tcp://127.0.0.1:0", 0);
+    let info = connect(&format!("shm:{}", socket.display())).info().expect("it serves");
+    let url = info.listening[0].clone();
+    connect(&url)
+        .create_store(&NewStore { items: Some(1), ..NewStore::prism_kv("s", 32 << 20) })
+        .expect("room");
+    let mut expected: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    let (mut in_the_middle, mut number) = (0, 0u64);
+    for round in 1..=12u64 {
+        let pool = connect(&url);
+        let mut client = Client::open(&pool, "s").expect("a store");
+        for _ in 0..3000 {
+            number += 1;
+            let (key, value) = ((number % 5000).to_le_bytes().to_vec(), number.to_le_bytes().to_vec());
+            client.put(&key, &value).expect("stored");
+            expected.insert(key, value);
+        }
+        // It may be growing by itself.
+        until("it can be rebuilt", || pool.rebuild_store("s", Some(20_000 + 100 * round)).is_ok());
+        std::thread::sleep(Duration::from_micros(300 * round));
+        in_the_middle += u64::from(!is_whole(&pool));
+        node.kill();
+        drop((client, pool));
+        node = start(&url, round);
+        let pool = connect(&url);
+        let mut client = Client::open(&pool, "s").expect("a store");
+        for (key, value) in &expected {
+            let read = client.get(key).expect("read").map(|item| item.value.to_vec());
+            assert!(read.as_ref() == Some(value), "round {round}, key {key:?}");
+        }
+        until("the rebuild ends", || is_whole(&pool));
+        until("one table alone is left", || {
+            let store = &pool.stores().expect("it answers")[0];
+            pool.stat("s").expect("figures").table_bytes == store.table_len
+        });
+    }
+    println!("{in_the_middle} of 12 nodes died in the middle of a rebuild");
+    assert!(in_the_middle > 0);
+}

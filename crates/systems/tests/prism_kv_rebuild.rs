@@ -1,0 +1,339 @@
+//! PRISM-KV while its table is rebuilt, at a node of this process with its own thread.
+
+mod support;
+
+use farside_remote::control::{Answer, Ask, Store};
+use farside_systems::kv::Version;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+use support::audit::Audit;
+use support::{Client, Home, run, script};
+
+macro_rules! go {
+    ($client:expr, $op:ident ( $($arg:expr),* )) => {{
+        let endpoint = Rc::clone($client.fabric());
+        run(&endpoint, $client.$op($($arg),*))
+    }};
+}
+
+fn value_of(client: &mut Client, key: &[u8]) -> Option<Vec<u8>> {
+    go!(client, get(key)).expect("a get").map(|item| item.value.to_vec())
+}
+
+fn store(home: &Home) -> Store {
+    match home.ask(Ask::OpenStore { name: "s".into() }) {
+        Answer::Store(store) => store,
+        other => panic!("asked for a store, got {other:?}"),
+    }
+}
+
+/// Has the table rebuilt, and waits until there is one table alone and the other's memory is nobody's.
+fn rebuild(home: &Home, items: u64) {
+    let parameters = format!(r#"{{"items": {items}}}"#);
+    let ask = Ask::RebuildStore { name: "s".into(), parameters };
+    loop {
+        match home.host.ask(ask.clone(), Duration::from_secs(60)) {
+            Ok(_) => break,
+            // It may be growing by itself, or somebody has not left the former table yet.
+            Err(error) => assert!(error.to_string().contains("is being rebuilt"), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    settle(home);
+}
+
+fn settle(home: &Home) {
+    for _ in 0..5000 {
+        if store(home).former.is_none() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the rebuild does not end: {:?}", store(home));
+}
+
+fn audit(home: &Home) {
+    let live = home.settled("s");
+    let audit = Audit::of(home.host.memory(), &store(home));
+    audit.check();
+    assert_eq!(audit.reachable.len() as u64, live.live_buffers);
+}
+
+#[test]
+fn a_rebuilt_table_has_every_value_and_no_tombstone_and_costs_what_it_did() {
+    let home = Home::new(64);
+    home.create("s", 32, r#"{"items": 1000}"#);
+    let mut client = home.client("s").with_slot_cache(100);
+    let mut expected = BTreeMap::new();
+    for n in 0..500u32 {
+        let (key, value) =
+            (n.to_be_bytes().to_vec(), vec![n as u8; if n == 7 { 200_000 } else { n as usize }]);
+        go!(client, put(&key, &value)).expect("stored");
+        if n % 3 == 0 {
+            go!(client, delete(&key)).expect("deleted");
+        } else {
+            expected.insert(key, value);
+        }
+    }
+    let before = store(&home);
+    rebuild(&home, 2000);
+    let after = store(&home);
+    assert_ne!((before.secret, before.table_at), (after.secret, after.table_at));
+    for n in 0..500u32 {
+        let key = n.to_be_bytes();
+        assert!(value_of(&mut client, &key).as_ref() == expected.get(&key[..]), "{n}");
+    }
+    assert_eq!(client.table().spec.slots, 8192);
+    drop(client);
+    audit(&home);
+    assert_eq!(home.settled("s").live_buffers, 333 + 4, "items, four parts, and no tombstone");
+    let mut client = home.client("s");
+    let endpoint = Rc::clone(client.fabric());
+    endpoint.take();
+    let trips: u64 = (0..500u32)
+        .map(|n| {
+            value_of(&mut client, &n.to_be_bytes());
+            endpoint.take().round_trips
+        })
+        .sum();
+    assert!(trips < 550, "a GET is one round trip but for collisions and the large value: {trips}");
+}
+
+#[test]
+fn keys_that_come_and_go_never_fill_a_table() {
+    let home = Home::new(64);
+    home.create("s", 16, r#"{"items": 64}"#);
+    let mut client = home.client("s");
+    let slots = client.table().spec.slots;
+    for n in 0..slots as u32 * 20 {
+        let key = n.to_be_bytes();
+        go!(client, put(&key, b"x")).expect("stored");
+        assert!(go!(client, delete(&key)).expect("deleted"));
+        assert_eq!(value_of(&mut client, &key), None);
+    }
+    settle(&home);
+    assert!(value_of(&mut client, b"none").is_none());
+    assert_eq!(client.table().spec.slots, slots, "tombstones need no larger table");
+    assert!(client.table().spec.epoch > 10);
+    drop(client);
+    audit(&home);
+}
+
+#[test]
+fn a_table_grows_with_its_keys() {
+    let home = Home::new(64);
+    home.create("s", 16, r#"{"items": 64}"#);
+    let mut client = home.client("s").with_slot_cache(50);
+    for n in 0..20_000u32 {
+        go!(client, put(&n.to_be_bytes(), &n.to_le_bytes())).expect("stored");
+    }
+    for n in 0..20_000u32 {
+        assert_eq!(value_of(&mut client, &n.to_be_bytes()).as_deref(), Some(&n.to_le_bytes()[..]), "{n}");
+    }
+    settle(&home);
+    let mut client = home.client("s");
+    assert!(client.table().spec.slots >= 32_768);
+    assert_eq!(value_of(&mut client, b"none"), None);
+    drop(client);
+    audit(&home);
+}
+
+#[test]
+fn a_version_of_a_key_that_was_deleted_never_comes_again() {
+    let home = Home::new(64);
+    home.create("s", 16, r#"{"items": 64}"#);
+    let mut client = home.client("s");
+    go!(client, put(b"k", b"one")).expect("stored");
+    let mut seen: Vec<Version> = Vec::new();
+    for round in 0..20 {
+        let version = go!(client, get(b"k")).expect("read").expect("present").version;
+        assert!(!seen.contains(&version), "{version:?} came again after {round} rebuilds");
+        for old in &seen {
+            let put = go!(client, compare_and_put(b"k", *old, b"lost update")).expect("compared");
+            assert!(put.is_err(), "{old:?} is of an earlier life");
+        }
+        seen.push(version);
+        go!(client, put(b"k", b"two")).expect("stored");
+        assert!(go!(client, delete(b"k")).expect("deleted"));
+        rebuild(&home, 64);
+        assert!(go!(client, put_if_absent(b"k", b"three")).expect("put"));
+    }
+}
+
+#[test]
+fn a_rebuild_for_which_there_is_no_room_is_refused_and_changes_nothing() {
+    let home = Home::new(16);
+    home.create("s", 10, r#"{"items": 64}"#);
+    let mut client = home.client("s");
+    go!(client, put(b"k", b"v")).expect("stored");
+    let ask = Ask::RebuildStore { name: "s".into(), parameters: r#"{"items": 1000000}"#.into() };
+    let refused = home.host.ask(ask, Duration::from_secs(10)).expect_err("64 MiB are not there").to_string();
+    assert!(refused.contains("65 MiB") && refused.contains("more --memory"), "{refused}");
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"v"[..]));
+    rebuild(&home, 64);
+    rebuild(&home, 65);
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"v"[..]));
+}
+
+/// How long the table of a store in use is rebuilt again and again.
+const IN_USE: Duration = Duration::from_secs(3);
+
+/// One client's keys, which nobody else touches, and what they hold.
+struct Owner {
+    name: u32,
+    /// Of each key, the value's number and length; nothing while it is absent.
+    values: BTreeMap<u32, (u32, usize)>,
+    random: u64,
+    put: u32,
+}
+
+impl Owner {
+    fn new(name: u32) -> Owner {
+        Owner { name, values: BTreeMap::new(), random: u64::from(name), put: 0 }
+    }
+
+    fn key(&self, key: u32) -> Vec<u8> {
+        [self.name.to_be_bytes(), key.to_be_bytes()].concat()
+    }
+
+    fn value(&self, key: u32) -> Option<Vec<u8>> {
+        let (number, len) = *self.values.get(&key)?;
+        Some(script::value(u64::from(self.name), u64::from(number), len))
+    }
+
+    fn draw(&mut self, below: u64) -> u64 {
+        self.random = script::mix(self.random);
+        self.random % below
+    }
+
+    /// Does something to a key, and looks what it and another one hold.
+    fn operate(&mut self, client: &mut Client, keys: u64) {
+        let key = self.draw(keys) as u32;
+        let len = [0, 20, 300, 3000, 130_000][[0, 1, 1, 1, 2, 2, 3, 3, 4][self.draw(9) as usize]];
+        let name = self.key(key);
+        let new = (self.put, len);
+        let bytes = script::value(u64::from(self.name), u64::from(self.put), len);
+        self.put += 1;
+        match self.draw(8) {
+            0 | 1 => {
+                let had = self.values.remove(&key).is_some();
+                assert_eq!(go!(client, delete(&name)), Ok(had), "{name:?}");
+            }
+            2 => {
+                let stored = go!(client, put_if_absent(&name, &bytes)).expect("put");
+                assert_eq!(stored, !self.values.contains_key(&key), "{name:?}");
+                self.values.entry(key).or_insert(new);
+            }
+            3 => {
+                let keys: Vec<u32> = (0..10).map(|n| (key + n) % keys as u32).collect();
+                let items: Vec<(Vec<u8>, Vec<u8>)> = keys
+                    .iter()
+                    .map(|&key| (self.key(key), script::value(u64::from(self.name), u64::from(new.0), 20)))
+                    .collect();
+                let refs: Vec<(&[u8], &[u8])> =
+                    items.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+                go!(client, put_many(&refs)).expect("stored");
+                self.values.extend(keys.into_iter().map(|key| (key, (new.0, 20))));
+            }
+            4 => {
+                let keys: Vec<u32> = (0..20).map(|n| (key + n) % keys as u32).collect();
+                let names: Vec<Vec<u8>> = keys.iter().map(|&key| self.key(key)).collect();
+                let refs: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+                let endpoint = Rc::clone(client.fabric());
+                let many = client.get_many(&refs, |index, item| {
+                    assert!(
+                        item.map(|item| item.value.to_vec()) == self.value(keys[index]),
+                        "{:?}",
+                        names[index]
+                    );
+                });
+                run(&endpoint, many).expect("read");
+            }
+            _ => {
+                go!(client, put(&name, &bytes)).expect("stored");
+                self.values.insert(key, new);
+            }
+        }
+        for key in [key, self.draw(keys) as u32] {
+            assert!(value_of(client, &self.key(key)) == self.value(key), "{:?}", self.key(key));
+        }
+    }
+
+    fn check(&self, client: &mut Client, keys: u64) {
+        for key in 0..keys as u32 {
+            assert!(value_of(client, &self.key(key)) == self.value(key), "{:?}", self.key(key));
+        }
+    }
+}
+
+/// Adds one to a number that others count in, too.
+fn count(client: &mut Client, counted: &mut u64) {
+    loop {
+        let item =
+            go!(client, get(b"counter")).expect("read").map(|item| (item.value.to_vec(), item.version));
+        let stored = match item {
+            None => go!(client, put_if_absent(b"counter", &1u64.to_le_bytes())).expect("put"),
+            Some((value, version)) => {
+                let next = u64::from_le_bytes(value.try_into().expect("a number")) + 1;
+                go!(client, compare_and_put(b"counter", version, &next.to_le_bytes())).expect("put").is_ok()
+            }
+        };
+        if stored {
+            *counted += 1;
+            return;
+        }
+    }
+}
+
+#[test]
+fn clients_at_work_lose_nothing_and_find_nothing_again_while_tables_are_rebuilt() {
+    const KEYS: u64 = 60;
+    let home = Home::new(96);
+    home.create("s", 48, r#"{"items": 64}"#);
+    let until = std::time::Instant::now() + IN_USE;
+    let rebuilds = std::thread::scope(|scope| {
+        let workers: Vec<_> = (1..=3)
+            .map(|name| {
+                let home = &home;
+                scope.spawn(move || {
+                    let mut client = home.client("s").with_slot_cache(if name == 1 { 40 } else { 0 });
+                    // One that is used seldom, so that it has missed rebuilds.
+                    let mut idle = home.client("s");
+                    let (mut owner, mut counted) = (Owner::new(name), 0);
+                    while std::time::Instant::now() < until {
+                        for _ in 0..200 {
+                            owner.operate(&mut client, KEYS);
+                            count(&mut client, &mut counted);
+                        }
+                        owner.operate(&mut idle, KEYS);
+                    }
+                    owner.check(&mut idle, KEYS);
+                    (owner, counted)
+                })
+            })
+            .collect();
+        let mut rebuilds = 0;
+        let mut random = 1;
+        while std::time::Instant::now() < until {
+            random = script::mix(random);
+            rebuild(&home, [1, 300, 2000, 20_000][random as usize % 4]);
+            rebuilds += 1;
+        }
+        let done: Vec<(Owner, u64)> =
+            workers.into_iter().map(|worker| worker.join().expect("all is well")).collect();
+        let mut client = home.client("s");
+        done.iter().for_each(|(owner, _)| owner.check(&mut client, KEYS));
+        let counted: u64 = done.iter().map(|(_, counted)| counted).sum();
+        let counter = value_of(&mut client, b"counter").expect("it was counted");
+        assert_eq!(u64::from_le_bytes(counter.try_into().expect("a number")), counted);
+        println!(
+            "{rebuilds} rebuilds under {} puts, {counted} counted",
+            done.iter().map(|(owner, _)| owner.put).sum::<u32>()
+        );
+        rebuilds
+    });
+    assert!(rebuilds > 20, "{rebuilds}");
+    settle(&home);
+    audit(&home);
+}

@@ -1,0 +1,403 @@
+//! A node that makes a step when it is told to, and clients that act in between: what happens when is a test's own.
+//!
+//! Invariant: nothing runs beside the test, so that a failure happens every time. What nobody else may see between two
+//! accesses of one step is not seen here.
+
+use super::audit::Audit;
+use super::script;
+use super::{Client, run};
+use farside_fabrics::executor::block_on;
+use farside_fabrics::layer::count::Count;
+use farside_fabrics::local::{self, LocalNode};
+use farside_fabrics::memory::{Mapping, Pages};
+use farside_node::{Node, Progress};
+use farside_remote::arena::segment::Use;
+use farside_remote::arena::session::SessionId;
+use farside_remote::control::{Answer, Ask, NodeInfo, Store};
+use farside_remote::fabric::ServiceId;
+use farside_remote::mutant::Mutant;
+use farside_remote::{FabricError, Memory, NodeId};
+use farside_systems::kv::KvError;
+use farside_systems::kv::prism_kv::layout::{Slot, Table};
+use farside_systems::kv::prism_kv::service::PrismKvKind;
+use farside_systems::kv::prism_kv::{KIND, PrismKv};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+pub(crate) struct Stepped {
+    memory: Arc<Mapping>,
+    node: Mutex<Node<Mapping>>,
+    /// What is to look random.
+    drawn: Mutex<u64>,
+}
+
+/// No story here takes as many steps.
+const STEPS_MAX: u32 = 200_000;
+
+impl Stepped {
+    /// A node with a store `s`, and some memory that no store has.
+    fn new() -> Arc<Stepped> {
+        let memory = Arc::new(Mapping::create(24 << 20, Pages::Small).expect("memory"));
+        let node = Node::new(&*memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
+        let node = Arc::new(Stepped { memory, node: Mutex::new(node), drawn: Mutex::new(1) });
+        let parameters = r#"{"items": 1}"#.into();
+        node.ask(Ask::CreateStore { name: "s".into(), kind: KIND.into(), parameters, quota: 12 << 20 });
+        node
+    }
+
+    fn node(&self) -> MutexGuard<'_, Node<Mapping>> {
+        self.node.lock().expect("one thread")
+    }
+
+    fn entropy(&self) -> [u64; 2] {
+        let mut drawn = self.drawn.lock().expect("one thread");
+        *drawn = script::mix(*drawn);
+        [*drawn, script::mix(!*drawn)]
+    }
+
+    /// Asks, and steps until there is an answer.
+    fn try_ask(&self, ask: Ask) -> Result<Answer, String> {
+        let entropy = self.entropy();
+        let ticket = self.node().ask(ask, entropy);
+        for _ in 0..STEPS_MAX {
+            if let Some((of, answer)) = self.node().answer() {
+                assert_eq!(of, ticket, "one question at a time");
+                return answer;
+            }
+            self.step();
+        }
+        panic!("no answer");
+    }
+
+    fn ask(&self, ask: Ask) -> Answer {
+        self.try_ask(ask).unwrap_or_else(|refusal| panic!("refused: {refusal}"))
+    }
+
+    fn store(&self) -> Store {
+        match self.ask(Ask::OpenStore { name: "s".into() }) {
+            Answer::Store(store) => store,
+            other => panic!("asked for a store, got {other:?}"),
+        }
+    }
+
+    /// Has a rebuild begun, without any step.
+    fn begin_rebuild(&self, items: u64) {
+        let parameters = format!(r#"{{"items": {items}}}"#);
+        let entropy = self.entropy();
+        let mut node = self.node();
+        let ticket = node.ask(Ask::RebuildStore { name: "s".into(), parameters }, entropy);
+        node.cancel(&[ticket].into());
+    }
+
+    /// Steps until the catalog shows both tables, and not one further.
+    fn publish(&self) {
+        for _ in 0..STEPS_MAX {
+            if self.node().catalog().get("s").expect("it is there").store.former.is_some() {
+                return;
+            }
+            self.step();
+        }
+        panic!("it does not begin");
+    }
+
+    /// One step. False if there was nothing to do.
+    fn step(&self) -> bool {
+        let Ok(progress) = self.node().step(&self.memory);
+        progress == Progress::Made
+    }
+
+    /// Steps until there is nothing to do, nor after another look.
+    fn idle(&self) {
+        for _ in 0..20 {
+            self.node().look_around();
+            let mut steps = 0;
+            while self.step() {
+                steps += 1;
+                assert!(steps < STEPS_MAX, "it does not come to an end");
+            }
+        }
+    }
+
+    /// The node's process dies with all that use it, and another takes over the memory.
+    fn die(&self) {
+        let Ok(restored) = Node::restore(&*self.memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
+        *self.node() = restored.expect("its memory is sound");
+    }
+
+    fn client(self: &Arc<Stepped>) -> Client {
+        let node: Arc<dyn LocalNode> = Arc::clone(self) as _;
+        let endpoint = Rc::new(Count::new(local::connect(&node).expect("a session")));
+        block_on((), PrismKv::open(endpoint, NodeId(0), "s")).expect("the store is there")
+    }
+
+    /// There is one table alone, every buffer is accounted for, and every other segment is nobody's or in a store's use.
+    fn audit(&self) {
+        self.idle();
+        self.ask(Ask::Scan { name: "s".into() });
+        self.idle();
+        let store = self.store();
+        assert_eq!(store.former, None, "the rebuild has ended");
+        Audit::of(&self.memory, &store).check();
+        let Answer::StoreStat(stat) = self.ask(Ask::StoreStat { name: "s".into() }) else {
+            panic!("no figures")
+        };
+        assert_eq!(stat.table_bytes, store.table_len, "no other table is kept");
+    }
+}
+
+impl LocalNode for Stepped {
+    fn memory(&self) -> &Arc<Mapping> {
+        &self.memory
+    }
+
+    fn open_session(&self) -> Result<SessionId, FabricError> {
+        let Ok(opened) = self.node().open_session(&self.memory, 1, 1);
+        Ok(opened.expect("there are slots"))
+    }
+
+    fn close_session(&self, session: SessionId) {
+        self.node().end_session(session, true);
+    }
+
+    fn call(&self, _: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
+        let ask = serde_json::from_slice(request).expect("a question");
+        let answered = self.try_ask(ask).map_err(FabricError::Refused)?;
+        *answer = serde_json::to_vec(&answered).expect("plain data");
+        Ok(())
+    }
+
+    fn ring(&self) {
+        self.node().look_around();
+        while self.step() {}
+    }
+}
+
+macro_rules! go {
+    ($client:expr, $op:ident ( $($arg:expr),* )) => {{
+        let endpoint = Rc::clone($client.fabric());
+        run(&endpoint, $client.$op($($arg),*))
+    }};
+}
+
+fn value_of(client: &mut Client, key: &[u8]) -> Option<Vec<u8>> {
+    go!(client, get(key)).expect("a get").map(|item| item.value.to_vec())
+}
+
+/// The stories, each of which passes, and each of which some broken variant does not survive.
+pub(crate) const CASES: &[(&str, fn())] = &[
+    ("every_step_among_operations_of_clients_with_any_catalog", every_step_among_operations),
+    ("a_new_key_is_seen_by_whoever_knows_the_former_table_alone", a_new_key_is_seen),
+    ("a_frozen_slot_is_waited_for_and_moved_by_the_next_node", a_frozen_slot_is_waited_for),
+    ("a_version_of_an_earlier_life_never_matches", a_version_of_an_earlier_life),
+    ("a_table_stays_while_a_chain_may_be_in_it", a_table_stays),
+];
+
+/// At every step of a rebuild some client does something: one that knows the former table alone, one that knows both,
+/// one that is opened anew. In every round the node dies once, at another step.
+pub(crate) fn every_step_among_operations() {
+    for round in 0..60u64 {
+        let node = Stepped::new();
+        let mut random = round + 1;
+        let mut draw = |below: u64| {
+            random = script::mix(random);
+            random % below
+        };
+        let mut model: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        let mut clients = vec![node.client(), node.client().with_slot_cache(20), node.client()];
+        let dies_at = (round % 3 == 0).then(|| draw(160));
+        let mut steps = 0;
+        for _ in 0..2 {
+            for key in 0..90 {
+                put(&mut clients[0], &mut model, key, draw(3));
+            }
+            node.begin_rebuild([1, 200, 2000][draw(3) as usize]);
+            loop {
+                if dies_at == Some(steps) {
+                    clients.clear();
+                    node.die();
+                    clients = vec![node.client(), node.client().with_slot_cache(20), node.client()];
+                }
+                steps += 1;
+                if draw(40) == 0 {
+                    node.node().look_around();
+                }
+                if !node.step() && node.catalog_is_settled() {
+                    break;
+                }
+                if draw(30) == 0 {
+                    clients[2] = node.client();
+                }
+                let who = draw(3) as usize;
+                let key = draw(120);
+                match draw(6) {
+                    0 => {
+                        let had = model.remove(&key).is_some();
+                        assert_eq!(
+                            go!(clients[who], delete(&name(key))),
+                            Ok(had),
+                            "round {round}, key {key}"
+                        );
+                    }
+                    1 | 2 => put(&mut clients[who], &mut model, key, draw(3)),
+                    3 => {
+                        let stored = go!(clients[who], put_if_absent(&name(key), b"new")).expect("put");
+                        assert_eq!(stored, !model.contains_key(&key), "round {round}, key {key}");
+                        model.entry(key).or_insert_with(|| b"new".to_vec());
+                    }
+                    _ => {
+                        let found = value_of(&mut clients[who], &name(key));
+                        assert!(found.as_ref() == model.get(&key), "round {round}, key {key}");
+                    }
+                }
+                // What one client has done all others see.
+                for client in &mut clients {
+                    let found = value_of(client, &name(key));
+                    assert!(found.as_ref() == model.get(&key), "round {round}, key {key}");
+                }
+            }
+        }
+        for client in &mut clients {
+            for key in 0..120 {
+                let found = value_of(client, &name(key));
+                assert!(found.as_ref() == model.get(&key), "round {round}, key {key}");
+            }
+        }
+        drop(clients);
+        node.audit();
+    }
+}
+
+fn name(key: u64) -> Vec<u8> {
+    key.to_be_bytes().to_vec()
+}
+
+fn put(client: &mut Client, model: &mut BTreeMap<u64, Vec<u8>>, key: u64, kind: u64) {
+    let value = script::value(key, model.len() as u64, [10, 300, 70_000][kind as usize]);
+    go!(client, put(&name(key), &value)).expect("stored");
+    model.insert(key, value);
+}
+
+impl Stepped {
+    fn catalog_is_settled(&self) -> bool {
+        let mut node = self.node();
+        node.look_around();
+        let entry = node.catalog().get("s").expect("it is there");
+        entry.rebuild.is_none()
+    }
+}
+
+pub(crate) fn a_new_key_is_seen() {
+    let node = Stepped::new();
+    let mut stale = node.client();
+    go!(stale, put(b"there", b"1")).expect("stored");
+    node.begin_rebuild(500);
+    node.publish();
+    let mut fresh = node.client();
+    assert!(node.store().former.is_some());
+    for n in 0..40u64 {
+        go!(fresh, put(&n.to_be_bytes(), b"new")).expect("stored");
+        assert_eq!(value_of(&mut stale, &n.to_be_bytes()).as_deref(), Some(&b"new"[..]), "{n}");
+        node.step();
+    }
+    drop((stale, fresh));
+    node.audit();
+}
+
+/// The node dies after it has frozen a slot and has written its word into the next table.
+pub(crate) fn a_frozen_slot_is_waited_for() {
+    let node = Stepped::new();
+    let mut client = node.client();
+    go!(client, put(b"k", b"old")).expect("stored");
+    node.begin_rebuild(500);
+    node.publish();
+    let store = node.store();
+    let (parameters, extent) = store.former_extent().expect("there are both");
+    let former = Table::new(parameters, extent).expect("a table");
+    let next = Table::new(&store.parameters, store.extent()).expect("a table");
+    let at = |table: &Table| table.slot_at(table.probe(b"k").next().expect("a slot")).raw();
+    // Close everything: the very next step would move the key.
+    for _ in 0..1 + former.spec.slots / 8 {
+        let mut node_of = node.node();
+        let Ok(_) = node_of.step(&node.memory);
+    }
+    let load = |at: u64| {
+        let Ok(word) = node.memory.load(at, farside_remote::Width::W16);
+        Slot::of(word)
+    };
+    let word = load(at(&former));
+    assert!(!word.is_frozen() && !word.is_empty(), "it is still there: {word:?}");
+    let exchange = |at: u64, old: Slot, new: Slot| {
+        let Ok(Ok(())) = node.memory.exchange(at, farside_remote::Width::W16, old.word(), new.word()) else {
+            panic!("nobody else is here")
+        };
+    };
+    exchange(at(&former), word, word.frozen());
+    exchange(at(&next), Slot::default(), word);
+    let mut both = node.client();
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"old"[..]), "it can be read meanwhile");
+    for client in [&mut client, &mut both] {
+        assert_eq!(go!(client, put(b"k", b"new")), Err(KvError::NotMoved));
+    }
+    drop((client, both));
+    node.die();
+    node.idle();
+    let mut client = node.client();
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"old"[..]));
+    go!(client, put(b"k", b"new")).expect("stored");
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"new"[..]));
+    drop(client);
+    node.audit();
+}
+
+pub(crate) fn a_version_of_an_earlier_life() {
+    let node = Stepped::new();
+    let mut client = node.client();
+    go!(client, put(b"k", b"first life")).expect("stored");
+    let version = go!(client, get(b"k")).expect("read").expect("there").version;
+    assert!(go!(client, delete(b"k")).expect("deleted"));
+    node.begin_rebuild(100);
+    node.idle();
+    go!(client, put(b"k", b"second life")).expect("stored");
+    let stored = go!(client, compare_and_put(b"k", version, b"lost update")).expect("compared");
+    assert!(stored.is_err(), "the version is of its first life");
+    drop(client);
+    node.audit();
+}
+
+pub(crate) fn a_table_stays() {
+    let node = Stepped::new();
+    let mut client = node.client();
+    go!(client, put(b"k", b"v")).expect("stored");
+    let former = node.store();
+    let segment = node.memory.geometry().segment_of(former.table_at).expect("it is there");
+    // A turn that does not end: a chain may be in the middle of its accesses.
+    let endpoint = Rc::clone(client.fabric());
+    let polled = Cell::new(false);
+    let mut get = std::pin::pin!(client.get(b"k"));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    polled.set(get.as_mut().poll(&mut context).is_ready());
+    assert!(polled.get(), "it ends at once");
+    node.begin_rebuild(500);
+    node.idle();
+    assert!(node.store().former.is_none() && node.store().secret != former.secret, "all is moved");
+    let Ok(usage) = node.memory.arena().segment(segment).map(|segment| segment.usage);
+    assert_eq!(usage, Use::Table, "the former table is still there");
+    run(&endpoint, async {});
+    node.idle();
+    let Ok(usage) = node.memory.arena().segment(segment).map(|segment| segment.usage);
+    assert_eq!(usage, Use::Free, "nobody can be in it any more");
+}
+
+/// Whether a story passes with that broken variant.
+pub(crate) fn passes(mutant: Option<Mutant>, case: fn()) -> bool {
+    #[cfg(farside_mutants)]
+    Mutant::switch(mutant);
+    #[cfg(not(farside_mutants))]
+    assert_eq!(mutant, None, "broken variants are compiled in for their test alone");
+    let passed = std::panic::catch_unwind(case).is_ok();
+    #[cfg(farside_mutants)]
+    Mutant::switch(None);
+    passed
+}
