@@ -329,7 +329,8 @@ fn killed_at_moments(kills: u64, rebuilds: bool) {
         drop(replay);
     }
     println!(
-        "{rebuilt} rebuilds; {kills} clients killed in {:?} beside {survived} operations of which the slowest took {slowest:?}:",
+        "{rebuilt} rebuilds; {kills} clients killed in {:?} beside {survived} operations of which the slowest took \
+         {slowest:?}:",
         started.elapsed()
     );
     found.iter().for_each(|(held, times)| println!("  {times:4} had {held:?}"));
