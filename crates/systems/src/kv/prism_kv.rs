@@ -11,7 +11,7 @@
 //!   a delete that won has seen the older value, so nothing can have come between.
 //! * DELETE leaves a tombstone, so that a slot keeps its key: that rules out the races of open addressing.
 //! * Values of more than about 60 KiB are lists of parts, installed by one CAS.
-//! * A table that has become crowded is rebuilt while it is used ([`rebuild`], decision 0017). Meanwhile a key is looked
+//! * A table that has become crowded is rebuilt while it is used (`rebuild`, decision 0017). Meanwhile a key is looked
 //!   for in the former table, and in the next one where its path in the former was left.
 //!
 //! Invariant: a buffer that an install made unreachable is retired before anything else is awaited.
