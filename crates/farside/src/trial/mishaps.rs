@@ -24,6 +24,9 @@ const EVENTS: [Fault; 8] = [
 /// From now on things go wrong.
 pub(super) fn begin(scene: &Rc<Scene>) {
     scene.network.set_weather(weather(&scene.drawn));
+    if scene.drawn.rebuilds {
+        plan_rebuild(scene);
+    }
     let faults: Vec<Fault> = EVENTS.into_iter().filter(|fault| scene.drawn.faults.contains(fault)).collect();
     if !faults.is_empty() {
         plan(scene, faults);
@@ -41,6 +44,22 @@ fn plan(scene: &Rc<Scene>, faults: Vec<Fault>) {
         }
         strike(&theirs, fault);
         plan(&theirs, faults);
+    });
+}
+
+/// Now and then the store gets another table, which is no fault.
+fn plan_rebuild(scene: &Rc<Scene>) {
+    let random = scene.world.random();
+    let (at, theirs) = (scene.world.now() + random.heavy(CALM), Rc::clone(scene));
+    let items = random.between(4, 4 * scene.drawn.items);
+    scene.world.at(at, move || {
+        if theirs.is_over() {
+            return;
+        }
+        let parameters = format!("{{\"items\": {items}}}");
+        theirs.count(|counts| counts.rebuilds += 1);
+        theirs.node.ask(Ask::RebuildStore { name: theirs.store_name(), parameters });
+        plan_rebuild(&theirs);
     });
 }
 

@@ -140,6 +140,8 @@ pub struct Drawn {
     pub large_one_in: u64,
     /// How many slots each client remembers.
     pub slot_cache: usize,
+    /// Whether the store's table is replaced now and then, while it is used.
+    pub rebuilds: bool,
 }
 
 impl Drawn {
@@ -168,6 +170,7 @@ impl Drawn {
             // Pilaf has no values of several parts.
             large_one_in: if random.one_in(8) && setup.system == System::PrismKv { 40 } else { 0 },
             slot_cache: [0, 2, 16][random.below(3) as usize],
+            rebuilds: setup.system == System::PrismKv && random.one_in(2),
         }
     }
 }
@@ -205,6 +208,8 @@ pub struct Counts {
     pub failed: u64,
     /// Conditional puts that lost.
     pub conflicts: u64,
+    /// Tables that were to be replaced.
+    pub rebuilds: u64,
 }
 
 /// No trial lasts longer.

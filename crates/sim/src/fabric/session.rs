@@ -149,11 +149,9 @@ impl Endpoint {
     async fn is_open(&self) -> bool {
         loop {
             let changed = self.changed.rung();
-            let state = self.state.borrow();
-            if state.is_open || state.over.is_some() {
-                return state.over.is_none();
+            if let Some(is_open) = self.state.borrow().is_open() {
+                return is_open;
             }
-            drop(state);
             changed.await;
         }
     }
@@ -268,17 +266,11 @@ impl Endpoint {
         let mut waits = Waits { endpoint: self, request: Some(request) };
         loop {
             let changed = self.changed.rung();
-            let mut state = self.state.borrow_mut();
-            if state.client.is_answered(request) {
+            let news = self.state.borrow_mut().news_of(request);
+            if let Some(news) = news {
                 waits.request = None;
-                return Ok(request);
+                return news.map(|()| request).map_err(|fate| self.failed(fate, patience));
             }
-            if let Some(fate) = state.take_failed(request) {
-                waits.request = None;
-                drop(state);
-                return Err(self.failed(fate, patience));
-            }
-            drop(state);
             changed.await;
         }
     }
@@ -286,17 +278,15 @@ impl Endpoint {
     async fn submitted(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<SlotRef, FabricError> {
         loop {
             let changed = self.changed.rung();
-            let mut state = self.state.borrow_mut();
-            if state.over.is_some() {
-                drop(state);
+            if self.state.borrow().over.is_some() {
                 return Err(self.over(Ran::No));
             }
-            if let Some(request) = state.client.submit_within(self.clock.now(), patience, ask, parts) {
-                drop(state);
+            let now = self.clock.now();
+            let submitted = self.state.borrow_mut().client.submit_within(now, patience, ask, parts);
+            if let Some(request) = submitted {
                 self.asked.ring();
                 return Ok(request);
             }
-            drop(state);
             changed.await;
         }
     }
@@ -323,6 +313,19 @@ impl Endpoint {
 }
 
 impl State {
+    /// Whether there is a session; nothing if that is not known yet.
+    fn is_open(&self) -> Option<bool> {
+        (self.is_open || self.over.is_some()).then_some(self.over.is_none())
+    }
+
+    /// What is known of a request by now. Of what has failed nothing is left.
+    fn news_of(&mut self, request: SlotRef) -> Option<Result<(), Fate>> {
+        if self.client.is_answered(request) {
+            return Some(Ok(()));
+        }
+        self.take_failed(request).map(Err)
+    }
+
     fn take_failed(&mut self, request: SlotRef) -> Option<Fate> {
         let place = self.failed.iter().position(|(failed, _)| *failed == request)?;
         Some(self.failed.swap_remove(place).1)

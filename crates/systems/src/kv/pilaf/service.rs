@@ -11,7 +11,7 @@
 //!   probes past such a slot and misses a key that is put there was under way when the key was absent.
 //!
 //! A node that dies between the pieces of an entry leaves it torn. The table's head says what was being written, so the
-//! next call that meets the entry writes it anew.
+//! first call to the next node's service writes it anew, before anything else is noted there.
 
 use super::KIND;
 use super::layout::{
@@ -52,7 +52,8 @@ impl<M: Memory> Kind<M> for PilafKind {
     }
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        Ok(Box::new(PilafService { table: Table::new(parameters, table)?, item: Vec::new() }))
+        let table = Table::new(parameters, table)?;
+        Ok(Box::new(PilafService { table, item: Vec::new(), is_mended: false }))
     }
 }
 
@@ -60,6 +61,8 @@ struct PilafService {
     table: Table,
     /// Where items are put together, or read to: nothing that a call leaves here matters to the next.
     item: Vec<u8>,
+    /// What a service before this one left half written has been written.
+    is_mended: bool,
 }
 
 /// Entries looked at in one access.
@@ -118,11 +121,15 @@ impl<M: Memory> Service<M> for PilafService {
                  runs the node"
             )));
         }
+        if !self.is_mended {
+            self.mend(memory)?;
+        }
         let (outcome, version) = match request.op {
             Op::Get => self.get(memory, request.key)?,
             Op::Put => self.put(memory, request.key, request.value)?,
             Op::Delete => self.delete(memory, request.key)?,
         };
+        self.is_mended = true;
         let is_read = (request.op, outcome) == (Op::Get, Outcome::Done);
         let value = if is_read { &self.item[HEADER_SIZE + request.key.len()..] } else { &[] };
         Answer { outcome, version, value }.encode(answer);
@@ -199,20 +206,13 @@ impl PilafService {
         let mut found = Found::default();
         let mut entries = Entries { first: 0, all: [Entry::new_zeroed(); ENTRIES_AT_ONCE], count: 0 };
         for slot in self.table.probe(key) {
-            let mut entry = match entries.get(slot) {
+            let entry = match entries.get(slot) {
                 Some(entry) => entry,
                 None => {
                     entries = self.entries(memory, slot)?;
                     entries.all[0]
                 }
             };
-            if entry.said() == Said::Torn
-                && let Some(meant) = self.head(memory)?.entry_of(slot)
-            {
-                // The node that served this memory died while it wrote the entry.
-                self.write_entry(memory, slot, &meant)?;
-                entry = meant;
-            }
             match self.locate(memory, entry)? {
                 Ok(Some(located)) => {
                     if self.is_of(memory, located, key)? {
@@ -261,6 +261,18 @@ impl PilafService {
         memory.read(located.at, &mut self.item)?;
         let (header, its_key) = ItemHeader::ref_from_prefix(&self.item).expect("so many bytes were read");
         Ok(usize::from(header.key_len.get()) == key.len() && its_key == key)
+    }
+
+    /// Writes what the node that served this memory before died over.
+    fn mend<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
+        let head = self.head(memory)?;
+        let slot = head.slot.get();
+        if slot >= self.table.spec.slots {
+            return Ok(());
+        }
+        let Some(meant) = head.entry_of(slot) else { return Ok(()) };
+        let entry = self.entries(memory, slot)?.all[0];
+        if entry.said() == Said::Torn { self.write_entry(memory, slot, &meant) } else { Ok(()) }
     }
 
     /// Gives `slot` an entry, and notes it in the head before.
