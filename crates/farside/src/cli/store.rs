@@ -68,7 +68,9 @@ impl Store {
                         tell!("{}", store_json(&store));
                     } else {
                         let table = table_of(&store);
-                        tell!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
+                        let line =
+                            format!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
+                        tell!("{}", line.trim_end());
                     }
                 }
             }
