@@ -7,7 +7,7 @@ use super::layout::{
     Placement, Request, SLOT_SIZE, Slot, Table, TableSpec, above, slots_for, table_len,
 };
 use super::rebuild::Moving;
-use farside_remote::arena::Arena;
+use farside_remote::arena::{Arena, SEGMENT_SIZE};
 use farside_remote::service::{Extent, Kind, Plan, Service, Tick};
 use farside_remote::{BoundedPtr, Memory};
 use zerocopy::FromBytes;
@@ -28,7 +28,11 @@ impl<M: Memory> Kind<M> for PrismKvKind {
             format!("a {KIND} store takes {{\"items\": N, \"placement\": \"hashed\"|\"permuted\"}}: {error}")
         })?;
         let items = request.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2);
-        let slots = slots_for(items).ok_or_else(|| too_many(items))?;
+        let mut slots = slots_for(items).ok_or_else(|| too_many(items))?;
+        // With its end slot it would take a segment more, for a number that is a guess; and it grows.
+        if request.items.is_none() && (slots * SLOT_SIZE).is_multiple_of(SEGMENT_SIZE) {
+            slots /= 2;
+        }
         plan_of(&TableSpec { slots, seed: entropy, placement: request.placement, epoch: 1, floor: 0 })
     }
 
