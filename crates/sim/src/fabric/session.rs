@@ -210,6 +210,7 @@ impl Endpoint {
         let now = self.clock.now();
         state.send_retired(now);
         let State { client, out, over, .. } = &mut *state;
+        let mut has_broken = false;
         while client.transmit(now, out) {
             let (from, bytes) = (self.inbox.address(), out.clone());
             if !self.is_reliable {
@@ -217,11 +218,15 @@ impl Endpoint {
             } else if !self.network.send_on(from, self.engine, bytes) {
                 client.close();
                 over.get_or_insert_with(|| "its connection broke".to_owned());
+                has_broken = true;
                 break;
             }
         }
         drop(state);
         self.hear();
+        if has_broken {
+            self.changed.ring();
+        }
     }
 
     /// Takes in what the session has to tell, and wakes whoever may wait for it.
