@@ -1,7 +1,8 @@
 //! The commands: what can be typed, and what becomes of an error.
 //!
-//! Exit codes: 0 done, 1 the key is absent, 2 anything else; the reason and the remedy are on standard error. Where
-//! whoever read standard output has gone, as `head` does, a command ends quietly with 141, as the shell would have it.
+//! Exit codes: 0 done, 1 the key is absent or a simulated run is not good, 2 anything else; the reason and the remedy
+//! are on standard error. Where whoever read standard output has gone, as `head` does, a command ends quietly with 141,
+//! as the shell would have it.
 
 /// A line on standard output; ends the command where nobody reads it.
 macro_rules! tell {
@@ -25,6 +26,7 @@ mod info;
 mod kv;
 mod node;
 mod signals;
+mod sim;
 mod store;
 #[cfg(feature = "tls")]
 mod tls;
@@ -53,8 +55,8 @@ Which node and which store is told by --pool and --store, else by FARSIDE_POOL a
 Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, \
 'token_file'. So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
 
-Exit codes: 0 done, 1 the store has no such key, 2 anything else, of which the reason and the remedy are on standard \
-error. What a signal breaks off ends with 128 more than its number, a node that is told to end so with 0.";
+Exit codes: 0 done, 1 the store has no such key, or a simulated run is not known to be good, 2 anything else, of which \
+the reason and the remedy are on standard error. What a signal breaks off ends with 128 more than its number, a node that is told to end so with 0.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -73,6 +75,8 @@ enum Command {
     Kv(kv::Kv),
     /// Measure a system, or the physical floor under it
     Bench(bench::Bench),
+    /// Try a system in the simulator: many clients, whatever can go wrong, and a check of what they saw
+    Sim(Box<sim::Sim>),
     /// Show a node, or where this program's settings come from
     Info(info::Info),
     /// Start a node, fill it, read it while the node's process is stopped, and hold it to the floor
@@ -152,6 +156,8 @@ impl StoreTarget {
 enum Failure {
     /// There is no such key.
     Absent,
+    /// A simulated run is not known to be good, and why.
+    NotGood(String),
     /// Whoever read standard output has gone.
     Unread,
     /// What is wrong and what to do.
@@ -201,6 +207,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Tls(tls) => tls.run(),
         Command::Kv(kv) => kv.run(),
         Command::Bench(bench) => bench.run(),
+        Command::Sim(sim) => sim.run(),
         Command::Info(info) => info.run(),
         Command::Demo(demo) => demo.run(),
     };
@@ -208,6 +215,10 @@ pub(crate) fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Absent) => {
             note!("farside: absent: the store has no such key");
+            ExitCode::from(1)
+        }
+        Err(Failure::NotGood(reason)) => {
+            note!("farside: {reason}");
             ExitCode::from(1)
         }
         Err(Failure::Unread) => ExitCode::from(141),

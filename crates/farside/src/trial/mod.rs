@@ -4,6 +4,8 @@
 //! Everything that is not asked for is drawn from the seed: how many clients there are and how they reach the node,
 //! what they ask, when processes are stopped and killed. Invariant: the same setup and seed give the same history.
 
+pub mod judge;
+
 mod mishaps;
 mod values;
 mod work;

@@ -1,0 +1,420 @@
+//! `sim`: a system in the simulator, by one seed or by many.
+//!
+//! Invariant: whatever is not good is told with the command that runs it again.
+
+use super::{Done, Failure, progress};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use farside::trial::judge::{Judged, Verdict, judge, replay};
+use farside::trial::{Carrier, Counts, Setup, System};
+#[cfg(farside_mutants)]
+use farside_remote::mutant::Mutant;
+use farside_sim::fault::Fault;
+use farside_sim::history::lines;
+use farside_sim::picture;
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Try a system in the simulator: many clients, whatever can go wrong, and a check of what they saw.
+#[derive(clap::Args)]
+#[command(
+    after_help = "What is not said is drawn from the seed. The same flags and seed give the same run, to the \
+byte, on every machine.\n\nExit codes: 0 all is good, 1 something is wrong or undecided, 2 the command is."
+)]
+pub(super) struct Sim {
+    /// Which system
+    #[arg(long, value_name = "NAME", default_value = "prism-kv", value_parser = systems())]
+    system: System,
+    /// Run this seed, and tell all about it
+    #[arg(long, value_name = "N", conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Run the seeds from A to B, both included, and tell what they come to [default: 1..100]
+    #[arg(long, value_name = "A..B", value_parser = seeds)]
+    seeds: Option<Seeds>,
+    /// How many clients, 1 to 32
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32))]
+    clients: Option<u32>,
+    /// How many keys they share, 1 to 1000
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    keys: Option<u64>,
+    /// How many operations all of them carry out together, 1 to 100000
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    operations: Option<u32>,
+    /// How clients reach the node: by their own CPUs, by datagrams that get lost, by connections that break
+    #[arg(long, value_name = "NAME", value_parser = carriers())]
+    carrier: Option<Carrier>,
+    /// What may go wrong: all, none, or some of loss, duplicate, reorder, delay, reset, partition, one-way,
+    /// client-death, client-pause, node-pause, node-restart, node-loss, clock-skew, clock-jump, exhaustion and
+    /// revocation, with commas between; each seed has some of these
+    #[arg(long, value_name = "NAMES", default_value = "all", value_parser = faults)]
+    faults: Faults,
+    /// Check that every key was linearizable: the default
+    #[arg(long, overrides_with = "no_check")]
+    check: bool,
+    /// Do not: a run is then judged by what it says of itself alone
+    #[arg(long, overrides_with = "check")]
+    no_check: bool,
+    /// Write what clients asked and were answered to this file, as JSON lines (docs/sim-histories.md)
+    #[arg(long, value_name = "FILE", requires = "seed")]
+    history: Option<PathBuf>,
+    /// Write a picture of the operations that show what is wrong to this file, if anything is
+    #[arg(long, value_name = "FILE.svg", requires = "seed")]
+    picture: Option<PathBuf>,
+    /// One JSON object a line, for each seed
+    #[arg(long)]
+    json: bool,
+    /// Do something wrong on purpose
+    #[cfg(farside_mutants)]
+    #[arg(long, value_name = "NAME", hide = true, value_parser = mutants())]
+    mutant: Option<Mutant>,
+    /// What can be done wrong, each with the system that suffers from it
+    #[cfg(farside_mutants)]
+    #[arg(long, hide = true)]
+    list_mutants: bool,
+}
+
+#[derive(Clone)]
+struct Seeds(RangeInclusive<u64>);
+
+#[derive(Clone)]
+struct Faults(Vec<Fault>);
+
+/// For clap: a system by its name.
+fn systems() -> impl TypedValueParser<Value = System> {
+    PossibleValuesParser::new(System::ALL.map(System::name))
+        .map(|name| one_named(System::ALL, System::name, &name))
+}
+
+/// For clap: a carrier by its name.
+fn carriers() -> impl TypedValueParser<Value = Carrier> {
+    PossibleValuesParser::new(Carrier::ALL.map(Carrier::name))
+        .map(|name| one_named(Carrier::ALL, Carrier::name, &name))
+}
+
+/// For clap: a broken variant by its name in the code.
+#[cfg(farside_mutants)]
+fn mutants() -> impl TypedValueParser<Value = Mutant> {
+    let named = |mutant: Mutant| format!("{mutant:?}");
+    PossibleValuesParser::new(Mutant::SIMULATED.map(named)).map(move |name| {
+        Mutant::SIMULATED.into_iter().find(|mutant| named(*mutant) == name).expect("one of them")
+    })
+}
+
+fn one_named<T: Copy, const N: usize>(all: [T; N], name_of: impl Fn(T) -> &'static str, name: &str) -> T {
+    all.into_iter().find(|one| name_of(*one) == name).expect("clap lets no other through")
+}
+
+/// For clap: seeds from one to another.
+fn seeds(text: &str) -> Result<Seeds, String> {
+    let number = |text: &str| text.parse::<u64>().ok();
+    let ends = text.split_once("..").and_then(|(first, last)| number(first).zip(number(last)));
+    match ends {
+        Some((first, last)) if first <= last => Ok(Seeds(first..=last)),
+        Some((first, last)) => Err(format!("no seed lies from {first} to {last}: write {last}..{first}")),
+        None => Err(format!("'{text}' are no seeds: write 1..300 for those from 1 to 300, both included")),
+    }
+}
+
+/// For clap: kinds of faults, in the order of [`Fault::ALL`], on which what is drawn depends.
+fn faults(text: &str) -> Result<Faults, String> {
+    let chosen = match text {
+        "all" => Fault::ALL.to_vec(),
+        "none" => Vec::new(),
+        names => {
+            let named = |name: &str| Fault::named(name).ok_or_else(|| no_fault(name));
+            let mut chosen = names.split(',').map(named).collect::<Result<Vec<_>, _>>()?;
+            chosen.sort_unstable();
+            chosen.dedup();
+            chosen
+        }
+    };
+    Ok(Faults(chosen))
+}
+
+fn no_fault(name: &str) -> String {
+    let names = Fault::ALL.map(Fault::name).join(", ");
+    format!("there is no fault '{name}': name all, none, or some of {names}, with commas between")
+}
+
+impl Sim {
+    pub(super) fn run(self) -> Done {
+        #[cfg(farside_mutants)]
+        if self.list_mutants {
+            for mutant in Mutant::SIMULATED {
+                tell!("{mutant:?} {}", System::PrismKv.name());
+            }
+            return Ok(());
+        }
+        #[cfg(farside_mutants)]
+        Mutant::switch(self.mutant);
+        let setup = self.setup()?;
+        match self.seed {
+            Some(seed) => self.run_one(&setup, seed),
+            None => self.run_many(&setup),
+        }
+    }
+
+    fn setup(&self) -> Result<Setup, Failure> {
+        let Faults(faults) = &self.faults;
+        if let Some(carrier) = self.carrier.filter(|_| faults.len() < Fault::ALL.len()) {
+            let impossible = faults.iter().copied().find(|fault| !carrier.can_have(*fault));
+            impossible.map_or(Ok(()), |fault| Err(Failure::Told(not_there(carrier, fault))))?;
+        }
+        Ok(Setup {
+            system: self.system,
+            carrier: self.carrier,
+            clients: self.clients,
+            keys: self.keys,
+            operations: self.operations,
+            faults: faults.clone(),
+        })
+    }
+
+    fn run_one(&self, setup: &Setup, seed: u64) -> Done {
+        let judged = judge(setup, seed, !self.no_check);
+        self.write_history(&judged)?;
+        self.write_picture(&judged)?;
+        if self.json {
+            tell!("{}", json(&judged));
+        } else {
+            tell!("{}", told(&judged));
+        }
+        good(u64::from(judged.is_bad()), 1)
+    }
+
+    fn run_many(&self, setup: &Setup) -> Done {
+        let Seeds(seeds) = self.seeds.clone().unwrap_or(Seeds(1..=100));
+        let since = Instant::now();
+        let of = (seeds.end() - seeds.start()).saturating_add(1);
+        let bar = progress("seeds", of, self.json);
+        let (mut totals, mut bad) = (Totals::default(), Vec::new());
+        for seed in seeds {
+            let judged = judge(setup, seed, !self.no_check);
+            if self.json {
+                tell!("{}", json(&judged));
+            }
+            totals.add(&judged);
+            if judged.is_bad() {
+                bar.suspend(|| note!("{judged}"));
+                bad.push(judged);
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        if !self.json {
+            tell!("{of} seeds of {} in {:.1} s", setup.system.name(), since.elapsed().as_secs_f64());
+            tell!("{}", totals.told(setup));
+            for judged in &bad {
+                let reason = judged.reasons.first().map_or("", String::as_str);
+                let reason = reason.lines().next().unwrap_or_default();
+                tell!("seed {} is {}: {reason}", judged.seed, judged.verdict.name());
+                tell!("  replay: {}", replay(setup, judged.seed));
+            }
+            tell!("{}", verdict_on_many(bad.len(), self.no_check));
+        }
+        good(bad.len() as u64, of)
+    }
+
+    fn write_history(&self, judged: &Judged) -> Done {
+        let (Some(path), Some(report)) = (&self.history, &judged.report) else {
+            if self.history.is_some() {
+                note!("farside: there is no history: the run did not come to its end");
+            }
+            return Ok(());
+        };
+        let write = || {
+            let mut out = io::BufWriter::new(std::fs::File::create(path)?);
+            lines::write(&report.history, &mut out)?;
+            out.flush()
+        };
+        write().map_err(|error| unwritable("history", path.display(), &error))
+    }
+
+    fn write_picture(&self, judged: &Judged) -> Done {
+        let (Some(path), Some(window)) = (&self.picture, &judged.window) else {
+            if self.picture.is_some() {
+                note!("farside: there is no picture: no key's history is known to be wrong");
+            }
+            return Ok(());
+        };
+        std::fs::write(path, picture::svg(window))
+            .map_err(|error| unwritable("picture", path.display(), &error))
+    }
+}
+
+fn unwritable(what: &str, path: impl Display, error: &io::Error) -> Failure {
+    Failure::Told(format!("could not write the {what} to {path}: {error}; name a file in a folder of yours"))
+}
+
+/// Why a fault cannot be asked for.
+fn not_there(carrier: Carrier, fault: Fault) -> String {
+    let others = Carrier::ALL.into_iter().filter(|other| other.can_have(fault)).map(Carrier::name);
+    format!(
+        "{} have no {}: leave it out of --faults, or try it with --carrier {}",
+        carrier.name(),
+        fault.name(),
+        others.collect::<Vec<_>>().join(" or ")
+    )
+}
+
+fn good(bad: u64, of: u64) -> Done {
+    match (bad, of) {
+        (0, _) => Ok(()),
+        (_, 1) => Err(Failure::NotGood("the run is not good".into())),
+        (bad, of) => Err(Failure::NotGood(format!("{bad} of {of} runs are not good"))),
+    }
+}
+
+fn verdict_on_many(bad: usize, is_unchecked: bool) -> String {
+    match (bad, is_unchecked) {
+        (0, false) => "verdict  good: every key of every seed was linearizable".into(),
+        (0, true) => {
+            "verdict  not checked: leave --no-check out to know whether keys were linearizable".into()
+        }
+        (bad, _) => format!("verdict  {bad} seeds are not good"),
+    }
+}
+
+/// All about one run, for people.
+fn told(judged: &Judged) -> String {
+    let mut out = Vec::new();
+    if let Some(report) = &judged.report {
+        let drawn = &report.drawn;
+        let large = match drawn.large_one_in {
+            0 => String::new(),
+            one_in => format!(", 1 in {one_in} of 61000 to 140000"),
+        };
+        out.push(format!("{} seed {}", judged.setup.system.name(), judged.seed));
+        out.push(format!(
+            "drawn    {}; {} clients with {} operations at once, {} operations on {} keys",
+            drawn.carrier.name(),
+            drawn.clients,
+            drawn.tasks,
+            drawn.operations,
+            drawn.keys
+        ));
+        out.push(format!(
+            "         a store for {} items with {} MiB, values to {} bytes{large}; {} slots remembered",
+            drawn.items, drawn.quota_mib, drawn.value_max, drawn.slot_cache
+        ));
+        let mut totals = Totals::default();
+        totals.add(judged);
+        out.push(totals.told(&Setup { faults: drawn.faults.clone(), ..judged.setup.clone() }));
+        out.push(format!("digest   {:016x}", report.history.digest()));
+    }
+    out.push(match judged.verdict {
+        Verdict::Good => "verdict  good: every key was linearizable".into(),
+        Verdict::NotChecked => verdict_on_many(0, true),
+        Verdict::Undecided | Verdict::Violated => judged.to_string(),
+    });
+    out.join("\n")
+}
+
+/// What runs came to, together.
+#[derive(Default)]
+struct Totals {
+    operations: u64,
+    events: u64,
+    virtual_ns: u64,
+    accesses: u64,
+    torn_reads: u64,
+    counts: Counts,
+    struck: [u64; Fault::ALL.len()],
+}
+
+impl Totals {
+    fn add(&mut self, judged: &Judged) {
+        let Some(report) = &judged.report else { return };
+        self.operations += report.history.operations().len() as u64;
+        self.events += report.events;
+        self.virtual_ns += report.lasted;
+        self.accesses += report.seen.accesses;
+        self.torn_reads += report.seen.torn_reads;
+        let counts = &mut self.counts;
+        counts.sessions += report.counts.sessions;
+        counts.unknown += report.counts.unknown;
+        counts.out_of_memory += report.counts.out_of_memory;
+        counts.failed += report.counts.failed;
+        counts.conflicts += report.counts.conflicts;
+        for fault in Fault::ALL {
+            self.struck[fault as usize] += report.struck.of(fault);
+        }
+    }
+
+    fn told(&self, setup: &Setup) -> String {
+        let Totals { operations, events, virtual_ns, accesses, torn_reads, counts, .. } = self;
+        let Counts { sessions, unknown, out_of_memory, failed, conflicts } = counts;
+        let struck = possible(setup).filter(|fault| self.struck[*fault as usize] > 0);
+        let struck = struck.map(|fault| format!("{} {}", fault.name(), self.struck[fault as usize]));
+        let never = possible(setup).filter(|fault| self.struck[*fault as usize] == 0).map(Fault::name);
+        format!(
+            "ran      {operations} operations, {events} events, {:.3} ms of virtual time\n\
+             seen     {accesses} accesses, {torn_reads} torn reads; {sessions} sessions, {unknown} unknown outcomes, \
+             {failed} failed, {out_of_memory} out of memory, {conflicts} conflicts\n\
+             faults   {}\n\
+             never    {}",
+            *virtual_ns as f64 / 1e6,
+            listed(struck),
+            listed(never.map(str::to_owned))
+        )
+    }
+}
+
+/// The faults that may strike.
+fn possible(setup: &Setup) -> impl Iterator<Item = Fault> + '_ {
+    let is_there = |fault: &Fault| setup.carrier.is_none_or(|carrier| carrier.can_have(*fault));
+    setup.faults.iter().copied().filter(is_there)
+}
+
+fn listed(words: impl Iterator<Item = String>) -> String {
+    let words: Vec<String> = words.collect();
+    if words.is_empty() { "none".into() } else { words.join(", ") }
+}
+
+/// All about one run, for scripts.
+fn json(judged: &Judged) -> serde_json::Value {
+    let Judged { setup, seed, report, verdict, reasons, window } = judged;
+    let strikes = |fault: Fault| report.as_ref().map_or(0, |report| report.struck.of(fault));
+    let struck = possible(setup).map(|fault| (fault.name().to_owned(), strikes(fault).into()));
+    let mut object = serde_json::json!({
+        "system": setup.system.name(),
+        "seed": seed,
+        "verdict": verdict.name(),
+        "reasons": reasons,
+        "window": window.as_ref().map(picture::text),
+        "replay": replay(setup, *seed),
+        "struck": struck.collect::<serde_json::Map<_, _>>(),
+    });
+    if let Some(report) = report {
+        let (drawn, counts, seen) = (&report.drawn, report.counts, report.seen);
+        object["drawn"] = serde_json::json!({
+            "carrier": drawn.carrier.name(),
+            "clients": drawn.clients,
+            "tasks": drawn.tasks,
+            "keys": drawn.keys,
+            "operations": drawn.operations,
+            "faults": drawn.faults.iter().map(|fault| fault.name()).collect::<Vec<_>>(),
+            "items": drawn.items,
+            "quota_bytes": drawn.quota_mib << 20,
+            "value_bytes_max": drawn.value_max,
+            "large_one_in": drawn.large_one_in,
+            "slot_cache": drawn.slot_cache,
+        });
+        object["counts"] = serde_json::json!({
+            "sessions": counts.sessions,
+            "unknown": counts.unknown,
+            "out_of_memory": counts.out_of_memory,
+            "failed": counts.failed,
+            "conflicts": counts.conflicts,
+            "accesses": seen.accesses,
+            "torn_reads": seen.torn_reads,
+        });
+        object["operations"] = report.history.operations().len().into();
+        object["events"] = report.events.into();
+        object["virtual_ns"] = report.lasted.into();
+        object["digest"] = format!("{:016x}", report.history.digest()).into();
+    }
+    object
+}
