@@ -3,6 +3,7 @@
 //! - [`check`]: what CI runs, a step at a time; [`tidy`] is its step for the house rules.
 //! - [`soak`]: the tests that are too long for every change.
 //! - [`fuzz`]: the fuzz targets of all decoders, for longer than in every test run.
+//! - [`sim`]: systems in the simulator by many seeds, and the broken variants that it must find.
 //! - [`size`]: how many lines stand where.
 //! - [`mutants`]: this program in rustc's place, where the broken variants are to be compiled in.
 //! - [`source`]: Rust text with code, comments and test parts told apart, for the two that read it.
@@ -11,6 +12,7 @@ mod cargo;
 mod check;
 mod fuzz;
 mod mutants;
+mod sim;
 mod size;
 mod soak;
 mod source;
@@ -26,6 +28,9 @@ The project's chores: cargo xtask CHORE
     check   what CI runs: format, house rules, clippy, tests, mutants, docs
     soak    the long tests: everything ignored and named soak_*, in release mode
     fuzz    every decoder's fuzz target, each for --seconds N (600 if left out)
+    sim     systems in the simulator, by --seeds A..B (1..1000 if left out) in --jobs N processes (as many as there are
+            cores); other flags are those of `farside sim`, such as --system and --faults
+            --mutants: finds every broken variant; --digests: the tests' digests anew
     size    lines of code, comment and test of each crate
     help    this text
 ";
@@ -39,6 +44,7 @@ enum Chore {
     Soak,
     /// Each target for so many seconds.
     Fuzz(u64),
+    Sim(sim::Asked),
     Size,
     Help,
 }
@@ -62,6 +68,7 @@ fn main() -> ExitCode {
         Chore::Check => check::run(root),
         Chore::Soak => soak::run(root),
         Chore::Fuzz(seconds) => fuzz::run(root, seconds),
+        Chore::Sim(asked) => sim::run(root, &asked),
         Chore::Size => size::run(root),
         Chore::Help => {
             print!("{HELP}");
@@ -78,6 +85,7 @@ fn chore(arguments: &[String]) -> Result<Chore, String> {
     };
     let chore = match name.as_str() {
         "fuzz" => return fuzz_for(rest).map(Chore::Fuzz),
+        "sim" => return sim::asked(rest).map(Chore::Sim),
         "check" => Chore::Check,
         "soak" => Chore::Soak,
         "size" => Chore::Size,
@@ -113,8 +121,10 @@ mod tests {
 
     #[test]
     fn every_chore_in_the_help_is_understood() {
-        let named = HELP.lines().filter_map(|line| line.strip_prefix("    ")?.split_whitespace().next());
-        assert_eq!(named.clone().count(), 5);
+        let is_name = |line: &&str| !line.starts_with(' ');
+        let lines = HELP.lines().filter_map(|line| line.strip_prefix("    ")).filter(is_name);
+        let named = lines.filter_map(|line| line.split_whitespace().next());
+        assert_eq!(named.clone().count(), 6);
         for name in named {
             assert!(chore_of(name).is_ok(), "{name}");
         }
@@ -129,5 +139,6 @@ mod tests {
             assert!(chore_of(wrong).unwrap_err().contains("--seconds"), "{wrong}");
         }
         assert_eq!(chore_of("fuzz --seconds 7"), Ok(Chore::Fuzz(7)));
+        assert!(chore_of("sim --seeds 5").unwrap_err().contains("--seeds 1..1000"));
     }
 }

@@ -1,0 +1,543 @@
+//! `cargo xtask sim`: systems in the simulator by many seeds, in as many processes as there are cores.
+//!
+//! `farside sim --json` does the work and tells each seed's verdict on a line. It is built with every assertion of
+//! ours, which are findings too. Invariant: a process that ends or stands still within a seed is a finding of that
+//! seed, and the others are run all the same.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, IsTerminal, Read};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::cargo::{cargo, succeeds};
+use crate::mutants;
+
+/// Seeds where nothing is said.
+const SEEDS: RangeInclusive<u64> = 1..=1000;
+/// From so many seeds on, a fault that has never struck is a failure.
+const SEEDS_FOR_ALL_FAULTS: u64 = 1000;
+/// So long may a process be silent, which tells of each seed. The longest known took a few seconds.
+const SILENCE: Duration = Duration::from_secs(120);
+/// What `cargo test` compares digests with.
+const DIGESTS: &str = "crates/farside/tests/sim/digests.txt";
+
+/// What is to be run.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Asked {
+    what: What,
+    seeds: RangeInclusive<u64>,
+    jobs: usize,
+    /// Flags of `farside sim`, as they were given.
+    rest: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum What {
+    /// Every seed is to be good.
+    Seeds,
+    /// Every broken variant is to be found.
+    Mutants,
+    /// What the digests of the tests are now.
+    Digests,
+}
+
+/// What the command line asks for, or a message that names the remedy.
+pub(crate) fn asked(arguments: &[String]) -> Result<Asked, String> {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut asked = Asked { what: What::Seeds, seeds: SEEDS, jobs, rest: Vec::new() };
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--mutants" => asked.what = What::Mutants,
+            "--digests" => asked.what = What::Digests,
+            "--seeds" => asked.seeds = arguments.next().and_then(|text| seeds(text)).ok_or(WHICH_SEEDS)?,
+            "--jobs" => {
+                let jobs = arguments.next().and_then(|text| text.parse().ok());
+                asked.jobs = jobs.filter(|jobs| (1..=1024).contains(jobs)).ok_or(HOW_MANY_JOBS)?;
+            }
+            flag if flag.starts_with("--seeds=") || flag.starts_with("--jobs=") => {
+                return Err(format!("write `{}`, with a blank", flag.replacen('=', " ", 1)));
+            }
+            _ => asked.rest.push(argument.clone()),
+        }
+    }
+    Ok(asked)
+}
+
+const WHICH_SEEDS: &str = "write `--seeds 1..1000` for the seeds from 1 to 1000, both included";
+const HOW_MANY_JOBS: &str = "write `--jobs 4` for four processes at a time; 1 to 1024";
+
+fn seeds(text: &str) -> Option<RangeInclusive<u64>> {
+    let (first, last) = text.split_once("..")?;
+    let seeds = first.parse().ok()?..=last.parse().ok()?;
+    (!seeds.is_empty()).then_some(seeds)
+}
+
+/// Runs what was asked for, and says whether all was as it should be.
+pub(crate) fn run(root: &Path, asked: &Asked) -> bool {
+    let Some(binary) = built(root, asked.what == What::Mutants) else { return false };
+    match asked.what {
+        What::Seeds => try_seeds(&binary, asked),
+        What::Mutants => find_mutants(&binary, asked),
+        What::Digests => refresh_digests(root, &binary, asked),
+    }
+}
+
+/// The path of `farside`, built for this.
+fn built(root: &Path, with_mutants: bool) -> Option<PathBuf> {
+    let mut build = cargo(root, &["build", "--profile", "sim", "--package", "farside", "--locked"]);
+    if with_mutants {
+        mutants::compile_in(&mut build);
+    }
+    if !succeeds(build) {
+        return None;
+    }
+    let metadata =
+        cargo(root, &["metadata", "--no-deps", "--format-version", "1", "--locked"]).output().ok()?;
+    let metadata: Value = serde_json::from_slice(&metadata.stdout).ok()?;
+    Some(Path::new(metadata["target_directory"].as_str()?).join("sim/farside"))
+}
+
+/// Seeds at a time that one process is given, so that all have work until the end.
+fn slices(seeds: &RangeInclusive<u64>, jobs: usize) -> Vec<RangeInclusive<u64>> {
+    let (first, last) = (*seeds.start(), *seeds.end());
+    let size = ((last - first) / (jobs as u64 * 8)).clamp(1, 200);
+    let mut slices = Vec::new();
+    let mut start = first;
+    loop {
+        let end = start.saturating_add(size - 1).min(last);
+        slices.push(start..=end);
+        match end.checked_add(1).filter(|next| *next <= last) {
+            Some(next) => start = next,
+            None => return slices,
+        }
+    }
+}
+
+fn try_seeds(binary: &Path, asked: &Asked) -> bool {
+    let totals = Mutex::new(Totals::new(&asked.seeds));
+    let refused = side_by_side(asked.jobs, slices(&asked.seeds, asked.jobs), |mut seeds| {
+        loop {
+            let mut command = Command::new(binary);
+            command.arg("sim").args(&asked.rest);
+            let end = follow(command, &seeds, |line| {
+                locked(&totals).add(line);
+                true
+            });
+            match end {
+                End::Done => return Ok(()),
+                End::Refused(reason) => return Err(reason),
+                End::Died { seed, why } => {
+                    let replay = format!("farside sim {} --seed {seed}", asked.rest.join(" "));
+                    locked(&totals).add_bad(seed, &why, &replay);
+                    match seed.checked_add(1).filter(|next| next <= seeds.end()) {
+                        Some(next) => seeds = next..=*seeds.end(),
+                        None => return Ok(()),
+                    }
+                }
+            }
+        }
+    });
+    if let Err(reason) = refused {
+        println!("sim: {reason}");
+        return false;
+    }
+    let totals = totals.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let is_whole =
+        totals.done >= SEEDS_FOR_ALL_FAULTS && !asked.rest.iter().any(|flag| flag.starts_with("--faults"));
+    totals.told(is_whole)
+}
+
+/// What all seeds came to.
+struct Totals {
+    of: u64,
+    done: u64,
+    operations: u64,
+    events: u64,
+    struck: BTreeMap<String, u64>,
+    /// What is wrong with a seed, and the command that shows it.
+    bad: BTreeMap<u64, (String, String)>,
+    since: Instant,
+    told: Option<Instant>,
+}
+
+impl Totals {
+    fn new(seeds: &RangeInclusive<u64>) -> Totals {
+        Totals {
+            of: (seeds.end() - seeds.start()).saturating_add(1),
+            done: 0,
+            operations: 0,
+            events: 0,
+            struck: BTreeMap::new(),
+            bad: BTreeMap::new(),
+            since: Instant::now(),
+            told: None,
+        }
+    }
+
+    fn add(&mut self, line: &Value) {
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        self.operations += number(&line["operations"]);
+        self.events += number(&line["events"]);
+        for (fault, times) in line["struck"].as_object().into_iter().flatten() {
+            *self.struck.entry(fault.clone()).or_default() += number(times);
+        }
+        if is_bad(line) {
+            self.add_bad(
+                number(&line["seed"]),
+                &what_is_wrong(line),
+                line["replay"].as_str().unwrap_or_default(),
+            );
+        } else {
+            self.one_more();
+        }
+    }
+
+    fn add_bad(&mut self, seed: u64, why: &str, replay: &str) {
+        self.bad.insert(seed, (why.to_owned(), replay.replacen("farside", "cargo run --profile sim --", 1)));
+        self.one_more();
+    }
+
+    /// Shows how far it is: in place on a terminal, else on a line now and then.
+    fn one_more(&mut self) {
+        self.done += 1;
+        let is_terminal = std::io::stderr().is_terminal();
+        let pause = Duration::from_millis(if is_terminal { 100 } else { 10_000 });
+        if self.told.unwrap_or(self.since).elapsed() < pause {
+            return;
+        }
+        self.told = Some(Instant::now());
+        let end = if is_terminal { "\r" } else { "\n" };
+        eprint!("   {} of {} seeds, {} not good{end}", self.done, self.of, self.bad.len());
+    }
+
+    /// Says what came of it all; whether it is good.
+    fn told(&self, all_faults_must_strike: bool) -> bool {
+        let Totals { done, operations, events, struck, bad, since, .. } = self;
+        println!(
+            "sim: {done} seeds in {:.1} s: {operations} operations, {events} events",
+            since.elapsed().as_secs_f64()
+        );
+        let listed = |names: Vec<String>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        let times =
+            struck.iter().filter(|(_, times)| **times > 0).map(|(name, times)| format!("{name} {times}"));
+        println!("   faults that struck: {}", listed(times.collect()));
+        let never: Vec<String> =
+            struck.iter().filter(|(_, times)| **times == 0).map(|(name, _)| name.clone()).collect();
+        let is_missing = all_faults_must_strike && !never.is_empty();
+        println!("   faults that never did: {}", listed(never));
+        for (seed, (why, replay)) in bad {
+            println!("seed {seed} is not good: {why}");
+            println!("   replay: {replay}");
+        }
+        match (bad.len(), is_missing) {
+            (0, false) => println!("sim: every key of every seed was linearizable"),
+            (0, true) => println!("sim: FAILED: a fault that never strikes tests nothing"),
+            (bad, _) => println!("sim: FAILED: {bad} of {done} seeds are not good"),
+        }
+        bad.is_empty() && !is_missing
+    }
+}
+
+fn is_bad(line: &Value) -> bool {
+    !matches!(line["verdict"].as_str(), Some("good" | "not checked"))
+}
+
+fn what_is_wrong(line: &Value) -> String {
+    let reasons = line["reasons"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut told = reasons.collect::<Vec<_>>().join("; ");
+    if let Some(window) = line["window"].as_str() {
+        told = format!("{told}\n{}", window.trim_end());
+    }
+    told
+}
+
+/// Each broken variant under the seeds that the right code passes, until one shows it.
+fn find_mutants(binary: &Path, asked: &Asked) -> bool {
+    let listed = Command::new(binary).args(["sim", "--list-mutants"]).output();
+    let listed =
+        listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let mutants: Vec<(String, String)> =
+        listed.lines().filter_map(|line| line.split_once(' ')).map(|(a, b)| (a.into(), b.into())).collect();
+    if mutants.is_empty() {
+        println!("sim: {} knows no broken variants; was it built with them?", binary.display());
+        return false;
+    }
+    let alive = Mutex::new(Vec::new());
+    let of = mutants.len();
+    let refused = side_by_side(asked.jobs, mutants, |(mutant, system)| {
+        let mut command = Command::new(binary);
+        command.args(["sim", "--mutant", &mutant, "--system", &system]).args(&asked.rest);
+        let since = Instant::now();
+        let mut killed = None;
+        let end = follow(command, &asked.seeds, |line| {
+            if is_bad(line) {
+                killed = Some((line["seed"].as_u64().unwrap_or(0), what_is_wrong(line)));
+            }
+            killed.is_none()
+        });
+        match end {
+            End::Refused(reason) => return Err(reason),
+            End::Died { seed, why } => killed = Some((seed, why)),
+            End::Done => {}
+        }
+        let seconds = since.elapsed().as_secs_f64();
+        match killed {
+            Some((seed, why)) => {
+                let why = why.lines().next().unwrap_or_default();
+                let seeds = seed - asked.seeds.start() + 1;
+                println!(
+                    "   {mutant} of {system}: killed by seed {seed}, after {seeds} seeds, {seconds:.1} s: {why}"
+                );
+            }
+            None => {
+                let (first, last) = (asked.seeds.start(), asked.seeds.end());
+                println!("   {mutant} of {system}: LIVES after the seeds {first}..{last}, {seconds:.1} s");
+                locked(&alive).push(mutant);
+            }
+        }
+        Ok(())
+    });
+    if let Err(reason) = refused {
+        println!("sim: {reason}");
+        return false;
+    }
+    let alive = alive.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let killed = of - alive.len();
+    if alive.is_empty() {
+        println!("sim: {killed} of {of} mutants were killed");
+    } else {
+        println!("sim: FAILED: {killed} of {of} mutants were killed; alive: {}", alive.join(", "));
+    }
+    alive.is_empty()
+}
+
+/// Writes the digests anew that the tests compare with, each line's last word.
+fn refresh_digests(root: &Path, binary: &Path, asked: &Asked) -> bool {
+    if !asked.rest.is_empty() {
+        println!("sim: the runs are those of {DIGESTS}: leave out {}", asked.rest.join(" "));
+        return false;
+    }
+    let path = root.join(DIGESTS);
+    let fresh = std::fs::read_to_string(&path).map_err(|error| error.to_string()).and_then(|text| {
+        let lines: Result<Vec<String>, String> = text.lines().map(|line| with_digest(binary, line)).collect();
+        let fresh = lines?.join("\n") + "\n";
+        let changed = text.lines().zip(fresh.lines()).filter(|(old, new)| old != new).count();
+        std::fs::write(&path, fresh).map_err(|error| error.to_string()).map(|()| changed)
+    });
+    match fresh {
+        Ok(changed) => println!("sim: {changed} digests of {DIGESTS} are others now"),
+        Err(ref error) => println!("sim: {DIGESTS}: {error}"),
+    }
+    fresh.is_ok()
+}
+
+/// A line `system carrier seed digest` with the digest that the run has now.
+fn with_digest(binary: &Path, line: &str) -> Result<String, String> {
+    if line.starts_with('#') || line.is_empty() {
+        return Ok(line.to_owned());
+    }
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let &[system, carrier, seed, ..] = &words[..] else {
+        return Err(format!("'{line}' is no run: write its system, carrier and seed"));
+    };
+    let flags = ["sim", "--json", "--system", system, "--carrier", carrier, "--seed", seed];
+    let output = Command::new(binary).args(flags).output().map_err(|error| error.to_string())?;
+    let told: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|_| String::from_utf8_lossy(&output.stderr).trim().to_owned())?;
+    if is_bad(&told) {
+        return Err(format!("{line}: {}", what_is_wrong(&told)));
+    }
+    let digest = told["digest"].as_str().ok_or("a run without a digest")?;
+    Ok(format!("{system} {carrier} {seed} {digest}"))
+}
+
+/// Has `jobs` threads work on the items, the first ones first. The first error ends all work that has not begun.
+fn side_by_side<T: Send>(
+    jobs: usize,
+    items: Vec<T>,
+    work: impl Fn(T) -> Result<(), String> + Sync,
+) -> Result<(), String> {
+    let items = Mutex::new(items.into_iter());
+    let refused = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while locked(&refused).is_none() {
+                    let Some(item) = locked(&items).next() else { return };
+                    if let Err(reason) = work(item) {
+                        locked(&refused).get_or_insert(reason);
+                    }
+                }
+            });
+        }
+    });
+    refused.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How a process ended.
+#[derive(Debug, PartialEq)]
+enum End {
+    /// It has told of all its seeds, or nobody wants to hear of more.
+    Done,
+    /// It did not come to the end of this seed.
+    Died { seed: u64, why: String },
+    /// It did not understand its command line.
+    Refused(String),
+}
+
+/// Exit code of a command line that `farside` does not understand.
+const REFUSED: i32 = 2;
+
+/// Runs a process over the seeds, and hands each line to `each`, as long as that wants more.
+fn follow(mut command: Command, seeds: &RangeInclusive<u64>, mut each: impl FnMut(&Value) -> bool) -> End {
+    command.args(["--json", "--seeds", &format!("{}..{}", seeds.start(), seeds.end())]);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            return End::Refused(format!("cannot start {}: {error}", command.get_program().display()));
+        }
+    };
+    let (lines, said) = heard(&mut child);
+    for seed in seeds.clone() {
+        let line = lines.recv_timeout(SILENCE);
+        let Some(value) = line.as_ref().ok().and_then(|line| serde_json::from_str::<Value>(line).ok()) else {
+            let is_silent = line == Err(mpsc::RecvTimeoutError::Timeout);
+            return ended_within(seed, is_silent, child, said);
+        };
+        if !each(&value) {
+            let _ended_already = child.kill();
+            break;
+        }
+    }
+    let _reaped = child.wait();
+    End::Done
+}
+
+/// The lines that a process writes, and all that it says on standard error. Both threads end with it.
+fn heard(child: &mut Child) -> (mpsc::Receiver<String>, std::thread::JoinHandle<String>) {
+    let output = BufReader::new(child.stdout.take().expect("it is piped"));
+    let mut errors = child.stderr.take().expect("it is piped");
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let said = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        let _ends_with_the_child = errors.read_to_end(&mut said);
+        String::from_utf8_lossy(&said).trim().to_owned()
+    });
+    (lines, said)
+}
+
+fn ended_within(seed: u64, is_silent: bool, mut child: Child, said: std::thread::JoinHandle<String>) -> End {
+    if is_silent {
+        let _ended_already = child.kill();
+        let _reaped = child.wait();
+        return End::Died { seed, why: format!("it takes longer than {} s", SILENCE.as_secs()) };
+    }
+    let status = child.wait();
+    let said = said.join().unwrap_or_default();
+    match status {
+        Ok(status) if status.code() == Some(REFUSED) => End::Refused(said),
+        Ok(status) => End::Died { seed, why: format!("the process ended, {status}: {said}") },
+        Err(error) => End::Died { seed, why: format!("the process is lost: {error}") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked_of(line: &str) -> Result<Asked, String> {
+        asked(&line.split_whitespace().map(String::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_is_not_ours_is_for_farside_sim() {
+        let asked = asked_of("--system prism-kv --seeds 5..9 --faults loss --jobs 3").expect("understood");
+        assert_eq!((asked.what, asked.seeds, asked.jobs), (What::Seeds, 5..=9, 3));
+        assert_eq!(asked.rest, ["--system", "prism-kv", "--faults", "loss"]);
+        assert_eq!(asked_of("--mutants").map(|asked| asked.what), Ok(What::Mutants));
+        assert_eq!(asked_of("--digests").map(|asked| asked.what), Ok(What::Digests));
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_understood_name_the_remedy() {
+        for wrong in ["--seeds", "--seeds 7", "--seeds 9..7", "--seeds=1..7"] {
+            assert!(asked_of(wrong).unwrap_err().contains("--seeds "), "{wrong}");
+        }
+        for wrong in ["--jobs", "--jobs 0", "--jobs many", "--jobs=2"] {
+            assert!(asked_of(wrong).unwrap_err().contains("--jobs "), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn slices_have_every_seed_once() {
+        for (seeds, jobs) in
+            [(1..=1, 4), (1..=7, 2), (3..=1002, 3), (0..=100_000, 2), (u64::MAX - 9..=u64::MAX, 1)]
+        {
+            let all: Vec<u64> = slices(&seeds, jobs).into_iter().flatten().collect();
+            assert_eq!(all, seeds.collect::<Vec<_>>());
+        }
+    }
+
+    /// A process that writes these lines, and then does that.
+    fn script(lines: &str, then: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("printf '{lines}'; {then}"), "sh"]);
+        command
+    }
+
+    #[test]
+    fn a_process_that_ends_within_a_seed_is_a_finding_of_it() {
+        let good = r#"{"seed":1,"verdict":"good"}\n"#;
+        let mut heard = Vec::new();
+        let end = follow(script(good, "kill -ABRT $$"), &(1..=3), |line| {
+            heard.push(line["seed"].as_u64());
+            true
+        });
+        let End::Died { seed: 2, why } = end else { panic!("{end:?}") };
+        assert!(why.contains("signal: 6"), "{why}");
+        assert_eq!(heard, [Some(1)]);
+        assert_eq!(follow(script(good, "exit 1"), &(1..=1), |_| true), End::Done);
+        let refused = follow(script("", "echo no such flag >&2; exit 2"), &(1..=3), |_| true);
+        assert_eq!(refused, End::Refused("no such flag".into()));
+    }
+
+    #[test]
+    fn who_has_heard_enough_waits_for_no_more() {
+        let lines = r#"{"seed":1,"verdict":"violated"}\n"#;
+        assert_eq!(follow(script(lines, "exec sleep 1000"), &(1..=3), |line| !is_bad(line)), End::Done);
+    }
+
+    #[test]
+    fn what_is_not_known_to_be_good_is_bad_and_a_fault_that_never_struck_is_missed() {
+        let line = |verdict: &str, times: u64| {
+            serde_json::json!({"seed": 7, "verdict": verdict, "reasons": ["key 3 is torn"], "operations": 9,
+                "events": 90, "struck": {"loss": times}, "replay": "farside sim --seed 7"})
+        };
+        let totals = |verdict: &str, times| {
+            let mut totals = Totals::new(&(7..=7));
+            totals.add(&line(verdict, times));
+            totals
+        };
+        assert!(totals("good", 1).told(true));
+        assert!(!totals("good", 0).told(true));
+        assert!(totals("good", 0).told(false));
+        for verdict in ["violated", "undecided"] {
+            let totals = totals(verdict, 1);
+            assert!(!totals.told(false));
+            let told = ("key 3 is torn".to_owned(), "cargo run --profile sim -- sim --seed 7".to_owned());
+            assert_eq!(totals.bad[&7], told);
+        }
+    }
+}
