@@ -8,6 +8,9 @@ use std::process::Command;
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(arguments);
+    // What `cargo xtask` has set about this package: build scripts that look at it, as ring's does, would run again.
+    let is_ours = |name: &OsString| name.to_string_lossy().starts_with("CARGO_PKG_");
+    std::env::vars_os().map(|(name, _)| name).filter(is_ours).for_each(|name| _ = command.env_remove(name));
     command
 }
 
@@ -51,6 +54,13 @@ fn shown(command: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cargo_says_of_this_package_is_no_concern_of_others() {
+        assert!(std::env::var_os("CARGO_PKG_NAME").is_some(), "cargo runs the tests");
+        let command = cargo(Path::new("."), &["build"]);
+        assert!(command.get_envs().any(|(name, value)| name == "CARGO_PKG_NAME" && value.is_none()));
+    }
 
     #[test]
     fn a_shown_command_can_be_typed() {

@@ -78,6 +78,9 @@ fn seeds(text: &str) -> Option<RangeInclusive<u64>> {
     (!seeds.is_empty()).then_some(seeds)
 }
 
+/// So much is told of why a mutant is dead.
+const WHY_CHARS_MAX: usize = 80;
+
 /// Runs what was asked for, and says whether all was as it should be.
 pub(crate) fn run(root: &Path, asked: &Asked) -> bool {
     let Some(binary) = built(root, asked.what == What::Mutants) else { return false };
@@ -289,7 +292,8 @@ fn find_mutants(binary: &Path, asked: &Asked) -> bool {
         let seconds = since.elapsed().as_secs_f64();
         match killed {
             Some((seed, why)) => {
-                let why = why.lines().next().unwrap_or_default();
+                let why: String =
+                    why.lines().next().unwrap_or_default().chars().take(WHY_CHARS_MAX).collect();
                 let seeds = seed - asked.seeds.start() + 1;
                 println!(
                     "   {mutant} of {system}: killed by seed {seed}, after {seeds} seeds, {seconds:.1} s: {why}"

@@ -12,6 +12,8 @@ mod nodes;
 mod refusals;
 #[path = "cli/settings.rs"]
 mod settings;
+#[path = "cli/simulation.rs"]
+mod simulation;
 #[path = "cli/stores.rs"]
 mod stores;
 mod support;

@@ -339,7 +339,20 @@ mod tests {
     #[test]
     fn fuzz_lengths_of_time() {
         let executions = Executions::of("lengths of time");
-        let seeds = ["500ms", "10s", "2m", "1h", "1e9", "0.1", "-0", "inf", "NaN", "1e-400h"];
+        let seeds = [
+            "500ms",
+            "10s",
+            "2m",
+            "1h",
+            "1e9",
+            "0.1",
+            "-0",
+            "inf",
+            "NaN",
+            "1e-400h",
+            "1..300",
+            "loss,one-way",
+        ];
         let inputs = bolero::check!().with_test_time(fuzz::budget()).with_type().cloned();
         inputs.for_each(|(seed, changes): (u8, Vec<Change>)| {
             executions.one_more();
@@ -351,6 +364,7 @@ mod tests {
                 Err(reason) => assert!(reason.contains("write it like")),
             }
             let _fits_or_not = (memory(&text), quota(&text), value_size(&text));
+            let _known_or_not = (sim::seeds(&text).is_ok(), sim::faults(&text).is_ok());
         });
     }
 }

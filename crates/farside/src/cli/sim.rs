@@ -67,7 +67,7 @@ pub(super) struct Sim {
     json: bool,
     /// Do something wrong on purpose
     #[cfg(farside_mutants)]
-    #[arg(long, value_name = "NAME", hide = true, value_parser = mutants())]
+    #[arg(long, value_name = "NAME", hide = true, value_parser = mutant)]
     mutant: Option<Mutant>,
     /// What can be done wrong, each with the system that suffers from it
     #[cfg(farside_mutants)]
@@ -76,10 +76,10 @@ pub(super) struct Sim {
 }
 
 #[derive(Clone)]
-struct Seeds(RangeInclusive<u64>);
+pub(super) struct Seeds(RangeInclusive<u64>);
 
 #[derive(Clone)]
-struct Faults(Vec<Fault>);
+pub(super) struct Faults(Vec<Fault>);
 
 /// For clap: a system by its name.
 fn systems() -> impl TypedValueParser<Value = System> {
@@ -95,11 +95,9 @@ fn carriers() -> impl TypedValueParser<Value = Carrier> {
 
 /// For clap: a broken variant by its name in the code.
 #[cfg(farside_mutants)]
-fn mutants() -> impl TypedValueParser<Value = Mutant> {
-    let named = |mutant: Mutant| format!("{mutant:?}");
-    PossibleValuesParser::new(Mutant::SIMULATED.map(named)).map(move |name| {
-        Mutant::SIMULATED.into_iter().find(|mutant| named(*mutant) == name).expect("one of them")
-    })
+fn mutant(name: &str) -> Result<Mutant, String> {
+    let named = Mutant::SIMULATED.into_iter().find(|mutant| format!("{mutant:?}") == name);
+    named.ok_or_else(|| format!("there is no broken variant '{name}': --list-mutants names all"))
 }
 
 fn one_named<T: Copy, const N: usize>(all: [T; N], name_of: impl Fn(T) -> &'static str, name: &str) -> T {
@@ -107,7 +105,7 @@ fn one_named<T: Copy, const N: usize>(all: [T; N], name_of: impl Fn(T) -> &'stat
 }
 
 /// For clap: seeds from one to another.
-fn seeds(text: &str) -> Result<Seeds, String> {
+pub(super) fn seeds(text: &str) -> Result<Seeds, String> {
     let number = |text: &str| text.parse::<u64>().ok();
     let ends = text.split_once("..").and_then(|(first, last)| number(first).zip(number(last)));
     match ends {
@@ -118,7 +116,7 @@ fn seeds(text: &str) -> Result<Seeds, String> {
 }
 
 /// For clap: kinds of faults, in the order of [`Fault::ALL`], on which what is drawn depends.
-fn faults(text: &str) -> Result<Faults, String> {
+pub(super) fn faults(text: &str) -> Result<Faults, String> {
     let chosen = match text {
         "all" => Fault::ALL.to_vec(),
         "none" => Vec::new(),
@@ -197,7 +195,9 @@ impl Sim {
             }
             totals.add(&judged);
             if judged.is_bad() {
-                bar.suspend(|| note!("{judged}"));
+                if !self.json {
+                    bar.suspend(|| note!("{judged}"));
+                }
                 bad.push(judged);
             }
             bar.inc(1);

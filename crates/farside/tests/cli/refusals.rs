@@ -116,6 +116,23 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["bench", "floor-server", "--fabric", "shm"], "name --fabric ring, udp or tcp"),
         (&["bench", "floor-server", "--fabric", "udp"], "the one that the client's end came with"),
         (&["bench", "floor", "--seconds", "NaN"], "give 0.01 to"),
+        // Trials in the simulator.
+        (
+            &["sim", "--faults", "loss,frob"],
+            "there is no fault 'frob': name all, none, or some of loss, duplicate",
+        ),
+        (&["sim", "--faults", ""], "name all, none"),
+        (&["sim", "--faults", "loss", "--carrier", "direct"], "try it with --carrier datagrams"),
+        (&["sim", "--faults", "delay", "--carrier", "direct"], "--carrier datagrams or connections"),
+        (&["sim", "--seeds", "7"], "write 1..300"),
+        (&["sim", "--seeds", "9..3"], "write 3..9"),
+        (&["sim", "--seed", "-1"], "--help"),
+        (&["sim", "--seed", "1", "--seeds", "1..2"], "cannot be used with"),
+        (&["sim", "--system", "frob"], "prism-kv"),
+        (&["sim", "--carrier", "frob"], "direct, datagrams, connections"),
+        (&["sim", "--clients", "33"], "1..=32"),
+        (&["sim", "--history", "/tmp/unused.jsonl"], "--seed <N>"),
+        (&["sim", "--seed", "1", "--history", "/nowhere/h.jsonl"], "name a file in a folder of yours"),
         (&["demo", "--seconds", "1000"], "give 0.1 to 60"),
     ];
     for (arguments, remedy) in wrong {

@@ -1,0 +1,92 @@
+//! `sim`: what it tells of a run, that the same seed is the same run, and what it refuses.
+
+use crate::support::{Ran, farside};
+use farside_sim::history::lines;
+use std::io::BufReader;
+
+/// The word after `name` on the line that begins with it.
+#[track_caller]
+fn told<'a>(ran: &'a Ran, name: &str) -> &'a str {
+    let line = ran.text().lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no {name} in {}", ran.text())).trim()
+}
+
+#[test]
+fn a_seed_is_one_run_however_it_is_asked_for() {
+    let one = farside(["sim", "--seed", "7", "--check"]).done();
+    assert_eq!(told(&one, "verdict"), "good: every key was linearizable");
+    let json = farside(["sim", "--seed", "7", "--json"]).done().json();
+    assert_eq!(json["digest"], told(&one, "digest"));
+    assert_eq!((&json["verdict"], &json["seed"]), (&"good".into(), &7.into()));
+    let many = farside(["sim", "--seeds", "6..8", "--json"]).done();
+    let lines: Vec<serde_json::Value> =
+        many.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.len(), 3, "both ends are included");
+    assert_eq!(lines[1], json);
+    let replay = json["replay"].as_str().expect("a command").split(' ').skip(1);
+    assert_eq!(told(&farside(replay).done(), "digest"), told(&one, "digest"));
+}
+
+#[test]
+fn what_is_asked_for_is_not_drawn() {
+    let asked = [
+        "--carrier",
+        "connections",
+        "--clients",
+        "3",
+        "--keys",
+        "2",
+        "--operations",
+        "90",
+        "--faults",
+        "reset,delay",
+        "--json",
+    ];
+    let many = farside(["sim", "--seeds", "1..12"].iter().chain(&asked)).done();
+    let mut strikes = 0;
+    for line in many.text().lines() {
+        let run: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let drawn = &run["drawn"];
+        assert_eq!((&drawn["carrier"], &drawn["clients"]), (&"connections".into(), &3.into()));
+        assert_eq!((&drawn["keys"], &drawn["operations"]), (&2.into(), &90.into()));
+        let struck = run["struck"].as_object().expect("an object");
+        assert_eq!(struck.keys().collect::<Vec<_>>(), ["delay", "reset"]);
+        strikes += struck.values().filter_map(serde_json::Value::as_u64).sum::<u64>();
+        let replay = run["replay"].as_str().expect("a command").split(' ').skip(1).chain(["--json"]);
+        assert_eq!(farside(replay).done().json(), run, "with its replay the run is the same");
+    }
+    assert!(strikes > 0, "the faults have struck somewhere");
+}
+
+#[test]
+fn many_seeds_come_to_totals() {
+    let many = farside(["sim", "--seeds", "1..5", "--faults", "none"]).done();
+    assert!(many.text().starts_with("5 seeds of prism-kv in "), "{}", many.text());
+    assert_eq!(told(&many, "faults"), "none");
+    assert_eq!(told(&many, "verdict"), "good: every key of every seed was linearizable");
+}
+
+#[test]
+fn what_was_not_checked_is_not_called_good() {
+    let unchecked = farside(["sim", "--seed", "7", "--no-check"]).done();
+    assert!(told(&unchecked, "verdict").starts_with("not checked: "), "{}", unchecked.text());
+    let many = farside(["sim", "--seeds", "7..8", "--no-check"]).done();
+    assert!(told(&many, "verdict").starts_with("not checked: "), "{}", many.text());
+}
+
+#[test]
+fn a_history_is_written_as_others_read_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("history.jsonl");
+    let picture = folder.path().join("picture.svg");
+    let run = farside(
+        ["sim", "--seed", "7", "--history", path.to_str().expect("UTF-8"), "--picture"]
+            .into_iter()
+            .chain([picture.to_str().expect("UTF-8")]),
+    )
+    .done();
+    let file = BufReader::new(std::fs::File::open(&path).expect("it was written"));
+    let history = lines::read(file).expect("it is well-formed");
+    assert_eq!(format!("{:016x}", history.digest()), told(&run, "digest"), "it is the run's history");
+    assert!(run.err.contains("there is no picture") && !picture.exists(), "{}", run.err);
+}

@@ -1,0 +1,68 @@
+//! Broken variants of protocols, sessions and node: the simulator must find each, with the workload and faults that
+//! the right code passes.
+#![cfg(farside_mutants)]
+
+mod support;
+
+use farside::trial::judge::{Verdict, judge};
+use farside::trial::{Setup, System};
+use farside_remote::mutant::Mutant;
+
+/// A variant is dead once one of so many seeds is not good.
+const SEEDS: u64 = 120;
+
+/// Those that take more seeds than every change can wait for: `cargo xtask sim --mutants` finds them.
+const LATER: [Mutant; 0] = [];
+
+#[test]
+fn the_simulator_finds_every_broken_variant() {
+    let setup = Setup::of(System::PrismKv);
+    let mut alive = Vec::new();
+    for mutant in Mutant::SIMULATED.into_iter().filter(|mutant| !LATER.contains(mutant)) {
+        Mutant::switch(Some(mutant));
+        let killed = (1..=SEEDS).map(|seed| judge(&setup, seed, true)).find(|judged| judged.is_bad());
+        Mutant::switch(None);
+        match killed {
+            Some(judged) => println!("{mutant:?}: killed by seed {}, for {}", judged.seed, judged.reasons[0]),
+            None => alive.push(mutant),
+        }
+    }
+    let of = Mutant::SIMULATED.len() - LATER.len();
+    println!("{} of {of} mutants were killed", of - alive.len());
+    assert!(alive.is_empty(), "these live: {alive:?}");
+}
+
+/// What is wrong is told, drawn, and run again by the command that was printed.
+#[test]
+fn a_violation_is_shown_and_its_replay_shows_it_again() {
+    let mutant = "KvYieldsToAnyone";
+    let many = support::farside(["sim", "--mutant", mutant, "--seeds", "1..60"]);
+    assert_eq!(many.code, Some(1), "{}", many.err);
+    assert!(many.err.contains("runs are not good"), "{}", many.err);
+    let replays = many.text().lines().filter_map(|line| line.trim().strip_prefix("replay: farside "));
+    let folder = tempfile::tempdir().expect("a folder");
+    let picture = folder.path().join("picture.svg");
+    let mut drawn = 0;
+    for replay in replays.take(3) {
+        let flags = replay.split(' ').chain(["--picture", picture.to_str().expect("UTF-8")]);
+        let again = support::farside(flags);
+        assert_eq!(again.code, Some(1), "{}", again.err);
+        assert!(again.text().contains(&format!("replay: farside {replay}")), "{}", again.text());
+        if again.text().contains("not linearizable") {
+            let svg = std::fs::read_to_string(&picture).expect("it was written");
+            assert!(svg.starts_with("<svg") && svg.contains("offender"), "{svg}");
+            drawn += 1;
+        }
+    }
+    assert!(drawn > 0, "nothing was drawn: {}", many.text());
+}
+
+/// What a panic within a trial says is a finding like others.
+#[test]
+fn the_right_code_passes_the_same_seeds() {
+    let setup = Setup::of(System::PrismKv);
+    for seed in 1..=10 {
+        let judged = judge(&setup, seed, true);
+        assert_eq!(judged.verdict, Verdict::Good, "{judged}");
+    }
+}

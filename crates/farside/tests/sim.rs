@@ -1,0 +1,30 @@
+//! Systems in the simulator: the same seed is the same run everywhere, and no seed finds anything.
+
+#[path = "sim/digests.rs"]
+mod digests;
+#[path = "sim/seeds.rs"]
+mod seeds;
+mod support;
+
+use farside::trial::{Carrier, Setup, System};
+
+/// A line of a file of runs.
+struct Run<'a> {
+    setup: Setup,
+    seed: u64,
+    /// What the line says beside that.
+    rest: &'a str,
+}
+
+/// The runs of a file, whose lines are `system carrier seed` and something more. A `#` begins a comment.
+fn runs(text: &str) -> impl Iterator<Item = Run<'_>> {
+    text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).map(|line| {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        let &[system, carrier, seed, rest] = &words[..] else { panic!("'{line}' is no run") };
+        let system = System::ALL.into_iter().find(|known| known.name() == system).expect("a system");
+        let mut setup = Setup::of(system);
+        setup.carrier = Carrier::ALL.into_iter().find(|known| known.name() == carrier);
+        assert!(setup.carrier.is_some() || carrier == "any", "'{carrier}' is no carrier, and not 'any'");
+        Run { setup, seed: seed.parse().expect("a seed"), rest }
+    })
+}

@@ -1,0 +1,54 @@
+//! One setup and seed, one history: twice in this process, in another, and in the build that wrote `digests.txt`.
+//!
+//! Hash maps of the standard library are seeded for each map and each process: what depended on their order would
+//! differ here.
+
+use crate::{Run, runs, support};
+use farside::trial::Carrier;
+use farside::trial::judge::judge;
+
+const DIGESTS: &str = include_str!("digests.txt");
+
+/// What two runs that are the same have in common: the history's digest, the events, the virtual nanoseconds.
+type Trace = (String, u64, u64);
+
+fn trace_here(run: &Run<'_>) -> Trace {
+    let judged = judge(&run.setup, run.seed, true);
+    let report = judged.report.as_ref().unwrap_or_else(|| panic!("{judged}"));
+    (format!("{:016x}", report.history.digest()), report.events, report.lasted)
+}
+
+fn trace_elsewhere(run: &Run<'_>) -> Trace {
+    let seed = run.seed.to_string();
+    let carrier = run.setup.carrier.expect("each line names one").name();
+    let flags = ["sim", "--system", run.setup.system.name(), "--carrier", carrier, "--seed", &seed, "--json"];
+    let told = support::farside(flags).done().json();
+    let number = |field: &str| told[field].as_u64().expect("a number");
+    (told["digest"].as_str().expect("a digest").to_owned(), number("events"), number("virtual_ns"))
+}
+
+#[test]
+fn a_seed_is_the_same_run_twice_in_one_process_and_in_another() {
+    for run in runs(DIGESTS) {
+        let first = trace_here(&run);
+        let named = format!("{:?} seed {}", run.setup.carrier, run.seed);
+        assert_eq!(trace_here(&run), first, "{named}: the second time in this process");
+        assert_eq!(trace_elsewhere(&run), first, "{named}: in another process");
+    }
+}
+
+#[test]
+fn histories_are_those_that_were_committed() {
+    for carrier in Carrier::ALL {
+        assert!(runs(DIGESTS).any(|run| run.setup.carrier == Some(carrier)), "{carrier:?} has no digest");
+    }
+    let is_another = |run: &Run<'_>| trace_here(run).0 != run.rest;
+    let others: Vec<String> = runs(DIGESTS)
+        .filter(is_another)
+        .map(|run| format!("{:?} seed {}", run.setup.carrier, run.seed))
+        .collect();
+    assert!(
+        others.is_empty(),
+        "other histories than before: {others:?}; if that is meant: cargo xtask sim --digests"
+    );
+}
