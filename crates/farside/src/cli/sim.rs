@@ -338,6 +338,7 @@ impl Totals {
         counts.out_of_memory += report.counts.out_of_memory;
         counts.failed += report.counts.failed;
         counts.conflicts += report.counts.conflicts;
+        counts.rebuilds += report.counts.rebuilds;
         for fault in Fault::ALL {
             self.struck[fault as usize] += report.struck.of(fault);
         }
@@ -345,14 +346,14 @@ impl Totals {
 
     fn told(&self, setup: &Setup) -> String {
         let Totals { operations, events, virtual_ns, accesses, torn_reads, counts, .. } = self;
-        let Counts { sessions, unknown, out_of_memory, failed, conflicts } = counts;
+        let Counts { sessions, unknown, out_of_memory, failed, conflicts, rebuilds } = counts;
         let struck = possible(setup).filter(|fault| self.struck[*fault as usize] > 0);
         let struck = struck.map(|fault| format!("{} {}", fault.name(), self.struck[fault as usize]));
         let never = possible(setup).filter(|fault| self.struck[*fault as usize] == 0).map(Fault::name);
         format!(
             "ran      {operations} operations, {events} events, {:.3} ms of virtual time\n\
              seen     {accesses} accesses, {torn_reads} torn reads; {sessions} sessions, {unknown} unknown outcomes, \
-             {failed} failed, {out_of_memory} out of memory, {conflicts} conflicts\n\
+             {failed} failed, {out_of_memory} out of memory, {conflicts} conflicts, {rebuilds} rebuilds\n\
              faults   {}\n\
              never    {}",
             *virtual_ns as f64 / 1e6,
@@ -401,6 +402,7 @@ fn json(judged: &Judged) -> serde_json::Value {
             "value_bytes_max": drawn.value_max,
             "large_one_in": drawn.large_one_in,
             "slot_cache": drawn.slot_cache,
+            "rebuilds": drawn.rebuilds,
         });
         object["counts"] = serde_json::json!({
             "sessions": counts.sessions,
@@ -408,6 +410,7 @@ fn json(judged: &Judged) -> serde_json::Value {
             "out_of_memory": counts.out_of_memory,
             "failed": counts.failed,
             "conflicts": counts.conflicts,
+            "rebuilds": counts.rebuilds,
             "accesses": seen.accesses,
             "torn_reads": seen.torn_reads,
         });

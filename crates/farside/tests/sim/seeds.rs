@@ -6,7 +6,7 @@ use farside::trial::{Carrier, Setup, System};
 use farside_sim::fault::Fault;
 
 /// Of each system over each carrier.
-const SEEDS: std::ops::RangeInclusive<u64> = 1..=80;
+const SEEDS: std::ops::RangeInclusive<u64> = 1..=60;
 
 /// Nothing is wrong, nothing undecided, and every fault that can be there has struck.
 #[track_caller]
