@@ -56,7 +56,8 @@ Where a node asks for a token, the file that holds it is told likewise: --token-
 'token_file'. So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
 
 Exit codes: 0 done, 1 the store has no such key, or a simulated run is not known to be good, 2 anything else, of which \
-the reason and the remedy are on standard error. What a signal breaks off ends with 128 more than its number, a node that is told to end so with 0.";
+the reason and the remedy are on standard error. What a signal breaks off ends with 128 more than its number, a node \
+that is told to end so with 0.";
 
 #[derive(Subcommand)]
 enum Command {
