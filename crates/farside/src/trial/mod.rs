@@ -152,7 +152,9 @@ impl Drawn {
         let carrier = setup.carrier.unwrap_or(carrier);
         let clients = setup.clients.unwrap_or(random.between(2, 5) as u32);
         let keys = setup.keys.unwrap_or(random.between(1, 8));
-        let operations = setup.operations.unwrap_or(random.between(60, 240) as u32);
+        // How hard it is to tell whether a key is a register grows fast with the operations on it.
+        let operations = random.between(60, 240).min(40 + 40 * keys) as u32;
+        let operations = setup.operations.unwrap_or(operations);
         // Each seed has some of the faults: one that always strikes hides what others do.
         let is_calm = random.one_in(8);
         let faults = setup.faults.iter().copied().filter(|fault| carrier.can_have(*fault));
