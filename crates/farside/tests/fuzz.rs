@@ -107,7 +107,7 @@ fn fuzz_control() {
         region: 2,
         secret: 3,
         table_at: 4096,
-        table_len: 1040,
+        table_len: 1072,
         wide: false,
         id: 0,
         former: None,

@@ -184,7 +184,7 @@ fn answered(body: &[u8]) -> Vec<u8> {
 fn store(change: impl Fn(&mut serde_json::Value)) -> Vec<u8> {
     let mut store = serde_json::json!({ "store": {
         "name": "default", "kind": "prism-kv", "quota": 8 << 20, "incarnation": 1, "region": 1, "secret": 7,
-        "table_at": 1 << 20, "table_len": 1040, "wide": false,
+        "table_at": 1 << 20, "table_len": 1072, "wide": false,
         "parameters": r#"{"slots":64,"seed":3,"placement":"hashed","epoch":0}"#,
     } });
     change(&mut store["store"]);
