@@ -168,6 +168,9 @@ impl<M: Runs> Fabric for Direct<M> {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
+        // Whoever ran a chain before has followed it up to its next await. A node of this process answers before this
+        // task goes on, and may wait for all turns to end.
+        self.runner.end_turn();
         if service != ServiceId::NODE {
             self.enter(); // On `local` this thread runs the store's service, which follows pointers.
         }

@@ -228,8 +228,8 @@ fn questions_that_are_none_are_refused_and_the_session_goes_on() {
     peer.send(HELLO).expect("it listens");
     let (status, info) = peer.ask(u64::MAX, NODE, b"\"node_info\"");
     assert!(status == ANSWERED && info.contains(r#""sessions":1"#), "{info}");
-    let listed = node.run(["store", "list"]).done().text();
-    assert_eq!(listed, "default\tprism-kv\t48.0 MiB\ttable 1, of 131072 slots\n");
+    let listed = node.run(["store", "list"]).done();
+    assert_eq!(listed.text(), "default\tprism-kv\t48.0 MiB\ttable 1, of 131072 slots\n");
     peer.bye();
     node.is_well(before);
 }

@@ -1,5 +1,5 @@
 //! What the memory node's CPU does for a PRISM-KV store: plan its table, tell which buffers it reaches, and see when it
-//! is crowded. [`super::rebuild`] is what it does once there are two tables.
+//! is crowded. `rebuild` is what it does once there are two tables.
 
 use super::KIND;
 use super::layout::{
