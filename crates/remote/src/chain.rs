@@ -384,13 +384,15 @@ impl<'a> OpView<'a> {
         self.header.code()
     }
 
+    /// Its header.
     #[inline]
-    pub(crate) fn header(&self) -> &'a OpHeader {
+    pub fn header(&self) -> &'a OpHeader {
         self.header
     }
 
+    /// Whether it has that [`crate::wire::flag`].
     #[inline]
-    pub(crate) fn has(&self, flag: u8) -> bool {
+    pub fn has(&self, flag: u8) -> bool {
         self.header.has(flag)
     }
 
@@ -410,18 +412,21 @@ impl<'a> OpView<'a> {
         u64::from(self.header.len.get())
     }
 
+    /// Where it acts, or where the address of that is.
     #[inline]
-    pub(crate) fn target(&self) -> Addr {
+    pub fn target(&self) -> Addr {
         self.header.target()
     }
 
+    /// Where its output goes, if not to the caller.
     #[inline]
-    pub(crate) fn redirect(&self) -> Option<Addr> {
+    pub fn redirect(&self) -> Option<Addr> {
         self.has(flag::REDIRECT).then_some(self.redirect)
     }
 
+    /// Where its data is, if that does not come with it.
     #[inline]
-    pub(crate) fn source(&self) -> Option<Addr> {
+    pub fn source(&self) -> Option<Addr> {
         self.has(flag::DATA_INDIRECT).then_some(self.source)
     }
 

@@ -159,7 +159,7 @@ impl OpHeader {
 
     /// Bytes of payload that follow the header and its optional addresses.
     #[inline]
-    pub(crate) fn payload_len(&self) -> usize {
+    pub fn payload_len(&self) -> usize {
         match Code::from_u8(self.code) {
             Some(Code::Write) if !self.has(flag::DATA_INDIRECT) => self.len.get() as usize,
             Some(Code::Allocate) => self.len.get() as usize,

@@ -1,7 +1,9 @@
 //! Fabrics in virtual time. [`direct`]: the client's CPU runs the chain on the node's memory, as `shm` does.
 //! [`session`]: the node's engine runs it, asked by the datagram sessions that `udp`, `tcp` and `ring` use.
+//! [`hardware`]: a NIC or CPU of the papers' testbeds runs it, which takes as long as it took there.
 
 pub mod direct;
+pub mod hardware;
 pub mod session;
 
 use crate::clock::ProcessClock;

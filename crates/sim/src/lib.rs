@@ -2,20 +2,24 @@
 //! earnest, moves real bytes, and tears them as PCIe and CPUs do.
 //!
 //! [`world`] is the executor: tasks, processes that are stopped and killed, and time. [`memory`] runs chains and the
-//! node's steps access by access.
+//! node's steps access by access. [`hardware`] has every number of hardware, and [`fabric::hardware`] the machines that
+//! follow from them.
 
 #![forbid(unsafe_code)]
 
 pub mod clock;
 pub mod fabric;
 pub mod fault;
+pub mod hardware;
 pub mod history;
 pub mod linearizable;
 pub mod litmus;
 pub mod memory;
+pub mod micro;
 pub mod network;
 pub mod nic;
 pub mod node;
 pub mod picture;
 pub mod random;
+pub mod station;
 pub mod world;

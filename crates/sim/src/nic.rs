@@ -12,6 +12,7 @@
 //! them.
 
 use crate::memory::{Bytes, LINE};
+use crate::station::Sender;
 use crate::world::{Bell, Nanos, World};
 use farside_remote::Width;
 use std::cell::{Cell, RefCell};
@@ -84,16 +85,17 @@ pub struct Timing {
     pub fetch_spread_ns: Nanos,
     /// How much later each further line of a WRITE usually lands.
     pub land_spread_ns: Nanos,
+    /// How long an atomic takes before it asks for its slot.
+    pub atomic_ns: Nanos,
     /// How long an atomic holds its slot.
     pub slot_ns: Nanos,
     /// How much longer it usually does.
     pub slot_spread_ns: Nanos,
+    /// Which bits of an atomic's address say which slot it holds, in words.
+    pub slot_mask: u64,
     /// Lines of a WRITE may land in any order.
     pub relaxed: bool,
 }
-
-/// Atomics hold one of the slots of a NIC: so many low bits of their address say which, in words.
-const SLOT_BITS: u64 = 0xfff;
 
 /// The NIC of a node.
 #[derive(Clone)]
@@ -123,8 +125,18 @@ impl Nic {
 
     /// A connection to it (a queue pair). What is posted on it is sent by a task of the process that posts first.
     pub fn connect(&self) -> Connection {
+        self.connected(None)
+    }
+
+    /// As [`Nic::connect`], from a machine whose NIC others use, too: this is its connection of that number.
+    pub fn connect_from(&self, sender: &Rc<Sender>, number: u32) -> Connection {
+        self.connected(Some((Rc::clone(sender), number)))
+    }
+
+    fn connected(&self, sender: Option<(Rc<Sender>, u32)>) -> Connection {
         Connection(Rc::new(Pair {
             nic: self.clone(),
+            sender,
             held: RefCell::default(),
             outstanding: RefCell::default(),
             arrives: Cell::new(0),
@@ -152,6 +164,8 @@ pub struct Connection(Rc<Pair>);
 
 struct Pair {
     nic: Nic,
+    /// The NIC that sends what is posted, and which of its connections this is.
+    sender: Option<(Rc<Sender>, u32)>,
     /// Posted, and held back by a fence that is not over, with all behind it.
     held: RefCell<VecDeque<(Verb, bool, Completion)>>,
     /// READs and atomics that are not complete.
@@ -221,7 +235,11 @@ impl Connection {
             }
             let Inner { world, timing, .. } = &*self.0.nic.0;
             let flight = timing.flight_ns + self.0.nic.spread(timing.flight_spread_ns);
-            let at = (world.now() + flight).max(self.0.arrives.get());
+            let leaves = match &self.0.sender {
+                Some((sender, number)) => sender.leaves(world.now(), *number),
+                None => world.now(),
+            };
+            let at = (leaves + flight).max(self.0.arrives.get());
             self.0.arrives.set(at);
             let connection = self.clone();
             world.at(at, move || connection.arrived(verb, completion));
@@ -295,9 +313,9 @@ impl Connection {
     ) -> Nanos {
         let Inner { world, bytes, timing, slots, .. } = &*self.0.nic.0;
         let mut slots = slots.borrow_mut();
-        let held = slots.entry((at & SLOT_BITS) / 8).or_default();
+        let held = slots.entry((at & timing.slot_mask) / 8).or_default();
         held.retain(|&(_, to)| to >= world.now());
-        let mut fetch = from + self.0.nic.spread(timing.fetch_spread_ns);
+        let mut fetch = from + timing.atomic_ns + self.0.nic.spread(timing.fetch_spread_ns);
         let length = timing.slot_ns + self.0.nic.spread(timing.slot_spread_ns);
         // What arrives later may come first, where there is room.
         while let Some(&(_, to)) = held.iter().find(|&&(from, to)| fetch < to && from <= fetch + length) {

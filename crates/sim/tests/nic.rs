@@ -23,8 +23,10 @@ fn timing(world: &World, relaxed: bool) -> Timing {
         fetch_ns: 0,
         fetch_spread_ns: if is_even { 250 } else { spread() },
         land_spread_ns: spread(),
+        atomic_ns: 0,
         slot_ns: 1,
         slot_spread_ns: spread(),
+        slot_mask: 0xfff,
         relaxed,
     }
 }

@@ -1,0 +1,332 @@
+//! Every number of hardware that the simulator has, with its unit and its source, and what follows from them.
+//!
+//! Invariant: what is calibrated is calibrated on two sets of micro-benchmarks: PRISM (Burke et al., SOSP 2021), figure 1,
+//! and *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided RDMA* (Ziegler et al.,
+//! SIGMOD 2023; here *Synchronization*), section 4. What an application was measured to do is nowhere an input: it is
+//! predicted.
+
+use crate::nic::Timing;
+use crate::station::{Picos, Sender};
+use crate::world::Nanos;
+use farside_remote::wire::{Code, flag};
+use farside_remote::{Addr, ChainView, Reply, Status};
+
+/// What machines are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inputs {
+    /// Posting a verb, the NICs' own ways, the cable and the completion, both ways together, without memory and bytes on
+    /// the wire. PRISM, figure 1: a WRITE of 512 bytes takes 1.9 us, of which 262 ns are bytes and [`Inputs::nic_op_ps`].
+    pub verb_ns: Nanos,
+    /// How long a NIC is busy with one op. Synchronization, section 4: a ConnectX-5 serves 51.2 million a second.
+    pub nic_op_ps: Picos,
+    /// A NIC's read of the host's memory, over PCIe and back. PRISM, figure 1: what READ takes longer than WRITE, and an
+    /// indirect READ longer than READ. Writes are posted: nobody waits for them.
+    pub pcie_ns: Nanos,
+    /// From when a NIC has an atomic until it asks for the slot. PRISM, figure 1: CAS takes 2.5 us.
+    pub atomic_ns: Nanos,
+    /// How long an atomic holds its slot. Synchronization, section 4: 2.32 million CAS a second on one word would be 431
+    /// ns, and 25.6 million on 8 slots 313 ns; this is as far from the one as from the other.
+    pub slot_ns: Nanos,
+    /// Which bits of an atomic's address say which slot it takes. Synchronization, section 4: the low 12.
+    pub slot_mask: u64,
+    /// An access to a NIC's own memory. Sherman (SIGMOD 2022): 110 million CAS a second on it.
+    pub on_chip_ns: Nanos,
+    /// Connections that a client's NIC remembers. Synchronization, section 4: 32 on each do no harm, 128 do; estimated
+    /// between them.
+    pub qp_cache: usize,
+    /// How long it is busy fetching another's state. Estimated: a fetch takes [`Inputs::pcie_ns`], and four are under way
+    /// at once. That 512 workers are slower than 128 (Synchronization, section 4) asks for more than 60 ns.
+    pub qp_miss_ns: Nanos,
+    /// What a message to a CPU takes longer than a verb, both ways together, beside what its core does: descriptors, and
+    /// polling for it. PRISM, figure 1: every op of software PRISM takes 5.0 to 5.3 us.
+    pub two_sided_ns: Nanos,
+    /// How long a core is busy with a message and its answer. FaSST (Kalia et al., OSDI 2016): about 4 million small calls
+    /// a second on a core.
+    pub core_message_ns: Nanos,
+    /// An access to memory that no cache has. Usual for the Xeon Gold 6138 of PRISM's testbed.
+    pub core_access_ns: Nanos,
+    /// Copying a byte that is on its way. The same: 10 GB/s.
+    pub core_copy_ps: Picos,
+    /// Bringing one byte into a CRC-64, byte by byte with a table: a load from the first cache, a shift and two
+    /// exclusive ors, each of which waits for the one before.
+    pub crc_cycles: u64,
+    /// The clock of those cores: a Xeon Gold 6138's nominal one (PRISM, section 5).
+    pub core_mhz: u64,
+    /// What a message to a BlueField's CPU takes longer than a verb, without accesses to the host's memory. PRISM, figure
+    /// 1: READ and indirect READ are one and two such accesses.
+    pub arm_ns: Nanos,
+    /// Its cores: Cortex-A72 (PRISM, section 5).
+    pub arm_cores: u32,
+    /// How long one of them is busy with a message, beside its accesses. Estimated: [`Inputs::core_message_ns`] at 800
+    /// MHz in place of 2 GHz.
+    pub arm_message_ns: Nanos,
+    /// A read of the host's memory from there. PRISM, figure 1: what an indirect READ takes longer than READ.
+    pub arm_read_ns: Nanos,
+    /// A write. PRISM, figure 1: what WRITE takes longer than a READ without its read. A CAS is as long as two reads.
+    pub arm_write_ns: Nanos,
+}
+
+/// Those of the papers' testbeds.
+pub const INPUTS: Inputs = Inputs {
+    verb_ns: 1_638,
+    nic_op_ps: 19_531,
+    pcie_ns: 600,
+    atomic_ns: 378,
+    slot_ns: 370,
+    slot_mask: 0xfff,
+    on_chip_ns: 9,
+    qp_cache: 64,
+    qp_miss_ns: 150,
+    two_sided_ns: 2_830,
+    core_message_ns: 250,
+    core_access_ns: 90,
+    core_copy_ps: 100,
+    crc_cycles: 7,
+    core_mhz: 2_000,
+    arm_ns: 6_600,
+    arm_cores: 8,
+    arm_message_ns: 625,
+    arm_read_ns: 3_200,
+    arm_write_ns: 4_200,
+};
+
+impl Inputs {
+    /// How long a core takes for the CRC-64 of so many bytes.
+    pub const fn crc_ns(&self, bytes: u64) -> Nanos {
+        bytes * self.crc_cycles * 1_000 / self.core_mhz
+    }
+
+    /// The NIC of a client's machine.
+    pub fn sender(&self) -> Sender {
+        Sender::new(self.nic_op_ps, self.qp_miss_ns * 1_000, self.qp_cache)
+    }
+
+    /// The timing of a node's NIC that serves classic verbs of a few bytes, `distance` away.
+    pub const fn timing(&self, distance: Distance) -> Timing {
+        Timing {
+            flight_ns: (self.verb_ns + distance.round_trip_ns()) / 2,
+            flight_spread_ns: 0,
+            service_ns: self.nic_op_ps.div_ceil(1_000),
+            fetch_ns: self.pcie_ns,
+            fetch_spread_ns: 0,
+            land_spread_ns: 0,
+            atomic_ns: self.atomic_ns,
+            slot_ns: self.slot_ns,
+            slot_spread_ns: 0,
+            slot_mask: self.slot_mask,
+            relaxed: false,
+        }
+    }
+}
+
+/// What runs chains at a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Platform {
+    /// A NIC that knows RDMA's verbs alone.
+    Rdma,
+    /// Cores of the node's CPU, which are sent messages.
+    PrismSw,
+    /// A NIC that knows PRISM's operations: the paper's projection.
+    PrismHw,
+    /// The cores of a NIC of the kind of BlueField, which reach the host's memory over PCIe.
+    BlueField,
+}
+
+impl Platform {
+    /// All of them.
+    pub const ALL: [Platform; 4] =
+        [Platform::Rdma, Platform::PrismSw, Platform::PrismHw, Platform::BlueField];
+
+    /// As flags and reports name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Platform::Rdma => "rdma",
+            Platform::PrismSw => "prism-sw",
+            Platform::PrismHw => "prism-hw",
+            Platform::BlueField => "bluefield",
+        }
+    }
+
+    /// Whether a NIC runs the chains itself.
+    pub const fn is_one_sided(self) -> bool {
+        matches!(self, Platform::Rdma | Platform::PrismHw)
+    }
+}
+
+/// How far clients are from a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Distance {
+    /// One cable.
+    Direct,
+    /// One switch.
+    Rack,
+    /// Three tiers of switches.
+    Cluster,
+    /// Across a data centre.
+    DataCentre,
+}
+
+impl Distance {
+    /// All of them.
+    pub const ALL: [Distance; 4] =
+        [Distance::Direct, Distance::Rack, Distance::Cluster, Distance::DataCentre];
+
+    /// As flags and reports name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Distance::Direct => "direct",
+            Distance::Rack => "rack",
+            Distance::Cluster => "cluster",
+            Distance::DataCentre => "data-centre",
+        }
+    }
+
+    /// What it adds to a round trip. PRISM, figure 2, which has 0.6, 3 and 24 us; 0.6 us is the testbed's own switch
+    /// (section 5).
+    pub const fn round_trip_ns(self) -> Nanos {
+        match self {
+            Distance::Direct => 0,
+            Distance::Rack => 600,
+            Distance::Cluster => 3_000,
+            Distance::DataCentre => 24_000,
+        }
+    }
+}
+
+/// What a paper's machines are connected by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Testbed {
+    /// Gb/s of the node's link, each way.
+    pub link_gbit: u64,
+    /// How far its clients are.
+    pub distance: Distance,
+    /// Cores of the node that answer messages.
+    pub cores: u32,
+    /// Machines of clients.
+    pub machines: u32,
+}
+
+impl Testbed {
+    /// PRISM's micro-benchmarks: two machines, one cable (section 5).
+    pub const PRISM_MICRO: Testbed =
+        Testbed { link_gbit: 25, distance: Distance::Direct, cores: 16, machines: 1 };
+    /// PRISM's applications (section 5).
+    pub const PRISM_APPLICATIONS: Testbed =
+        Testbed { link_gbit: 40, distance: Distance::Rack, cores: 16, machines: 11 };
+
+    /// How long so many bytes are on the link.
+    pub const fn wire(&self, bytes: u64) -> Picos {
+        bytes * 8_000 / self.link_gbit
+    }
+}
+
+/// Bytes that every packet has beside what it is for, as IEEE 802.3, RFC 791, RFC 768 and the annex of InfiniBand for
+/// RoCEv2 have them: preamble 8, Ethernet 14, IP 20, UDP 8, base transport header 12, its CRC 4, frame check 4, gap 12.
+/// eRPC's own header on Ethernet is as long as the two of InfiniBand.
+pub const PACKET: u64 = 8 + 14 + 20 + 8 + 12 + 4 + 4 + 12;
+/// The most bytes that a packet is for: InfiniBand's largest unit that Ethernet's usual 1500 bytes hold.
+pub const PACKET_MAX: u64 = 1_024;
+/// What says what an op is about: address 8, key 4, length 4 (InfiniBand's RETH; PRISM, section 4.2, adds flags in the base
+/// header, which cost no byte).
+const OP: u64 = 16;
+/// A redirected op's or a data-indirect one's second address.
+const ADDRESS: u64 = 8;
+/// What acknowledges (InfiniBand's AETH).
+const ACKNOWLEDGEMENT: u64 = 4;
+
+/// Bytes on the wire of a message of so many.
+pub const fn framed(bytes: u64) -> u64 {
+    let packets = bytes.div_ceil(PACKET_MAX);
+    bytes + PACKET * if packets == 0 { 1 } else { packets }
+}
+
+/// Bytes on the wire of a chain's request: one message to a CPU, or each op in its own packet for a NIC.
+pub fn request_bytes(chain: ChainView<'_>, is_one_sided: bool) -> u64 {
+    let of_op = chain.ops().map(|op| {
+        let addresses = u64::from(op.redirect().is_some()) + u64::from(op.source().is_some());
+        OP + ADDRESS * addresses + op.header().payload_len() as u64
+    });
+    if is_one_sided { of_op.map(framed).sum() } else { framed(of_op.sum()) }
+}
+
+/// Bytes on the wire of its answer: what ops put out, and for a NIC at least an acknowledgement.
+pub fn answer_bytes(reply: &Reply, is_one_sided: bool) -> u64 {
+    let outputs = (0..reply.len()).map(|op| reply.output(op).len() as u64).filter(|&len| len > 0);
+    if !is_one_sided {
+        return framed(outputs.sum());
+    }
+    let answers: u64 = outputs.map(|len| framed(ACKNOWLEDGEMENT + len)).sum();
+    if answers > 0 { answers } else { framed(ACKNOWLEDGEMENT) }
+}
+
+/// Whether a NIC without PRISM's operations can carry it out: plain READs, WRITEs and atomics, none of which depends on
+/// another.
+pub fn is_classic(chain: ChainView<'_>) -> bool {
+    const PRISM: u8 = flag::TARGET_INDIRECT
+        | flag::DATA_INDIRECT
+        | flag::BOUNDED
+        | flag::CONDITIONAL
+        | flag::REDIRECT
+        | flag::MASKED;
+    chain.ops().enumerate().all(|(place, op)| {
+        let header = op.header();
+        // The first op always runs, so there it means nothing that it is conditional.
+        let flags = if place == 0 { header.flags & !flag::CONDITIONAL } else { header.flags };
+        let is_plain = match op.code() {
+            Code::Read | Code::Write | Code::FetchAdd => true,
+            Code::Cas => header.mode == 0 && header.width == 8,
+            Code::Allocate => false,
+        };
+        is_plain && flags & PRISM == 0 && op.target().scratch_offset().is_none()
+    })
+}
+
+/// What a chain did that takes time. What of it depends on what came before is what takes it in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read the node's memory.
+    Read,
+    /// Wrote to it.
+    Write,
+    /// An atomic on the word at that address.
+    Atomic(u64),
+    /// Scratch, or a free list's head: what a NIC has in its own memory and a CPU in its cache.
+    OnChip,
+}
+
+/// Tells every access that was made for a chain, in order. Answers how many bytes were moved.
+pub fn accesses(chain: ChainView<'_>, reply: &Reply, mut tell: impl FnMut(Access)) -> u64 {
+    let at = |place: Addr, access: Access| match place.scratch_offset() {
+        Some(_) => Access::OnChip,
+        None => access,
+    };
+    let mut moved = 0;
+    for (index, (op, status)) in chain.ops().zip(reply.statuses()).enumerate() {
+        if matches!(status, Status::Skipped | Status::Aborted | Status::NotReady) {
+            continue;
+        }
+        let target = if op.has(flag::TARGET_INDIRECT) {
+            tell(at(op.target(), Access::Read));
+            Addr::NULL // Somewhere in the node's memory.
+        } else {
+            op.target()
+        };
+        if let Some(source) = op.source() {
+            tell(at(source, Access::Read));
+        }
+        match op.code() {
+            Code::Read => tell(at(target, Access::Read)),
+            Code::Write => tell(at(target, Access::Write)),
+            Code::Allocate => {
+                tell(Access::OnChip);
+                tell(Access::Write);
+            }
+            Code::Cas | Code::FetchAdd => tell(at(target, Access::Atomic(target.raw()))),
+        }
+        if let Some(to) = op.redirect() {
+            tell(at(to, Access::Write));
+        }
+        moved += op.header().payload_len() as u64 + reply.output(index).len() as u64;
+    }
+    moved
+}

@@ -1,0 +1,208 @@
+//! The papers' micro-benchmarks: one op at a time on a platform (PRISM, figures 1 and 2), and many workers whose atomics
+//! one NIC serves (*Synchronization*, section 4). The first are what [`crate::hardware`] is calibrated on.
+
+use crate::fabric::hardware::{Client, Machine, Setup, start_node};
+use crate::hardware::{Distance, INPUTS, Inputs, Platform, Testbed};
+use crate::memory::Bytes;
+use crate::nic::{Nic, Verb};
+use crate::station::Sender;
+use crate::world::{MICROS, MILLIS, Nanos, SECONDS, World};
+use farside_remote::arena::class::Class;
+use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::service::{Extent, Kind, Plan, Service};
+use farside_remote::{
+    Addr, BoundedPtr, ChainBuf, Fabric, FabricError, Memory, Mode, NodeId, Reply, Status, allocate, cas,
+    read, read_as, write,
+};
+use std::cell::Cell;
+use std::rc::Rc;
+use zerocopy::IntoBytes;
+
+/// What PRISM's figure 1 measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MicroOp {
+    /// READ of 512 bytes.
+    Read,
+    /// WRITE of 512 bytes.
+    Write,
+    /// READ of 512 bytes by a pointer.
+    IndirectRead,
+    /// ALLOCATE of 512 bytes.
+    Allocate,
+    /// CAS with PRISM's arithmetic, on 16 bytes.
+    EnhancedCas,
+    /// What takes the place of an indirect READ without PRISM: a READ of the pointer, then one of 512 bytes.
+    TwoReads,
+}
+
+impl MicroOp {
+    /// Those of figure 1, in its order.
+    pub const FIGURE_1: [MicroOp; 5] =
+        [MicroOp::Read, MicroOp::Write, MicroOp::IndirectRead, MicroOp::Allocate, MicroOp::EnhancedCas];
+
+    /// As reports name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            MicroOp::Read => "READ",
+            MicroOp::Write => "WRITE",
+            MicroOp::IndirectRead => "indirect READ",
+            MicroOp::Allocate => "ALLOCATE",
+            MicroOp::EnhancedCas => "enhanced CAS",
+            MicroOp::TwoReads => "2 x READ",
+        }
+    }
+}
+
+/// Bytes that ops move (PRISM, figure 1).
+const LEN: usize = 512;
+
+/// How long one op takes on an idle machine of PRISM's micro-benchmarks, that far away. Nothing where the platform cannot
+/// carry it out.
+pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Nanos> {
+    let world = World::new(1);
+    let kinds = Rc::new(|| vec![Box::new(Plain) as Box<_>]);
+    let node = start_node(&world, kinds, 16 << 20);
+    let testbed = Testbed { distance, ..Testbed::PRISM_MICRO };
+    let theirs = world.clone();
+    let took = world.complete(SECONDS, async move {
+        let ask = Ask::CreateStore {
+            name: "plain".to_owned(),
+            kind: Kind::<crate::memory::Replay>::name(&Plain).to_owned(),
+            parameters: String::new(),
+            quota: 4 << 20,
+        };
+        node.answer(ask).await.expect("there is room");
+        let opened = node.answer(Ask::OpenStore { name: "plain".to_owned() }).await;
+        let Ok(Answer::Store(store)) = opened else { panic!("the store is there: {opened:?}") };
+        let machine = Machine::open(&node, Setup::new(platform, testbed)).await.expect("a node serves");
+        let client = machine.connect();
+        let prepared = Prepared::new(&node.memory(), &store);
+        // Once, so that the connection is known, and again.
+        let mut took = None;
+        for _ in 0..2 {
+            let since = theirs.now();
+            took = prepared.run(&client, op).await.ok().map(|()| theirs.now() - since);
+        }
+        took
+    });
+    world.end();
+    took.flatten()
+}
+
+/// A store whose table begins with a bounded pointer to bytes behind it.
+struct Prepared {
+    extent: Extent,
+}
+
+const DATA: u64 = 4_096;
+
+impl Prepared {
+    fn new(bytes: &Bytes, store: &Store) -> Prepared {
+        let extent = store.extent();
+        let pointer =
+            BoundedPtr { ptr: Addr::new(extent.at + DATA), bound: (LEN as u32).into(), tag: 0.into() };
+        bytes.poke(extent.at, pointer.as_bytes());
+        Prepared { extent }
+    }
+
+    async fn run(&self, client: &Client, op: MicroOp) -> Result<(), FabricError> {
+        let (pointer, data) = (Addr::new(self.extent.at), Addr::new(self.extent.at + DATA));
+        let (mut buf, mut reply, payload) = (ChainBuf::new(), Reply::new(), [7; LEN]);
+        let (compare, swap) = ([0u64; 2], [1u64; 2]);
+        let mut chain = buf.begin(self.extent.key);
+        let class = Class::for_len(LEN).expect("buffers are larger");
+        let reads = |at: Addr| read(at, LEN as u32);
+        match op {
+            MicroOp::Read => _ = chain.also(reads(data)),
+            MicroOp::Write => _ = chain.also(write(data, &payload)),
+            MicroOp::IndirectRead => _ = chain.also(reads(pointer).indirect().bounded()),
+            MicroOp::Allocate => _ = chain.also(allocate(class.list(), [&payload, &[], &[]])),
+            MicroOp::EnhancedCas => _ = chain.also(cas(Mode::Le, data, &compare, &swap)),
+            MicroOp::TwoReads => _ = chain.also(read_as::<u64>(pointer)),
+        }
+        client.run(NodeId(0), &chain, &mut reply).await?;
+        assert!(
+            matches!(reply.last_status(), Status::Ok | Status::CasFailed),
+            "{op:?} is carried out: {reply:?}"
+        );
+        if op == MicroOp::TwoReads {
+            let mut chain = buf.begin(self.extent.key);
+            let _ = chain.also(reads(data));
+            client.run(NodeId(0), &chain, &mut reply).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A store that is a table of bytes and buffers, and nothing else.
+struct Plain;
+
+impl<M: Memory> Kind<M> for Plain {
+    fn name(&self) -> &'static str {
+        "plain"
+    }
+
+    fn plan(&self, parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
+        Ok(Plan { table_len: 1 << 16, parameters: parameters.to_owned(), wide: false })
+    }
+
+    fn serve(&self, _parameters: &str, _table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        Ok(Box::new(Plain))
+    }
+}
+
+impl<M: Memory> Service<M> for Plain {
+    fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        Ok(None)
+    }
+}
+
+/// Workers, each of which asks a verb of a word at a time, and asks again when it is answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Workers {
+    /// How many there are, on [`MACHINES`] machines.
+    pub workers: u32,
+    /// Bytes from one worker's word to the next's; 0 if they share one.
+    pub stride: u64,
+    /// CAS, or else READ.
+    pub is_atomic: bool,
+}
+
+/// Machines of workers (*Synchronization*, section 4).
+pub const MACHINES: u32 = 4;
+
+/// How many verbs a second one NIC serves. Workers have a connection each.
+pub fn verbs_per_second(workers: Workers, inputs: &Inputs) -> f64 {
+    const WARM_UP: Nanos = 50 * MICROS;
+    const MEASURED: Nanos = MILLIS / 2;
+    /// Where the words are.
+    const AT: u64 = 1 << 20;
+    let world = World::new(1);
+    let bytes = Rc::new(Bytes::new(16 << 20));
+    let nic = Nic::new(&world, &bytes, inputs.timing(Distance::Direct));
+    let senders: Vec<Rc<Sender>> = (0..MACHINES).map(|_| Rc::new(inputs.sender())).collect();
+    let done = Rc::new(Cell::new(0u64));
+    for worker in 0..workers.workers {
+        let connection = nic.connect_from(&senders[(worker % MACHINES) as usize], worker);
+        let (theirs, count) = (world.clone(), Rc::clone(&done));
+        let at = AT + u64::from(worker) * workers.stride;
+        world.spawn(world.start_process(), async move {
+            loop {
+                let verb = match workers.is_atomic {
+                    true => Verb::Cas { at, compare: 0, swap: 1 },
+                    false => Verb::Read { at, len: 8 },
+                };
+                connection.post(verb, false).complete().await;
+                count.set(count.get() + u64::from(theirs.now() > WARM_UP));
+            }
+        });
+    }
+    world.run_until(WARM_UP + MEASURED);
+    world.end();
+    done.get() as f64 * SECONDS as f64 / MEASURED as f64
+}
+
+/// As [`verbs_per_second`], with the papers' inputs.
+pub fn mverbs(workers: u32, stride: u64, is_atomic: bool) -> f64 {
+    verbs_per_second(Workers { workers, stride, is_atomic }, &INPUTS) / 1e6
+}
