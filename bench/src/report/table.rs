@@ -46,7 +46,7 @@ impl fmt::Display for Table {
 }
 
 fn is_number(cell: &str) -> bool {
-    cell.starts_with(|first: char| first.is_ascii_digit() || first == '-')
+    cell.starts_with(|first: char| first.is_ascii_digit() || first == '-' || first == '+')
 }
 
 #[cfg(test)]

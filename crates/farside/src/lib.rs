@@ -21,6 +21,8 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+#[doc(hidden)]
+pub mod figure;
 pub mod local;
 #[doc(hidden)]
 pub mod trial;

@@ -22,6 +22,7 @@ macro_rules! note {
 
 mod bench;
 mod demo;
+mod figure;
 mod info;
 mod kv;
 mod node;
@@ -32,6 +33,7 @@ mod store;
 mod tls;
 mod token;
 mod tsv;
+mod whatif;
 
 use clap::{Parser, Subcommand};
 use farside::config::{File, Settings, VARIABLES, parse_bytes, unknown_variables};
@@ -78,6 +80,10 @@ enum Command {
     Bench(bench::Bench),
     /// Try a system in the simulator: many clients, whatever can go wrong, and a check of what they saw
     Sim(Box<sim::Sim>),
+    /// Predict a paper's figure, and hold it to what was published
+    Figure(figure::Figure),
+    /// Predict what a system would do on other machines
+    Whatif(whatif::WhatIf),
     /// Show a node, or where this program's settings come from
     Info(info::Info),
     /// Start a node, fill it, read it while the node's process is stopped, and hold it to the floor
@@ -209,6 +215,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Kv(kv) => kv.run(),
         Command::Bench(bench) => bench.run(),
         Command::Sim(sim) => sim.run(),
+        Command::Figure(figure) => figure.run(),
+        Command::Whatif(whatif) => whatif.run(),
         Command::Info(info) => info.run(),
         Command::Demo(demo) => demo.run(),
     };

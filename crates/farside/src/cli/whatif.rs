@@ -1,0 +1,105 @@
+//! `whatif`: what a system would do on other machines.
+
+use super::{Done, Failure};
+use farside::figure::load::System;
+use farside::figure::whatif::{self, Question};
+use farside_bench::workload::{Operation, Workload};
+
+/// Predict a system's latency and throughput on each platform, over each network
+#[derive(clap::Args)]
+pub(super) struct WhatIf {
+    /// prism-kv or pilaf
+    #[arg(long, value_name = "NAME", default_value = "prism-kv", value_parser = system)]
+    system: System,
+    /// a, b, c, a YCSB property file, or such as reads=0.95,value=512: the share of reads, and bytes of a value. Keys are
+    /// drawn alike whatever the file says
+    #[arg(long, value_name = "a|b|c|PATH|reads=R,value=BYTES", default_value = "c")]
+    workload: String,
+    /// Gb/s of the node's link
+    #[arg(long, value_name = "GBIT", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    link: u64,
+    /// Operations that each point is measured over
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
+    operations: u64,
+    /// Each platform and network as one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// For clap: a system.
+fn system(name: &str) -> Result<System, String> {
+    System::ALL
+        .into_iter()
+        .find(|system| system.name() == name)
+        .ok_or_else(|| format!("there is no model of '{name}': name prism-kv or pilaf"))
+}
+
+/// Values have so many bytes where a workload does not say, as in PRISM's figures.
+const VALUE_LEN: usize = 512;
+/// So many at most, lest the simulated store be larger than most machines.
+const VALUE_LEN_MAX: usize = 32 << 10;
+
+impl WhatIf {
+    pub(super) fn run(self) -> Done {
+        let (reads, value_len) = mix(&self.workload)?;
+        let question = Question {
+            system: self.system,
+            reads,
+            value_len,
+            link_gbit: self.link,
+            operations: self.operations,
+        };
+        let answers = whatif::ask(&question).map_err(Failure::Told)?;
+        if !self.json {
+            tell!(
+                "{}: {:.0} % reads, values of {value_len} bytes, a link of {} Gb/s",
+                self.system.name(),
+                100.0 * reads,
+                self.link
+            );
+            tell!("{}", whatif::table(&answers).trim_end());
+            return Ok(());
+        }
+        for answer in answers {
+            tell!("{}", serde_json::to_string(&answer)?);
+        }
+        Ok(())
+    }
+}
+
+/// The share of reads of a workload, and bytes of its values.
+fn mix(workload: &str) -> Result<(f64, usize), Failure> {
+    if workload.contains('=') {
+        return terms(workload).map_err(Failure::Told);
+    }
+    let workload = Workload::resolve(workload)?;
+    let share = |operation| workload.mix.share(operation);
+    let (reads, updates) = (share(Operation::Read), share(Operation::Update));
+    if (reads + updates - 1.0).abs() > 1e-9 {
+        return Err(Failure::Told(format!(
+            "workload {} has other operations than read and update, of which there is no model: say what it comes to, \
+             such as --workload reads=0.95,value=512",
+            workload.name
+        )));
+    }
+    Ok((reads, VALUE_LEN))
+}
+
+fn terms(text: &str) -> Result<(f64, usize), String> {
+    let (mut reads, mut value_len) = (1.0, VALUE_LEN);
+    for term in text.split(',') {
+        match term.split_once('=') {
+            Some(("reads", share)) => {
+                let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+                reads = share.ok_or_else(|| format!("'{term}' is no share: give 0 to 1"))?;
+            }
+            Some(("value", bytes)) => {
+                let bytes = bytes.parse().ok().filter(|bytes| (1..=VALUE_LEN_MAX).contains(bytes));
+                value_len = bytes
+                    .ok_or_else(|| format!("'{term}' is no length of a value: give 1 to {VALUE_LEN_MAX}"))?;
+            }
+            _ => return Err(format!("'{term}' is not understood: write it like reads=0.95,value=512")),
+        }
+    }
+    Ok((reads, value_len))
+}

@@ -1,0 +1,90 @@
+//! The papers' figures are predicted as closely as they are to be, and what is predicted does not depend on how long is
+//! simulated.
+
+use farside::figure::load::{Bed, Load, System};
+use farside::figure::{Figure, draw};
+use farside_sim::hardware::{INPUTS, Inputs, Platform, Testbed};
+
+/// What each point under load is measured over.
+const OPERATIONS: u64 = 8_000;
+
+fn assert_met(figure: Figure) {
+    let prediction = figure.predict(OPERATIONS).expect("nothing fails");
+    println!("{}", prediction.table());
+    assert!(prediction.is_met());
+    let judged = prediction.rows.iter().filter(|row| row.is_met().is_some()).count();
+    assert!(judged >= 5, "{judged} rows are judged");
+    let lines = prediction.csv().lines().count();
+    let points = prediction.curves.iter().map(|curve| curve.published.len() + curve.predicted.len());
+    assert_eq!(lines, 1 + points.sum::<usize>());
+    assert_eq!(prediction.json().lines().count(), prediction.rows.len());
+    assert!(draw::svg(&prediction).starts_with("<svg"));
+}
+
+#[test]
+fn prism_figure_1_is_given_back() {
+    assert_met(Figure::Prism1);
+}
+
+#[test]
+fn prism_figure_2_is_predicted() {
+    assert_met(Figure::Prism2);
+}
+
+#[test]
+fn prism_figure_3_is_predicted() {
+    assert_met(Figure::Prism3);
+}
+
+#[test]
+fn prism_figure_4_is_predicted() {
+    assert_met(Figure::Prism4);
+}
+
+#[test]
+fn synchronization_section_4_is_given_back() {
+    assert_met(Figure::Synchronization4);
+}
+
+const LOAD: Load = Load {
+    system: System::PrismKv,
+    platform: Platform::PrismSw,
+    testbed: Testbed::PRISM_APPLICATIONS,
+    inputs: INPUTS,
+    reads: 0.5,
+    value_len: 512,
+};
+
+#[test]
+fn four_times_as_many_operations_measure_the_same() {
+    for clients in [1, 160] {
+        let [few, many] = [OPERATIONS, 4 * OPERATIONS].map(|operations| {
+            Bed::new(LOAD, 1).and_then(|bed| bed.measure(clients, operations)).expect("nothing fails")
+        });
+        let ratio = many.ops_per_s / few.ops_per_s;
+        assert!((0.98..=1.02).contains(&ratio), "{clients} clients: {few:?}, then {many:?}");
+    }
+}
+
+/// A reader who doubts an input may change it and see what it is worth.
+#[test]
+fn what_is_predicted_follows_from_the_inputs() {
+    let peak = |load: Load| {
+        let curve = Bed::new(load, 1).and_then(|bed| bed.curve(2_000)).expect("nothing fails");
+        curve.into_iter().map(|at| at.ops_per_s).fold(0.0, f64::max)
+    };
+    let usual = peak(LOAD);
+    let half_the_link = Testbed { link_gbit: 20, ..Testbed::PRISM_APPLICATIONS };
+    let slow_cores = Inputs { core_message_ns: 4 * INPUTS.core_message_ns, ..INPUTS };
+    let ratio = peak(Load { testbed: half_the_link, ..LOAD }) / usual;
+    assert!((0.45..=0.55).contains(&ratio), "the link is what limits it: {ratio}");
+    let ratio =
+        peak(Load { testbed: Testbed { cores: 4, ..LOAD.testbed }, inputs: slow_cores, ..LOAD }) / usual;
+    assert!(ratio < 0.3, "few slow cores limit it: {ratio}");
+}
+
+#[test]
+fn a_nic_that_knows_no_prism_operation_refuses_chains() {
+    let refused = Bed::new(Load { platform: Platform::Rdma, ..LOAD }, 1).err().expect("it has none");
+    assert!(refused.contains("prism-sw"), "{refused}");
+}
