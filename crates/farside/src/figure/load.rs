@@ -115,9 +115,18 @@ pub struct Measured {
     pub bytes_out: f64,
 }
 
-/// Records of the store. There are fewer than in the paper's runs, since no number of the model depends on it: only few
-/// clients may meet on one key.
-const RECORDS: u64 = 1 << 14;
+/// The most records of a store. There are fewer than in the paper's runs, since no number of the model depends on it:
+/// only few clients may meet on one key.
+const RECORDS_MAX: u64 = 1 << 14;
+/// And the most bytes that its values may have together.
+const BYTES_MAX: u64 = 64 << 20;
+
+impl Load {
+    fn records(&self) -> u64 {
+        (BYTES_MAX / self.value_len.max(1) as u64).min(RECORDS_MAX)
+    }
+}
+
 /// The store's name.
 const STORE: &str = "figure";
 
@@ -143,14 +152,14 @@ impl Bed {
         let world = World::new(seed);
         let kinds = Rc::new(|| vec![Box::new(PrismKvKind) as Box<_>, Box::new(PilafKind) as Box<_>]);
         // Buffers are of at most a quarter more than is asked for; and as much again is on its way back.
-        let quota = (RECORDS * (load.value_len as u64 + 256) * 5 / 2 + (16 << 20)) >> 20 << 20;
-        let node = start_node(&world, kinds, quota + (16 << 20));
+        let quota = (load.records() * (load.value_len as u64 + 256) * 5 / 2 + (16 << 20)) >> 20 << 20;
+        let node = start_node(&world, kinds, quota + (32 << 20));
         let setup = Setup {
             service: load.system.service(),
             inputs: load.inputs,
             ..Setup::new(load.platform, load.testbed)
         };
-        let opened = world.complete(SECONDS, async move { open(&node, load.system, quota, setup).await });
+        let opened = world.complete(SECONDS, async move { open(&node, load, quota, setup).await });
         let machine = opened.unwrap_or_else(|| Err("the node never answered".to_owned()))?;
         let bed = Bed { world, machine, load };
         bed.fill()?;
@@ -166,7 +175,7 @@ impl Bed {
             let (client, load) = (self.machine.connect(), self.load);
             let (work, loaders) = (Rc::clone(&work), Rc::clone(&loaders));
             self.world.spawn(self.world.start_process(), async move {
-                let keys = (loader..RECORDS).step_by(LOADERS as usize);
+                let keys = (loader..load.records()).step_by(LOADERS as usize);
                 let done = put_all(client, load, keys).await;
                 if let Err(error) = done {
                     work.failed.borrow_mut().get_or_insert(error.to_string());
@@ -247,12 +256,12 @@ impl Bed {
     }
 }
 
-async fn open(node: &Node, system: System, quota: u64, setup: Setup) -> Result<Rc<Machine>, String> {
+async fn open(node: &Node, load: Load, quota: u64, setup: Setup) -> Result<Rc<Machine>, String> {
     let ask = Ask::CreateStore {
         name: STORE.to_owned(),
-        kind: system.name().to_owned(),
+        kind: load.system.name().to_owned(),
         // Without collisions, as in the paper's runs.
-        parameters: format!("{{\"items\": {RECORDS}, \"placement\": \"permuted\"}}"),
+        parameters: format!("{{\"items\": {}, \"placement\": \"permuted\"}}", load.records()),
         quota,
     };
     node.answer(ask).await?;
@@ -323,7 +332,7 @@ async fn work_on(
     let value = vec![7; load.value_len];
     let checking = load.inputs.crc_ns(load.system.checksummed_by_get(load.value_len));
     while work.left.get() > 0 {
-        let (key, since) = (random.below(RECORDS), client.now());
+        let (key, since) = (random.below(load.records()), client.now());
         if random.share() < load.reads {
             assert_eq!(kv.get(key).await?, Some(load.value_len), "every record is there");
             client.sleep(Duration::from_nanos(checking)).await;
