@@ -2,7 +2,7 @@
 //! one NIC serves (*Synchronization*, section 4). The first are what [`crate::hardware`] is calibrated on.
 
 use crate::fabric::hardware::{Client, Machine, Setup, start_node};
-use crate::hardware::{Distance, INPUTS, Inputs, Platform, Testbed};
+use crate::hardware::{Distance, INPUTS, Platform, Testbed};
 use crate::memory::Bytes;
 use crate::nic::{Nic, Verb};
 use crate::station::Sender;
@@ -52,6 +52,25 @@ impl MicroOp {
         }
     }
 }
+
+/// PRISM (SOSP 2021), figure 1, read from it: microseconds of each op over one cable, on the platforms of
+/// [`Platform::ALL`]; nothing where there is no bar.
+pub const FIGURE_1: [(MicroOp, [Option<f64>; 4]); 5] = [
+    (MicroOp::Read, [Some(2.5), Some(5.3), Some(2.5), Some(11.7)]),
+    (MicroOp::Write, [Some(1.9), Some(5.0), Some(1.9), Some(12.7)]),
+    (MicroOp::IndirectRead, [None, Some(5.0), Some(3.1), Some(14.9)]),
+    (MicroOp::Allocate, [None, Some(5.3), Some(1.9), Some(12.7)]),
+    (MicroOp::EnhancedCas, [None, Some(5.0), Some(2.5), Some(14.6)]),
+];
+
+/// PRISM, figure 2, read from it: microseconds of an indirect READ, and of two READs in its place where there is none, in
+/// a rack, a cluster, a data centre. Nothing is calibrated on it.
+pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
+    (Platform::Rdma, MicroOp::TwoReads, [6.1, 10.9, 52.9]),
+    (Platform::PrismSw, MicroOp::IndirectRead, [5.8, 8.1, 29.2]),
+    (Platform::PrismHw, MicroOp::IndirectRead, [3.1, 5.4, 26.3]),
+    (Platform::BlueField, MicroOp::IndirectRead, [12.4, 14.6, 35.7]),
+];
 
 /// Bytes that ops move (PRISM, figure 1).
 const LEN: usize = 512;
@@ -157,8 +176,8 @@ impl<M: Memory> Service<M> for Plain {
     }
 }
 
-/// Workers, each of which asks a verb of a word at a time, and asks again when it is answered.
-#[derive(Clone, Copy, Debug)]
+/// Workers, each of which asks one verb of a word of 8 bytes at a time, and asks again when it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workers {
     /// How many there are, on [`MACHINES`] machines.
     pub workers: u32,
@@ -168,19 +187,42 @@ pub struct Workers {
     pub is_atomic: bool,
 }
 
-/// Machines of workers (*Synchronization*, section 4).
+impl Workers {
+    /// So many whose words are so far apart, and who ask for CAS.
+    pub const fn cas(workers: u32, stride: u64) -> Workers {
+        Workers { workers, stride, is_atomic: true }
+    }
+
+    /// The same who ask for READ.
+    pub const fn read(workers: u32, stride: u64) -> Workers {
+        Workers { workers, stride, is_atomic: false }
+    }
+}
+
+/// *Synchronization* (SIGMOD 2023), section 4, from its text: million verbs a second.
+pub const SECTION_4: [(&str, Workers, f64); 7] = [
+    ("CAS, 64 bytes apart, 128 workers", Workers::cas(128, 64), 51.2),
+    ("READ of 8 bytes, 128 workers", Workers::read(128, 64), 51.2),
+    ("CAS, one word, 8 workers", Workers::cas(8, 0), 2.32),
+    ("CAS, one word, 128 workers", Workers::cas(128, 0), 2.32),
+    ("CAS, 256 bytes apart, 128 workers", Workers::cas(128, 256), 40.0),
+    ("CAS, 512 bytes apart, 128 workers", Workers::cas(128, 512), 25.6),
+    ("CAS, 4 KiB and 8 bytes apart, 128 workers", Workers::cas(128, 4_096 + 8), 51.2),
+];
+
+/// Machines of workers there.
 pub const MACHINES: u32 = 4;
 
-/// How many verbs a second one NIC serves. Workers have a connection each.
-pub fn verbs_per_second(workers: Workers, inputs: &Inputs) -> f64 {
+/// How many million verbs a second one NIC serves. Workers have a connection each.
+pub fn mverbs(workers: Workers) -> f64 {
     const WARM_UP: Nanos = 50 * MICROS;
     const MEASURED: Nanos = MILLIS / 2;
     /// Where the words are.
     const AT: u64 = 1 << 20;
     let world = World::new(1);
     let bytes = Rc::new(Bytes::new(16 << 20));
-    let nic = Nic::new(&world, &bytes, inputs.timing(Distance::Direct));
-    let senders: Vec<Rc<Sender>> = (0..MACHINES).map(|_| Rc::new(inputs.sender())).collect();
+    let nic = Nic::new(&world, &bytes, INPUTS.timing(Distance::Direct));
+    let senders: Vec<Rc<Sender>> = (0..MACHINES).map(|_| Rc::new(INPUTS.sender())).collect();
     let done = Rc::new(Cell::new(0u64));
     for worker in 0..workers.workers {
         let connection = nic.connect_from(&senders[(worker % MACHINES) as usize], worker);
@@ -199,10 +241,5 @@ pub fn verbs_per_second(workers: Workers, inputs: &Inputs) -> f64 {
     }
     world.run_until(WARM_UP + MEASURED);
     world.end();
-    done.get() as f64 * SECONDS as f64 / MEASURED as f64
-}
-
-/// As [`verbs_per_second`], with the papers' inputs.
-pub fn mverbs(workers: u32, stride: u64, is_atomic: bool) -> f64 {
-    verbs_per_second(Workers { workers, stride, is_atomic }, &INPUTS) / 1e6
+    done.get() as f64 * MICROS as f64 / MEASURED as f64
 }

@@ -1,8 +1,8 @@
 //! The figures of one op at a time, and of atomics on one NIC.
 
-use super::{Claim, Curve, Figure, Judged, Point, Prediction, Row, published};
+use super::{Claim, Curve, Figure, Judged, Point, Prediction, Row};
 use farside_sim::hardware::{Distance, Platform};
-use farside_sim::micro::{MicroOp, latency, mverbs};
+use farside_sim::micro::{FIGURE_1, FIGURE_2, MicroOp, SECTION_4, Workers, latency, mverbs};
 
 const LATENCY: &str = "latency, us";
 
@@ -14,7 +14,7 @@ pub(super) fn figure_1() -> Prediction {
     let (mut rows, mut curves) = (Vec::new(), Vec::new());
     for (index, platform) in Platform::ALL.into_iter().enumerate() {
         let mut curve = Curve { name: platform.name(), published: Vec::new(), predicted: Vec::new() };
-        for (place, (op, bars)) in published::FIGURE_1.into_iter().enumerate() {
+        for (place, (op, bars)) in FIGURE_1.into_iter().enumerate() {
             let Some(published) = bars[index] else { continue };
             let predicted = micros(op, platform, Distance::Direct);
             curve.published.push(Point { x: place as f64, y: published });
@@ -30,17 +30,14 @@ pub(super) fn figure_1() -> Prediction {
         }
         curves.push(curve);
     }
-    let places = published::FIGURE_1.into_iter().map(|(op, _)| op.name()).collect();
+    let places = FIGURE_1.into_iter().map(|(op, _)| op.name()).collect();
     Prediction { figure: Figure::Prism1, rows, claims: Vec::new(), curves, axes: ["op", LATENCY], places }
 }
 
 pub(super) fn figure_2() -> Prediction {
     let (mut rows, mut curves) = (Vec::new(), Vec::new());
-    for (platform, points) in published::FIGURE_2 {
-        let (name, op) = match platform {
-            Platform::Rdma => ("rdma, 2 READs", MicroOp::TwoReads),
-            _ => (platform.name(), MicroOp::IndirectRead),
-        };
+    for (platform, op, points) in FIGURE_2 {
+        let name = if op == MicroOp::TwoReads { "rdma, 2 READs" } else { platform.name() };
         let judged = match platform {
             Platform::Rdma | Platform::PrismSw => Judged::Within(0.10),
             Platform::PrismHw => Judged::Reported("as if it took 2.5 us, where figure 1 has 3.1"),
@@ -75,23 +72,23 @@ pub(super) fn figure_2() -> Prediction {
 
 pub(super) fn section_4() -> Prediction {
     let mut curve = Curve { name: "verbs", published: Vec::new(), predicted: Vec::new() };
-    let rows = published::SECTION_4.iter().enumerate().map(|(place, row)| {
-        let predicted = mverbs(row.workers, row.stride, row.is_atomic);
-        curve.published.push(Point { x: place as f64, y: row.published });
+    let rows = SECTION_4.into_iter().enumerate().map(|(place, (what, workers, published))| {
+        let predicted = mverbs(workers);
+        curve.published.push(Point { x: place as f64, y: published });
         curve.predicted.push(Point { x: place as f64, y: predicted });
         Row {
             curve: "verbs",
-            point: row.what.to_owned(),
+            point: what.to_owned(),
             unit: "M/s",
-            published: row.published,
+            published,
             predicted: Some(predicted),
             judged: Judged::Within(0.25),
         }
     });
     let rows = rows.collect();
-    let [padded, unpadded] = [4_096 + 8, 4_096].map(|stride| mverbs(128, stride, true));
-    let contended = [4, 8, 16].map(|workers| mverbs(workers, 0, true));
-    let own = [128, 512].map(|workers| mverbs(workers, 64, true));
+    let [padded, unpadded] = [4_096 + 8, 4_096].map(|stride| mverbs(Workers::cas(128, stride)));
+    let contended = [4, 8, 16].map(|workers| mverbs(Workers::cas(workers, 0)));
+    let own = [128, 512].map(|workers| mverbs(Workers::cas(workers, 64)));
     let claims = vec![
         Claim { what: "8 bytes of padding on 4 KiB are worth ten times", holds: padded >= 10.0 * unpadded },
         Claim {
@@ -100,7 +97,7 @@ pub(super) fn section_4() -> Prediction {
         },
         Claim { what: "512 workers are slower than 128", holds: own[1] < own[0] },
     ];
-    let places = published::SECTION_4.iter().map(|row| row.what).collect();
+    let places = SECTION_4.into_iter().map(|(what, ..)| what).collect();
     Prediction {
         figure: Figure::Synchronization4,
         rows,

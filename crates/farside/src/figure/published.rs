@@ -1,27 +1,9 @@
-//! What the papers' figures show, as numbers: Burke et al., *PRISM: Rethinking the RDMA Interface for Distributed
-//! Systems* (SOSP 2021), read from its figures; Ziegler et al., *Design Guidelines for Correct, Efficient, and Scalable
-//! Synchronization using One-Sided RDMA* (SIGMOD 2023), from its text.
+//! What figures of applications show, as numbers: Burke et al., *PRISM: Rethinking the RDMA Interface for Distributed
+//! Systems* (SOSP 2021), read from its figures. Nothing of this is an input of the model: what that is calibrated on is in
+//! [`farside_sim::micro`].
 
 use super::load::System;
 use farside_sim::hardware::Platform;
-use farside_sim::micro::MicroOp;
-
-/// PRISM, figure 1: microseconds of each op on the platforms of [`Platform::ALL`]; nothing where there is no bar.
-pub(super) const FIGURE_1: [(MicroOp, [Option<f64>; 4]); 5] = [
-    (MicroOp::Read, [Some(2.5), Some(5.3), Some(2.5), Some(11.7)]),
-    (MicroOp::Write, [Some(1.9), Some(5.0), Some(1.9), Some(12.7)]),
-    (MicroOp::IndirectRead, [None, Some(5.0), Some(3.1), Some(14.9)]),
-    (MicroOp::Allocate, [None, Some(5.3), Some(1.9), Some(12.7)]),
-    (MicroOp::EnhancedCas, [None, Some(5.0), Some(2.5), Some(14.6)]),
-];
-
-/// PRISM, figure 2: microseconds of an indirect READ, or of two READs in its place, in a rack, a cluster, a data centre.
-pub(super) const FIGURE_2: [(Platform, [f64; 3]); 4] = [
-    (Platform::Rdma, [6.1, 10.9, 52.9]),
-    (Platform::PrismSw, [5.8, 8.1, 29.2]),
-    (Platform::PrismHw, [3.1, 5.4, 26.3]),
-    (Platform::BlueField, [12.4, 14.6, 35.7]),
-];
 
 /// A curve of PRISM's figures 3 and 4.
 pub(super) struct KvCurve {
@@ -91,36 +73,4 @@ pub(super) const FIGURE_4: [KvCurve; 3] = [
         points: &[(7.7, 20.0)],
         peak: 9.2,
     },
-];
-
-/// A row of *Synchronization*, section 4.
-pub(super) struct AtomicsRow {
-    pub(super) what: &'static str,
-    pub(super) workers: u32,
-    /// Bytes from one worker's word to the next's.
-    pub(super) stride: u64,
-    pub(super) is_atomic: bool,
-    /// Million verbs a second.
-    pub(super) published: f64,
-}
-
-const fn cas(what: &'static str, workers: u32, stride: u64, published: f64) -> AtomicsRow {
-    AtomicsRow { what, workers, stride, is_atomic: true, published }
-}
-
-/// *Synchronization*, section 4.
-pub(super) const SECTION_4: [AtomicsRow; 7] = [
-    cas("CAS, 64 bytes apart, 128 workers", 128, 64, 51.2),
-    AtomicsRow {
-        what: "READ of 8 bytes, 128 workers",
-        workers: 128,
-        stride: 64,
-        is_atomic: false,
-        published: 51.2,
-    },
-    cas("CAS, one word, 8 workers", 8, 0, 2.32),
-    cas("CAS, one word, 128 workers", 128, 0, 2.32),
-    cas("CAS, 256 bytes apart, 128 workers", 128, 256, 40.0),
-    cas("CAS, 512 bytes apart, 128 workers", 128, 512, 25.6),
-    cas("CAS, 4 KiB and 8 bytes apart, 128 workers", 128, 4_096 + 8, 51.2),
 ];
