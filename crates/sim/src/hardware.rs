@@ -1,9 +1,9 @@
 //! Every number of hardware that the simulator has, with its unit and its source, and what follows from them.
 //!
-//! Invariant: what is calibrated is calibrated on two sets of micro-benchmarks: PRISM (Burke et al., SOSP 2021), figure 1,
-//! and *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided RDMA* (Ziegler et al.,
-//! SIGMOD 2023; here *Synchronization*), section 4. What an application was measured to do is nowhere an input: it is
-//! predicted.
+//! Invariant: what is calibrated is calibrated on two sets of micro-benchmarks: PRISM (Burke et al., SOSP 2021),
+//! figure 1, and *Design Guidelines for Correct, Efficient, and Scalable Synchronization using One-Sided RDMA*
+//! (Ziegler et al., SIGMOD 2023; here *Synchronization*), section 4. What an application was measured to do is nowhere
+//! an input: it is predicted.
 
 use crate::nic::Timing;
 use crate::station::{Picos, Sender};
@@ -14,18 +14,19 @@ use farside_remote::{Addr, ChainView, Reply, Status};
 /// What machines are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inputs {
-    /// Posting a verb, the NICs' own ways, the cable and the completion, both ways together, without memory and bytes on
-    /// the wire. PRISM, figure 1: a WRITE of 512 bytes takes 1.9 us, of which 262 ns are bytes and [`Inputs::nic_op_ps`].
+    /// Posting a verb, the NICs' own ways, the cable and the completion, both ways together, without memory and bytes
+    /// on the wire. PRISM, figure 1: a WRITE of 512 bytes takes 1.9 us, of which 262 ns are bytes and
+    /// [`Inputs::nic_op_ps`].
     pub verb_ns: Nanos,
     /// How long a NIC is busy with one op. Synchronization, section 4: a ConnectX-5 serves 51.2 million a second.
     pub nic_op_ps: Picos,
-    /// A NIC's read of the host's memory, over PCIe and back. PRISM, figure 1: what READ takes longer than WRITE, and an
-    /// indirect READ longer than READ. Writes are posted: nobody waits for them.
+    /// A NIC's read of the host's memory, over PCIe and back. PRISM, figure 1: what READ takes longer than WRITE, and
+    /// an indirect READ longer than READ. Writes are posted: nobody waits for them.
     pub pcie_ns: Nanos,
     /// From when a NIC has an atomic until it asks for the slot. PRISM, figure 1: CAS takes 2.5 us.
     pub atomic_ns: Nanos,
-    /// How long an atomic holds its slot. Synchronization, section 4: 2.32 million CAS a second on one word would be 431
-    /// ns, and 25.6 million on 8 slots 313 ns; this is as far from the one as from the other.
+    /// How long an atomic holds its slot. Synchronization, section 4: 2.32 million CAS a second on one word would be
+    /// 431 ns, and 25.6 million on 8 slots 313 ns; this is as far from the one as from the other.
     pub slot_ns: Nanos,
     /// Which bits of an atomic's address say which slot it takes. Synchronization, section 4: the low 12.
     pub slot_mask: u64,
@@ -34,14 +35,14 @@ pub struct Inputs {
     /// Connections that a client's NIC remembers. Synchronization, section 4: 32 on each do no harm, 128 do; estimated
     /// between them.
     pub qp_cache: usize,
-    /// How long it is busy fetching another's state. Estimated: a fetch takes [`Inputs::pcie_ns`], and four are under way
-    /// at once. That 512 workers are slower than 128 (Synchronization, section 4) asks for more than 60 ns.
+    /// How long it is busy fetching another's state. Estimated: a fetch takes [`Inputs::pcie_ns`], and four are under
+    /// way at once. That 512 workers are slower than 128 (Synchronization, section 4) asks for more than 60 ns.
     pub qp_miss_ns: Nanos,
-    /// What a message to a CPU takes longer than a verb, both ways together, beside what its core does: descriptors, and
-    /// polling for it. PRISM, figure 1: every op of software PRISM takes 5.0 to 5.3 us.
+    /// What a message to a CPU takes longer than a verb, both ways together, beside what its core does: descriptors,
+    /// and polling for it. PRISM, figure 1: every op of software PRISM takes 5.0 to 5.3 us.
     pub two_sided_ns: Nanos,
-    /// How long a core is busy with a message and its answer. FaSST (Kalia et al., OSDI 2016): about 4 million small calls
-    /// a second on a core.
+    /// How long a core is busy with a message and its answer. FaSST (Kalia et al., OSDI 2016): about 4 million small
+    /// calls a second on a core.
     pub core_message_ns: Nanos,
     /// An access to memory that no cache has. Usual for the Xeon Gold 6138 of PRISM's testbed.
     pub core_access_ns: Nanos,
@@ -52,8 +53,8 @@ pub struct Inputs {
     pub crc_cycles: u64,
     /// The clock of those cores: a Xeon Gold 6138's nominal one (PRISM, section 5).
     pub core_mhz: u64,
-    /// What a message to a BlueField's CPU takes longer than a verb, without accesses to the host's memory. PRISM, figure
-    /// 1: READ and indirect READ are one and two such accesses.
+    /// What a message to a BlueField's CPU takes longer than a verb, without accesses to the host's memory. PRISM,
+    /// figure 1: READ and indirect READ are one and two such accesses.
     pub arm_ns: Nanos,
     /// Its cores: Cortex-A72 (PRISM, section 5).
     pub arm_cores: u32,
@@ -226,8 +227,8 @@ impl Testbed {
 pub const PACKET: u64 = 8 + 14 + 20 + 8 + 12 + 4 + 4 + 12;
 /// The most bytes that a packet is for: InfiniBand's largest unit that Ethernet's usual 1500 bytes hold.
 pub const PACKET_MAX: u64 = 1_024;
-/// What says what an op is about: address 8, key 4, length 4 (InfiniBand's RETH; PRISM, section 4.2, adds flags in the base
-/// header, which cost no byte).
+/// What says what an op is about: address 8, key 4, length 4 (InfiniBand's RETH; PRISM, section 4.2, adds flags in the
+/// base header, which cost no byte).
 const OP: u64 = 16;
 /// A redirected op's or a data-indirect one's second address.
 const ADDRESS: u64 = 8;

@@ -1,5 +1,5 @@
-//! The papers' micro-benchmarks: one op at a time on a platform (PRISM, figures 1 and 2), and many workers whose atomics
-//! one NIC serves (*Synchronization*, section 4). The first are what [`crate::hardware`] is calibrated on.
+//! The papers' micro-benchmarks: one op at a time on a platform (PRISM, figures 1 and 2), and many workers whose
+//! atomics one NIC serves (*Synchronization*, section 4). The first are what [`crate::hardware`] is calibrated on.
 
 use crate::fabric::hardware::{Client, Machine, Setup, start_node};
 use crate::hardware::{Distance, INPUTS, Platform, Testbed};
@@ -63,8 +63,8 @@ pub const FIGURE_1: [(MicroOp, [Option<f64>; 4]); 5] = [
     (MicroOp::EnhancedCas, [None, Some(5.0), Some(2.5), Some(14.6)]),
 ];
 
-/// PRISM, figure 2, read from it: microseconds of an indirect READ, and of two READs in its place where there is none, in
-/// a rack, a cluster, a data centre. Nothing is calibrated on it.
+/// PRISM, figure 2, read from it: microseconds of an indirect READ, and of two READs in its place where there is none,
+/// in a rack, a cluster, a data centre. Nothing is calibrated on it.
 pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
     (Platform::Rdma, MicroOp::TwoReads, [6.1, 10.9, 52.9]),
     (Platform::PrismSw, MicroOp::IndirectRead, [5.8, 8.1, 29.2]),
@@ -75,8 +75,8 @@ pub const FIGURE_2: [(Platform, MicroOp, [f64; 3]); 4] = [
 /// Bytes that ops move (PRISM, figure 1).
 const LEN: usize = 512;
 
-/// How long one op takes on an idle machine of PRISM's micro-benchmarks, that far away. Nothing where the platform cannot
-/// carry it out.
+/// How long one op takes on an idle machine of PRISM's micro-benchmarks, that far away. Nothing where the platform
+/// cannot carry it out.
 pub fn latency(op: MicroOp, platform: Platform, distance: Distance) -> Option<Nanos> {
     let world = World::new(1);
     let kinds = Rc::new(|| vec![Box::new(Plain) as Box<_>]);

@@ -11,8 +11,8 @@ pub(super) struct WhatIf {
     /// prism-kv or pilaf
     #[arg(long, value_name = "NAME", default_value = "prism-kv", value_parser = system)]
     system: System,
-    /// a, b, c, a YCSB property file, or such as reads=0.95,value=512: the share of reads, and bytes of a value. Keys are
-    /// drawn alike whatever the file says
+    /// a, b, c, a YCSB property file, or such as reads=0.95,value=512: the share of reads, and bytes of a value. Keys
+    /// are drawn alike whatever the file says
     #[arg(long, value_name = "a|b|c|PATH|reads=R,value=BYTES", default_value = "c")]
     workload: String,
     /// Gb/s of the node's link

@@ -1,6 +1,6 @@
 //! What figures of applications show, as numbers: Burke et al., *PRISM: Rethinking the RDMA Interface for Distributed
-//! Systems* (SOSP 2021), read from its figures. Nothing of this is an input of the model: what that is calibrated on is in
-//! [`farside_sim::micro`].
+//! Systems* (SOSP 2021), read from its figures. Nothing of this is an input of the model: what that is calibrated on
+//! is in [`farside_sim::micro`].
 
 use super::load::System;
 use farside_sim::hardware::Platform;

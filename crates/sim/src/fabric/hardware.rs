@@ -1,9 +1,9 @@
-//! A node's machine and its clients' as [`crate::hardware`] has them: messages take as long as on the papers' testbeds, on
-//! the real bytes of a real node.
+//! A node's machine and its clients' as [`crate::hardware`] has them: messages take as long as on the papers'
+//! testbeds, on the real bytes of a real node.
 //!
-//! A request passes the client's NIC, the way, the node's link and its NIC; there the NIC itself, a core of the CPU or one
-//! of a BlueField runs the chain; the answer passes the node's link and the way. Each of these serves one after another,
-//! so that what is asked for too fast waits.
+//! A request passes the client's NIC, the way, the node's link and its NIC; there the NIC itself, a core of the CPU or
+//! one of a BlueField runs the chain; the answer passes the node's link and the way. Each of these serves one after
+//! another, so that what is asked for too fast waits.
 //!
 //! Invariant: what a chain does, it does at one instant, when it reaches what runs it: between request and answer.
 
