@@ -11,7 +11,8 @@ pub(super) struct Figure {
     #[arg(value_name = "NAME", value_parser = named)]
     which: Which,
     /// Operations that each point under load is measured over
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
     operations: u64,
     /// Write every point of every curve to this file
     #[arg(long, value_name = "FILE")]

@@ -19,7 +19,8 @@ pub(super) struct WhatIf {
     #[arg(long, value_name = "GBIT", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     link: u64,
     /// Operations that each point is measured over
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
     operations: u64,
     /// Each platform and network as one JSON object a line
     #[arg(long)]
