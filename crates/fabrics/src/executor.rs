@@ -108,12 +108,26 @@ thread_local! {
     static CURRENT: Cell<*const Ready> = const { Cell::new(std::ptr::null()) };
     /// How many tasks it has.
     static TASKS: Cell<usize> = const { Cell::new(0) };
+    /// Turns that cores have had on this thread.
+    static TURNS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Whether the core that runs on this thread has other tasks to run while this one waits for memory.
 #[inline]
 pub fn in_company() -> bool {
     TASKS.get() > 1
+}
+
+/// Whether the core that runs on this thread has no task but the one that asks.
+#[inline]
+pub fn is_alone() -> bool {
+    TASKS.get() == 1
+}
+
+/// Which turn this is, if a core runs on this thread. No two turns of a thread have one number.
+#[inline]
+pub fn turn() -> Option<u64> {
+    (!CURRENT.get().is_null()).then(|| TURNS.get())
 }
 
 /// Lets the other tasks that are ready run first.
@@ -201,6 +215,7 @@ impl<'a, T: Turns> Core<'a, T> {
 
     #[inline]
     fn turn(&mut self, mut ready: u64) {
+        TURNS.set(TURNS.get() + 1);
         while ready != 0 {
             let index = ready.trailing_zeros() as usize;
             ready &= ready - 1;
@@ -348,6 +363,25 @@ mod tests {
         core.run();
         drop(core);
         assert_eq!(log.into_inner(), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+    }
+
+    #[test]
+    fn turns_are_numbered_where_a_core_runs() {
+        assert_eq!(turn(), None);
+        let seen = RefCell::new(Vec::new());
+        let mut core = Core::new(());
+        for _ in 0..2 {
+            core.spawn(async {
+                for _ in 0..2 {
+                    seen.borrow_mut().push(turn().expect("a core runs"));
+                    yield_now().await;
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        let [a, b, c, d] = seen.into_inner()[..] else { panic!("two tasks looked twice") };
+        assert!(a == b && c == d && a < c, "the tasks of a turn see one number");
     }
 
     #[test]

@@ -11,3 +11,5 @@ conformance!(sealed_udp, Engine<SealedUdp>);
 conformance!(tcp, Engine<Tcp>);
 conformance!(tls, Engine<Tls>);
 conformance!(ring, Engine<Rings>);
+conformance!(far_local, Far<Local>);
+conformance!(far_udp, Far<Engine<Udp>>);

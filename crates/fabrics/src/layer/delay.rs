@@ -1,19 +1,27 @@
 //! Adds a network's distance to any fabric: what would this be worth, were the node so far away?
 //!
-//! Invariant: a request runs no earlier than a round trip after it was asked for, and those that are under way at once
-//! share that time. Invariant: nothing lies between an answer and whoever waits for it. What a chain made unreachable
+//! Invariant: a round trip lasts as much longer as was asked for, and those that are under way at once share that time.
+//! Where an engine runs chains ([`Delay::of_answers`]), an answer that has come is left where it is until its time: it
+//! is taken, and what comes of it asked, in one turn, as without a distance. Where the caller's CPU runs them
+//! ([`Delay::of_requests`]), nothing may lie between an answer and whoever waits for it: what a chain made unreachable
 //! must be retired before the fabric underneath ends its turn, or a node that looks for lost buffers takes it for one.
-//! So all of a round trip is travelled before the chain runs, and what is retired goes at once: it costs nobody a wait.
-//! Two chains of one task are as far apart as they would be.
+//! So there all of a round trip is travelled before the chain runs. What is retired goes at once: it costs nobody a
+//! wait. Two chains of one task are as far apart as they would be.
+//!
+//! Invariant: what is dropped while its request travels never runs. Invariant: what is asked or has come in one turn of
+//! a core travels together, unless chance or a narrow line parts it; or else batches would fall apart into datagrams of
+//! a request each, which no distance does to them.
 
 use super::Draw;
-use crate::executor::{Idle, Turns};
+use crate::executor::{Idle, Turns, in_company, is_alone, turn, yield_now};
 use crate::spin::BREATH;
 use crate::timer;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -32,13 +40,26 @@ pub struct Distance {
 
 /// The last stretch is waited for by looking at the clock: being woken takes longer than many a distance.
 const SPIN: Duration = Duration::from_micros(100);
+/// Of that, so much without a turn of the core for each look, where there is nobody else to be polled: an endpoint asks
+/// the system in every turn what has arrived, and that alone takes as long as a rack is wide.
+const HELD: Duration = Duration::from_micros(5);
 
 /// A fabric that is farther away. Belongs to one thread.
 pub struct Delay<F> {
     inner: F,
     distance: Distance,
+    held: Held,
     state: RefCell<State>,
     breathes_at: Cell<Duration>,
+    /// The core's last turn in which anyone asked the time, and that time.
+    turn: Cell<(u64, Duration)>,
+}
+
+/// What waits until its time.
+#[derive(Clone, Copy)]
+enum Held {
+    Request,
+    Answer,
 }
 
 struct State {
@@ -51,16 +72,41 @@ struct State {
 }
 
 impl<F> Delay<F> {
-    /// Puts so much distance between the caller and `inner`.
-    pub fn new(inner: F, distance: Distance) -> Delay<F> {
+    /// Puts so much distance between the caller and `inner`, whose chains the caller's own CPU runs; any fabric will
+    /// do.
+    pub fn of_requests(inner: F, distance: Distance) -> Delay<F> {
+        Delay::new(inner, distance, Held::Request)
+    }
+
+    /// Puts so much distance between the caller and `inner`, which wakes whoever has asked once, when the answer is
+    /// there.
+    pub fn of_answers(inner: F, distance: Distance) -> Delay<F> {
+        Delay::new(inner, distance, Held::Answer)
+    }
+
+    fn new(inner: F, distance: Distance, held: Held) -> Delay<F> {
         let (out_free, back_free) = (Duration::ZERO, Duration::ZERO);
         let state = RefCell::new(State { draw: Draw(distance.seed), out_free, back_free, came: 0 });
-        Delay { inner, distance, state, breathes_at: Cell::new(Duration::ZERO) }
+        let (breathes_at, turn) = (Cell::new(Duration::ZERO), Cell::new((u64::MAX, Duration::ZERO)));
+        Delay { inner, distance, held, state, breathes_at, turn }
     }
 
     /// The fabric underneath.
     pub fn inner(&self) -> &F {
         &self.inner
+    }
+
+    /// The time; where a core has several tasks, when its turn began: one for all of them.
+    fn now(&self) -> Duration {
+        match turn() {
+            Some(turn) if !is_alone() => {
+                if self.turn.get().0 != turn {
+                    self.turn.set((turn, timer::now()));
+                }
+                self.turn.get().1
+            }
+            _ => timer::now(),
+        }
     }
 
     /// When a request of so many bytes that is asked now may run.
@@ -83,25 +129,51 @@ impl<F> Delay<F> {
         if !far.is_zero() {
             timer::sleep(far).await;
         }
-        std::future::poll_fn(|cx| {
-            let now = timer::now();
-            if now >= at {
-                return Poll::Ready(());
+        let spins_since = timer::now();
+        poll_fn(|cx| {
+            loop {
+                let now = self.now();
+                if now >= at {
+                    return Poll::Ready(());
+                }
+                if now >= self.breathes_at.get().max(spins_since + BREATH) {
+                    // Who is to answer others may need this very core.
+                    std::thread::yield_now();
+                    self.breathes_at.set(now + BREATH);
+                }
+                if at - now > HELD || !is_alone() {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                std::hint::spin_loop();
             }
-            if now >= self.breathes_at.get() {
-                // Who is to answer others may need this very core.
-                std::thread::yield_now();
-                self.breathes_at.set(now + BREATH);
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
         })
         .await
     }
 
-    async fn travel(&self, bytes: usize) {
-        let at = self.runs_at(timer::now(), bytes);
-        self.until(at).await;
+    /// Has it asked and answered, a round trip of so many bytes later.
+    async fn travel<O>(&self, bytes: usize, asked: impl Future<Output = O>) -> O {
+        if self.distance == (Distance { seed: self.distance.seed, ..Distance::default() }) {
+            return asked.await;
+        }
+        let mut asked = pin!(asked);
+        match self.held {
+            Held::Request => {
+                if in_company() {
+                    // It leaves when the turn ends, as it would without a distance.
+                    yield_now().await;
+                }
+                self.until(self.runs_at(self.now(), bytes)).await;
+                asked.await
+            }
+            Held::Answer => loop {
+                if let Poll::Ready(answer) = poll_fn(|cx| Poll::Ready(asked.as_mut().poll(cx))).await {
+                    return answer;
+                }
+                woken().await;
+                self.until(self.runs_at(self.now(), bytes)).await;
+            },
+        }
     }
 
     fn came(&self, bytes: usize) {
@@ -109,10 +181,16 @@ impl<F> Delay<F> {
     }
 }
 
+/// Completes when its task is polled again, which somebody else brings about.
+async fn woken() {
+    let mut is_first = true;
+    poll_fn(|_| if std::mem::replace(&mut is_first, false) { Poll::Pending } else { Poll::Ready(()) }).await;
+}
+
 impl<F: Fabric> Fabric for Delay<F> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        self.travel(chain.view().wire_len()).await;
-        self.inner.run(node, chain, reply).await?;
+        let bytes = chain.view().wire_len();
+        self.travel(bytes, self.inner.run(node, chain, &mut *reply)).await?;
         self.came(reply.as_bytes().len());
         Ok(())
     }
@@ -124,8 +202,7 @@ impl<F: Fabric> Fabric for Delay<F> {
         request: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
-        self.travel(request.len()).await;
-        self.inner.call(node, service, request, answer).await?;
+        self.travel(request.len(), self.inner.call(node, service, request, &mut *answer)).await?;
         self.came(answer.len());
         Ok(())
     }
@@ -219,7 +296,7 @@ mod tests {
     }
 
     fn far(distance: Distance) -> Delay<Near> {
-        Delay::new(Near::default(), distance)
+        Delay::of_requests(Near::default(), distance)
     }
 
     #[test]
@@ -244,6 +321,34 @@ mod tests {
     }
 
     #[test]
+    fn what_is_asked_in_one_turn_runs_in_one() {
+        const TASKS: usize = 16;
+        let fabric = far(Distance { one_way: 3 * US, ..Distance::default() });
+        let ran = RefCell::new(Vec::new());
+        let mut core = Core::new(&fabric);
+        for task in 0..TASKS {
+            let (fabric, ran) = (&fabric, &ran);
+            core.spawn(async move {
+                for _ in 0..100 {
+                    let asked = timer::now();
+                    // As long as a request takes to be made, or an answer to be looked at.
+                    while timer::now() < asked + US {}
+                    ask(fabric).await;
+                    ran.borrow_mut().push((turn().expect("a core runs"), task));
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        let ran = ran.into_inner();
+        assert_eq!(ran.len(), 100 * TASKS);
+        for batch in ran.chunks(TASKS) {
+            assert!(batch.iter().map(|(_, task)| *task).eq(0..TASKS), "each of them once: {batch:?}");
+            assert!(batch.iter().all(|(turn, _)| *turn == batch[0].0), "in one turn: {batch:?}");
+        }
+    }
+
+    #[test]
     fn it_goes_under_the_other_layers_and_what_is_retired_goes_at_once() {
         let one_way = 300 * US;
         let told = RefCell::new(Vec::new());
@@ -262,6 +367,100 @@ mod tests {
         let costs = counted.take();
         assert_eq!(costs, Costs { round_trips: 2, requests: 1, calls: 1, retired: 1, ..costs });
         assert_eq!(told.borrow().len(), 3);
+    }
+
+    #[test]
+    fn what_is_dropped_on_its_way_never_runs_and_all_else_does() {
+        const TASKS: usize = 32;
+        let fabric = far(Distance { one_way: 10_000 * US, ..Distance::default() });
+        let dropped = Cell::new(0);
+        let mut core = Core::new(&fabric);
+        for task in 0..TASKS {
+            let (fabric, dropped) = (&fabric, &dropped);
+            core.spawn(async move {
+                let mut asked = std::pin::pin!(ask(fabric));
+                if task % 2 == 0 {
+                    return asked.await;
+                }
+                let polled = poll_fn(|cx| Poll::Ready(asked.as_mut().poll(cx))).await;
+                dropped.set(dropped.get() + usize::from(polled.is_pending()));
+            });
+        }
+        core.run();
+        drop(core);
+        assert!(dropped.get() > 0, "a request is on its way for longer than it takes to ask");
+        assert_eq!(fabric.inner.0.borrow().len(), TASKS - dropped.get());
+    }
+
+    /// Answers after some turns of the core, of which it counts those in which anything was asked.
+    #[derive(Default)]
+    struct Engine {
+        asked_in: RefCell<Vec<u64>>,
+        answered: Cell<u32>,
+    }
+
+    impl Fabric for Engine {
+        async fn run(
+            &self,
+            _node: NodeId,
+            _chain: &Chain<'_>,
+            _reply: &mut Reply,
+        ) -> Result<(), FabricError> {
+            self.asked_in.borrow_mut().push(turn().expect("a core runs"));
+            timer::sleep(Duration::from_millis(2)).await;
+            self.answered.set(self.answered.get() + 1);
+            Ok(())
+        }
+        async fn call(
+            &self,
+            _node: NodeId,
+            _service: ServiceId,
+            _request: &[u8],
+            _answer: &mut Vec<u8>,
+        ) -> Result<(), FabricError> {
+            unreachable!("nobody calls it")
+        }
+        fn retire(&self, _node: NodeId, _key: Key, _buffer: Addr) {}
+    }
+
+    impl Turns for Engine {
+        fn end_turn(&self) {}
+    }
+
+    #[test]
+    fn an_answer_is_held_and_taken_in_the_turn_in_which_the_next_is_asked() {
+        let one_way = 500 * US;
+        let far = Delay::of_answers(Engine::default(), Distance { one_way, ..Distance::default() });
+        let since = timer::now();
+        let mut core = Core::new(&far);
+        for _ in 0..8 {
+            core.spawn(async {
+                let began = turn();
+                ask(&far).await;
+                assert!(timer::now() >= since + Duration::from_millis(2) + 2 * one_way, "no earlier");
+                assert_ne!(turn(), began);
+                let answered_in = turn().expect("a core runs");
+                let mut next = pin!(ask(&far));
+                let polled = poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx))).await;
+                assert!(polled.is_pending(), "it is dropped before it is answered");
+                assert_eq!(far.inner.asked_in.borrow().last(), Some(&answered_in), "it was asked at once");
+            });
+        }
+        core.run();
+        drop(core);
+        assert_eq!(far.inner.asked_in.borrow().len(), 16);
+        assert_eq!(far.inner.answered.get(), 8, "nobody took the others");
+    }
+
+    /// Where chance has no part in it.
+    #[test]
+    fn whoever_asks_later_arrives_no_earlier() {
+        for bytes_per_s in [None, Some(1_000_000_000)] {
+            let line = far(Distance { one_way: 300 * US, bytes_per_s, ..Distance::default() });
+            let times: Vec<_> =
+                (0..100).map(|ask| line.runs_at(ask * US, 1 + ask as usize % 7 * 100)).collect();
+            assert!(times.is_sorted(), "{times:?}");
+        }
     }
 
     #[test]

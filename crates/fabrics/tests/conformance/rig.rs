@@ -2,6 +2,7 @@
 
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Turns, block_on};
+use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_fabrics::ring::RingLine;
@@ -41,6 +42,9 @@ pub(crate) const PLAIN: &str = "plain";
 
 /// One client's end of a fabric.
 pub(crate) trait Endpoint: Fabric + Turns + 'static {
+    /// Whether the caller's CPU runs its chains.
+    const RUNS_HERE: bool = false;
+
     /// Under an executor that is not ours: to be kept running.
     async fn drive(&self);
 
@@ -49,6 +53,8 @@ pub(crate) trait Endpoint: Fabric + Turns + 'static {
 }
 
 impl Endpoint for Direct {
+    const RUNS_HERE: bool = true;
+
     async fn drive(&self) {
         Direct::drive(self).await;
     }
@@ -65,6 +71,16 @@ impl<L: Line + 'static> Endpoint for Remote<L> {
 
     fn owner(&self) -> u32 {
         1 // The node alone knows it, and nothing that a chain can read tells.
+    }
+}
+
+impl<E: Endpoint> Endpoint for Delay<Rc<E>> {
+    async fn drive(&self) {
+        self.inner().drive().await;
+    }
+
+    fn owner(&self) -> u32 {
+        self.inner().owner()
     }
 }
 
@@ -312,6 +328,35 @@ impl<C: Carrier> Rig for Engine<C> {
 
     fn busy(&self) -> &AtomicBool {
         &self.busy
+    }
+}
+
+/// Another fabric behind a distance.
+pub(crate) struct Far<R>(R);
+
+impl<R: Rig> Rig for Far<R> {
+    type Endpoint = Delay<Rc<R::Endpoint>>;
+
+    fn start() -> Far<R> {
+        Far(R::start())
+    }
+
+    fn connect(&self) -> Rc<Delay<Rc<R::Endpoint>>> {
+        let us = Duration::from_micros;
+        let distance = Distance { one_way: us(12), jitter: us(150), bytes_per_s: Some(1 << 30), seed: 1 };
+        let endpoint = self.0.connect();
+        Rc::new(match R::Endpoint::RUNS_HERE {
+            true => Delay::of_requests(endpoint, distance),
+            false => Delay::of_answers(endpoint, distance),
+        })
+    }
+
+    fn memory(&self) -> &Mapping {
+        self.0.memory()
+    }
+
+    fn busy(&self) -> &AtomicBool {
+        self.0.busy()
     }
 }
 

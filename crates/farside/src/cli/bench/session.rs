@@ -256,7 +256,7 @@ impl Session {
             None => self.client_over(&endpoint, &endpoint, thread, warm),
             Some(distance) => {
                 let distance = Distance { seed: thread.into(), ..distance };
-                let far = Rc::new(Delay::new(Rc::clone(&endpoint), distance));
+                let far = Rc::new(far(&endpoint, distance));
                 self.client_over(&far, &endpoint, thread, warm)
             }
         }
@@ -618,6 +618,14 @@ fn node_cpu(session: &Session) -> Option<Duration> {
         (None, _) => session.pool.info().ok()?.pid,
     };
     report::cpu_time_of(pid).ok()
+}
+
+/// The same session, so far away.
+fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<Rc<Endpoint>> {
+    match endpoint.memory() {
+        Some(_) => Delay::of_requests(Rc::clone(endpoint), distance),
+        None => Delay::of_answers(Rc::clone(endpoint), distance),
+    }
 }
 
 /// Slots of the table for so many records.
