@@ -14,11 +14,12 @@ fn assert_met(figure: Figure) {
     assert!(prediction.is_met());
     let judged = prediction.rows.iter().filter(|row| row.is_met().is_some()).count();
     assert!(judged >= 5, "{judged} rows are judged");
-    let lines = prediction.csv().lines().count();
-    let points = prediction.curves.iter().map(|curve| curve.published.len() + curve.predicted.len());
+    let picture = &prediction.picture;
+    let lines = picture.csv().lines().count();
+    let points = picture.curves.iter().map(|curve| curve.published.len() + curve.here.len());
     assert_eq!(lines, 1 + points.sum::<usize>());
     assert_eq!(prediction.json().lines().count(), prediction.rows.len());
-    assert!(draw::svg(&prediction).starts_with("<svg"));
+    assert!(draw::svg(picture).starts_with("<svg"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_systems::kv::{pilaf, prism_kv};
-pub(super) use session::{Asked, Session};
+pub(super) use session::{Asked, Rounds, Session, TURN, far};
 use std::time::Duration;
 
 /// Measure a system, or the physical floor under it.

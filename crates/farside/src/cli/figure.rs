@@ -1,29 +1,65 @@
-//! `figure`: a paper's figure as the simulator predicts it, beside what was published.
+//! `figure`: a paper's figure as the simulator predicts it, beside what was published; or what of it a real fabric
+//! bears out.
 
+mod measure;
+
+use super::bench::FabricArg;
 use super::{Done, Failure};
-use farside::figure::{Figure as Which, draw};
+use clap::ValueEnum;
+use farside::figure::{Figure as Which, Picture, draw};
+use farside_fabrics::executor::TASKS_MAX;
+use farside_sim::hardware::Distance;
+use measure::Measure;
 use std::path::{Path, PathBuf};
 
-/// Predict a paper's figure from micro-benchmarks alone, and hold it to what was published
+/// Predict a paper's figure from micro-benchmarks alone, and hold it to what was published; or measure it
 #[derive(clap::Args)]
 pub(super) struct Figure {
     /// prism-1, prism-2, prism-3, prism-4 or synchronization-4
     #[arg(value_name = "NAME", value_parser = named)]
     which: Which,
-    /// Operations that each point under load is measured over
-    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    /// sim, which predicts; or local, shm, udp, tcp, tls or ring, over which a node that is started for it is measured,
+    /// and only ratios are compared
+    #[arg(long, value_name = "NAME", default_value = SIM, value_parser = fabric)]
+    fabric: Source,
+    /// Operations that each point under load is predicted over [default: 20000]
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
-    operations: u64,
+    operations: Option<u64>,
+    /// How far away the node that is measured is to be, beside what is there: direct, rack, cluster or data-centre
+    /// [default: as in the figure]
+    #[arg(long, value_name = "NAME", value_parser = distance)]
+    distance: Option<Distance>,
+    /// Rounds of a measurement; in each of them everything that is compared has its turn [default: 40]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: Option<u32>,
+    /// The most clients of a measurement under load, at most 64 [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=TASKS_MAX as i64))]
+    clients: Option<u32>,
+    /// Records of each store of a measurement under load [default: 100000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1_000..=1 << 24))]
+    records: Option<u64>,
     /// Write every point of every curve to this file
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Draw it in this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Each published number as one JSON object a line
+    /// Each published number, or each ratio that was measured, as one JSON object a line
     #[arg(long)]
     json: bool,
 }
+
+/// Where a figure comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The simulator.
+    Sim,
+    /// A node.
+    Fabric(FabricArg),
+}
+
+const SIM: &str = "sim";
 
 /// For clap: a figure.
 fn named(name: &str) -> Result<Which, String> {
@@ -33,15 +69,54 @@ fn named(name: &str) -> Result<Which, String> {
     })
 }
 
+/// For clap: what a figure comes from.
+fn fabric(name: &str) -> Result<Source, String> {
+    if name == SIM {
+        return Ok(Source::Sim);
+    }
+    FabricArg::from_str(name, false).map(Source::Fabric).map_err(|_| {
+        let names: Vec<&str> = FabricArg::value_variants().iter().map(|fabric| fabric.name()).collect();
+        format!("there is no fabric '{name}' here: name {SIM} or one of {}", names.join(", "))
+    })
+}
+
+/// For clap: how far away.
+fn distance(name: &str) -> Result<Distance, String> {
+    Distance::ALL.into_iter().find(|distance| distance.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = Distance::ALL.into_iter().map(Distance::name).collect();
+        format!("there is no distance '{name}': name one of {}", names.join(", "))
+    })
+}
+
+/// 1, 2, 4 and so on, and at last `most`.
+fn doubling(most: u32) -> impl Iterator<Item = u32> {
+    let powers = std::iter::successors(Some(1), |clients| Some(clients * 2));
+    powers.take_while(move |&clients| clients < most).chain([most])
+}
+
 impl Figure {
     pub(super) fn run(self) -> Done {
-        let prediction = self.which.predict(self.operations).map_err(Failure::Told)?;
-        if let Some(path) = &self.csv {
-            write(path, &prediction.csv())?;
+        match self.fabric {
+            Source::Sim => self.predict(),
+            Source::Fabric(fabric) => self.measure(fabric),
         }
-        if let Some(path) = &self.svg {
-            write(path, &draw::svg(&prediction))?;
+    }
+
+    fn predict(self) -> Done {
+        let measured = [
+            ("--distance", self.distance.is_some()),
+            ("--rounds", self.rounds.is_some()),
+            ("--clients", self.clients.is_some()),
+            ("--records", self.records.is_some()),
+        ];
+        if let Some((flag, _)) = measured.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(Failure::Told(format!(
+                "{flag} is for what is measured, and the figure is predicted: leave it out, or name a fabric by \
+                 --fabric udp"
+            )));
         }
+        let prediction = self.which.predict(self.operations.unwrap_or(20_000)).map_err(Failure::Told)?;
+        self.draw(&prediction.picture)?;
         let told = if self.json { prediction.json() } else { prediction.table() };
         tell!("{}", told.trim_end());
         if prediction.is_met() {
@@ -52,10 +127,60 @@ impl Figure {
             self.which.name()
         )))
     }
+
+    fn measure(self, fabric: FabricArg) -> Done {
+        if self.operations.is_some() {
+            return Err(Failure::Told(
+                "--operations is for what is predicted, and the figure is measured: give --rounds in its place".into(),
+            ));
+        }
+        let is_under_load = matches!(self.which, Which::Prism3 | Which::Prism4);
+        if !is_under_load && (self.clients.is_some() || self.records.is_some()) {
+            return Err(Failure::Told(format!(
+                "{} is about one op at a time: leave --clients and --records out, or measure prism-3 or prism-4",
+                self.which.name()
+            )));
+        }
+        let measure = Measure {
+            figure: self.which,
+            fabric,
+            distance: self.distance,
+            rounds: self.rounds.unwrap_or(40),
+            clients: self.clients.unwrap_or(TASKS_MAX as u32),
+            records: self.records.unwrap_or(100_000),
+        };
+        let measurement = measure.run()?;
+        self.draw(&measurement.picture)?;
+        let told = if self.json { measurement.json() } else { measurement.table() };
+        tell!("{}", told.trim_end());
+        Ok(())
+    }
+
+    fn draw(&self, picture: &Picture) -> Done {
+        if let Some(path) = &self.csv {
+            write(path, &picture.csv())?;
+        }
+        if let Some(path) = &self.svg {
+            write(path, &draw::svg(picture))?;
+        }
+        Ok(())
+    }
 }
 
 fn write(path: &Path, text: &str) -> Done {
     std::fs::write(path, text).map_err(|error| {
         Failure::Told(format!("cannot write '{}': {error}; name a file that can be written", path.display()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_double_up_to_the_most() {
+        assert_eq!(doubling(1).collect::<Vec<_>>(), [1]);
+        assert_eq!(doubling(6).collect::<Vec<_>>(), [1, 2, 4, 6]);
+        assert_eq!(doubling(64).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64]);
+    }
 }

@@ -1,6 +1,6 @@
-//! A prediction as a picture: published points as crosses on dashed lines, predicted ones as dots on lines.
+//! A figure as a picture: published points as crosses on dashed lines, those of here as dots on lines.
 
-use super::{Point, Prediction};
+use super::{Picture, Point};
 use kuva::plot::scatter::MarkerShape;
 use kuva::prelude::{Layout, LinePlot, Plot, ScatterPlot, render_to_svg};
 
@@ -8,32 +8,34 @@ use kuva::prelude::{Layout, LinePlot, Plot, ScatterPlot, render_to_svg};
 const COLOURS: [&str; 4] = ["#1b6ca8", "#c2571a", "#2e7d32", "#7b3fa0"];
 
 /// The picture, as SVG.
-pub fn svg(prediction: &Prediction) -> String {
-    let has_places = !prediction.places.is_empty();
+pub fn svg(picture: &Picture) -> String {
+    let has_places = !picture.places.is_empty();
     let mut plots: Vec<Plot> = Vec::new();
-    for (curve, colour) in prediction.curves.iter().zip(COLOURS.into_iter().cycle()) {
+    for (curve, colour) in picture.curves.iter().zip(COLOURS.into_iter().cycle()) {
         let published = data(&curve.published, has_places);
-        let predicted = data(&curve.predicted, has_places);
-        if !has_places {
-            plots.push(LinePlot::new().with_data(published.clone()).with_color(colour).with_dashed().into());
-            plots.push(LinePlot::new().with_data(predicted.clone()).with_color(colour).into());
-        }
+        let here = data(&curve.here, has_places);
         let legend = |source: &str| format!("{}, {source}", curve.name);
-        let crosses = ScatterPlot::new().with_marker(MarkerShape::Cross).with_size(6.0);
-        plots.push(crosses.with_data(published).with_color(colour).with_legend(legend("published")).into());
-        plots.push(
-            ScatterPlot::new()
-                .with_data(predicted)
-                .with_color(colour)
-                .with_legend(legend("predicted"))
-                .into(),
-        );
+        if !published.is_empty() {
+            if !has_places {
+                plots.push(
+                    LinePlot::new().with_data(published.clone()).with_color(colour).with_dashed().into(),
+                );
+            }
+            let crosses = ScatterPlot::new().with_marker(MarkerShape::Cross).with_size(6.0);
+            let crosses = crosses.with_data(published).with_color(colour);
+            plots.push(crosses.with_legend(legend("published")).into());
+        }
+        if !has_places {
+            plots.push(LinePlot::new().with_data(here.clone()).with_color(colour).into());
+        }
+        let dots = ScatterPlot::new().with_data(here).with_color(colour);
+        plots.push(dots.with_legend(legend(picture.source)).into());
     }
-    let [right, up] = prediction.axes;
-    let layout = Layout::auto_from_plots(&plots).with_title(prediction.figure.title());
+    let [right, up] = picture.axes;
+    let layout = Layout::auto_from_plots(&plots).with_title(picture.title);
     let mut layout = layout.with_x_label(right).with_y_label(up).with_y_axis_min(0.0);
     if has_places {
-        let places = prediction.places.iter().map(|place| (*place).to_owned()).collect();
+        let places = picture.places.iter().map(|place| (*place).to_owned()).collect();
         layout = layout.with_x_categories(places);
     } else {
         layout = layout.with_x_axis_min(0.0);

@@ -2,7 +2,7 @@
 
 use super::load::{Bed, Load, Measured};
 use super::published::KvCurve;
-use super::{Claim, Curve, Figure, Judged, Point, Prediction, Row};
+use super::{Claim, Curve, Figure, Judged, Picture, Point, Prediction, Row};
 use farside_sim::hardware::{INPUTS, Platform, Testbed};
 
 /// Bytes of a value in those figures.
@@ -35,12 +35,12 @@ pub(super) fn predict(
         curves.push(Curve {
             name: of.name,
             published: known.into_iter().chain(points).collect(),
-            predicted: measured.iter().map(|at| Point { x: at.ops_per_s / 1e6, y: at.mean_us }).collect(),
+            here: measured.iter().map(|at| Point { x: at.ops_per_s / 1e6, y: at.mean_us }).collect(),
         });
     }
     let claims = claims(figure, &rows);
     let axes = ["million operations a second", "mean latency, us"];
-    Ok(Prediction { figure, rows, claims, curves, axes, places: Vec::new() })
+    Ok(Prediction { figure, rows, claims, picture: Picture::predicted(figure, curves, axes, Vec::new()) })
 }
 
 const LOW_LOAD: &str = "low load";

@@ -1,6 +1,6 @@
 //! The figures of one op at a time, and of atomics on one NIC.
 
-use super::{Claim, Curve, Figure, Judged, Point, Prediction, Row};
+use super::{Claim, Curve, Figure, Judged, Picture, Point, Prediction, Row};
 use farside_sim::hardware::{Distance, Platform};
 use farside_sim::micro::{FIGURE_1, FIGURE_2, MicroOp, SECTION_4, Workers, latency, mverbs};
 
@@ -13,12 +13,12 @@ fn micros(op: MicroOp, platform: Platform, distance: Distance) -> Option<f64> {
 pub(super) fn figure_1() -> Prediction {
     let (mut rows, mut curves) = (Vec::new(), Vec::new());
     for (index, platform) in Platform::ALL.into_iter().enumerate() {
-        let mut curve = Curve { name: platform.name(), published: Vec::new(), predicted: Vec::new() };
+        let mut curve = Curve { name: platform.name(), published: Vec::new(), here: Vec::new() };
         for (place, (op, bars)) in FIGURE_1.into_iter().enumerate() {
             let Some(published) = bars[index] else { continue };
             let predicted = micros(op, platform, Distance::Direct);
             curve.published.push(Point { x: place as f64, y: published });
-            curve.predicted.extend(predicted.map(|y| Point { x: place as f64, y }));
+            curve.here.extend(predicted.map(|y| Point { x: place as f64, y }));
             rows.push(Row {
                 curve: platform.name(),
                 point: op.name().to_owned(),
@@ -31,7 +31,8 @@ pub(super) fn figure_1() -> Prediction {
         curves.push(curve);
     }
     let places = FIGURE_1.into_iter().map(|(op, _)| op.name()).collect();
-    Prediction { figure: Figure::Prism1, rows, claims: Vec::new(), curves, axes: ["op", LATENCY], places }
+    let picture = Picture::predicted(Figure::Prism1, curves, ["op", LATENCY], places);
+    Prediction { figure: Figure::Prism1, rows, claims: Vec::new(), picture }
 }
 
 pub(super) fn figure_2() -> Prediction {
@@ -43,11 +44,11 @@ pub(super) fn figure_2() -> Prediction {
             Platform::PrismHw => Judged::Reported("as if it took 2.5 us, where figure 1 has 3.1"),
             Platform::BlueField => Judged::Reported("as if it took 11.8 us, where figure 1 has 14.9"),
         };
-        let mut curve = Curve { name, published: Vec::new(), predicted: Vec::new() };
+        let mut curve = Curve { name, published: Vec::new(), here: Vec::new() };
         for (place, distance) in Distance::ALL.into_iter().skip(1).enumerate() {
             let predicted = micros(op, platform, distance);
             curve.published.push(Point { x: place as f64, y: points[place] });
-            curve.predicted.extend(predicted.map(|y| Point { x: place as f64, y }));
+            curve.here.extend(predicted.map(|y| Point { x: place as f64, y }));
             rows.push(Row {
                 curve: name,
                 point: distance.name().to_owned(),
@@ -60,22 +61,16 @@ pub(super) fn figure_2() -> Prediction {
         curves.push(curve);
     }
     let places = Distance::ALL.into_iter().skip(1).map(Distance::name).collect();
-    Prediction {
-        figure: Figure::Prism2,
-        rows,
-        claims: Vec::new(),
-        curves,
-        axes: ["network", LATENCY],
-        places,
-    }
+    let picture = Picture::predicted(Figure::Prism2, curves, ["network", LATENCY], places);
+    Prediction { figure: Figure::Prism2, rows, claims: Vec::new(), picture }
 }
 
 pub(super) fn section_4() -> Prediction {
-    let mut curve = Curve { name: "verbs", published: Vec::new(), predicted: Vec::new() };
+    let mut curve = Curve { name: "verbs", published: Vec::new(), here: Vec::new() };
     let rows = SECTION_4.into_iter().enumerate().map(|(place, (what, workers, published))| {
         let predicted = mverbs(workers);
         curve.published.push(Point { x: place as f64, y: published });
-        curve.predicted.push(Point { x: place as f64, y: predicted });
+        curve.here.push(Point { x: place as f64, y: predicted });
         Row {
             curve: "verbs",
             point: what.to_owned(),
@@ -98,12 +93,7 @@ pub(super) fn section_4() -> Prediction {
         Claim { what: "512 workers are slower than 128", holds: own[1] < own[0] },
     ];
     let places = SECTION_4.into_iter().map(|(what, ..)| what).collect();
-    Prediction {
-        figure: Figure::Synchronization4,
-        rows,
-        claims,
-        curves: vec![curve],
-        axes: ["verbs", "million a second"],
-        places,
-    }
+    let axes = ["verbs", "million a second"];
+    let picture = Picture::predicted(Figure::Synchronization4, vec![curve], axes, places);
+    Prediction { figure: Figure::Synchronization4, rows, claims, picture }
 }

@@ -1,4 +1,5 @@
-//! The papers' figures as the simulator predicts them, beside what was published.
+//! The papers' figures as the simulator predicts them, beside what was published; and what real fabrics have in common
+//! with them ([`ratio`]).
 //!
 //! Invariant: nothing that was published of an application is an input of a prediction: [`published`] is only compared
 //! with. Invariant: a point that is not judged says why.
@@ -8,6 +9,7 @@ mod kv;
 pub mod load;
 mod micro;
 mod published;
+pub mod ratio;
 pub mod whatif;
 
 use farside_bench::report::Table;
@@ -79,15 +81,63 @@ pub struct Point {
     pub y: f64,
 }
 
-/// A curve, as it was published and as it is predicted.
+/// A curve, as it was published and as it is here.
 #[derive(Clone, Debug)]
 pub struct Curve {
     /// Its name in the legend.
     pub name: &'static str,
-    /// What the paper has.
+    /// What the paper has; nothing where that has no such curve.
     pub published: Vec<Point>,
-    /// What the simulator has.
-    pub predicted: Vec<Point>,
+    /// What is predicted, or was measured.
+    pub here: Vec<Point>,
+}
+
+/// What can be drawn of a figure.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    /// What it shows.
+    pub title: &'static str,
+    /// The curves.
+    pub curves: Vec<Curve>,
+    /// What curves are that were not published: predicted, or measured.
+    pub source: &'static str,
+    /// What stands to the right, and upwards.
+    pub axes: [&'static str; 2],
+    /// What places on the axis to the right are called; nothing if they are numbers.
+    pub places: Vec<&'static str>,
+}
+
+impl Picture {
+    fn predicted(
+        figure: Figure,
+        curves: Vec<Curve>,
+        axes: [&'static str; 2],
+        places: Vec<&'static str>,
+    ) -> Picture {
+        Picture { title: figure.title(), curves, source: "predicted", axes, places }
+    }
+
+    /// Every point of every curve, with a heading.
+    pub fn csv(&self) -> String {
+        let place = |x: f64| match self.places.get(x as usize) {
+            Some(place) => field(place),
+            None => x.to_string(),
+        };
+        let mut lines = format!("curve,source,{},{}\n", field(self.axes[0]), field(self.axes[1]));
+        for curve in &self.curves {
+            for (source, points) in [("published", &curve.published), (self.source, &curve.here)] {
+                for point in points {
+                    lines += &format!("{},{source},{},{}\n", field(curve.name), place(point.x), point.y);
+                }
+            }
+        }
+        lines
+    }
+}
+
+/// A field of CSV (RFC 4180).
+fn field(text: &str) -> String {
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 
 /// Whether a point must be met.
@@ -152,11 +202,7 @@ pub struct Prediction {
     /// What curves show together.
     pub claims: Vec<Claim>,
     /// The curves.
-    pub curves: Vec<Curve>,
-    /// What stands to the right, and upwards.
-    pub axes: [&'static str; 2],
-    /// What places on the axis to the right are called; nothing if they are numbers.
-    pub places: Vec<&'static str>,
+    pub picture: Picture,
 }
 
 impl Prediction {
@@ -217,22 +263,5 @@ impl Prediction {
             serde_json::to_string(&line).expect("plain data") + "\n"
         });
         lines.collect()
-    }
-
-    /// Every point of every curve, with a heading.
-    pub fn csv(&self) -> String {
-        let place = |x: f64| match self.places.get(x as usize) {
-            Some(place) => (*place).to_owned(),
-            None => x.to_string(),
-        };
-        let mut lines = format!("curve,source,{},{}\n", self.axes[0], self.axes[1]);
-        for curve in &self.curves {
-            for (source, points) in [("published", &curve.published), ("predicted", &curve.predicted)] {
-                for point in points {
-                    lines += &format!("{},{source},{},{}\n", curve.name, place(point.x), point.y);
-                }
-            }
-        }
-        lines
     }
 }

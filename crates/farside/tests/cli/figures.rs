@@ -1,4 +1,4 @@
-//! Predictions: what scripts read of them.
+//! Figures, predicted and measured, and predictions: what scripts read of them.
 
 use crate::support::farside;
 
@@ -21,6 +21,104 @@ fn a_figure_is_told_to_people_and_to_scripts_and_drawn() {
     assert_eq!((&peak["published"], &peak["is_met"]), (&8.2.into(), &true.into()));
     farside(["figure", "prism-9"]).refused("name one of prism-1");
     farside(["figure", "prism-1", "--csv", "/nowhere/figure.csv"]).refused("name a file that can be written");
+}
+
+/// Measures a figure over a fabric, in few rounds, and answers a line for each ratio.
+fn measured(figure: &str, fabric: &str, more: &[&str]) -> Vec<serde_json::Value> {
+    let asked = ["figure", figure, "--fabric", fabric, "--rounds", "2", "--json"];
+    let lines = farside(asked.iter().chain(more)).done();
+    let lines: Vec<serde_json::Value> =
+        lines.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    for line in &lines {
+        assert_eq!(
+            (&line["figure"], &line["fabric"], &line["rounds"]),
+            (&figure.into(), &fabric.into(), &2.into())
+        );
+        for field in ["of_median", "to_median", "ratio", "ratio_lower", "ratio_upper"] {
+            assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
+        }
+        assert!(line["ratio_lower"].as_f64() <= line["ratio"].as_f64(), "{line}");
+        assert!(line["ratio"].as_f64() <= line["ratio_upper"].as_f64(), "{line}");
+        assert_eq!(line.as_object().expect("an object").len(), 15, "scripts rely on these fields: {line}");
+    }
+    lines
+}
+
+/// What a line has of each of these fields, as text.
+fn texts<const FIELDS: usize>(line: &serde_json::Value, fields: [&str; FIELDS]) -> [String; FIELDS] {
+    fields.map(|field| line[field].as_str().expect("text").to_owned())
+}
+
+#[test]
+fn stores_are_compared_on_a_fabric_by_ratios() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [csv, svg] = ["figure.csv", "figure.svg"].map(|name| folder.path().join(name).display().to_string());
+    let few = ["--records", "1000", "--clients", "3", "--csv", &csv, "--svg", &svg];
+    for (figure, fabric) in [("prism-3", "local"), ("prism-3", "udp"), ("prism-4", "udp")] {
+        let ratios = measured(figure, fabric, &few);
+        assert_eq!(ratios.len(), 4, "with 1, 2 and 3 clients, and at the peak");
+        for (line, quantity) in ratios.iter().zip(["latency", "latency", "latency", "throughput"]) {
+            let told = texts(line, ["distance", "of", "to", "quantity"]);
+            assert_eq!(told, ["rack", "PRISM-KV", "Pilaf", quantity], "{line}");
+        }
+        assert_eq!(ratios[0]["point"], "with 1 client");
+        // The paper has no curve of what no engine runs.
+        let published = [&ratios[0], &ratios[1], &ratios[3]].map(|line| line["published"].is_number());
+        assert_eq!(published, [fabric == "udp", false, fabric == "udp"]);
+        let csv = std::fs::read_to_string(&csv).expect("it was written");
+        assert!(
+            csv.starts_with("curve,source,throughput / Pilaf's peak,latency / Pilaf's at low load\n"),
+            "{csv}"
+        );
+        assert_eq!(csv.matches(",measured,").count(), 6, "both systems, three times: {csv}");
+        assert_eq!(csv.contains(",published,"), fabric == "udp", "{csv}");
+        assert!(std::fs::read_to_string(&svg).expect("it was drawn").contains("</svg>"));
+    }
+}
+
+#[test]
+fn ops_are_compared_on_a_fabric_by_ratios() {
+    for fabric in ["shm", "ring"] {
+        let ops = measured("prism-1", fabric, &[]);
+        let told = ops.iter().map(|line| texts(line, ["of", "to", "distance"]));
+        let expected = ["WRITE", "indirect READ", "ALLOCATE", "enhanced CAS"];
+        assert!(told.eq(expected.map(|op| [op, "READ", "direct"].map(str::to_owned))), "{ops:?}");
+        assert!(ops.iter().all(|line| line["published"].is_number()), "{ops:?}");
+    }
+    let far = measured("prism-2", "local", &[]);
+    let told: Vec<_> = far.iter().map(|line| texts(line, ["point", "of", "to"])).collect();
+    let expected =
+        ["rack", "cluster", "data-centre"].map(|far| [far, "indirect READ", "2 x READ"].map(str::to_owned));
+    assert_eq!(told, expected);
+    let least: Vec<_> = far.iter().map(|line| line["to_median"].as_f64().expect("a number")).collect();
+    assert!(
+        least[0] >= 1.2 && least[1] >= 6.0 && least[2] >= 48.0,
+        "twice as far as they are asked to be: {least:?}"
+    );
+    let one = measured("prism-2", "udp", &["--distance", "cluster"]);
+    assert_eq!(one.iter().map(|line| texts(line, ["distance"])).collect::<Vec<_>>(), [["cluster"]]);
+    let people = farside(["figure", "prism-1", "--fabric", "local", "--rounds", "2"]).done();
+    assert!(people.text().contains("only ratios are compared"), "{}", people.text());
+}
+
+#[test]
+fn a_figure_that_cannot_be_measured_is_refused_with_what_can() {
+    let wrong: [(&[&str], &str); 11] = [
+        (&["prism-3", "--fabric", "verbs"], "name sim or one of local, shm, udp"),
+        (&["prism-3", "--fabric", ""], "name sim or one of local, shm, udp"),
+        (&["synchronization-4", "--fabric", "udp"], "leave --fabric out to have it predicted"),
+        (&["prism-3", "--fabric", "udp", "--distance", "moon"], "name one of direct, rack"),
+        (&["prism-3", "--fabric", "udp", "--operations", "5000"], "give --rounds in its place"),
+        (&["prism-3", "--fabric", "udp", "--rounds", "0"], "--rounds"),
+        (&["prism-3", "--fabric", "udp", "--clients", "65"], "1..=64"),
+        (&["prism-1", "--fabric", "udp", "--clients", "2"], "measure prism-3 or prism-4"),
+        (&["prism-2", "--fabric", "udp", "--records", "2000"], "measure prism-3 or prism-4"),
+        (&["prism-3", "--distance", "rack"], "name a fabric by --fabric udp"),
+        (&["prism-3", "--fabric", "sim", "--rounds", "3"], "name a fabric by --fabric udp"),
+    ];
+    for (arguments, reason) in wrong {
+        farside(["figure"].iter().chain(arguments)).refused(reason);
+    }
 }
 
 #[test]

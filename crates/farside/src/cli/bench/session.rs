@@ -1,5 +1,9 @@
 //! One loaded store under measurement, on a node that was started for it or one that was there.
 
+mod rounds;
+
+pub(in crate::cli) use rounds::{Rounds, TURN};
+
 use super::{FEWER_RECORDS, FabricArg, System};
 use crate::cli::{Failure, check_available, connect, human_bytes, progress, signals};
 use farside::config::{File, Settings};
@@ -67,8 +71,8 @@ pub(in crate::cli) struct Session {
     /// The node's memory stays mapped between one client and the next: as in any program that is connected for
     /// longer, pages are faulted in once.
     _memory: Option<Arc<Mapping>>,
-    /// The node that was started for this.
-    node: Option<NodeProcess>,
+    /// The node that was started for this, and for those that were started with it.
+    node: Option<Arc<NodeProcess>>,
 }
 
 /// A child `farside serve` that ends with this process.
@@ -89,45 +93,39 @@ const COUNT_MAX: Duration = Duration::from_millis(500);
 impl Session {
     /// Starts a node if none is named, makes a store, and loads it.
     pub(in crate::cli) fn start(asked: Asked) -> Result<Session, Failure> {
-        let quota = quota(&asked)?;
+        let mut sessions = Session::start_all(vec![asked])?;
+        Ok(sessions.pop().expect("one was asked for"))
+    }
+
+    /// Starts one node for all of them if none is named, makes a store of each, and loads it. All that is asked for is
+    /// alike but the system and its workload.
+    pub(in crate::cli) fn start_all(all: Vec<Asked>) -> Result<Vec<Session>, Failure> {
+        let quotas = all.iter().map(quota).collect::<Result<Vec<u64>, Failure>>()?;
+        let quota: u64 = quotas.iter().sum();
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
-        if asked.pool.is_none() {
+        let first = all.first().expect("something is to be measured");
+        if first.pool.is_none() {
             check_available(memory, FEWER_RECORDS)?;
         }
-        let writers = asked.threads * asked.tasks;
-        let run = Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42);
-        let run = run.map_err(Failure::Told)?;
-        let (pool, node) = match (&asked.pool, asked.fabric.unwrap_or(FabricArg::Shm)) {
-            (Some(url), _) => {
-                let settings = Settings::resolve(File {
-                    pool: Some(url.clone()),
-                    token_file: asked.token_file.clone(),
-                    tls_ca: asked.tls_ca.clone(),
-                    ..File::default()
-                });
-                let settings = settings.map_err(Failure::Told)?;
-                let pool = connect(&Settings { insecure_udp: asked.insecure_udp, ..settings })?;
-                if let Some(fabric) = asked.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
-                    return Err(Failure::Told(format!(
-                        "the node of --pool is reached by {}, not by {}: leave --fabric out",
-                        pool.fabric(),
-                        fabric.name()
-                    )));
-                }
-                (pool, None)
-            }
-            (None, FabricArg::Local) => (Pool::serve_here(memory)?, None),
-            (None, fabric) => {
-                let node = NodeProcess::start(memory, fabric)?;
-                let pool = farside::connect(&format!("shm:{}", node.socket.display()))?;
-                let pool = match pool.info()?.listening.first() {
-                    Some(url) => farside::connect_with(url, &node.options)?,
-                    None => pool,
-                };
-                (pool, Some(node))
-            }
+        let run = |asked: &Asked| {
+            let writers = asked.threads * asked.tasks;
+            Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42)
+                .map_err(Failure::Told)
         };
-        let store = format!("ycsb-{}", std::process::id());
+        let runs = all.iter().map(run).collect::<Result<Vec<Run>, Failure>>()?;
+        let (pool, node) = reach(first, memory)?;
+        let sessions = all.into_iter().zip(runs).zip(quotas);
+        sessions.map(|((asked, run), quota)| Session::on(&pool, node.clone(), asked, run, quota)).collect()
+    }
+
+    fn on(
+        pool: &Pool,
+        node: Option<Arc<NodeProcess>>,
+        asked: Asked,
+        run: Run,
+        quota: u64,
+    ) -> Result<Session, Failure> {
+        let store = format!("ycsb-{}-{}", asked.system.name(), std::process::id());
         let new = NewStore {
             items: Some(asked.workload.records),
             collision_free: asked.collision_free,
@@ -135,7 +133,7 @@ impl Session {
             ..NewStore::prism_kv(&store, quota)
         };
         let lent = match &asked.pool {
-            Some(_) => Some(Lent::make(&pool, &new)?),
+            Some(_) => Some(Lent::make(pool, &new)?),
             None => {
                 pool.create_store(&new)?;
                 None
@@ -143,8 +141,8 @@ impl Session {
         };
         // The store is there by now: faults strike what is done in it.
         let pool = match &asked.faults {
-            Some(faults) => pool.with_faults(faults.clone())?,
-            None => pool,
+            Some(faults) => pool.clone().with_faults(faults.clone())?,
+            None => pool.clone(),
         };
         let memory = pool.endpoint_here()?.memory().map(Arc::clone);
         let session = Session { asked, store, pool, run, _lent: lent, _memory: memory, node };
@@ -207,7 +205,13 @@ impl Session {
         failed.into_inner().map_or(Ok(()), |reason| Err(Failure::Told(reason)))
     }
 
-    fn kv<F>(&self, fabric: &Rc<F>) -> Result<AnyKv<Rc<F>>, KvError>
+    /// A connection of its own, for the calling thread.
+    pub(in crate::cli) fn endpoint(&self) -> Result<Endpoint, Failure> {
+        Ok(self.pool.endpoint_here()?)
+    }
+
+    /// A client of the store.
+    pub(in crate::cli) fn kv<F>(&self, fabric: &Rc<F>) -> Result<AnyKv<Rc<F>>, KvError>
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
@@ -621,10 +625,44 @@ fn node_cpu(session: &Session) -> Option<Duration> {
 }
 
 /// The same session, so far away.
-fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<Rc<Endpoint>> {
+pub(in crate::cli) fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<Rc<Endpoint>> {
     match endpoint.memory() {
         Some(_) => Delay::of_requests(Rc::clone(endpoint), distance),
         None => Delay::of_answers(Rc::clone(endpoint), distance),
+    }
+}
+
+/// The node that is named, or one that is started with so much memory.
+fn reach(asked: &Asked, memory: u64) -> Result<(Pool, Option<Arc<NodeProcess>>), Failure> {
+    match (&asked.pool, asked.fabric.unwrap_or(FabricArg::Shm)) {
+        (Some(url), _) => {
+            let settings = Settings::resolve(File {
+                pool: Some(url.clone()),
+                token_file: asked.token_file.clone(),
+                tls_ca: asked.tls_ca.clone(),
+                ..File::default()
+            });
+            let settings = settings.map_err(Failure::Told)?;
+            let pool = connect(&Settings { insecure_udp: asked.insecure_udp, ..settings })?;
+            if let Some(fabric) = asked.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
+                return Err(Failure::Told(format!(
+                    "the node of --pool is reached by {}, not by {}: leave --fabric out",
+                    pool.fabric(),
+                    fabric.name()
+                )));
+            }
+            Ok((pool, None))
+        }
+        (None, FabricArg::Local) => Ok((Pool::serve_here(memory)?, None)),
+        (None, fabric) => {
+            let node = NodeProcess::start(memory, fabric)?;
+            let pool = farside::connect(&format!("shm:{}", node.socket.display()))?;
+            let pool = match pool.info()?.listening.first() {
+                Some(url) => farside::connect_with(url, &node.options)?,
+                None => pool,
+            };
+            Ok((pool, Some(Arc::new(node))))
+        }
     }
 }
 

@@ -1,0 +1,120 @@
+//! Sessions that are measured in turn, each for a moment, round after round: whatever else the machine does slows all
+//! of them alike, and what they have of one another in one round may be told.
+//!
+//! Invariant: all go over one connection, from one client core, and nothing is under way while another's turn is on.
+
+use super::{Session, Step, far};
+use crate::cli::Failure;
+use farside::parts::{AnyKv, Endpoint};
+use farside_bench::driver::Thread;
+use farside_fabrics::executor::{Core, TASKS_MAX};
+use farside_fabrics::layer::delay::{Delay, Distance};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// How long each has its turn.
+pub(in crate::cli) const TURN: Duration = Duration::from_millis(20);
+
+type Far = Rc<Delay<Rc<Endpoint>>>;
+
+/// A client core that measures sessions on one node in turn.
+pub(in crate::cli) struct Rounds<'s> {
+    fabric: Far,
+    lanes: Vec<Lane<'s>>,
+}
+
+/// What it has of one of them.
+struct Lane<'s> {
+    session: &'s Session,
+    drawn: Thread,
+    kvs: Vec<AnyKv<Far>>,
+}
+
+impl<'s> Rounds<'s> {
+    /// Connects to the node of these sessions, with as many clients of each as are to be measured at most.
+    ///
+    /// # Errors
+    /// There is no connection, or a store is gone.
+    ///
+    /// # Panics
+    /// If there is no session, or there are more clients than a core has tasks.
+    pub(in crate::cli) fn open(
+        sessions: &'s [Session],
+        clients_max: u32,
+        distance: Distance,
+    ) -> Result<Rounds<'s>, Failure> {
+        assert!(clients_max as usize <= TASKS_MAX, "a client is a task of one core");
+        let endpoint = sessions.first().expect("something is to be measured").pool.endpoint_here()?;
+        let fabric = Rc::new(far(&Rc::new(endpoint), distance));
+        let lane = |session: &'s Session| {
+            let kvs = (0..clients_max).map(|_| session.kv(&fabric)).collect::<Result<_, _>>()?;
+            Ok::<_, Failure>(Lane { session, drawn: session.run.thread(0), kvs })
+        };
+        let lanes = sessions.iter().map(lane).collect::<Result<_, _>>()?;
+        Ok(Rounds { fabric, lanes })
+    }
+
+    /// Operations a second of each session under a closed loop of so many clients, in each of so many rounds.
+    ///
+    /// # Errors
+    /// An operation failed, or brought a wrong value.
+    pub(in crate::cli) fn measure<const SESSIONS: usize>(
+        &mut self,
+        clients: u32,
+        rounds: u32,
+    ) -> Result<Vec<[f64; SESSIONS]>, Failure> {
+        let mut measured = Vec::new();
+        // The first is for whatever is only then warm.
+        for round in 0..=rounds {
+            let mut rates = [0.0; SESSIONS];
+            for (rate, lane) in rates.iter_mut().zip(&mut self.lanes) {
+                *rate = lane.turn(&self.fabric, clients)?;
+            }
+            if round > 0 {
+                measured.push(rates);
+            }
+        }
+        Ok(measured)
+    }
+}
+
+impl Lane<'_> {
+    fn turn(&mut self, fabric: &Far, clients: u32) -> Result<f64, Failure> {
+        let Lane { session, drawn, kvs } = self;
+        session.run.resume();
+        let mut core = Core::new(fabric);
+        let began = Instant::now();
+        for (client, kv) in (0..clients).zip(kvs) {
+            let (session, drawn) = (&*session, &*drawn);
+            core.spawn(async move {
+                // The first looks at the clock for all.
+                if client > 0 {
+                    return session.some(kv, drawn, client, u64::MAX).await;
+                }
+                let mut step = Step::default();
+                while began.elapsed() < TURN {
+                    session.some(kv, drawn, client, step.next()).await;
+                }
+                session.run.stop();
+            });
+        }
+        core.run();
+        drop(core);
+        let seconds = began.elapsed().as_secs_f64();
+        let tally = drawn.take_tally();
+        match tally.told.first() {
+            Some(wrong) => Err(Failure::Told(format!("while it was measured: {wrong}"))),
+            None => Ok(tally.operations as f64 / seconds),
+        }
+    }
+}
+
+impl Session {
+    /// Does so many operations of the workload, or fewer if it is stopped.
+    async fn some(&self, kv: &mut AnyKv<Far>, drawn: &Thread, client: u32, operations: u64) {
+        match kv {
+            AnyKv::PrismKv(kv) => self.run.task(kv, drawn, client, operations).await,
+            AnyKv::Pilaf(kv) => self.run.task(kv, drawn, client, operations).await,
+        }
+    }
+}

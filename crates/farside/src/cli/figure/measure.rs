@@ -1,0 +1,260 @@
+//! A figure on a real fabric: a node is started, and what the figure compares is measured there in turn.
+
+use super::doubling;
+use crate::cli::Failure;
+use crate::cli::bench::{Asked, FabricArg, Rounds, Session, System, TURN, far};
+use farside::figure::Figure;
+use farside::figure::ratio::{Loaded, Measurement, Runner};
+use farside::parts::{AnyKv, Endpoint};
+use farside_bench::workload::{self, Distribution, Workload};
+use farside_fabrics::executor::block_on;
+use farside_fabrics::layer::delay::{self, Delay};
+use farside_remote::arena::class::Class;
+use farside_remote::{
+    Addr, BoundedPtr, ChainBuf, Fabric, Key, Mode, NodeId, Reply, Status, allocate, cas, read, read_as, write,
+};
+use farside_sim::hardware::Distance;
+use farside_sim::micro::MicroOp;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// What is to be measured, and how.
+pub(super) struct Measure {
+    pub(super) figure: Figure,
+    pub(super) fabric: FabricArg,
+    /// How far away the node is to be; as far as in the figure if that is left open.
+    pub(super) distance: Option<Distance>,
+    /// How often everything has its turn.
+    pub(super) rounds: u32,
+    /// The most clients under load.
+    pub(super) clients: u32,
+    /// Records of each store under load.
+    pub(super) records: u64,
+}
+
+/// Bytes of a value, and of what an op moves (PRISM, figure 1 and section 6.2).
+const LEN: usize = 512;
+const NODE: NodeId = NodeId(0);
+
+impl Measure {
+    /// Starts a node and measures.
+    ///
+    /// # Errors
+    /// The figure cannot be had of a real fabric, there is no room for the node, or an operation failed.
+    pub(super) fn run(&self) -> Result<Measurement, Failure> {
+        let distance = |usual| self.distance.unwrap_or(usual);
+        match self.figure {
+            Figure::Prism1 => self.ops(distance(Distance::Direct)),
+            Figure::Prism2 => self.indirection(),
+            Figure::Prism3 => self.stores("c", distance(Distance::Rack)),
+            Figure::Prism4 => self.stores("a", distance(Distance::Rack)),
+            Figure::Synchronization4 => Err(Failure::Told(format!(
+                "synchronization-4 is about the atomics of a NIC, of which {} has none: leave --fabric out to have it \
+                 predicted; prism-1, prism-2, prism-3 and prism-4 can be measured",
+                self.fabric.name()
+            ))),
+        }
+    }
+
+    /// Both stores, under ever more clients.
+    fn stores(&self, workload: &str, distance: Distance) -> Result<Measurement, Failure> {
+        let asked = |system| self.asked(system, workload, self.records, self.clients);
+        let sessions = Session::start_all(vec![asked(System::PrismKv)?, asked(System::Pilaf)?])?;
+        let mut rounds = Rounds::open(&sessions, self.clients, layer(distance))?;
+        let mut loads = Vec::new();
+        for clients in doubling(self.clients) {
+            note!("{clients} at once ...");
+            loads.push(Loaded { clients, rounds: rounds.measure(clients, self.rounds)? });
+        }
+        Ok(Measurement::of_kv(self.figure, self.fabric.name(), self.runner(), distance, &loads))
+    }
+
+    fn ops(&self, distance: Distance) -> Result<Measurement, Failure> {
+        let session = self.one_record()?;
+        let mut bench = OpBench::open(&session, &Rc::new(session.endpoint()?), distance)?;
+        let mut measured = Vec::new();
+        // The first is for whatever is only then warm.
+        for round in 0..=self.rounds {
+            let mut latencies = [0.0; MicroOp::FIGURE_1.len()];
+            for (latency, op) in latencies.iter_mut().zip(MicroOp::FIGURE_1) {
+                *latency = bench.turn(op)?;
+            }
+            if round > 0 {
+                measured.push(latencies);
+            }
+        }
+        Ok(Measurement::of_ops(self.fabric.name(), self.runner(), distance, &measured))
+    }
+
+    fn indirection(&self) -> Result<Measurement, Failure> {
+        let session = self.one_record()?;
+        let endpoint = Rc::new(session.endpoint()?);
+        let far = self.distance.map_or(Distance::ALL[1..].to_vec(), |distance| vec![distance]);
+        let mut benches = Vec::new();
+        let mut measured: Vec<_> = far.iter().map(|&distance| (distance, Vec::new())).collect();
+        for &distance in &far {
+            benches.push(OpBench::open(&session, &endpoint, distance)?);
+        }
+        for round in 0..=self.rounds {
+            for (bench, (_, rounds)) in benches.iter_mut().zip(&mut measured) {
+                let latencies = [bench.turn(MicroOp::IndirectRead)?, bench.turn(MicroOp::TwoReads)?];
+                if round > 0 {
+                    rounds.push(latencies);
+                }
+            }
+        }
+        Ok(Measurement::of_indirection(self.fabric.name(), self.runner(), &measured))
+    }
+
+    /// A store with hardly anything in it.
+    fn one_record(&self) -> Result<Session, Failure> {
+        const RECORDS: u64 = 64;
+        let session = Session::start(self.asked(System::PrismKv, "c", RECORDS, 1)?)?;
+        note!("measuring ops ...");
+        Ok(session)
+    }
+
+    fn asked(&self, system: System, workload: &str, records: u64, clients: u32) -> Result<Asked, Failure> {
+        let mut workload = Workload::resolve(workload)?;
+        (workload.records, workload.distribution) = (records, Distribution::Uniform);
+        Ok(Asked {
+            system,
+            fabric: Some(self.fabric),
+            pool: None,
+            token_file: None,
+            tls_ca: None,
+            insecure_udp: false,
+            idle: None,
+            workload,
+            value_size: LEN,
+            threads: 1,
+            tasks: clients,
+            slot_cache: 0,
+            // As in the paper's runs.
+            collision_free: true,
+            verify: false,
+            distance: None,
+            faults: None,
+            quiet: false,
+        })
+    }
+
+    fn runner(&self) -> Runner {
+        match self.fabric {
+            FabricArg::Local | FabricArg::Shm => Runner::Caller,
+            _ => Runner::Engine,
+        }
+    }
+}
+
+/// That far in either direction together.
+fn layer(distance: Distance) -> delay::Distance {
+    let one_way = Duration::from_nanos(distance.round_trip_ns()) / 2;
+    delay::Distance { one_way, ..delay::Distance::default() }
+}
+
+type Far = Rc<Delay<Rc<Endpoint>>>;
+
+/// Single ops on what a store has: one record's slot and item, which are only read, and a buffer that belongs to nobody
+/// else.
+struct OpBench {
+    fabric: Far,
+    key: Key,
+    slot: Addr,
+    item: Addr,
+    own: Addr,
+    chain: ChainBuf,
+    reply: Reply,
+}
+
+impl OpBench {
+    fn open(session: &Session, endpoint: &Rc<Endpoint>, distance: Distance) -> Result<OpBench, Failure> {
+        let fabric = Rc::new(far(endpoint, layer(distance)));
+        let AnyKv::PrismKv(kv) = session.kv(&fabric)? else { panic!("a store of PRISM-KV was made") };
+        let first = kv.table().probe(&workload::key(0)).next().expect("a key is looked for somewhere");
+        let (slot, key) = (kv.table().slot_at(first), kv.store().extent().key);
+        let (chain, reply) = (ChainBuf::new(), Reply::new());
+        let mut bench = OpBench { fabric, key, slot, item: Addr::NULL, own: Addr::NULL, chain, reply };
+        let fabric = Rc::clone(&bench.fabric);
+        block_on(&fabric, async {
+            bench.item = bench.pointer().await?;
+            bench.own = bench.allocate().await?;
+            Ok::<_, Failure>(bench)
+        })
+    }
+
+    /// How long an op takes on average, while it has its turn; microseconds.
+    fn turn(&mut self, op: MicroOp) -> Result<f64, Failure> {
+        // A look at the clock takes as long as a READ does of the caller's own memory.
+        const OPS: u32 = 16;
+        let fabric = Rc::clone(&self.fabric);
+        block_on(&fabric, async {
+            let (began, mut done) = (Instant::now(), 0);
+            while began.elapsed() < TURN {
+                for _ in 0..OPS {
+                    self.run(op).await?;
+                }
+                done += OPS;
+            }
+            Ok(began.elapsed().as_secs_f64() * 1e6 / f64::from(done))
+        })
+    }
+
+    async fn run(&mut self, op: MicroOp) -> Result<(), Failure> {
+        let OpBench { fabric, key, slot, item, own, chain, reply } = self;
+        let (payload, compare, swap) = ([7; LEN], [0u64; 2], [1u64; 2]);
+        let mut asked = chain.begin(*key);
+        match op {
+            MicroOp::Read => _ = asked.also(read(*item, LEN as u32)),
+            MicroOp::Write => _ = asked.also(write(*own, &payload)),
+            MicroOp::IndirectRead => _ = asked.also(read(*slot, LEN as u32).indirect().bounded()),
+            MicroOp::EnhancedCas => _ = asked.also(cas(Mode::Le, *own, &compare, &swap)),
+            MicroOp::Allocate => {
+                let fresh = self.allocate().await?;
+                self.fabric.retire(NODE, self.key, fresh);
+                return Ok(());
+            }
+            MicroOp::TwoReads => {
+                let item = self.pointer().await?;
+                let mut asked = self.chain.begin(self.key);
+                asked.also(read(item, LEN as u32));
+                self.fabric.run(NODE, &asked, &mut self.reply).await?;
+                return carried_out(op, self.reply.last_status());
+            }
+        }
+        fabric.run(NODE, &asked, reply).await?;
+        carried_out(op, reply.last_status())
+    }
+
+    /// Where the record's item is.
+    async fn pointer(&mut self) -> Result<Addr, Failure> {
+        let mut chain = self.chain.begin(self.key);
+        let slot = chain.also(read_as::<BoundedPtr>(self.slot));
+        self.fabric.run(NODE, &chain, &mut self.reply).await?;
+        let slot = self.reply.get(slot).map_err(|status| refused(MicroOp::TwoReads, status))?;
+        Ok(slot.ptr)
+    }
+
+    /// A new buffer. Its address comes back as well, which the paper's op does by redirection too, so that it can be
+    /// given back.
+    async fn allocate(&mut self) -> Result<Addr, Failure> {
+        const FRESH: Addr = Addr::scratch(0);
+        let (payload, class) = ([7; LEN], Class::for_len(LEN).expect("buffers are larger"));
+        let mut chain = self.chain.begin(self.key);
+        chain.also(allocate(class.list(), [&payload, &[], &[]]).redirect(FRESH));
+        let fresh = chain.also(read_as::<Addr>(FRESH));
+        self.fabric.run(NODE, &chain, &mut self.reply).await?;
+        self.reply.get(fresh).copied().map_err(|status| refused(MicroOp::Allocate, status))
+    }
+}
+
+fn carried_out(op: MicroOp, status: Status) -> Result<(), Failure> {
+    match status {
+        Status::Ok | Status::CasFailed => Ok(()),
+        status => Err(refused(op, status)),
+    }
+}
+
+fn refused(op: MicroOp, status: Status) -> Failure {
+    Failure::Told(format!("{} was not carried out while it was measured: {status}", op.name()))
+}
