@@ -1,7 +1,7 @@
 //! The papers' figures as the simulator predicts them, beside what was published; and what real fabrics have in common
 //! with them ([`ratio`]).
 //!
-//! Invariant: nothing that was published of an application is an input of a prediction: [`published`] is only compared
+//! Invariant: nothing that was published of an application is an input of a prediction: `published` is only compared
 //! with. Invariant: a point that is not judged says why.
 
 pub mod draw;
