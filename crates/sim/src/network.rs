@@ -6,8 +6,9 @@
 
 use crate::fault::{Fault, Struck, Weather};
 use crate::world::{Bell, Nanos, World};
+use foldhash::fast::FixedState;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 
 /// A machine.
@@ -65,6 +66,9 @@ impl Inbox {
     }
 }
 
+/// What is only looked up, so that its order is of no account.
+type Lookup<K, V> = HashMap<K, V, FixedState>;
+
 /// All hosts and the ways between them.
 #[derive(Clone)]
 pub struct Network(Rc<Inner>);
@@ -75,12 +79,12 @@ struct Inner {
     weather: Cell<Weather>,
     struck: Rc<Struck>,
     hosts: Cell<u32>,
-    inboxes: RefCell<BTreeMap<Address, Weak<Inbox>>>,
+    inboxes: RefCell<Lookup<Address, Weak<Inbox>>>,
     next_port: Cell<u32>,
     /// Until when nothing passes from one host to another, and by which fault.
     cuts: RefCell<BTreeMap<(HostId, HostId), (Nanos, Fault)>>,
     /// When the last message between two addresses arrives that may not be overtaken.
-    last: RefCell<BTreeMap<(Address, Address), Nanos>>,
+    last: RefCell<Lookup<(Address, Address), Nanos>>,
     /// Connections that are open, as whoever connected and whoever was connected to.
     connections: RefCell<BTreeMap<(Address, Address), ()>>,
 }

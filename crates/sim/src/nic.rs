@@ -15,8 +15,9 @@ use crate::memory::{Bytes, LINE};
 use crate::station::Sender;
 use crate::world::{Bell, Nanos, World};
 use farside_remote::Width;
+use foldhash::fast::FixedState;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 /// One verb. Addresses are bytes of the node's memory.
@@ -108,7 +109,7 @@ struct Inner {
     /// Until when it is busy.
     busy: Cell<Nanos>,
     /// When each lock slot is held, as far as that is settled: from, to.
-    slots: RefCell<BTreeMap<u64, Vec<(Nanos, Nanos)>>>,
+    slots: RefCell<HashMap<u64, Vec<(Nanos, Nanos)>, FixedState>>,
 }
 
 impl Nic {
@@ -268,7 +269,7 @@ impl Connection {
                 done
             }
             Verb::Write { at, bytes: written } => {
-                let mut pieces = lines(*at, written.len());
+                let mut pieces: Vec<_> = lines(*at, written.len()).collect();
                 if timing.relaxed {
                     world.random().shuffle(&mut pieces);
                 }
@@ -342,13 +343,12 @@ impl Connection {
 }
 
 /// The stretches of an access that lie in one line each.
-fn lines(at: u64, len: usize) -> Vec<(usize, usize)> {
-    let mut lines = Vec::with_capacity(len / LINE as usize + 2);
+fn lines(at: u64, len: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut from = 0;
-    while from < len {
+    std::iter::from_fn(move || {
         let to = (from + (LINE - (at + from as u64) % LINE) as usize).min(len);
-        lines.push((from, to));
+        let line = (from < len).then_some((from, to));
         from = to;
-    }
-    lines
+        line
+    })
 }
