@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -39,9 +40,7 @@ struct Inner {
     now: Cell<Nanos>,
     /// How many events have happened.
     events: Cell<u64>,
-    queue: RefCell<BinaryHeap<Reverse<Event>>>,
-    /// The number of the next event: of those at one instant, the first that was planned happens first.
-    next_event: Cell<u64>,
+    agenda: RefCell<Agenda>,
     tasks: RefCell<Vec<Slot>>,
     free: RefCell<Vec<u32>>,
     processes: RefCell<Vec<Process>>,
@@ -50,34 +49,71 @@ struct Inner {
     current: Cell<Option<(u32, ProcessId)>>,
 }
 
-struct Event {
-    at: Nanos,
-    number: u64,
-    what: What,
+/// What is planned.
+#[derive(Default)]
+struct Agenda {
+    queue: BinaryHeap<Reverse<Event>>,
+    /// How many events were ever planned.
+    planned: u64,
+    /// What each of them is, at its place; places are used again.
+    plans: Vec<Option<Plan>>,
+    free: Vec<u32>,
 }
 
-enum What {
+/// When something happens. Small, since a queue moves its events about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Event {
+    at: Nanos,
+    /// Its number, above the place of its plan: of those at one instant, the first that was planned happens first.
+    number_and_place: u64,
+}
+
+/// How many bits of an event are its place, and how many are left for its number.
+const PLACE_BITS: u32 = 24;
+const NUMBER_BITS: u32 = u64::BITS - PLACE_BITS;
+
+/// What happens.
+enum Plan {
+    /// A task goes on: nearly all there is, and it takes no waker.
+    Resume(TaskName),
     Wake(Waker),
     Run(Box<dyn FnOnce()>),
 }
 
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
+impl Agenda {
+    fn add(&mut self, at: Nanos, plan: Plan) {
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.plans[place as usize] = Some(plan);
+                place
+            }
+            None => {
+                assert!(self.plans.len() < 1 << PLACE_BITS, "at most 2^24 events are planned at once");
+                self.plans.push(Some(plan));
+                self.plans.len() as u32 - 1
+            }
+        };
+        assert!(self.planned < 1 << NUMBER_BITS, "a world has at most 2^40 events");
+        let number_and_place = self.planned << PLACE_BITS | u64::from(place);
+        self.planned += 1;
+        self.queue.push(Reverse(Event { at, number_and_place }));
+    }
+
+    /// When the next event is.
+    fn next_at(&self) -> Option<Nanos> {
+        self.queue.peek().map(|Reverse(next)| next.at)
+    }
+
+    fn next(&mut self) -> Option<(Nanos, Plan)> {
+        let Reverse(Event { at, number_and_place }) = self.queue.pop()?;
+        let place = (number_and_place & ((1 << PLACE_BITS) - 1)) as u32;
+        self.free.push(place);
+        Some((at, self.plans[place as usize].take().expect("an event has a plan")))
     }
 }
-impl Eq for Event {}
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Event {
-    #[inline]
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
+
+/// A task's place, and its generation there.
+type TaskName = (u32, u32);
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -87,7 +123,7 @@ struct Slot {
     process: ProcessId,
     /// Nothing while it is polled, and once it has ended.
     task: Option<Task>,
-    waker: Waker,
+    waker: Rc<Waker>,
     is_alive: bool,
 }
 
@@ -101,26 +137,39 @@ enum Life {
 struct Process {
     life: Life,
     /// Woken while it was stopped.
-    held: Vec<(u32, u32)>,
+    held: Vec<TaskName>,
     on_death: Vec<Box<dyn FnOnce()>>,
 }
 
 /// Tasks that were woken, in that order. Shared with wakers, which may be anywhere as far as the compiler knows.
 #[derive(Default)]
-struct Ready(Mutex<VecDeque<(u32, u32)>>);
+struct Ready {
+    /// Whether there are any. Relaxed: it tells only when to look.
+    is_any: AtomicBool,
+    woken: Mutex<VecDeque<TaskName>>,
+}
 
 impl Ready {
-    fn push(&self, task: (u32, u32)) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(task);
+    fn push(&self, task: TaskName) {
+        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        woken.push_back(task);
+        self.is_any.store(true, Ordering::Relaxed);
     }
 
-    fn pop(&self) -> Option<(u32, u32)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    #[inline]
+    fn pop(&self) -> Option<TaskName> {
+        if !self.is_any.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = woken.pop_front();
+        self.is_any.store(!woken.is_empty(), Ordering::Relaxed);
+        first
     }
 }
 
 struct TaskWaker {
-    task: (u32, u32),
+    task: TaskName,
     ready: Arc<Ready>,
 }
 
@@ -140,8 +189,7 @@ impl World {
             random: Random::new(seed),
             now: Cell::new(0),
             events: Cell::new(0),
-            queue: RefCell::default(),
-            next_event: Cell::new(0),
+            agenda: RefCell::default(),
             tasks: RefCell::default(),
             free: RefCell::default(),
             processes: RefCell::default(),
@@ -184,7 +232,8 @@ impl World {
         let generation = tasks.get(index as usize).map_or(0, |slot| slot.generation + 1);
         let name = (index, generation);
         let waker = Waker::from(Arc::new(TaskWaker { task: name, ready: Arc::clone(&self.0.ready) }));
-        let slot = Slot { generation, process, task: Some(Box::pin(task)), waker, is_alive: true };
+        let (task, waker) = (Some(Box::pin(task) as Task), Rc::new(waker));
+        let slot = Slot { generation, process, task, waker, is_alive: true };
         match tasks.get_mut(index as usize) {
             Some(place) => *place = slot,
             None => tasks.push(slot),
@@ -195,7 +244,7 @@ impl World {
 
     /// Does something at that time, or now if it has passed, whatever processes there are then.
     pub fn at(&self, at: Nanos, run: impl FnOnce() + 'static) {
-        self.plan(at, What::Run(Box::new(run)));
+        self.0.agenda.borrow_mut().add(at, Plan::Run(Box::new(run)));
     }
 
     /// Completes that many nanoseconds from now.
@@ -287,22 +336,22 @@ impl World {
             if !goes_on() {
                 return true;
             }
-            let event = {
-                let mut queue = self.0.queue.borrow_mut();
-                match queue.peek() {
-                    None => return false,
-                    Some(Reverse(next)) if next.at > until => {
-                        self.0.now.set(until.max(self.now()));
-                        return true;
-                    }
-                    Some(_) => queue.pop().expect("it was looked at").0,
+            let next = {
+                let mut agenda = self.0.agenda.borrow_mut();
+                if agenda.next_at().is_some_and(|at| at > until) {
+                    self.0.now.set(until.max(self.now()));
+                    return true;
                 }
+                agenda.next()
             };
-            self.0.now.set(event.at.max(self.now()));
+            let Some((at, plan)) = next else { return false };
+            self.0.now.set(at.max(self.now()));
             self.count_event();
-            match event.what {
-                What::Wake(waker) => waker.wake(),
-                What::Run(run) => run(),
+            match plan {
+                // At once, as nobody else is ready.
+                Plan::Resume(task) => self.run_task(task),
+                Plan::Wake(waker) => waker.wake(),
+                Plan::Run(run) => run(),
             }
         }
     }
@@ -333,7 +382,7 @@ impl World {
     pub fn end(&self) {
         let processes = self.0.processes.borrow().len() as u32;
         (0..processes).for_each(|process| self.kill(ProcessId(process)));
-        let planned = std::mem::take(&mut *self.0.queue.borrow_mut());
+        let planned = self.0.agenda.take();
         drop(planned);
     }
 
@@ -343,10 +392,14 @@ impl World {
         self.0.events.set(self.0.events.get() + 1);
     }
 
-    fn plan(&self, at: Nanos, what: What) {
-        let number = self.0.next_event.get();
-        self.0.next_event.set(number + 1);
-        self.0.queue.borrow_mut().push(Reverse(Event { at, number, what }));
+    /// Has whoever is polled with that waker go on at that time.
+    fn wake_at(&self, at: Nanos, waker: &Waker) {
+        let task = self.0.current.get().and_then(|(index, _)| {
+            let slot = &self.0.tasks.borrow()[index as usize];
+            slot.waker.will_wake(waker).then_some((index, slot.generation))
+        });
+        let plan = task.map_or_else(|| Plan::Wake(waker.clone()), Plan::Resume);
+        self.0.agenda.borrow_mut().add(at, plan);
     }
 
     fn life(&self, process: ProcessId) -> Life {
@@ -359,7 +412,7 @@ impl World {
         }
     }
 
-    fn run_task(&self, (index, generation): (u32, u32)) {
+    fn run_task(&self, (index, generation): TaskName) {
         let (mut task, waker, process) = {
             let mut tasks = self.0.tasks.borrow_mut();
             let slot = &mut tasks[index as usize];
@@ -372,7 +425,7 @@ impl World {
                 return;
             }
             let Some(task) = slot.task.take() else { return };
-            (task, slot.waker.clone(), slot.process)
+            (task, Rc::clone(&slot.waker), slot.process)
         };
         self.0.current.set(Some((index, process)));
         let poll = task.as_mut().poll(&mut Context::from_waker(&waker));
@@ -408,7 +461,7 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         if !std::mem::replace(&mut self.is_planned, true) {
-            self.world.plan(self.until, What::Wake(cx.waker().clone()));
+            self.world.wake_at(self.until, cx.waker());
         }
         Poll::Pending
     }
@@ -441,8 +494,7 @@ impl Bell {
     /// Wakes all who wait.
     pub fn ring(&self) {
         self.rung.set(self.rung.get() + 1);
-        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
-        waiting.into_iter().for_each(Waker::wake);
+        self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
     }
 
     /// Completes when it is next rung.
@@ -507,6 +559,12 @@ impl Turnstile {
     /// Takes it if it is free.
     pub fn try_enter(&self) -> Option<Passage<'_>> {
         (!self.is_taken.replace(true)).then_some(Passage(self))
+    }
+
+    /// Whether somebody waits for it.
+    #[inline]
+    pub fn is_awaited(&self) -> bool {
+        !self.line.borrow().is_empty()
     }
 
     /// Whether nobody has it.
