@@ -22,11 +22,13 @@ use std::rc::Rc;
 pub const LINE: u64 = 64;
 /// Bytes that a CPU copies at one instant.
 const UNIT: u64 = 16;
+/// So large an allocation the C library maps, and its zeros take time only where somebody looks.
+const MAPPED: usize = 33 << 20;
 
 /// The bytes of a node's memory. What is asked of it happens at one instant.
 pub struct Bytes {
     geometry: Geometry,
-    bytes: RefCell<Box<[u8]>>,
+    bytes: RefCell<Vec<u8>>,
 }
 
 impl Bytes {
@@ -36,7 +38,9 @@ impl Bytes {
     /// If [`Geometry::of`] knows no memory of that size.
     pub fn new(size: u64) -> Bytes {
         let geometry = Geometry::of(size).expect("a size that a node's memory can have");
-        Bytes { geometry, bytes: RefCell::new(vec![0; size as usize].into()) }
+        let mut bytes = vec![0; MAPPED.max(size as usize)];
+        bytes.truncate(size as usize);
+        Bytes { geometry, bytes: RefCell::new(bytes) }
     }
 
     /// Where things are.
@@ -204,6 +208,8 @@ pub struct Replay {
     pace: Cell<Pace>,
     record: RefCell<Record>,
     next: Cell<usize>,
+    /// Room for the pieces of an access.
+    pieces: Cell<Vec<Range<usize>>>,
     /// Regions whose words of 24 and 32 bytes can be exchanged.
     is_wide: bool,
     seen: Rc<Cell<Seen>>,
@@ -218,6 +224,7 @@ impl Replay {
             pace: Cell::new(pace),
             record: RefCell::default(),
             next: Cell::new(0),
+            pieces: Cell::default(),
             is_wide: false,
             seen: Rc::default(),
         }
@@ -242,18 +249,38 @@ impl Replay {
 
     /// Runs `code` to its end. It is run from the start as often as it takes.
     pub async fn run<R>(&self, mut code: impl FnMut(&Replay) -> Result<R, Access>) -> R {
+        match self.run_up_to(&mut code) {
+            Ok(done) => done,
+            Err(access) => self.run_from(access, code).await,
+        }
+    }
+
+    /// The first part of [`Replay::run`]: up to the first access whose time has not come, if there is one.
+    ///
+    /// # Errors
+    /// The access, with which [`Replay::run_from`] goes on.
+    #[inline]
+    pub fn run_up_to<R>(&self, code: impl FnOnce(&Replay) -> Result<R, Access>) -> Result<R, Access> {
         self.begin();
+        code(self)
+    }
+
+    /// The rest of [`Replay::run`].
+    pub async fn run_from<R>(
+        &self,
+        mut access: Access,
+        mut code: impl FnMut(&Replay) -> Result<R, Access>,
+    ) -> R {
         loop {
+            let answer = self.perform(&access).await;
+            self.record.borrow_mut().answers.push((asked(&access), answer));
             self.next.set(0);
             match code(self) {
                 Ok(done) => {
                     self.check_end();
                     return done;
                 }
-                Err(access) => {
-                    let answer = self.perform(&access).await;
-                    self.record.borrow_mut().answers.push((asked(&access), answer));
-                }
+                Err(next) => access = next,
             }
         }
     }
@@ -267,6 +294,7 @@ impl Replay {
         done.unwrap_or_else(|access| unreachable!("nothing waits when all is at once: {access:?}"))
     }
 
+    #[inline]
     fn begin(&self) {
         let mut record = self.record.borrow_mut();
         record.answers.clear();
@@ -322,11 +350,12 @@ impl Replay {
         match access {
             Access::Read { at, len } => Answer::Bytes(self.read_in_pieces(*at, *len).await),
             Access::Write { at, bytes } => {
-                let pieces = pieces(*at, bytes.len(), pace, self.world.random(), pace.relaxed);
+                let pieces = self.pieces(*at, bytes.len(), pace.relaxed);
                 for (index, piece) in pieces.iter().enumerate() {
                     self.between_pieces(index).await;
                     self.bytes.poke(at + piece.start as u64, &bytes[piece.clone()]);
                 }
+                self.pieces.set(pieces);
                 Answer::Done
             }
             Access::Load(at, width) => Answer::Word(self.bytes.load(*at, *width)),
@@ -353,7 +382,7 @@ impl Replay {
         // Beside it what it would have been at one instant: to know whether it was torn.
         let mut whole = vec![0; len];
         self.bytes.peek(at, &mut whole);
-        let pieces = pieces(at, len, self.pace.get(), self.world.random(), true);
+        let pieces = self.pieces(at, len, true);
         let mut is_torn = false;
         for (index, piece) in pieces.iter().enumerate() {
             self.between_pieces(index).await;
@@ -362,9 +391,29 @@ impl Replay {
             self.bytes.peek(at + piece.start as u64, out);
             is_torn |= *out != whole[piece.clone()];
         }
+        self.pieces.set(pieces);
         let seen = self.seen.get();
         self.seen.set(Seen { torn_reads: seen.torn_reads + u64::from(is_torn), ..seen });
         start
+    }
+
+    /// The pieces of an access that are copied at one instant each, as ranges of its bytes, in the order in which they
+    /// are.
+    fn pieces(&self, at: u64, len: usize, in_any_order: bool) -> Vec<Range<usize>> {
+        let random = self.world.random();
+        let size = if self.pace.get().by_cpu && random.one_in(4) { UNIT } else { LINE };
+        let mut pieces = self.pieces.take();
+        pieces.clear();
+        let mut from = 0;
+        while from < len {
+            let to = (from + (size - (at + from as u64) % size) as usize).min(len);
+            pieces.push(from..to);
+            from = to;
+        }
+        if in_any_order {
+            random.shuffle(&mut pieces);
+        }
+        pieces
     }
 
     async fn between_pieces(&self, index: usize) {
@@ -385,22 +434,6 @@ fn asked(access: &Access) -> Asked {
         Access::ExchangeWide { at, ref old, .. } => Asked { kind: 4, at, len: old.len() as u64 },
         Access::Discard(segment) => Asked { kind: 5, at: segment.into(), len: 0 },
     }
-}
-
-/// The pieces of an access that are copied at one instant each, as ranges of its bytes, in the order in which they are.
-fn pieces(at: u64, len: usize, pace: Pace, random: &Random, in_any_order: bool) -> Vec<Range<usize>> {
-    let size = if pace.by_cpu && random.one_in(4) { UNIT } else { LINE };
-    let mut pieces = Vec::with_capacity(len / size as usize + 2);
-    let mut from = 0;
-    while from < len {
-        let to = (from + (size - (at + from as u64) % size) as usize).min(len);
-        pieces.push(from..to);
-        from = to;
-    }
-    if in_any_order {
-        random.shuffle(&mut pieces);
-    }
-    pieces
 }
 
 fn exchange_wide(bytes: &Bytes, kept: &mut Vec<u8>, at: u64, old: &[u8], new: &[u8]) -> Answer {
