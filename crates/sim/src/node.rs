@@ -6,7 +6,7 @@
 
 mod engine;
 
-use crate::memory::{Bytes, Pace, Replay, Seen};
+use crate::memory::{Access, Bytes, Pace, Replay, Seen};
 use crate::network::{Address, HostId, Network};
 use crate::world::{Bell, MILLIS, Nanos, ProcessId, Turnstile, World};
 use engine::Mail;
@@ -414,24 +414,44 @@ impl Serving {
 
     /// Steps the node for a while and hands out answers; true if there is more to do.
     async fn step(&self) -> bool {
-        let mut is_busy = false;
-        for _ in 0..STEPS_AT_A_TIME {
+        let (mut progress, mut left) = (Progress::Made, STEPS_AT_A_TIME);
+        while progress == Progress::Made && left > 0 {
             let _passage = self.step.enter().await;
             self.read_letters();
             self.answer_calls().await;
-            let progress = self.memory.run(|memory| self.machine.borrow_mut().step(memory)).await;
-            is_busy = progress == Progress::Made;
-            self.hand_out();
-            if !is_busy {
-                break;
-            }
+            progress = match self.steps_at_once(&mut left) {
+                Ok(progress) => progress,
+                Err(access) => {
+                    let step = |memory: &Replay| self.machine.borrow_mut().step(memory);
+                    let progress = self.memory.run_from(access, step).await;
+                    self.hand_out();
+                    progress
+                }
+            };
         }
         let flush = self.machine.borrow().flush();
         self.mails.iter().for_each(|mail| mail.ask_flush(flush));
-        is_busy
+        progress == Progress::Made
+    }
+
+    /// Steps the node until there is nothing to do, a letter to be read, or somebody in line. In the middle of a step it
+    /// answers the access that has to wait.
+    fn steps_at_once(&self, left: &mut u32) -> Result<Progress, Access> {
+        loop {
+            *left -= 1;
+            let progress = self.memory.run_up_to(|memory| self.machine.borrow_mut().step(memory))?;
+            self.hand_out();
+            let is_asked = !self.letters.borrow().is_empty() || self.step.is_awaited();
+            if progress == Progress::Idle || *left == 0 || is_asked {
+                return Ok(progress);
+            }
+        }
     }
 
     fn read_letters(&self) {
+        if self.letters.borrow().is_empty() {
+            return;
+        }
         let letters = std::mem::take(&mut *self.letters.borrow_mut());
         let mut machine = self.machine.borrow_mut();
         for letter in letters {
@@ -487,11 +507,15 @@ impl Serving {
     fn hand_out(&self) {
         let mut machine = self.machine.borrow_mut();
         while let Some((ticket, answer)) = machine.answer() {
-            match self.asked.borrow_mut().remove(&ticket) {
-                Some(Asker::Engine(engine, at)) => self.mails[engine].answer(at, answer),
-                Some(Asker::Client(waiting)) => waiting.give(answer.map(for_runner)),
-                None => {}
-            }
+            self.tell(ticket, answer);
+        }
+    }
+
+    fn tell(&self, ticket: Ticket, answer: Result<Answer, String>) {
+        match self.asked.borrow_mut().remove(&ticket) {
+            Some(Asker::Engine(engine, at)) => self.mails[engine].answer(at, answer),
+            Some(Asker::Client(waiting)) => waiting.give(answer.map(for_runner)),
+            None => {}
         }
     }
 
