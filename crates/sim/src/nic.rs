@@ -98,6 +98,9 @@ pub struct Timing {
     pub relaxed: bool,
 }
 
+/// From when, and until when.
+type Held = (Nanos, Nanos);
+
 /// The NIC of a node.
 #[derive(Clone)]
 pub struct Nic(Rc<Inner>);
@@ -108,8 +111,8 @@ struct Inner {
     timing: Timing,
     /// Until when it is busy.
     busy: Cell<Nanos>,
-    /// When each lock slot is held, as far as that is settled: from, to.
-    slots: RefCell<HashMap<u64, Vec<(Nanos, Nanos)>, FixedState>>,
+    /// When each lock slot is held, as far as that is settled.
+    slots: RefCell<HashMap<u64, Vec<Held>, FixedState>>,
 }
 
 impl Nic {
