@@ -434,8 +434,8 @@ impl Serving {
         progress == Progress::Made
     }
 
-    /// Steps the node until there is nothing to do, a letter to be read, or somebody in line. In the middle of a step it
-    /// answers the access that has to wait.
+    /// Steps the node until there is nothing to do, a letter to be read, or somebody in line. In the middle of a step
+    /// it answers the access that has to wait.
     fn steps_at_once(&self, left: &mut u32) -> Result<Progress, Access> {
         loop {
             *left -= 1;
