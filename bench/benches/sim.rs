@@ -6,7 +6,7 @@
 //! time is that of everything, with the node and its memory, and without the checker. All times are of the CPU.
 //!
 //! Measured in one run, in millions of events a second, on a machine of two cores that others used meanwhile: bare heap
-//! 35.2, sleeps 16.5, datagrams 7.6, verbs 7.7; trials of PRISM-KV 9.8 calm and 5.5 with all faults, of Pilaf 8.6 and
+//! 33.7, sleeps 16.1, datagrams 7.5, verbs 7.2; trials of PRISM-KV 8.4 calm and 8.6 with all faults, of Pilaf 8.5 and
 //! 8.0.
 
 use criterion::measurement::WallTime;
