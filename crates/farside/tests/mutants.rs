@@ -30,22 +30,27 @@ const LATER: [(Mutant, &str); 7] = [
 
 #[test]
 fn the_simulator_finds_every_broken_variant() {
-    let setup = Setup::of(System::PrismKv);
-    let mut alive = Vec::new();
-    let is_later = |mutant: &Mutant| LATER.iter().any(|(later, _)| later == mutant);
+    let (mut of, mut alive) = (0, Vec::new());
     for (mutant, why) in LATER {
         println!("{mutant:?}: left to `cargo xtask sim --mutants`, for {why}");
     }
-    for mutant in Mutant::SIMULATED.into_iter().filter(|mutant| !is_later(mutant)) {
-        Mutant::switch(Some(mutant));
-        let killed = (1..=SEEDS).map(|seed| judge(&setup, seed, true)).find(|judged| judged.is_bad());
-        Mutant::switch(None);
-        match killed {
-            Some(judged) => println!("{mutant:?}: killed by seed {}, for {}", judged.seed, judged.reasons[0]),
-            None => alive.push(mutant),
+    for system in System::ALL {
+        let setup = Setup::of(system);
+        let is_later = |mutant: &Mutant| LATER.iter().any(|(later, _)| later == mutant);
+        for mutant in system.mutants().into_iter().filter(|mutant| !is_later(mutant)) {
+            Mutant::switch(Some(mutant));
+            let killed = (1..=SEEDS).map(|seed| judge(&setup, seed, true)).find(|judged| judged.is_bad());
+            Mutant::switch(None);
+            of += 1;
+            match killed {
+                Some(judged) => {
+                    let (system, seed) = (system.name(), judged.seed);
+                    println!("{mutant:?}: killed by seed {seed} of {system}, for {}", judged.reasons[0]);
+                }
+                None => alive.push(mutant),
+            }
         }
     }
-    let of = Mutant::SIMULATED.len() - LATER.len();
     println!("{} of {of} mutants were killed", of - alive.len());
     assert!(alive.is_empty(), "these live: {alive:?}");
 }

@@ -124,17 +124,22 @@ mod switch {
             Mutant::DropWithoutTakingLists,
         ];
 
-        /// Those of sessions and of PRISM-KV, and of the others those that its clients can notice: which the simulator
-        /// finds.
-        pub const SIMULATED: [Mutant; 14] = [
-            Mutant::RepostAtOnce,
-            Mutant::ScanByReachabilityAlone,
-            Mutant::SweepWithoutGrace,
-            Mutant::ReuseWhileAdopting,
+        /// Those of how chains run that clients can notice.
+        pub const OF_CHAINS: [Mutant; 7] = [
             Mutant::UnusedReservationIsKept,
+            Mutant::SkippedCountsAsSuccess,
+            Mutant::LittleEndianCompare,
+            Mutant::ScratchIsNotZeroed,
             Mutant::SharedScratch,
-            Mutant::DuplicateRunsAgain,
-            Mutant::OldSessionLives,
+            Mutant::NoClamp,
+            Mutant::PointeeIsNotChecked,
+        ];
+
+        /// Those of sessions.
+        pub const OF_SESSIONS: [Mutant; 2] = [Mutant::DuplicateRunsAgain, Mutant::OldSessionLives];
+
+        /// Those of PRISM-KV.
+        pub const OF_PRISM_KV: [Mutant; 6] = [
             Mutant::KvNoGeneration,
             Mutant::KvCachedPutYields,
             Mutant::KvYieldsToAnyone,

@@ -96,7 +96,8 @@ fn carriers() -> impl TypedValueParser<Value = Carrier> {
 /// For clap: a broken variant by its name in the code.
 #[cfg(farside_mutants)]
 fn mutant(name: &str) -> Result<Mutant, String> {
-    let named = Mutant::SIMULATED.into_iter().find(|mutant| format!("{mutant:?}") == name);
+    let mut all = System::ALL.into_iter().flat_map(System::mutants);
+    let named = all.find(|mutant| format!("{mutant:?}") == name);
     named.ok_or_else(|| format!("there is no broken variant '{name}': --list-mutants names all"))
 }
 
@@ -140,8 +141,10 @@ impl Sim {
     pub(super) fn run(self) -> Done {
         #[cfg(farside_mutants)]
         if self.list_mutants {
-            for mutant in Mutant::SIMULATED {
-                tell!("{mutant:?} {}", System::PrismKv.name());
+            for system in System::ALL {
+                for mutant in system.mutants() {
+                    tell!("{mutant:?} {}", system.name());
+                }
             }
             return Ok(());
         }

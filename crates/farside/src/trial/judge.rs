@@ -141,7 +141,7 @@ pub fn replay(setup: &Setup, seed: u64) -> String {
     add("operations", setup.operations.map(|operations| operations.to_string()));
     add("faults", (setup.faults != Fault::ALL).then(|| names(&setup.faults)));
     #[cfg(farside_mutants)]
-    for mutant in farside_remote::mutant::Mutant::SIMULATED.into_iter().filter(|mutant| mutant.is_on()) {
+    for mutant in setup.system.mutants().into_iter().filter(|mutant| mutant.is_on()) {
         add("mutant", Some(format!("{mutant:?}")));
     }
     add("seed", Some(seed.to_string()));

@@ -2,12 +2,15 @@
 
 use super::{Carrier, Scene, create_store, weather};
 use farside_remote::control::Ask;
-use farside_sim::fault::{Fault, OUTAGE};
-use farside_sim::world::{MILLIS, Nanos, ProcessId};
+use farside_sim::fault::{Fault, OUTAGE, Weather};
+use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId};
 use std::rc::Rc;
 
 /// How long it usually is until something happens.
 const CALM: Nanos = 3 * MILLIS;
+
+/// For how long all that is sent before a client dies is late.
+const LAST_WORDS: Nanos = 100 * MICROS;
 
 /// What happens by itself, and not to messages.
 const EVENTS: [Fault; 8] = [
@@ -69,10 +72,19 @@ fn strike(scene: &Rc<Scene>, fault: Fault) {
     let process = scene.clients.borrow()[client];
     match fault {
         Fault::ClientDeath => {
-            if let Some(process) = process {
-                scene.struck.count(fault);
-                world.kill(process);
+            let Some(process) = process else { return };
+            if !scene.drawn.faults.contains(&Fault::Delay) || random.one_in(2) {
+                return kill(scene, process);
             }
+            // What it sends last is late, and comes when its next process is there already.
+            scene.network.set_weather(Weather { delay_one_in: 1, ..weather(&scene.drawn) });
+            let theirs = Rc::clone(scene);
+            world.at(world.now() + random.heavy(LAST_WORDS), move || {
+                if !theirs.is_over() {
+                    theirs.network.set_weather(weather(&theirs.drawn));
+                    kill(&theirs, process);
+                }
+            });
         }
         Fault::ClientPause => pause(scene, process, fault),
         Fault::NodePause => pause(scene, scene.node.process(), fault),
@@ -114,6 +126,13 @@ fn strike(scene: &Rc<Scene>, fault: Fault) {
             }
         }
         _ => unreachable!("{fault:?} strikes messages, or clocks, or memory"),
+    }
+}
+
+fn kill(scene: &Scene, client: ProcessId) {
+    if scene.world.is_alive(client) {
+        scene.struck.count(Fault::ClientDeath);
+        scene.world.kill(client);
     }
 }
 

@@ -7,11 +7,14 @@
 pub mod judge;
 
 mod mishaps;
+mod registers;
 mod values;
 mod work;
 
 use farside_remote::NodeId;
 use farside_remote::control::Ask;
+#[cfg(farside_mutants)]
+use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_sim::fabric::AnyFabric;
 use farside_sim::fault::{Fault, Struck, Weather};
@@ -24,6 +27,7 @@ use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World};
 use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::{pilaf, prism_kv};
+use registers::RegistersKind;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -34,17 +38,44 @@ pub enum System {
     PrismKv,
     /// Pilaf.
     Pilaf,
+    /// Registers, which are only here: what chains can do and the others do without.
+    Registers,
 }
 
 impl System {
     /// All of them.
-    pub const ALL: [System; 2] = [System::PrismKv, System::Pilaf];
+    pub const ALL: [System; 3] = [System::PrismKv, System::Pilaf, System::Registers];
 
     /// As flags and reports name it.
     pub const fn name(self) -> &'static str {
         match self {
             System::PrismKv => prism_kv::KIND,
             System::Pilaf => pilaf::KIND,
+            System::Registers => registers::KIND,
+        }
+    }
+
+    /// Whether clients ask no service: their chains do everything.
+    const fn is_one_sided(self) -> bool {
+        matches!(self, System::PrismKv | System::Registers)
+    }
+
+    /// The broken variants that its trials are to find.
+    #[cfg(farside_mutants)]
+    pub fn mutants(self) -> Vec<Mutant> {
+        match self {
+            System::PrismKv => {
+                let lives = Mutant::OF_LIFE.into_iter();
+                lives
+                    .chain(Mutant::OF_SESSIONS)
+                    .chain(Mutant::OF_PRISM_KV)
+                    .chain(Mutant::OF_REBUILDS)
+                    .collect()
+            }
+            System::Pilaf => Mutant::OF_PILAF.to_vec(),
+            System::Registers => {
+                Mutant::OF_CHAINS.into_iter().chain(Mutant::OF_LIFE).chain(Mutant::OF_SESSIONS).collect()
+            }
         }
     }
 }
@@ -255,6 +286,11 @@ impl Scene {
         format!("s{}", self.store.get())
     }
 
+    /// Whether a store was taken away, so that clients may be refused what they ask of it.
+    fn has_lost_stores(&self) -> bool {
+        self.store.get() > 1
+    }
+
     fn is_over(&self) -> bool {
         self.left.get() == 0
     }
@@ -282,7 +318,9 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
         is_reliable: drawn.carrier == Carrier::Connections,
         ..Options::default()
     };
-    let kinds: Kinds = Rc::new(|| vec![Box::new(PrismKvKind) as Box<dyn Kind<Replay>>, Box::new(PilafKind)]);
+    let kinds: Kinds = Rc::new(|| {
+        vec![Box::new(PrismKvKind) as Box<dyn Kind<Replay>>, Box::new(PilafKind), Box::new(RegistersKind)]
+    });
     let node = Node::start(&world, &network, host, NodeId(0), kinds, options);
     let scene = Rc::new(Scene {
         world: world.clone(),
@@ -326,8 +364,12 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
 
 /// Has the node make the store that clients are to use next.
 fn create_store(scene: &Rc<Scene>) {
-    let placement = if scene.drawn.system == System::PrismKv { ", \"placement\": \"hashed\"" } else { "" };
-    let parameters = format!("{{\"items\": {}{placement}}}", scene.drawn.items);
+    let items = scene.drawn.items;
+    let parameters = match scene.drawn.system {
+        System::PrismKv => format!("{{\"items\": {items}, \"placement\": \"hashed\"}}"),
+        System::Pilaf => format!("{{\"items\": {items}}}"),
+        System::Registers => String::new(),
+    };
     let ask = Ask::CreateStore {
         name: scene.store_name(),
         kind: scene.drawn.system.name().to_owned(),

@@ -21,6 +21,16 @@ pub(super) fn known(found: &[u8]) -> Option<Value> {
     (bytes(value) == found).then_some(value)
 }
 
+/// A short value in one word, which is never 0.
+pub(super) fn word(value: Value) -> u64 {
+    value.tag << 16 | u64::from(value.len)
+}
+
+/// The value that is in a word.
+pub(super) fn of_word(word: u64) -> Value {
+    Value { tag: word >> 16, len: word as u32 & 0xffff }
+}
+
 fn mixed(word: u64) -> u64 {
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) ^ word >> 31

@@ -1,6 +1,7 @@
 //! Clients at work: each is a process that opens a session and the store, carries out operations, and writes down what
 //! it asked and was answered. One that dies is followed by another.
 
+use super::registers::{BLOCKS, ENTRIES, Registers};
 use super::{AGAIN, Carrier, Fabric, PACE, Scene, System, values};
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::Ran;
@@ -56,11 +57,13 @@ fn start(scene: &Rc<Scene>, client: u32, career: &Rc<Career>) {
     scene.clients.borrow_mut()[client as usize] = Some(process);
     let (theirs, next) = (Rc::clone(scene), Rc::clone(career));
     world.on_death(process, move || {
-        if theirs.drawn.carrier == Carrier::Direct && theirs.drawn.system == System::PrismKv {
+        if theirs.drawn.carrier == Carrier::Direct && theirs.drawn.system.is_one_sided() {
             next.settle(&theirs); // Its CPU ran its chains, and calls nobody.
         }
         theirs.clients.borrow_mut()[client as usize] = None;
-        let after = theirs.world.now() + theirs.world.random().heavy(MILLIS);
+        // Some are back while what they have sent is still on its way.
+        let usual = if theirs.world.random().one_in(2) { 20 * MICROS } else { MILLIS };
+        let after = theirs.world.now() + theirs.world.random().heavy(usual);
         let (scene, next) = (Rc::clone(&theirs), Rc::clone(&next));
         theirs.world.at(after, move || start(&scene, client, &next));
     });
@@ -126,6 +129,9 @@ impl Client {
         let engine = self.client % scene.node.options().engines;
         let host = scene.hosts[self.client as usize];
         let endpoint = Endpoint::open(&scene.node, engine, self.process, host, &self.clock, identity).await?;
+        if scene.drawn.system.is_one_sided() {
+            self.career.settle(scene); // The session before is over, and so are its chains.
+        }
         Ok(Fabric::Session(endpoint))
     }
 
@@ -175,6 +181,7 @@ impl Client {
 enum AnyKv {
     PrismKv(PrismKv<Fabric>),
     Pilaf(Pilaf<Fabric>),
+    Registers(Registers<Fabric>),
 }
 
 impl AnyKv {
@@ -185,29 +192,32 @@ impl AnyKv {
                 AnyKv::PrismKv(kv.with_slot_cache(scene.drawn.slot_cache))
             }
             System::Pilaf => AnyKv::Pilaf(Pilaf::open(fabric.clone(), node, name).await?),
+            System::Registers => AnyKv::Registers(Registers::open(fabric.clone(), node, name).await?),
         })
     }
 
-    /// The value of `key`, if it is one that was ever put, and its version.
-    async fn get(&mut self, key: &[u8]) -> Result<Option<(Option<Value>, Installed)>, KvError> {
+    /// The value of a key, if it is one that was ever put, and its version, where it has one.
+    async fn get(&mut self, number: u64) -> Result<Option<(Option<Value>, Option<Installed>)>, KvError> {
+        let key = values::key(number);
         let found = match self {
-            AnyKv::PrismKv(kv) => kv.get(key).await?,
-            AnyKv::Pilaf(kv) => kv.get(key).await?,
+            AnyKv::PrismKv(kv) => kv.get(&key).await?,
+            AnyKv::Pilaf(kv) => kv.get(&key).await?,
+            AnyKv::Registers(registers) => match number.checked_sub(BLOCKS) {
+                None => return Ok(registers.get(number).await?.map(|value| (values::known(value), None))),
+                Some(entry) => {
+                    return Ok(registers.word(entry).await?.map(|word| (Some(values::of_word(word)), None)));
+                }
+            },
         };
-        Ok(found.map(|item| (values::known(item.value), item.version)))
+        Ok(found.map(|item| (values::known(item.value), Some(item.version))))
     }
 
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+    async fn put(&mut self, number: u64, value: Value) -> Result<(), KvError> {
+        let (key, bytes) = (values::key(number), values::bytes(value));
         match self {
-            AnyKv::PrismKv(kv) => kv.put(key, value).await,
-            AnyKv::Pilaf(kv) => kv.put(key, value).await,
-        }
-    }
-
-    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        match self {
-            AnyKv::PrismKv(kv) => kv.delete(key).await,
-            AnyKv::Pilaf(kv) => kv.delete(key).await,
+            AnyKv::PrismKv(kv) => kv.put(&key, &bytes).await,
+            AnyKv::Pilaf(kv) => kv.put(&key, &bytes).await,
+            AnyKv::Registers(registers) => registers.put(number, &bytes, value.tag).await,
         }
     }
 }
@@ -228,9 +238,34 @@ struct Asker<'a> {
 
 impl Asker<'_> {
     async fn ask_something(&mut self) -> Result<(), Over> {
+        let (number, ask) = match &self.kv {
+            AnyKv::Registers(_) => self.of_registers(),
+            _ => self.of_keys(),
+        };
+        let id = self.call(number, ask);
+        let done = match ask {
+            Ask::Get => self.get(number).await,
+            Ask::Put(value) => self.kv.put(number, value).await.map(|()| Outcome::Done(None)),
+            Ask::Delete => self.delete(number).await,
+            Ask::PutIfAbsent(value) => self.put_if_absent(number, value).await,
+            Ask::CompareAndPut { expected, value } => self.compare_and_put(number, expected, value).await,
+        };
+        match done {
+            Ok(outcome) => self.returned(id, outcome),
+            Err(error) => return self.failed(id, &error, matches!(ask, Ask::Get)),
+        }
+        if let AnyKv::Registers(registers) = &mut self.kv
+            && self.scene.world.random().one_in(16)
+        {
+            registers.trespass().await.map_err(|error| self.blame(&error))?;
+        }
+        Ok(())
+    }
+
+    /// What a store of keys is asked.
+    fn of_keys(&mut self) -> (u64, Ask) {
         let random = self.scene.world.random();
         let number = random.below(self.scene.drawn.keys);
-        let key = values::key(number);
         let ask = match random.below(16) {
             0..6 => Ask::Get,
             6..10 => Ask::Put(self.new_value()),
@@ -244,60 +279,80 @@ impl Asker<'_> {
                 None => Ask::Get,
             },
         };
-        let id = self.call(number, ask);
-        match ask {
-            Ask::Get => match self.kv.get(&key).await {
-                Ok(None) => self.returned(id, Outcome::Absent),
-                Ok(Some((Some(value), version))) => {
-                    self.seen = self.is_conditional().then_some((number, version));
-                    self.returned(id, Outcome::Found(value, Some(Version(version.0.into()))));
-                }
-                Ok(Some((None, _))) => {
-                    self.scene.blame(format!("a get of key {number} has read bytes that nobody has put"));
-                    self.returned(id, Outcome::Failed);
-                }
-                Err(error) => return self.failed(id, &error, true),
-            },
-            Ask::Put(value) => match self.kv.put(&key, &values::bytes(value)).await {
-                Ok(()) => self.returned(id, Outcome::Done(None)),
-                Err(error) => return self.failed(id, &error, false),
-            },
-            Ask::Delete => match self.kv.delete(&key).await {
-                Ok(true) => self.returned(id, Outcome::Done(None)),
-                Ok(false) => self.returned(id, Outcome::Absent),
-                Err(error) => return self.failed(id, &error, false),
-            },
-            Ask::PutIfAbsent(value) => {
-                let AnyKv::PrismKv(kv) = &mut self.kv else {
-                    unreachable!("only PRISM-KV was asked for that")
-                };
-                match kv.put_if_absent(&key, &values::bytes(value)).await {
-                    Ok(true) => self.returned(id, Outcome::Done(None)),
-                    Ok(false) => self.returned(id, Outcome::Conflict(None)),
-                    Err(error) => return self.failed(id, &error, false),
-                }
-            }
-            Ask::CompareAndPut { expected, value } => {
-                let AnyKv::PrismKv(kv) = &mut self.kv else {
-                    unreachable!("only PRISM-KV was asked for that")
-                };
-                let expected = Installed(expected.0 as u32);
-                let done = kv.compare_and_put(&key, expected, &values::bytes(value)).await;
-                let told = |version: Installed| Version(version.0.into());
-                match done {
-                    Ok(Ok(version)) => self.returned(id, Outcome::Done(Some(told(version)))),
-                    Ok(Err(conflict)) => {
-                        self.scene.count(|counts| counts.conflicts += 1);
-                        let outcome = conflict
-                            .version
-                            .map_or(Outcome::Absent, |version| Outcome::Conflict(Some(told(version))));
-                        self.returned(id, outcome);
-                    }
-                    Err(error) => return self.failed(id, &error, false),
-                }
-            }
+        (number, ask)
+    }
+
+    /// What a store of registers is asked.
+    fn of_registers(&self) -> (u64, Ask) {
+        let random = self.scene.world.random();
+        let (block, entry) = (random.below(self.scene.drawn.keys), BLOCKS + random.below(ENTRIES));
+        match random.below(16) {
+            0..6 => (block, Ask::Get),
+            6..12 => (block, Ask::Put(self.new_value())),
+            12..14 => (entry, Ask::Get),
+            _ => (entry, Ask::PutIfAbsent(self.new_value())),
         }
-        Ok(())
+    }
+
+    async fn get(&mut self, number: u64) -> Result<Outcome, KvError> {
+        Ok(match self.kv.get(number).await? {
+            None => Outcome::Absent,
+            Some((Some(value), version)) => {
+                self.seen = version.filter(|_| self.is_conditional()).map(|version| (number, version));
+                Outcome::Found(value, version.map(told))
+            }
+            Some((None, _)) => {
+                self.scene.blame(format!("a get of key {number} has read bytes that nobody has put"));
+                Outcome::Failed
+            }
+        })
+    }
+
+    async fn delete(&mut self, number: u64) -> Result<Outcome, KvError> {
+        let key = values::key(number);
+        let had_one = match &mut self.kv {
+            AnyKv::PrismKv(kv) => kv.delete(&key).await?,
+            AnyKv::Pilaf(kv) => kv.delete(&key).await?,
+            AnyKv::Registers(_) => unreachable!("registers have no delete"),
+        };
+        Ok(if had_one { Outcome::Done(None) } else { Outcome::Absent })
+    }
+
+    async fn put_if_absent(&mut self, number: u64, value: Value) -> Result<Outcome, KvError> {
+        Ok(match &mut self.kv {
+            AnyKv::PrismKv(kv) => {
+                match kv.put_if_absent(&values::key(number), &values::bytes(value)).await? {
+                    true => Outcome::Done(None),
+                    false => Outcome::Conflict(None),
+                }
+            }
+            AnyKv::Registers(registers) => {
+                let (entry, who) = (number - BLOCKS, u64::from(self.client) + 1);
+                match registers.claim(entry, who, values::word(value)).await? {
+                    true => Outcome::Done(None),
+                    // Whoever has claimed it may not have written it yet, so this tells nothing.
+                    false => Outcome::Failed,
+                }
+            }
+            AnyKv::Pilaf(_) => unreachable!("Pilaf has no conditional put"),
+        })
+    }
+
+    async fn compare_and_put(
+        &mut self,
+        number: u64,
+        expected: Version,
+        value: Value,
+    ) -> Result<Outcome, KvError> {
+        let AnyKv::PrismKv(kv) = &mut self.kv else { unreachable!("only PRISM-KV was asked for that") };
+        let expected = Installed(expected.0 as u32);
+        Ok(match kv.compare_and_put(&values::key(number), expected, &values::bytes(value)).await? {
+            Ok(version) => Outcome::Done(Some(told(version))),
+            Err(conflict) => {
+                self.scene.count(|counts| counts.conflicts += 1);
+                conflict.version.map_or(Outcome::Absent, |version| Outcome::Conflict(Some(told(version))))
+            }
+        })
     }
 
     fn new_value(&self) -> Value {
@@ -340,9 +395,7 @@ impl Asker<'_> {
         if matches!(error, KvError::OutOfMemory) && self.scene.drawn.faults.contains(&Fault::Exhaustion) {
             self.scene.struck.count(Fault::Exhaustion);
         }
-        if let KvError::Damaged(what) = error {
-            self.scene.blame(format!("a client has found the store damaged: {what}"));
-        }
+        let _ = self.blame(error);
         if !is_unknown {
             self.returned(id, Outcome::Failed);
         }
@@ -352,6 +405,25 @@ impl Asker<'_> {
             _ => Err(Over),
         }
     }
+
+    /// An error may be a finding.
+    fn blame(&self, error: &KvError) -> Over {
+        match error {
+            KvError::Damaged(what) => {
+                self.scene.blame(format!("a client has found the store damaged: {what}"));
+            }
+            KvError::Refused(status) if !self.scene.has_lost_stores() => {
+                self.scene.blame(format!("a client was refused what is its right: {status}"));
+            }
+            _ => {}
+        }
+        Over
+    }
+}
+
+/// As histories have versions.
+fn told(version: Installed) -> Version {
+    Version(version.0.into())
 }
 
 /// When all have gone, another client reads every key: what was lost, and nobody has looked at since, shows.
@@ -382,22 +454,14 @@ pub(super) fn look_at_all(scene: &Rc<Scene>) {
         let Ok(kv) = AnyKv::open(scene, &fabric, node, &scene.store_name()).await else { return Ok(()) };
         let (career, store) = (Rc::clone(&client.career), u64::from(scene.store.get()));
         let mut asker = Asker { scene, client: client.client, career, store, kv, seen: None };
-        for number in 0..scene.drawn.keys {
+        let entries = if scene.drawn.system == System::Registers { BLOCKS..BLOCKS + ENTRIES } else { 0..0 };
+        for number in (0..scene.drawn.keys).chain(entries) {
             let id = asker.call(number, Ask::Get);
-            match asker.kv.get(&values::key(number)).await {
-                Ok(None) => asker.returned(id, Outcome::Absent),
-                Ok(Some((Some(value), version))) => {
-                    asker.returned(id, Outcome::Found(value, Some(Version(version.0.into()))));
-                }
-                Ok(Some((None, _))) => {
-                    scene.blame(format!("key {number} ends with bytes that nobody has put"));
-                    asker.returned(id, Outcome::Failed);
-                }
-                Err(error) => {
-                    scene.blame(format!("key {number} cannot be read when all is quiet: {error}"));
-                    asker.returned(id, Outcome::Failed);
-                }
-            }
+            let outcome = asker.get(number).await.unwrap_or_else(|error| {
+                scene.blame(format!("key {number} cannot be read when all is quiet: {error}"));
+                Outcome::Failed
+            });
+            asker.returned(id, outcome);
         }
         fabric.close().await;
         Ok::<(), FabricError>(())

@@ -6,8 +6,9 @@
 pub mod pilaf;
 pub mod prism_kv;
 
-use farside_remote::fabric::Ran;
-use farside_remote::{FabricError, Status};
+use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::{Fabric, FabricError, NodeId, Status};
 
 /// The longest key, in bytes. The shortest has one.
 pub const KEY_MAX: usize = 4096;
@@ -196,4 +197,29 @@ impl std::error::Error for KvError {
 /// If there is no such key.
 pub(crate) fn check_key(key: &[u8]) -> Result<(), KvError> {
     if key.is_empty() || key.len() > KEY_MAX { Err(KvError::KeyLength(key.len())) } else { Ok(()) }
+}
+
+/// What the catalog of `node` tells of a store that is of this kind.
+///
+/// # Errors
+/// There is none, or it is of another kind; or the node was not reached. Nothing was changed.
+pub async fn fetch_store<F: Fabric>(
+    fabric: &F,
+    node: NodeId,
+    name: &str,
+    kind: &str,
+) -> Result<Store, KvError> {
+    let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
+    let mut answer = Vec::new();
+    fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
+        FabricError::Refused(reason) => KvError::Gone(reason),
+        other => KvError::of_look(other),
+    })?;
+    match serde_json::from_slice(&answer) {
+        Ok(Answer::Store(store)) if store.kind == kind => Ok(store),
+        Ok(Answer::Store(store)) => {
+            Err(KvError::Gone(format!("store '{name}' is a {}, not a {kind}: name another", store.kind)))
+        }
+        _ => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
+    }
 }

@@ -19,11 +19,11 @@
 pub mod layout;
 pub mod service;
 
-use super::{Item, Kv, KvError, Version, check_key};
+use super::{Item, Kv, KvError, Version, check_key, fetch_store};
 use crate::ready::{BACKOFF_FIRST, BACKOFF_MAX, OUT_OF_MEMORY_AFTER};
 use farside_remote::clock::Clock;
-use farside_remote::control::{self, Ask, Store};
-use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::control::Store;
+use farside_remote::fabric::Ran;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::address;
 use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, read, read_as};
@@ -83,7 +83,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
     /// # Errors
     /// There is none of that name, or it is of another kind.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Pilaf<F>, KvError> {
-        let store = fetch_store(&fabric, node, name).await?;
+        let store = fetch_store(&fabric, node, name, KIND).await?;
         let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
         Ok(Pilaf {
             fabric,
@@ -284,22 +284,6 @@ fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
     check_key(key)?;
     let len = key.len() + value.len();
     if len > PAIR_MAX { Err(KvError::PairLength { len, max: PAIR_MAX }) } else { Ok(()) }
-}
-
-async fn fetch_store<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, KvError> {
-    let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
-    let mut answer = Vec::new();
-    fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
-        FabricError::Refused(reason) => KvError::Gone(reason),
-        other => KvError::of_look(other),
-    })?;
-    match serde_json::from_slice(&answer) {
-        Ok(control::Answer::Store(store)) if store.kind == KIND => Ok(store),
-        Ok(control::Answer::Store(store)) => {
-            Err(KvError::Gone(format!("store '{name}' is a {}, not a {KIND}: name another", store.kind)))
-        }
-        _ => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
-    }
 }
 
 impl<F: Fabric + Clock> Kv for Pilaf<F> {

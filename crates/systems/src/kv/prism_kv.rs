@@ -23,7 +23,7 @@ pub mod many;
 mod rebuild;
 pub mod service;
 
-use super::{Item, Kv, KvError, VALUE_MAX, Version, check_key};
+use super::{Item, Kv, KvError, VALUE_MAX, Version, check_key, fetch_store};
 use crate::ready::{run_until_ready, run_until_ready_or_dropped};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
@@ -138,7 +138,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// # Errors
     /// There is none of that name, or it is of another kind.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<PrismKv<F>, KvError> {
-        let store = fetch_store(&fabric, node, name).await?;
+        let store = fetch_store(&fabric, node, name, KIND).await?;
         let (table, former) = tables_of(&store)?;
         Ok(PrismKv {
             fabric,
@@ -660,7 +660,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         if self.waits.catalogs > CATALOGS_MAX {
             return Err(KvError::NotMoved);
         }
-        let store = fetch_store(&self.fabric, self.node, &self.store.name).await?;
+        let store = fetch_store(&self.fabric, self.node, &self.store.name, KIND).await?;
         if store.id != self.store.id {
             return Err(KvError::Gone(format!(
                 "'{}' is another one by now, which was made since: what this client had stored is lost; open it anew",
@@ -802,19 +802,6 @@ fn is_large(key: &[u8], value: &[u8]) -> bool {
 fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
     check_key(key)?;
     if value.len() > VALUE_MAX { Err(KvError::ValueLength(value.len())) } else { Ok(()) }
-}
-
-async fn fetch_store<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, KvError> {
-    let open = Ask::OpenStore { name: name.to_owned() };
-    match ask(fabric, node, &open).await {
-        Ok(Some(Answer::Store(store))) if store.kind == KIND => Ok(store),
-        Ok(Some(Answer::Store(store))) => {
-            Err(KvError::Gone(format!("store '{name}' is a {}, not a {KIND}: name another", store.kind)))
-        }
-        Ok(_) => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
-        Err(FabricError::Refused(reason)) => Err(KvError::Gone(reason)),
-        Err(other) => Err(KvError::of_look(other)),
-    }
 }
 
 /// The node's answer; nothing if it is not understood.
