@@ -405,7 +405,8 @@ fn json(judged: &Judged) -> serde_json::Value {
             "value_bytes_max": drawn.value_max,
             "large_one_in": drawn.large_one_in,
             "slot_cache": drawn.slot_cache,
-            "rebuilds": drawn.rebuilds,
+            "mishap_one_in": drawn.mishap_one_in,
+            "rebuild_one_in": drawn.rebuild_one_in,
         });
         object["counts"] = serde_json::json!({
             "sessions": counts.sessions,

@@ -1,13 +1,10 @@
 //! What happens to processes, hosts and stores while clients are at work.
 
-use super::{Carrier, Scene, create_store, weather};
+use super::{Carrier, Scene, create_next_store, weather};
 use farside_remote::control::Ask;
 use farside_sim::fault::{Fault, OUTAGE, Weather};
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId};
 use std::rc::Rc;
-
-/// How long it usually is until something happens.
-const CALM: Nanos = 3 * MILLIS;
 
 /// For how long all that is sent before a client dies is late.
 const LAST_WORDS: Nanos = 100 * MICROS;
@@ -24,45 +21,41 @@ const EVENTS: [Fault; 8] = [
     Fault::Revocation,
 ];
 
-/// From now on things go wrong.
-pub(super) fn begin(scene: &Rc<Scene>) {
+/// How long it usually is from an operation to what it brings about.
+const SOON: Nanos = 20 * MICROS;
+
+/// From now on things go wrong with messages.
+pub(super) fn begin(scene: &Scene) {
     scene.network.set_weather(weather(&scene.drawn));
-    if scene.drawn.rebuilds {
-        plan_rebuild(scene);
+}
+
+/// An operation begins; now and then something happens soon. So what happens meets clients at work, and where they
+/// cannot work, nothing more happens to them.
+pub(super) fn perhaps(scene: &Rc<Scene>) {
+    let (drawn, random) = (&scene.drawn, scene.world.random());
+    if random.one_in(drawn.mishap_one_in) {
+        let mut faults = EVENTS.into_iter().filter(|fault| drawn.faults.contains(fault));
+        let count = faults.clone().count() as u64;
+        if count > 0 {
+            let fault = faults.nth(random.below(count) as usize).expect("there are so many");
+            soon(scene, move |scene| strike(scene, fault));
+        }
     }
-    let faults: Vec<Fault> = EVENTS.into_iter().filter(|fault| scene.drawn.faults.contains(fault)).collect();
-    if !faults.is_empty() {
-        plan(scene, faults);
+    if random.one_in(drawn.rebuild_one_in) {
+        let items = random.between(4, 4 * drawn.items);
+        soon(scene, move |scene| {
+            let parameters = format!("{{\"items\": {items}}}");
+            scene.node.ask(Ask::RebuildStore { name: scene.store_name(), parameters });
+        });
     }
 }
 
-fn plan(scene: &Rc<Scene>, faults: Vec<Fault>) {
-    let random = scene.world.random();
-    let at = scene.world.now() + random.heavy(CALM);
-    let fault = faults[random.below(faults.len() as u64) as usize];
-    let theirs = Rc::clone(scene);
+fn soon(scene: &Rc<Scene>, happen: impl FnOnce(&Rc<Scene>) + 'static) {
+    let (at, theirs) = (scene.world.now() + scene.world.random().heavy(SOON), Rc::clone(scene));
     scene.world.at(at, move || {
-        if theirs.is_over() {
-            return;
+        if !theirs.is_over() {
+            happen(&theirs);
         }
-        strike(&theirs, fault);
-        plan(&theirs, faults);
-    });
-}
-
-/// Now and then the store gets another table, which is no fault.
-fn plan_rebuild(scene: &Rc<Scene>) {
-    let random = scene.world.random();
-    let (at, theirs) = (scene.world.now() + random.heavy(CALM), Rc::clone(scene));
-    let items = random.between(4, 4 * scene.drawn.items);
-    scene.world.at(at, move || {
-        if theirs.is_over() {
-            return;
-        }
-        let parameters = format!("{{\"items\": {items}}}");
-        theirs.count(|counts| counts.rebuilds += 1);
-        theirs.node.ask(Ask::RebuildStore { name: theirs.store_name(), parameters });
-        plan_rebuild(&theirs);
     });
 }
 
@@ -99,31 +92,17 @@ fn strike(scene: &Rc<Scene>, fault: Fault) {
         }
         // Rarer than the rest: each begins a new story.
         Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !random.one_in(3) => {}
-        Fault::NodeRestart => {
-            scene.struck.count(fault);
-            scene.node.kill();
-            end_runners(scene);
-            let theirs = Rc::clone(scene);
-            world.at(world.now() + random.heavy(MILLIS), move || theirs.node.restart());
-        }
-        Fault::NodeLoss => {
-            scene.struck.count(fault);
-            scene.node.kill();
-            end_runners(scene);
-            let theirs = Rc::clone(scene);
-            world.at(world.now() + random.heavy(MILLIS), move || {
-                theirs.node.lose_memory();
-                theirs.store.set(theirs.store.get() + 1);
-                create_store(&theirs);
-            });
-        }
+        // It is down already.
+        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if scene.is_node_down.get() => {}
+        Fault::NodeRestart => take_down(scene, fault, |scene| scene.node.restart()),
+        Fault::NodeLoss => take_down(scene, fault, |scene| {
+            scene.node.lose_memory();
+            create_next_store(scene);
+        }),
         Fault::Revocation => {
-            if scene.node.process().is_some() {
-                scene.struck.count(fault);
-                scene.node.ask(Ask::DropStore { name: scene.store_name() });
-                scene.store.set(scene.store.get() + 1);
-                create_store(scene);
-            }
+            scene.struck.count(fault);
+            scene.node.ask(Ask::DropStore { name: scene.store_name() });
+            create_next_store(scene);
         }
         _ => unreachable!("{fault:?} strikes messages, or clocks, or memory"),
     }
@@ -134,6 +113,19 @@ fn kill(scene: &Scene, client: ProcessId) {
         scene.struck.count(Fault::ClientDeath);
         scene.world.kill(client);
     }
+}
+
+/// The node's process ends, and after a while something takes its place.
+fn take_down(scene: &Rc<Scene>, fault: Fault, bring_up: impl FnOnce(&Rc<Scene>) + 'static) {
+    scene.struck.count(fault);
+    scene.is_node_down.set(true);
+    scene.node.kill();
+    end_runners(scene);
+    let theirs = Rc::clone(scene);
+    scene.world.at(scene.world.now() + scene.world.random().heavy(MILLIS), move || {
+        bring_up(&theirs);
+        theirs.is_node_down.set(false);
+    });
 }
 
 /// Whoever ran chains on a memory that another node is to serve must be dead.

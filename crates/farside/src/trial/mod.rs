@@ -173,8 +173,10 @@ pub struct Drawn {
     pub large_one_in: u64,
     /// How many slots each client remembers.
     pub slot_cache: usize,
-    /// Whether the store's table is replaced now and then, while it is used.
-    pub rebuilds: bool,
+    /// One operation in so many brings something about that happens to processes, hosts or stores.
+    pub mishap_one_in: u64,
+    /// One operation in so many has the node replace the store's table; none if 0.
+    pub rebuild_one_in: u64,
 }
 
 impl Drawn {
@@ -182,9 +184,13 @@ impl Drawn {
         let carrier = Carrier::ALL[random.below(3) as usize];
         let carrier = setup.carrier.unwrap_or(carrier);
         let clients = setup.clients.unwrap_or(random.between(2, 5) as u32);
-        let keys = setup.keys.unwrap_or(random.between(1, 8));
+        // So many keys that they stand in each other's way, and come to fill a table.
+        let is_crowded = random.one_in(6);
+        let keys = if is_crowded { random.between(100, 300) } else { random.between(1, 8) };
+        let keys = setup.keys.unwrap_or(keys);
         // How hard it is to tell whether a key is a register grows fast with the operations on it.
-        let operations = random.between(60, 240).min(40 + 40 * keys) as u32;
+        let operations = if is_crowded { random.between(400, 900) } else { random.between(60, 240) };
+        let operations = operations.min(40 + 40 * keys) as u32;
         let operations = setup.operations.unwrap_or(operations);
         // Each seed has some of the faults: one that always strikes hides what others do.
         let is_calm = random.one_in(8);
@@ -199,13 +205,15 @@ impl Drawn {
             keys,
             operations,
             faults,
-            items: random.between(keys, 4 * keys).max(4),
-            quota_mib: if is_short { 4 } else { random.between(5, 9) },
+            items: if is_crowded { 4 } else { random.between(keys, 4 * keys).max(4) },
+            // Each size of buffers takes a segment.
+            quota_mib: if is_short { 4 } else { 40 },
             value_max: [16, 200, 1500][random.below(3) as usize],
             // Pilaf has no values of several parts.
             large_one_in: if random.one_in(8) && setup.system == System::PrismKv { 40 } else { 0 },
             slot_cache: [0, 2, 16][random.below(3) as usize],
-            rebuilds: setup.system == System::PrismKv && random.one_in(2),
+            mishap_one_in: [6, 20, 80][random.below(3) as usize],
+            rebuild_one_in: if setup.system == System::PrismKv { [0, 0, 5, 40][random.below(4) as usize] } else { 0 },
         }
     }
 }
@@ -243,7 +251,7 @@ pub struct Counts {
     pub failed: u64,
     /// Conditional puts that lost.
     pub conflicts: u64,
-    /// Tables that were to be replaced.
+    /// Tables that the last store has left behind.
     pub rebuilds: u64,
 }
 
@@ -264,6 +272,10 @@ struct Scene {
     left: Cell<u32>,
     /// The store that clients are to use: stores have different names, so that each is another history.
     store: Cell<u32>,
+    /// Whether a client has opened that store, so that it is there.
+    is_opened: Cell<bool>,
+    /// Whether the node's process has ended, and the next one is still to come.
+    is_node_down: Cell<bool>,
     /// The process of each client, and where it is.
     clients: RefCell<Vec<Option<ProcessId>>>,
     hosts: Vec<HostId>,
@@ -291,6 +303,11 @@ impl Scene {
         self.store.get() > 1
     }
 
+    /// Whether the node may have been too slow to hand out memory.
+    fn has_node_stood_still(&self) -> bool {
+        [Fault::NodePause, Fault::NodeRestart, Fault::NodeLoss].iter().any(|&fault| self.struck.of(fault) > 0)
+    }
+
     fn is_over(&self) -> bool {
         self.left.get() == 0
     }
@@ -312,7 +329,7 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
         .collect();
     let first_look = [MICROS, 20 * MICROS, MILLIS / 4][world.random().below(3) as usize];
     let options = Options {
-        memory_bytes: 24 << 20,
+        memory_bytes: 128 << 20,
         look: [first_look, 8 * MILLIS],
         engines: if drawn.carrier == Carrier::Direct { 0 } else { world.random().between(1, 2) as u32 },
         is_reliable: drawn.carrier == Carrier::Connections,
@@ -332,6 +349,8 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
         violation: RefCell::new(None),
         left: Cell::new(drawn.operations),
         store: Cell::new(1),
+        is_opened: Cell::new(false),
+        is_node_down: Cell::new(false),
         clients: RefCell::new(vec![None; drawn.clients as usize]),
         hosts,
         next_tag: Cell::new(1),
@@ -362,7 +381,15 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
     }
 }
 
-/// Has the node make the store that clients are to use next.
+/// The store that clients use is gone; has the node make the one that they are to use next.
+fn create_next_store(scene: &Rc<Scene>) {
+    scene.store.set(scene.store.get() + 1);
+    scene.is_opened.set(false);
+    create_store(scene);
+}
+
+/// Has the node make the store, and asks it again until a client has found it: it may die before it is made, or have
+/// no room while the one before is still being dropped.
 fn create_store(scene: &Rc<Scene>) {
     let items = scene.drawn.items;
     let parameters = match scene.drawn.system {
@@ -377,6 +404,12 @@ fn create_store(scene: &Rc<Scene>) {
         quota: scene.drawn.quota_mib << 20,
     };
     scene.node.ask(ask);
+    let (theirs, store) = (Rc::clone(scene), scene.store.get());
+    scene.world.at(scene.world.now() + 5 * MILLIS, move || {
+        if theirs.store.get() == store && !theirs.is_opened.get() && !theirs.is_over() {
+            create_store(&theirs);
+        }
+    });
 }
 
 /// The weather of a trial.

@@ -2,7 +2,7 @@
 //! it asked and was answered. One that dies is followed by another.
 
 use super::registers::{BLOCKS, ENTRIES, Registers};
-use super::{AGAIN, Carrier, Fabric, PACE, Scene, System, values};
+use super::{AGAIN, Carrier, Fabric, PACE, Scene, System, mishaps, values};
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
@@ -91,7 +91,7 @@ fn start(scene: &Rc<Scene>, client: u32, career: &Rc<Career>) {
 /// Whether all has been asked, and nobody waits for anything any more.
 pub(super) fn is_done(scene: &Scene) -> bool {
     scene.violation.borrow().is_some()
-        || scene.is_over() && scene.clients.borrow().iter().all(Option::is_none)
+        || scene.is_over() && !scene.is_node_down.get() && scene.clients.borrow().iter().all(Option::is_none)
 }
 
 /// A client's process.
@@ -163,6 +163,9 @@ impl Client {
             // It may be on its way.
             return scene.world.sleep(scene.world.random().heavy(AGAIN)).await;
         };
+        if name == scene.store_name() {
+            scene.is_opened.set(true);
+        }
         let career = Rc::clone(&self.career);
         let mut asker = Asker { scene, client: self.client, career, store, kv, seen: None };
         while scene.left.get() > 0 {
@@ -227,7 +230,7 @@ struct Over;
 
 /// Who asks one thing after the other.
 struct Asker<'a> {
-    scene: &'a Scene,
+    scene: &'a Rc<Scene>,
     client: u32,
     career: Rc<Career>,
     store: u64,
@@ -238,6 +241,7 @@ struct Asker<'a> {
 
 impl Asker<'_> {
     async fn ask_something(&mut self) -> Result<(), Over> {
+        mishaps::perhaps(self.scene);
         let (number, ask) = match &self.kv {
             AnyKv::Registers(_) => self.of_registers(),
             _ => self.of_keys(),
@@ -392,8 +396,12 @@ impl Asker<'_> {
             _ if is_unknown => counts.unknown += 1,
             _ => counts.failed += 1,
         });
-        if matches!(error, KvError::OutOfMemory) && self.scene.drawn.faults.contains(&Fault::Exhaustion) {
-            self.scene.struck.count(Fault::Exhaustion);
+        if matches!(error, KvError::OutOfMemory) {
+            if self.scene.drawn.faults.contains(&Fault::Exhaustion) {
+                self.scene.struck.count(Fault::Exhaustion);
+            } else if !self.scene.has_node_stood_still() {
+                self.scene.blame("there was no memory, although its node had more than enough".to_owned());
+            }
         }
         let _ = self.blame(error);
         if !is_unknown {
@@ -451,7 +459,15 @@ pub(super) fn look_at_all(scene: &Rc<Scene>) {
             let clock = &client.clock;
             Fabric::Session(Endpoint::open(&scene.node, 0, client.process, host, clock, identity).await?)
         };
-        let Ok(kv) = AnyKv::open(scene, &fabric, node, &scene.store_name()).await else { return Ok(()) };
+        let kv = match AnyKv::open(scene, &fabric, node, &scene.store_name()).await {
+            Ok(kv) => kv,
+            // The node may have died before it had made it.
+            Err(_) if !scene.is_opened.get() => return Ok(()),
+            Err(error) => {
+                scene.blame(format!("a store that was there cannot be opened when all is quiet: {error}"));
+                return Ok(());
+            }
+        };
         let (career, store) = (Rc::clone(&client.career), u64::from(scene.store.get()));
         let mut asker = Asker { scene, client: client.client, career, store, kv, seen: None };
         let entries = if scene.drawn.system == System::Registers { BLOCKS..BLOCKS + ENTRIES } else { 0..0 };
@@ -495,6 +511,7 @@ pub(super) fn audit(scene: &Rc<Scene>) {
     let left_nothing = [Fault::ClientDeath, Fault::NodeRestart, Fault::NodeLoss, Fault::Revocation];
     let is_calm = left_nothing.into_iter().all(|fault| scene.struck.of(fault) == 0)
         && (scene.counts.get().unknown, scene.counts.get().failed) == (0, 0);
+    let theirs = Rc::clone(scene);
     let audited = scene.world.complete(20 * SECONDS, async move {
         // Sessions whose clients are dead end by their silence; what they held is looked for then.
         world.sleep(4 * SILENCE).await;
@@ -503,15 +520,26 @@ pub(super) fn audit(scene: &Rc<Scene>) {
         }
         node.answer(control::Ask::Scan { name: name.clone() }).await?;
         world.sleep(20 * MILLIS).await;
+        let left = tables_left(&node, &name).await;
+        theirs.count(|counts| counts.rebuilds = left);
         compare(&node, &name).await
     });
     match audited {
         Some(Ok(())) => {}
-        // The store may have been lost with its node, and the next one not be there yet.
-        Some(Err(reason)) if reason.contains("no store") => {}
+        // The node may have died before it had made it.
+        Some(Err(reason)) if reason.contains("no store") && !scene.is_opened.get() => {}
         Some(Err(reason)) => scene.blame(reason),
         None => scene.blame("a scan takes for ever when all is quiet".to_owned()),
     }
+}
+
+/// How many tables a store has left behind: its first has the epoch 1.
+async fn tables_left(node: &Node, name: &str) -> u64 {
+    let Ok(Answer::Store(store)) = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await else {
+        return 0;
+    };
+    let parameters: serde_json::Value = serde_json::from_str(&store.parameters).unwrap_or_default();
+    parameters["epoch"].as_u64().map_or(0, |epoch| epoch - 1)
 }
 
 /// Whether as many buffers of a store are live as its structure reaches.
@@ -519,8 +547,11 @@ async fn compare(node: &Node, name: &str) -> Result<(), String> {
     let stat = node.answer(control::Ask::StoreStat { name: name.to_owned() }).await?;
     let Answer::StoreStat(stat) = stat else { return Err(format!("{stat:?}")) };
     let reachable = node.reachable(name)?;
-    if stat.live_buffers == reachable {
-        return Ok(());
+    if stat.live_buffers != reachable {
+        return Err(format!("{} buffers are live and {reachable} reachable: {stat:?}", stat.live_buffers));
     }
-    Err(format!("{} buffers are live and {reachable} reachable: {stat:?}", stat.live_buffers))
+    if stat.retired_buffers > 0 {
+        return Err(format!("{} buffers do not come back when all is quiet: {stat:?}", stat.retired_buffers));
+    }
+    Ok(())
 }
