@@ -165,6 +165,8 @@ struct Totals {
     struck: BTreeMap<String, u64>,
     /// What is wrong with a seed, and the command that shows it.
     bad: BTreeMap<u64, (String, String)>,
+    /// Whether a history was not judged.
+    is_unchecked: bool,
     since: Instant,
     told: Option<Instant>,
 }
@@ -178,6 +180,7 @@ impl Totals {
             events: 0,
             struck: BTreeMap::new(),
             bad: BTreeMap::new(),
+            is_unchecked: false,
             since: Instant::now(),
             told: None,
         }
@@ -190,6 +193,7 @@ impl Totals {
         for (fault, times) in line["struck"].as_object().into_iter().flatten() {
             *self.struck.entry(fault.clone()).or_default() += number(times);
         }
+        self.is_unchecked |= line["verdict"] == "not checked";
         if is_bad(line) {
             self.add_bad(
                 number(&line["seed"]),
@@ -239,6 +243,7 @@ impl Totals {
             println!("   replay: {replay}");
         }
         match (bad.len(), is_missing) {
+            (0, false) if self.is_unchecked => println!("sim: nothing is wrong, and no history was checked"),
             (0, false) => println!("sim: every key of every seed was linearizable"),
             (0, true) => println!("sim: FAILED: a fault that never strikes tests nothing"),
             (bad, _) => println!("sim: FAILED: {bad} of {done} seeds are not good"),
@@ -290,6 +295,11 @@ fn find_mutants(binary: &Path, asked: &Asked) -> bool {
             End::Done => {}
         }
         let seconds = since.elapsed().as_secs_f64();
+        if let Some((seed, _)) = killed
+            && let Some(why) = wrong_without_mutant(binary, &system, seed, &asked.rest)?
+        {
+            return Err(format!("seed {seed} of {system} shows nothing of {mutant}, without it too: {why}"));
+        }
         match killed {
             Some((seed, why)) => {
                 let why: String =
@@ -319,6 +329,26 @@ fn find_mutants(binary: &Path, asked: &Asked) -> bool {
         println!("sim: FAILED: {killed} of {of} mutants were killed; alive: {}", alive.join(", "));
     }
     alive.is_empty()
+}
+
+/// What is wrong with the right code by that seed.
+fn wrong_without_mutant(
+    binary: &Path,
+    system: &str,
+    seed: u64,
+    rest: &[String],
+) -> Result<Option<String>, String> {
+    let mut command = Command::new(binary);
+    command.args(["sim", "--system", system]).args(rest);
+    let mut wrong = None;
+    match follow(command, &(seed..=seed), |line| {
+        wrong = is_bad(line).then(|| what_is_wrong(line));
+        true
+    }) {
+        End::Refused(reason) => Err(reason),
+        End::Died { why, .. } => Ok(Some(why)),
+        End::Done => Ok(wrong),
+    }
 }
 
 /// Writes the digests anew that the tests compare with, each line's last word.

@@ -407,6 +407,7 @@ fn json(judged: &Judged) -> serde_json::Value {
             "slot_cache": drawn.slot_cache,
             "mishap_one_in": drawn.mishap_one_in,
             "rebuild_one_in": drawn.rebuild_one_in,
+            "scan_one_in": drawn.scan_one_in,
         });
         object["counts"] = serde_json::json!({
             "sessions": counts.sessions,

@@ -41,6 +41,9 @@ pub(super) fn perhaps(scene: &Rc<Scene>) {
             soon(scene, move |scene| strike(scene, fault));
         }
     }
+    if random.one_in(drawn.scan_one_in) {
+        soon(scene, |scene| scene.node.ask(Ask::Scan { name: scene.store_name() }));
+    }
     if random.one_in(drawn.rebuild_one_in) {
         let items = random.between(4, 4 * drawn.items);
         soon(scene, move |scene| {

@@ -64,14 +64,7 @@ impl System {
     #[cfg(farside_mutants)]
     pub fn mutants(self) -> Vec<Mutant> {
         match self {
-            System::PrismKv => {
-                let lives = Mutant::OF_LIFE.into_iter();
-                lives
-                    .chain(Mutant::OF_SESSIONS)
-                    .chain(Mutant::OF_PRISM_KV)
-                    .chain(Mutant::OF_REBUILDS)
-                    .collect()
-            }
+            System::PrismKv => Mutant::OF_PRISM_KV.into_iter().chain(Mutant::OF_REBUILDS).collect(),
             System::Pilaf => Mutant::OF_PILAF.to_vec(),
             System::Registers => {
                 Mutant::OF_CHAINS.into_iter().chain(Mutant::OF_LIFE).chain(Mutant::OF_SESSIONS).collect()
@@ -177,6 +170,8 @@ pub struct Drawn {
     pub mishap_one_in: u64,
     /// One operation in so many has the node replace the store's table; none if 0.
     pub rebuild_one_in: u64,
+    /// One operation in so many has the node look for lost buffers; none if 0.
+    pub scan_one_in: u64,
 }
 
 impl Drawn {
@@ -213,7 +208,12 @@ impl Drawn {
             large_one_in: if random.one_in(8) && setup.system == System::PrismKv { 40 } else { 0 },
             slot_cache: [0, 2, 16][random.below(3) as usize],
             mishap_one_in: [6, 20, 80][random.below(3) as usize],
-            rebuild_one_in: if setup.system == System::PrismKv { [0, 0, 5, 40][random.below(4) as usize] } else { 0 },
+            scan_one_in: [0, 0, 8, 40][random.below(4) as usize],
+            rebuild_one_in: if setup.system == System::PrismKv {
+                [0, 0, 5, 40][random.below(4) as usize]
+            } else {
+                0
+            },
         }
     }
 }

@@ -535,7 +535,8 @@ pub(super) fn audit(scene: &Rc<Scene>) {
 
 /// How many tables a store has left behind: its first has the epoch 1.
 async fn tables_left(node: &Node, name: &str) -> u64 {
-    let Ok(Answer::Store(store)) = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await else {
+    let Ok(Answer::Store(store)) = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await
+    else {
         return 0;
     };
     let parameters: serde_json::Value = serde_json::from_str(&store.parameters).unwrap_or_default();
