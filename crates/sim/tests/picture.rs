@@ -32,7 +32,7 @@ fn text_shows_who_asked_what_when() {
 
 const EXPECTED: &str = "\
 key 0 is not linearizable: client 2 asked 'get' and was answered 'absent', \
-which could be 3 or 4 (6 of 9 operations shown)
+which could be 3 (6 of 9 operations shown)
   client 0    510 to  900 ns  put 2 -> done             |---|
   client 1    700 to    ? ns  put 3 -> ?                  |----------------------->
   client 2   1000 to 1020 ns  put 4 if v7 -> unknown          |--|
