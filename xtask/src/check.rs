@@ -59,7 +59,8 @@ fn test(root: &Path) -> bool {
 
 /// The broken variants: a package keeps the tests that must find them in `tests/mutants.rs`.
 fn test_mutants(root: &Path) -> bool {
-    let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast", "--test", "mutants"]);
+    let mut command =
+        cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast", "--test", "mutants"]);
     // Into our packages alone, which cargo then keeps apart: what they depend on is the same and is not built again.
     mutants::compile_in(&mut command);
     succeeds(command)
