@@ -49,6 +49,12 @@ pub(super) fn perhaps(scene: &Rc<Scene>) {
         soon(scene, move |scene| {
             let parameters = format!("{{\"items\": {items}}}");
             scene.node.ask(Ask::RebuildStore { name: scene.store_name(), parameters });
+            // It stops within it, too, wherever that is.
+            let random = scene.world.random();
+            if scene.drawn.faults.contains(&Fault::NodePause) && random.one_in(2) {
+                let (at, theirs) = (scene.world.now() + (MICROS << random.below(10)), Rc::clone(scene));
+                scene.world.at(at, move || pause(&theirs, theirs.node.process(), Fault::NodePause));
+            }
         });
     }
 }

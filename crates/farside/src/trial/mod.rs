@@ -295,12 +295,7 @@ impl Scene {
     }
 
     fn store_name(&self) -> String {
-        format!("s{}", self.store.get())
-    }
-
-    /// Whether a store was taken away, so that clients may be refused what they ask of it.
-    fn has_lost_stores(&self) -> bool {
-        self.store.get() > 1
+        name_of(self.store.get())
     }
 
     /// Whether the node may have been too slow to hand out memory.
@@ -311,6 +306,10 @@ impl Scene {
     fn is_over(&self) -> bool {
         self.left.get() == 0
     }
+}
+
+fn name_of(store: u32) -> String {
+    format!("s{store}")
 }
 
 /// Runs a trial.
@@ -407,6 +406,10 @@ fn create_store(scene: &Rc<Scene>) {
     let (theirs, store) = (Rc::clone(scene), scene.store.get());
     scene.world.at(scene.world.now() + 5 * MILLIS, move || {
         if theirs.store.get() == store && !theirs.is_opened.get() && !theirs.is_over() {
+            // It may have died before it dropped those.
+            for before in 1..store {
+                theirs.node.ask(Ask::DropStore { name: name_of(before) });
+            }
             create_store(&theirs);
         }
     });

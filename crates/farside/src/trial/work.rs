@@ -420,7 +420,8 @@ impl Asker<'_> {
             KvError::Damaged(what) => {
                 self.scene.blame(format!("a client has found the store damaged: {what}"));
             }
-            KvError::Refused(status) if !self.scene.has_lost_stores() => {
+            // Of a store that was dropped a client may be refused anything.
+            KvError::Refused(status) if self.store == u64::from(self.scene.store.get()) => {
                 self.scene.blame(format!("a client was refused what is its right: {status}"));
             }
             _ => {}
