@@ -54,7 +54,7 @@ pub enum Mutant {
     KvYieldsToAnyone,
     /// A deleted key's slot is given to another.
     KvSlotReuse,
-    /// A slot and the item that tells its key are read one after the other.
+    /// An item that tells its slot's key and version is read, and after it the slot that a put compares with.
     KvTwoSnapshots,
     /// The buffer of a put that has lost is kept.
     KvLoserKeepsBuffer,

@@ -407,8 +407,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let mut chain = self.chain.begin(self.table.extent.key);
             chain.also(read(at, layout::SLOT_SIZE as u32).redirect(TMP));
             let slot = chain.then(read_as::<BoundedPtr>(TMP));
-            let pointer = if Mutant::KvTwoSnapshots.is_on() { at } else { TMP };
-            let item = chain.then(read(pointer, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
+            let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
+            let slot = if Mutant::KvTwoSnapshots.is_on() { chain.then(read_as(at)) } else { slot };
             self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
             let refused = |_| KvError::Refused(self.reply.verdict());
             let slot = Slot(*self.reply.get(slot).map_err(refused)?);
