@@ -41,7 +41,7 @@ const ARROWS: [Arrows; 8] = [
     Arrows {
         package: "farside-bench",
         uses: &["farside-remote", "farside-systems"],
-        tests_use: &["farside", "farside-fabrics", "farside-node"],
+        tests_use: &["farside", "farside-fabrics", "farside-node", "farside-sim"],
     },
     Arrows { package: "xtask", uses: &[], tests_use: &[] },
 ];

@@ -68,7 +68,8 @@ impl System {
             System::Pilaf => Mutant::OF_PILAF.to_vec(),
             System::Registers => {
                 // That takes a session which has retired buffers of two stores: the node's own tests have it.
-                let lives = Mutant::OF_LIFE.into_iter().filter(|life| *life != Mutant::DropWithoutTakingLists);
+                let lives =
+                    Mutant::OF_LIFE.into_iter().filter(|life| *life != Mutant::DropWithoutTakingLists);
                 Mutant::OF_CHAINS.into_iter().chain(lives).chain(Mutant::OF_SESSIONS).collect()
             }
         }
