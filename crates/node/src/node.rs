@@ -277,8 +277,8 @@ impl<M: NodeMemory> Node<M> {
         let free = self.extents.free();
         let crowded = self.catalog.iter_mut().filter_map(|entry| {
             let is_crowded = std::mem::take(&mut entry.is_crowded);
-            let can_grow = entry.rebuild.is_none() && entry.room_needed <= free;
-            (is_crowded && can_grow).then(|| entry.store.name.clone())
+            let may_begin = entry.rebuild.as_ref().is_none_or(Rebuild::wants_more);
+            (is_crowded && may_begin && entry.room_needed <= free).then(|| entry.store.name.clone())
         });
         crowded.collect()
     }
@@ -390,7 +390,7 @@ impl<M: NodeMemory> Node<M> {
             Ask::RebuildStore { name, parameters } => {
                 self.room_to_wait()?;
                 let entry = self.catalog.get(&name)?;
-                if entry.rebuild.is_some() {
+                if entry.rebuild.as_ref().is_some_and(|rebuild| !rebuild.wants_more()) {
                     return Err(format!(
                         "the table of store '{name}' is being rebuilt: wait until that has ended"
                     ));
@@ -399,9 +399,12 @@ impl<M: NodeMemory> Node<M> {
             }
             Ask::GrowStore { name } => {
                 self.room_to_wait()?;
-                match self.catalog.get(&name)?.rebuild.as_ref().map(|rebuild| rebuild.has_begun()) {
-                    Some(true) => return Ok(Some(Answer::Done)),
-                    Some(false) => self.ask_along(&name, ticket),
+                match &self.catalog.get(&name)?.rebuild {
+                    Some(rebuild) if rebuild.wants_more() => {
+                        self.begin_rebuild(ticket, &name, None, entropy)?
+                    }
+                    Some(rebuild) if rebuild.has_begun() => return Ok(Some(Answer::Done)),
+                    Some(_) => self.ask_along(&name, ticket),
                     None => self.begin_rebuild(ticket, &name, None, entropy)?,
                 }
                 return Ok(None);
@@ -505,10 +508,12 @@ impl<M: NodeMemory> Node<M> {
         }
         let mut served =
             entry.served.try_attend().ok_or("its service is in the middle of a call: ask again")?;
-        served.service().rebuild(parameters.unwrap_or("{}"), seed)?;
+        let quota = entry.store.quota + Division::reserve_of(entry.store.quota / SEGMENT_SIZE) * SEGMENT_SIZE;
+        served.service().rebuild(parameters.unwrap_or("{}"), quota, seed)?;
         drop(served);
-        let is_growth = parameters.is_none();
-        entry.rebuild = Some(Rebuild::new(vec![ticket], is_growth, secret.max(1)));
+        // Of one that is under way, the catalog knows which secret the store has in the end.
+        let next_secret = entry.rebuild.as_ref().map_or(secret.max(1), |rebuild| rebuild.next_secret);
+        entry.rebuild = Some(Rebuild::new(vec![ticket], parameters.is_none(), next_secret));
         if !self.ticks.contains(&region) {
             self.ticks.push_back(region);
         }
@@ -630,7 +635,7 @@ impl<M: NodeMemory> Node<M> {
         let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(false) };
         let Some(mut served) = entry.served.try_attend() else { return Ok(false) }; // In the middle of a call.
         let service = served.service();
-        let Some(Rebuild { stage, next_secret, .. }) = &mut entry.rebuild else {
+        let Some(Rebuild { stage, next_secret, is_stuck, .. }) = &mut entry.rebuild else {
             let tick = service.tick(memory, &mut Vec::new())?;
             entry.is_crowded |= tick == Tick::Crowded;
             return Ok(tick == Tick::Made);
@@ -668,6 +673,10 @@ impl<M: NodeMemory> Node<M> {
                         self.publish_one(memory, sequence, store)?;
                     }
                     Tick::Made => {}
+                    Tick::Crowded => {
+                        (*is_stuck, entry.is_crowded) = (true, true);
+                        return Ok(false);
+                    }
                     _ => return Ok(false),
                 }
             }
@@ -680,7 +689,7 @@ impl<M: NodeMemory> Node<M> {
             }
             RebuildStage::Free { segments } => {
                 if !rebuild::free_step(memory, &mut self.extents, segments, &mut entry.segments)? {
-                    entry.rebuild = None;
+                    entry.rebuild = entry.store.former.as_ref().map(Rebuild::resumed);
                 }
             }
         }
@@ -708,9 +717,8 @@ impl<M: NodeMemory> Node<M> {
     /// The store has both tables from now on; or what was granted goes back, where it cannot.
     fn publish_both(&mut self, memory: &M, store: Store, segments: Vec<u32>) -> Result<(), M::Wait> {
         let region = store.region;
-        let former = store.former_extent().expect("it has both");
         let kind = self.catalog.kind(&store.kind);
-        let served = kind.and_then(|kind| kind.succeed(former, &store.parameters, store.extent()));
+        let served = kind.and_then(|kind| kind.succeed(&store.formers(), &store.parameters, store.extent()));
         let stores = self.stores_with(&store);
         let fits = restart::record(1, &stores.iter().copied().chain(self.being_made()).collect::<Vec<_>>());
         let service = match served.and_then(|service| fits.map(|_| service)) {
@@ -729,7 +737,7 @@ impl<M: NodeMemory> Node<M> {
         let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(()) };
         (entry.served, entry.store) = (Served::new(&store, service), store);
         let Some(rebuild) = &mut entry.rebuild else { return Ok(()) };
-        rebuild.stage = RebuildStage::Move;
+        (rebuild.stage, rebuild.is_stuck) = (RebuildStage::Move, false);
         let asked = std::mem::take(&mut rebuild.asked);
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, Ok(Answer::Done))));
         Ok(())
@@ -744,20 +752,22 @@ impl<M: NodeMemory> Node<M> {
         self.write_catalog(memory, &record)?;
         let Some(entry) = self.catalog.by_region_mut(store.region) else { return Ok(()) };
         Arena::of(memory).change_secret(store.region, entry.store.secret, store.secret)?;
-        let former = entry.store.former.take();
+        let formers = entry.store.formers().into_iter().map(|(_, extent)| extent);
+        let segments = formers.flat_map(|of| rebuild::segments_of(self.geometry, of.at, of.len)).collect();
         (entry.served, entry.store) = (Served::new(&store, service), store);
         self.catalog_sequence = sequence;
-        if let (Some(rebuild), Some(former)) = (&mut entry.rebuild, former) {
-            let segments = rebuild::segments_of(self.geometry, former.table_at, former.table_len);
+        if let Some(rebuild) = &mut entry.rebuild {
             rebuild.stage = RebuildStage::Leave { grace: None, segments };
         }
         Ok(())
     }
 
-    /// A rebuild has come to nothing, or whoever asked for it is told that it has begun.
+    /// The table that was asked for does not come to be. If the store was leaving one already, it goes on with that.
     fn end_rebuild(&mut self, region: u32, told: Result<Answer, String>) {
-        let rebuild = self.catalog.by_region_mut(region).and_then(|entry| entry.rebuild.take());
-        let asked = rebuild.map_or(Vec::new(), |rebuild| rebuild.asked);
+        let Some(entry) = self.catalog.by_region_mut(region) else { return };
+        let resumed = entry.store.former.as_ref().map(Rebuild::resumed);
+        let ended = std::mem::replace(&mut entry.rebuild, resumed);
+        let asked = ended.map_or(Vec::new(), |rebuild| rebuild.asked);
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, told.clone())));
     }
 

@@ -2,7 +2,8 @@
 //!
 //! 1. *Survey*: the service finds out how large the next table must be.
 //! 2. *Grant*: its segments become the store's.
-//! 3. *Move*: the catalog shows both tables, and the service moves what is in the former one.
+//! 3. *Move*: the catalog shows both tables, and the service moves what is in the former one. If there is no place for
+//!    all of it, the first three begin again: a further table takes what is in all others.
 //! 4. *Leave*: the catalog shows the next one alone, with another key; whoever was let in by the former key ends.
 //! 5. *Free*: the former table's segments become nobody's.
 //!
@@ -28,6 +29,8 @@ pub struct Rebuild {
     /// The store's secret when it is done.
     pub(crate) next_secret: u64,
     pub(crate) stage: Stage,
+    /// Something has found no place in the next table: a further one may be asked for.
+    pub(crate) is_stuck: bool,
 }
 
 pub(crate) enum Stage {
@@ -51,7 +54,7 @@ pub(crate) enum Stage {
 
 impl Rebuild {
     pub(crate) fn new(asked: Vec<Ticket>, is_growth: bool, next_secret: u64) -> Rebuild {
-        Rebuild { asked, is_growth, next_secret, stage: Stage::Survey }
+        Rebuild { asked, is_growth, next_secret, stage: Stage::Survey, is_stuck: false }
     }
 
     /// One that another node had under way.
@@ -59,12 +62,17 @@ impl Rebuild {
         Rebuild { stage: Stage::Move, ..Rebuild::new(Vec::new(), false, former.next_secret.max(1)) }
     }
 
-    /// One that does not come to be: what it was granted goes back.
+    /// The table that it was granted does not come to be: what is left of it once those segments are back.
     pub(crate) fn freeing(segments: Vec<u32>) -> Rebuild {
         Rebuild { stage: Stage::Free { segments }, ..Rebuild::new(Vec::new(), false, 0) }
     }
 
-    /// Whether both tables have been in the catalog.
+    /// Whether it waits for a further table.
+    pub(crate) fn wants_more(&self) -> bool {
+        self.is_stuck && matches!(self.stage, Stage::Move)
+    }
+
+    /// Whether the table that was asked for last has been in the catalog.
     pub(crate) fn has_begun(&self) -> bool {
         !matches!(self.stage, Stage::Survey | Stage::Grant { .. })
     }
@@ -78,20 +86,22 @@ impl Rebuild {
     }
 }
 
-/// What a store is once the catalog shows both tables.
+/// What a store is once the catalog shows a further table beside what it has.
 pub(crate) fn with_both(store: &Store, plan: &Plan, table_at: u64, next_secret: u64) -> Store {
+    let before = store.former.as_ref().map(|former| Box::new(Former { next_secret: 0, ..former.clone() }));
     let former = Former {
         parameters: store.parameters.clone(),
         table_at: store.table_at,
         table_len: store.table_len,
         moved_percent: 0,
         next_secret,
+        before,
     };
     let table_len = plan.table_len.next_multiple_of(SEGMENT_SIZE);
     Store { parameters: plan.parameters.clone(), table_at, table_len, former: Some(former), ..store.clone() }
 }
 
-/// What it is once its former table is left.
+/// What it is once its former tables are left.
 pub(crate) fn with_one(store: &Store, secret: u64) -> Store {
     Store { former: None, secret, ..store.clone() }
 }

@@ -101,9 +101,9 @@ pub(crate) fn restore<M: NodeMemory>(
     let mut segments: BTreeMap<u32, Vec<u32>> =
         stores.iter().map(|store| (store.region, Vec::new())).collect();
     for store in &stores {
-        let service = catalog.kind(&store.kind).and_then(|kind| match store.former_extent() {
-            Some(former) => kind.succeed(former, &store.parameters, store.extent()),
-            None => kind.serve(&store.parameters, store.extent()),
+        let service = catalog.kind(&store.kind).and_then(|kind| match &store.formers()[..] {
+            [] => kind.serve(&store.parameters, store.extent()),
+            formers => kind.succeed(formers, &store.parameters, store.extent()),
         });
         let service = match service {
             Ok(service) => service,
@@ -193,10 +193,10 @@ fn check<M: Memory>(
     Ok(Ok(()))
 }
 
-/// Where a store's tables are, and how long: two, if it is being rebuilt.
+/// Where a store's tables are, and how long: more than one, if it is being rebuilt.
 fn tables_of(store: &Store) -> impl Iterator<Item = (u64, u64)> {
-    let former = store.former.as_ref().map(|former| (former.table_at, former.table_len));
-    [(store.table_at, store.table_len)].into_iter().chain(former)
+    let extents = store.formers().into_iter().map(|(_, extent)| extent).chain([store.extent()]);
+    extents.map(|extent| (extent.at, extent.len)).collect::<Vec<_>>().into_iter()
 }
 
 /// Whether a table is made of whole segments which are that region's, as tables.

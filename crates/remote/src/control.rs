@@ -148,6 +148,10 @@ pub struct Former {
     /// The region's secret once it is left; zero for everyone but the node.
     #[serde(default)]
     pub next_secret: u64,
+    /// The table that the store was leaving already when it came to leave this one: there was no place in this one for
+    /// all that was in that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Box<Former>>,
 }
 
 impl Store {
@@ -156,10 +160,17 @@ impl Store {
         Extent { key: self.key(), at: self.table_at, len: self.table_len }
     }
 
-    /// The table that it is leaving, with its parameters.
-    pub fn former_extent(&self) -> Option<(&str, Extent)> {
-        let former = self.former.as_ref()?;
-        Some((&former.parameters, Extent { key: self.key(), at: former.table_at, len: former.table_len }))
+    /// The tables that it is leaving, oldest first, with their parameters: most often none, or one.
+    pub fn formers(&self) -> Vec<(&str, Extent)> {
+        let newest_first = std::iter::successors(self.former.as_ref(), |former| former.before.as_deref());
+        let mut formers: Vec<(&str, Extent)> = newest_first
+            .map(|former| {
+                let extent = Extent { key: self.key(), at: former.table_at, len: former.table_len };
+                (&former.parameters[..], extent)
+            })
+            .collect();
+        formers.reverse();
+        formers
     }
 
     fn key(&self) -> Key {

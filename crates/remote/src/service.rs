@@ -96,11 +96,12 @@ pub trait Service<M: Memory>: Send {
         Ok(Tick::Idle)
     }
 
-    /// Is to have another table, such as these parameters say: it tells by [`Tick::Wants`] which. `entropy` is random.
+    /// Is to have another table, such as these parameters say: it tells by [`Tick::Wants`] which. `quota` is what its
+    /// buffers take at most, in bytes; `entropy` is random.
     ///
     /// # Errors
     /// It cannot have one, or not such.
-    fn rebuild(&mut self, _parameters: &str, _entropy: u64) -> Result<(), String> {
+    fn rebuild(&mut self, _parameters: &str, _quota: u64, _entropy: u64) -> Result<(), String> {
         Err("a store of this kind keeps its table: make another store, and put into it what is in this one"
             .into())
     }
@@ -124,7 +125,7 @@ pub enum Tick {
     Wants(Plan),
     /// It needs no other table, and will not have been rebuilt.
     Content,
-    /// Nothing is in its former table any more.
+    /// Nothing is in its former tables any more.
     Moved,
 }
 
@@ -147,14 +148,15 @@ pub trait Kind<M: Memory>: Send + Sync {
     /// The parameters are not such as [`Kind::plan`] answers.
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String>;
 
-    /// The service of a store on its way from a former table to this one, each with its parameters. It moves what is
-    /// in the former one, by [`Service::tick`], until that answers [`Tick::Moved`].
+    /// The service of a store on its way from former tables, oldest first, to this one, each with its parameters. It
+    /// moves what is in the former ones, by [`Service::tick`], until that answers [`Tick::Moved`]; if not all has a
+    /// place, that answers [`Tick::Crowded`], and the service may be told to have a further table.
     ///
     /// # Errors
     /// The parameters are not such as [`Tick::Wants`] answers.
     fn succeed(
         &self,
-        _former: (&str, Extent),
+        _formers: &[(&str, Extent)],
         _parameters: &str,
         _table: Extent,
     ) -> Result<Box<dyn Service<M>>, String> {

@@ -3,6 +3,7 @@
 mod support;
 
 use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::{ChainBuf, Fabric, NodeId, Reply, read, write};
 use farside_systems::kv::Version;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -174,6 +175,71 @@ fn a_rebuild_for_which_there_is_no_room_is_refused_and_changes_nothing() {
     rebuild(&home, 64);
     rebuild(&home, 65);
     assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"v"[..]));
+}
+
+#[test]
+fn keys_that_come_while_their_table_is_made_too_small_find_a_larger_one() {
+    const KEYS: u32 = 20_000;
+    let home = Home::new(128);
+    home.create("s", 32, r#"{"items": 60000}"#);
+    std::thread::scope(|scope| {
+        let loader = scope.spawn(|| {
+            let mut client = home.client("s");
+            for n in 0..KEYS {
+                go!(client, put(&n.to_be_bytes(), &n.to_le_bytes())).expect("stored");
+            }
+        });
+        let ask = Ask::RebuildStore { name: "s".into(), parameters: r#"{"items": 1}"#.into() };
+        while !loader.is_finished() {
+            let _refused_meanwhile = home.host.ask(ask.clone(), Duration::from_secs(60));
+        }
+    });
+    settle(&home);
+    let mut client = home.client("s");
+    for n in 0..KEYS {
+        assert_eq!(value_of(&mut client, &n.to_be_bytes()).as_deref(), Some(&n.to_le_bytes()[..]), "{n}");
+    }
+    go!(client, put(b"new", b"value")).expect("stored");
+    drop(client);
+    audit(&home);
+}
+
+/// Somebody with the store's key says of all slots that they are taken.
+#[test]
+fn a_table_grows_no_further_than_the_buffers_of_its_store() {
+    const QUOTA_MIB: u64 = 4;
+    let home = Home::new(64);
+    home.create("s", QUOTA_MIB, r#"{"items": 1}"#);
+    let mut client = home.client("s");
+    let endpoint = Rc::clone(client.fabric());
+    go!(client, put(b"k", b"v")).expect("stored");
+    for _ in 0..8 {
+        let table = client.table().clone();
+        let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
+        let mut slot = [0; 16];
+        for index in table.probe(b"k") {
+            let mut chain = buf.begin(table.extent.key);
+            let word = chain.also(read(table.slot_at(index), 16));
+            run(&endpoint, endpoint.run(NodeId(0), &chain, &mut reply)).expect("read");
+            slot.copy_from_slice(reply.get(word).expect("it may read"));
+            if slot != [0; 16] {
+                break;
+            }
+        }
+        let slots = slot.repeat(2048);
+        for first in (0..table.spec.slots).step_by(2048) {
+            let mut chain = buf.begin(table.extent.key);
+            let count = (table.spec.slots - first).min(2048) as usize;
+            chain.also(write(table.slot_at(first), &slots[..count * 16]));
+            run(&endpoint, endpoint.run(NodeId(0), &chain, &mut reply)).expect("written");
+        }
+        home.ask(Ask::GrowStore { name: "s".into() });
+        run(&endpoint, async {});
+        settle(&home);
+        client = home.client("s");
+    }
+    let table_len = store(&home).table_len;
+    assert!(table_len <= (2 * (QUOTA_MIB + 1) + 1) << 20, "a table of {table_len} bytes");
 }
 
 /// How long the table of a store in use is rebuilt again and again.

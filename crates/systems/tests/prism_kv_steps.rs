@@ -19,4 +19,5 @@ stories! {
     a_frozen_slot_is_waited_for_and_moved_by_the_next_node: a_frozen_slot_is_waited_for;
     a_version_of_an_earlier_life_never_matches: a_version_of_an_earlier_life;
     a_table_stays_while_a_chain_may_be_in_it: a_table_stays;
+    keys_for_which_there_is_no_place_move_to_a_further_table: no_place;
 }

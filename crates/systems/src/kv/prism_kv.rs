@@ -12,7 +12,8 @@
 //! * DELETE leaves a tombstone, so that a slot keeps its key: that rules out the races of open addressing.
 //! * Values of more than about 60 KiB are lists of parts, installed by one CAS.
 //! * A table that has become crowded is rebuilt while it is used (`rebuild`, decision 0017). Meanwhile a key is looked
-//!   for in the former table, and in the next one where its path in the former was left.
+//!   for in the former table, and in the next one where its path in the former was left. So also where more than one
+//!   are being left.
 //!
 //! Invariant: a buffer that an install made unreachable is retired before anything else is awaited.
 //! Invariant: nothing is written for a key into the next table before its place in the former one was left.
@@ -54,8 +55,8 @@ pub struct PrismKv<F> {
     node: NodeId,
     store: Store,
     table: Table,
-    /// The table that is being left, while the catalog says that one is.
-    former: Option<Box<Table>>,
+    /// The tables that are being left, oldest first, while the catalog says that any are.
+    formers: Vec<Table>,
     slots: Option<Cache<Box<[u8]>, Cached>>,
     chain: ChainBuf,
     reply: Reply,
@@ -89,8 +90,8 @@ struct Cached {
 /// One of the tables of a store that is being rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Epoch {
-    /// The one that is being left.
-    Former,
+    /// One of those that are being left.
+    Former(usize),
     /// The one that new clients will know; the only one there is, if the store is not being rebuilt.
     Current,
 }
@@ -139,13 +140,13 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// There is none of that name, or it is of another kind.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<PrismKv<F>, KvError> {
         let store = fetch_store(&fabric, node, name, KIND).await?;
-        let (table, former) = tables_of(&store)?;
+        let (table, formers) = tables_of(&store)?;
         Ok(PrismKv {
             fabric,
             node,
             store,
             table,
-            former,
+            formers,
             slots: None,
             chain: ChainBuf::new(),
             reply: Reply::new(),
@@ -166,7 +167,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         &self.store
     }
 
-    /// Its table; of both, the one that takes the other's place.
+    /// Its table; of several, the one that takes the others' place.
     pub fn table(&self) -> &Table {
         &self.table
     }
@@ -247,10 +248,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
         // A delete that loses always looks again: it answers what it saw, so it cannot be said to have come before
         // the winner, as another one may be said to have.
         loop {
-            let found = self.find(key).await?;
-            if !found.kind.is_some_and(Kind::is_present) {
+            // Where a new key has no place there is no value to take away either.
+            let found = self.find_if_any(key).await?;
+            let Some(found) = found.filter(|found| found.kind.is_some_and(Kind::is_present)) else {
                 return Ok(false);
-            }
+            };
             let item = NewItem { kind: Kind::Tombstone, flags: 0, key, value: &[], value_len: 0 };
             if self.install(&found, &item, Buffer::for_tombstone(&item, &found)).await? {
                 return Ok(true);
@@ -319,9 +321,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Reads the item of `key` into the reply.
     #[inline]
     async fn seek(&mut self, key: &[u8]) -> Result<Sought, KvError> {
-        if self.former.is_some() {
+        for former in 0..self.formers.len() {
             // Boxed, as all that happens only during a rebuild.
-            match Box::pin(self.seek_in(Epoch::Former, key)).await? {
+            match Box::pin(self.seek_in(Epoch::Former(former), key)).await? {
                 Sought::Left => {}
                 sought => return Ok(sought),
             }
@@ -346,7 +348,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             match item.kind {
                 Kind::Closed => return Ok(Sought::Left),
                 // Whose key it had cannot be seen: in the table that is being left, it may lie further on.
-                Kind::Moved if epoch == Epoch::Former => continue,
+                Kind::Moved if epoch != Epoch::Current => continue,
                 Kind::Moved => return Ok(Sought::Left),
                 _ if !item.is_of(key) => continue,
                 _ => {}
@@ -370,28 +372,50 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(Sought::Absent)
     }
 
-    fn table_of(&self, epoch: Epoch) -> &Table {
-        match (&self.former, epoch) {
-            (Some(former), Epoch::Former) => former,
-            _ => &self.table,
+    /// How far from its first slot a new key may go in a table: what is being moved must find a place there, too. Where
+    /// two are being left, the one between had no place for all of the first, and none after it takes anything else.
+    fn new_key_probes(&self, epoch: Epoch) -> u64 {
+        match (self.formers.len(), epoch) {
+            (0, _) | (1 | 2, Epoch::Former(_)) => PROBES_MAX,
+            (1, Epoch::Current) => PROBES_MAX / 4,
+            _ => 0,
         }
     }
 
-    /// Finds the slot that `key` has, or the empty one that it would get.
+    fn table_of(&self, epoch: Epoch) -> &Table {
+        match epoch {
+            Epoch::Former(former) => &self.formers[former],
+            Epoch::Current => &self.table,
+        }
+    }
+
+    /// Finds the slot that `key` has, or the empty one that it would get; waits for a table where it would get one.
     async fn find(&mut self, key: &[u8]) -> Result<Found, KvError> {
         loop {
+            if let Some(found) = self.find_if_any(key).await? {
+                return Ok(found);
+            }
+            Box::pin(self.grow()).await?;
+        }
+    }
+
+    /// As [`PrismKv::find`]; nothing if the key has no slot, and would get none.
+    async fn find_if_any(&mut self, key: &[u8]) -> Result<Option<Found>, KvError> {
+        loop {
             let mut sought = Ok(Place::Left);
-            if self.former.is_some() {
-                sought = Box::pin(self.find_in(Epoch::Former, key)).await;
+            for former in 0..self.formers.len() {
+                if let Ok(Place::Left) = sought {
+                    sought = Box::pin(self.find_in(Epoch::Former(former), key)).await;
+                }
             }
             if let Ok(Place::Left) = sought {
                 sought = self.find_in(Epoch::Current, key).await;
             }
             match sought {
-                Ok(Place::Found(found)) => return Ok(found),
+                Ok(Place::Found(found)) => return Ok(Some(found)),
                 Ok(Place::Left) => Box::pin(self.refetch()).await?,
                 Ok(Place::Frozen) => self.pause().await?,
-                Ok(Place::Full) => Box::pin(self.grow()).await?,
+                Ok(Place::Full) => return Ok(None),
                 Err(KvError::Refused(Status::Access)) => Box::pin(self.fetch_key()).await?,
                 Err(error) => return Err(error),
             }
@@ -416,12 +440,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let table = self.table_of(epoch);
             let next_generation = table.next_generation(slot);
             if slot.is_empty() {
-                if epoch == Epoch::Former && Mutant::WriteBeforeMoved.is_on() {
+                if epoch != Epoch::Current && Mutant::WriteBeforeMoved.is_on() {
                     return Ok(Place::Left);
                 }
-                // What is moved must find a place in the next table too.
-                let is_kept_free = self.former.is_some() && epoch == Epoch::Current && step >= PROBES_MAX / 2;
-                if index == table.end() || is_kept_free {
+                if index == table.end() || step >= self.new_key_probes(epoch) {
                     return Ok(Place::Full);
                 }
                 let found = Found { at, slot, next_generation, kind: None, unconditional: false };
@@ -430,7 +452,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let item = ItemView::decode(bytes)?;
             match item.kind {
                 Kind::Closed => return Ok(Place::Left),
-                Kind::Moved if epoch == Epoch::Former => {}
+                Kind::Moved if epoch != Epoch::Current => {}
                 Kind::Moved => return Ok(Place::Left),
                 kind if item.is_of(key) || Mutant::KvSlotReuse.is_on() && kind == Kind::Tombstone => {
                     if slot.is_frozen() && !Mutant::FrozenIsCompared.is_on() {
@@ -603,9 +625,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Fetches the catalog again, since a table was left.
     #[cold]
     async fn refetch(&mut self) -> Result<(), KvError> {
-        let known = (self.table.spec.epoch, self.former.is_some());
+        let known = (self.table.spec.epoch, self.formers.len());
         self.fetch_catalog().await?;
-        if (self.table.spec.epoch, self.former.is_some()) == known {
+        if (self.table.spec.epoch, self.formers.len()) == known {
             self.pause().await?;
         }
         Ok(())
@@ -642,13 +664,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let reason = "a larger one is on its way, and that takes its time: try again";
             return Err(KvError::TableFull(reason.into()));
         }
-        if self.former.is_none() {
-            let grow = Ask::GrowStore { name: self.store.name.clone() };
-            match ask(&self.fabric, self.node, &grow).await {
-                Ok(_) | Err(FabricError::Deadline { .. }) => {}
-                Err(FabricError::Refused(reason)) => return Err(KvError::TableFull(reason)),
-                Err(other) => return Err(KvError::of_look(other)),
-            }
+        let grow = Ask::GrowStore { name: self.store.name.clone() };
+        match ask(&self.fabric, self.node, &grow).await {
+            Ok(_) | Err(FabricError::Deadline { .. }) => {}
+            Err(FabricError::Refused(reason)) => return Err(KvError::TableFull(reason)),
+            Err(other) => return Err(KvError::of_look(other)),
         }
         // Anyhow it takes a moment; and a node that has just ended one rebuild waits for this session's turn to end.
         self.pause().await?;
@@ -667,20 +687,20 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 store.name
             )));
         }
-        let (table, former) = tables_of(&store)?;
+        let (table, formers) = tables_of(&store)?;
         if let Some(slots) = &mut self.slots {
             slots.clear();
         }
-        (self.store, self.table, self.former) = (store, table, former);
+        (self.store, self.table, self.formers) = (store, table, formers);
         Ok(())
     }
 }
 
-/// The tables that the catalog tells of: the one that stays, and the one that is being left.
-fn tables_of(store: &Store) -> Result<(Table, Option<Box<Table>>), KvError> {
+/// The tables that the catalog tells of: the one that stays, and those that are being left.
+fn tables_of(store: &Store) -> Result<(Table, Vec<Table>), KvError> {
     let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
-    let former = store.former_extent().map(|(parameters, extent)| Table::new(parameters, extent));
-    Ok((table, former.transpose().map_err(KvError::Gone)?.map(Box::new)))
+    let formers = store.formers().into_iter().map(|(parameters, extent)| Table::new(parameters, extent));
+    Ok((table, formers.collect::<Result<_, _>>().map_err(KvError::Gone)?))
 }
 
 /// A key that is known already keeps its entry, so that only a new one allocates.

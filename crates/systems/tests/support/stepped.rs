@@ -33,6 +33,8 @@ pub(crate) struct Stepped {
     drawn: Mutex<u64>,
 }
 
+/// So far from its first slot a client puts a new key while a table is being left.
+const PROBES_OF_NEW_KEYS: usize = 64;
 /// No story here takes as many steps.
 const STEPS_MAX: u32 = 200_000;
 
@@ -112,12 +114,49 @@ impl Stepped {
     fn idle(&self) {
         for _ in 0..20 {
             self.node().look_around();
-            let mut steps = 0;
-            while self.step() {
-                steps += 1;
-                assert!(steps < STEPS_MAX, "it does not come to an end");
+            self.settle();
+            let crowded = self.node().crowded();
+            for name in crowded {
+                let entropy = self.entropy();
+                let mut node = self.node();
+                let ticket = node.ask(Ask::GrowStore { name }, entropy);
+                node.cancel(&[ticket].into());
             }
+            self.settle();
         }
+    }
+
+    /// Steps until there is nothing to do.
+    fn settle(&self) {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+            assert!(steps < STEPS_MAX, "it does not come to an end");
+        }
+    }
+
+    /// The former table, of one that is being left.
+    fn former(&self) -> Table {
+        let store = self.store();
+        let (parameters, extent) = store.formers()[0];
+        Table::new(parameters, extent).expect("a table")
+    }
+
+    fn load(&self, table: &Table, index: u64) -> Slot {
+        let Ok(word) = self.memory.load(table.slot_at(index).raw(), farside_remote::Width::W16);
+        Slot::of(word)
+    }
+
+    /// Steps until no key can come into the former table any more, and not one further.
+    fn close(&self) {
+        let former = self.former();
+        for _ in 0..STEPS_MAX {
+            if (0..former.spec.slots).all(|index| !self.load(&former, index).is_empty()) {
+                return;
+            }
+            self.step();
+        }
+        panic!("it is not closed");
     }
 
     /// The node's process dies with all that use it, and another takes over the memory.
@@ -192,6 +231,7 @@ pub(crate) const CASES: &[(&str, fn())] = &[
     ("a_frozen_slot_is_waited_for_and_moved_by_the_next_node", a_frozen_slot_is_waited_for),
     ("a_version_of_an_earlier_life_never_matches", a_version_of_an_earlier_life),
     ("a_table_stays_while_a_chain_may_be_in_it", a_table_stays),
+    ("keys_for_which_there_is_no_place_move_to_a_further_table", no_place),
 ];
 
 /// At every step of a rebuild some client does something: one that knows the former table alone, one that knows both,
@@ -316,19 +356,13 @@ pub(crate) fn a_frozen_slot_is_waited_for() {
     go!(client, put(b"k", b"old")).expect("stored");
     node.begin_rebuild(500);
     node.publish();
-    let store = node.store();
-    let (parameters, extent) = store.former_extent().expect("there are both");
-    let former = Table::new(parameters, extent).expect("a table");
+    let (store, former) = (node.store(), node.former());
     let next = Table::new(&store.parameters, store.extent()).expect("a table");
     let at = |table: &Table| table.slot_at(table.probe(b"k").next().expect("a slot")).raw();
     for _ in 0..1 + former.spec.slots / 8 {
         node.step();
     }
-    let load = |at: u64| {
-        let Ok(word) = node.memory.load(at, farside_remote::Width::W16);
-        Slot::of(word)
-    };
-    let word = load(at(&former));
+    let word = node.load(&former, former.probe(b"k").next().expect("a slot"));
     assert!(!word.is_frozen() && !word.is_empty(), "it is still there: {word:?}");
     let exchange = |at: u64, old: Slot, new: Slot| {
         let Ok(Ok(())) = node.memory.exchange(at, farside_remote::Width::W16, old.word(), new.word()) else {
@@ -390,6 +424,84 @@ pub(crate) fn a_table_stays() {
     node.idle();
     let Ok(usage) = node.memory.arena().segment(segment).map(|segment| segment.usage);
     assert_eq!(usage, Use::Free, "nobody can be in it any more");
+}
+
+/// The node stands still when the former table is closed, and new keys take all places in the next one. It dies once, at
+/// another step each time, on the way out of that.
+pub(crate) fn no_place() {
+    for dies_at in (0..2000).step_by(97) {
+        let node = Stepped::new();
+        let mut client = node.client();
+        let mut model = BTreeMap::new();
+        for key in 0..60 {
+            put(&mut client, &mut model, key, 0);
+        }
+        node.begin_rebuild(1);
+        node.publish();
+        node.close();
+        // One has the catalog of one table, one of two, and one is opened anew each time.
+        let mut clients = vec![client, node.client()];
+        fill(&node, 1 << 32);
+        let (mut longest, mut steps) = (0, 0);
+        while node.store().former.is_some() {
+            if steps == dies_at {
+                clients.clear();
+                node.die();
+                clients = vec![node.client(), node.client()];
+            }
+            node.node().look_around();
+            let crowded = node.node().crowded();
+            for name in crowded {
+                let entropy = node.entropy();
+                node.node().ask(Ask::GrowStore { name }, entropy);
+                while node.node().answer().is_some() {}
+            }
+            node.step();
+            while node.node().answer().is_some() {}
+            longest = longest.max(node.store().formers().len());
+            steps += 1;
+            assert!(steps < STEPS_MAX, "{longest} tables, and it does not come to an end");
+            if steps % 151 == 0 {
+                let mut fresh = node.client();
+                let client = if steps % 3 == 2 { &mut fresh } else { &mut clients[steps as usize % 3] };
+                for key in 0..60 {
+                    assert!(value_of(client, &name(key)).as_ref() == model.get(&key), "{key}");
+                }
+                let (changed, deleted) = (u64::from(steps) % 60, u64::from(steps) / 7 % 60);
+                if model.contains_key(&changed) {
+                    put(client, &mut model, changed, 1);
+                }
+                let had = model.remove(&deleted).is_some();
+                assert_eq!(go!(client, delete(&name(deleted))), Ok(had), "{deleted}");
+            }
+        }
+        assert_eq!(longest, 2, "there was no place for all keys");
+        for client in &mut clients {
+            for key in 0..60 {
+                assert!(value_of(client, &name(key)).as_ref() == model.get(&key), "{key}");
+            }
+            go!(client, put(b"new", b"value")).expect("stored");
+        }
+        drop(clients);
+        node.audit();
+    }
+}
+
+/// Puts and deletes keys that are new each time, until there is no place for any of many.
+fn fill(node: &Arc<Stepped>, first: u64) {
+    let store = node.store();
+    let next = Table::new(&store.parameters, store.extent()).expect("a table");
+    let mut client = node.client();
+    for key in first.. {
+        // As far as a client goes for a new key: none is asked that would wait for the node.
+        let mut path = next.probe(&name(key)).take(PROBES_OF_NEW_KEYS);
+        if path.any(|index| node.load(&next, index).is_empty()) {
+            go!(client, put(&name(key), b"x")).expect("stored");
+            assert!(go!(client, delete(&name(key))).expect("deleted"));
+        } else if (0..next.spec.slots).filter(|&index| node.load(&next, index).is_empty()).count() < 30 {
+            return;
+        }
+    }
 }
 
 /// Whether a story passes with that broken variant.

@@ -50,7 +50,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let mut chain = self.chain.begin(self.table.extent.key);
             let mut items = Vec::with_capacity(group.len());
             for key in group {
-                let table = table_of(&self.former, &self.table);
+                let table = table_of(&self.formers, &self.table);
                 let index = table.probe(key).next().expect("a table has a slot");
                 items.push(chain.also(read(table.slot_at(index), READ_MAX).indirect().bounded()));
             }
@@ -174,7 +174,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     async fn find_group(&mut self, group: &[(&[u8], &[u8])]) -> Result<Vec<Option<Found>>, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let mut outs = Vec::with_capacity(group.len());
-        let table = table_of(&self.former, &self.table);
+        let table = table_of(&self.formers, &self.table);
         for (key, _) in group {
             let index = table.probe(key).next().expect("a table has a slot");
             let at = table.slot_at(index);
@@ -250,7 +250,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// An iteration goes through one table.
     async fn wait_for_one_table(&mut self) -> Result<(), KvError> {
         let since = self.fabric.now();
-        while self.former.is_some() {
+        while !self.formers.is_empty() {
             if self.fabric.now().saturating_sub(since) >= ONE_TABLE_WAIT {
                 return Err(KvError::NotMoved);
             }
@@ -315,8 +315,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
 }
 
 /// The table in which a key is looked for first.
-fn table_of<'a>(former: &'a Option<Box<Table>>, current: &'a Table) -> &'a Table {
-    former.as_deref().unwrap_or(current)
+fn table_of<'a>(formers: &'a [Table], current: &'a Table) -> &'a Table {
+    formers.first().unwrap_or(current)
 }
 
 /// How many of the items one group can have: at least one. A key that comes again begins another group, for which of

@@ -4,11 +4,14 @@
 //! Then every slot that has a key is MOVED: frozen, so that no client writes it; its word written into the next table;
 //! and left. A tombstone that is not above the next table's floor is dropped instead.
 //!
+//! If the next table has no place for all keys, it is given a next one itself: then both are being left, and the first
+//! steps are made in both before anything is moved from either.
+//!
 //! Invariant: how far it has come lies in the slots alone, so whoever begins again at the first does no harm.
 //! Invariant: a slot is frozen only while its item's place in the next table is being taken.
 
 use super::layout::{HEADER_SIZE, ItemHeader, Kind, Slot, Table, above};
-use super::service::{live_of, points_to_item, read_slots};
+use super::service::{Survey, live_of, points_to_item, read_slots};
 use crate::kv::KEY_MAX;
 use farside_remote::arena::Arena;
 use farside_remote::mutant::Mutant;
@@ -16,133 +19,170 @@ use farside_remote::service::{Service, Tick};
 use farside_remote::{Memory, Width};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A store with two tables.
+/// A store with more than one table.
 pub(super) struct Moving {
-    former: Table,
-    next: Table,
+    /// The tables that are being left, oldest first, and the one that takes their place.
+    tables: Vec<Table>,
     at: Stage,
-    /// Keys that have no place in the next table, in this round.
+    /// How often all slots were passed, and how many keys were found without a place in this round.
+    round: u32,
     without_place: u64,
+    /// A further table is wanted.
+    survey: Option<Survey>,
 }
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// The items MOVED and CLOSED are to be written, and the end slot closed.
+    /// The items MOVED and CLOSED are to be written, and the end slots closed.
     Begin,
     /// The next slot to be closed, if it is empty.
-    Close(u64),
+    Close(Place),
     /// The next slot to be moved, and how many slots of its key's path in the next table are known to be others'.
-    Move(u64, usize),
+    Move(Place, usize),
     Done,
+}
+
+/// A slot of one of the tables that are being left.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    table: usize,
+    slot: u64,
 }
 
 /// Slots looked at in one step.
 const SLOTS_PER_STEP: usize = 8;
+/// After so many keys without a place the first round does not look for places any more.
+const WITHOUT_PLACE_MAX: u64 = 64;
 /// Slots of the next table looked at in one step.
 const PROBES_PER_STEP: usize = 6;
 
 impl Moving {
-    pub(super) fn new(former: Table, next: Table) -> Moving {
-        Moving { former, next, at: Stage::Begin, without_place: 0 }
+    pub(super) fn new(tables: Vec<Table>) -> Moving {
+        Moving { tables, at: Stage::Begin, round: 0, without_place: 0, survey: None }
+    }
+
+    fn next(&self) -> &Table {
+        self.tables.last().expect("a store that is being rebuilt has two tables or more")
     }
 
     fn begin<M: Memory>(&mut self, memory: &M) -> Result<(), M::Wait> {
-        let (at, items) = self.next.left_items();
-        memory.write(at, items.as_bytes())?;
-        self.close(memory, self.former.end(), Slot::default())?;
-        self.at = Stage::Close(0);
+        for (table, pair) in self.tables.windows(2).enumerate() {
+            let (at, items) = pair[1].left_items();
+            memory.write(at, items.as_bytes())?;
+            self.close(memory, Place { table, slot: pair[0].end() }, Slot::default())?;
+        }
+        self.at = Stage::Close(Place::default());
         Ok(())
     }
 
-    fn close_some<M: Memory>(&mut self, memory: &M, first: u64) -> Result<(), M::Wait> {
+    fn close_some<M: Memory>(&mut self, memory: &M, first: Place) -> Result<(), M::Wait> {
         let mut slots = [Slot::default(); SLOTS_PER_STEP];
-        let count = read_slots(memory, &self.former, first, &mut slots)?;
-        for (index, &slot) in (first..).zip(&slots[..count]).filter(|(_, slot)| slot.is_empty()) {
-            self.close(memory, index, slot)?;
+        let count = read_slots(memory, &self.tables[first.table], first.slot, &mut slots)?;
+        for (slot, &word) in (first.slot..).zip(&slots[..count]).filter(|(_, word)| word.is_empty()) {
+            self.close(memory, Place { slot, ..first }, word)?;
         }
-        let next = first + count as u64;
-        self.at = if next < self.former.spec.slots { Stage::Close(next) } else { Stage::Move(0, 0) };
+        let next = self.place(first, count as u64);
+        self.at = next.map_or(Stage::Move(Place::default(), 0), Stage::Close);
         Ok(())
     }
 
     /// If a client has taken it by now, it is moved later.
-    fn close<M: Memory>(&self, memory: &M, index: u64, slot: Slot) -> Result<bool, M::Wait> {
+    fn close<M: Memory>(&self, memory: &M, place: Place, word: Slot) -> Result<bool, M::Wait> {
         if Mutant::EmptySlotsStay.is_on() {
             return Ok(false);
         }
-        self.exchange(memory, &self.former, index, slot, self.next.left(slot))
+        self.exchange(memory, place, word, self.left(place, word))
     }
 
     fn move_some<M: Memory>(
         &mut self,
         memory: &M,
-        (first, others): (u64, usize),
+        (first, others): (Place, usize),
         dropped: &mut Vec<u64>,
     ) -> Result<Tick, M::Wait> {
         let mut slots = [Slot::default(); SLOTS_PER_STEP];
-        let count = read_slots(memory, &self.former, first, &mut slots)?;
-        let is_there = |slot: &Slot| !slot.is_empty() && self.next.is_left(*slot).is_none();
-        let Some(offset) = slots[..count].iter().position(is_there) else {
-            return Ok(self.pass(first + count as u64));
+        let count = read_slots(memory, &self.tables[first.table], first.slot, &mut slots)?;
+        let successor = &self.tables[first.table + 1];
+        // A further table is wanted soonest, but not before every slot that another node has frozen was moved.
+        let is_hopeless = self.round == 0 && self.without_place >= WITHOUT_PLACE_MAX;
+        let is_there = |word: &Slot| {
+            !word.is_empty() && successor.is_left(*word).is_none() && (!is_hopeless || word.is_frozen())
         };
-        let (index, slot) = (first + offset as u64, slots[offset]);
+        let Some(offset) = slots[..count].iter().position(is_there) else {
+            return Ok(self.pass(first, count as u64));
+        };
+        let place = Place { slot: first.slot + offset as u64, ..first };
         let others = if offset == 0 { others } else { 0 };
-        let moved = self.move_slot(memory, index, slot, others, dropped)?;
+        let moved = self.move_slot(memory, place, slots[offset], others, dropped)?;
         if let Moved::NoPlace = moved {
             self.without_place += 1;
         }
         Ok(match moved {
-            Moved::Yes | Moved::NoPlace => self.pass(index + 1),
+            Moved::Yes | Moved::NoPlace => self.pass(place, 1),
             Moved::NotYet { others } => {
-                self.at = Stage::Move(index, others);
+                self.at = Stage::Move(place, others);
                 Tick::Made
             }
         })
     }
 
-    /// All slots before `index` are left, or have keys without a place.
-    fn pass(&mut self, index: u64) -> Tick {
-        if index < self.former.spec.slots {
-            self.at = Stage::Move(index, 0);
+    /// All slots before those `count` after `place` are left, and they too; or they have keys without a place.
+    fn pass(&mut self, place: Place, count: u64) -> Tick {
+        if let Some(next) = self.place(place, count) {
+            self.at = Stage::Move(next, 0);
             return Tick::Made;
         }
         if self.without_place == 0 {
             self.at = Stage::Done;
             return Tick::Made;
         }
-        (self.at, self.without_place) = (Stage::Move(0, 0), 0);
-        Tick::Idle
+        (self.at, self.without_place) = (Stage::Move(Place::default(), 0), 0);
+        self.round = self.round.saturating_add(1);
+        Tick::Crowded
+    }
+
+    /// The place so many slots behind another; nothing behind the last slot that is being left.
+    fn place(&self, Place { table, slot }: Place, count: u64) -> Option<Place> {
+        if slot + count < self.tables[table].spec.slots {
+            return Some(Place { table, slot: slot + count });
+        }
+        (table + 2 < self.tables.len()).then_some(Place { table: table + 1, slot: 0 })
+    }
+
+    /// What a slot becomes when it is left: it points behind the table that came after its own.
+    fn left(&self, place: Place, word: Slot) -> Slot {
+        self.tables[place.table + 1].left(word)
     }
 
     fn move_slot<M: Memory>(
         &self,
         memory: &M,
-        index: u64,
+        from: Place,
         slot: Slot,
         others: usize,
         dropped: &mut Vec<u64>,
     ) -> Result<Moved, M::Wait> {
-        let left = self.next.left(slot);
+        let (next, left) = (self.next(), self.left(from, slot));
         let Some((kind, key)) = self.item_of(memory, slot)? else {
-            self.exchange(memory, &self.former, index, slot, left)?; // Spoilt: no client finds a key there.
+            self.exchange(memory, from, slot, left)?; // Spoilt: no client finds a key there.
             return Ok(Moved::NotYet { others });
         };
-        if kind == Kind::Tombstone as u8 && above(slot.generation(), self.next.spec.floor).is_none() {
+        if kind == Kind::Tombstone as u8 && above(slot.generation(), next.spec.floor).is_none() {
             let at = slot.0.ptr.raw();
-            if self.exchange(memory, &self.former, index, slot, left)?
-                && Arena::of(memory).condemn(self.former.extent.key.region(), at)?
+            if self.exchange(memory, from, slot, left)?
+                && Arena::of(memory).condemn(next.extent.key.region(), at)?
             {
                 dropped.push(at);
             }
             return Ok(Moved::NotYet { others });
         }
         let mut others = others;
-        for place in self.next.probe(&key).skip(others).take(PROBES_PER_STEP) {
-            let at = Slot::of(memory.load(self.next.slot_at(place).raw(), Width::W16)?);
+        for place in next.probe(&key).skip(others).take(PROBES_PER_STEP) {
+            let at = Slot::of(memory.load(next.slot_at(place).raw(), Width::W16)?);
             let is_done = at.0.ptr == slot.0.ptr; // By one who has died since.
-            if place == self.next.end() {
+            if place == next.end() {
                 // As it was, so that it can be used where it is.
-                self.exchange(memory, &self.former, index, slot, slot.thawed())?;
+                self.exchange(memory, from, slot, slot.thawed())?;
                 return Ok(Moved::NoPlace);
             }
             if !is_done && !at.is_empty() {
@@ -150,11 +190,11 @@ impl Moving {
                 continue;
             }
             let (frozen, word) = (slot.frozen(), slot.thawed());
-            let is_frozen = slot == frozen || self.exchange(memory, &self.former, index, slot, frozen)?;
-            if !is_frozen || !is_done && !self.exchange(memory, &self.next, place, at, word)? {
+            let is_frozen = slot == frozen || self.exchange(memory, from, slot, frozen)?;
+            if !is_frozen || !is_done && !exchange(memory, next, place, at, word)? {
                 return Ok(Moved::NotYet { others });
             }
-            self.exchange(memory, &self.former, index, frozen, left)?;
+            self.exchange(memory, from, frozen, left)?;
             return Ok(Moved::Yes);
         }
         Ok(Moved::NotYet { others })
@@ -162,7 +202,7 @@ impl Moving {
 
     /// The kind and the key of the item that a slot points to, which nobody reuses while the node is in a step.
     fn item_of<M: Memory>(&self, memory: &M, slot: Slot) -> Result<Option<(u8, Vec<u8>)>, M::Wait> {
-        if !points_to_item(memory, &self.former, slot)? {
+        if !points_to_item(memory, self.next(), slot)? {
             return Ok(None);
         }
         let at = slot.0.ptr.raw();
@@ -178,17 +218,14 @@ impl Moving {
         Ok(Some((header.kind, key)))
     }
 
-    fn exchange<M: Memory>(
-        &self,
-        memory: &M,
-        table: &Table,
-        index: u64,
-        old: Slot,
-        new: Slot,
-    ) -> Result<bool, M::Wait> {
-        let at = table.slot_at(index).raw();
-        Ok(memory.exchange(at, Width::W16, old.word(), new.word())?.is_ok())
+    fn exchange<M: Memory>(&self, memory: &M, place: Place, old: Slot, new: Slot) -> Result<bool, M::Wait> {
+        exchange(memory, &self.tables[place.table], place.slot, old, new)
     }
+}
+
+fn exchange<M: Memory>(memory: &M, table: &Table, index: u64, old: Slot, new: Slot) -> Result<bool, M::Wait> {
+    let at = table.slot_at(index).raw();
+    Ok(memory.exchange(at, Width::W16, old.word(), new.word())?.is_ok())
 }
 
 /// What a step came to for one slot.
@@ -202,17 +239,28 @@ enum Moved {
 }
 
 impl<M: Memory> Service<M> for Moving {
-    /// The former table first: what moves meanwhile is seen in one or the other.
+    /// The former tables first: what moves meanwhile is seen in one or the other.
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
-        let (former, all) = (self.former.spec.slots, self.former.spec.slots + self.next.spec.slots);
-        let next = match cursor.checked_sub(former) {
-            None => live_of(&self.former, memory, cursor, found)?,
-            Some(index) => former + live_of(&self.next, memory, index, found)?,
-        };
-        Ok((next < all).then_some(next))
+        let mut before = 0;
+        for table in &self.tables {
+            if cursor < before + table.spec.slots {
+                let next = before + live_of(table, memory, cursor - before, found)?;
+                let all: u64 = self.tables.iter().map(|table| table.spec.slots).sum();
+                return Ok((next < all).then_some(next));
+            }
+            before += table.spec.slots;
+        }
+        Ok(None)
     }
 
     fn tick(&mut self, memory: &M, dropped: &mut Vec<u64>) -> Result<Tick, M::Wait> {
+        if let Some(survey) = &mut self.survey {
+            let wanted = survey.step(memory, &self.tables)?;
+            if wanted != Tick::Made {
+                self.survey = None;
+            }
+            return Ok(wanted);
+        }
         match self.at {
             Stage::Begin => self.begin(memory)?,
             Stage::Close(first) => self.close_some(memory, first)?,
@@ -222,8 +270,18 @@ impl<M: Memory> Service<M> for Moving {
         Ok(Tick::Made)
     }
 
+    fn rebuild(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String> {
+        self.survey = Some(Survey::new(parameters, quota, entropy)?);
+        Ok(())
+    }
+
     fn moved_percent(&self) -> u8 {
-        let share = |next: u64| (next * 50 / self.former.spec.slots) as u8;
+        let formers = &self.tables[..self.tables.len() - 1];
+        let all: u64 = formers.iter().map(|table| table.spec.slots).sum();
+        let share = |place: Place| {
+            let before: u64 = formers[..place.table].iter().map(|table| table.spec.slots).sum();
+            ((before + place.slot) * 50 / all) as u8
+        };
         match self.at {
             Stage::Begin => 0,
             Stage::Close(next) => share(next),

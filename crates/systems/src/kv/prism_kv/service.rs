@@ -7,6 +7,7 @@ use super::layout::{
     Placement, Request, SLOT_SIZE, Slot, Table, TableSpec, above, slots_for, table_len,
 };
 use super::rebuild::Moving;
+use farside_remote::arena::class::Class;
 use farside_remote::arena::{Arena, SEGMENT_SIZE};
 use farside_remote::service::{Extent, Kind, Plan, Service, Tick};
 use farside_remote::{BoundedPtr, Memory};
@@ -46,11 +47,13 @@ impl<M: Memory> Kind<M> for PrismKvKind {
 
     fn succeed(
         &self,
-        (former_parameters, former): (&str, Extent),
+        formers: &[(&str, Extent)],
         parameters: &str,
         table: Extent,
     ) -> Result<Box<dyn Service<M>>, String> {
-        Ok(Box::new(Moving::new(Table::new(former_parameters, former)?, Table::new(parameters, table)?)))
+        let tables = formers.iter().copied().chain([(parameters, table)]);
+        let tables = tables.map(|(parameters, extent)| Table::new(parameters, extent));
+        Ok(Box::new(Moving::new(tables.collect::<Result<_, _>>()?)))
     }
 }
 
@@ -82,21 +85,29 @@ struct Watch {
 const WATCHED_PER_STEP: u64 = 64;
 const WATCHED: u64 = 1024;
 
-/// Looks at all slots, so that the next table is as large as it must be.
-struct Survey {
+/// Looks at all slots of a store's tables, so that the next one is as large as it must be.
+pub(super) struct Survey {
     /// For so many items it is to have room at least; if nobody has said, it is not to shrink.
     items: Option<u64>,
     seed: u64,
-    next: u64,
+    /// As many items as the store can have, whatever its slots say: each has a buffer.
+    most: u64,
+    /// A table, and a slot in it.
+    next: (usize, u64),
+    /// Of the last of the tables, slots that have a key, and such that may come to have one before they are closed.
     taken: u64,
-    /// Of those, keys that have a value.
-    present: u64,
+    empty: u64,
+    /// Items that will have slots in the next table: they have a value, or their tombstone is far above the floor.
+    staying: u64,
     /// How far the floor rises: so that as many tombstones as can be are not above it.
     rise: u32,
 }
 
 /// A floor rises by at most so much in one rebuild, so that it takes many until generations come again.
 const RISE_MAX: u32 = 1 << 16;
+/// And by so much more than the greatest generation that was seen, so that a key that is deleted meanwhile needs no slot
+/// in the next table either.
+const RISE_BEYOND: u32 = 1 << 10;
 
 /// Slots looked at in one step of a scan or a survey.
 const SLOTS_PER_STEP: u64 = 8;
@@ -109,28 +120,15 @@ impl<M: Memory> Service<M> for PrismKvService {
 
     fn tick(&mut self, memory: &M, _dropped: &mut Vec<u64>) -> Result<Tick, M::Wait> {
         let Some(survey) = &mut self.survey else { return self.watch.step(memory, &self.table) };
-        if survey.next < self.table.spec.slots {
-            survey.step(memory, &self.table)?;
-            return Ok(Tick::Made);
+        let wanted = survey.step(memory, std::slice::from_ref(&self.table))?;
+        if wanted != Tick::Made {
+            self.survey = None;
         }
-        let wanted = survey.next_table(&self.table);
-        self.survey = None;
         Ok(wanted)
     }
 
-    fn rebuild(&mut self, parameters: &str, entropy: u64) -> Result<(), String> {
-        let request: Request = serde_json::from_str(parameters)
-            .map_err(|error| format!("the table of a {KIND} store takes {{\"items\": N}}: {error}"))?;
-        if request.placement != Placement::default() {
-            return Err(
-                "a table keeps its placement: make another store, and put into it what is in this one".into(),
-            );
-        }
-        let items = request.items;
-        if items.is_some_and(|items| slots_for(items).is_none()) {
-            return Err(too_many(items.unwrap_or_default()));
-        }
-        self.survey = Some(Survey { items, seed: entropy, next: 0, taken: 0, present: 0, rise: 0 });
+    fn rebuild(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String> {
+        self.survey = Some(Survey::new(parameters, quota, entropy)?);
         Ok(())
     }
 }
@@ -154,36 +152,62 @@ impl Watch {
 }
 
 impl Survey {
-    fn step<M: Memory>(&mut self, memory: &M, table: &Table) -> Result<(), M::Wait> {
-        let mut slots = [Slot::default(); SLOTS_PER_STEP as usize];
-        let count = read_slots(memory, table, self.next, &mut slots)?;
-        let (mut taken, mut present, mut rise) = (0, 0, self.rise);
-        for &slot in slots[..count].iter().filter(|slot| !slot.is_empty()) {
-            taken += 1;
-            match header_of(memory, table, slot)?.map(|header| header.kind) {
-                Some(kind) if kind == ItemKind::Tombstone as u8 => {
-                    let by = above(slot.generation(), table.spec.floor);
-                    rise = rise.max(by.filter(|&by| by <= RISE_MAX).unwrap_or(0));
-                }
-                Some(_) => present += 1,
-                None => {} // Somebody with the key has spoilt it: there is nothing to move.
-            }
+    pub(super) fn new(parameters: &str, quota: u64, seed: u64) -> Result<Survey, String> {
+        let request: Request = serde_json::from_str(parameters)
+            .map_err(|error| format!("the table of a {KIND} store takes {{\"items\": N}}: {error}"))?;
+        if request.placement != Placement::default() {
+            return Err(
+                "a table keeps its placement: make another store, and put into it what is in this one".into(),
+            );
         }
-        self.next += count as u64;
-        (self.taken, self.present, self.rise) = (self.taken + taken, self.present + present, rise);
-        Ok(())
+        let items = request.items;
+        if items.is_some_and(|items| slots_for(items).is_none()) {
+            return Err(too_many(items.unwrap_or_default()));
+        }
+        let most = quota / u64::from(Class::all()[0].size);
+        Ok(Survey { items, seed, most, next: (0, 0), taken: 0, empty: 0, staying: 0, rise: 0 })
     }
 
-    /// What the table is to be succeeded by, now that all of it was seen.
-    fn next_table(&self, table: &Table) -> Tick {
-        let TableSpec { slots, placement, epoch, floor, .. } = table.spec;
+    /// Looks at some slots; when all were seen, answers what the tables are to be succeeded by.
+    pub(super) fn step<M: Memory>(&mut self, memory: &M, tables: &[Table]) -> Result<Tick, M::Wait> {
+        let (of, first) = self.next;
+        let Some(table) = tables.get(of) else { return Ok(self.next_table(tables)) };
+        let current = &tables[tables.len() - 1];
+        let mut slots = [Slot::default(); SLOTS_PER_STEP as usize];
+        let count = read_slots(memory, table, first, &mut slots)?;
+        let (mut staying, mut rise) = (0, self.rise);
+        let taken = slots[..count].iter().filter(|slot| !slot.is_empty());
+        for &slot in taken.clone() {
+            // If somebody with the key has spoilt it, there is nothing to move; nor is there if it was moved.
+            let Some(header) = header_of(memory, table, slot)? else { continue };
+            let by = above(slot.generation(), current.spec.floor).unwrap_or(0);
+            let is_too_far = by > RISE_MAX - RISE_BEYOND;
+            rise = rise.max(if is_too_far { 0 } else { by });
+            staying += u64::from(header.kind != ItemKind::Tombstone as u8 || is_too_far);
+        }
+        let taken = taken.count() as u64;
+        if of + 1 == tables.len() {
+            (self.taken, self.empty) = (self.taken + taken, self.empty + count as u64 - taken);
+        }
+        (self.staying, self.rise) = (self.staying + staying, rise);
+        let next = first + count as u64;
+        self.next = if next < table.spec.slots { (of, next) } else { (of + 1, 0) };
+        Ok(Tick::Made)
+    }
+
+    fn next_table(&self, tables: &[Table]) -> Tick {
+        let TableSpec { slots, placement, epoch, floor, .. } = tables[tables.len() - 1].spec;
+        let is_stuck = tables.len() > 1;
         // Who asks for no size does so because the table is crowded, or a path of it.
-        if self.items.is_none() && self.taken * 4 < slots {
+        if self.items.is_none() && !is_stuck && self.taken * 4 < slots {
             return Tick::Content;
         }
-        let least = if self.items.is_none() { slots } else { 0 };
-        let Some(needed) = slots_for(self.present.max(self.items.unwrap_or(0))) else { return Tick::Content };
-        let floor = floor.wrapping_add(self.rise) & GENERATION_MASK;
+        // Where there was no place once, there is to be one for whatever may come until all is closed.
+        let coming = if is_stuck { self.empty } else { 0 };
+        let least = if self.items.is_none() || is_stuck { slots } else { 0 };
+        let items = (self.staying + coming).min(self.most).max(self.items.unwrap_or(0));
+        let Some(needed) = slots_for(items) else { return Tick::Content };
+        let floor = floor.wrapping_add(self.rise + RISE_BEYOND) & GENERATION_MASK;
         let spec =
             TableSpec { slots: needed.max(least), seed: self.seed, placement, epoch: epoch + 1, floor };
         plan_of(&spec).map_or(Tick::Content, Tick::Wants)
