@@ -2,6 +2,7 @@
 
 mod support;
 
+use farside_remote::fabric::Ran;
 use farside_systems::kv::prism_kv::many::Cursor;
 use farside_systems::kv::{KEY_MAX, KvError, VALUE_MAX};
 use std::collections::BTreeMap;
@@ -284,6 +285,23 @@ fn a_full_store_says_so_and_can_be_emptied_and_filled_again() {
     let large = fill(&mut client, 4000, 0);
     assert!(large > 3_000, "{large} items of 4000 bytes where {first} of 512 were; {:?}", home.stat("s"));
     assert_eq!(value_of(&mut other, b"mine").as_deref(), Some(&b"untouched"[..]));
+}
+
+#[test]
+fn of_several_keys_for_which_there_is_no_room_some_may_have_been_stored_and_the_error_says_so() {
+    let home = Home::new(16);
+    home.create("s", 5, r#"{"items": 4000}"#);
+    let mut client = home.client("s");
+    let endpoint = std::rc::Rc::clone(client.fabric());
+    let keys: Vec<[u8; 4]> = (0..600u32).map(u32::to_be_bytes).collect();
+    let items: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &[8; 20_000][..])).collect();
+    let error = run(&endpoint, client.put_many(&items)).expect_err("12 MB into 5 MiB");
+    let stored = keys.iter().filter(|key| value_of(&mut client, &key[..]).is_some()).count();
+    assert!((1..600).contains(&stored), "{stored}");
+    assert_eq!(error.ran(), Ran::Unknown, "{error}");
+    assert!(error.to_string().contains("some of the keys may have been stored"), "{error}");
+    let one = go!(client, put(&keys[599], &[8; 20_000])).expect_err("there is no room");
+    assert_eq!((one.ran(), one), (Ran::No, KvError::OutOfMemory));
 }
 
 #[test]

@@ -87,6 +87,8 @@ pub enum KvError {
     Rebuilt,
     /// The catalog no longer has the store, or has another under its name. Nothing was stored.
     Gone(String),
+    /// This became of one of several keys that were put together. Of the others, any may have been stored.
+    Several(Box<KvError>),
     /// The fabric has no answer.
     Fabric(FabricError),
 }
@@ -96,6 +98,7 @@ impl KvError {
     pub fn ran(&self) -> Ran {
         match self {
             KvError::Fabric(error) => error.ran(),
+            KvError::Several(_) => Ran::Unknown,
             // A chain that is refused may have done its first ops; those of a store install with their last.
             _ => Ran::No,
         }
@@ -114,8 +117,8 @@ impl KvError {
     /// The error of one of several operations, of which others may have been carried out.
     pub(crate) fn of_several(self) -> KvError {
         match self {
-            KvError::Fabric(error) => KvError::Fabric(said(error, |_| Ran::Unknown)),
-            other => other,
+            KvError::Fabric(lost @ FabricError::Lost { .. }) => KvError::Fabric(said(lost, |_| Ran::Unknown)),
+            other => KvError::Several(Box::new(other)),
         }
     }
 }
@@ -179,6 +182,9 @@ impl std::fmt::Display for KvError {
                 write!(f, "a {kind} store does not offer {what}: use a prism-kv store, which does")
             }
             KvError::Gone(reason) => write!(f, "the store is gone: {reason}"),
+            KvError::Several(of_one) => {
+                write!(f, "some of the keys may have been stored, and of one it is said: {of_one}")
+            }
             KvError::Fabric(error) => error.fmt(f),
         }
     }
@@ -188,6 +194,7 @@ impl std::error::Error for KvError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             KvError::Fabric(error) => Some(error),
+            KvError::Several(of_one) => Some(&**of_one),
             _ => None,
         }
     }
