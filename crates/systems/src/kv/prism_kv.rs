@@ -667,7 +667,13 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let grow = Ask::GrowStore { name: self.store.name.clone() };
         match ask(&self.fabric, self.node, &grow).await {
             Ok(_) | Err(FabricError::Deadline { .. }) => {}
-            Err(FabricError::Refused(reason)) => return Err(KvError::TableFull(reason)),
+            Err(FabricError::Refused(reason)) => {
+                // It is said of the table that the store has now, which may have another by itself since.
+                let met = (self.table.spec.epoch, self.table.extent.key);
+                self.fetch_catalog().await?;
+                let is_of_another = (self.table.spec.epoch, self.table.extent.key) != met;
+                return if is_of_another { Ok(()) } else { Err(KvError::TableFull(reason)) };
+            }
             Err(other) => return Err(KvError::of_look(other)),
         }
         // Anyhow it takes a moment; and a node that has just ended one rebuild waits for this session's turn to end.

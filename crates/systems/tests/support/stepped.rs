@@ -31,6 +31,8 @@ pub(crate) struct Stepped {
     node: Mutex<Node<Mapping>>,
     /// What is to look random.
     drawn: Mutex<u64>,
+    /// Before it hears that a store is to grow, the node makes it a table for so many items.
+    before_growth: Mutex<Option<u64>>,
 }
 
 /// So far from its first slot a client puts a new key while a table is being left.
@@ -43,7 +45,12 @@ impl Stepped {
     fn new() -> Arc<Stepped> {
         let memory = Arc::new(Mapping::create(24 << 20, Pages::Small).expect("memory"));
         let node = Node::new(&*memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
-        let node = Arc::new(Stepped { memory, node: Mutex::new(node), drawn: Mutex::new(1) });
+        let node = Arc::new(Stepped {
+            memory,
+            node: Mutex::new(node),
+            drawn: Mutex::new(1),
+            before_growth: Mutex::default(),
+        });
         let parameters = r#"{"items": 1}"#.into();
         node.ask(Ask::CreateStore { name: "s".into(), kind: KIND.into(), parameters, quota: 12 << 20 });
         node
@@ -202,6 +209,12 @@ impl LocalNode for Stepped {
 
     fn call(&self, _: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
         let ask = serde_json::from_slice(request).expect("a question");
+        if matches!(ask, Ask::GrowStore { .. })
+            && let Some(items) = self.before_growth.lock().expect("one thread").take()
+        {
+            self.begin_rebuild(items);
+            self.idle();
+        }
         let answered = self.try_ask(ask).map_err(FabricError::Refused)?;
         *answer = serde_json::to_vec(&answered).expect("plain data");
         Ok(())
@@ -232,6 +245,7 @@ pub(crate) const CASES: &[(&str, fn())] = &[
     ("a_version_of_an_earlier_life_never_matches", a_version_of_an_earlier_life),
     ("a_table_stays_while_a_chain_may_be_in_it", a_table_stays),
     ("keys_for_which_there_is_no_place_move_to_a_further_table", no_place),
+    ("a_full_path_of_a_table_that_was_left_since_is_no_refusal", a_full_path),
 ];
 
 /// At every step of a rebuild some client does something: one that knows the former table alone, one that knows both,
@@ -502,6 +516,21 @@ fn fill(node: &Arc<Stepped>, first: u64) {
             return;
         }
     }
+}
+
+/// A client meets a full path; before it has asked for a larger table, the node has made one.
+pub(crate) fn a_full_path() {
+    let node = Stepped::new();
+    let mut client = node.client();
+    for key in 0..256 {
+        go!(client, put(&name(key), b"value")).expect("stored");
+    }
+    *node.before_growth.lock().expect("one thread") = Some(2000);
+    go!(client, put(&name(256), b"value")).expect("there is place in the larger one");
+    assert_eq!(*node.before_growth.lock().expect("one thread"), None, "it met a full path");
+    assert!(go!(client, delete(&name(256))).expect("deleted"));
+    drop(client);
+    node.audit();
 }
 
 /// Whether a story passes with that broken variant.
