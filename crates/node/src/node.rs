@@ -390,10 +390,8 @@ impl<M: NodeMemory> Node<M> {
             Ask::RebuildStore { name, parameters } => {
                 self.room_to_wait()?;
                 let entry = self.catalog.get(&name)?;
-                if entry.rebuild.as_ref().is_some_and(|rebuild| !rebuild.wants_more()) {
-                    return Err(format!(
-                        "the table of store '{name}' is being rebuilt: wait until that has ended"
-                    ));
+                if let Some(rebuild) = entry.rebuild.as_ref().filter(|rebuild| !rebuild.wants_more()) {
+                    return Err(self.is_being_rebuilt(&name, rebuild));
                 }
                 return self.begin_rebuild(ticket, &name, Some(&parameters), entropy).map(|()| None);
             }
@@ -518,6 +516,25 @@ impl<M: NodeMemory> Node<M> {
             self.ticks.push_back(region);
         }
         Ok(())
+    }
+
+    fn is_being_rebuilt(&self, name: &str, rebuild: &Rebuild) -> String {
+        let being_rebuilt = format!("the table of store '{name}' is being rebuilt");
+        let grace = rebuild.waiting_for();
+        let slots: BTreeSet<u32> =
+            grace.iter().flat_map(|grace| grace.waiting_for()).map(|id| id.slot).collect();
+        let sessions = self.sessions.iter().filter(|session| slots.contains(&session.id.slot));
+        let pids = sessions.map(|session| format!("process {}", session.pid));
+        let remote = grace.map(Grace::remote).filter(|&count| count > 0);
+        let whom: Vec<String> = pids.chain(remote.map(|count| format!("{count} remote sessions"))).collect();
+        if whom.is_empty() {
+            return format!("{being_rebuilt}: wait until that has ended");
+        }
+        let whom = whom.join(", ");
+        format!(
+            "{being_rebuilt}: all is moved, and {whom} may still be in the former table; wait until it goes on, or end \
+             it, if it is stopped"
+        )
     }
 
     /// The same answer as to those who have asked for the rebuild that is under way.

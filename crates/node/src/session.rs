@@ -212,6 +212,11 @@ impl Grace {
     pub fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
         self.waiting.iter().map(|&(id, _)| id)
     }
+
+    /// How many remote sessions it waits for.
+    pub fn remote(&self) -> usize {
+        self.remote.len()
+    }
 }
 
 #[cfg(test)]

@@ -434,6 +434,9 @@ pub(crate) fn a_table_stays() {
     assert!(node.store().former.is_none() && node.store().secret != former.secret, "all is moved");
     let Ok(usage) = node.memory.arena().segment(segment).map(|segment| segment.usage);
     assert_eq!(usage, Use::Table, "the former table is still there");
+    let again = Ask::RebuildStore { name: "s".into(), parameters: "{}".into() };
+    let refusal = node.try_ask(again).expect_err("there would be two of them");
+    assert!(refusal.contains("process 1 may still be in the former table"), "{refusal}");
     run(&endpoint, async {});
     node.idle();
     let Ok(usage) = node.memory.arena().segment(segment).map(|segment| segment.usage);
