@@ -11,6 +11,7 @@ use farside_fabrics::layer::count::Count;
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_node::{Node, Progress};
+use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
@@ -245,6 +246,7 @@ pub(crate) const CASES: &[(&str, fn())] = &[
     ("a_version_of_an_earlier_life_never_matches", a_version_of_an_earlier_life),
     ("a_table_stays_while_a_chain_may_be_in_it", a_table_stays),
     ("keys_for_which_there_is_no_place_move_to_a_further_table", no_place),
+    ("keys_without_a_place_can_be_deleted_where_there_is_no_memory_for_a_further_table", no_place_nor_memory),
     ("a_full_path_of_a_table_that_was_left_since_is_no_refusal", a_full_path),
 ];
 
@@ -502,6 +504,40 @@ pub(crate) fn no_place() {
         drop(clients);
         node.audit();
     }
+}
+
+/// As before, and no memory is left for a further table. What is deleted needs none.
+pub(crate) fn no_place_nor_memory() {
+    let node = Stepped::new();
+    let mut client = node.client();
+    for key in 0..60 {
+        go!(client, put(&name(key), b"value")).expect("stored");
+    }
+    node.begin_rebuild(1);
+    node.publish();
+    node.close();
+    let Answer::NodeInfo(info) = node.ask(Ask::NodeInfo) else { panic!("no figures") };
+    let (quota, parameters) = (info.unassigned_bytes - SEGMENT_SIZE, r#"{"items": 1}"#.into());
+    node.ask(Ask::CreateStore { name: "other".into(), kind: KIND.into(), parameters, quota });
+    fill(&node, 1 << 32);
+    node.idle();
+    assert!(node.store().former.is_some(), "there was no place for all keys");
+    let told = go!(client, put(b"new", b"value")).expect_err("nor is there any for another").to_string();
+    assert!(told.contains("takes 1 MiB side by side, and the node has 0 MiB"), "{told}");
+    for key in 0..60 {
+        assert_eq!(value_of(&mut client, &name(key)).as_deref(), Some(&b"value"[..]), "{key}");
+    }
+    drop(client);
+    node.die();
+    let mut client = node.client();
+    for key in 0..60 {
+        assert_eq!(go!(client, delete(&name(key))), Ok(true), "{key}");
+    }
+    node.idle();
+    assert_eq!(node.store().former, None, "nothing needs a place any more");
+    go!(client, put(b"new", b"value")).expect("stored");
+    drop(client);
+    node.audit();
 }
 
 /// Puts and deletes keys that are new each time, until there is no place for any of many.

@@ -107,7 +107,7 @@ pub(super) struct Survey {
 const RISE_MAX: u32 = 1 << 16;
 /// And by so much more than the greatest generation that was seen, so that a key that is deleted meanwhile needs no slot
 /// in the next table either.
-const RISE_BEYOND: u32 = 1 << 10;
+const RISE_BEYOND: u32 = 1 << 8;
 
 /// Slots looked at in one step of a scan or a survey.
 const SLOTS_PER_STEP: u64 = 8;
