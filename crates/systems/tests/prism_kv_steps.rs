@@ -20,6 +20,7 @@ stories! {
     a_version_of_an_earlier_life_never_matches: a_version_of_an_earlier_life;
     a_table_stays_while_a_chain_may_be_in_it: a_table_stays;
     keys_for_which_there_is_no_place_move_to_a_further_table: no_place;
+    keys_that_were_chosen_to_collide_in_the_further_table_move_to_the_one_after_it: chosen_keys;
     keys_without_a_place_can_be_deleted_where_there_is_no_memory_for_a_further_table: no_place_nor_memory;
     a_full_path_of_a_table_that_was_left_since_is_no_refusal: a_full_path;
 }

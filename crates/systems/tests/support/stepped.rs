@@ -121,16 +121,20 @@ impl Stepped {
     /// Steps until there is nothing to do, nor after another look.
     fn idle(&self) {
         for _ in 0..20 {
-            self.node().look_around();
+            self.look_around();
             self.settle();
-            let crowded = self.node().crowded();
-            for name in crowded {
-                let entropy = self.entropy();
-                let mut node = self.node();
-                let ticket = node.ask(Ask::GrowStore { name }, entropy);
-                node.cancel(&[ticket].into());
-            }
-            self.settle();
+        }
+    }
+
+    /// What the host does from time to time.
+    fn look_around(&self) {
+        self.node().look_around();
+        let crowded = self.node().crowded();
+        for name in crowded {
+            let entropy = self.entropy();
+            let mut node = self.node();
+            let ticket = node.ask(Ask::GrowStore { name }, entropy);
+            node.cancel(&[ticket].into());
         }
     }
 
@@ -148,6 +152,12 @@ impl Stepped {
         let store = self.store();
         let (parameters, extent) = store.formers()[0];
         Table::new(parameters, extent).expect("a table")
+    }
+
+    /// The table that stays.
+    fn next(&self) -> Table {
+        let store = self.store();
+        Table::new(&store.parameters, store.extent()).expect("a table")
     }
 
     fn load(&self, table: &Table, index: u64) -> Slot {
@@ -246,6 +256,7 @@ pub(crate) const CASES: &[(&str, fn())] = &[
     ("a_version_of_an_earlier_life_never_matches", a_version_of_an_earlier_life),
     ("a_table_stays_while_a_chain_may_be_in_it", a_table_stays),
     ("keys_for_which_there_is_no_place_move_to_a_further_table", no_place),
+    ("keys_that_were_chosen_to_collide_in_the_further_table_move_to_the_one_after_it", chosen_keys),
     ("keys_without_a_place_can_be_deleted_where_there_is_no_memory_for_a_further_table", no_place_nor_memory),
     ("a_full_path_of_a_table_that_was_left_since_is_no_refusal", a_full_path),
 ];
@@ -372,8 +383,7 @@ pub(crate) fn a_frozen_slot_is_waited_for() {
     go!(client, put(b"k", b"old")).expect("stored");
     node.begin_rebuild(500);
     node.publish();
-    let (store, former) = (node.store(), node.former());
-    let next = Table::new(&store.parameters, store.extent()).expect("a table");
+    let (former, next) = (node.former(), node.next());
     let at = |table: &Table| table.slot_at(table.probe(b"k").next().expect("a slot")).raw();
     for _ in 0..1 + former.spec.slots / 8 {
         node.step();
@@ -468,15 +478,8 @@ pub(crate) fn no_place() {
                 node.die();
                 clients = vec![node.client(), node.client()];
             }
-            node.node().look_around();
-            let crowded = node.node().crowded();
-            for name in crowded {
-                let entropy = node.entropy();
-                node.node().ask(Ask::GrowStore { name }, entropy);
-                while node.node().answer().is_some() {}
-            }
+            node.look_around();
             node.step();
-            while node.node().answer().is_some() {}
             longest = longest.max(node.store().formers().len());
             steps += 1;
             assert!(steps < STEPS_MAX, "{longest} tables, and it does not come to an end");
@@ -506,7 +509,50 @@ pub(crate) fn no_place() {
     }
 }
 
-/// As before, and no memory is left for a further table. What is deleted needs none.
+/// Somebody chooses keys so that one has no place in the next table, and more so that they have none in the further one.
+pub(crate) fn chosen_keys() {
+    const COLLIDING: usize = 300;
+    let node = Stepped::new();
+    let mut client = node.client();
+    go!(client, put(&name(0), b"value")).expect("stored");
+    node.begin_rebuild(200);
+    node.publish();
+    node.close();
+    let mut chosen = vec![0];
+    let next = node.next();
+    for index in next.probe(&name(0)).filter(|&index| index != next.end()) {
+        let of_it = |&key: &u64| next.probe(&name(key)).next() == Some(index);
+        chosen.push((1 << 32..).find(of_it).expect("every slot is the first of some key"));
+    }
+    for &key in &chosen[1..] {
+        go!(client, put(&name(key), b"value")).expect("stored");
+    }
+    for _ in 0..STEPS_MAX {
+        if node.store().formers().len() == 2 {
+            break;
+        }
+        node.look_around();
+        node.step();
+    }
+    let further = node.next();
+    let colliding = (2 << 32..).filter(|&key| further.probe(&name(key)).next() == Some(7));
+    let is_open = |index| index != next.end() && node.load(&next, index).is_empty();
+    let has_place = |&key: &u64| next.probe(&name(key)).any(is_open);
+    for key in colliding.filter(has_place).take(COLLIDING) {
+        go!(client, put(&name(key), b"value")).expect("the table between is not closed yet");
+        chosen.push(key);
+    }
+    node.idle();
+    assert!(node.store().former.is_none() && node.next().spec.epoch == 4, "{:?}", node.store());
+    for &key in &chosen {
+        assert_eq!(value_of(&mut client, &name(key)).as_deref(), Some(&b"value"[..]), "{key}");
+    }
+    go!(client, put(b"new", b"value")).expect("stored");
+    drop(client);
+    node.audit();
+}
+
+/// New keys take all places in the next table, and no memory is left for a further one. What is deleted needs none.
 pub(crate) fn no_place_nor_memory() {
     let node = Stepped::new();
     let mut client = node.client();
@@ -542,8 +588,7 @@ pub(crate) fn no_place_nor_memory() {
 
 /// Puts and deletes keys that are new each time, until there is no place for any of many.
 fn fill(node: &Arc<Stepped>, first: u64) {
-    let store = node.store();
-    let next = Table::new(&store.parameters, store.extent()).expect("a table");
+    let next = node.next();
     let mut client = node.client();
     for key in first.. {
         // As far as a client goes for a new key: none is asked that would wait for the node.
