@@ -455,8 +455,8 @@ pub(crate) fn a_table_stays() {
     assert_eq!(usage, Use::Free, "nobody can be in it any more");
 }
 
-/// The node stands still when the former table is closed, and new keys take all places in the next one. It dies once, at
-/// another step each time, on the way out of that.
+/// The node stands still when the former table is closed, and new keys take all places in the next one. It dies once,
+/// at another step each time, on the way out of that.
 pub(crate) fn no_place() {
     for dies_at in (0..2000).step_by(97) {
         let node = Stepped::new();
@@ -509,7 +509,8 @@ pub(crate) fn no_place() {
     }
 }
 
-/// Somebody chooses keys so that one has no place in the next table, and more so that they have none in the further one.
+/// Somebody chooses keys so that one has no place in the next table, and others so that they have none in the further
+/// one.
 pub(crate) fn chosen_keys() {
     const COLLIDING: usize = 300;
     let node = Stepped::new();

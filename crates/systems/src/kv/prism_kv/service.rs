@@ -105,8 +105,8 @@ pub(super) struct Survey {
 
 /// A floor rises by at most so much in one rebuild, so that it takes many until generations come again.
 const RISE_MAX: u32 = 1 << 16;
-/// And by so much more than the greatest generation that was seen, so that a key that is deleted meanwhile needs no slot
-/// in the next table either.
+/// And by so much more than the greatest generation that was seen, so that a key that is deleted meanwhile needs no
+/// slot in the next table either.
 const RISE_BEYOND: u32 = 1 << 8;
 
 /// Slots looked at in one step of a scan or a survey.
