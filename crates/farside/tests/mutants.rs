@@ -51,7 +51,7 @@ fn the_simulator_finds_every_broken_variant() {
 /// What is wrong is told, drawn, and run again by the command that was printed.
 #[test]
 fn a_violation_is_shown_and_its_replay_shows_it_again() {
-    let mutant = "KvYieldsToAnyone";
+    let mutant = "KvNoGeneration";
     let many = support::farside(["sim", "--mutant", mutant, "--seeds", "1..5"]);
     assert_eq!(many.code, Some(1), "{}", many.err);
     assert!(many.err.contains("runs are not good"), "{}", many.err);
