@@ -6,8 +6,10 @@ use crate::raw_ring::{self, Ring, Side, Word};
 use farside::{Error, KvError};
 use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
+use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 on_each_carrier![
     a_welcome_that_is_none_is_an_error,
@@ -21,8 +23,28 @@ on_each_carrier![
 /// An answer to a datagram: as many as it likes.
 type Answers = Vec<Vec<u8>>;
 
-/// Something that is no node, in a thread that ends with the test's process.
-fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> String {
+/// Something that is no node, in a thread that ends with the test's process. It is its address.
+struct Impostor {
+    url: String,
+    /// Where its socket is, if that has a name.
+    _folder: Option<TempDir>,
+}
+
+impl Impostor {
+    fn at(url: String) -> Impostor {
+        Impostor { url, _folder: None }
+    }
+}
+
+impl Deref for Impostor {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.url
+    }
+}
+
+fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> Impostor {
     if carrier == "ring" {
         return ring_impostor(answer);
     }
@@ -37,7 +59,7 @@ fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'st
                 }
             }
         });
-        return url;
+        return Impostor::at(url);
     }
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("tcp://{}", listener.local_addr().expect("it is bound"));
@@ -56,11 +78,11 @@ fn impostor(carrier: &str, mut answer: impl FnMut(&[u8]) -> Answers + Send + 'st
             }
         }
     });
-    url
+    Impostor::at(url)
 }
 
 /// The same by rings.
-fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> String {
+fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> Impostor {
     engine_by_hand(move |ring| {
         while !ring.hangs_up_within(Duration::ZERO) {
             let Some(frame) = ring.receive(Duration::from_millis(100)) else { continue };
@@ -71,18 +93,17 @@ fn ring_impostor(mut answer: impl FnMut(&[u8]) -> Answers + Send + 'static) -> S
     })
 }
 
-/// Welcomes whoever comes, one after the other: in a folder that stays as long as the test's process.
-fn engine_by_hand(mut serve: impl FnMut(Ring) + Send + 'static) -> String {
+/// Welcomes whoever comes, one after the other.
+fn engine_by_hand(mut serve: impl FnMut(Ring) + Send + 'static) -> Impostor {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ring");
     let listener = raw_ring::listen(&path);
     std::thread::spawn(move || {
-        let _stays = folder;
         while let Ok(socket) = rustix::net::accept(&listener) {
             Ring::welcome(socket).into_iter().for_each(&mut serve);
         }
     });
-    format!("ring:{}", path.display())
+    Impostor { url: format!("ring:{}", path.display()), _folder: Some(folder) }
 }
 
 /// About as much as one datagram carries: frames of a ring are shorter than others.
@@ -165,7 +186,7 @@ fn reply(asked: &Asked<'_>, execution: u64, body: &[u8]) -> Answers {
 }
 
 /// Welcomes whoever says hello; answers each request by `answer`.
-fn node_that(carrier: &str, mut answer: impl FnMut(&Asked<'_>) -> Answers + Send + 'static) -> String {
+fn node_that(carrier: &str, mut answer: impl FnMut(&Asked<'_>) -> Answers + Send + 'static) -> Impostor {
     impostor(carrier, move |bytes| match bytes[3] {
         HELLO => vec![welcome(bytes)],
         PING => vec![of_session(PONG, &[])],
@@ -196,7 +217,7 @@ fn is_info(asked: &Asked<'_>) -> bool {
 }
 
 /// Welcomes whoever comes and says hello; spoils the memory when it is asked anything.
-fn engine_that_spoils(spoil: fn(&Ring)) -> String {
+fn engine_that_spoils(spoil: fn(&Ring)) -> Impostor {
     engine_by_hand(move |ring| {
         while let Some(frame) = ring.receive(Duration::from_secs(3)) {
             if frame[3] == HELLO {
