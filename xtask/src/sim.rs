@@ -267,9 +267,13 @@ fn what_is_wrong(line: &Value) -> String {
 
 /// Each broken variant under the seeds that the right code passes, until one shows it.
 fn find_mutants(binary: &Path, asked: &Asked) -> bool {
-    let listed = Command::new(binary).args(["sim", "--list-mutants"]).output();
-    let listed =
-        listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let listed = match Command::new(binary).args(["sim", "--list-mutants"]).output() {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Err(error) => {
+            println!("sim: {} cannot be run: {error}", binary.display());
+            return false;
+        }
+    };
     let mutants: Vec<(String, String)> =
         listed.lines().filter_map(|line| line.split_once(' ')).map(|(a, b)| (a.into(), b.into())).collect();
     if mutants.is_empty() {
