@@ -2,7 +2,7 @@
 
 use super::load::{Bed, Load, Measured};
 use super::published::KvCurve;
-use super::{Claim, Curve, Figure, Judged, Picture, Point, Prediction, Row};
+use super::{Claim, Curve, Figure, Judged, PREDICTED, Picture, Point, Prediction, Row};
 use farside_sim::hardware::{INPUTS, Platform, Testbed};
 
 /// Bytes of a value in those figures.
@@ -40,7 +40,7 @@ pub(super) fn predict(
     }
     let claims = claims(figure, &rows);
     let axes = ["million operations a second", "mean latency, us"];
-    Ok(Prediction { figure, rows, claims, picture: Picture::predicted(figure, curves, axes, Vec::new()) })
+    Ok(Prediction { figure, rows, claims, picture: Picture::of(figure, PREDICTED, curves, axes, Vec::new()) })
 }
 
 const LOW_LOAD: &str = "low load";

@@ -1,6 +1,6 @@
 //! The figures of one op at a time, and of atomics on one NIC.
 
-use super::{Claim, Curve, Figure, Judged, Picture, Point, Prediction, Row};
+use super::{Claim, Curve, Figure, Judged, PREDICTED, Picture, Point, Prediction, Row};
 use farside_sim::hardware::{Distance, Platform};
 use farside_sim::micro::{FIGURE_1, FIGURE_2, MicroOp, SECTION_4, Workers, latency, mverbs};
 
@@ -31,7 +31,7 @@ pub(super) fn figure_1() -> Prediction {
         curves.push(curve);
     }
     let places = FIGURE_1.into_iter().map(|(op, _)| op.name()).collect();
-    let picture = Picture::predicted(Figure::Prism1, curves, ["op", LATENCY], places);
+    let picture = Picture::of(Figure::Prism1, PREDICTED, curves, ["op", LATENCY], places);
     Prediction { figure: Figure::Prism1, rows, claims: Vec::new(), picture }
 }
 
@@ -61,7 +61,7 @@ pub(super) fn figure_2() -> Prediction {
         curves.push(curve);
     }
     let places = Distance::ALL.into_iter().skip(1).map(Distance::name).collect();
-    let picture = Picture::predicted(Figure::Prism2, curves, ["network", LATENCY], places);
+    let picture = Picture::of(Figure::Prism2, PREDICTED, curves, ["network", LATENCY], places);
     Prediction { figure: Figure::Prism2, rows, claims: Vec::new(), picture }
 }
 
@@ -94,6 +94,6 @@ pub(super) fn section_4() -> Prediction {
     ];
     let places = SECTION_4.into_iter().map(|(what, ..)| what).collect();
     let axes = ["verbs", "million a second"];
-    let picture = Picture::predicted(Figure::Synchronization4, vec![curve], axes, places);
+    let picture = Picture::of(Figure::Synchronization4, PREDICTED, vec![curve], axes, places);
     Prediction { figure: Figure::Synchronization4, rows, claims, picture }
 }

@@ -92,6 +92,10 @@ pub struct Curve {
     pub here: Vec<Point>,
 }
 
+/// Where the numbers of a picture that were not published come from.
+const PREDICTED: &str = "predicted";
+const MEASURED: &str = "measured";
+
 /// What can be drawn of a figure.
 #[derive(Clone, Debug)]
 pub struct Picture {
@@ -108,13 +112,14 @@ pub struct Picture {
 }
 
 impl Picture {
-    fn predicted(
+    fn of(
         figure: Figure,
+        source: &'static str,
         curves: Vec<Curve>,
         axes: [&'static str; 2],
         places: Vec<&'static str>,
     ) -> Picture {
-        Picture { title: figure.title(), curves, source: "predicted", axes, places }
+        Picture { title: figure.title(), curves, source, axes, places }
     }
 
     /// Every point of every curve, with a heading.

@@ -6,7 +6,7 @@
 
 use super::load::System;
 use super::published::{FIGURE_3, FIGURE_4, KvCurve};
-use super::{Curve, Figure, Picture, Point};
+use super::{Curve, Figure, MEASURED, Picture, Point};
 use farside_bench::report::Table;
 use farside_sim::hardware::{Distance, Platform, Testbed};
 use farside_sim::micro::{FIGURE_1, FIGURE_2, MicroOp};
@@ -192,7 +192,12 @@ impl Measurement {
                 .collect(),
         });
         let axes = ["throughput / Pilaf's peak", "latency / Pilaf's at low load"];
-        Measurement { figure, fabric, ratios, picture: picture(figure, curves.into(), axes, Vec::new()) }
+        Measurement {
+            figure,
+            fabric,
+            ratios,
+            picture: Picture::of(figure, MEASURED, curves.into(), axes, Vec::new()),
+        }
     }
 
     /// PRISM's figure 1: how long each op took in each round, in microseconds, in the order of [`MicroOp::FIGURE_1`].
@@ -228,7 +233,7 @@ impl Measurement {
         let places = ratios.iter().map(|ratio| ratio.things[0]).collect();
         let curves = vec![of_ratios("over READ", &ratios)];
         let axes = ["op", "latency / READ's"];
-        let picture = picture(Figure::Prism1, curves, axes, places);
+        let picture = Picture::of(Figure::Prism1, MEASURED, curves, axes, places);
         Measurement { figure: Figure::Prism1, fabric, ratios, picture }
     }
 
@@ -256,7 +261,7 @@ impl Measurement {
         let places = distances.iter().map(|(distance, _)| distance.name()).collect();
         let curves = vec![of_ratios("indirect READ", &ratios)];
         let axes = ["network", "latency / that of 2 x READ"];
-        let picture = picture(Figure::Prism2, curves, axes, places);
+        let picture = Picture::of(Figure::Prism2, MEASURED, curves, axes, places);
         Measurement { figure: Figure::Prism2, fabric, ratios, picture }
     }
 
@@ -381,15 +386,6 @@ fn of_ratios(name: &'static str, ratios: &[Ratio]) -> Curve {
         published: places().filter_map(|(x, ratio)| Some(Point { x, y: ratio.published? })).collect(),
         here: places().map(|(x, ratio)| Point { x, y: ratio.ratio.median }).collect(),
     }
-}
-
-fn picture(
-    figure: Figure,
-    curves: Vec<Curve>,
-    axes: [&'static str; 2],
-    places: Vec<&'static str>,
-) -> Picture {
-    Picture { title: figure.title(), curves, source: "measured", axes, places }
 }
 
 #[cfg(test)]
