@@ -12,8 +12,8 @@
 //! * DELETE leaves a tombstone, so that a slot keeps its key: that rules out the races of open addressing.
 //! * Values of more than about 60 KiB are lists of parts, installed by one CAS.
 //! * A table that has become crowded is rebuilt while it is used (`rebuild`, decision 0017). Meanwhile a key is looked
-//!   for in the former table, and in the next one where its path in the former was left. So also where more than one
-//!   are being left.
+//!   for in the former table, and in the next one where its path in the former was left; and so on, where several
+//!   are being left at once.
 //!
 //! Invariant: a buffer that an install made unreachable is retired before anything else is awaited.
 //! Invariant: nothing is written for a key into the next table before its place in the former one was left.
