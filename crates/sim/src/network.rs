@@ -238,12 +238,13 @@ impl Network {
         cut.filter(|(until, _)| *until > self.0.world.now())
     }
 
-    /// Has something arrive then, if its address has an owner that has it now, and its connection is open.
+    /// Has something arrive then, if its address has an owner by then, who need not be the one that it was sent to, and
+    /// its connection is still open.
     fn deliver(&self, at: Nanos, to: Address, arrival: Arrival, over: Option<(Address, Address)>) {
-        let Some(inbox) = self.0.inboxes.borrow().get(&to).cloned() else { return };
         let network = Rc::downgrade(&self.0);
         self.0.world.at(at, move || {
-            let (Some(inbox), Some(network)) = (inbox.upgrade(), network.upgrade()) else { return };
+            let Some(network) = network.upgrade() else { return };
+            let Some(inbox) = network.inboxes.borrow().get(&to).and_then(Weak::upgrade) else { return };
             if over.is_some_and(|over| !network.connections.borrow().contains_key(&over)) {
                 return;
             }

@@ -8,7 +8,7 @@ mod engine;
 
 use crate::memory::{Access, Bytes, Pace, Replay, Seen};
 use crate::network::{Address, HostId, Network};
-use crate::world::{Bell, MILLIS, Nanos, ProcessId, Turnstile, World};
+use crate::world::{Bell, MICROS, MILLIS, Nanos, ProcessId, Turnstile, World};
 use engine::Mail;
 use farside_fabrics::session::server::RequestRef;
 use farside_node::node::{Node as Machine, Progress, Ticket};
@@ -18,7 +18,7 @@ use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Kind, addressed};
-use farside_remote::{Key, NodeId, Rights};
+use farside_remote::{Key, NodeId, Rights, Width};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -78,6 +78,8 @@ struct Inner {
     kinds: Kinds,
     options: Options,
     memory: RefCell<Rc<Bytes>>,
+    /// The process that serves it, or is about to.
+    process: Cell<Option<ProcessId>>,
     serving: RefCell<Option<Rc<Serving>>>,
     seen: Rc<Cell<Seen>>,
 }
@@ -160,6 +162,9 @@ pub(crate) enum Letter {
     Ended(u32, bool),
 }
 
+/// How a memory is taken over: few of the many accesses wait, since all before one that did are replayed.
+const TAKES_OVER: Pace =
+    Pace { usual_ns: MICROS, late_one_in: 100, stalled_one_in: 100, relaxed: false, by_cpu: true };
 /// Steps made before letters are read again.
 const STEPS_AT_A_TIME: u32 = 64;
 
@@ -182,10 +187,11 @@ impl Node {
             kinds,
             options,
             memory,
+            process: Cell::new(None),
             serving: RefCell::new(None),
             seen: Rc::default(),
         }));
-        node.serve(false);
+        node.begin();
         node
     }
 
@@ -219,9 +225,14 @@ impl Node {
         self.0.seen.get()
     }
 
-    /// The process that serves it, if one does.
+    /// The process that serves it, or is taking it over, if there is one.
     pub fn process(&self) -> Option<ProcessId> {
-        self.serving().map(|serving| serving.process)
+        self.0.process.get()
+    }
+
+    /// Whether a process serves it.
+    pub fn is_served(&self) -> bool {
+        self.0.serving.borrow().is_some()
     }
 
     /// How many buffers have come back to their lists since it was started, and how many scans have found lost.
@@ -266,28 +277,41 @@ impl Node {
         }
     }
 
-    /// Ends the process that serves it. Its memory stays.
+    /// Ends the process that serves it, or is taking it over. Its memory stays.
     pub fn kill(&self) {
-        let serving = self.0.serving.borrow_mut().take();
-        if let Some(serving) = serving {
+        self.0.serving.take();
+        if let Some(process) = self.0.process.take() {
             for engine in 0..self.0.options.engines {
                 self.0.network.hang_up_all(self.engine(engine));
             }
-            self.0.world.kill(serving.process);
+            self.0.world.kill(process);
         }
     }
 
-    /// Has a process serve the memory that another left. Whoever ran chains on it itself must be dead.
+    /// Has a process take over the memory that another left, access by access, and serve it then. Whoever ran chains
+    /// on it itself must be dead.
     pub fn restart(&self) {
         self.kill();
-        self.serve(true);
+        let Inner { world, seen, .. } = &*self.0;
+        let process = world.start_process();
+        self.0.process.set(Some(process));
+        let memory = Replay::new(world, &self.memory(), TAKES_OVER).seen_by(seen);
+        let node = self.clone();
+        world.spawn(process, async move {
+            let info = node.info_of(process);
+            let restored =
+                memory.run(|memory| Machine::restore(memory, (node.0.kinds)(), info.clone())).await;
+            let machine = restored
+                .unwrap_or_else(|reason| panic!("a node does not take over what another left: {reason}"));
+            node.serve(process, machine);
+        });
     }
 
     /// The memory is lost, and a process serves a fresh one.
     pub fn lose_memory(&self) {
         self.kill();
         *self.0.memory.borrow_mut() = fresh(&self.0.world, &self.0.options);
-        self.serve(false);
+        self.begin();
     }
 
     pub(crate) fn serving(&self) -> Option<Rc<Serving>> {
@@ -302,25 +326,28 @@ impl Node {
         &self.0.network
     }
 
-    fn serve(&self, takes_over: bool) {
-        let Inner { world, network, kinds, options, seen, .. } = &*self.0;
-        let process = world.start_process();
+    /// A process begins to serve a memory that nobody has used.
+    fn begin(&self) {
+        let process = self.0.world.start_process();
+        self.0.process.set(Some(process));
+        let memory = Replay::new(&self.0.world, &self.memory(), Pace::AT_ONCE);
+        self.serve(process, Machine::new(&memory, (self.0.kinds)(), self.info_of(process)));
+    }
+
+    fn info_of(&self, process: ProcessId) -> NodeInfo {
+        NodeInfo {
+            pid: process.0,
+            incarnation: self.memory().load(header::INCARNATION_AT, Width::W8) as u64,
+            memory_bytes: self.0.options.memory_bytes,
+            ..NodeInfo::default()
+        }
+    }
+
+    /// The process serves the memory with this machine.
+    fn serve(&self, process: ProcessId, machine: Machine<Replay>) {
+        let Inner { world, network, options, seen, .. } = &*self.0;
         let bytes = self.memory();
         let memory = Replay::new(world, &bytes, options.pace).seen_by(seen);
-        let mut incarnation = [0; 8];
-        bytes.peek(header::INCARNATION_AT, &mut incarnation);
-        let info = NodeInfo {
-            pid: process.0,
-            incarnation: u64::from_le_bytes(incarnation),
-            memory_bytes: options.memory_bytes,
-            ..NodeInfo::default()
-        };
-        let machine = if takes_over {
-            let restored = memory.run_at_once(|memory| Machine::restore(memory, kinds(), info.clone()));
-            restored.unwrap_or_else(|reason| panic!("a node does not take over what another left: {reason}"))
-        } else {
-            Machine::new(&memory, kinds(), info)
-        };
         let engines = options.engines as usize;
         let serving = Rc::new(Serving {
             process,

@@ -102,8 +102,8 @@ fn strike(scene: &Rc<Scene>, fault: Fault) {
         // Rarer than the rest: each begins a new story.
         Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !random.one_in(3) => {}
         // It is down already.
-        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if scene.is_node_down.get() => {}
-        Fault::NodeRestart => take_down(scene, fault, |scene| scene.node.restart()),
+        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !scene.node.is_served() => {}
+        Fault::NodeRestart => take_down(scene, fault, take_over),
         Fault::NodeLoss => take_down(scene, fault, |scene| {
             scene.node.lose_memory();
             create_next_store(scene);
@@ -127,14 +127,24 @@ fn kill(scene: &Scene, client: ProcessId) {
 /// The node's process ends, and after a while something takes its place.
 fn take_down(scene: &Rc<Scene>, fault: Fault, bring_up: impl FnOnce(&Rc<Scene>) + 'static) {
     scene.struck.count(fault);
-    scene.is_node_down.set(true);
     scene.node.kill();
     end_runners(scene);
     let theirs = Rc::clone(scene);
-    scene.world.at(scene.world.now() + scene.world.random().heavy(MILLIS), move || {
-        bring_up(&theirs);
-        theirs.is_node_down.set(false);
-    });
+    let after = scene.world.random().heavy(MILLIS);
+    scene.world.at(scene.world.now() + after, move || bring_up(&theirs));
+}
+
+/// The node's next process takes over what the last one left, and may die of that, too.
+fn take_over(scene: &Rc<Scene>) {
+    scene.node.restart();
+    let (random, theirs) = (scene.world.random(), Rc::clone(scene));
+    if random.one_in(2) {
+        scene.world.at(scene.world.now() + random.heavy(20 * MICROS), move || {
+            if !theirs.node.is_served() {
+                take_down(&theirs, Fault::NodeRestart, take_over);
+            }
+        });
+    }
 }
 
 /// Whoever ran chains on a memory that another node is to serve must be dead.

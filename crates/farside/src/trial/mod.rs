@@ -280,8 +280,6 @@ struct Scene {
     store: Cell<u32>,
     /// Whether a client has opened that store, so that it is there.
     is_opened: Cell<bool>,
-    /// Whether the node's process has ended, and the next one is still to come.
-    is_node_down: Cell<bool>,
     /// The process of each client, and where it is.
     clients: RefCell<Vec<Option<ProcessId>>>,
     hosts: Vec<HostId>,
@@ -355,7 +353,6 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
         left: Cell::new(drawn.operations),
         store: Cell::new(1),
         is_opened: Cell::new(false),
-        is_node_down: Cell::new(false),
         clients: RefCell::new(vec![None; drawn.clients as usize]),
         hosts,
         next_tag: Cell::new(1),

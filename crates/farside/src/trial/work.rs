@@ -15,6 +15,7 @@ use farside_sim::node::Node;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
 use farside_systems::kv::pilaf::Pilaf;
 use farside_systems::kv::prism_kv::PrismKv;
+use farside_systems::kv::prism_kv::layout::TableSpec;
 use farside_systems::kv::{KvError, Version as Installed};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -91,7 +92,7 @@ fn start(scene: &Rc<Scene>, client: u32, career: &Rc<Career>) {
 /// Whether all has been asked, and nobody waits for anything any more.
 pub(super) fn is_done(scene: &Scene) -> bool {
     scene.violation.borrow().is_some()
-        || scene.is_over() && !scene.is_node_down.get() && scene.clients.borrow().iter().all(Option::is_none)
+        || scene.is_over() && scene.node.is_served() && scene.clients.borrow().iter().all(Option::is_none)
 }
 
 /// A client's process.
@@ -260,8 +261,10 @@ impl Asker<'_> {
         }
         if let AnyKv::Registers(registers) = &mut self.kv
             && self.scene.world.random().one_in(16)
+            && let Err(error) = registers.trespass().await
         {
-            registers.trespass().await.map_err(|error| self.blame(&error))?;
+            self.blame(&error);
+            return Err(Over);
         }
         Ok(())
     }
@@ -403,7 +406,7 @@ impl Asker<'_> {
                 self.scene.blame("there was no memory, although its node had more than enough".to_owned());
             }
         }
-        let _ = self.blame(error);
+        self.blame(error);
         if !is_unknown {
             self.returned(id, Outcome::Failed);
         }
@@ -415,7 +418,7 @@ impl Asker<'_> {
     }
 
     /// An error may be a finding.
-    fn blame(&self, error: &KvError) -> Over {
+    fn blame(&self, error: &KvError) {
         match error {
             KvError::Damaged(what) => {
                 self.scene.blame(format!("a client has found the store damaged: {what}"));
@@ -426,7 +429,6 @@ impl Asker<'_> {
             }
             _ => {}
         }
-        Over
     }
 }
 
@@ -437,7 +439,7 @@ fn told(version: Installed) -> Version {
 
 /// When all have gone, another client reads every key: what was lost, and nobody has looked at since, shows.
 pub(super) fn look_at_all(scene: &Rc<Scene>) {
-    if scene.violation.borrow().is_some() || scene.node.process().is_none() {
+    if scene.violation.borrow().is_some() || !scene.node.is_served() {
         return;
     }
     scene.network.set_weather(farside_sim::fault::Weather::FAIR);
@@ -503,27 +505,29 @@ pub(super) fn look_at_all(scene: &Rc<Scene>) {
 /// When all is quiet, every buffer is reachable, or free, or on its way there: nothing was lost, and nothing is held
 /// twice.
 pub(super) fn audit(scene: &Rc<Scene>) {
-    if scene.violation.borrow().is_some() || scene.node.process().is_none() {
+    if scene.violation.borrow().is_some() || !scene.node.is_served() {
         return;
     }
-    let (name, node) = (scene.store_name(), scene.node.clone());
-    let world = scene.world.clone();
     // Nobody has left anything behind, so there is nothing that only a scan would find.
     let left_nothing = [Fault::ClientDeath, Fault::NodeRestart, Fault::NodeLoss, Fault::Revocation];
     let is_calm = left_nothing.into_iter().all(|fault| scene.struck.of(fault) == 0)
         && (scene.counts.get().unknown, scene.counts.get().failed) == (0, 0);
     let theirs = Rc::clone(scene);
     let audited = scene.world.complete(20 * SECONDS, async move {
+        let Scene { world, node, .. } = &*theirs;
+        let name = theirs.store_name();
         // Sessions whose clients are dead end by their silence; what they held is looked for then.
         world.sleep(4 * SILENCE).await;
         if is_calm {
-            compare(&node, &name).await?;
+            compare(node, &name).await?;
         }
         node.answer(control::Ask::Scan { name: name.clone() }).await?;
         world.sleep(20 * MILLIS).await;
-        let left = tables_left(&node, &name).await;
-        theirs.count(|counts| counts.rebuilds = left);
-        compare(&node, &name).await
+        if theirs.drawn.system == System::PrismKv {
+            let left = tables_left(node, &name).await?;
+            theirs.count(|counts| counts.rebuilds = left);
+        }
+        compare(node, &name).await
     });
     match audited {
         Some(Ok(())) => {}
@@ -534,14 +538,13 @@ pub(super) fn audit(scene: &Rc<Scene>) {
     }
 }
 
-/// How many tables a store has left behind: its first has the epoch 1.
-async fn tables_left(node: &Node, name: &str) -> u64 {
-    let Ok(Answer::Store(store)) = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await
-    else {
-        return 0;
-    };
-    let parameters: serde_json::Value = serde_json::from_str(&store.parameters).unwrap_or_default();
-    parameters["epoch"].as_u64().map_or(0, |epoch| epoch - 1)
+/// How many tables a store of PRISM-KV has left behind: its first has the epoch 1.
+async fn tables_left(node: &Node, name: &str) -> Result<u64, String> {
+    let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
+    let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };
+    let spec: TableSpec = serde_json::from_str(&store.parameters)
+        .map_err(|error| format!("the catalog describes no table: {error}: {}", store.parameters))?;
+    Ok(spec.epoch - 1)
 }
 
 /// Whether as many buffers of a store are live as its structure reaches.
