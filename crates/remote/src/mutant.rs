@@ -72,6 +72,12 @@ pub enum Mutant {
     FrozenIsCompared,
     /// The former table's empty slots are not closed.
     EmptySlotsStay,
+    /// The former table's end slot is not closed.
+    EndSlotStays,
+    /// A slot is moved while clients may write it.
+    MovedUnfrozen,
+    /// A key that a node had moved when it died is moved once more.
+    MovedTwice,
     /// A key whose tombstone went begins again with the first generation.
     DroppedTombstoneRestartsGenerations,
     /// A former table's memory is given back while chains may be under way in it.
@@ -153,10 +159,13 @@ mod switch {
             [Mutant::PilafEntryUnchecked, Mutant::PilafItemUnchecked, Mutant::PilafSizeTrusted];
 
         /// Those of tables that are rebuilt.
-        pub const OF_REBUILDS: [Mutant; 5] = [
+        pub const OF_REBUILDS: [Mutant; 8] = [
             Mutant::WriteBeforeMoved,
             Mutant::FrozenIsCompared,
             Mutant::EmptySlotsStay,
+            Mutant::EndSlotStays,
+            Mutant::MovedUnfrozen,
+            Mutant::MovedTwice,
             Mutant::DroppedTombstoneRestartsGenerations,
             Mutant::OldTableFreedAtOnce,
         ];

@@ -88,7 +88,9 @@ impl Moving {
 
     /// If a client has taken it by now, it is moved later.
     fn close<M: Memory>(&self, memory: &M, place: Place, word: Slot) -> Result<bool, M::Wait> {
-        if Mutant::EmptySlotsStay.is_on() {
+        let is_end = place.slot == self.tables[place.table].end();
+        let mutant = if is_end { Mutant::EndSlotStays } else { Mutant::EmptySlotsStay };
+        if mutant.is_on() {
             return Ok(false);
         }
         self.exchange(memory, place, word, self.left(place, word))
@@ -179,7 +181,7 @@ impl Moving {
         let mut others = others;
         for place in next.probe(&key).skip(others).take(PROBES_PER_STEP) {
             let at = Slot::of(memory.load(next.slot_at(place).raw(), Width::W16)?);
-            let is_done = at.0.ptr == slot.0.ptr; // By one who has died since.
+            let is_done = at.0.ptr == slot.0.ptr && !Mutant::MovedTwice.is_on(); // By one who has died since.
             if place == next.end() {
                 // As it was, so that it can be used where it is.
                 self.exchange(memory, from, slot, slot.thawed())?;
@@ -189,7 +191,8 @@ impl Moving {
                 others += 1;
                 continue;
             }
-            let (frozen, word) = (slot.frozen(), slot.thawed());
+            let word = slot.thawed();
+            let frozen = if Mutant::MovedUnfrozen.is_on() { word } else { slot.frozen() };
             let is_frozen = slot == frozen || self.exchange(memory, from, slot, frozen)?;
             if !is_frozen || !is_done && !exchange(memory, next, place, at, word)? {
                 return Ok(Moved::NotYet { others });
