@@ -321,21 +321,36 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Reads the item of `key` into the reply.
     #[inline]
     async fn seek(&mut self, key: &[u8]) -> Result<Sought, KvError> {
-        for former in 0..self.formers.len() {
+        if !self.formers.is_empty() {
             // Boxed, as all that happens only during a rebuild.
-            match Box::pin(self.seek_in(Epoch::Former(former), key)).await? {
+            match Box::pin(self.seek_in_formers(key)).await? {
                 Sought::Left => {}
                 sought => return Ok(sought),
             }
         }
-        self.seek_in(Epoch::Current, key).await
+        self.seek_in::<true>(0, key).await
     }
 
-    /// Reads the item of `key` in one table into the reply, probing from its first slot on.
+    async fn seek_in_formers(&mut self, key: &[u8]) -> Result<Sought, KvError> {
+        for former in 0..self.formers.len() {
+            match self.seek_in::<false>(former, key).await? {
+                Sought::Left => {}
+                sought => return Ok(sought),
+            }
+        }
+        Ok(Sought::Left)
+    }
+
+    /// Reads the item of `key` in one table into the reply, probing from its first slot on: in the current one, or in
+    /// that former one. Of the first kind there is one caller, into which all of a GET is compiled.
     #[inline]
-    async fn seek_in(&mut self, epoch: Epoch, key: &[u8]) -> Result<Sought, KvError> {
-        let table = self.table_of(epoch);
-        for index in table.probe(key) {
+    async fn seek_in<const IS_CURRENT: bool>(
+        &mut self,
+        former: usize,
+        key: &[u8],
+    ) -> Result<Sought, KvError> {
+        let epoch = if IS_CURRENT { Epoch::Current } else { Epoch::Former(former) };
+        for index in self.table_of(epoch).probe(key) {
             let at = self.table_of(epoch).slot_at(index);
             let mut chain = self.chain.begin(self.table.extent.key);
             let item = chain.also(read(at, READ_MAX).indirect().bounded());
@@ -348,7 +363,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             match item.kind {
                 Kind::Closed => return Ok(Sought::Left),
                 // Whose key it had cannot be seen: in the table that is being left, it may lie further on.
-                Kind::Moved if epoch != Epoch::Current => continue,
+                Kind::Moved if !IS_CURRENT => continue,
                 Kind::Moved => return Ok(Sought::Left),
                 _ if !item.is_of(key) => continue,
                 _ => {}

@@ -337,7 +337,7 @@ impl Table {
         let (slots, mask) = (self.spec.slots, self.spec.slots - 1);
         let first = self.first_slot(key);
         let probes = PROBES_MAX.min(slots);
-        (0..=probes).map(move |step| if step < probes { (first + step) & mask } else { slots })
+        (0..probes + 1).map(move |step| if step < probes { (first + step) & mask } else { slots })
     }
 
     /// The index of the end slot, behind all others.
