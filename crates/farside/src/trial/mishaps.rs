@@ -139,8 +139,10 @@ fn take_over(scene: &Rc<Scene>) {
     scene.node.restart();
     let (random, theirs) = (scene.world.random(), Rc::clone(scene));
     if random.one_in(2) {
+        let process = scene.node.process();
         scene.world.at(scene.world.now() + random.heavy(20 * MICROS), move || {
-            if !theirs.node.is_served() {
+            // It may have died since of something else, which brings up another.
+            if !theirs.node.is_served() && theirs.node.process() == process {
                 take_down(&theirs, Fault::NodeRestart, take_over);
             }
         });
