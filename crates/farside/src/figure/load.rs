@@ -9,7 +9,7 @@ use farside_sim::fabric::hardware::{Client, Machine, ServiceWork, Setup, Traffic
 use farside_sim::hardware::{Inputs, Platform, Testbed};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
-use farside_sim::world::{Nanos, SECONDS, World};
+use farside_sim::world::{MILLIS, Nanos, SECONDS, World};
 use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::pilaf::{self, Pilaf, layout};
 use farside_systems::kv::prism_kv::service::PrismKvKind;
@@ -127,6 +127,9 @@ impl Load {
     }
 }
 
+/// So long an operation may take on average, and a second more for all of them: else they never end.
+const SLOWEST: Nanos = MILLIS;
+
 /// The store's name.
 const STORE: &str = "figure";
 
@@ -210,7 +213,7 @@ impl Bed {
                 work.clients.set(work.clients.get() - 1);
             });
         }
-        let until = world.now() + SECONDS;
+        let until = world.now() + SECONDS + (warm_up + operations) * SLOWEST;
         world.run_while(until, || work.left.get() > operations && work.failed.borrow().is_none());
         let (since, before) = (world.now(), self.machine.traffic());
         world.run_while(until, || work.left.get() > 0 && work.failed.borrow().is_none());
