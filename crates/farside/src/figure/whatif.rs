@@ -97,7 +97,7 @@ pub fn table(answers: &[Answer]) -> String {
         "bytes in",
         "bytes out",
         "low load, us",
-        "peak, M/s",
+        "peak, k/s",
         "clients",
         "there, us",
     ]);
@@ -109,7 +109,7 @@ pub fn table(answers: &[Answer]) -> String {
             format!("{:.0}", answer.bytes_in),
             format!("{:.0}", answer.bytes_out),
             format!("{:.2}", answer.low_load_us),
-            format!("{:.2}", answer.peak_ops_per_s / 1e6),
+            format!("{:.1}", answer.peak_ops_per_s / 1e3),
             answer.peak_clients.to_string(),
             format!("{:.1}", answer.peak_us),
         ]);
