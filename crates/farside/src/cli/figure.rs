@@ -10,6 +10,8 @@ use farside::figure::{Figure as Which, Picture, draw};
 use farside_fabrics::executor::TASKS_MAX;
 use farside_sim::hardware::Distance;
 use measure::Measure;
+use std::fs::OpenOptions;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Predict a paper's figure from micro-benchmarks alone, and hold it to what was published; or measure it
@@ -96,6 +98,8 @@ fn doubling(most: u32) -> impl Iterator<Item = u32> {
 
 impl Figure {
     pub(super) fn run(self) -> Done {
+        // A figure takes minutes, which are not to be lost for want of a folder.
+        [&self.csv, &self.svg].into_iter().flatten().try_for_each(|path| can_be_written(path))?;
         match self.fabric {
             Source::Sim => self.predict(),
             Source::Fabric(fabric) => self.measure(fabric),
@@ -168,9 +172,21 @@ impl Figure {
 }
 
 fn write(path: &Path, text: &str) -> Done {
-    std::fs::write(path, text).map_err(|error| {
-        Failure::Told(format!("cannot write '{}': {error}; name a file that can be written", path.display()))
-    })
+    std::fs::write(path, text).map_err(|error| unwritable(path, &error))
+}
+
+/// Whether it can be, of which a file that is there notices nothing.
+fn can_be_written(path: &Path) -> Done {
+    // Whoever reads from a pipe would take it for the end.
+    if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return Ok(());
+    }
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).map_err(|error| unwritable(path, &error))
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Failure {
+    Failure::Told(format!("cannot write '{}': {error}; name a file that can be written", path.display()))
 }
 
 #[cfg(test)]
