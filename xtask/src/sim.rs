@@ -107,19 +107,13 @@ fn built(root: &Path, with_mutants: bool) -> Option<PathBuf> {
 }
 
 /// Seeds at a time that one process is given, so that all have work until the end.
-fn slices(seeds: &RangeInclusive<u64>, jobs: usize) -> Vec<RangeInclusive<u64>> {
+fn slices(seeds: &RangeInclusive<u64>, jobs: usize) -> impl Iterator<Item = RangeInclusive<u64>> + Send {
     let (first, last) = (*seeds.start(), *seeds.end());
     let size = ((last - first) / (jobs as u64 * 8)).clamp(1, 200);
-    let mut slices = Vec::new();
-    let mut start = first;
-    loop {
-        let end = start.saturating_add(size - 1).min(last);
-        slices.push(start..=end);
-        match end.checked_add(1).filter(|next| *next <= last) {
-            Some(next) => start = next,
-            None => return slices,
-        }
-    }
+    let slice = move |start: u64| start..=start.saturating_add(size - 1).min(last);
+    std::iter::successors(Some(slice(first)), move |before| {
+        before.end().checked_add(1).filter(|next| *next <= last).map(slice)
+    })
 }
 
 fn try_seeds(binary: &Path, asked: &Asked) -> bool {
@@ -398,7 +392,7 @@ fn with_digest(binary: &Path, line: &str) -> Result<String, String> {
 /// Has `jobs` threads work on the items, the first ones first. The first error ends all work that has not begun.
 fn side_by_side<T: Send>(
     jobs: usize,
-    items: Vec<T>,
+    items: impl IntoIterator<Item = T, IntoIter: Send>,
     work: impl Fn(T) -> Result<(), String> + Sync,
 ) -> Result<(), String> {
     let items = Mutex::new(items.into_iter());
@@ -523,9 +517,10 @@ mod tests {
         for (seeds, jobs) in
             [(1..=1, 4), (1..=7, 2), (3..=1002, 3), (0..=100_000, 2), (u64::MAX - 9..=u64::MAX, 1)]
         {
-            let all: Vec<u64> = slices(&seeds, jobs).into_iter().flatten().collect();
+            let all: Vec<u64> = slices(&seeds, jobs).flatten().collect();
             assert_eq!(all, seeds.collect::<Vec<_>>());
         }
+        assert_eq!(slices(&(0..=u64::MAX), 1).nth(1), Some(200..=399), "one after the other, however many");
     }
 
     /// A process that writes these lines, and then does that.
