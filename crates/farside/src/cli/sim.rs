@@ -39,8 +39,8 @@ pub(super) struct Sim {
     /// How many keys they share, 1 to 1000
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     keys: Option<u64>,
-    /// How many operations all of them carry out together, 1 to 100000
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// How many operations all of them carry out together, 1 to 5000: the node has memory and time for so many
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=5_000))]
     operations: Option<u32>,
     /// How clients reach the node: by their own CPUs, by datagrams that get lost, by connections that break
     #[arg(long, value_name = "NAME", value_parser = carriers())]

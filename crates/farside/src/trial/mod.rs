@@ -268,8 +268,10 @@ pub struct Counts {
     pub rebuilds: u64,
 }
 
-/// No trial lasts longer.
+/// No trial lasts longer, nor so long for each of its operations: where every sixth of a lone client brings something
+/// about, one takes 30 ms on average.
 const LASTS_MAX: Nanos = 60 * SECONDS;
+const OPERATION_LASTS_MAX: Nanos = 100 * MILLIS;
 
 /// What all of a trial's parts share.
 struct Scene {
@@ -370,7 +372,8 @@ pub fn run(setup: &Setup, seed: u64) -> Report {
         work::employ(&scene, client);
     }
     mishaps::begin(&scene);
-    world.run_while(LASTS_MAX, || !work::is_done(&scene));
+    let until = LASTS_MAX.max(u64::from(scene.drawn.operations) * OPERATION_LASTS_MAX);
+    world.run_while(until, || !work::is_done(&scene));
     if !work::is_done(&scene) && scene.violation.borrow().is_none() {
         scene.blame(format!("{} operations were never begun, or never ended", scene.left.get()));
     }

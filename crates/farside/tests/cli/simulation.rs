@@ -58,6 +58,14 @@ fn what_is_asked_for_is_not_drawn() {
     assert!(strikes > 0, "the faults have struck somewhere");
 }
 
+/// A lone client that meets something with every sixth operation waits for most of its time.
+#[test]
+fn a_long_run_has_the_time_that_it_takes() {
+    let slow = ["sim", "--system", "pilaf", "--clients", "1", "--seed", "23", "--operations"];
+    farside(slow.iter().chain(&["3000"])).done();
+    farside(slow.iter().chain(&["5001"])).refused("5001 is not in 1..=5000");
+}
+
 #[test]
 fn many_seeds_come_to_totals() {
     let many = farside(["sim", "--seeds", "1..5", "--faults", "none"]).done();
