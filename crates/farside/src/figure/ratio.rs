@@ -2,7 +2,8 @@
 //! paper. A machine's own times say nothing of another's; what two things have of one another may.
 //!
 //! Invariant: a ratio is that of two things in one round, and what is told is the median over rounds: whatever else the
-//! machine did in the meantime met both.
+//! machine did in the meantime met both. Two peaks that come with different numbers of clients have no round in common,
+//! so there every round of one is held to every round of the other.
 
 use super::load::System;
 use super::published::{FIGURE_3, FIGURE_4, KvCurve};
@@ -174,8 +175,13 @@ impl Measurement {
             let by_rate = |a: &&Loaded, b: &&Loaded| a.rate(system).total_cmp(&b.rate(system));
             loads.iter().max_by(by_rate).expect("something was measured")
         });
-        let rounds = best[0].rounds.iter().zip(&best[1].rounds);
-        let spread = Spread::of(rounds.map(|(of_prism, of_pilaf)| of_prism[0] / of_pilaf[1]));
+        let [of_prism, of_pilaf] = best.map(|load| &load.rounds);
+        let spread = if best[0].clients == best[1].clients {
+            Spread::of(of_prism.iter().map(|[prism, pilaf]| prism / pilaf))
+        } else {
+            let held_to_all = |prism: f64| of_pilaf.iter().map(move |[_, pilaf]| prism / pilaf);
+            Spread::of(of_prism.iter().flat_map(|[prism, _]| held_to_all(*prism)))
+        };
         let peaks = [best[0].rate(0), best[1].rate(1)];
         let point = format!("peak, with {} and {}", best[0].clients, best[1].clients);
         let at_peak = published.map(|[prism, pilaf]| prism.peak / pilaf.peak);
