@@ -130,7 +130,10 @@ fn try_seeds(binary: &Path, asked: &Asked) -> bool {
                 End::Done => return Ok(()),
                 End::Refused(reason) => return Err(reason),
                 End::Died { seed, why } => {
-                    let replay = format!("farside sim {} --seed {seed}", asked.rest.join(" "));
+                    let seed_of = ["--seed".to_owned(), seed.to_string()];
+                    let replay = [&["farside".to_owned(), "sim".to_owned()], &asked.rest[..], &seed_of]
+                        .concat()
+                        .join(" ");
                     locked(&totals).add_bad(seed, &why, &replay);
                     match seed.checked_add(1).filter(|next| next <= seeds.end()) {
                         Some(next) => seeds = next..=*seeds.end(),

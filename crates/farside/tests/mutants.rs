@@ -12,11 +12,15 @@ use farside_remote::mutant::Mutant;
 const SEEDS: u64 = 120;
 
 /// Those that take more seeds than every change can wait for, and are left to `cargo xtask sim --mutants`.
-const LATER: [(Mutant, &str); 2] = [
+const LATER: [(Mutant, &str); 3] = [
     (Mutant::FrozenIsCompared, "the node must stand still within three exchanges, and a put come then"),
     (
         Mutant::PilafEntryUnchecked,
         "a get must come within an entry that is written, of a larger item than before",
+    ),
+    (
+        Mutant::OldSessionLives,
+        "a chain must come late, and change what the next session of that client reads",
     ),
 ];
 

@@ -79,7 +79,7 @@ impl<F> Delay<F> {
     }
 
     /// Puts so much distance between the caller and `inner`, which wakes whoever has asked once, when the answer is
-    /// there.
+    /// there. A task has one chain on its way at a time: of several it could not be known which answer has woken it.
     pub fn of_answers(inner: F, distance: Distance) -> Delay<F> {
         Delay::new(inner, distance, Held::Answer)
     }

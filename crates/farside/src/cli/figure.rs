@@ -98,6 +98,9 @@ fn doubling(most: u32) -> impl Iterator<Item = u32> {
 
 impl Figure {
     pub(super) fn run(self) -> Done {
+        if self.csv.is_some() && self.csv == self.svg {
+            return Err(Failure::Told("--csv and --svg name one file: give each its own".into()));
+        }
         // A figure takes minutes, which are not to be lost for want of a folder.
         [&self.csv, &self.svg].into_iter().flatten().try_for_each(|path| can_be_written(path))?;
         match self.fabric {

@@ -175,13 +175,13 @@ impl Sim {
 
     fn run_one(&self, setup: &Setup, seed: u64) -> Done {
         let judged = judge(setup, seed, !self.no_check);
-        self.write_history(&judged)?;
-        self.write_picture(&judged)?;
         if self.json {
             tell!("{}", json(&judged));
         } else {
             tell!("{}", told(&judged));
         }
+        self.write_history(&judged)?;
+        self.write_picture(&judged)?;
         good(u64::from(judged.is_bad()), 1)
     }
 
@@ -255,7 +255,7 @@ fn unwritable(what: &str, path: impl Display, error: &io::Error) -> Failure {
 fn not_there(carrier: Carrier, fault: Fault) -> String {
     let others = Carrier::ALL.into_iter().filter(|other| other.can_have(fault)).map(Carrier::name);
     format!(
-        "{} have no {}: leave it out of --faults, or try it with --carrier {}",
+        "over '{}' there is no {}: leave it out of --faults, or try it with --carrier {}",
         carrier.name(),
         fault.name(),
         others.collect::<Vec<_>>().join(" or ")

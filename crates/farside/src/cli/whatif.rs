@@ -83,6 +83,10 @@ fn mix(workload: &str) -> Result<(f64, usize), Failure> {
             workload.name
         )));
     }
+    for unused in &workload.unused {
+        let (name, line, key) = (&workload.name, unused.line, &unused.key);
+        note!("farside: {name}:{line}: property '{key}' has no effect: values have {VALUE_LEN} bytes");
+    }
     Ok((reads, VALUE_LEN))
 }
 
@@ -91,7 +95,7 @@ fn terms(text: &str) -> Result<(f64, usize), String> {
     for term in text.split(',') {
         match term.split_once('=') {
             Some(("reads", share)) => {
-                let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+                let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share)).map(f64::abs);
                 reads = share.ok_or_else(|| format!("'{term}' is no share: give 0 to 1"))?;
             }
             Some(("value", bytes)) => {
