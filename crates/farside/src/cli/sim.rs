@@ -175,13 +175,13 @@ impl Sim {
 
     fn run_one(&self, setup: &Setup, seed: u64) -> Done {
         let judged = judge(setup, seed, !self.no_check);
+        self.write_history(&judged)?;
+        self.write_picture(&judged)?;
         if self.json {
             tell!("{}", json(&judged));
         } else {
             tell!("{}", told(&judged));
         }
-        self.write_history(&judged)?;
-        self.write_picture(&judged)?;
         good(u64::from(judged.is_bad()), 1)
     }
 
