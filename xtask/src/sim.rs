@@ -130,10 +130,8 @@ fn try_seeds(binary: &Path, asked: &Asked) -> bool {
                 End::Done => return Ok(()),
                 End::Refused(reason) => return Err(reason),
                 End::Died { seed, why } => {
-                    let seed_of = ["--seed".to_owned(), seed.to_string()];
-                    let replay = [&["farside".to_owned(), "sim".to_owned()], &asked.rest[..], &seed_of]
-                        .concat()
-                        .join(" ");
+                    let rest: String = asked.rest.iter().map(|flag| format!(" {flag}")).collect();
+                    let replay = format!("farside sim{rest} --seed {seed}");
                     locked(&totals).add_bad(seed, &why, &replay);
                     match seed.checked_add(1).filter(|next| next <= seeds.end()) {
                         Some(next) => seeds = next..=*seeds.end(),
@@ -480,7 +478,7 @@ fn ended_within(seed: u64, is_silent: bool, mut child: Child, said: std::thread:
         return End::Died { seed, why: format!("it takes longer than {} s", SILENCE.as_secs()) };
     }
     let status = child.wait();
-    let said = said.join().unwrap_or_default();
+    let said = said.join().expect("a thread that only reads ends with what it reads");
     match status {
         Ok(status) if status.code() == Some(REFUSED) => End::Refused(said),
         Ok(status) => End::Died { seed, why: format!("the process ended, {status}: {said}") },

@@ -3,7 +3,7 @@
 mod floor;
 mod session;
 
-use super::{Done, Failure, duration, value_size};
+use super::{Done, Failure, duration, value_size, warn_of_unused};
 use clap::ValueEnum;
 use farside_bench::report::ycsb_table;
 use farside_bench::workload::{Distribution, Workload};
@@ -184,9 +184,7 @@ impl Ycsb {
                 ))
             })?;
         }
-        for unused in &workload.unused {
-            note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
-        }
+        warn_of_unused(&workload);
         if self.pool.is_some() && self.fabric == Some(FabricArg::Local) {
             return Err(Failure::Told(
                 "--fabric local has its node in this process: leave --pool out".into(),

@@ -4,15 +4,13 @@
 mod measure;
 
 use super::bench::FabricArg;
-use super::{Done, Failure};
+use super::{Done, Failure, files};
 use clap::ValueEnum;
 use farside::figure::{Figure as Which, Picture, draw};
 use farside_fabrics::executor::TASKS_MAX;
 use farside_sim::hardware::Distance;
 use measure::Measure;
-use std::fs::OpenOptions;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Predict a paper's figure from micro-benchmarks alone, and hold it to what was published; or measure it
 #[derive(clap::Args)]
@@ -102,7 +100,7 @@ impl Figure {
             return Err(Failure::Told("--csv and --svg name one file: give each its own".into()));
         }
         // A figure takes minutes, which are not to be lost for want of a folder.
-        [&self.csv, &self.svg].into_iter().flatten().try_for_each(|path| can_be_written(path))?;
+        [&self.csv, &self.svg].into_iter().flatten().try_for_each(|path| files::can_be_written(path))?;
         match self.fabric {
             Source::Sim => self.predict(),
             Source::Fabric(fabric) => self.measure(fabric),
@@ -165,31 +163,13 @@ impl Figure {
 
     fn draw(&self, picture: &Picture) -> Done {
         if let Some(path) = &self.csv {
-            write(path, &picture.csv())?;
+            files::write(path, picture.csv())?;
         }
         if let Some(path) = &self.svg {
-            write(path, &draw::svg(picture))?;
+            files::write(path, draw::svg(picture))?;
         }
         Ok(())
     }
-}
-
-fn write(path: &Path, text: &str) -> Done {
-    std::fs::write(path, text).map_err(|error| unwritable(path, &error))
-}
-
-/// Whether it can be, of which a file that is there notices nothing.
-fn can_be_written(path: &Path) -> Done {
-    // Whoever reads from a pipe would take it for the end.
-    if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
-        return Ok(());
-    }
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).map_err(|error| unwritable(path, &error))
-}
-
-fn unwritable(path: &Path, error: &io::Error) -> Failure {
-    Failure::Told(format!("cannot write '{}': {error}; name a file that can be written", path.display()))
 }
 
 #[cfg(test)]

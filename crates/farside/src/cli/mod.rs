@@ -23,6 +23,7 @@ macro_rules! note {
 mod bench;
 mod demo;
 mod figure;
+mod files;
 mod info;
 mod kv;
 mod node;
@@ -37,6 +38,7 @@ mod whatif;
 
 use clap::{Parser, Subcommand};
 use farside::config::{File, Settings, VARIABLES, parse_bytes, unknown_variables};
+use farside_bench::workload::Workload;
 use farside_remote::arena::Geometry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{self, IsTerminal};
@@ -307,6 +309,13 @@ fn duration(text: &str) -> Result<Duration, String> {
     seconds.filter(|seconds| (0.0..=1e9).contains(seconds)).map(Duration::from_secs_f64).ok_or_else(|| {
         format!("'{text}' is no length of time: write it like 500ms, 10s or 2m; a number alone is seconds")
     })
+}
+
+/// Warns of what a workload's file says and nobody heeds.
+fn warn_of_unused(workload: &Workload) {
+    for unused in &workload.unused {
+        note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
+    }
 }
 
 /// For people: bytes with a unit.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: whatever is not good is told with the command that runs it again.
 
-use super::{Done, Failure, progress};
+use super::{Done, Failure, files, progress};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use farside::trial::judge::{Judged, Verdict, judge, replay};
 use farside::trial::{Carrier, Counts, Setup, System};
@@ -11,7 +11,6 @@ use farside_remote::mutant::Mutant;
 use farside_sim::fault::Fault;
 use farside_sim::history::lines;
 use farside_sim::picture;
-use std::fmt::Display;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -174,6 +173,10 @@ impl Sim {
     }
 
     fn run_one(&self, setup: &Setup, seed: u64) -> Done {
+        [&self.history, &self.picture]
+            .into_iter()
+            .flatten()
+            .try_for_each(|path| files::can_be_written(path))?;
         let judged = judge(setup, seed, !self.no_check);
         self.write_history(&judged)?;
         self.write_picture(&judged)?;
@@ -232,7 +235,7 @@ impl Sim {
             lines::write(&report.history, &mut out)?;
             out.flush()
         };
-        write().map_err(|error| unwritable("history", path.display(), &error))
+        write().map_err(|error| files::unwritable(path, &error))
     }
 
     fn write_picture(&self, judged: &Judged) -> Done {
@@ -242,13 +245,8 @@ impl Sim {
             }
             return Ok(());
         };
-        std::fs::write(path, picture::svg(window))
-            .map_err(|error| unwritable("picture", path.display(), &error))
+        files::write(path, picture::svg(window))
     }
-}
-
-fn unwritable(what: &str, path: impl Display, error: &io::Error) -> Failure {
-    Failure::Told(format!("could not write the {what} to {path}: {error}; name a file in a folder of yours"))
 }
 
 /// Why a fault cannot be asked for.

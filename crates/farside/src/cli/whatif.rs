@@ -1,6 +1,6 @@
 //! `whatif`: what a system would do on other machines.
 
-use super::{Done, Failure};
+use super::{Done, Failure, warn_of_unused};
 use farside::figure::load::System;
 use farside::figure::whatif::{self, Question};
 use farside_bench::workload::{Operation, Workload};
@@ -83,10 +83,7 @@ fn mix(workload: &str) -> Result<(f64, usize), Failure> {
             workload.name
         )));
     }
-    for unused in &workload.unused {
-        let (name, line, key) = (&workload.name, unused.line, &unused.key);
-        note!("farside: {name}:{line}: property '{key}' has no effect: values have {VALUE_LEN} bytes");
-    }
+    warn_of_unused(&workload);
     Ok((reads, VALUE_LEN))
 }
 

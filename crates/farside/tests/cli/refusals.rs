@@ -132,7 +132,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["sim", "--carrier", "frob"], "direct, datagrams, connections"),
         (&["sim", "--clients", "33"], "1..=32"),
         (&["sim", "--history", "/tmp/unused.jsonl"], "--seed <N>"),
-        (&["sim", "--seed", "1", "--history", "/nowhere/h.jsonl"], "name a file in a folder of yours"),
+        (&["sim", "--seed", "1", "--history", "/nowhere/h.jsonl"], "name a file that can be written"),
         (&["demo", "--seconds", "1000"], "give 0.1 to 60"),
     ];
     for (arguments, remedy) in wrong {
