@@ -43,6 +43,31 @@ impl Latencies {
         self.0.len()
     }
 
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// The average in microseconds; 0 if there are none.
+    pub fn mean_us(&self) -> f64 {
+        self.0.mean() / 1000.0
+    }
+
+    /// The shortest in microseconds; 0 if there are none.
+    pub fn min_us(&self) -> f64 {
+        if self.count() == 0 { 0.0 } else { self.0.min() as f64 / 1000.0 }
+    }
+
+    /// The longest in microseconds; 0 if there are none.
+    pub fn max_us(&self) -> f64 {
+        self.0.max() as f64 / 1000.0
+    }
+
+    /// In nanoseconds, for those who write histograms down.
+    pub(super) fn histogram(&self) -> &Histogram<u64> {
+        &self.0
+    }
+
     /// The latency in microseconds that `percent` (0 to 100) of all do not exceed; 0 if there are none.
     pub fn percentile_us(&self, percent: f64) -> f64 {
         self.0.value_at_percentile(percent.clamp(0.0, 100.0)) as f64 / 1000.0

@@ -4,14 +4,21 @@
 //! otherwise.
 
 mod cpu;
+mod interval_log;
 mod latency;
 mod table;
+mod ycsb_text;
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use cpu::{cpu_time_of, own_cpu_time};
+pub use hdrhistogram::serialization::V2DeflateSerializer;
+pub use interval_log::IntervalLog;
 pub use latency::Latencies;
 pub use table::Table;
+pub use ycsb_text::{load_text, ycsb_text};
 
 use crate::floor::{Echoed, Measured};
 
@@ -26,16 +33,36 @@ pub struct YcsbReport {
     pub workload: String,
     /// Name of the effective request distribution.
     pub distribution: String,
+    /// Records that were there at first.
+    pub records: u64,
+    /// Bytes of a value.
+    pub value_size: u64,
+    /// Client threads.
+    pub threads: u64,
+    /// Tasks of each, with one operation under way each.
+    pub tasks: u64,
+    /// Operations a second that were due, by a schedule; null for a closed loop.
+    pub target_ops_per_s: Option<f64>,
+    /// Whether every value had to prove itself, and every key to be one register.
+    pub verified: bool,
+    /// How the records came there; null if they were there before.
+    pub load: Option<LoadReport>,
+    /// Seconds that were measured, of all repeats.
+    pub seconds: f64,
     /// Slots in use, of all slots; null if the system has no table.
     pub load_factor: Option<f64>,
     /// Slots looked at per read, on average; null if the system does not probe.
     pub mean_probes: Option<f64>,
     /// Bytes in a page of the memory that was read; null if that is not known here.
     pub page_size: Option<u64>,
-    /// Operations a second, by all clients.
+    /// Operations a second, by all clients: the median of all repeats.
     pub ops_per_s: f64,
-    /// Latency of an operation, in microseconds.
+    /// The same of each repeat.
+    pub repeats_ops_per_s: Vec<f64>,
+    /// Latency of an operation, in microseconds, of all repeats: since it was due, if there was a schedule.
     pub latency_us: LatencyUs,
+    /// Each kind of operation, by its name.
+    pub operations: BTreeMap<String, OperationReport>,
     /// What an operation asks of the fabric, on average.
     pub per_op: PerOp,
     /// CPU time, in seconds for a million operations.
@@ -46,21 +73,55 @@ pub struct YcsbReport {
     pub violations: u64,
 }
 
-/// Percentiles of latency, in microseconds.
+/// How the records came into a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// So many.
+    pub records: u64,
+    /// In so many seconds.
+    pub seconds: f64,
+    /// Records a second.
+    pub ops_per_s: f64,
+    /// Of one put.
+    pub latency_us: LatencyUs,
+}
+
+/// What came of one kind of operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OperationReport {
+    /// So many were done.
+    pub count: u64,
+    /// How long they took: since they were due, if there was a schedule.
+    pub latency_us: LatencyUs,
+    /// How long they took since they were begun; only where there was a schedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_us: Option<LatencyUs>,
+}
+
+/// Latency, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyUs {
+    /// The average.
+    pub mean: f64,
+    /// The shortest.
+    pub min: f64,
     /// Half are faster.
     pub p50: f64,
+    /// 1 in 20 is slower.
+    pub p95: f64,
     /// 1 in 100 is slower.
     pub p99: f64,
     /// 1 in 1000 is slower.
     pub p999: f64,
+    /// The longest.
+    pub max: f64,
 }
 
 impl From<&Latencies> for LatencyUs {
     fn from(latencies: &Latencies) -> Self {
-        let [p50, p99, p999] = [50.0, 99.0, 99.9].map(|percent| latencies.percentile_us(percent));
-        Self { p50, p99, p999 }
+        let [p50, p95, p99, p999] = [50.0, 95.0, 99.0, 99.9].map(|percent| latencies.percentile_us(percent));
+        let (mean, min, max) = (latencies.mean_us(), latencies.min_us(), latencies.max_us());
+        Self { mean, min, p50, p95, p99, p999, max }
     }
 }
 
@@ -198,6 +259,23 @@ pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
     table
 }
 
+/// The kinds of operations of a report as a table, one a row.
+pub fn operations_table(report: &YcsbReport) -> Table {
+    let mut table = Table::new(["operation", "count", "mean us", "p50", "p95", "p99", "p99.9", "max"]);
+    let mut row = |name: &str, count: u64, latency: &LatencyUs| {
+        let LatencyUs { mean, p50, p95, p99, p999, max, .. } = *latency;
+        let times = [mean, p50, p95, p99, p999, max].map(|us| format!("{us:.2}"));
+        table.push([name.to_owned(), count.to_string()].into_iter().chain(times));
+    };
+    for (name, done) in &report.operations {
+        row(name, done.count, &done.latency_us);
+        if let Some(service) = &done.service_us {
+            row("  since begun", done.count, service);
+        }
+    }
+    table
+}
+
 /// The reports as a table, one a row.
 pub fn floor_table(reports: &[FloorReport]) -> Table {
     let has_sides = reports.iter().any(|report| report.cpu_s_per_mop.is_some());
@@ -247,17 +325,33 @@ mod tests {
 
     use super::*;
 
+    const LATENCY: LatencyUs =
+        LatencyUs { mean: 0.75, min: 0.25, p50: 0.5, p95: 1.0, p99: 1.5, p999: 9.0, max: 99.5 };
+
     fn ycsb() -> YcsbReport {
         YcsbReport {
             system: "prism-kv".to_owned(),
             fabric: "shm".to_owned(),
             workload: "c".to_owned(),
             distribution: "zipfian".to_owned(),
+            records: 1000,
+            value_size: 512,
+            threads: 1,
+            tasks: 16,
+            target_ops_per_s: None,
+            verified: false,
+            load: None,
+            seconds: 4.0,
             load_factor: Some(0.25),
             mean_probes: None,
             page_size: Some(4096),
             ops_per_s: 2_500_000.0,
-            latency_us: LatencyUs { p50: 0.5, p99: 1.5, p999: 9.0 },
+            repeats_ops_per_s: vec![2_500_000.0],
+            latency_us: LATENCY,
+            operations: BTreeMap::from([(
+                "read".to_owned(),
+                OperationReport { count: 10_000_000, latency_us: LATENCY, service_us: None },
+            )]),
             per_op: PerOp { round_trips: 1.0, requests: 1.0, bytes_out: 40.0, bytes_in: 544.0, atomics: 0.0 },
             cpu_s_per_mop: CpuSeconds { client: 0.4, node: Some(0.0) },
             errors: 0,
@@ -284,10 +378,14 @@ mod tests {
 
     #[test]
     fn the_fields_are_those_that_scripts_rely_on() {
+        let latency =
+            json!({"mean": 0.75, "min": 0.25, "p50": 0.5, "p95": 1.0, "p99": 1.5, "p999": 9.0, "max": 99.5});
         let expected = json!({
-            "system": "prism-kv", "fabric": "shm", "workload": "c", "distribution": "zipfian",
-            "load_factor": 0.25, "mean_probes": null, "page_size": 4096, "ops_per_s": 2_500_000.0,
-            "latency_us": {"p50": 0.5, "p99": 1.5, "p999": 9.0},
+            "system": "prism-kv", "fabric": "shm", "workload": "c", "distribution": "zipfian", "records": 1000,
+            "value_size": 512, "threads": 1, "tasks": 16, "target_ops_per_s": null, "verified": false, "load": null,
+            "seconds": 4.0, "load_factor": 0.25, "mean_probes": null, "page_size": 4096, "ops_per_s": 2_500_000.0,
+            "repeats_ops_per_s": [2_500_000.0], "latency_us": latency,
+            "operations": {"read": {"count": 10_000_000, "latency_us": latency}},
             "per_op": {"round_trips": 1.0, "requests": 1.0, "bytes_out": 40.0, "bytes_in": 544.0, "atomics": 0.0},
             "cpu_s_per_mop": {"client": 0.4, "node": 0.0}, "errors": 0, "violations": 0,
         });
@@ -323,6 +421,35 @@ mod tests {
             table.ends_with("\nudp        64  4 KiB   14.50  4.40 M          0.25          0.25\n"),
             "{table}"
         );
+    }
+
+    #[test]
+    fn the_text_is_ycsbs() {
+        let mut report = ycsb();
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let read = [
+            "[READ], Operations, 10000000",
+            "[READ], AverageLatency(us), 0.75",
+            "[READ], MinLatency(us), 0.25",
+            "[READ], MaxLatency(us), 99.5",
+            "[READ], 95thPercentileLatency(us), 1",
+            "[READ], 99thPercentileLatency(us), 1.5",
+        ];
+        let overall = ["[OVERALL], RunTime(ms), 4000", "[OVERALL], Throughput(ops/sec), 2500000"];
+        let ok = ["[READ], Return=OK, 10000000"];
+        assert_eq!(lines(&ycsb_text(&report)), [&overall[..], &read, &ok].concat());
+        report.operations.get_mut("read").unwrap().service_us = Some(LatencyUs { mean: 0.5, ..LATENCY });
+        report.load =
+            Some(LoadReport { records: 1000, seconds: 0.5, ops_per_s: 2000.0, latency_us: LATENCY });
+        let text = ycsb_text(&report);
+        for line in [
+            "[OVERALL], RunTime(ms), 500",
+            "[INSERT], Return=OK, 1000",
+            "[READ], AverageLatency(us), 0.5",
+            "[Intended-READ], AverageLatency(us), 0.75",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is missing: {text}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub use generators::{
 };
 pub use operations::{Chooser, Mix, Operation};
 pub use properties::{Property, SyntaxError};
-pub use spec::{Workload, WorkloadError};
+pub use spec::{Chosen, Workload, WorkloadError};
 
 /// The random source of the benchmarks. Each client thread has one, seeded by its number.
 pub type Random = rand_xoshiro::Xoshiro256PlusPlus;

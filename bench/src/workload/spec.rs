@@ -13,10 +13,12 @@ use super::operations::{Chooser, Mix, Operation};
 use super::properties::{self, Property, SyntaxError};
 
 /// Files that come with the program, by name.
-const BUILT_IN: [(&str, &str); 3] = [
+const BUILT_IN: [(&str, &str); 5] = [
     ("a", include_str!("../../../workloads/workloada")),
     ("b", include_str!("../../../workloads/workloadb")),
     ("c", include_str!("../../../workloads/workloadc")),
+    ("d", include_str!("../../../workloads/workloadd")),
+    ("f", include_str!("../../../workloads/workloadf")),
 ];
 
 /// Records where a file does not say: what all of YCSB's own files say. (YCSB itself would take 2^31 - 1.)
@@ -35,25 +37,52 @@ pub struct Workload {
     pub mix: Mix,
     /// How requests spread over the records: `requestdistribution`.
     pub distribution: Distribution,
+    /// What somebody chose, beside what all of YCSB's files say.
+    pub chosen: Chosen,
     /// Properties of the file that have no effect here, to be reported as a warning.
     pub unused: Vec<Property>,
 }
 
+/// How much to do, as far as it was chosen: by a file of one's own, or a property beside it. The files that come with
+/// the program choose nothing: their counts are small enough for any machine and measure none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Chosen {
+    /// Records: `recordcount`.
+    pub records: Option<u64>,
+    /// Operations: `operationcount`.
+    pub operations: Option<u64>,
+    /// Seconds at most: `maxexecutiontime`.
+    pub seconds: Option<u64>,
+    /// Bytes of a value: `fieldcount` times `fieldlength`, for here a record has one field.
+    pub value_size: Option<u64>,
+}
+
 impl Workload {
-    /// The workload called `a`, `b` or `c`, else the one in the file at that path.
+    /// The workload called `a`, `b`, `c`, `d` or `f`, else the one in the file at that path.
     ///
     /// # Errors
     /// A file that cannot be read, or that states no legal workload.
     pub fn resolve(name_or_path: &str) -> Result<Self, WorkloadError> {
+        Self::resolve_with(name_or_path, &[])
+    }
+
+    /// As [`resolve`](Self::resolve), with properties, such as `readproportion=0.9`, in place of those of the same
+    /// name.
+    ///
+    /// # Errors
+    /// Likewise; or one of them is no property, or none that means anything here.
+    pub fn resolve_with(name_or_path: &str, properties: &[String]) -> Result<Self, WorkloadError> {
+        let beside = properties.iter().map(|text| beside(text)).collect::<Result<Vec<_>, _>>()?;
         if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
-            return Self::parse(name, text);
+            let properties = properties::parse(text).map_err(WorkloadError::Syntax)?;
+            return Self::stated(name, properties, beside, |property| property.line == BESIDE);
         }
         let path = Path::new(name_or_path);
         let text = std::fs::read_to_string(path)
             .map_err(|cause| WorkloadError::Unreadable { path: path.to_owned(), cause })?;
         let properties = properties::parse(&text).map_err(WorkloadError::Syntax)?;
         let count = properties.len();
-        let workload = Self::stated(name_or_path, properties)?;
+        let workload = Self::stated(name_or_path, properties, beside, |_| true)?;
         // Some other file, most likely: it would be measured as what YCSB takes for nothing said.
         match workload.unused.len() == count {
             true => Err(WorkloadError::NoProperty { path: path.to_owned() }),
@@ -66,19 +95,40 @@ impl Workload {
     /// # Errors
     /// The first line that is no property or whose value is not legal.
     pub fn parse(name: &str, text: &str) -> Result<Self, WorkloadError> {
-        Self::stated(name, properties::parse(text).map_err(WorkloadError::Syntax)?)
+        Self::stated(name, properties::parse(text).map_err(WorkloadError::Syntax)?, Vec::new(), |_| true)
     }
 
-    fn stated(name: &str, properties: Vec<Property>) -> Result<Self, WorkloadError> {
+    /// Of `properties`, and those `beside` them that take the place of some.
+    fn stated(
+        name: &str,
+        mut properties: Vec<Property>,
+        beside: Vec<Property>,
+        is_chosen: impl Fn(&Property) -> bool,
+    ) -> Result<Self, WorkloadError> {
+        properties.retain(|property| beside.iter().all(|other| other.key != property.key));
+        properties.extend(beside);
         let mut file = File { left: properties, overruled: Vec::new() };
+        let mut theirs =
+            File { left: file.left.iter().filter(|p| is_chosen(p)).cloned().collect(), ..File::default() };
+        let chosen = theirs.chosen()?;
         file.take("workload", "a class whose name ends in CoreWorkload", |class| {
             class.ends_with("CoreWorkload").then_some(())
         })?;
         let records = file.number("recordcount", 1)?.unwrap_or(RECORDS_DEFAULT);
         let operations = file.number("operationcount", 0)?.unwrap_or(0);
+        for key in ["maxexecutiontime", "fieldcount", "fieldlength"] {
+            file.number(key, 0)?;
+        }
         let mix = mix(&mut file)?;
         let distribution = distribution(&mut file)?;
-        Ok(Self { name: name.to_owned(), records, operations, mix, distribution, unused: file.unused() })
+        let unused = file.unused();
+        // One that was typed here and now is a mistake.
+        match unused.iter().find(|property| property.line == BESIDE) {
+            Some(property) => Err(WorkloadError::Unknown { property: property.clone() }),
+            None => {
+                Ok(Self { name: name.to_owned(), records, operations, mix, distribution, chosen, unused })
+            }
+        }
     }
 
     /// A chooser of operations by their shares.
@@ -93,6 +143,17 @@ impl Workload {
         let inserts_expected = (self.operations as f64 * self.mix.share(Operation::Insert) * 2.0) as u64;
         KeyChooser::new(self.distribution, self.records, inserts_expected)
     }
+}
+
+/// The line of a property that stands in no file.
+const BESIDE: usize = 0;
+
+/// A property that stands beside a file.
+fn beside(text: &str) -> Result<Property, WorkloadError> {
+    let wrong = || WorkloadError::NotOne { text: text.to_owned() };
+    let mut parsed = properties::parse(text).map_err(|_| wrong())?;
+    let property = parsed.pop().filter(|_| text.contains('=')).ok_or_else(wrong)?;
+    if parsed.is_empty() { Ok(Property { line: BESIDE, ..property }) } else { Err(wrong()) }
 }
 
 /// What is effective, in one line.
@@ -129,6 +190,16 @@ pub enum WorkloadError {
     },
     /// All proportions are 0.
     NoOperations,
+    /// What was to be a property is none.
+    NotOne {
+        /// That.
+        text: String,
+    },
+    /// A property that was given beside the file means nothing here.
+    Unknown {
+        /// That one.
+        property: Property,
+    },
 }
 
 impl fmt::Display for WorkloadError {
@@ -136,13 +207,27 @@ impl fmt::Display for WorkloadError {
         match self {
             Self::Unreadable { path, cause } => {
                 let path = path.display();
-                write!(f, "no workload `{path}`: {cause}; built in are a, b and c, ")?;
+                write!(f, "no workload `{path}`: {cause}; built in are a, b, c, d and f, ")?;
                 f.write_str("all else is the path of a YCSB property file")
             }
             Self::Syntax(error) => error.fmt(f),
             Self::Value { property: Property { line, key, value }, legal } => {
-                write!(f, "line {line}: {key} is `{value}`, legal is {legal}")
+                if *line != BESIDE {
+                    write!(f, "line {line}: ")?;
+                }
+                write!(f, "{key} is `{value}`, legal is {legal}")
             }
+            Self::NotOne { text } => {
+                write!(f, "`{text}` is no property: write it like readproportion=0.95")
+            }
+            Self::Unknown { property } => write!(
+                f,
+                "the property `{}` has no effect here: leave it out, or look how it is spelt (known are workload, \
+                 recordcount, operationcount, maxexecutiontime, fieldcount, fieldlength, readproportion, \
+                 updateproportion, insertproportion, scanproportion, readmodifywriteproportion, requestdistribution, \
+                 and those of the distribution)",
+                property.key
+            ),
             Self::NoProperty { path } => write!(
                 f,
                 "`{}` states no workload: not one of its lines is a property that is known here, such as \
@@ -164,12 +249,17 @@ impl std::error::Error for WorkloadError {
         match self {
             Self::Unreadable { cause, .. } => Some(cause),
             Self::Syntax(error) => Some(error),
-            Self::Value { .. } | Self::NoProperty { .. } | Self::NoOperations => None,
+            Self::Value { .. }
+            | Self::NoProperty { .. }
+            | Self::NoOperations
+            | Self::NotOne { .. }
+            | Self::Unknown { .. } => None,
         }
     }
 }
 
 /// The properties of a file, being taken out of it.
+#[derive(Default)]
 struct File {
     /// Nobody has taken these yet.
     left: Vec<Property>,
@@ -194,6 +284,17 @@ impl File {
             Some(value) => Ok(Some(value)),
             None => Err(WorkloadError::Value { property, legal }),
         }
+    }
+
+    /// YCSB's defaults, where one of two factors is said.
+    fn chosen(&mut self) -> Result<Chosen, WorkloadError> {
+        let records = self.number("recordcount", 1)?;
+        let operations = self.number("operationcount", 0)?.filter(|&operations| operations > 0);
+        let seconds = self.number("maxexecutiontime", 0)?.filter(|&seconds| seconds > 0);
+        let (fields, length) = (self.number("fieldcount", 1)?, self.number("fieldlength", 1)?);
+        let value_size =
+            fields.or(length).map(|_| fields.unwrap_or(10).saturating_mul(length.unwrap_or(100)));
+        Ok(Chosen { records, operations, seconds, value_size })
     }
 
     /// What had no effect, in the order of the file.
@@ -271,10 +372,13 @@ mod tests {
             ("a", [0.5, 0.5, 0.0, 0.0, 0.0]),
             ("b", [0.95, 0.05, 0.0, 0.0, 0.0]),
             ("c", [1.0, 0.0, 0.0, 0.0, 0.0]),
+            ("d", [0.95, 0.0, 0.05, 0.0, 0.0]),
+            ("f", [0.5, 0.0, 0.0, 0.0, 0.5]),
         ] {
             let workload = Workload::resolve(name).unwrap();
             assert_eq!(shares(&workload), expected);
-            assert_eq!(workload.distribution, Distribution::Zipfian);
+            let distribution = if name == "d" { Distribution::Latest } else { Distribution::Zipfian };
+            assert_eq!((workload.distribution, workload.chosen), (distribution, Chosen::default()));
             assert_eq!((workload.records, workload.operations), (1000, 1000));
             assert_eq!(workload.unused, []);
         }
@@ -305,20 +409,17 @@ mod tests {
 
     #[test]
     fn the_last_of_equal_keys_counts_and_the_others_are_reported() {
-        let workload = Workload::parse("x", "recordcount=0\nfieldcount=1\nrecordcount=7").unwrap();
+        let workload = Workload::parse("x", "recordcount=0\ntable=t\nrecordcount=7").unwrap();
         assert_eq!(workload.records, 7);
         assert_eq!(workload.unused.iter().map(|property| property.line).collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]
     fn what_has_no_effect_is_kept() {
-        let text = "recordcount=5\nfieldcount=10\nreadallfields=true\nexponential.frac=9\n";
+        let text = "recordcount=5\ntable=t\nreadallfields=true\nexponential.frac=9\n";
         let unused = Workload::parse("x", text).unwrap().unused;
         let seen: Vec<_> = unused.iter().map(|p| (p.line, p.key.as_str(), p.value.as_str())).collect();
-        assert_eq!(
-            seen,
-            [(2, "fieldcount", "10"), (3, "readallfields", "true"), (4, "exponential.frac", "9")]
-        );
+        assert_eq!(seen, [(2, "table", "t"), (3, "readallfields", "true"), (4, "exponential.frac", "9")]);
     }
 
     #[test]
@@ -358,11 +459,40 @@ mod tests {
     }
 
     #[test]
+    fn ones_own_file_chooses_how_much_to_do_and_what_stands_beside_it_overrules() {
+        let text = "recordcount=5\noperationcount=70\nmaxexecutiontime=3\nfieldlength=8";
+        let chosen =
+            Chosen { records: Some(5), operations: Some(70), seconds: Some(3), value_size: Some(80) };
+        assert_eq!(Workload::parse("x", text).unwrap().chosen, chosen);
+        let beside = |properties: &[&str]| {
+            let properties: Vec<String> = properties.iter().map(|&text| text.to_owned()).collect();
+            Workload::resolve_with("a", &properties)
+        };
+        let workload = beside(&["recordcount=9", "readproportion=1", "updateproportion = 0"]).unwrap();
+        assert_eq!(
+            (workload.records, workload.chosen.records, workload.chosen.operations),
+            (9, Some(9), None)
+        );
+        assert_eq!((shares(&workload), workload.unused), ([1.0, 0.0, 0.0, 0.0, 0.0], vec![]));
+        for (wrong, message) in [
+            ("recordcount=0", "recordcount is `0`, legal is a whole number from 1 on"),
+            ("recordcount", "`recordcount` is no property"),
+            ("", "`` is no property"),
+            ("#a=b", "`#a=b` is no property"),
+            ("a=b\nc=d", "is no property: write it like"),
+            ("recordscount=7", "the property `recordscount` has no effect here"),
+        ] {
+            let told = beside(&[wrong]).unwrap_err().to_string();
+            assert!(told.contains(message), "{wrong}: {told}");
+        }
+    }
+
+    #[test]
     fn a_mix_of_nothing_and_a_missing_file_are_errors() {
         let error = Workload::parse("x", "readproportion=0\nupdateproportion=0").unwrap_err();
         assert!(matches!(error, WorkloadError::NoOperations));
         let error = Workload::resolve("no/such/file").unwrap_err().to_string();
-        assert!(error.contains("no/such/file") && error.contains("built in are a, b and c"), "{error}");
+        assert!(error.contains("no/such/file") && error.contains("built in are a, b, c, d and f"), "{error}");
         let error = Workload::resolve(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap_err();
         assert!(matches!(error, WorkloadError::NoProperty { .. }), "{error}");
     }

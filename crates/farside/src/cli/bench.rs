@@ -3,14 +3,18 @@
 mod floor;
 mod session;
 
-use super::{Done, Failure, duration, value_size, warn_of_unused};
+use super::{Done, Failure, duration, files, value_size, warn_of_unused};
 use clap::ValueEnum;
-use farside_bench::report::ycsb_table;
+use farside_bench::report::{
+    LatencyUs, LoadReport, YcsbReport, load_text, operations_table, ycsb_table, ycsb_text,
+};
 use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_systems::kv::{pilaf, prism_kv};
 pub(super) use session::{Asked, Rounds, Session, TURN, far};
+use session::{Log, Phases, SAMPLED};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Measure a system, or the physical floor under it.
@@ -87,38 +91,71 @@ struct Ycsb {
     /// What carries the requests to the node that is started: shm if left out; of the node of --pool its url says it
     #[arg(long, value_enum)]
     fabric: Option<FabricArg>,
-    /// a, b, c, or a YCSB property file
-    #[arg(long, value_name = "a|b|c|PATH", default_value = "c")]
+    /// a, b, c, d, f, or a YCSB property file
+    #[arg(long, short = 'P', value_name = "a|b|c|d|f|PATH", default_value = "c")]
     workload: String,
+    /// A property in place of the workload's own, as often as wanted: for example -p readproportion=0.9
+    #[arg(long = "property", short = 'p', value_name = "NAME=VALUE")]
+    properties: Vec<String>,
     /// Which keys are asked for, in place of what the workload says
     #[arg(long, value_name = "NAME")]
     distribution: Option<String>,
-    /// Records in the store
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
-    records: u64,
-    /// Bytes of a value, 1 to 16MiB; of Pilaf less than 60KiB
-    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
-    value_size: u32,
+    /// Records in the store [default: 'recordcount' of a file of yours or of -p, or 1000000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
+    records: Option<u64>,
+    /// Bytes of a value, 1 to 16MiB; of Pilaf less than 60KiB [default: 'fieldcount' times 'fieldlength', or 512]
+    #[arg(long, value_name = "BYTES", value_parser = value_size)]
+    value_size: Option<u32>,
     /// Client threads
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: u32,
     /// Tasks per thread, each with one operation under way
     #[arg(long, value_name = "K", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
     tasks: u32,
-    /// How long to measure, after a warm-up
-    #[arg(long, value_name = "S", default_value_t = 5.0)]
-    seconds: f64,
+    /// How long to measure, after a warm-up [default: 'maxexecutiontime', or until --operations are done, or 5]
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// How many operations to measure, if --seconds are not over before [default: 'operationcount', or no end]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    operations: Option<u64>,
+    /// What comes before, and is not counted
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
+    warm_up: Duration,
+    /// Measure so often, each with a warm-up; the rate told is the median, beside the least and the most
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// An open loop: so many operations a second are due, whether the store keeps up or not, and the latency of each
+    /// begins when it was due [default: a closed loop, in which each task's next one begins when its last has ended]
+    #[arg(long, value_name = "OPS", value_parser = target)]
+    target: Option<f64>,
     /// Wait so long before each operation: what one costs after idleness, and what idleness costs
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(long, value_name = "MS", conflicts_with = "target")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=60_000))]
     idle_ms: Option<u64>,
+    /// Time one operation in so many; in an open loop, all
+    #[arg(long, value_name = "N", default_value_t = SAMPLED, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    sample_every: u64,
+    /// Write the latencies of each interval to this file, in HdrHistogram's interval log format 2
+    #[arg(long, value_name = "FILE")]
+    hdr_log: Option<PathBuf>,
+    /// How long such an interval is
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval, requires = "hdr_log")]
+    interval: Duration,
+    /// load: make the store of --store and load it, and leave it there; run: run on what was loaded so [default: both,
+    /// on a store that goes with the run]
+    #[arg(long, value_enum, requires = "pool", requires = "store")]
+    phase: Option<Phase>,
+    /// The store of --phase
+    #[arg(long, value_name = "NAME", requires = "phase")]
+    store: Option<String>,
     /// Keys whose slots each task remembers, at most 16777216; 0 for none, and for Pilaf always
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     slot_cache: u32,
     /// Give each key a slot of its own, as in the paper's runs
     #[arg(long)]
     collision_free: bool,
-    /// Make values prove themselves: nobody may see a key go back, or a value torn
+    /// Make values prove themselves, and hold every key to be one register: no value torn, none lost, none that comes
+    /// back. Takes time and 16 bytes a record
     #[arg(long)]
     verify: bool,
     /// Put the node so far away, one way: what would this be worth over such a network? For example 20us
@@ -144,6 +181,36 @@ struct Ycsb {
     /// The result as one JSON object on the last line
     #[arg(long)]
     json: bool,
+    /// The result as YCSB prints it
+    #[arg(long, conflicts_with = "json")]
+    ycsb: bool,
+}
+
+/// One of YCSB's two phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Phase {
+    /// Makes the store and puts the records
+    Load,
+    /// Runs on what was loaded
+    Run,
+}
+
+/// Most records of a store.
+const RECORDS_MAX: u64 = 1 << 30;
+
+/// For clap: operations a second.
+fn target(text: &str) -> Result<f64, String> {
+    let target = text.parse().ok().filter(|target| (0.01..=1e9).contains(target));
+    target.ok_or_else(|| format!("'{text}' is no number of operations a second: give 0.01 to 1000000000"))
+}
+
+/// For clap: how long an interval of a log is.
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if interval < Duration::from_millis(1) {
+        return Err(format!("'{text}' is too short for an interval: give 1ms at least"));
+    }
+    Ok(interval)
 }
 
 /// For clap: how long one way to the node takes.
@@ -174,8 +241,48 @@ impl Bench {
 
 impl Ycsb {
     fn run(self) -> Done {
-        let mut workload = Workload::resolve(&self.workload)?;
-        workload.records = self.records;
+        let asked = self.asked()?;
+        let duration = Duration::from_secs_f64(asked.seconds);
+        if let Some(path) = &self.hdr_log {
+            files::can_be_written(path)?;
+        }
+        note!("workload {}", asked.workload);
+        note!("{}", how(&asked));
+        let phases = asked.phases.clone();
+        let session = Session::start(asked)?;
+        if let Phases::Load(store) = phases {
+            return self.tell_load(&store, session.loaded().expect("it was loaded just now"));
+        }
+        note!("warming up, then measuring {} ...", self.how_long(duration));
+        let report = session.measure(duration)?;
+        if let Some(strikes) = session.strikes() {
+            note!("faults: {strikes}");
+        }
+        drop(session);
+        if (report.ops_per_s, report.errors) == (0.0, 0) {
+            return Err(Failure::Told(
+                "no operation came to its end while it was measured: give more --seconds".into(),
+            ));
+        }
+        self.tell(&report)?;
+        match (report.errors, report.violations) {
+            (0, 0) => Ok(()),
+            (errors, violations) => {
+                Err(Failure::Told(format!("{errors} operations failed, {violations} values were wrong")))
+            }
+        }
+    }
+
+    fn asked(&self) -> Result<Asked, Failure> {
+        let mut workload = Workload::resolve_with(&self.workload, &self.properties)?;
+        let chosen = workload.chosen;
+        workload.records = self.records.or(chosen.records).unwrap_or(1_000_000);
+        if workload.records > RECORDS_MAX {
+            return Err(Failure::Told(format!(
+                "{} records are more than a store can have: give --records, at most {RECORDS_MAX}",
+                workload.records
+            )));
+        }
         if let Some(name) = &self.distribution {
             workload.distribution = Distribution::named(name).ok_or_else(|| {
                 Failure::Told(format!(
@@ -190,51 +297,120 @@ impl Ycsb {
                 "--fabric local has its node in this process: leave --pool out".into(),
             ));
         }
-        let duration = seconds(self.seconds)?;
-        note!("workload {workload}");
-        let asked = Asked {
-            system: self.system,
+        if self.verify && self.phase == Some(Phase::Run) {
+            return Err(Failure::Told(
+                "--verify must know what was loaded: leave --phase and --store out, so that both are done in one run"
+                    .into(),
+            ));
+        }
+        // Who says how much to do, says how long it may take only by saying so, too.
+        let operations = self.operations.or(chosen.operations.filter(|_| self.seconds.is_none()));
+        workload.operations = operations.unwrap_or(0);
+        let seconds_max = if operations.is_some() { SECONDS_MAX } else { 5.0 };
+        let seconds = self.seconds.or(chosen.seconds.map(|seconds| seconds as f64)).unwrap_or(seconds_max);
+        let value_size = match (self.value_size, chosen.value_size) {
+            (Some(bytes), _) => bytes,
+            (None, Some(bytes)) => value_size(&bytes.to_string()).map_err(|reason| {
+                Failure::Told(format!("fieldcount times fieldlength: {reason}; or give --value-size"))
+            })?,
+            (None, None) => 512,
+        };
+        let store = self.store.clone().unwrap_or_default();
+        Ok(Asked {
             fabric: self.fabric,
             pool: self.pool.clone(),
             token_file: self.token_file.clone(),
             tls_ca: self.tls_ca.clone(),
-            idle: self.idle_ms.map(Duration::from_millis),
             insecure_udp: self.insecure_udp,
-            workload,
-            value_size: self.value_size as usize,
+            idle: self.idle_ms.map(Duration::from_millis),
+            value_size: value_size as usize,
             threads: self.threads,
             tasks: self.tasks,
             slot_cache: self.slot_cache as usize,
             collision_free: self.collision_free,
             verify: self.verify,
             distance: self.delay.map(|one_way| Distance { one_way, ..Distance::default() }),
-            faults: self.fault,
-            quiet: false,
-        };
-        let session = Session::start(asked)?;
-        note!("warming up, then measuring for {} s ...", self.seconds);
-        let report = session.measure(duration)?;
-        if let Some(strikes) = session.strikes() {
-            note!("faults: {strikes}");
-        }
-        drop(session);
-        if (report.ops_per_s, report.errors) == (0.0, 0) {
-            return Err(Failure::Told(
-                "no operation came to its end while it was measured: give more --seconds".into(),
-            ));
-        }
-        if self.json {
-            tell!("{}", serde_json::to_string(&report)?);
-        } else {
-            tell!("{}", ycsb_table(std::slice::from_ref(&report)));
-        }
-        match (report.errors, report.violations) {
-            (0, 0) => Ok(()),
-            (errors, violations) => {
-                Err(Failure::Told(format!("{errors} operations failed, {violations} values were wrong")))
-            }
+            faults: self.fault.clone(),
+            sampled: self.sample_every,
+            target: self.target,
+            operations,
+            seconds: checked_seconds(seconds)?,
+            warm_up: self.warm_up,
+            repeats: self.repeats,
+            log: self.hdr_log.clone().map(|path| Log { path, every: self.interval }),
+            phases: match self.phase {
+                None => Phases::Both,
+                Some(Phase::Load) => Phases::Load(store),
+                Some(Phase::Run) => Phases::Run(store),
+            },
+            ..Asked::new(self.system, workload)
+        })
+    }
+
+    fn how_long(&self, duration: Duration) -> String {
+        let times = if self.repeats > 1 { format!(", {} times", self.repeats) } else { String::new() };
+        match duration.as_secs_f64() {
+            SECONDS_MAX => format!("until all is done{times}"),
+            seconds => format!("for {seconds} s{times}"),
         }
     }
+
+    fn tell_load(&self, store: &str, load: LoadReport) -> Done {
+        if self.json {
+            tell!("{}", serde_json::to_string(&load)?);
+        } else if self.ycsb {
+            tell!("{}", load_text(&load).trim_end());
+        } else {
+            let LoadReport { records, seconds, ops_per_s, latency_us: LatencyUs { p50, p99, .. } } = load;
+            tell!(
+                "{records} records put into store '{store}' in {seconds:.1} s, {ops_per_s:.0} a second; \
+                   p50 {p50:.2} us, p99 {p99:.2} us"
+            );
+        }
+        Ok(())
+    }
+
+    fn tell(&self, report: &YcsbReport) -> Done {
+        if self.json {
+            tell!("{}", serde_json::to_string(&report)?);
+            return Ok(());
+        }
+        if self.ycsb {
+            tell!("{}", ycsb_text(report).trim_end());
+            return Ok(());
+        }
+        tell!("{}", ycsb_table(std::slice::from_ref(report)));
+        tell!("{}", operations_table(report).to_string().trim_end());
+        if report.repeats_ops_per_s.len() > 1 {
+            let rates = &report.repeats_ops_per_s;
+            let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = rates.iter().copied().fold(0.0, f64::max);
+            tell!(
+                "ops/s is the median of {} repeats, from {least:.0} to {most:.0}: {:.1} % apart",
+                rates.len(),
+                100.0 * (most - least) / report.ops_per_s
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What is effective, beside the workload.
+fn how(asked: &Asked) -> String {
+    let Asked { value_size, threads, tasks, sampled, .. } = asked;
+    let plural = |count: u32| if count == 1 { "" } else { "s" };
+    let pace = match (asked.target, asked.idle) {
+        (Some(target), _) => format!(
+            "an open loop: {target} operations a second are due, and a latency begins when its operation was due"
+        ),
+        (None, Some(idle)) => format!("a closed loop, with {idle:?} before each operation"),
+        (None, None) => format!("a closed loop; one operation in {sampled} is timed"),
+    };
+    format!(
+        "values of {value_size} bytes; {threads} thread{} of {tasks} task{}; {pace}",
+        plural(*threads),
+        plural(*tasks)
+    )
 }
 
 /// For clap: faults, such as `loss=0.02,wait=1ms..5ms,seed=7`.
@@ -272,10 +448,17 @@ fn faults(text: &str) -> Result<Faults, String> {
     Ok(faults)
 }
 
-fn seconds(seconds: f64) -> Result<Duration, Failure> {
-    if (0.01..=1e6).contains(&seconds) {
-        Ok(Duration::from_secs_f64(seconds))
+/// As good as no end: for so long nothing is measured.
+const SECONDS_MAX: f64 = 1e6;
+
+fn checked_seconds(seconds: f64) -> Result<f64, Failure> {
+    if (0.01..=SECONDS_MAX).contains(&seconds) {
+        Ok(seconds)
     } else {
-        Err(Failure::Told(format!("--seconds {seconds}: give 0.01 to 1000000")))
+        Err(Failure::Told(format!("--seconds {seconds}: give 0.01 to {SECONDS_MAX}")))
     }
+}
+
+fn seconds(seconds: f64) -> Result<Duration, Failure> {
+    checked_seconds(seconds).map(Duration::from_secs_f64)
 }

@@ -88,23 +88,10 @@ impl Demo {
         let mut workload = Workload::resolve(workload)?;
         (workload.records, workload.distribution) = (self.records, Distribution::Uniform);
         Ok(Asked {
-            system: System::PrismKv,
             fabric: Some(fabric),
-            pool: None,
-            token_file: None,
-            tls_ca: None,
-            idle: None,
-            insecure_udp: false,
-            workload,
             value_size: self.value_size as usize,
-            threads: 1,
             tasks,
-            slot_cache: 0,
-            collision_free: false,
-            verify: false,
-            distance: None,
-            faults: None,
-            quiet: false,
+            ..Asked::new(System::PrismKv, workload)
         })
     }
 

@@ -84,7 +84,17 @@ fn mix(workload: &str) -> Result<(f64, usize), Failure> {
         )));
     }
     warn_of_unused(&workload);
-    Ok((reads, VALUE_LEN))
+    let value_len = match workload.chosen.value_size {
+        None => VALUE_LEN,
+        Some(bytes) => usize::try_from(bytes).ok().filter(|&bytes| bytes <= VALUE_LEN_MAX).ok_or_else(|| {
+            Failure::Told(format!(
+                "workload {} has values of {bytes} bytes, and at most {VALUE_LEN_MAX} are simulated: say what it comes \
+                 to, such as --workload reads=0.95,value=512",
+                workload.name
+            ))
+        })?,
+    };
+    Ok((reads, value_len))
 }
 
 fn terms(text: &str) -> Result<(f64, usize), String> {

@@ -2,7 +2,7 @@
 
 use crate::{WORDS, connect, node_at};
 use farside::Pool;
-use farside_bench::driver::{Run, Tally};
+use farside_bench::driver::{Plan, Run, Tally};
 use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, block_on};
 use farside_fabrics::layer::fault::{Faults, Strikes};
@@ -40,7 +40,8 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
     let pool = connect(&url).with_faults(faults).expect("such faults can be");
     let mut workload = Workload::resolve("a").expect("a workload");
     workload.records = 1000;
-    let run = Run::new(workload, VALUE, THREADS * TASKS, true, 42).expect("a run");
+    let plan = Plan { workload, value_size: VALUE, tasks: THREADS * TASKS, verify: true, sampled: 64, seed: 42 };
+    let run = Run::new(plan).expect("a run");
     let drive = |step: &(dyn Fn(&Pool, u32) + Sync)| {
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
@@ -60,10 +61,10 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
     let strikes = pool.strikes().expect("it has faults");
     println!(
         "{scheme}: {} operations, {} errors, {} violations; {strikes}",
-        tally.operations, tally.errors, tally.violations
+        tally.operations(), tally.errors, tally.violations
     );
     assert_eq!((tally.errors, tally.violations), (0, 0), "{}", tally.told.join("\n"));
-    assert_eq!(tally.operations, u64::from(THREADS * TASKS) * each);
+    assert_eq!(tally.operations(), u64::from(THREADS * TASKS) * each);
     strikes
 }
 
@@ -75,7 +76,7 @@ fn load(pool: &Pool, run: &Run, thread: u32) {
         let mut kv = opened.expect("a store");
         core.spawn(async move {
             let (first, all) = (thread * TASKS + task, THREADS * TASKS);
-            run.load(&mut kv, first.into(), all.into(), |_| {}).await.expect("loaded");
+            run.load(&mut kv, first.into(), all.into(), |_, _| {}).await.expect("loaded");
         });
     }
     core.run();

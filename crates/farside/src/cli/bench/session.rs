@@ -5,14 +5,17 @@ mod rounds;
 pub(in crate::cli) use rounds::{Rounds, TURN};
 
 use super::{FEWER_RECORDS, FabricArg, System};
-use crate::cli::{Failure, check_available, connect, human_bytes, progress, signals};
+use crate::cli::{Failure, check_available, connect, files, human_bytes, progress, signals};
 use farside::config::{File, Settings};
 use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
-use farside_bench::driver::{Run, Tally, Thread};
-use farside_bench::report::{self, CpuSeconds, LatencyUs, PerOp, YcsbReport};
-use farside_bench::workload::Workload;
-use farside_fabrics::executor::{Core, Turns, block_on};
+use farside_bench::driver::{ByOperation, Interval, Plan, Run, Schedule, Tally, Thread};
+use farside_bench::report::{
+    self, CpuSeconds, IntervalLog, Latencies, LatencyUs, LoadReport, OperationReport, PerOp,
+    V2DeflateSerializer, YcsbReport,
+};
+use farside_bench::workload::{Operation, Workload};
+use farside_fabrics::executor::{self, Core, Turns, block_on};
 use farside_fabrics::layer::count::{Costs, Count};
 use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::layer::fault::{Faults, Strikes};
@@ -27,7 +30,8 @@ use farside_systems::kv::pilaf::layout as pilaf;
 use farside_systems::kv::prism_kv::layout as prism_kv;
 use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE};
 use farside_systems::kv::{Kv, KvError};
-use std::io::{BufRead, BufReader};
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
@@ -58,6 +62,80 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) distance: Option<Distance>,
     pub(in crate::cli) faults: Option<Faults>,
     pub(in crate::cli) quiet: bool,
+    /// One latency is taken in so many operations.
+    pub(in crate::cli) sampled: u64,
+    /// Operations a second that are due, in place of a closed loop.
+    pub(in crate::cli) target: Option<f64>,
+    /// Operations after which a repeat is over, if not before.
+    pub(in crate::cli) operations: Option<u64>,
+    /// Seconds that a repeat takes, if it is not over before: for how much memory it needs.
+    pub(in crate::cli) seconds: f64,
+    pub(in crate::cli) warm_up: Duration,
+    pub(in crate::cli) repeats: u32,
+    pub(in crate::cli) log: Option<Log>,
+    pub(in crate::cli) phases: Phases,
+}
+
+/// Latencies by intervals of time, in a file.
+#[derive(Clone)]
+pub(in crate::cli) struct Log {
+    pub(in crate::cli) path: PathBuf,
+    pub(in crate::cli) every: Duration,
+}
+
+/// What of YCSB's two phases is to be done, on which store.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::cli) enum Phases {
+    /// Both, on a store that is made for it and goes with it.
+    Both,
+    /// Makes this store and loads it.
+    Load(String),
+    /// Runs on this store, which was loaded before.
+    Run(String),
+}
+
+impl Asked {
+    /// One client thread that reads and writes a store of its own in a closed loop.
+    pub(in crate::cli) fn new(system: System, workload: Workload) -> Asked {
+        Asked {
+            system,
+            fabric: None,
+            pool: None,
+            token_file: None,
+            tls_ca: None,
+            insecure_udp: false,
+            idle: None,
+            workload,
+            value_size: 512,
+            threads: 1,
+            tasks: 16,
+            slot_cache: 0,
+            collision_free: false,
+            verify: false,
+            distance: None,
+            faults: None,
+            quiet: false,
+            sampled: SAMPLED,
+            target: None,
+            operations: None,
+            seconds: 5.0,
+            warm_up: WARM_UP,
+            repeats: 1,
+            log: None,
+            phases: Phases::Both,
+        }
+    }
+
+    /// Records that the run is going to add, so that there is room for them: as many as there can be, if nobody says.
+    fn inserts_expected(&self) -> u64 {
+        const OPS_PER_S_MAX: f64 = 4e6;
+        let share = self.workload.mix.share(Operation::Insert);
+        let operations = match (self.operations, self.target) {
+            (Some(operations), _) => operations as f64,
+            (None, target) => target.unwrap_or(OPS_PER_S_MAX) * (self.seconds + self.warm_up.as_secs_f64()),
+        };
+        (operations * share * f64::from(self.repeats)) as u64
+    }
 }
 
 /// A store that is loaded.
@@ -66,6 +144,7 @@ pub(in crate::cli) struct Session {
     store: String,
     pool: Pool,
     run: Run,
+    load: Option<LoadReport>,
     /// The store to drop, on a node that goes on without this.
     _lent: Option<Lent>,
     /// The node's memory stays mapped between one client and the next: as in any program that is connected for
@@ -85,7 +164,10 @@ pub(in crate::cli) struct NodeProcess {
 
 /// Tasks of each thread while the store is loaded, however many are measured.
 const LOADERS: u32 = 64;
-const WARM_UP: Duration = Duration::from_millis(500);
+/// How long each thread runs before it is measured, if nobody says.
+pub(in crate::cli) const WARM_UP: Duration = Duration::from_millis(500);
+/// One latency is taken in so many operations, if nobody says.
+pub(in crate::cli) const SAMPLED: u64 = 64;
 /// Operations of which the round trips are counted, and how long that may take.
 const COUNTED: u64 = 20_000;
 const COUNT_MAX: Duration = Duration::from_millis(500);
@@ -108,9 +190,15 @@ impl Session {
             check_available(memory, FEWER_RECORDS)?;
         }
         let run = |asked: &Asked| {
-            let writers = asked.threads * asked.tasks;
-            Run::new(asked.workload.clone(), asked.value_size, writers, asked.verify, 42)
-                .map_err(Failure::Told)
+            let plan = Plan {
+                workload: asked.workload.clone(),
+                value_size: asked.value_size,
+                tasks: asked.threads * asked.tasks,
+                verify: asked.verify,
+                sampled: asked.sampled,
+                seed: 42,
+            };
+            Run::new(plan).map_err(Failure::Told)
         };
         let runs = all.iter().map(run).collect::<Result<Vec<Run>, Failure>>()?;
         let (pool, node) = reach(first, memory)?;
@@ -125,16 +213,20 @@ impl Session {
         run: Run,
         quota: u64,
     ) -> Result<Session, Failure> {
-        let store = format!("ycsb-{}-{}", asked.system.name(), std::process::id());
+        let store = match &asked.phases {
+            Phases::Both => format!("ycsb-{}-{}", asked.system.name(), std::process::id()),
+            Phases::Load(name) | Phases::Run(name) => name.clone(),
+        };
         let new = NewStore {
-            items: Some(asked.workload.records),
+            items: Some(asked.workload.records + asked.inserts_expected()),
             collision_free: asked.collision_free,
             kind: asked.system.name().into(),
             ..NewStore::prism_kv(&store, quota)
         };
-        let lent = match &asked.pool {
-            Some(_) => Some(Lent::make(pool, &new)?),
-            None => {
+        let lent = match (&asked.pool, &asked.phases) {
+            (Some(_), Phases::Both) => Some(Lent::make(pool, &new)?),
+            (_, Phases::Run(_)) => None,
+            _ => {
                 pool.create_store(&new)?;
                 None
             }
@@ -145,8 +237,11 @@ impl Session {
             None => pool.clone(),
         };
         let memory = pool.endpoint_here()?.memory().map(Arc::clone);
-        let session = Session { asked, store, pool, run, _lent: lent, _memory: memory, node };
-        session.load()?;
+        let mut session = Session { asked, store, pool, run, load: None, _lent: lent, _memory: memory, node };
+        session.load = match session.asked.phases {
+            Phases::Run(_) => None,
+            Phases::Both | Phases::Load(_) => Some(session.load()?),
+        };
         Ok(session)
     }
 
@@ -160,12 +255,13 @@ impl Session {
         self.pool.strikes()
     }
 
-    fn load(&self) -> Result<(), Failure> {
+    fn load(&self) -> Result<LoadReport, Failure> {
+        let began = Instant::now();
         let bar = progress("loading records", self.asked.workload.records, self.asked.quiet);
         let threads = self.asked.threads;
         let tasks = u64::from(threads * LOADERS);
         let (told, bars) = mpsc::channel();
-        std::thread::scope(|scope| {
+        let latencies = std::thread::scope(|scope| {
             let loaders: Vec<_> = (0..threads)
                 .map(|thread| {
                     let told = told.clone();
@@ -174,23 +270,32 @@ impl Session {
                 .collect();
             drop(told);
             bars.iter().for_each(|count| bar.inc(count));
-            loaders.into_iter().try_for_each(|loader| loader.join().expect("a loader reports its errors"))
+            loaders.into_iter().try_fold(Latencies::new(), |mut all, loader| {
+                all.merge(&loader.join().expect("a loader reports its errors")?);
+                Ok::<_, Failure>(all)
+            })
         })?;
         bar.finish_and_clear();
-        Ok(())
+        let (records, seconds) = (self.asked.workload.records, began.elapsed().as_secs_f64());
+        let latency_us = LatencyUs::from(&latencies);
+        Ok(LoadReport { records, seconds, ops_per_s: records as f64 / seconds, latency_us })
     }
 
-    fn load_thread(&self, thread: u32, tasks: u64, told: &mpsc::Sender<u64>) -> Result<(), Failure> {
+    fn load_thread(&self, thread: u32, tasks: u64, told: &mpsc::Sender<u64>) -> Result<Latencies, Failure> {
         let endpoint = Rc::new(self.pool.endpoint_here()?);
         let failed = std::cell::RefCell::new(None);
+        let latencies = std::cell::RefCell::new(Latencies::new());
         let mut core = Core::new(&endpoint);
         for task in 0..LOADERS {
             let mut kv = self.kv(&endpoint)?;
             let first = u64::from(thread * LOADERS + task);
-            let failed = &failed;
+            let (failed, latencies) = (&failed, &latencies);
             core.spawn(async move {
-                // Nobody shows progress once the load has failed elsewhere.
-                let tell = |count| told.send(count).unwrap_or(());
+                let tell = |count, took: &Latencies| {
+                    latencies.borrow_mut().merge(took);
+                    // Nobody shows progress once the load has failed elsewhere.
+                    told.send(count).unwrap_or(());
+                };
                 let loaded = match &mut kv {
                     AnyKv::PrismKv(kv) => self.run.load(kv, first, tasks, tell).await,
                     AnyKv::Pilaf(kv) => self.run.load(kv, first, tasks, tell).await,
@@ -202,7 +307,7 @@ impl Session {
         }
         core.run();
         drop(core);
-        failed.into_inner().map_or(Ok(()), |reason| Err(Failure::Told(reason)))
+        failed.into_inner().map_or(Ok(latencies.into_inner()), |reason| Err(Failure::Told(reason)))
     }
 
     /// A connection of its own, for the calling thread.
@@ -219,16 +324,58 @@ impl Session {
         Ok(opened.with_slot_cache(self.asked.slot_cache))
     }
 
-    /// Runs the workload for so long, after a warm-up.
+    /// How the records came there, if that was done here.
+    pub(in crate::cli) fn loaded(&self) -> Option<LoadReport> {
+        self.load
+    }
+
+    /// Runs the workload for so long, after a warm-up; as often as was asked.
     pub(in crate::cli) fn measure(&self, duration: Duration) -> Result<YcsbReport, Failure> {
         let sampled = self.sample()?;
+        let ended = match &self.asked.log {
+            None => self.repeat(duration, None)?,
+            Some(log) => self.repeat_logged(duration, log)?,
+        };
+        Ok(self.report(ended, &sampled))
+    }
+
+    /// As [`repeat`](Session::repeat), with a thread that writes the latencies down.
+    fn repeat_logged(&self, duration: Duration, log: &Log) -> Result<Vec<Ended>, Failure> {
+        let unwritable = |error: io::Error| files::unwritable(&log.path, &error);
+        let mut file = io::BufWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
+        let (sender, intervals) = mpsc::channel();
+        let cut = Cut { since: Instant::now(), every: log.every, to: sender };
+        let told = self.asked.workload.to_string();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                let mut serializer = V2DeflateSerializer::new();
+                let began = std::time::SystemTime::now();
+                let mut log = IntervalLog::begin(&mut file, &mut serializer, began, log.every, &told)?;
+                intervals.iter().try_for_each(|interval| log.add(interval))?;
+                log.end()?;
+                file.flush()
+            });
+            let ended = self.repeat(duration, Some(&cut));
+            drop(cut);
+            writer.join().expect("a writer reports its errors").map_err(unwritable)?;
+            ended
+        })
+    }
+
+    /// What each repeat came to.
+    fn repeat(&self, duration: Duration, cut: Option<&Cut>) -> Result<Vec<Ended>, Failure> {
+        (0..self.asked.repeats).map(|_| self.measure_once(duration, cut)).collect()
+    }
+
+    fn measure_once(&self, duration: Duration, cut: Option<&Cut>) -> Result<Ended, Failure> {
+        self.run.resume();
         let (sender, events) = mpsc::channel();
-        let outcome = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let clients: Vec<_> = (0..self.asked.threads)
                 .map(|thread| {
-                    let sender = sender.clone();
+                    let (sender, cut) = (sender.clone(), cut.cloned());
                     scope.spawn(move || {
-                        let ended = self.client(thread, &sender);
+                        let ended = self.client(thread, &sender, cut);
                         sender.send(()).unwrap_or(()); // So that nobody waits for one that failed.
                         ended
                     })
@@ -240,28 +387,38 @@ impl Session {
             for client in clients {
                 ended.add(client.join().expect("a client reports its errors")?);
             }
-            Ok::<_, Failure>(ended)
-        })?;
-        Ok(self.report(outcome, &sampled))
+            Ok(ended)
+        })
     }
 
-    /// Waits for every client to be warm, then lets them run for so long.
+    /// Waits for every client to be warm, then lets them run for so long, or until all have ended.
     fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) {
+        const TICK: Duration = Duration::from_millis(100);
         // These fail once all clients have ended, and each of them says how itself.
         (0..clients).for_each(|_| events.recv().unwrap_or(()));
-        let until = Instant::now() + duration;
-        while events.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
+        let quiet = self.asked.quiet || !io::stderr().is_terminal() || self.asked.operations.is_some();
+        let bar = progress("measuring, tenths of seconds", (duration.as_secs_f64() * 10.0) as u64, quiet);
+        let (since, until) = (Instant::now(), Instant::now() + duration);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match events.recv_timeout(left.min(TICK)) {
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(mpsc::RecvTimeoutError::Timeout) if left <= TICK => break,
+                _ => bar.set_position((since.elapsed().as_secs_f64() * 10.0) as u64),
+            }
+        }
+        bar.finish_and_clear();
         self.run.stop();
     }
 
-    fn client(&self, thread: u32, warm: &mpsc::Sender<()>) -> Result<Ended, Failure> {
+    fn client(&self, thread: u32, warm: &mpsc::Sender<()>, cut: Option<Cut>) -> Result<Ended, Failure> {
         let endpoint = Rc::new(self.pool.endpoint_here()?);
         match self.asked.distance {
-            None => self.client_over(&endpoint, &endpoint, thread, warm),
+            None => self.client_over(&endpoint, &endpoint, thread, warm, cut),
             Some(distance) => {
                 let distance = Distance { seed: thread.into(), ..distance };
                 let far = Rc::new(far(&endpoint, distance));
-                self.client_over(&far, &endpoint, thread, warm)
+                self.client_over(&far, &endpoint, thread, warm, cut)
             }
         }
     }
@@ -273,6 +430,7 @@ impl Session {
         endpoint: &Endpoint,
         thread: u32,
         warm: &mpsc::Sender<()>,
+        cut: Option<Cut>,
     ) -> Result<Ended, Failure>
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
@@ -284,19 +442,24 @@ impl Session {
         }
         let mut core = Core::new(fabric);
         let mark = std::cell::Cell::new(None);
+        let began = Instant::now();
         for (task, kv) in (0u32..).zip(&mut kvs) {
-            let (drawn, mark) = (&drawn, &mark);
+            let (drawn, mark, cut) = (&drawn, &mark, &cut);
             core.spawn(async move {
                 let writer = thread * self.asked.tasks + task;
                 let warmed_up = || {
                     drawn.forget_warm_up();
+                    drawn.limit(self.operations_of(thread));
+                    if let Some(Cut { since, every, to }) = cut.clone() {
+                        drawn.cut(since, every, to);
+                    }
                     mark.set(Some((Instant::now(), node_cpu(self), own_cpu(), endpoint.counters())));
                     warm.send(()).unwrap_or(()); // The conductor outlives its clients.
                 };
                 let warmed_up = (task == 0).then_some(warmed_up);
                 match kv {
-                    AnyKv::PrismKv(kv) => self.task(kv, drawn, writer, warmed_up).await,
-                    AnyKv::Pilaf(kv) => self.task(kv, drawn, writer, warmed_up).await,
+                    AnyKv::PrismKv(kv) => self.task(kv, drawn, writer, began, warmed_up).await,
+                    AnyKv::Pilaf(kv) => self.task(kv, drawn, writer, began, warmed_up).await,
                 }
             });
         }
@@ -305,8 +468,8 @@ impl Session {
         let (since, node_before, own_before, counted) =
             mark.get().expect("the first task gets to its mark, even if the run is over by then");
         Ok(Ended {
-            tally: drawn.take_tally(),
             seconds: since.elapsed().as_secs_f64(),
+            tally: drawn.take_tally(),
             counters: difference(endpoint.counters(), counted),
             own_cpu: own_cpu().saturating_sub(own_before),
             node_cpu: node_cpu(self).zip(node_before).map(|(now, before)| now.saturating_sub(before)),
@@ -314,12 +477,31 @@ impl Session {
         })
     }
 
+    /// How many operations a thread does once it is warm.
+    fn operations_of(&self, thread: u32) -> u64 {
+        let share = |operations: u64| {
+            let (threads, thread) = (u64::from(self.asked.threads), u64::from(thread));
+            operations / threads + u64::from(thread < operations % threads)
+        };
+        self.asked.operations.map_or(u64::MAX, share)
+    }
+
     /// One task: runs the workload until it is over. One of a thread's warms up, and says so when it has.
-    async fn task<K: Kv>(&self, kv: &mut K, drawn: &Thread, writer: u32, warmed_up: Option<impl FnOnce()>) {
+    async fn task<K: Kv>(
+        &self,
+        kv: &mut K,
+        drawn: &Thread,
+        writer: u32,
+        began: Instant,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        if let Some(target) = self.asked.target {
+            return self.scheduled(kv, drawn, writer, began, target, warmed_up).await;
+        }
         if let Some(warmed_up) = warmed_up {
             // Everything before is forgotten.
-            let (began, mut step) = (Instant::now(), Step::default());
-            while began.elapsed() < WARM_UP && !self.run.is_stopped() {
+            let mut step = Step::default();
+            while began.elapsed() < self.asked.warm_up && !self.run.is_stopped() {
                 self.run.task(kv, drawn, writer, step.next()).await;
             }
             warmed_up();
@@ -327,9 +509,37 @@ impl Session {
         let Some(idle) = self.asked.idle else {
             return self.run.task(kv, drawn, writer, u64::MAX).await;
         };
-        while !self.run.is_stopped() {
+        while !self.run.is_stopped() && drawn.is_open() {
             timer::sleep(idle).await;
             self.run.task(kv, drawn, writer, 1).await;
+        }
+    }
+
+    /// As [`task`](Session::task), by a schedule of so many operations a second of all tasks, which take turns.
+    async fn scheduled<K: Kv>(
+        &self,
+        kv: &mut K,
+        drawn: &Thread,
+        writer: u32,
+        began: Instant,
+        target: f64,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        let after = |operations: u32| Duration::from_secs_f64(f64::from(operations) / target);
+        let schedule =
+            Schedule { first: began + after(writer), every: after(self.asked.threads * self.asked.tasks) };
+        let warmed_up = std::cell::Cell::new(warmed_up);
+        let wait = async |due: Instant| {
+            until(due, || self.run.is_stopped()).await;
+            if began.elapsed() >= self.asked.warm_up
+                && let Some(warmed_up) = warmed_up.take()
+            {
+                warmed_up();
+            }
+        };
+        self.run.scheduled(kv, drawn, writer, schedule, wait).await;
+        if let Some(warmed_up) = warmed_up.take() {
+            warmed_up(); // It failed before.
         }
     }
 
@@ -396,9 +606,14 @@ impl Session {
         Ok(Sampled { costs: all, operations: operations as f64, probes })
     }
 
-    fn report(&self, ended: Ended, sampled: &Sampled) -> YcsbReport {
+    fn report(&self, repeats: Vec<Ended>, sampled: &Sampled) -> YcsbReport {
+        let mut rates: Vec<f64> = repeats.iter().map(|ended| ended.operations_per_s).collect();
+        let seconds = repeats.iter().map(|ended| ended.seconds).sum();
+        let ended = repeats.into_iter().fold(Ended::default(), Ended::with_later);
+        let repeats_ops_per_s = rates.clone();
+        rates.sort_by(f64::total_cmp);
         let tally = &ended.tally;
-        let operations = tally.operations.max(1) as f64;
+        let operations = tally.operations().max(1) as f64;
         if let Some(first) = tally.told.first() {
             note!("farside: the first that went wrong: {first}");
         }
@@ -410,11 +625,21 @@ impl Session {
             fabric: self.pool.fabric().into(),
             workload: self.asked.workload.name.clone(),
             distribution: self.asked.workload.distribution.name().into(),
+            records: self.asked.workload.records,
+            value_size: self.asked.value_size as u64,
+            threads: self.asked.threads.into(),
+            tasks: self.asked.tasks.into(),
+            target_ops_per_s: self.asked.target,
+            verified: self.asked.verify,
+            load: self.load,
+            seconds,
             load_factor: Some(self.asked.workload.records as f64 / slots as f64),
             mean_probes: Some(sampled.probes),
             page_size: info.map(|info| info.page_size),
-            ops_per_s: ended.operations_per_s,
-            latency_us: LatencyUs::from(&tally.latencies),
+            ops_per_s: median(&rates),
+            repeats_ops_per_s,
+            latency_us: LatencyUs::from(&tally.latencies.all()),
+            operations: operations_of(tally),
             per_op: match self.asked.system {
                 System::PrismKv => PerOp {
                     round_trips: sampled.costs.round_trips as f64 / sampled.operations,
@@ -429,6 +654,54 @@ impl Session {
             cpu_s_per_mop: CpuSeconds { client: per_mop(ended.own_cpu), node: ended.node_cpu.map(per_mop) },
             errors: tally.errors,
             violations: tally.violations,
+        }
+    }
+}
+
+/// Where latencies are cut into intervals.
+#[derive(Clone)]
+struct Cut {
+    since: Instant,
+    every: Duration,
+    to: mpsc::Sender<Interval>,
+}
+
+/// What came of each kind of operation.
+fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
+    let of = |operation: Operation| {
+        let latencies = |of: &ByOperation| of.of(operation).map(LatencyUs::from);
+        let done = OperationReport {
+            count: tally.done[operation as usize],
+            latency_us: latencies(&tally.latencies).unwrap_or_default(),
+            service_us: latencies(&tally.service),
+        };
+        (operation.name().to_owned(), done)
+    };
+    Operation::ALL.into_iter().map(of).filter(|(_, done)| done.count > 0).collect()
+}
+
+/// The middle one of sorted numbers, or between the two.
+fn median(sorted: &[f64]) -> f64 {
+    let (low, high) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
+    match (sorted.get(low), sorted.get(high)) {
+        (Some(low), Some(high)) => (low + high) / 2.0,
+        _ => 0.0,
+    }
+}
+
+/// Returns at that time, as exactly as a core that looks again and again can; or before, once it is over.
+async fn until(due: Instant, is_over: impl Fn() -> bool) {
+    /// Whoever sleeps may wake so late.
+    const LATE: Duration = Duration::from_micros(300);
+    const LOOK: Duration = Duration::from_millis(50);
+    loop {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() || is_over() {
+            return;
+        }
+        match left.checked_sub(LATE) {
+            Some(long) if !long.is_zero() => timer::sleep(long.min(LOOK)).await,
+            _ => executor::yield_now().await,
         }
     }
 }
@@ -587,8 +860,22 @@ struct Ended {
 }
 
 impl Ended {
+    /// Both, one after the other.
+    fn with_later(mut self, later: Ended) -> Ended {
+        self.tally.merge(later.tally);
+        self.counters.add(&later.counters);
+        self.own_cpu += later.own_cpu;
+        self.node_cpu = match (self.node_cpu, later.node_cpu) {
+            (Some(before), Some(later)) => Some(before + later),
+            (before, later) => before.or(later),
+        };
+        self
+    }
+
+    /// Both, at the same time.
     fn add(&mut self, other: Ended) {
-        self.operations_per_s += other.tally.operations as f64 / other.seconds;
+        self.operations_per_s += other.tally.operations() as f64 / other.seconds;
+        self.seconds = self.seconds.max(other.seconds);
         self.tally.merge(other.tally);
         self.counters.add(&other.counters);
         // These are of whole processes, so every thread sees all of it.
@@ -683,7 +970,8 @@ fn quota(asked: &Asked) -> Result<u64, Failure> {
     const KEY_SIZE: usize = 8;
     const STATE_SIZE: u64 = 16;
     const SLACK: u64 = 96 << 20;
-    let (system, records, tasks) = (asked.system, asked.workload.records, asked.threads * asked.tasks);
+    let records = asked.workload.records + asked.inserts_expected();
+    let (system, tasks) = (asked.system, asked.threads * asked.tasks);
     let item = HEADER_SIZE + KEY_SIZE + asked.value_size;
     const _: () = assert!(HEADER_SIZE == pilaf::HEADER_SIZE && ITEM_MAX == pilaf::ITEM_MAX);
     if system == System::Pilaf && item > ITEM_MAX {

@@ -118,24 +118,12 @@ impl Measure {
         let mut workload = Workload::resolve(workload)?;
         (workload.records, workload.distribution) = (records, Distribution::Uniform);
         Ok(Asked {
-            system,
             fabric: Some(self.fabric),
-            pool: None,
-            token_file: None,
-            tls_ca: None,
-            insecure_udp: false,
-            idle: None,
-            workload,
             value_size: LEN,
-            threads: 1,
             tasks: clients,
-            slot_cache: 0,
             // As in the paper's runs.
             collision_free: true,
-            verify: false,
-            distance: None,
-            faults: None,
-            quiet: false,
+            ..Asked::new(system, workload)
         })
     }
 

@@ -104,7 +104,7 @@ impl Lane<'_> {
         let tally = drawn.take_tally();
         match tally.told.first() {
             Some(wrong) => Err(Failure::Told(format!("while it was measured: {wrong}"))),
-            None => Ok(tally.operations as f64 / seconds),
+            None => Ok(tally.operations() as f64 / seconds),
         }
     }
 }

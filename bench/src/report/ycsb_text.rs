@@ -1,0 +1,57 @@
+//! A measurement as YCSB itself prints it, for the scripts that read that.
+
+use std::fmt::Write;
+
+use super::{LatencyUs, LoadReport, YcsbReport};
+
+/// The lines of YCSB's `TextMeasurementsExporter`.
+pub fn ycsb_text(report: &YcsbReport) -> String {
+    let mut text = report.load.as_ref().map_or_else(String::new, load_text);
+    overall(&mut text, report.seconds, report.ops_per_s);
+    for (name, done) in &report.operations {
+        let name = name.to_uppercase();
+        // By a schedule YCSB tells both what an operation took, and what it took since it was due.
+        if let Some(service) = &done.service_us {
+            operation(&mut text, &name, done.count, service);
+            operation(&mut text, &format!("Intended-{name}"), done.count, &done.latency_us);
+        } else {
+            operation(&mut text, &name, done.count, &done.latency_us);
+        }
+        line(&mut text, &name, "Return=OK", done.count);
+    }
+    if report.errors > 0 {
+        line(&mut text, "FAILED", "Operations", report.errors);
+    }
+    text
+}
+
+/// The same of a load phase.
+pub fn load_text(load: &LoadReport) -> String {
+    let mut text = String::new();
+    overall(&mut text, load.seconds, load.ops_per_s);
+    operation(&mut text, "INSERT", load.records, &load.latency_us);
+    line(&mut text, "INSERT", "Return=OK", load.records);
+    text
+}
+
+fn overall(text: &mut String, seconds: f64, ops_per_s: f64) {
+    line(text, "OVERALL", "RunTime(ms)", (seconds * 1000.0).round());
+    line(text, "OVERALL", "Throughput(ops/sec)", ops_per_s);
+}
+
+fn operation(text: &mut String, name: &str, count: u64, latency: &LatencyUs) {
+    line(text, name, "Operations", count);
+    for (what, us) in [
+        ("AverageLatency(us)", latency.mean),
+        ("MinLatency(us)", latency.min),
+        ("MaxLatency(us)", latency.max),
+        ("95thPercentileLatency(us)", latency.p95),
+        ("99thPercentileLatency(us)", latency.p99),
+    ] {
+        line(text, name, what, us);
+    }
+}
+
+fn line(text: &mut String, of: &str, what: &str, value: impl std::fmt::Display) {
+    writeln!(text, "[{of}], {what}, {value}").expect("a string takes everything");
+}
