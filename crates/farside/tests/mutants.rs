@@ -7,6 +7,7 @@ mod support;
 use farside::trial::judge::{Verdict, judge};
 use farside::trial::{Setup, System};
 use farside_remote::mutant::Mutant;
+use support::driven::{Driven, drive, plain};
 
 /// A variant is dead once one of so many seeds is not good.
 const SEEDS: u64 = 120;
@@ -74,6 +75,22 @@ fn a_violation_is_shown_and_its_replay_shows_it_again() {
         }
     }
     assert!(drawn > 0, "nothing was drawn: {}", many.text());
+}
+
+/// What `bench ycsb --verify` looks for, in protocols that really run, by two threads of a node's own process.
+#[test]
+fn verification_finds_broken_variants_without_a_simulator() {
+    for (mutant, system, slot_cache, name) in [
+        (Mutant::KvCachedPutYields, "prism-kv", 1000, "went back"),
+        (Mutant::PilafItemUnchecked, "pilaf", 0, "a torn value"),
+    ] {
+        let driven = Driven { system, workload: "a", records: 100, each: 4000, slot_cache };
+        let right = drive(driven, &plain, &|| {});
+        assert_eq!((right.errors, right.violations), (0, 0), "{:?}", right.told);
+        let broken = drive(driven, &plain, &|| Mutant::switch(Some(mutant)));
+        println!("{mutant:?}: {} violations, such as {:?}", broken.violations, broken.told.first());
+        assert!(broken.told.iter().any(|told| told.contains(name)), "{mutant:?} lives: {:?}", broken.told);
+    }
 }
 
 #[test]

@@ -40,7 +40,8 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
     let pool = connect(&url).with_faults(faults).expect("such faults can be");
     let mut workload = Workload::resolve("a").expect("a workload");
     workload.records = 1000;
-    let plan = Plan { workload, value_size: VALUE, tasks: THREADS * TASKS, verify: true, sampled: 64, seed: 42 };
+    let plan =
+        Plan { workload, value_size: VALUE, tasks: THREADS * TASKS, verify: true, sampled: 64, seed: 42 };
     let run = Run::new(plan).expect("a run");
     let drive = |step: &(dyn Fn(&Pool, u32) + Sync)| {
         std::thread::scope(|scope| {
@@ -61,7 +62,9 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
     let strikes = pool.strikes().expect("it has faults");
     println!(
         "{scheme}: {} operations, {} errors, {} violations; {strikes}",
-        tally.operations(), tally.errors, tally.violations
+        tally.operations(),
+        tally.errors,
+        tally.violations
     );
     assert_eq!((tally.errors, tally.violations), (0, 0), "{}", tally.told.join("\n"));
     assert_eq!(tally.operations(), u64::from(THREADS * TASKS) * each);

@@ -1,0 +1,124 @@
+//! Verification is itself verified: on real stores it has nothing to say, and whatever flaw is planted between a store
+//! and who asks, it finds, and calls by its name.
+
+mod support;
+
+use farside_bench::driver::Tally;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use support::driven::{Between, Client, Driven, Told, drive, plain};
+
+const DRIVEN: Driven<'static> =
+    Driven { system: "prism-kv", workload: "a", records: 500, each: 2000, slot_cache: 0 };
+
+#[test]
+fn nothing_is_wrong_with_the_stores_that_there_are() {
+    for (system, workload, slot_cache) in [
+        ("prism-kv", "a", 0),
+        ("prism-kv", "a", 1000),
+        ("prism-kv", "b", 0),
+        ("prism-kv", "c", 0),
+        ("prism-kv", "d", 0),
+        ("prism-kv", "f", 0),
+        ("pilaf", "a", 0),
+        ("pilaf", "d", 0),
+        ("pilaf", "f", 0),
+    ] {
+        let tally = drive(Driven { system, workload, slot_cache, ..DRIVEN }, &plain, &|| {});
+        let told = tally.told.join("\n");
+        assert_eq!((tally.errors, tally.violations), (0, 0), "{system}, workload {workload}: {told}");
+        assert_eq!(tally.operations(), 64 * DRIVEN.each, "{system}, workload {workload}");
+    }
+}
+
+/// What is done wrong, once in a while.
+#[derive(Clone, Copy, Debug)]
+enum Flaw {
+    /// A read brings the value before the one that is there.
+    StaleRead,
+    /// A put is acknowledged and not done.
+    LostUpdate,
+    /// A read brings the front of a value, and the back of the one before.
+    TornValue,
+    /// A read brings another key's value.
+    OtherKey,
+    /// A read brings nothing.
+    Missing,
+}
+
+struct Planted {
+    flaw: Flaw,
+    asked: AtomicU64,
+    /// The last two values that were put for each key.
+    values: Mutex<HashMap<Vec<u8>, [Vec<u8>; 2]>>,
+}
+
+/// Of so many operations one goes wrong.
+const ONCE_IN: u64 = 501;
+
+impl Planted {
+    fn strikes(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) % ONCE_IN == ONCE_IN - 1
+    }
+}
+
+impl Between for Planted {
+    fn puts(&self, key: &[u8], value: &[u8]) -> bool {
+        let is_lost = matches!(self.flaw, Flaw::LostUpdate) && self.strikes();
+        if !is_lost {
+            let mut values = self.values.lock().expect("nobody panics with it");
+            let last = values.entry(key.to_vec()).or_default();
+            last.swap(0, 1);
+            last[1] = value.to_vec();
+        }
+        !is_lost
+    }
+
+    fn got(&self, key: &[u8], value: &[u8]) -> Told {
+        if matches!(self.flaw, Flaw::LostUpdate) || !self.strikes() {
+            return Told::AsItIs;
+        }
+        let values = self.values.lock().expect("nobody panics with it");
+        let before = values.get(key).map(|[before, _]| before).filter(|before| !before.is_empty());
+        let other = match self.flaw {
+            Flaw::Missing => return Told::Nothing,
+            Flaw::LostUpdate => None,
+            Flaw::StaleRead => before.cloned(),
+            Flaw::TornValue => before.map(|before| [&value[..256], &before[256..]].concat()),
+            Flaw::OtherKey => {
+                values.iter().find(|(other, _)| *other != key).map(|(_, [_, last])| last.clone())
+            }
+        };
+        other.map_or(Told::AsItIs, Told::Other)
+    }
+}
+
+fn with(flaw: Flaw, system: &str) -> Tally {
+    let planted = Planted { flaw, asked: AtomicU64::new(0), values: Mutex::default() };
+    let planted = &planted;
+    drive(Driven { system, ..DRIVEN }, &|kv| Client::Through(Box::new(kv), planted), &|| {})
+}
+
+#[test]
+fn every_planted_flaw_is_found_and_called_by_its_name() {
+    for (flaw, name) in [
+        (Flaw::StaleRead, "went back: to value"),
+        (Flaw::LostUpdate, "went back: to value"),
+        (Flaw::TornValue, "a torn value"),
+        (Flaw::OtherKey, "the value of key"),
+        (Flaw::Missing, "went missing"),
+    ] {
+        for system in ["prism-kv", "pilaf"] {
+            let tally = with(flaw, system);
+            println!(
+                "{flaw:?} in {system}: {} violations, such as {:?}",
+                tally.violations,
+                tally.told.first()
+            );
+            assert!(tally.violations > 0, "{flaw:?} in {system} is not found");
+            assert!(tally.told.iter().any(|told| told.contains(name)), "{flaw:?}: {:?}", tally.told);
+            assert_eq!(tally.errors, 0, "{flaw:?} in {system}: {:?}", tally.told);
+        }
+    }
+}
