@@ -10,6 +10,7 @@ use farside_remote::{Fabric, FabricError, NodeId};
 use farside_systems::kv::pilaf::{self, Pilaf};
 use farside_systems::kv::prism_kv::{self, PrismKv};
 use farside_systems::kv::{Item, KvError};
+use farside_systems::raw;
 
 /// A client of one store, for one operation at a time.
 #[allow(
@@ -51,6 +52,9 @@ impl<F: Fabric + Clock> AnyKv<F> {
         match kind_of(&fabric, node, name).await?.as_str() {
             prism_kv::KIND => PrismKv::open(fabric, node, name).await.map(AnyKv::PrismKv),
             pilaf::KIND => Pilaf::open(fabric, node, name).await.map(AnyKv::Pilaf),
+            raw::KIND => Err(KvError::Gone(format!(
+                "store '{name}' is plain memory, in which there are no keys: name another store"
+            ))),
             kind => Err(KvError::Gone(format!(
                 "store '{name}' is a {kind}, which this release does not know: use the release that made it, or name \
                  another store"

@@ -26,6 +26,7 @@ use farside_remote::service::Kind;
 use farside_remote::{Fabric, FabricError, NodeId};
 use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
+use farside_systems::raw::RawKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -89,7 +90,8 @@ enum Reach {
 pub struct NewStore {
     /// 1 to 64 letters, digits, `-`, `_` or `.`.
     pub name: String,
-    /// Which system: `prism-kv`, or `pilaf`, its rival whose puts and deletes are calls to the node.
+    /// Which system: `prism-kv`; `pilaf`, its rival whose puts and deletes are calls to the node; or `raw`, plain
+    /// memory to measure with, which has no items.
     pub kind: String,
     /// Bytes for the table and the items together.
     pub quota: u64,
@@ -277,7 +279,7 @@ fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
 
 /// The kinds of stores that a node of this release can have.
 pub fn kinds() -> Vec<Box<dyn Kind<Mapping>>> {
-    vec![Box::new(PrismKvKind), Box::new(PilafKind)]
+    vec![Box::new(PrismKvKind), Box::new(PilafKind), Box::new(RawKind)]
 }
 
 impl Pool {

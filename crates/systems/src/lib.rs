@@ -7,4 +7,5 @@
 
 mod hash_slots;
 pub mod kv;
+pub mod raw;
 mod ready;

@@ -8,6 +8,7 @@ use farside_fabrics::executor::{Core, block_on, yield_now};
 use farside_remote::NodeId;
 use farside_systems::kv::pilaf::{self, Pilaf};
 use farside_systems::kv::prism_kv::PrismKv;
+use farside_systems::raw::{self, Raw};
 use std::cell::Cell;
 use std::rc::Rc;
 use support::counting::{Counting, allocations};
@@ -174,4 +175,35 @@ fn a_get_of_pilaf_allocates_nothing() {
     core.run();
     drop(core);
     assert_eq!(allocated.get(), Some(0), "{OPERATIONS} gets");
+}
+
+#[test]
+fn no_chain_on_raw_memory_allocates() {
+    let home = Home::new(32);
+    home.create_of(raw::KIND, "s", 16, "{}");
+    let endpoint = home.endpoint();
+    let opened = Raw::open(Rc::clone(&endpoint), NodeId(0), "s");
+    let mut raw = block_on((), opened).expect("the store is there");
+    let allocated = Cell::new(None);
+    let mut core = Core::new(endpoint.inner());
+    core.spawn(async {
+        let bytes = [7; VALUE_SIZE];
+        let mut held = raw.pointer(0).await.expect("a READ");
+        let mut before = 0;
+        for turn in 0..WARM_UP + OPERATIONS {
+            if turn == WARM_UP {
+                before = allocations();
+            }
+            raw.write(64, &bytes).await.expect("a WRITE");
+            assert_eq!(raw.read(64, VALUE_SIZE as u32).await.expect("a READ"), bytes);
+            assert_eq!(raw.fetch_add(0, 1).await, Ok(turn as u64));
+            held = raw.put(0, held, &bytes).await.expect("a put");
+            assert_eq!(raw.get(0, VALUE_SIZE as u32).await.expect("a get"), bytes);
+            yield_now().await; // Or the buffers that were replaced would never come back.
+        }
+        allocated.set(Some(allocations() - before));
+    });
+    core.run();
+    drop(core);
+    assert_eq!(allocated.get(), Some(0), "{OPERATIONS} of each");
 }

@@ -26,7 +26,7 @@ enum Action {
         /// Items that its table is to have room for [default: from the quota]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         items: Option<u64>,
-        /// Which system: prism-kv or pilaf
+        /// Which system: prism-kv or pilaf; or raw, plain memory that 'farside perf' measures with
         #[arg(long, default_value = "prism-kv")]
         kind: String,
         /// Give each key of 8 bytes a slot of its own (the paper's collision-free layout)

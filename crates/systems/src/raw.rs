@@ -1,0 +1,369 @@
+//! Plain memory under a key: what an op, a chain and a call cost by themselves, for micro-benchmarks and tests.
+//!
+//! It is no paper's system. Its operations are those that papers time one by one (PRISM, figure 1): each is one chain,
+//! or one call that the node's CPU answers with what it was asked. Nobody keeps anybody from writing anywhere in it.
+//!
+//! ```text
+//! table | slot 16 bytes | x 64 | plain memory, to the end |
+//! slot  | a bounded pointer: address u64, bound u32, tag u32 |    zeros: it has no buffer
+//! ```
+//!
+//! Invariant: a buffer of the store is reached by one slot at most. Invariant: a slot has one writer at a time: whoever
+//! puts into it knows what it held, and loses nothing if that is not so.
+
+use crate::ready::run_until_ready;
+use farside_remote::arena::class::Class;
+use farside_remote::clock::Clock;
+use farside_remote::control::{Answer, Ask};
+use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
+use farside_remote::service::{ADDRESS_SIZE, Call, Extent, Kind, Plan, Service, address};
+use farside_remote::wire::{CHAIN_BYTES_MAX, ChainHeader, OpHeader, REPLY_BYTES_MAX};
+use farside_remote::{
+    Addr, BoundedPtr, ChainBuf, Fabric, FabricError, Memory, Mode, NodeId, Reply, Status, Width, allocate,
+    cas, cas_from, fetch_add, read, read_as, write,
+};
+use serde::Deserialize;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The name by which stores ask for it.
+pub const KIND: &str = "raw";
+/// How many slots a store has.
+pub const SLOTS: u64 = 64;
+/// The least quota: a segment of memory for the table, and one for buffers.
+pub const QUOTA_MIN: u64 = 2 << 20;
+
+const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
+const SLOTS_SIZE: u64 = SLOTS * SLOT_SIZE;
+
+const CHAIN: usize = size_of::<ChainHeader>();
+const OP: usize = size_of::<OpHeader>();
+const ADDR: usize = size_of::<Addr>();
+/// Of each op in a reply, besides its output.
+const REPLY_ENTRY: usize = 8;
+
+/// The most bytes that one READ brings.
+pub const READ_MAX: usize = REPLY_BYTES_MAX - REPLY_ENTRY;
+/// The most bytes that one WRITE takes along.
+pub const WRITE_MAX: usize = CHAIN_BYTES_MAX - CHAIN - OP;
+/// The most bytes that one [`Raw::get`] brings.
+pub const GET_MAX: usize = REPLY_BYTES_MAX - 2 * REPLY_ENTRY;
+/// The most bytes that one [`Raw::put`] takes along, beside its four ops.
+pub const PUT_MAX: usize = CHAIN_BYTES_MAX - CHAIN - (OP + 8) - (OP + ADDR) - (OP + ADDR + 16) - OP;
+/// The most bytes that one [`Raw::echo`] takes along and brings back.
+pub const ECHO_MAX: usize = CALL_BYTES_MAX - ADDRESS_SIZE;
+
+/// A client of one store, for one operation at a time. Addresses are counted from the first byte of plain memory.
+pub struct Raw<F> {
+    fabric: F,
+    node: NodeId,
+    table: Extent,
+    chain: ChainBuf,
+    reply: Reply,
+    request: Vec<u8>,
+    answer: Vec<u8>,
+}
+
+/// Why an operation has no result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RawError {
+    /// There is no such store, or it is of another kind. Nothing was changed.
+    Gone(String),
+    /// The node refused an op.
+    Refused(Status),
+    /// No buffer was to be had for a tenth of a second. Nothing was put.
+    OutOfMemory,
+    /// Memory, or a slot, is not as its only writer has left it.
+    Meddled(&'static str),
+    /// There was no answer.
+    Fabric(FabricError),
+}
+
+impl<F: Fabric + Clock> Raw<F> {
+    /// Opens the store called `name` at `node`.
+    ///
+    /// # Errors
+    /// There is none, it is of another kind, or the node has no answer.
+    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Raw<F>, RawError> {
+        let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
+        let mut answer = Vec::new();
+        fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
+            FabricError::Refused(reason) => RawError::Gone(reason),
+            other => RawError::Fabric(other),
+        })?;
+        let store = match serde_json::from_slice(&answer) {
+            Ok(Answer::Store(store)) => store,
+            _ => {
+                return Err(RawError::Gone(format!(
+                    "the node's answer about store '{name}' is not understood: use the same release on both sides"
+                )));
+            }
+        };
+        if store.kind != KIND || store.table_len <= SLOTS_SIZE {
+            return Err(RawError::Gone(format!(
+                "store '{name}' is a {}, not {KIND} memory: name another",
+                store.kind
+            )));
+        }
+        let (chain, reply) = (ChainBuf::new(), Reply::new());
+        Ok(Raw { fabric, node, table: store.extent(), chain, reply, request: Vec::new(), answer })
+    }
+
+    /// Bytes of plain memory.
+    pub fn size(&self) -> u64 {
+        self.table.len - SLOTS_SIZE
+    }
+
+    /// The `len` bytes at `at`: one READ, of at most [`READ_MAX`] bytes.
+    ///
+    /// # Errors
+    /// [`RawError`].
+    #[inline]
+    pub async fn read(&mut self, at: u64, len: u32) -> Result<&[u8], RawError> {
+        let target = self.at(at);
+        let mut chain = self.chain.begin(self.table.key);
+        let out = chain.also(read(target, len));
+        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.reply.get(out).map_err(RawError::Refused)
+    }
+
+    /// Puts `bytes` at `at`: one WRITE, of at most [`WRITE_MAX`] bytes. It is there once this returns.
+    ///
+    /// # Errors
+    /// [`RawError`].
+    ///
+    /// # Panics
+    /// If there are more bytes.
+    #[inline]
+    pub async fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), RawError> {
+        let target = self.at(at);
+        let mut chain = self.chain.begin(self.table.key);
+        let _ = chain.also(write(target, bytes));
+        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        done(self.reply.last_status())
+    }
+
+    /// Puts `swap` at `at` if `expected` is there: one CAS of 8 or 16 bytes. Answers what was there.
+    ///
+    /// # Errors
+    /// [`RawError`].
+    #[inline]
+    pub async fn cas<T>(&mut self, at: u64, expected: &T, swap: &T) -> Result<T, RawError>
+    where
+        T: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Copy,
+    {
+        let target = self.at(at);
+        let mut chain = self.chain.begin(self.table.key);
+        let old = chain.also(cas(Mode::Eq, target, expected, swap));
+        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.reply.get(old).copied().map_err(RawError::Refused)
+    }
+
+    /// Adds to the 8-byte word at `at`: one FETCH-ADD. Answers what was there.
+    ///
+    /// # Errors
+    /// [`RawError`].
+    #[inline]
+    pub async fn fetch_add(&mut self, at: u64, addend: u64) -> Result<u64, RawError> {
+        let (target, addend) = (self.at(at), U64::new(addend));
+        let mut chain = self.chain.begin(self.table.key);
+        let old = chain.also(fetch_add(target, &addend));
+        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.reply.get(old).map(|old| old.get()).map_err(RawError::Refused)
+    }
+
+    /// What the buffer of a slot holds, up to `len` bytes: one chain that READs the pointer, then READs by it.
+    ///
+    /// # Errors
+    /// [`RawError`]; also where the slot has no buffer.
+    #[inline]
+    pub async fn get(&mut self, slot: u64, len: u32) -> Result<&[u8], RawError> {
+        let at = self.slot(slot);
+        let mut chain = self.chain.begin(self.table.key);
+        let _ = chain.also(read(at, SLOT_SIZE as u32).redirect(POINTER));
+        let out = chain.then(read(POINTER, len).indirect().bounded());
+        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.reply.get(out).map_err(RawError::Refused)
+    }
+
+    /// Puts `bytes` into a buffer of their own and has the slot point to it, in place of `old`: one chain, PRISM-KV's
+    /// PUT without its probe (PRISM, section 6). Answers what the slot holds now; the buffer that it held comes back.
+    ///
+    /// # Errors
+    /// [`RawError`]; nothing was put unless it is [`RawError::Fabric`].
+    ///
+    /// # Panics
+    /// If there are more bytes than [`PUT_MAX`].
+    pub async fn put(&mut self, slot: u64, old: BoundedPtr, bytes: &[u8]) -> Result<BoundedPtr, RawError> {
+        let at = self.slot(slot);
+        let (bound, tag) = (U32::new(bytes.len() as u32), U32::new(old.tag.get().wrapping_add(1)));
+        let bound_and_tag = [bound, tag];
+        let list = Class::for_len(bytes.len()).expect("a chain has no more bytes than a buffer").list();
+        let mut chain = self.chain.begin(self.table.key);
+        let _ = chain.also(write(POINTER_BOUND, bound_and_tag.as_bytes()));
+        let _ = chain.then(allocate(list, [bytes, &[], &[]]).redirect(POINTER));
+        let swung = chain.then(cas_from::<BoundedPtr>(at, &old, POINTER));
+        let fresh = chain.also(read_as::<Addr>(POINTER));
+        if !run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await? {
+            return Err(RawError::OutOfMemory);
+        }
+        let garbage = match self.reply.status(swung) {
+            Status::Ok => old.ptr,
+            Status::CasFailed => *self.reply.get(fresh).map_err(RawError::Refused)?,
+            refused => return Err(RawError::Refused(refused)),
+        };
+        let ptr = *self.reply.get(fresh).map_err(RawError::Refused)?;
+        if !garbage.is_null() {
+            self.fabric.retire(self.node, self.table.key, garbage);
+        }
+        if self.reply.status(swung) == Status::CasFailed {
+            return Err(RawError::Meddled("a slot holds another pointer than its writer left there"));
+        }
+        Ok(BoundedPtr { ptr, bound, tag })
+    }
+
+    /// What a slot holds.
+    ///
+    /// # Errors
+    /// [`RawError`].
+    pub async fn pointer(&mut self, slot: u64) -> Result<BoundedPtr, RawError> {
+        let at = self.slot(slot);
+        let mut chain = self.chain.begin(self.table.key);
+        let out = chain.also(read_as::<BoundedPtr>(at));
+        self.fabric.run(self.node, &chain, &mut self.reply).await?;
+        self.reply.get(out).copied().map_err(RawError::Refused)
+    }
+
+    /// Has the node's CPU answer `bytes`: one call.
+    ///
+    /// # Errors
+    /// [`RawError`].
+    ///
+    /// # Panics
+    /// If there are more bytes than [`ECHO_MAX`].
+    pub async fn echo(&mut self, bytes: &[u8]) -> Result<&[u8], RawError> {
+        assert!(bytes.len() <= ECHO_MAX, "a call has at most {ECHO_MAX} bytes");
+        let service = address(self.table.key, &mut self.request);
+        self.request.extend_from_slice(bytes);
+        self.fabric.call(self.node, service, &self.request, &mut self.answer).await?;
+        Ok(&self.answer)
+    }
+
+    fn at(&self, offset: u64) -> Addr {
+        Addr::new(self.table.at + SLOTS_SIZE).plus(offset)
+    }
+
+    fn slot(&self, slot: u64) -> Addr {
+        assert!(slot < SLOTS, "there is no slot {slot}");
+        Addr::new(self.table.at + slot * SLOT_SIZE)
+    }
+}
+
+/// Where a chain has the pointer that it follows, or makes.
+const POINTER: Addr = Addr::scratch(0);
+const POINTER_BOUND: Addr = Addr::scratch(8);
+
+fn done(status: Status) -> Result<(), RawError> {
+    if status == Status::Ok { Ok(()) } else { Err(RawError::Refused(status)) }
+}
+
+impl From<FabricError> for RawError {
+    fn from(error: FabricError) -> RawError {
+        RawError::Fabric(error)
+    }
+}
+
+impl std::fmt::Display for RawError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RawError::Gone(reason) => f.write_str(reason),
+            RawError::Refused(status) => write!(
+                f,
+                "the node refused the operation ({status}): the store may have been dropped, so open it anew; or the \
+                 token lacks a right to it, of 'read', 'write', 'atomic' and 'allocate'"
+            ),
+            RawError::OutOfMemory => f.write_str(
+                "the store is out of memory and nothing was put: make one with a greater --quota, or see whether a \
+                 stopped process delays reclamation",
+            ),
+            RawError::Meddled(what) => {
+                write!(f, "{what}: another client works on the same store, so wait until it is done")
+            }
+            RawError::Fabric(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RawError {}
+
+/// Plain memory, as a node knows it.
+pub struct RawKind;
+
+/// What a store may be asked with: what all kinds are, of which this one has no use.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    items: Option<u64>,
+    #[serde(default)]
+    placement: Option<String>,
+}
+
+impl<M: Memory> Kind<M> for RawKind {
+    fn name(&self) -> &'static str {
+        KIND
+    }
+
+    fn plan(&self, parameters: &str, quota: u64, _entropy: u64) -> Result<Plan, String> {
+        let wanted: Wanted = serde_json::from_str(parameters)
+            .map_err(|error| format!("a {KIND} store takes {{}}, and nothing to be said of it: {error}"))?;
+        if wanted.items.is_some() || wanted.placement.is_some_and(|placement| placement != "hashed") {
+            return Err(format!(
+                "a {KIND} store is plain memory and has neither items nor places for keys: leave --items and \
+                 --collision-free out"
+            ));
+        }
+        if quota < QUOTA_MIN {
+            return Err(format!("a {KIND} store needs {} MiB: give a greater --quota", QUOTA_MIN >> 20));
+        }
+        // Half to be read and written, half for the buffers of chains that allocate.
+        Ok(Plan { table_len: quota / 2, parameters: "{}".into(), wide: false })
+    }
+
+    fn serve(&self, _parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        if table.len < SLOTS_SIZE {
+            return Err(format!("a {KIND} store has {SLOTS} slots, and this one has {} bytes", table.len));
+        }
+        Ok(Box::new(Plain { at: table.at }))
+    }
+}
+
+struct Plain {
+    at: u64,
+}
+
+impl<M: Memory> Service<M> for Plain {
+    /// Whoever has any right to the store may ask: it learns nothing but its own words.
+    fn call(
+        &mut self,
+        _memory: &M,
+        call: Call<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        answer.extend_from_slice(call.request);
+        Ok(Ok(()))
+    }
+
+    fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        const PER_STEP: u64 = 16;
+        const _: () = assert!(SLOTS.is_multiple_of(PER_STEP));
+        for slot in cursor..cursor + PER_STEP {
+            let word = memory.load(self.at + slot * SLOT_SIZE, Width::W16)?;
+            let pointer = BoundedPtr::read_from_bytes(&word.to_le_bytes()).expect("it has a pointer's size");
+            if !pointer.ptr.is_null() {
+                found.push(pointer.ptr.raw());
+            }
+        }
+        let next = cursor + PER_STEP;
+        Ok((next < SLOTS).then_some(next))
+    }
+}
