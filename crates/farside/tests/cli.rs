@@ -10,6 +10,8 @@ mod keys;
 mod measurements;
 #[path = "cli/nodes.rs"]
 mod nodes;
+#[path = "cli/perf.rs"]
+mod perf;
 #[path = "cli/refusals.rs"]
 mod refusals;
 #[path = "cli/settings.rs"]

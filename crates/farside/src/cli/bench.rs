@@ -12,7 +12,7 @@ use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_systems::kv::{pilaf, prism_kv};
-pub(super) use session::{Asked, Rounds, Session, TURN, far};
+pub(super) use session::{Asked, Lent, NodeProcess, Rounds, Session, TURN, far};
 use session::{Log, Phases, SAMPLED};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -27,6 +27,7 @@ mod files;
 mod info;
 mod kv;
 mod node;
+mod perf;
 mod signals;
 mod sim;
 mod store;
@@ -80,6 +81,8 @@ enum Command {
     Kv(kv::Kv),
     /// Measure a system, or the physical floor under it
     Bench(bench::Bench),
+    /// Time reads, writes, atomics, chains and calls one by one, or count how many there are a second, as perftest does
+    Perf(Box<perf::Perf>),
     /// Try a system in the simulator: many clients, whatever can go wrong, and a check of what they saw
     Sim(Box<sim::Sim>),
     /// Predict a paper's figure, and hold it to what was published
@@ -216,6 +219,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Tls(tls) => tls.run(),
         Command::Kv(kv) => kv.run(),
         Command::Bench(bench) => bench.run(),
+        Command::Perf(perf) => perf.run(),
         Command::Sim(sim) => sim.run(),
         Command::Figure(figure) => figure.run(),
         Command::Whatif(whatif) => whatif.run(),
@@ -382,6 +386,7 @@ mod tests {
                 Err(reason) => assert!(reason.contains("write it like")),
             }
             let _fits_or_not = (memory(&text), quota(&text), value_size(&text));
+            let _fits_or_not = (perf::size(&text), perf::lasting(&text));
             let _known_or_not = (sim::seeds(&text).is_ok(), sim::faults(&text).is_ok());
         });
     }

@@ -736,7 +736,7 @@ impl Step {
 }
 
 /// A store on a node that outlives this process. It is dropped at the end, also where a signal brings that about.
-struct Lent(Arc<Held>);
+pub(in crate::cli) struct Lent(Arc<Held>);
 
 struct Held {
     pool: Pool,
@@ -746,7 +746,7 @@ struct Held {
 }
 
 impl Lent {
-    fn make(pool: &Pool, new: &NewStore) -> Result<Lent, Failure> {
+    pub(in crate::cli) fn make(pool: &Pool, new: &NewStore) -> Result<Lent, Failure> {
         let held = Held { pool: pool.clone(), name: new.name.clone(), is_there: Mutex::new(false) };
         let held = Arc::new(held);
         let mut is_there = held.lock();
@@ -943,12 +943,7 @@ fn reach(asked: &Asked, memory: u64) -> Result<(Pool, Option<Arc<NodeProcess>>),
         (None, FabricArg::Local) => Ok((Pool::serve_here(memory)?, None)),
         (None, fabric) => {
             let node = NodeProcess::start(memory, fabric)?;
-            let pool = farside::connect(&format!("shm:{}", node.socket.display()))?;
-            let pool = match pool.info()?.listening.first() {
-                Some(url) => farside::connect_with(url, &node.options)?,
-                None => pool,
-            };
-            Ok((pool, Some(Arc::new(node))))
+            Ok((node.connect()?, Some(Arc::new(node))))
         }
     }
 }
@@ -1027,6 +1022,15 @@ impl NodeProcess {
             return Err(Failure::Told("the node did not start; what it said stands above".into()));
         }
         Ok(node)
+    }
+
+    /// Connects to it by the fabric that it was started for.
+    pub(in crate::cli) fn connect(&self) -> Result<Pool, Failure> {
+        let pool = farside::connect(&format!("shm:{}", self.socket.display()))?;
+        Ok(match pool.info()?.listening.first() {
+            Some(url) => farside::connect_with(url, &self.options)?,
+            None => pool,
+        })
     }
 }
 

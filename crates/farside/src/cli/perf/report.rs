@@ -1,0 +1,299 @@
+//! Results as perftest tells them: its columns, its framing, and JSON.
+//!
+//! Invariant: columns have perftest's names, order and units. What it says of RDMA devices is left out.
+
+use super::place::Place;
+use super::work::{Bandwidth, Latency, Request, Until};
+use crate::cli::{Done, Failure, human_bytes};
+use serde_json::{Map, Value, json};
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// How it is told.
+pub(super) struct Format {
+    pub(super) gbits: bool,
+    pub(super) json: bool,
+}
+
+/// What came of one size.
+pub(super) enum Row {
+    Latency(Latency),
+    Bandwidth(Bandwidth),
+}
+
+/// What is told of one test.
+pub(super) struct Report {
+    format: Format,
+    info: Info,
+    results: Vec<Value>,
+}
+
+struct Info {
+    test: String,
+    request: Request,
+    fabric: &'static str,
+    node: String,
+    page_size: Option<u64>,
+    /// Of bandwidth.
+    depth: Option<u32>,
+    until: Until,
+    /// How long it takes to read the clock, in nanoseconds.
+    clock_ns: f64,
+}
+
+impl Info {
+    /// Whose CPU does what is asked.
+    fn runs_on(&self) -> &'static str {
+        match (self.fabric, self.request) {
+            ("local", _) => "the client's CPU, in the node's process",
+            ("shm", Request::Call) => "the node's CPU",
+            ("shm", _) => "the client's CPU, on the node's memory",
+            _ => "the node's CPU, by an engine",
+        }
+    }
+}
+
+const LINE: &str = "---------------------------------------------------------------------------------------";
+const MIB: f64 = (1 << 20) as f64;
+
+impl Report {
+    /// Of a test by that name, with so many requests at once if it is of bandwidth.
+    pub(super) fn new(
+        format: Format,
+        place: &Place,
+        test: String,
+        request: Request,
+        depth: Option<u32>,
+        until: Until,
+    ) -> Report {
+        let (fabric, node, clock_ns) = (place.pool.fabric(), place.node.clone(), clock_ns());
+        let page_size = place.pool.info().ok().map(|info| info.page_size);
+        let info = Info { test, request, fabric, node, page_size, depth, until, clock_ns };
+        Report { format, info, results: Vec::new() }
+    }
+
+    /// Tells the result of one size; before the first, what it is a result of.
+    ///
+    /// # Errors
+    /// Nobody reads it.
+    pub(super) fn tell(&mut self, size: usize, row: &Row) -> Done {
+        let columns = self.columns(size, row);
+        if self.format.json {
+            let mut object = Map::new();
+            object.insert("test".into(), self.info.test.clone().into());
+            object.insert("fabric".into(), self.info.fabric.into());
+            object.insert("tx_depth".into(), self.info.depth.unwrap_or(1).into());
+            object.extend(columns.iter().map(|column| (column.key.to_owned(), column.value.clone())));
+            tell!("{}", Value::Object(object));
+        } else {
+            if self.results.is_empty() {
+                self.head(row, &columns)?;
+            }
+            let cells =
+                columns.iter().map(|column| format!("{:<width$}", column.text, width = column.name.len()));
+            tell!(" {}", cells.collect::<Vec<_>>().join("  ").trim_end());
+        }
+        let object: Map<String, Value> =
+            columns.into_iter().map(|column| (column.perftest.to_owned(), column.value)).collect();
+        self.results.push(Value::Object(object));
+        Ok(())
+    }
+
+    /// Closes the table.
+    ///
+    /// # Errors
+    /// Nobody reads it.
+    pub(super) fn end(&self) -> Done {
+        if !self.format.json {
+            tell!("{LINE}");
+        }
+        Ok(())
+    }
+
+    /// Writes all of it to a file: an object `results` of one size, or a list of several.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn write(mut self, path: &Path) -> Done {
+        let results = match self.results.len() {
+            1 => self.results.remove(0),
+            _ => Value::Array(self.results),
+        };
+        let runs_on = self.info.runs_on();
+        let Info { test, request, fabric, node, page_size, depth, until, clock_ns } = self.info;
+        let mut info = json!({
+            "test": test,
+            "request": request.about(),
+            "runs_on": runs_on,
+            "fabric": fabric,
+            "node": node,
+            "page_size": page_size,
+            "TX_depth": depth.unwrap_or(1),
+            "clock_ns": rounded(clock_ns, 1),
+            "bandwidth_unit": depth.map(|_| unit(self.format.gbits)),
+            "latency": depth.is_none().then_some("full round trip"),
+        });
+        match until {
+            Until::Iterations(iterations) => info["iterations"] = iterations.into(),
+            Until::Time(duration) => info["duration_s"] = duration.as_secs_f64().into(),
+        }
+        let text = format!("{:#}\n", json!({ "test_info": info, "results": results }));
+        std::fs::write(path, text).map_err(|error| unwritable(path, &error))
+    }
+
+    fn head(&self, row: &Row, columns: &[Column]) -> Done {
+        let info = &self.info;
+        tell!("{LINE}");
+        let kind = if info.depth.is_none() { "Latency" } else { "BW" };
+        tell!("{:>20}{} {kind} Test", "", info.request.name());
+        let pages = info.page_size.map_or_else(|| "not told".into(), human_bytes);
+        tell!(" Fabric          : {:<14} Node            : {}", info.fabric, info.node);
+        tell!(" TX depth        : {:<14} Pages           : {pages}", info.depth.unwrap_or(1));
+        tell!(" Request         : {}", info.request.about());
+        tell!(" Runs on         : {}", info.runs_on());
+        match row {
+            Row::Latency(_) => {
+                tell!(" Latency         : a full round trip, until the client knows that it is done");
+                tell!(" Clock           : {:.0}[nsec] to read, within each latency", info.clock_ns);
+            }
+            Row::Bandwidth(bandwidth) => {
+                tell!(" BW peak         : of the best {} requests in a row", bandwidth.stretch);
+            }
+        }
+        tell!("{LINE}");
+        let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
+        tell!(" {}", names.join("  "));
+        Ok(())
+    }
+
+    fn columns(&self, size: usize, row: &Row) -> Vec<Column> {
+        let iterations = match row {
+            Row::Latency(latency) => latency.iterations,
+            Row::Bandwidth(bandwidth) => bandwidth.iterations,
+        };
+        let mut columns = vec![
+            Column::count("#bytes", "bytes", "MsgSize", size as u64),
+            Column::count("#iterations", "iterations", "n_iterations", iterations),
+        ];
+        match row {
+            Row::Latency(latency) => columns.extend([
+                Column::us("t_min[usec]", "t_min_us", "t_min", latency.min_ns / 1e3),
+                Column::us("t_max[usec]", "t_max_us", "t_max", latency.max_ns / 1e3),
+                Column::us("t_typical[usec]", "t_typical_us", "t_typical", latency.percentile_us(50.0)),
+                Column::us("t_avg[usec]", "t_avg_us", "t_avg", latency.mean_ns / 1e3),
+                Column::us("t_stdev[usec]", "t_stdev_us", "t_stdev", latency.stdev_ns() / 1e3),
+                Column::us("99% percentile[usec]", "p99_us", "percentile_99", latency.percentile_us(99.0)),
+                Column::us(
+                    "99.9% percentile[usec]",
+                    "p999_us",
+                    "percentile_99_9",
+                    latency.percentile_us(99.9),
+                ),
+            ]),
+            Row::Bandwidth(bandwidth) => {
+                let bytes = size as f64;
+                let in_unit = |per_s: f64| match self.format.gbits {
+                    true => per_s * bytes * 8.0 / 1e9,
+                    false => per_s * bytes / MIB,
+                };
+                let [peak, average] = [in_unit(bandwidth.peak_per_s), in_unit(bandwidth.per_s)];
+                columns.extend(match self.format.gbits {
+                    true => [
+                        Column::rate("BW peak[Gb/sec]", "bw_peak_gbit_per_s", "BW_peak", peak),
+                        Column::rate("BW average[Gb/sec]", "bw_average_gbit_per_s", "BW_average", average),
+                    ],
+                    false => [
+                        Column::rate("BW peak[MiB/sec]", "bw_peak_mib_per_s", "BW_peak", peak),
+                        Column::rate("BW average[MiB/sec]", "bw_average_mib_per_s", "BW_average", average),
+                    ],
+                });
+                let rate = bandwidth.per_s / 1e6;
+                columns.push(Column::new(
+                    "MsgRate[Mpps]",
+                    "msg_rate_mpps",
+                    "MsgRate",
+                    format!("{rate:.6}"),
+                    rate,
+                ));
+            }
+        }
+        columns
+    }
+}
+
+/// A number, with its names.
+struct Column {
+    /// In the table.
+    name: &'static str,
+    /// In `--json`.
+    key: &'static str,
+    /// In the file that perftest's users read.
+    perftest: &'static str,
+    text: String,
+    value: Value,
+}
+
+impl Column {
+    fn new(
+        name: &'static str,
+        key: &'static str,
+        perftest: &'static str,
+        text: String,
+        value: impl Into<Value>,
+    ) -> Column {
+        Column { name, key, perftest, text, value: value.into() }
+    }
+
+    fn count(name: &'static str, key: &'static str, perftest: &'static str, count: u64) -> Column {
+        Column::new(name, key, perftest, count.to_string(), count)
+    }
+
+    /// A nanosecond is told apart: what is done in mapped memory takes a fraction of a microsecond.
+    fn us(name: &'static str, key: &'static str, perftest: &'static str, us: f64) -> Column {
+        Column::new(name, key, perftest, format!("{us:.3}"), rounded(us, 3))
+    }
+
+    fn rate(name: &'static str, key: &'static str, perftest: &'static str, rate: f64) -> Column {
+        // A few bytes at a time are little in either unit.
+        let text = if rate < 0.1 { format!("{rate:.6}") } else { format!("{rate:.2}") };
+        Column::new(name, key, perftest, text, rounded(rate, 6))
+    }
+}
+
+/// With so many digits behind the point.
+fn rounded(number: f64, digits: i32) -> f64 {
+    let unit = 10f64.powi(digits);
+    (number * unit).round() / unit
+}
+
+fn unit(gbits: bool) -> &'static str {
+    if gbits { "Gb/sec" } else { "MiB/sec" }
+}
+
+/// What one reading of the clock takes, in nanoseconds, where nothing comes between.
+fn clock_ns() -> f64 {
+    const READINGS: u32 = 500;
+    let rounds = (0..20).map(|_| {
+        let began = Instant::now();
+        let last = (0..READINGS).fold(began, |_, _| std::hint::black_box(Instant::now()));
+        (last - began).as_nanos() as f64 / f64::from(READINGS)
+    });
+    rounds.fold(f64::INFINITY, f64::min)
+}
+
+/// Whether there will be a file at `path`; leaves what is there.
+///
+/// # Errors
+/// It cannot be written.
+pub(super) fn check_writable(path: &Path) -> Done {
+    let opened = std::fs::File::options().append(true).create(true).open(path);
+    opened.and_then(|mut file| file.flush()).map_err(|error| unwritable(path, &error))
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::Told(format!(
+        "could not write the result to {}: {error}; name a file in a folder of yours by --out_json_file",
+        path.display()
+    ))
+}
