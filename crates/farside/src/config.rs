@@ -25,7 +25,8 @@ pub struct File {
     pub tls_ca: Option<String>,
 }
 
-/// The variables that mean something.
+/// The variables that mean something. What a node is told, it is told by flags: it is started by a script or a unit, in
+/// which they are seen.
 pub const VARIABLES: [&str; 5] =
     ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_TOKEN_FILE", "FARSIDE_TLS_CA", "FARSIDE_CONFIG"];
 
@@ -52,6 +53,19 @@ pub struct Settings {
     /// Whether packets of UDP go in the clear although there is a token. Set by a flag alone: what gives a secret away
     /// is to be seen where it is done.
     pub insecure_udp: bool,
+    /// The file that was looked for, unless nothing says where.
+    pub file: Option<Place>,
+}
+
+/// Where the settings file is looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its path.
+    pub path: PathBuf,
+    /// The variable that says so.
+    pub origin: &'static str,
+    /// Whether there is one.
+    pub is_there: bool,
 }
 
 impl Settings {
@@ -60,9 +74,10 @@ impl Settings {
     /// # Errors
     /// The file cannot be read, or holds something else; names it and the remedy.
     pub fn resolve(flags: File) -> Result<Settings, String> {
-        let path = file_path();
-        let file = path.as_deref().map(read_file).transpose()?.unwrap_or_default();
-        let origin = path.map_or_else(String::new, |path| path.display().to_string());
+        let place = file_place();
+        let read = place.as_ref().filter(|place| place.is_there).map(|place| read_file(&place.path));
+        let file = read.transpose()?.unwrap_or_default();
+        let origin = place.as_ref().map_or_else(String::new, |place| place.path.display().to_string());
         let pick = |flag: Option<String>, variable: &str, filed: Option<String>| {
             let set = |value: String, origin: &str| {
                 Ok::<_, String>(Some(Setting { value, origin: origin.to_owned() }))
@@ -85,6 +100,7 @@ impl Settings {
             token_file: pick(flags.token_file, "FARSIDE_TOKEN_FILE", file.token_file)?,
             tls_ca: pick(flags.tls_ca, "FARSIDE_TLS_CA", file.tls_ca)?,
             insecure_udp: false,
+            file: place,
         })
     }
 
@@ -192,31 +208,50 @@ pub fn unknown_variables() -> Vec<String> {
     ours.filter(|name| name.starts_with("FARSIDE_") && !VARIABLES.contains(&name.as_str())).collect()
 }
 
-/// The file that is read: the one that `FARSIDE_CONFIG` names, or the usual one if it exists.
-fn file_path() -> Option<PathBuf> {
+/// The file that is read: the one that `FARSIDE_CONFIG` names, which has to be there, or the usual one, which need not.
+fn file_place() -> Option<Place> {
     if let Some(path) = variable_value("FARSIDE_CONFIG") {
-        return Some(PathBuf::from(path));
+        return Some(Place { path: path.into(), origin: "FARSIDE_CONFIG", is_there: true });
     }
-    let base = variable_value("XDG_CONFIG_HOME")
-        .map(PathBuf::from)
-        .or_else(|| variable_value("HOME").map(|home| Path::new(&home).join(".config")))?;
-    Some(base.join("farside/config.toml")).filter(|path| path.exists())
+    let of_home = || variable_value("HOME").map(|home| (Path::new(&home).join(".config"), "HOME"));
+    let base = variable_value("XDG_CONFIG_HOME").map(|base| (PathBuf::from(base), "XDG_CONFIG_HOME"));
+    let (base, origin) = base.or_else(of_home)?;
+    let path = base.join("farside/config.toml");
+    let is_there = path.exists();
+    Some(Place { path, origin, is_there })
 }
 
 fn read_file(path: &Path) -> Result<File, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let text = read_text(path, "settings")
+        .map_err(|reason| format!("could not read the settings: {reason}, by FARSIDE_CONFIG"))?;
+    parse_file(&text).map_err(|reason| {
         format!(
-            "could not read the settings in {}: {error}; make it readable, or name another by FARSIDE_CONFIG",
+            "{} is no settings file: {reason}; it may set pool, store, token_file and tls_ca",
             path.display()
         )
-    })?;
-    toml::from_str(&text).map_err(|error| {
-        format!(
-            "{} is no settings file: {}; it may set pool, store, token_file and tls_ca",
-            path.display(),
-            error.message()
-        )
     })
+}
+
+/// # Errors
+/// It sets something else, or is no TOML; says in which line.
+fn parse_file(text: &str) -> Result<File, String> {
+    toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.as_bytes().get(..span.start));
+        let line = before.map(|before| before.iter().filter(|&&byte| byte == b'\n').count() + 1);
+        let at = line.map_or_else(String::new, |line| format!("line {line}: "));
+        format!("{at}{}", error.message())
+    })
+}
+
+/// The port of data where a url names none.
+pub const DATA_PORT: u16 = 7460;
+/// Where a node is watched by HTTP, unless it is told otherwise.
+pub const ADMIN_ADDRESS: &str = "127.0.0.1:7400";
+
+/// The usual socket, and what says so.
+pub fn usual_socket() -> Setting {
+    let origin = if variable_value("XDG_RUNTIME_DIR").is_some() { "XDG_RUNTIME_DIR" } else { "built in" };
+    Setting { value: default_socket().display().to_string(), origin: origin.into() }
 }
 
 /// Where `farside up` serves, and clients look, if nobody says otherwise.
@@ -286,6 +321,21 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_told_with_its_line() {
+        for (text, line, reason) in [
+            ("poool = 'x'", "line 1: ", "unknown field `poool`, expected one of `pool`, `store`"),
+            ("pool = 'x'\n\n# a word\nstor = 'y'\n", "line 4: ", "unknown field `stor`"),
+            ("store = 'x'\npool = 5\n", "line 2: ", "expected a string"),
+            ("store = 'x'\nstore = 'y'\n", "line 2: ", "duplicate key"),
+            ("store = 'x'\n\npool = 'unended", "line 3: ", ""),
+        ] {
+            let told = parse_file(text).expect_err(text);
+            assert!(told.starts_with(line) && told.contains(reason), "{text:?}: {told}");
+        }
+        assert_eq!(parse_file(""), Ok(File::default()));
+    }
 
     #[test]
     fn bytes_are_read_with_units_and_nothing_else() {

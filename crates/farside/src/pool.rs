@@ -1,6 +1,7 @@
 //! Which nodes there are, how each is reached, and what can be asked of them besides data.
 
 use crate::client::Client;
+use crate::config::DATA_PORT as PORT;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use farside_fabrics::executor::block_on;
@@ -200,9 +201,6 @@ fn path_of(url: &str, path: &str) -> Result<PathBuf, Error> {
     }
     Ok(PathBuf::from(path))
 }
-
-/// The port of data where a url names none.
-const PORT: u16 = 7460;
 
 /// Why nothing goes by TLS where this crate was built without it.
 #[doc(hidden)]

@@ -1,8 +1,9 @@
 //! `info`: a node, or where this program's settings come from.
 
 use super::store::store_json;
-use super::{Done, StoreTarget, human_bytes};
-use farside::config::Setting;
+use super::{Done, StoreTarget, human_bytes, written};
+use farside::config::{ADMIN_ADDRESS, DATA_PORT, Setting, Settings, usual_socket};
+use std::io::Write;
 
 /// Show a node, or where this program's settings come from.
 #[derive(clap::Args)]
@@ -12,37 +13,28 @@ pub(super) struct Info {
     /// Show every setting and where it comes from instead
     #[arg(long)]
     config: bool,
+    /// How settings are shown: toml is a settings file that leads to the same ones
+    #[arg(long, value_enum, value_name = "FORMAT", requires = "config", conflicts_with = "json")]
+    format: Option<Format>,
     /// One JSON object
     #[arg(long)]
     json: bool,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// A line for each
+    Text,
+    /// One JSON object, as by --json
+    Json,
+    /// A settings file, with where each came from
+    Toml,
+}
+
 impl Info {
     pub(super) fn run(self) -> Done {
         if self.config {
-            let settings = self.target.settings()?;
-            let none = Setting { value: "none".into(), origin: "built in".into() };
-            let told = [
-                ("pool", settings.pool),
-                ("store", settings.store),
-                ("token_file", settings.token_file.unwrap_or_else(|| none.clone())),
-                ("tls_ca", settings.tls_ca.unwrap_or(none)),
-            ];
-            if self.json {
-                let object: serde_json::Map<_, _> = told
-                    .into_iter()
-                    .map(|(name, setting)| {
-                        let told = serde_json::json!({ "value": setting.value, "origin": setting.origin });
-                        (name.to_owned(), told)
-                    })
-                    .collect();
-                tell!("{}", serde_json::Value::Object(object));
-                return Ok(());
-            }
-            for (name, setting) in told {
-                tell!("{name:<12}{}  ({})", setting.value, setting.origin);
-            }
-            return Ok(());
+            return self.show_settings();
         }
         let (pool, _) = self.target.connect()?;
         let (info, stores) = (pool.info()?, pool.stores()?);
@@ -87,4 +79,80 @@ impl Info {
         }
         Ok(())
     }
+
+    fn show_settings(&self) -> Done {
+        let settings = self.target.settings()?;
+        match self.format {
+            Some(Format::Toml) => return written(std::io::stdout().write_all(as_file(&settings).as_bytes())),
+            Some(Format::Text) => {}
+            Some(Format::Json) => return tell_json(&settings),
+            None if self.json => return tell_json(&settings),
+            None => {}
+        }
+        for (name, setting) in all(&settings) {
+            tell!("{name:<14}{}  ({})", setting.value, setting.origin);
+        }
+        Ok(())
+    }
+}
+
+/// What can be set, and what of it the settings file can set.
+fn settable(settings: &Settings) -> [(&'static str, Option<&Setting>); 4] {
+    [
+        ("pool", Some(&settings.pool)),
+        ("store", Some(&settings.store)),
+        ("token_file", settings.token_file.as_ref()),
+        ("tls_ca", settings.tls_ca.as_ref()),
+    ]
+}
+
+/// All that is set, looked for or taken for granted.
+fn all(settings: &Settings) -> Vec<(&'static str, Setting)> {
+    let built_in = |value: String| Setting { value, origin: "built in".into() };
+    let set = settable(settings).into_iter();
+    let mut all: Vec<_> = set
+        .map(|(name, setting)| (name, setting.cloned().unwrap_or_else(|| built_in("none".into()))))
+        .collect();
+    let insecure_udp = match settings.insecure_udp {
+        true => Setting { value: "true".into(), origin: "flag".into() },
+        false => built_in("false".into()),
+    };
+    let file = settings.file.as_ref().map_or_else(
+        || built_in("none".into()),
+        |place| Setting {
+            value: place.path.display().to_string(),
+            origin: format!("{}, {}", place.origin, if place.is_there { "read" } else { "not there" }),
+        },
+    );
+    all.extend([
+        ("insecure_udp", insecure_udp),
+        ("config", file),
+        ("socket", usual_socket()),
+        ("data_port", built_in(DATA_PORT.to_string())),
+        ("admin", built_in(ADMIN_ADDRESS.into())),
+    ]);
+    all
+}
+
+fn tell_json(settings: &Settings) -> Done {
+    let told = all(settings).into_iter().map(|(name, setting)| {
+        (name.to_owned(), serde_json::json!({ "value": setting.value, "origin": setting.origin }))
+    });
+    tell!("{}", serde_json::Value::Object(told.collect()));
+    Ok(())
+}
+
+/// A settings file. What is not set there is a comment, and so is where each value came from.
+fn as_file(settings: &Settings) -> String {
+    let mut file = String::from("# Settings of farside, as they are in force.\n");
+    for (name, setting) in settable(settings) {
+        file += &match setting {
+            Some(Setting { value, origin }) => {
+                // A path may hold anything; it must not end the comment.
+                format!("{name} = {}  # {}\n", toml::Value::from(value.as_str()), origin.escape_debug())
+            }
+            None => format!("# {name} is not set\n"),
+        };
+    }
+    file
 }

@@ -1,6 +1,6 @@
 //! Settings: which of them win, and which are refused.
 
-use crate::support::{command, run};
+use crate::support::{command, farside, run};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
@@ -84,5 +84,78 @@ fn bad_settings_are_refused_and_unknown_ones_warned_of() {
     with("FARSIDE_CONFIG", file.as_os_str()).refused("could not read the settings").refused("FARSIDE_CONFIG");
     with("FARSIDE_CONFIG", OsStr::new("/nowhere/file")).refused("could not read the settings");
     with("FARSIDE_CONFIG", folder.path().as_os_str()).refused("could not read the settings");
+    std::fs::write(&file, "store = 's'\n\npol = 'x'\n").expect("a file");
+    with("FARSIDE_CONFIG", file.as_os_str())
+        .refused("line 3: unknown field `pol`")
+        .refused("`pool`, `store`, `token_file`, `tls_ca`");
+    // What would never end, or not begin, is not read.
+    with("FARSIDE_CONFIG", OsStr::new("/dev/zero")).refused("name a regular file");
     with("FARSIDE_POOL", OsStr::from_bytes(b"shm:/\xff")).refused("not UTF-8").refused("unset it");
+}
+
+#[test]
+fn settings_that_are_written_as_a_file_lead_to_the_same_ones() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("settings.toml");
+    let shown = |variables: &[(&str, &OsStr)], flags: &[&str], form: &str| {
+        let mut command = command();
+        command.envs(variables.iter().copied()).args(["info", "--config", "--format", form]).args(flags);
+        run(command, b"").done()
+    };
+    let values = |ran: crate::support::Ran| {
+        ["pool", "store", "token_file", "tls_ca"].map(|name| ran.json()[name]["value"].clone())
+    };
+    let odd = "shm:/it's \"a\" path # with\nlines\\ and = signs";
+    let strange = folder.path().join("a\nb.toml");
+    std::fs::write(&strange, "tls_ca = '/certs'").expect("a file");
+    let named = [("FARSIDE_STORE", OsStr::new("named"))];
+    let filed = [("FARSIDE_CONFIG", strange.as_os_str())];
+    for (variables, flags) in
+        [(&[][..], &[][..]), (&named, &["--pool", odd]), (&filed, &["--token-file", "/\u{1}secret"])]
+    {
+        let dumped = shown(variables, flags, "toml");
+        std::fs::write(&file, &dumped.out).expect("a file");
+        let again = shown(&[("FARSIDE_CONFIG", file.as_os_str())], &[], "json");
+        assert_eq!(values(again), values(shown(variables, flags, "json")), "{}", dumped.text());
+    }
+    let dumped = shown(&[("FARSIDE_STORE", OsStr::new("named"))], &["--pool", "shm:/x"], "toml");
+    let expected = "pool = \"shm:/x\"  # flag\nstore = \"named\"  # FARSIDE_STORE\n\
+                    # token_file is not set\n# tls_ca is not set\n";
+    assert!(dumped.text().ends_with(expected), "{}", dumped.text());
+    farside(["info", "--format", "toml"]).refused("--config");
+    farside(["info", "--config", "--format", "toml", "--json"]).refused("cannot be used with");
+    farside(["info", "--config", "--format", "xml"]).refused("text, json, toml");
+}
+
+#[test]
+fn what_is_looked_for_and_taken_for_granted_is_shown_beside_what_is_set() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = |variables: &[(&str, &OsStr)], flags: &[&str], name: &str| {
+        let mut command = command();
+        command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
+        let told = run(command, b"").done().json()[name].clone();
+        ["value", "origin"].map(|field| told[field].as_str().expect("text").to_owned())
+    };
+    let home = ("HOME", folder.path().as_os_str());
+    let usual = folder.path().join(".config/farside/config.toml").display().to_string();
+    assert_eq!(told(&[], &[], "config"), ["none", "built in"]);
+    assert_eq!(told(&[home], &[], "config"), [usual.as_str(), "HOME, not there"]);
+    std::fs::create_dir_all(folder.path().join(".config/farside")).expect("a folder");
+    std::fs::write(&usual, "").expect("a file");
+    assert_eq!(told(&[home], &[], "config"), [usual.as_str(), "HOME, read"]);
+    assert_eq!(
+        told(&[("XDG_CONFIG_HOME", OsStr::new("/x")), home], &[], "config")[1],
+        "XDG_CONFIG_HOME, not there"
+    );
+    let named = OsStr::new(&usual);
+    assert_eq!(told(&[("FARSIDE_CONFIG", named)], &[], "config"), [usual.as_str(), "FARSIDE_CONFIG, read"]);
+    assert_eq!(
+        told(&[("XDG_RUNTIME_DIR", OsStr::new("/run/me"))], &[], "socket"),
+        ["/run/me/farside/default.sock", "XDG_RUNTIME_DIR"]
+    );
+    assert_eq!(told(&[], &[], "socket")[1], "built in");
+    assert_eq!(told(&[], &[], "insecure_udp"), ["false", "built in"]);
+    assert_eq!(told(&[], &["--insecure-udp"], "insecure_udp"), ["true", "flag"]);
+    assert_eq!(told(&[], &[], "data_port"), ["7460", "built in"]);
+    assert_eq!(told(&[], &[], "admin"), ["127.0.0.1:7400", "built in"]);
 }
