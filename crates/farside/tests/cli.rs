@@ -6,6 +6,8 @@ mod admin;
 mod figures;
 #[path = "cli/keys.rs"]
 mod keys;
+#[path = "cli/manual.rs"]
+mod manual;
 #[path = "cli/measurements.rs"]
 mod measurements;
 #[path = "cli/nodes.rs"]

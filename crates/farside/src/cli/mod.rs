@@ -21,11 +21,13 @@ macro_rules! note {
 }
 
 mod bench;
+mod completions;
 mod demo;
 mod figure;
 mod files;
 mod info;
 mod kv;
+mod man;
 mod node;
 mod perf;
 mod signals;
@@ -93,6 +95,10 @@ enum Command {
     Info(info::Info),
     /// Start a node, fill it, read it while the node's process is stopped, and hold it to the floor
     Demo(demo::Demo),
+    /// Write what a shell is to propose for half-typed commands
+    Completions(completions::Completions),
+    /// Write the manual: one page, or all of them into a folder
+    Man(man::Man),
 }
 
 /// Which node a command is about.
@@ -225,6 +231,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Whatif(whatif) => whatif.run(),
         Command::Info(info) => info.run(),
         Command::Demo(demo) => demo.run(),
+        Command::Completions(completions) => completions.run(),
+        Command::Man(man) => man.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
