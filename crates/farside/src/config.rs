@@ -254,6 +254,20 @@ pub fn usual_socket() -> Setting {
     Setting { value: default_socket().display().to_string(), origin: origin.into() }
 }
 
+/// Whether somebody wants no colours, by <https://no-color.org>, or has a terminal without any.
+pub fn forbids_colour() -> bool {
+    variable_value("NO_COLOR").is_some() || variable_value("TERM").is_some_and(|terminal| terminal == "dumb")
+}
+
+/// The program of that name that a shell would start.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let folders = variable_value("PATH")?;
+    let is_program = |path: &PathBuf| {
+        std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.mode() & 0o111 != 0)
+    };
+    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(is_program)
+}
+
 /// Where `farside up` serves, and clients look, if nobody says otherwise.
 pub fn default_socket() -> PathBuf {
     default_folder().join("default.sock")

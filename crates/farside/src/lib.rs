@@ -47,7 +47,7 @@ pub use pool::{NewStore, Options, Pool, connect, connect_with};
 pub mod parts {
     pub use crate::any::AnyKv;
     pub use crate::endpoint::Endpoint;
-    pub use crate::pool::{NO_TLS, kinds};
+    pub use crate::pool::{NO_TLS, addresses, kinds};
 }
 
 /// The README's example is compiled and run like those of this documentation.

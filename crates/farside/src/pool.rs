@@ -256,7 +256,20 @@ fn with_port(url: &str) -> String {
     }
 }
 
+/// All addresses of the host in a url such as `tcp://HOST:PORT`; the first is the one that is taken.
+///
+/// # Errors
+/// There is none; says why, and the remedy.
+pub fn addresses(url: &str) -> Result<Vec<SocketAddr>, Error> {
+    addresses_of(url, url.split_once(':').map_or(url, |(_, rest)| rest))
+}
+
 fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
+    Ok(addresses_of(url, rest)?[0])
+}
+
+/// One at least.
+fn addresses_of(url: &str, rest: &str) -> Result<Vec<SocketAddr>, Error> {
     let wrong = |why: String| Error::Url(format!("'{url}': {why}: write it like tcp://127.0.0.1:{PORT}"));
     let host = rest.strip_prefix("//").ok_or_else(|| wrong("no // follows the scheme".into()))?;
     let host = host.strip_suffix('/').unwrap_or(host);
@@ -268,11 +281,12 @@ fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
     } else {
         (host.trim_matches(['[', ']']), PORT).to_socket_addrs()
     };
-    let mut found = found.map_err(|error| match error.kind() {
+    let found = found.map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidInput => wrong(error.to_string()),
         _ => Error::Url(format!("'{url}': {error}: look whether the host's name is right")),
     })?;
-    found.next().ok_or_else(|| wrong("the host has no address".into()))
+    let found: Vec<SocketAddr> = found.collect();
+    if found.is_empty() { Err(wrong("the host has no address".into())) } else { Ok(found) }
 }
 
 /// The kinds of stores that a node of this release can have.

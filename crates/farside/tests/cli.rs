@@ -2,6 +2,8 @@
 
 #[path = "cli/admin.rs"]
 mod admin;
+#[path = "cli/doctor.rs"]
+mod doctor;
 #[path = "cli/figures.rs"]
 mod figures;
 #[path = "cli/keys.rs"]

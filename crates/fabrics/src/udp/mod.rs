@@ -23,7 +23,7 @@ const LOOPBACK_MAX: usize = 24 * 1024;
 /// Bytes of headers before a datagram's own: of IPv6, which are more, and of UDP.
 const HEADERS: usize = 40 + 8;
 /// Bytes that are asked of the system for what has arrived.
-const INBOUND_BYTES: usize = 4 << 20;
+pub const INBOUND_BYTES: usize = 4 << 20;
 /// The most bytes that leave together.
 const SEGMENTED_MAX: usize = 60 * 1024;
 
@@ -42,6 +42,17 @@ struct Segmentation {
     segment: usize,
     to: Option<SocketAddr>,
     inbound: Vec<u8>,
+}
+
+/// How many datagrams the system sends, and receives, by one call where they cross a network (GSO, GRO); 1 where it
+/// cannot. Asks the system; sends nothing.
+///
+/// # Errors
+/// The system's: there is no such socket.
+pub fn segments() -> std::io::Result<(usize, usize)> {
+    let udp = UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
+    let state = UdpSocketState::new((&udp).into())?;
+    Ok((state.max_gso_segments(), state.gro_segments()))
 }
 
 /// Bytes of one place for what arrives.

@@ -23,6 +23,7 @@ macro_rules! note {
 mod bench;
 mod completions;
 mod demo;
+mod doctor;
 mod figure;
 mod files;
 mod info;
@@ -63,8 +64,8 @@ Where a node asks for a token, the file that holds it is told likewise: --token-
 'token_file'. So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
 
 Exit codes: 0 done, 1 the store has no such key, or a simulated run is not known to be good, 2 anything else, of which \
-the reason and the remedy are on standard error. What a signal breaks off ends with 128 more than its number, a node \
-that is told to end so with 0.";
+the reason and the remedy are on standard error; so ends 'doctor' where something of this release does not work. What \
+a signal breaks off ends with 128 more than its number, a node that is told to end so with 0.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -93,6 +94,8 @@ enum Command {
     Whatif(whatif::WhatIf),
     /// Show a node, or where this program's settings come from
     Info(info::Info),
+    /// Tell which fabrics work here, what of this machine stands in the way, and what to do about it
+    Doctor(doctor::Doctor),
     /// Start a node, fill it, read it while the node's process is stopped, and hold it to the floor
     Demo(demo::Demo),
     /// Write what a shell is to propose for half-typed commands
@@ -230,6 +233,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Figure(figure) => figure.run(),
         Command::Whatif(whatif) => whatif.run(),
         Command::Info(info) => info.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Demo(demo) => demo.run(),
         Command::Completions(completions) => completions.run(),
         Command::Man(man) => man.run(),

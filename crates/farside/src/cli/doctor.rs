@@ -1,0 +1,261 @@
+//! `doctor`: what works here, what stands in the way of the rest, and what to do about it.
+//!
+//! A check reads what the system tells, and hands it as text to a function that judges it, so that any machine's text
+//! can be a test. Invariant: nothing is changed on the machine, no right beyond a user's own is needed, and what is not
+//! told, as in a container, is told to be unknown.
+
+mod check;
+mod fabrics;
+mod here;
+mod memory;
+mod network;
+mod processor;
+mod reach;
+mod system;
+
+use super::{Done, Failure, StoreTarget};
+use check::{Check, Verdict};
+use fabrics::Fabric;
+use farside::config::{File, forbids_colour};
+use std::collections::BTreeSet;
+use std::io::{IsTerminal, Read};
+
+/// Tell which fabrics work here, what of this machine stands in the way, and what to do about it
+#[derive(clap::Args)]
+#[command(after_help = "\
+Each line: ok, note (worth knowing), warn (works, and could be better) or fail (something of this release does not \
+work); then what was looked at, and what was found. Ends with 0 if nothing failed, else with 2. With --pool it tells \
+how far one gets on the way to that node, and nothing else.")]
+pub(super) struct Doctor {
+    #[command(flatten)]
+    target: StoreTarget,
+    /// Try this fabric, and nothing else
+    #[arg(long, value_enum, conflicts_with = "pool")]
+    fabric: Option<Fabric>,
+    /// One JSON object a line for each check: id, verdict, what, found, why, remedy; p50_us of what was tried
+    #[arg(long)]
+    json: bool,
+}
+
+impl Doctor {
+    pub(super) fn run(self) -> Done {
+        let mut told = Told {
+            json: self.json,
+            colour: std::io::stdout().is_terminal() && !forbids_colour(),
+            warnings: 0,
+            failed: BTreeSet::new(),
+        };
+        fabrics::outlive_limits()?;
+        if let Some(pool) = &self.target.node.pool {
+            told.heading(&format!("The way to {pool}"))?;
+            let settings = self.target.settings().map_err(|failure| match failure {
+                Failure::Told(reason) => reason,
+                other => unreachable!("settings are told to be wrong, and nothing else: {other:?}"),
+            });
+            reach::checks(settings, |check| told.tell(&check))?;
+            return told.end("The node is reached.", "the node is not reached");
+        }
+        if let Some(fabric) = self.fabric {
+            told.tell(&fabrics::check(fabric, true))?;
+            return told.end("It works here.", "it does not work here");
+        }
+        told.heading("Fabrics")?;
+        for fabric in Fabric::ALL {
+            told.tell(&fabrics::check(fabric, false))?;
+        }
+        let flags = {
+            let StoreTarget { node, store } = self.target;
+            File { pool: node.pool, store, token_file: node.token_file, tls_ca: node.tls_ca }
+        };
+        let rooms = [
+            ("Kernel and limits", system::checks()),
+            ("Cores", processor::checks()),
+            ("Memory", memory::checks()),
+            ("Network", network::checks()),
+            ("This user", here::checks(flags)),
+        ];
+        for (heading, checks) in rooms {
+            told.heading(heading)?;
+            checks.iter().try_for_each(|check| told.tell(check))?;
+        }
+        told.end("All that is in this release works here.", "something does not work here")
+    }
+}
+
+/// Where checks are told, and what they came to.
+struct Told {
+    json: bool,
+    colour: bool,
+    warnings: usize,
+    failed: BTreeSet<&'static str>,
+}
+
+impl Told {
+    fn heading(&self, text: &str) -> Done {
+        match (self.json, self.colour) {
+            (true, _) => {}
+            (false, true) => tell!("\x1b[1m{text}\x1b[0m"),
+            (false, false) => tell!("{text}"),
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, check: &Check) -> Done {
+        match check.verdict {
+            Verdict::Fail => {
+                self.failed.insert(check.id);
+            }
+            Verdict::Warn => self.warnings += 1,
+            Verdict::Ok | Verdict::Note => {}
+        }
+        match self.json {
+            true => tell!("{}", serde_json::to_string(check)?),
+            false => tell!("{}", check.text(self.colour)),
+        }
+        Ok(())
+    }
+
+    fn end(self, well: &str, ill: &str) -> Done {
+        if !self.failed.is_empty() {
+            let failed: Vec<&str> = self.failed.into_iter().collect();
+            return Err(Failure::Told(format!(
+                "{ill}: {}; why, and what to do, is told above",
+                failed.join(", ")
+            )));
+        }
+        if !self.json {
+            let warnings = match self.warnings {
+                0 => String::new(),
+                1 => " One thing could be better: see 'warn'.".into(),
+                many => format!(" {many} things could be better: see 'warn'."),
+            };
+            tell!("{well}{warnings}");
+        }
+        Ok(())
+    }
+}
+
+/// What a file of the system's says, if it is there and can be read.
+fn text(path: &str) -> Option<String> {
+    const BYTES_MAX: u64 = 16 << 20;
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).ok()?.take(BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The names in a folder of the system's, in order.
+fn names(folder: &str) -> Option<Vec<String>> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Some(names)
+}
+
+/// The folders of the control groups that bound this process by a controller, as `/proc/self/cgroup` names them: its
+/// own and all above it, of both versions.
+fn groups(cgroup: Option<&str>, controller: &str) -> Vec<String> {
+    const ROOT: &str = "/sys/fs/cgroup";
+    let mut folders = Vec::new();
+    for line in cgroup.unwrap_or_default().lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let root = match controllers {
+            "" => ROOT.to_owned(),
+            some if some.split(',').any(|name| name == controller) => format!("{ROOT}/{controller}"),
+            _ => continue,
+        };
+        // One that lies outside of what this process sees cannot be looked at.
+        let mut path = if path.contains("..") { "" } else { path.trim_end_matches('/') };
+        loop {
+            folders.push(format!("{root}{path}"));
+            match path.rsplit_once('/') {
+                Some((above, _)) => path = above,
+                None => break,
+            }
+        }
+    }
+    if folders.is_empty() {
+        folders.push(ROOT.to_owned());
+    }
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The verdict, a part of what was found, and a part of the remedy; none if that is empty.
+    #[track_caller]
+    pub(super) fn is(check: &Check, verdict: Verdict, found: &str, remedy: &str) {
+        assert_eq!(check.verdict, verdict, "{check:?}");
+        assert!(check.found.contains(found), "{check:?}");
+        match remedy {
+            "" => assert_eq!(check.remedy, None, "{check:?}"),
+            remedy => assert!(check.remedy.as_ref().is_some_and(|told| told.contains(remedy)), "{check:?}"),
+        }
+    }
+
+    #[test]
+    fn a_process_is_bounded_by_its_group_and_all_above_it() {
+        let of = |text: &str, controller| groups(Some(text), controller);
+        assert_eq!(of("0::/\n", "cpu"), ["/sys/fs/cgroup"]);
+        assert_eq!(
+            of("0::/user.slice/a.scope\n", "cpu"),
+            ["/sys/fs/cgroup/user.slice/a.scope", "/sys/fs/cgroup/user.slice", "/sys/fs/cgroup"]
+        );
+        let first = "12:cpuset:/x\n5:cpu,cpuacct:/docker/c1\n3:memory:/docker/c1\n1:name=systemd:/x\n";
+        assert_eq!(
+            of(first, "cpu"),
+            ["/sys/fs/cgroup/cpu/docker/c1", "/sys/fs/cgroup/cpu/docker", "/sys/fs/cgroup/cpu"]
+        );
+        assert_eq!(of(first, "memory")[0], "/sys/fs/cgroup/memory/docker/c1");
+        assert_eq!(of("0::/../other\n", "cpu"), ["/sys/fs/cgroup"]);
+        for odd in ["", "0", "0:", "x\n\n", "1:devices:/x\n"] {
+            assert_eq!(of(odd, "cpu"), ["/sys/fs/cgroup"], "{odd}");
+        }
+        assert_eq!(groups(None, "cpu"), ["/sys/fs/cgroup"]);
+    }
+
+    #[test]
+    fn fuzz_what_the_system_tells() {
+        use crate::cli::fuzz::{self, Change, Executions};
+        let executions = Executions::of("what the system tells");
+        let seeds = [
+            "MemAvailable:    1024 kB\nSwapFree: 18446744073709551615 kB\n",
+            "18446744073709551615",
+            "always within_size advise [never] deny force",
+            "50000 100000\nmax 100000\n",
+            "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-3,8\n",
+            "Max open files            1024                 524288               files\nMax file size unlimited 5\n",
+            "   0: 0100007F:1D24 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 41001 1\n",
+            "6.18.44-generic",
+            "0::/user.slice/a.scope\n5:cpu,memory:/docker/../c1\n",
+            "powersave\nperformance",
+        ];
+        let inputs = bolero::check!().with_test_time(fuzz::budget()).with_type().cloned();
+        inputs.for_each(|(seed, changes): (u8, Vec<Change>)| {
+            executions.one_more();
+            let mut bytes = seeds[usize::from(seed) % seeds.len()].as_bytes().to_vec();
+            fuzz::change(&mut bytes, &changes);
+            let text = String::from_utf8_lossy(&bytes);
+            for of_any in [memory::of_any, processor::of_any, system::of_any, network::of_any] {
+                for check in of_any(&text) {
+                    let told = check.text(false);
+                    let lines = 1 + usize::from(check.remedy.is_some());
+                    assert!(told.lines().count() == lines && !told.contains('\x1b'), "{told:?}");
+                }
+            }
+            let folders = groups(Some(&text), "cpu");
+            assert!(
+                folders.iter().all(|folder| folder.starts_with("/sys/fs/cgroup") && !folder.contains(".."))
+            );
+        });
+    }
+
+    #[test]
+    fn what_is_not_there_is_unknown_and_nothing_panics() {
+        assert_eq!((text("/nowhere/file"), names("/nowhere")), (None, None));
+        assert_eq!(text("/proc"), None);
+    }
+}

@@ -1,0 +1,362 @@
+//! Which fabrics work here: each is tried, by a node with a store that is started for it, a put, and a thousand gets.
+//!
+//! Invariant: a node that is started here ends here, and so does all that it has left in the file system.
+
+use super::check::Check;
+use crate::cli::Failure;
+use farside::Pool;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// What can carry requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Fabric {
+    /// A node in this process
+    Local,
+    /// A node in a process of its own, by shared memory
+    Shm,
+    /// The same by rings in shared memory
+    Ring,
+    /// A node in a process of its own, whose engine is asked over UDP
+    Udp,
+    /// The same over TCP
+    Tcp,
+    /// The same over TLS
+    Tls,
+    /// RDMA, which this release does not have
+    Verbs,
+}
+
+impl Fabric {
+    pub(super) const ALL: [Fabric; 7] =
+        [Fabric::Local, Fabric::Shm, Fabric::Ring, Fabric::Udp, Fabric::Tcp, Fabric::Tls, Fabric::Verbs];
+
+    fn described(self) -> (&'static str, &'static str) {
+        match self {
+            Fabric::Local => ("fabric.local", "local"),
+            Fabric::Shm => ("fabric.shm", "shm"),
+            Fabric::Ring => ("fabric.ring", "ring"),
+            Fabric::Udp => ("fabric.udp", "udp"),
+            Fabric::Tcp => ("fabric.tcp", "tcp"),
+            Fabric::Tls => ("fabric.tls", "tls"),
+            Fabric::Verbs => ("fabric.verbs", "verbs"),
+        }
+    }
+}
+
+/// Tries it. `is_asked_for` where it was named: then it fails if it is not there.
+pub(super) fn check(fabric: Fabric, is_asked_for: bool) -> Check {
+    let (id, what) = fabric.described();
+    match fabric {
+        Fabric::Verbs => return verbs(&devices(), is_asked_for),
+        Fabric::Tls if !cfg!(feature = "tls") => return no_tls(is_asked_for),
+        _ => {}
+    }
+    let tried = match fabric {
+        Fabric::Local => farside::connect(LOCAL)
+            .map_err(|error| error.to_string())
+            .and_then(|pool| measure(&pool, "default", Some(b"a value that is put and got"))),
+        _ => Node::start(fabric).and_then(|node| {
+            let pool = farside::connect_with(&node.url, &node.options).map_err(|error| error.to_string())?;
+            measure(&pool, "default", Some(b"a value that is put and got"))
+        }),
+    };
+    judged(id, what, tried, remedy(fabric))
+}
+
+const LOCAL: &str = "local:16MiB";
+
+/// What shows the same again, with all that the node says.
+fn remedy(fabric: Fabric) -> &'static str {
+    match fabric {
+        Fabric::Local => "farside bench ycsb --fabric local --records 1000   (shows it again)",
+        Fabric::Shm => "farside serve --store default   (shows it again)",
+        Fabric::Ring => "farside serve --store default --listen ring:PATH   (shows it again)",
+        Fabric::Udp => "farside serve --store default --listen udp://127.0.0.1:7460   (shows it again)",
+        Fabric::Tcp => "farside serve --store default --listen tcp://127.0.0.1:7460   (shows it again)",
+        Fabric::Tls => "farside bench ycsb --fabric tls --records 1000   (shows it again)",
+        Fabric::Verbs => "use shm on one host, and udp, tcp or tls between hosts",
+    }
+}
+
+/// How long gets took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Gets {
+    pub(super) p50_us: f64,
+    pub(super) count: usize,
+}
+
+const GETS: usize = 1000;
+const GETS_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Gets one key over and over, for a while; `put` is its value, which is put first. Without it nothing is changed.
+pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Gets, String> {
+    const KEY: &[u8] = b"farside doctor";
+    let mut client = farside::local::Client::open(pool, store).map_err(|error| error.to_string())?;
+    if let Some(value) = put {
+        client.put(KEY, value).map_err(|error| error.to_string())?;
+        let found = client.get(KEY).map_err(|error| error.to_string())?;
+        if found.as_ref().map(|item| item.value) != Some(value) {
+            return Err(
+                "a value that was put is not the one that was got: this machine's memory may be broken"
+                    .into(),
+            );
+        }
+    }
+    let (began, mut took) = (Instant::now(), Vec::with_capacity(GETS));
+    while took.len() < GETS && began.elapsed() < GETS_TIME_MAX {
+        let since = Instant::now();
+        client.get(KEY).map_err(|error| error.to_string())?;
+        took.push(since.elapsed());
+    }
+    took.sort();
+    Ok(Gets { p50_us: took[took.len() / 2].as_nanos() as f64 / 1e3, count: took.len() })
+}
+
+/// As one says it.
+pub(super) fn told(gets: Gets) -> String {
+    format!("a get takes {:.2} us (median of {}, one at a time, for orientation)", gets.p50_us, gets.count)
+}
+
+fn judged(id: &'static str, what: &'static str, tried: Result<Gets, String>, remedy: &'static str) -> Check {
+    match tried {
+        Ok(gets) => Check { p50_us: Some(gets.p50_us), ..Check::ok(id, what, told(gets)) },
+        Err(reason) => Check::fail(id, what, reason).remedy(remedy),
+    }
+}
+
+fn no_tls(is_asked_for: bool) -> Check {
+    let (id, what) = Fabric::Tls.described();
+    let found = "this farside was built without it";
+    let check = if is_asked_for { Check::fail(id, what, found) } else { Check::note(id, what, found) };
+    check.remedy("cargo build --release   (the feature 'tls' is on by default)")
+}
+
+/// An RDMA device, as the system lists it.
+#[derive(Clone, Debug, PartialEq)]
+struct Device {
+    name: String,
+    /// State and kind of each port.
+    ports: Vec<(String, String)>,
+}
+
+/// Only looks at what the system lists: nothing of a device is opened.
+fn devices() -> Vec<Device> {
+    let folder = "/sys/class/infiniband";
+    let names = super::names(folder).unwrap_or_default();
+    let device = |name: String| {
+        let at = format!("{folder}/{name}/ports");
+        let of = |port: &String, file: &str| super::text(&format!("{at}/{port}/{file}")).unwrap_or_default();
+        let ports = super::names(&at).unwrap_or_default();
+        let ports = ports.iter().map(|port| (of(port, "state"), of(port, "link_layer"))).collect();
+        Device { name, ports }
+    };
+    names.into_iter().map(device).collect()
+}
+
+fn verbs(devices: &[Device], is_asked_for: bool) -> Check {
+    let (id, what) = Fabric::Verbs.described();
+    let described = devices.iter().map(|device| {
+        let ports = device.ports.iter().map(|(state, link)| {
+            // "4: ACTIVE"
+            let state = state.rsplit(':').next().unwrap_or_default().trim();
+            [state, link.trim()].iter().filter(|text| !text.is_empty()).copied().collect::<Vec<_>>().join(" ")
+        });
+        let ports: Vec<String> = ports.filter(|port| !port.is_empty()).collect();
+        if ports.is_empty() { device.name.clone() } else { format!("{} ({})", device.name, ports.join(", ")) }
+    });
+    let described: Vec<String> = described.collect();
+    let has = match described.is_empty() {
+        true => "the system lists no RDMA device".into(),
+        false => format!("the system lists {}", described.join(", ")),
+    };
+    let found = format!("not in this release; {has} (looked at /sys alone)");
+    match is_asked_for {
+        true => Check::fail(id, what, found).remedy(remedy(Fabric::Verbs)),
+        false => Check::note(id, what, found),
+    }
+}
+
+/// A node in a child process, with a store and a folder of its own.
+struct Node {
+    child: Child,
+    url: String,
+    options: farside::Options,
+    // After the child: what lies in it is the child's.
+    _folder: Folder,
+}
+
+/// A folder that goes with all that is in it.
+struct Folder(PathBuf);
+
+const START_TIME_MAX: Duration = Duration::from_secs(10);
+
+impl Node {
+    /// # Errors
+    /// What the node said.
+    fn start(fabric: Fabric) -> Result<Node, String> {
+        let folder = Folder::make()?;
+        let socket = folder.0.join("node.sock");
+        let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
+        command.args([
+            "serve",
+            "--die-with-parent",
+            "--memory",
+            "16MiB",
+            "--pages",
+            "small",
+            "--store",
+            "default",
+        ]);
+        command.arg("--socket").arg(&socket);
+        let options = listen(&mut command, fabric, &folder.0)?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("could not start a node: {error}"))?;
+        let lines = lines_of(child.stdout.take());
+        let said = lines_of(child.stderr.take());
+        let mut node = Node { child, url: format!("shm:{}", socket.display()), options, _folder: folder };
+        let deadline = Instant::now() + START_TIME_MAX;
+        let next = || lines.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        let mut heard = next();
+        if heard.is_ok() && fabric != Fabric::Shm {
+            // "farside: an engine serves at URL"
+            heard = next();
+            let url = heard.as_ref().ok().and_then(|line| line.trim().rsplit_once(" at "));
+            node.url = url.map_or_else(String::new, |(_, url)| url.to_owned());
+        }
+        heard.map_err(|why| node.last_words(why, &said))?;
+        Ok(node)
+    }
+
+    /// Why it does not serve.
+    fn last_words(&mut self, why: mpsc::RecvTimeoutError, said: &mpsc::Receiver<String>) -> String {
+        if why == mpsc::RecvTimeoutError::Timeout {
+            let _gone = self.child.kill();
+        }
+        let status = self.child.wait();
+        // It has ended, and with it what it said. Its last line is the reason.
+        let said: Vec<String> = said.iter().collect();
+        let reason = said.iter().rev().find_map(|line| line.strip_prefix("farside: "));
+        match (reason, status) {
+            (Some(reason), _) => reason.trim().to_owned(),
+            (None, Ok(status)) if why == mpsc::RecvTimeoutError::Disconnected => {
+                format!("the node ended before it served ({status})")
+            }
+            _ => format!("the node did not serve within {} s", START_TIME_MAX.as_secs()),
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// Where its engine is to serve, and what a client needs for that.
+fn listen(command: &mut Command, fabric: Fabric, folder: &Path) -> Result<farside::Options, String> {
+    let at = match fabric {
+        Fabric::Udp => "udp://127.0.0.1:0".into(),
+        Fabric::Tcp => "tcp://127.0.0.1:0".into(),
+        Fabric::Tls => "tls://127.0.0.1:0".into(),
+        Fabric::Ring => format!("ring:{}", folder.join("ring").display()),
+        Fabric::Local | Fabric::Shm | Fabric::Verbs => return Ok(farside::Options::default()),
+    };
+    command.args(["--listen", &at]);
+    #[cfg(feature = "tls")]
+    if fabric == Fabric::Tls {
+        let made = crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1)?;
+        let [shown, key] = ["cert.pem", "key.pem"].map(|name| folder.join(name));
+        made.write(&shown, &key)?;
+        command.arg("--tls-cert").arg(shown).arg("--tls-key").arg(key);
+        return Ok(farside::Options { tls_ca: Some(made.text), ..farside::Options::default() });
+    }
+    Ok(farside::Options::default())
+}
+
+/// What a child says, line by line. Ends with it; what nobody takes is dropped, so that the child never waits.
+fn lines_of(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    if let Some(output) = output {
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let _or_nobody_listens = sender.send(line);
+            }
+        });
+    }
+    lines
+}
+
+impl Folder {
+    fn make() -> Result<Folder, String> {
+        let drawn = getrandom::u64().map_err(|error| format!("the system has no random bytes: {error}"))?;
+        let path = std::env::temp_dir().join(format!("farside-doctor-{drawn:016x}"));
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|error| {
+            format!(
+                "could not make a folder for a node's socket, {}: {error}; name another by TMPDIR",
+                path.display()
+            )
+        })?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _removed = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Has a limit on the size of files be an error, which says so, and not the end of this process.
+pub(super) fn outlive_limits() -> Result<(), Failure> {
+    let flag = std::sync::Arc::default();
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, flag)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict::*;
+    use super::super::tests::is;
+    use super::*;
+
+    #[test]
+    fn a_fabric_that_works_tells_its_time_and_one_that_does_not_why() {
+        let check =
+            judged("fabric.shm", "shm", Result::Ok(Gets { p50_us: 0.414, count: 1000 }), "see it again");
+        is(&check, Ok, "0.41 us (median of 1000", "");
+        assert_eq!(check.p50_us, Some(0.414));
+        is(&judged("a", "b", Err("no memory".into()), "see it again"), Fail, "no memory", "see it again");
+    }
+
+    #[test]
+    fn verbs_are_told_to_be_missing_and_fail_only_if_they_were_asked_for() {
+        let device = |name: &str, ports: &[(&str, &str)]| Device {
+            name: name.into(),
+            ports: ports.iter().map(|&(state, link)| (state.into(), link.into())).collect(),
+        };
+        is(&verbs(&[], false), Note, "not in this release; the system lists no RDMA device", "");
+        is(&verbs(&[], true), Fail, "not in this release", "use shm");
+        let two = [
+            device("mlx5_0", &[("4: ACTIVE\n", "InfiniBand\n"), ("1: DOWN\n", "Ethernet\n")]),
+            device("rxe0", &[("", "")]),
+        ];
+        is(&verbs(&two, false), Note, "mlx5_0 (ACTIVE InfiniBand, DOWN Ethernet), rxe0", "");
+    }
+
+    #[test]
+    fn a_local_node_is_measured_and_a_put_is_seen() {
+        let pool = farside::connect(LOCAL).expect("a node");
+        let gets = measure(&pool, "default", Some(b"v")).expect("it works");
+        assert!(gets.p50_us > 0.0 && gets.count > 0);
+        let absent = measure(&pool, "none", None).expect_err("there is no such store");
+        assert!(absent.contains("none"), "{absent}");
+    }
+}

@@ -1,0 +1,224 @@
+//! What this user has set up: settings, secrets, the usual socket, programs to compare with.
+//!
+//! Invariant: no secret is told, nor any byte of a file that holds one.
+
+use super::check::Check;
+use farside::Error;
+use farside::config::{File, Settings, VARIABLES, default_socket, program, unknown_variables};
+use farside_fabrics::shm::{ConnectError, NAME_MAX};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// What was asked for by flags wins here, too.
+pub(super) fn checks(flags: File) -> Vec<Check> {
+    let settings = Settings::resolve(flags);
+    let mut checks = vec![file(&settings)];
+    if let Ok(settings) = &settings {
+        let of = |path: &Option<farside::config::Setting>| path.as_ref().map(|path| path.value.clone());
+        checks.push(named("settings.token", "token", of(&settings.token_file), settings.token().map(drop)));
+        checks.push(named(
+            "settings.tls_ca",
+            "certificates",
+            of(&settings.tls_ca),
+            settings.tls_ca().map(drop),
+        ));
+    }
+    checks.push(variables(&unknown_variables()));
+    let path = default_socket();
+    let folder = path.parent().and_then(|folder| std::fs::symlink_metadata(folder).ok());
+    let folder =
+        folder.map(|found| Folder { is_dir: found.is_dir(), user: found.uid(), mode: found.mode() & 0o777 });
+    checks.push(folder_of(&path, folder, rustix::process::geteuid().as_raw()));
+    checks.push(usual(&path, at(&path)));
+    for (id, name) in [("program.redis", "redis-server"), ("program.memcached", "memcached")] {
+        checks.push(rival(id, name, program(name).as_deref()));
+    }
+    checks
+}
+
+fn file(settings: &Result<Settings, String>) -> Check {
+    const ID: (&str, &str) = ("settings.file", "settings");
+    match settings {
+        Err(reason) => Check::fail(ID.0, ID.1, reason.clone()).because("no command runs with such settings"),
+        Ok(Settings { file: None, .. }) => {
+            Check::ok(ID.0, ID.1, "no file: neither HOME nor FARSIDE_CONFIG is set")
+        }
+        Ok(Settings { file: Some(place), pool, store, .. }) => {
+            let is_there = if place.is_there { "" } else { " (not there, and need not be)" };
+            let found =
+                format!("{}{is_there}; pool {}, store {}", place.path.display(), pool.value, store.value);
+            Check::ok(ID.0, ID.1, found)
+        }
+    }
+}
+
+/// A file that a setting names, and whether it could be read.
+fn named(id: &'static str, what: &'static str, path: Option<String>, read: Result<(), String>) -> Check {
+    match (path, read) {
+        (_, Err(reason)) => Check::fail(id, what, reason).because("no node is reached with it"),
+        (Some(path), Ok(())) => Check::ok(id, what, path),
+        (None, Ok(())) => Check::ok(id, what, "none named"),
+    }
+}
+
+fn variables(unknown: &[String]) -> Check {
+    const ID: (&str, &str) = ("settings.variables", "variables");
+    match unknown {
+        [] => Check::ok(ID.0, ID.1, "none that is unknown"),
+        unknown => Check::warn(ID.0, ID.1, format!("{} mean nothing", unknown.join(", ")))
+            .because("most likely they are misspelt")
+            .remedy(format!("unset {}   (there are {})", unknown.join(" "), VARIABLES.join(", "))),
+    }
+}
+
+/// What stands where the usual socket's folder should.
+#[derive(Clone, Copy)]
+struct Folder {
+    is_dir: bool,
+    user: u32,
+    mode: u32,
+}
+
+fn folder_of(socket: &Path, found: Option<Folder>, me: u32) -> Check {
+    const ID: (&str, &str) = ("socket.folder", "socket's folder");
+    const WHY: &str = "'farside up' refuses a folder that is not this user's alone";
+    const ELSEWHERE: &str = "farside up --socket PATH";
+    let folder = socket.parent().unwrap_or(Path::new("/")).display().to_string();
+    if socket.as_os_str().len() > NAME_MAX {
+        return Check::warn(
+            ID.0,
+            ID.1,
+            format!("{folder}: the socket's name would have over {NAME_MAX} bytes"),
+        )
+        .because("no socket can be called so")
+        .remedy("export XDG_RUNTIME_DIR=/run/user/$(id -u)");
+    }
+    match found {
+        None => Check::ok(ID.0, ID.1, format!("{folder} (not there; 'farside up' makes it)")),
+        Some(Folder { is_dir: false, .. }) => {
+            Check::warn(ID.0, ID.1, format!("{folder} is no folder")).because(WHY).remedy(ELSEWHERE)
+        }
+        Some(Folder { user, .. }) if user != me => {
+            Check::warn(ID.0, ID.1, format!("{folder} is of user {user}")).because(WHY).remedy(ELSEWHERE)
+        }
+        Some(Folder { mode, .. }) if mode & 0o077 != 0 => {
+            Check::warn(ID.0, ID.1, format!("{folder} has mode {mode:03o}"))
+                .because(WHY)
+                .remedy(format!("chmod 700 {}", crate::cli::node::quoted(&folder)))
+        }
+        Some(Folder { mode, .. }) => Check::ok(ID.0, ID.1, format!("{folder}, mode {mode:03o}")),
+    }
+}
+
+/// Who is at the usual socket.
+#[derive(Clone, Debug, PartialEq)]
+enum At {
+    Nothing,
+    /// A socket that nobody serves.
+    Stale,
+    Node {
+        pid: u32,
+        release: String,
+    },
+    Stopped(u32),
+    /// Something else, and what was said.
+    Wrong(String),
+}
+
+/// Asks whoever serves there.
+fn at(path: &Path) -> At {
+    match std::fs::symlink_metadata(path) {
+        Err(_) => return At::Nothing,
+        Ok(found) if !found.file_type().is_socket() => return At::Wrong("it is no socket".into()),
+        Ok(_) => {}
+    }
+    match farside::connect(&format!("shm:{}", path.display())).and_then(|pool| pool.info()) {
+        Ok(info) => At::Node { pid: info.pid, release: info.version },
+        Err(Error::Connect(ConnectError::Absent(_))) => At::Stale,
+        Err(Error::Connect(ConnectError::Stopped(pid))) => At::Stopped(pid),
+        Err(error) => At::Wrong(error.to_string()),
+    }
+}
+
+fn usual(path: &Path, at: At) -> Check {
+    const ID: (&str, &str) = ("socket.default", "usual node");
+    let place = path.display();
+    match at {
+        At::Nothing => Check::ok(ID.0, ID.1, format!("none at {place}; 'farside up' starts one")),
+        At::Node { pid, release } => {
+            Check::ok(ID.0, ID.1, format!("pid {pid}, release {release}, serves at {place}"))
+        }
+        At::Stale => Check::note(ID.0, ID.1, format!("{place} was left by a node that died"))
+            .because("the next 'farside up' clears it away"),
+        At::Stopped(pid) => Check::warn(ID.0, ID.1, format!("pid {pid} is stopped, at {place}"))
+            .because("new clients are refused while it is")
+            .remedy(format!("kill -CONT {pid}")),
+        At::Wrong(reason) => Check::warn(ID.0, ID.1, format!("{place}: {reason}"))
+            .because("commands that name no --pool look there")
+            .remedy("farside up --socket PATH, and --pool shm:PATH or FARSIDE_POOL for clients"),
+    }
+}
+
+fn rival(id: &'static str, name: &'static str, path: Option<&Path>) -> Check {
+    match path {
+        Some(path) => Check::ok(id, name, path.display().to_string()),
+        None => Check::note(id, name, "not on PATH").because("only a comparison with it takes it"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict::*;
+    use super::super::tests::is;
+    use super::*;
+    use std::path::PathBuf;
+
+    #[test]
+    fn settings_that_cannot_be_used_fail() {
+        is(&file(&Err("x is no settings file: line 3".into())), Fail, "line 3", "");
+        is(&named("a", "token", Some("/t".into()), Result::Ok(())), Ok, "/t", "");
+        is(&named("a", "token", None, Result::Ok(())), Ok, "none named", "");
+        is(&named("a", "token", Some("/t".into()), Err("'chmod 600' it".into())), Fail, "chmod 600", "");
+    }
+
+    #[test]
+    fn unknown_variables_are_named_beside_those_there_are() {
+        is(&variables(&[]), Ok, "none", "");
+        let two = ["FARSIDE_POOOL".to_owned(), "FARSIDE_X".to_owned()];
+        is(
+            &variables(&two),
+            Warn,
+            "FARSIDE_POOOL, FARSIDE_X",
+            "unset FARSIDE_POOOL FARSIDE_X   (there are FARSIDE_POOL,",
+        );
+    }
+
+    #[test]
+    fn a_folder_has_to_be_ours_alone() {
+        let socket = PathBuf::from("/run/me/farside/default.sock");
+        let of = |is_dir, user, mode| folder_of(&socket, Some(Folder { is_dir, user, mode }), 7);
+        is(&folder_of(&socket, None, 7), Ok, "not there", "");
+        is(&of(true, 7, 0o700), Ok, "mode 700", "");
+        is(&of(true, 7, 0o750), Warn, "mode 750", "chmod 700 /run/me/farside");
+        is(&of(true, 8, 0o700), Warn, "of user 8", "--socket");
+        is(&of(false, 7, 0o600), Warn, "no folder", "--socket");
+        let long = PathBuf::from(format!("/{}/default.sock", "x".repeat(100)));
+        is(&folder_of(&long, None, 7), Warn, "over 107 bytes", "XDG_RUNTIME_DIR");
+    }
+
+    #[test]
+    fn whoever_is_at_the_usual_socket_is_told_of() {
+        let of = |at| usual(Path::new("/run/s"), at);
+        is(&of(At::Nothing), Ok, "'farside up' starts one", "");
+        is(&of(At::Node { pid: 5, release: "0.1.0".into() }), Ok, "pid 5, release 0.1.0", "");
+        is(&of(At::Stale), Note, "left by a node that died", "");
+        is(&of(At::Stopped(5)), Warn, "pid 5 is stopped", "kill -CONT 5");
+        is(&of(At::Wrong("it is no socket".into())), Warn, "it is no socket", "--socket");
+    }
+
+    #[test]
+    fn programs_to_compare_with_are_not_missed_by_anything_else() {
+        is(&rival("a", "redis-server", Some(Path::new("/usr/bin/redis-server"))), Ok, "/usr/bin", "");
+        is(&rival("a", "redis-server", None), Note, "not on PATH", "");
+    }
+}

@@ -1,0 +1,244 @@
+//! The memory that a node can lend, and the pages that back it.
+//!
+//! Invariant: what the system has not told is not guessed.
+
+use super::check::Check;
+use crate::cli::human_bytes;
+
+const GIB: u64 = 1 << 30;
+const HUGE: u64 = 2 << 20;
+
+pub(super) fn checks() -> Vec<Check> {
+    let text = super::text;
+    let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+    let groups = super::groups(text("/proc/self/cgroup").as_deref(), "memory");
+    let limits: Vec<_> = groups.iter().map(|folder| Group::read(folder)).collect();
+    vec![
+        available(text("/proc/meminfo").as_deref()),
+        group(&limits),
+        huge(
+            text(&format!("{pool}/nr_hugepages")).as_deref(),
+            text(&format!("{pool}/free_hugepages")).as_deref(),
+        ),
+        transparent(text("/sys/kernel/mm/transparent_hugepage/shmem_enabled").as_deref()),
+        noexec(text("/proc/sys/vm/memfd_noexec").as_deref()),
+    ]
+}
+
+/// Bytes of a line such as `MemAvailable:    1024 kB`.
+fn field(meminfo: &str, name: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    rest.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1 << 10)
+}
+
+fn available(meminfo: Option<&str>) -> Check {
+    const ID: (&str, &str) = ("memory.available", "memory");
+    let found =
+        meminfo.and_then(|text| Some((field(text, "MemAvailable")?, field(text, "SwapFree").unwrap_or(0))));
+    let Some((memory, swap)) = found else { return Check::unknown(ID.0, ID.1) };
+    let found = format!("{} available, {} of swap", human_bytes(memory), human_bytes(swap));
+    if memory >= GIB {
+        return Check::ok(ID.0, ID.1, found);
+    }
+    Check::warn(ID.0, ID.1, found)
+        .because(
+            "'farside up' lends 1 GiB, and once more is written than there is, the system ends processes",
+        )
+        .remedy(format!("farside up --memory {}MiB", half_in_mib(memory)))
+}
+
+/// What leaves as much to others, and what a node can lend at the least.
+fn half_in_mib(bytes: u64) -> u64 {
+    ((bytes / 2) >> 20).max(8)
+}
+
+/// The memory limit of a control group, and what it has used.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    limit: Option<String>,
+    used: Option<String>,
+}
+
+impl Group {
+    /// Of either version of control groups.
+    fn read(folder: &str) -> Group {
+        let either =
+            |names: [&str; 2]| names.iter().find_map(|name| super::text(&format!("{folder}/{name}")));
+        Group {
+            limit: either(["memory.max", "memory.limit_in_bytes"]),
+            used: either(["memory.current", "memory.usage_in_bytes"]),
+        }
+    }
+}
+
+fn group(groups: &[Group]) -> Check {
+    const ID: (&str, &str) = ("memory.cgroup", "group's memory");
+    /// Version 1 writes no limit as a very large one.
+    const NONE: u64 = 1 << 60;
+    let number = |text: &Option<String>| text.as_ref().and_then(|text| text.trim().parse::<u64>().ok());
+    if groups.iter().all(|group| group.limit.is_none()) {
+        return Check::note(ID.0, ID.1, "no limit that could be seen here");
+    }
+    let limits = groups.iter().filter_map(|group| Some((number(&group.limit)?, number(&group.used))));
+    let left = limits
+        .filter(|&(limit, _)| limit < NONE)
+        .map(|(limit, used)| (limit.saturating_sub(used.unwrap_or(0)), limit))
+        .min();
+    let Some((left, limit)) = left else { return Check::ok(ID.0, ID.1, "no limit") };
+    let found = format!("{} left of {}", human_bytes(left), human_bytes(limit));
+    if left >= GIB {
+        return Check::ok(ID.0, ID.1, found);
+    }
+    Check::warn(ID.0, ID.1, found)
+        .because("a node's memory counts as its group's, and a group with too much has its processes ended")
+        .remedy(format!(
+            "farside up --memory {}MiB, or raise the container's memory limit",
+            half_in_mib(left)
+        ))
+}
+
+fn huge(reserved: Option<&str>, free: Option<&str>) -> Check {
+    const ID: (&str, &str) = ("memory.huge_pages", "huge pages");
+    const NEEDED: u64 = GIB / HUGE;
+    const WHY: &str = "with them random reads are 1.3 to 2 times as fast";
+    let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<u64>().ok());
+    let (Some(reserved), Some(free)) = (number(reserved), number(free)) else {
+        return Check::unknown(ID.0, ID.1);
+    };
+    let found = match reserved {
+        0 => "none of 2 MiB are reserved".into(),
+        _ => format!("{free} of {reserved} of 2 MiB are free"),
+    };
+    match free {
+        NEEDED.. => {
+            Check::ok(ID.0, ID.1, format!("{found}: {} to lend", human_bytes(free.saturating_mul(HUGE))))
+        }
+        _ => Check::note(ID.0, ID.1, found).because(WHY).remedy(format!(
+            "sysctl -w vm.nr_hugepages={}   (1 GiB)",
+            (reserved - free.min(reserved)).saturating_add(NEEDED)
+        )),
+    }
+}
+
+fn transparent(shmem_enabled: Option<&str>) -> Check {
+    const ID: (&str, &str) = ("memory.transparent_huge_pages", "shared huge pages");
+    let Some(all) = shmem_enabled else { return Check::unknown(ID.0, ID.1) };
+    // All that may be chosen stand there, the one that is in brackets.
+    let chosen = all.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
+    match chosen {
+        Some(chosen @ ("always" | "within_size" | "advise" | "force")) => {
+            Check::ok(ID.0, ID.1, format!("'{chosen}': the system may back a node's memory by huge pages"))
+        }
+        Some(chosen @ ("never" | "deny")) => {
+            Check::note(ID.0, ID.1, format!("'{chosen}': only pages that are reserved are huge"))
+                .because("a node asks for them by advice, without reserving any")
+                .remedy("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled")
+        }
+        _ => Check::unknown(ID.0, ID.1),
+    }
+}
+
+fn noexec(memfd_noexec: Option<&str>) -> Check {
+    const ID: (&str, &str) = ("memory.memfd", "anonymous memory");
+    match memfd_noexec.map(str::trim) {
+        None | Some("0" | "1") => Check::ok(ID.0, ID.1, "no setting of the system forbids it"),
+        Some("2") => Check::fail(ID.0, ID.1, "vm.memfd_noexec is 2")
+            .because("the system then refuses the memory that a node lends")
+            .remedy(
+                "sysctl -w vm.memfd_noexec=1, or keep the memory in a file: farside serve --memory-file PATH",
+            ),
+        Some(_) => Check::unknown(ID.0, ID.1),
+    }
+}
+
+/// What any text leads to.
+#[cfg(test)]
+pub(super) fn of_any(text: &str) -> Vec<Check> {
+    let any = Some(text);
+    let groups = [Group { limit: any.map(str::to_owned), used: any.map(str::to_owned) }];
+    vec![available(any), group(&groups), huge(any, any), transparent(any), noexec(any)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict::*;
+    use super::super::tests::is;
+    use super::*;
+
+    #[test]
+    fn memory_is_enough_where_up_can_lend_what_it_does() {
+        let available_of = |text: &str| available(Some(text));
+        let of = |bytes: u64, swap: &str| {
+            available_of(&format!("MemTotal: 9 kB\nMemAvailable:    {} kB\n{swap}", bytes >> 10))
+        };
+        is(&of(4 * GIB, "SwapFree: 1024 kB\n"), Ok, "4.0 GiB available, 1.0 MiB of swap", "");
+        is(&of(GIB, ""), Ok, "1.0 GiB", "");
+        is(&of(GIB - 1024, ""), Warn, "1024.0 MiB", "--memory 511MiB");
+        is(&of(0, ""), Warn, "0 B", "--memory 8MiB");
+        for odd in ["", "MemAvailable:", "MemAvailable: much kB", "MemAvailable 5 kB", "MemAvailable: -5 kB"]
+        {
+            is(&available_of(odd), Note, "not known here", "");
+        }
+        is(&available_of(&format!("MemAvailable: {} kB", u64::MAX)), Note, "not known here", "");
+        is(&available(None), Note, "not known here", "");
+    }
+
+    #[test]
+    fn of_all_groups_the_one_with_the_least_left_counts() {
+        let of = |limit: &str, used: &str| Group { limit: Some(limit.into()), used: Some(used.into()) };
+        is(&group(&[]), Note, "no limit that could be seen", "");
+        is(&group(&[Group::default(), Group::default()]), Note, "no limit that could be seen", "");
+        is(&group(&[of("max\n", "5\n"), Group::default()]), Ok, "no limit", "");
+        is(&group(&[of("9223372036854771712\n", "5\n")]), Ok, "no limit", "");
+        is(
+            &group(&[of("4294967296\n", "1073741824\n"), of("max\n", "7\n")]),
+            Ok,
+            "3.0 GiB left of 4.0 GiB",
+            "",
+        );
+        let both = [of("8589934592", "0"), of("1073741824", "536870912")];
+        is(&group(&both), Warn, "512.0 MiB left of 1.0 GiB", "--memory 256MiB");
+        is(&group(&[of("1048576", "9999999")]), Warn, "0 B left", "--memory 8MiB");
+        let unused = Group { limit: Some("1048576".into()), used: None };
+        is(&group(&[unused]), Warn, "1.0 MiB left", "--memory 8MiB");
+        is(&group(&[of("many", "few")]), Ok, "no limit", "");
+    }
+
+    #[test]
+    fn huge_pages_are_asked_for_beside_those_in_use() {
+        is(&huge(Some("0\n"), Some("0\n")), Note, "none of 2 MiB", "vm.nr_hugepages=512 ");
+        is(&huge(Some("600"), Some("512")), Ok, "512 of 600 of 2 MiB are free: 1.0 GiB to lend", "");
+        is(&huge(Some("600"), Some("100")), Note, "100 of 600", "vm.nr_hugepages=1012 ");
+        is(&huge(Some("1"), Some("18446744073709551615")), Ok, "to lend", "");
+        is(&huge(Some("18446744073709551615"), Some("0")), Note, "0 of", "18446744073709551615");
+        for (reserved, free) in [(None, None), (Some("5"), None), (None, Some("5")), (Some(""), Some("x"))] {
+            is(&huge(reserved, free), Note, "not known here", "");
+        }
+    }
+
+    #[test]
+    fn the_choice_in_brackets_is_the_one_that_holds() {
+        let rest = "within_size advise never deny force";
+        is(&transparent(Some(&format!("[always] {rest}"))), Ok, "'always'", "");
+        is(&transparent(Some("always within_size [advise] never deny force\n")), Ok, "'advise'", "");
+        is(
+            &transparent(Some("always within_size advise [never] deny force\n")),
+            Note,
+            "'never'",
+            "echo advise",
+        );
+        is(&transparent(Some("[deny]")), Note, "'deny'", "echo advise");
+        for odd in ["", "[", "]", "[]", "never", "[sometimes]"] {
+            is(&transparent(Some(odd)), Note, "not known here", "");
+        }
+        is(&transparent(None), Note, "not known here", "");
+    }
+
+    #[test]
+    fn a_system_that_forbids_anonymous_memory_is_told_of() {
+        is(&noexec(None), Ok, "no setting", "");
+        is(&noexec(Some("1\n")), Ok, "no setting", "");
+        is(&noexec(Some("2\n")), Fail, "is 2", "vm.memfd_noexec=1");
+        is(&noexec(Some("3")), Note, "not known here", "");
+    }
+}

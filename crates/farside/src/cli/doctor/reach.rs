@@ -1,0 +1,398 @@
+//! Why a node can be reached, or at which step it cannot.
+//!
+//! Invariant: nothing at the node is changed: it is asked about itself, and for a key.
+
+use super::check::Check;
+use super::fabrics::{measure, told};
+use farside::config::Settings;
+use farside::parts::addresses;
+use farside::{Error, NodeInfo, Options, Pool};
+use farside_fabrics::executor::block_on;
+use farside_fabrics::session::carrier::Line;
+use farside_fabrics::session::endpoint::OpenError;
+use farside_fabrics::shm::ConnectError;
+use farside_fabrics::udp::UdpLine;
+use farside_remote::control::Ask;
+use farside_remote::fabric::ServiceId;
+use farside_remote::{Fabric, NodeId};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Goes there step by step, handing out what each has found; ends after the first that fails.
+///
+/// # Errors
+/// What was found could not be handed out.
+pub(super) fn checks<E>(
+    settings: Result<Settings, String>,
+    mut tell: impl FnMut(Check) -> Result<(), E>,
+) -> Result<(), E> {
+    let with = settings.and_then(|settings| {
+        let (token, tls_ca) = (settings.token()?, settings.tls_ca()?);
+        let options = Options { token, tls_ca, insecure_udp: settings.insecure_udp };
+        Ok((settings.pool.value, settings.store.value, options))
+    });
+    let (url, store, options) = match with {
+        Ok(with) => with,
+        Err(reason) => return tell(Check::fail("reach.settings", "settings", reason)),
+    };
+    tell(known(&url, &options))?;
+    let mut at = Vec::new();
+    match Way::of(&url) {
+        Way::Here => return tell(here(&url)),
+        Way::Socket(path) => {
+            let found = std::fs::symlink_metadata(path);
+            let found =
+                found.map(|found| (found.file_type().is_socket(), found.uid())).map_err(|error| error.kind());
+            let check = socket(path, found, rustix::process::geteuid().as_raw());
+            let is_there = check.remedy.is_none();
+            tell(check)?;
+            if !is_there {
+                return Ok(());
+            }
+        }
+        Way::Host(scheme) => {
+            let since = Instant::now();
+            match addresses(&url) {
+                Err(error) => return tell(Check::fail("reach.resolve", "name", error.to_string())),
+                Ok(found) => at = found,
+            }
+            tell(resolved(&at, since.elapsed()))?;
+            if scheme != "udp" {
+                let tried: Vec<_> = at.iter().map(|&address| (address, dial(address))).collect();
+                let check = connected(&url, &tried);
+                let is_there = check.remedy.is_none();
+                tell(check)?;
+                if !is_there {
+                    return Ok(());
+                }
+            }
+        }
+    }
+    let since = Instant::now();
+    let pool = match farside::connect_with(&url, &options) {
+        Ok(pool) => pool,
+        Err(error) => return tell(refused(&error)),
+    };
+    tell(greeted(since.elapsed(), &options))?;
+    match pool.info() {
+        Ok(info) => tell(release(&info, env!("CARGO_PKG_VERSION")))?,
+        Err(error) => return tell(Check::fail("reach.release", "release", error.to_string())),
+    }
+    if pool.fabric() == "udp"
+        && let Some(&address) = at.first()
+    {
+        tell(datagrams(&pool, address))?;
+    }
+    tell(round_trip(&store, measure(&pool, &store, None)))
+}
+
+/// How one gets to a node.
+#[derive(Debug, PartialEq)]
+enum Way<'a> {
+    /// It would be in this process.
+    Here,
+    Socket(&'a Path),
+    /// By that scheme.
+    Host(&'a str),
+}
+
+impl Way<'_> {
+    fn of(url: &str) -> Way<'_> {
+        match url.split_once(':') {
+            Some((scheme @ ("udp" | "tcp" | "tls"), _)) => Way::Host(scheme),
+            Some(("shm" | "ring", path)) => Way::Socket(Path::new(path)),
+            Some((scheme, _)) if !scheme.contains('/') => Way::Here,
+            _ => Way::Socket(Path::new(url)),
+        }
+    }
+}
+
+fn known(url: &str, options: &Options) -> Check {
+    let token = if options.token.is_some() { "a token" } else { "no token" };
+    let trust = if options.tls_ca.is_some() { ", certificates to trust" } else { "" };
+    Check::ok("reach.settings", "settings", format!("{url} with {token}{trust}"))
+}
+
+/// What is neither a socket nor a host.
+fn here(url: &str) -> Check {
+    let found = match url.split_once(':') {
+        Some(("local", _)) => {
+            "a node at local: is in the process that asks, and there is none to reach".into()
+        }
+        _ => format!("'{url}' names no fabric of this release"),
+    };
+    Check::fail("reach.url", "url", found)
+        .remedy("name shm:PATH, ring:PATH, udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT")
+}
+
+/// Whether what is found at a path is a socket, and whose.
+fn socket(path: &Path, found: Result<(bool, u32), ErrorKind>, me: u32) -> Check {
+    const ID: (&str, &str) = ("reach.socket", "socket");
+    let place = path.display();
+    match found {
+        Ok((true, user)) if user == me => Check::ok(ID.0, ID.1, format!("{place}, of this user")),
+        // Rings are for processes of other users, too; shm's refusal says so itself.
+        Ok((true, user)) => Check::note(ID.0, ID.1, format!("{place}, of user {user}")),
+        Ok((false, _)) => Check::fail(ID.0, ID.1, format!("{place} is no socket"))
+            .remedy("name the socket of a node: --pool shm:PATH"),
+        Err(ErrorKind::PermissionDenied) => Check::fail(ID.0, ID.1, format!("{place} cannot be looked at"))
+            .remedy("run as the user that serves there"),
+        Err(_) => Check::fail(ID.0, ID.1, format!("there is no {place}"))
+            .remedy(format!("farside up --socket {}", crate::cli::node::quoted(&place.to_string()))),
+    }
+}
+
+fn resolved(found: &[SocketAddr], took: Duration) -> Check {
+    let all: Vec<String> = found.iter().map(SocketAddr::to_string).collect();
+    let first = if all.len() > 1 { ", of which the first is taken" } else { "" };
+    let found = format!("{}{first}, in {}", all.join(", "), milliseconds(took));
+    Check::ok("reach.resolve", "name", found)
+}
+
+const DIAL_TIME_MAX: Duration = Duration::from_secs(3);
+
+fn dial(address: SocketAddr) -> Result<Duration, ErrorKind> {
+    let since = Instant::now();
+    TcpStream::connect_timeout(&address, DIAL_TIME_MAX).map(|_| since.elapsed()).map_err(|error| error.kind())
+}
+
+/// What came of connecting to each address of the host.
+fn connected(url: &str, tried: &[(SocketAddr, Result<Duration, ErrorKind>)]) -> Check {
+    const ID: (&str, &str) = ("reach.connect", "connection");
+    let Some(&(first, outcome)) = tried.first() else {
+        return Check::fail(ID.0, ID.1, "the host has no address");
+    };
+    let error = match outcome {
+        Ok(took) => return Check::ok(ID.0, ID.1, format!("{first} in {}", milliseconds(took))),
+        Err(error) => error,
+    };
+    let other = tried.iter().find(|(_, outcome)| outcome.is_ok());
+    let scheme = url.split(':').next().unwrap_or("tcp");
+    let (found, remedy) = match error {
+        ErrorKind::ConnectionRefused => (
+            format!("nobody listens at {first}"),
+            format!("farside serve --store default --listen {scheme}://{first}   (on that host)"),
+        ),
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => (
+            format!("{first} says nothing within {} s", DIAL_TIME_MAX.as_secs()),
+            format!("look whether that host is up, and let TCP port {} through its firewall", first.port()),
+        ),
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
+            (format!("there is no way to {first} ({error})"), format!("ip route get {}", first.ip()))
+        }
+        error => (format!("{first}: {error}"), format!("ip route get {}", first.ip())),
+    };
+    let remedy = match other {
+        Some((other, _)) => format!("--pool {scheme}://{other}, where somebody listens"),
+        None => remedy,
+    };
+    Check::fail(ID.0, ID.1, found).remedy(remedy)
+}
+
+fn greeted(took: Duration, options: &Options) -> Check {
+    let shown = if options.token.is_some() { ", and the token is known" } else { "" };
+    Check::ok("reach.hello", "greeting", format!("a session was opened in {}{shown}", milliseconds(took)))
+}
+
+/// At which step the greeting failed; the error's own text has the remedy.
+fn refused(error: &Error) -> Check {
+    let said = error.to_string();
+    let (id, what) = match error {
+        Error::Url(_) => ("reach.url", "url"),
+        Error::Token(_) => ("reach.token", "token"),
+        Error::Trust(_) => ("reach.tls", "TLS"),
+        #[cfg(feature = "tls")]
+        Error::Tls(..) => ("reach.tls", "TLS"),
+        Error::Open(_, OpenError::Refused(reason)) => at_the_node(reason),
+        Error::Connect(ConnectError::Refused(reason)) => at_the_node(reason),
+        Error::Connect(ConnectError::Foreign(..)) => ("reach.release", "release"),
+        _ => ("reach.hello", "greeting"),
+    };
+    let check = Check::fail(id, what, said);
+    match error {
+        Error::Open(url, OpenError::Silent) if url.starts_with("udp:") => {
+            let port = url.rsplit(':').next().unwrap_or_default();
+            check.because("nobody tells of datagrams that are dropped on the way").remedy(format!(
+                "let UDP port {port} through the firewalls on the way, or try tcp:// at the same host"
+            ))
+        }
+        _ => check,
+    }
+}
+
+/// What a node's own reason is about.
+fn at_the_node(reason: &str) -> (&'static str, &'static str) {
+    let is_about = |words: &[&str]| words.iter().any(|word| reason.contains(word));
+    if is_about(&["of one release", "same release"]) {
+        ("reach.release", "release")
+    } else if is_about(&["token", "sealed"]) {
+        ("reach.token", "token")
+    } else {
+        ("reach.hello", "greeting")
+    }
+}
+
+fn release(info: &NodeInfo, ours: &str) -> Check {
+    const ID: (&str, &str) = ("reach.release", "release");
+    let pid = if info.pid == 0 { String::new() } else { format!(", pid {}", info.pid) };
+    let found = format!("{}{pid}, {} sessions", info.version, info.sessions);
+    match info.version == ours {
+        true => Check::ok(ID.0, ID.1, found),
+        false => Check::note(ID.0, ID.1, format!("{found}; this is {ours}"))
+            .because("they understand each other, and may differ in what they can"),
+    }
+}
+
+/// Whether a question comes through that fills several datagrams. Answers are as large only where data is; what the
+/// way back lets through is the node's to find.
+fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
+    const FULL: usize = 3;
+    const QUESTION_MAX: usize = 60 << 10;
+    let size = match UdpLine::connect(at, None) {
+        Ok(line) => line.datagram_max(),
+        Err(error) => return judged_datagrams(0, at, Err(error.to_string())),
+    };
+    let asked = || {
+        let mut question = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
+        question.resize((size * FULL).min(QUESTION_MAX), b' '); // JSON may end with any.
+        let endpoint = pool.endpoint_here().map_err(|error| error.to_string())?;
+        endpoint.set_patience(Ask::NodeInfo.patience());
+        let mut answer = Vec::new();
+        block_on(&endpoint, endpoint.call(NodeId(0), ServiceId::NODE, &question, &mut answer))
+            .map_err(|error| error.to_string())
+    };
+    judged_datagrams(size, at, asked())
+}
+
+fn judged_datagrams(size: usize, at: SocketAddr, outcome: Result<(), String>) -> Check {
+    const ID: (&str, &str) = ("reach.datagrams", "datagrams");
+    /// Headers of ICMP and IPv4, to fill as large a packet by ping.
+    const PINGS_LESS: usize = 8;
+    match outcome {
+        Ok(()) => Check::ok(ID.0, ID.1, format!("of {size} bytes get there")),
+        Err(reason) => Check::fail(ID.0, ID.1, format!("of {size} bytes do not get there: {reason}"))
+            .because("small ones do, so something on the way drops frames of that size")
+            .remedy(format!(
+                "ping -M do -s {} {}   (shows it), then lower the interface's MTU, or use tcp://",
+                size.saturating_sub(PINGS_LESS),
+                at.ip()
+            )),
+    }
+}
+
+fn round_trip(store: &str, gets: Result<super::fabrics::Gets, String>) -> Check {
+    const ID: (&str, &str) = ("reach.round_trip", "round trip");
+    match gets {
+        Ok(gets) => {
+            let found = format!("{}, of a key that is most likely absent", told(gets));
+            Check { p50_us: Some(gets.p50_us), ..Check::ok(ID.0, ID.1, found) }
+        }
+        Err(reason) => Check::note(ID.0, ID.1, format!("store '{store}': {reason}"))
+            .because("the node is reached, and this store of it is not to be read"),
+    }
+}
+
+fn milliseconds(took: Duration) -> String {
+    format!("{:.2} ms", took.as_secs_f64() * 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict::*;
+    use super::super::tests::is;
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn a_url_says_which_way_to_go() {
+        for (url, way) in [
+            ("shm:/run/s", Way::Socket(Path::new("/run/s"))),
+            ("ring:/run/s", Way::Socket(Path::new("/run/s"))),
+            ("/run/s:1", Way::Socket(Path::new("/run/s:1"))),
+            ("tcp://h:1", Way::Host("tcp")),
+            ("udp://h", Way::Host("udp")),
+            ("local:", Way::Here),
+            ("verbs://h", Way::Here),
+        ] {
+            assert_eq!(Way::of(url), way, "{url}");
+        }
+        is(&here("local:1GiB"), Fail, "in the process that asks", "shm:PATH");
+        is(&here("verbs://h"), Fail, "'verbs://h' names no fabric of this release", "shm:PATH");
+    }
+
+    #[test]
+    fn what_is_at_a_socket_is_told_apart() {
+        let of = |found| socket(Path::new("/run/s"), found, 7);
+        is(&of(Result::Ok((true, 7))), Ok, "/run/s, of this user", "");
+        is(&of(Result::Ok((true, 8))), Note, "of user 8", "");
+        is(&of(Result::Ok((false, 7))), Fail, "is no socket", "--pool shm:PATH");
+        is(&of(Err(ErrorKind::NotFound)), Fail, "there is no /run/s", "farside up --socket /run/s");
+        is(&of(Err(ErrorKind::PermissionDenied)), Fail, "cannot be looked at", "as the user");
+    }
+
+    #[test]
+    fn a_connection_that_is_not_had_says_why_and_where_there_is_another() {
+        let (v6, v4) = (at("[::1]:7460"), at("127.0.0.1:7460"));
+        let soon = Result::Ok(Duration::from_micros(1500));
+        let of = |tried: &[_]| connected("tls://localhost", tried);
+        is(&of(&[(v4, soon)]), Ok, "127.0.0.1:7460 in 1.50 ms", "");
+        is(
+            &of(&[(v4, Err(ErrorKind::ConnectionRefused))]),
+            Fail,
+            "nobody listens at 127.0.0.1:7460",
+            "serve --store default --listen tls://127.0.0.1:7460",
+        );
+        // A host's name has two addresses, and the node serves at the other.
+        is(
+            &of(&[(v6, Err(ErrorKind::ConnectionRefused)), (v4, soon)]),
+            Fail,
+            "nobody listens at [::1]:7460",
+            "--pool tls://127.0.0.1:7460",
+        );
+        is(&of(&[(v4, Err(ErrorKind::TimedOut))]), Fail, "says nothing within 3 s", "TCP port 7460");
+        is(&of(&[(v4, Err(ErrorKind::NetworkUnreachable))]), Fail, "no way to", "ip route get 127.0.0.1");
+        is(&of(&[(v4, Err(ErrorKind::PermissionDenied))]), Fail, "permission denied", "ip route get");
+        assert_eq!(of(&[]).verdict, Fail);
+    }
+
+    #[test]
+    fn a_refusal_is_told_at_the_step_that_it_is_about() {
+        let open = |reason: &str| Error::Open("udp://h:7460".into(), OpenError::Refused(reason.into()));
+        for (error, id) in [
+            (open("it asks for a token, and none was shown"), "reach.token"),
+            (open("its packets are not sealed, for it has no --tokens"), "reach.token"),
+            (open("the client speaks version 9; use a node and a client of one release"), "reach.release"),
+            (open("this node has 1024 sessions and grants no more"), "reach.hello"),
+            (Error::Token("too long".into()), "reach.token"),
+            (Error::Trust("name a file".into()), "reach.tls"),
+            (Error::Url("no host".into()), "reach.url"),
+            (Error::Connect(ConnectError::Stopped(7)), "reach.hello"),
+            (Error::Connect(ConnectError::Refused("no more".into())), "reach.hello"),
+            (Error::Connect(ConnectError::Foreign("/s".into(), "x".into())), "reach.release"),
+        ] {
+            let check = refused(&error);
+            assert_eq!((check.id, check.verdict), (id, Fail), "{check:?}");
+            assert_eq!(check.found, error.to_string());
+        }
+        let silent = |url: &str| refused(&Error::Open(url.into(), OpenError::Silent));
+        is(&silent("udp://h:7461"), Fail, "no node answered", "let UDP port 7461 through");
+        is(&silent("tcp://h:7461"), Fail, "no node answered", "");
+    }
+
+    #[test]
+    fn datagrams_that_are_dropped_for_their_size_are_told_of_with_it() {
+        is(&judged_datagrams(1452, at("10.0.0.7:7460"), Result::Ok(())), Ok, "of 1452 bytes get there", "");
+        is(
+            &judged_datagrams(1452, at("10.0.0.7:7460"), Err("no answer".into())),
+            Fail,
+            "of 1452 bytes do not get there: no answer",
+            "ping -M do -s 1444 10.0.0.7",
+        );
+    }
+}
