@@ -82,7 +82,7 @@ fn a_violation_is_shown_and_its_replay_shows_it_again() {
 fn verification_finds_broken_variants_without_a_simulator() {
     for (mutant, system, slot_cache, name) in [
         (Mutant::KvCachedPutYields, "prism-kv", 1000, "went back"),
-        (Mutant::PilafItemUnchecked, "pilaf", 0, "a torn value"),
+        (Mutant::PilafItemUnchecked, "pilaf", 0, "went missing"),
     ] {
         let driven = Driven { system, workload: "a", records: 100, each: 4000, slot_cache };
         let right = drive(driven, &plain, &|| {});
