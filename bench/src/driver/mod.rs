@@ -60,8 +60,10 @@ pub struct Plan {
 /// What one thread's tasks share: the operations that they are to do.
 pub struct Thread {
     draws: Draws,
-    /// How many more may begin.
+    /// How many more are to be counted.
     left: Cell<u64>,
+    /// How many have begun and not ended.
+    under_way: Cell<u64>,
     tally: RefCell<Tally>,
     intervals: RefCell<Option<Intervals>>,
 }
@@ -155,7 +157,13 @@ impl Run {
                 .map(|_| Drawn { operation: chooser.next(&mut random), key: keys.next(newest, &mut random) });
             Draws::Ahead { drawn: drawn.collect(), next: Cell::new(0) }
         };
-        Thread { draws, left: Cell::new(u64::MAX), tally: RefCell::default(), intervals: RefCell::default() }
+        Thread {
+            draws,
+            left: Cell::new(u64::MAX),
+            under_way: Cell::new(0),
+            tally: RefCell::default(),
+            intervals: RefCell::default(),
+        }
     }
 
     /// Puts the records `task`, `task + tasks`, `task + 2 * tasks`, … and tells how many after every thousand.
@@ -220,6 +228,7 @@ impl Run {
         while !self.stop.load(Ordering::Relaxed) && thread.may_begin() {
             wait(due).await;
             if self.stop.load(Ordering::Relaxed) {
+                thread.under_way.set(thread.under_way.get() - 1);
                 break;
             }
             let drawn = self.draw(thread, 0);
@@ -349,7 +358,7 @@ enum Judged {
 }
 
 impl Thread {
-    /// Only so many more operations begin.
+    /// Only so many more operations are done, those that are under way among them.
     pub fn limit(&self, operations: u64) {
         self.left.set(operations);
     }
@@ -378,9 +387,10 @@ impl Thread {
 
     #[inline]
     fn may_begin(&self) -> bool {
-        let left = self.left.get();
-        self.left.set(left.saturating_sub(1));
-        left > 0
+        let under_way = self.under_way.get();
+        let may = under_way < self.left.get();
+        self.under_way.set(under_way + u64::from(may));
+        may
     }
 
     #[inline]
@@ -393,7 +403,11 @@ impl Thread {
             }
             Err(Trouble::Failed(error)) => {
                 self.blame(|tally| &mut tally.errors, || error.to_string());
-                if matches!(error, KvError::Fabric(_)) { Judged::Over } else { Judged::Right }
+                if !matches!(error, KvError::Fabric(_)) {
+                    return Judged::Right;
+                }
+                self.under_way.set(self.under_way.get() - 1);
+                Judged::Over
             }
             Err(Trouble::Violated(violation)) => {
                 self.blame(|tally| &mut tally.violations, || violation.to_string());
@@ -405,6 +419,12 @@ impl Thread {
     /// One is done; it is to be remembered how long it took if it is known since when.
     #[inline]
     fn count(&self, operation: Operation, since: Option<Instant>) {
+        self.under_way.set(self.under_way.get() - 1);
+        let left = self.left.get();
+        if left == 0 {
+            return; // It had begun before it was said how many there are to be.
+        }
+        self.left.set(left - 1);
         let mut tally = self.tally.borrow_mut();
         tally.done[operation as usize] += 1;
         if let Some(since) = since {

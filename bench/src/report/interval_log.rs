@@ -39,7 +39,11 @@ impl<'a, W: io::Write> IntervalLog<'a, W> {
         comment: &str,
     ) -> io::Result<Self> {
         let mut header = IntervalLogWriterBuilder::new();
-        header.add_comment(comment).with_base_time(began).with_start_time(began);
+        header
+            .add_comment("[Histogram log format version 1.3]")
+            .add_comment(comment)
+            .with_base_time(began)
+            .with_start_time(began);
         header.with_max_value_divisor(NS_PER_MS);
         Ok(IntervalLog { writer: header.begin_log_with(writer, serializer)?, every, open: BTreeMap::new() })
     }

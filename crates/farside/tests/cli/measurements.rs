@@ -25,8 +25,145 @@ fn ycsb(arguments: &[&str]) -> serde_json::Value {
     assert!(report["cpu_s_per_mop"].as_object().expect("an object").contains_key("node"), "{report}");
     assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()));
     let fields: Vec<&str> = report.as_object().expect("an object").keys().map(String::as_str).collect();
-    assert_eq!(fields.len(), 13, "scripts rely on these fields: {fields:?}");
+    assert_eq!(fields.len(), 23, "scripts rely on these fields: {fields:?}");
     report
+}
+
+/// What the operations of a report are called, and how many there were.
+fn operations(report: &serde_json::Value) -> Vec<(String, u64)> {
+    let operations = report["operations"].as_object().expect("an object");
+    operations.iter().map(|(name, done)| (name.clone(), done["count"].as_u64().expect("a count"))).collect()
+}
+
+#[test]
+fn bench_ycsb_knows_all_of_ycsbs_workloads_that_do_not_scan() {
+    for (workload, expected) in [
+        ("a", &["read", "update"][..]),
+        ("b", &["read", "update"]),
+        ("c", &["read"]),
+        ("d", &["insert", "read"]),
+        ("f", &["read", "read-modify-write"]),
+    ] {
+        let report = ycsb(&["--fabric", "local", "--workload", workload, "--verify"]);
+        let names: Vec<String> = operations(&report).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, expected, "{report}");
+        assert_eq!((&report["verified"], &report["records"]), (&true.into(), &1000.into()));
+    }
+}
+
+#[test]
+fn bench_ycsb_ends_after_so_many_operations_and_repeats_them() {
+    let flags = ["bench", "ycsb", "--fabric", "local", "--threads", "2", "--operations", "1001"];
+    let report =
+        farside(flags.iter().chain(&["--records", "1000", "--repeats", "3", "--json"])).done().json();
+    assert_eq!(operations(&report), [("read".to_owned(), 3003)], "{report}");
+    let rates: Vec<f64> = report["repeats_ops_per_s"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .flat_map(|rate| rate.as_f64())
+        .collect();
+    let mut sorted = rates.clone();
+    sorted.sort_by(f64::total_cmp);
+    assert_eq!((rates.len(), report["ops_per_s"].as_f64()), (3, Some(sorted[1])), "the median: {report}");
+    let people = farside(flags.iter().chain(&["--records", "1000", "--repeats", "2"])).done();
+    assert!(people.text().contains("ops/s is the median of 2 repeats, from "), "{}", people.text());
+}
+
+/// A schedule is kept, and what waits for the store is counted: latencies of an open loop begin when one is due.
+#[test]
+fn bench_ycsb_by_a_schedule_does_what_is_due_and_counts_what_waited() {
+    let flags = ["--fabric", "local", "--target", "2000", "--tasks", "4", "--delay", "1ms"];
+    let kept = ycsb(&flags);
+    let rate = kept["ops_per_s"].as_f64().expect("a rate");
+    assert!((rate / 2000.0 - 1.0).abs() < 0.5, "{kept}");
+    assert_eq!(kept["target_ops_per_s"], 2000.0);
+    // One task that takes 2 ms for each cannot do what is due every 0.2 ms: each is later than the one before.
+    let late = ycsb(&["--fabric", "local", "--target", "5000", "--tasks", "1", "--delay", "1ms"]);
+    let read = &late["operations"]["read"];
+    let [due, begun] = ["latency_us", "service_us"].map(|of| read[of]["p50"].as_f64().expect("a latency"));
+    assert!(due > 10.0 * begun && begun >= 2000.0, "{late}");
+    farside(["bench", "ycsb", "--target", "0"]).refused("is no number of operations a second");
+    farside(["bench", "ycsb", "--target", "5", "--idle-ms", "5"]).refused("cannot be used with");
+}
+
+#[test]
+fn bench_ycsb_reads_property_files_and_what_stands_beside_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("mine");
+    let text = "recordcount=500\noperationcount=700\nreadproportion=1\nupdateproportion=0\nfieldcount=2\n\
+                fieldlength=50\nrequestdistribution=uniform\ntable=usertable\n";
+    std::fs::write(&path, text).expect("room");
+    let path = path.to_str().expect("UTF-8");
+    let run =
+        farside(["bench", "ycsb", "--fabric", "local", "-P", path, "-p", "recordcount=600", "--json"]).done();
+    assert!(run.err.contains(":8: property 'table' has no effect"), "{}", run.err);
+    let report = run.json();
+    assert_eq!((&report["records"], &report["value_size"]), (&600.into(), &100.into()));
+    assert_eq!((&report["distribution"], operations(&report)[0].1), (&"uniform".into(), 700));
+    let beside = |property| ["bench", "ycsb", "-p", property];
+    farside(beside("recordcuont=5")).refused("the property `recordcuont` has no effect here");
+    farside(beside("recordcount")).refused("write it like readproportion=0.95");
+    farside(beside("readproportion=95")).refused("legal is a number from 0 to 1");
+    farside(beside("fieldlength=99999999")).refused("or give --value-size");
+    farside(["bench", "ycsb", "--workload", "e"]).refused("built in are a, b, c, d and f");
+}
+
+#[test]
+fn bench_ycsb_speaks_as_ycsb_does() {
+    let flags = ["bench", "ycsb", "--fabric", "local", "--records", "1000", "--workload", "a", "--ycsb"];
+    let text = farside(flags.iter().chain(&["--operations", "2000", "--sample-every", "1"])).done();
+    for line in [
+        "[OVERALL], RunTime(ms), ",
+        "[OVERALL], Throughput(ops/sec), ",
+        "[INSERT], Return=OK, 1000",
+        "[READ], AverageLatency(us), ",
+        "[UPDATE], 99thPercentileLatency(us), ",
+        "[READ], Return=OK, ",
+    ] {
+        assert!(text.text().contains(line), "{line} is missing: {}", text.text());
+    }
+    assert!(text.text().lines().all(|line| line.split(", ").count() == 3), "{}", text.text());
+}
+
+#[test]
+fn bench_ycsb_writes_an_interval_log_that_others_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("latencies.hlog");
+    let path = path.to_str().expect("UTF-8");
+    let log = ["--hdr-log", path, "--interval", "100ms"];
+    ycsb(&[&["--fabric", "local", "--workload", "a"][..], &log].concat());
+    let text = std::fs::read_to_string(path).expect("it was written");
+    assert!(text.starts_with("#") && text.contains("[Histogram log format version 1.3]"), "{text}");
+    let lines = |tag: &str| text.lines().filter(|line| line.starts_with(&format!("Tag={tag},"))).count();
+    assert!(lines("read") >= 2 && lines("update") >= 2, "{text}");
+    let nowhere = ["bench", "ycsb", "--records", "1000", "--hdr-log", "/nowhere/log"];
+    farside(nowhere).refused("cannot write '/nowhere/log'");
+    farside(["bench", "ycsb", "--hdr-log", path, "--interval", "0s"]).refused("too short for an interval");
+    farside(["bench", "ycsb", "--interval", "2s"]).refused("--hdr-log <FILE>");
+}
+
+#[test]
+fn the_two_phases_can_be_two_commands() {
+    let node = Node::with(&["--memory", "256MiB"]);
+    let url = node.url();
+    let phase = |phase, more: &[&str]| {
+        let flags =
+            ["bench", "ycsb", "--records", "1000", "--seconds", "0.2", "--pool", &url, "--store", "mine"];
+        farside(flags.iter().chain(&["--phase", phase]).chain(more))
+    };
+    phase("run", &[]).refused("there is no store 'mine'");
+    let loaded = phase("load", &["--json"]).done().json();
+    assert_eq!(loaded["records"], 1000, "{loaded}");
+    assert!(node.run(["store", "list"]).done().text().starts_with("mine"));
+    phase("load", &[]).refused("mine");
+    let ran = phase("run", &["--json"]).done().json();
+    assert_eq!((&ran["load"], &ran["errors"], &ran["violations"]), (&().into(), &0.into(), &0.into()));
+    assert!(node.run(["store", "list"]).done().text().starts_with("mine"), "it is still there");
+    phase("run", &["--verify"]).refused("must know what was loaded");
+    node.run(["store", "drop", "mine"]).done();
+    assert!(phase("load", &["--ycsb"]).done().text().contains("[INSERT], Operations, 1000"));
+    farside(["bench", "ycsb", "--phase", "load"]).refused("--pool <URL>");
 }
 
 #[test]

@@ -345,7 +345,7 @@ impl Session {
         let mut file = io::BufWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
         let (sender, intervals) = mpsc::channel();
         let cut = Cut { since: Instant::now(), every: log.every, to: sender };
-        let told = self.asked.workload.to_string();
+        let told = format!("[farside bench ycsb, workload {}]", self.asked.workload);
         std::thread::scope(|scope| {
             let writer = scope.spawn(move || {
                 let mut serializer = V2DeflateSerializer::new();
