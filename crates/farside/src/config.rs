@@ -268,6 +268,15 @@ pub fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(name)).find(is_program)
 }
 
+/// Where this user's programs keep what they are to remember; nothing if the environment names no such folder.
+pub fn state_folder() -> Option<PathBuf> {
+    let base = variable_value("XDG_STATE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| variable_value("HOME").map(|home| Path::new(&home).join(".local/state")))?;
+    // The rule of that variable: a path that is not absolute counts for none.
+    Some(base.join("farside")).filter(|folder| folder.is_absolute())
+}
+
 /// Where `farside up` serves, and clients look, if nobody says otherwise.
 pub fn default_socket() -> PathBuf {
     default_folder().join("default.sock")

@@ -20,11 +20,15 @@ mod perf;
 mod refusals;
 #[path = "cli/settings.rs"]
 mod settings;
+#[path = "cli/shell.rs"]
+mod shell;
 #[path = "cli/simulation.rs"]
 mod simulation;
 #[path = "cli/stores.rs"]
 mod stores;
 mod support;
+#[path = "cli/terminal.rs"]
+mod terminal;
 #[path = "cli/tls.rs"]
 mod tls;
 #[path = "cli/tokens.rs"]

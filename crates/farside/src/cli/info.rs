@@ -37,47 +37,7 @@ impl Info {
             return self.show_settings();
         }
         let (pool, _) = self.target.connect()?;
-        let (info, stores) = (pool.info()?, pool.stores()?);
-        if self.json {
-            let mut object = serde_json::to_value(&info)?;
-            object["stores"] = stores.iter().map(store_json).collect();
-            tell!("{object}");
-            return Ok(());
-        }
-        // Columns as wide as the longest name.
-        let longest = stores.iter().map(|store| "store ".len() + store.name.len()).max().unwrap_or(0);
-        let width = (longest + 2).max(22);
-        let rows = [
-            ("release", info.version),
-            ("process", if info.pid == 0 { "told to admins only".into() } else { info.pid.to_string() }),
-            ("memory", human_bytes(info.memory_bytes)),
-            ("of no store", human_bytes(info.unassigned_bytes)),
-            ("pages", human_bytes(info.page_size)),
-            ("sessions", info.sessions.to_string()),
-            ("buffers taken back", info.reclaimed_buffers.to_string()),
-            ("buffers found lost", info.scanned_buffers.to_string()),
-        ];
-        for (name, value) in rows {
-            tell!("{name:<width$}{value}");
-        }
-        let refused = [
-            ("no known token", info.refusals.bad_tokens),
-            ("greetings locked out", info.refusals.locked_out),
-            ("wrong secrets", info.refusals.bad_secrets),
-            ("wrong keys", info.refusals.wrong_keys),
-            ("chains refused", info.refusals.chains),
-            ("questions refused", info.refusals.asks),
-            ("packets forged", info.refusals.forged),
-            ("packets replayed", info.refusals.replayed),
-        ];
-        for (name, count) in refused.into_iter().filter(|&(_, count)| count > 0) {
-            tell!("{name:<width$}{count}");
-        }
-        for store in stores {
-            let name = format!("store {}", store.name);
-            tell!("{name:<width$}{}, {}", store.kind, human_bytes(store.quota));
-        }
-        Ok(())
+        about(&pool, self.json)
     }
 
     fn show_settings(&self) -> Done {
@@ -155,4 +115,49 @@ fn as_file(settings: &Settings) -> String {
         };
     }
     file
+}
+
+/// Tells about a node.
+pub(super) fn about(pool: &farside::Pool, json: bool) -> Done {
+    let (info, stores) = (pool.info()?, pool.stores()?);
+    if json {
+        let mut object = serde_json::to_value(&info)?;
+        object["stores"] = stores.iter().map(store_json).collect();
+        tell!("{object}");
+        return Ok(());
+    }
+    // Columns as wide as the longest name.
+    let longest = stores.iter().map(|store| "store ".len() + store.name.len()).max().unwrap_or(0);
+    let width = (longest + 2).max(22);
+    let rows = [
+        ("release", info.version),
+        ("process", if info.pid == 0 { "told to admins only".into() } else { info.pid.to_string() }),
+        ("memory", human_bytes(info.memory_bytes)),
+        ("of no store", human_bytes(info.unassigned_bytes)),
+        ("pages", human_bytes(info.page_size)),
+        ("sessions", info.sessions.to_string()),
+        ("buffers taken back", info.reclaimed_buffers.to_string()),
+        ("buffers found lost", info.scanned_buffers.to_string()),
+    ];
+    for (name, value) in rows {
+        tell!("{name:<width$}{value}");
+    }
+    let refused = [
+        ("no known token", info.refusals.bad_tokens),
+        ("greetings locked out", info.refusals.locked_out),
+        ("wrong secrets", info.refusals.bad_secrets),
+        ("wrong keys", info.refusals.wrong_keys),
+        ("chains refused", info.refusals.chains),
+        ("questions refused", info.refusals.asks),
+        ("packets forged", info.refusals.forged),
+        ("packets replayed", info.refusals.replayed),
+    ];
+    for (name, count) in refused.into_iter().filter(|&(_, count)| count > 0) {
+        tell!("{name:<width$}{count}");
+    }
+    for store in stores {
+        let name = format!("store {}", store.name);
+        tell!("{name:<width$}{}, {}", store.kind, human_bytes(store.quota));
+    }
+    Ok(())
 }

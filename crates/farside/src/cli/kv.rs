@@ -137,7 +137,7 @@ fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
 }
 
 /// Why a store could not be opened. One that is not there may never have been: it is not called gone.
-fn not_opened(pool: &farside::Pool, store: &str, error: KvError) -> Failure {
+pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: KvError) -> Failure {
     let KvError::Gone(reason) = error else { return error.into() };
     match pool.stores() {
         Ok(stores) if !stores.is_empty() && stores.iter().all(|other| other.name != store) => {
@@ -205,7 +205,7 @@ fn cannot_read(path: &Path, error: &io::Error) -> Failure {
 }
 
 /// A longer line cannot be a key and a value, even if every byte of them is escaped.
-const LINE_MAX: u64 = 4 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 2;
+pub(super) const LINE_MAX: u64 = 4 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 2;
 
 fn load(client: &mut Client, path: &Path, quiet: bool) -> Done {
     let (input, len): (Box<dyn BufRead>, u64) = if path == Path::new("-") {
@@ -265,7 +265,8 @@ fn dump(client: &mut Client) -> Done {
     }
 }
 
-fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
+/// Tells how a store's memory is used.
+pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     let stat = pool.stat(store)?;
     let known = pool.stores()?.into_iter().find(|known| known.name == store);
     if json {

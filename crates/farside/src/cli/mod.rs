@@ -1,8 +1,8 @@
 //! The commands: what can be typed, and what becomes of an error.
 //!
-//! Exit codes: 0 done, 1 the key is absent or a simulated run is not good, 2 anything else; the reason and the remedy
-//! are on standard error. Where whoever read standard output has gone, as `head` does, a command ends quietly with 141,
-//! as the shell would have it.
+//! Exit codes: 0 done, 1 the key is absent, a condition is not met or a simulated run is not good, 2 anything else; the
+//! reason and the remedy are on standard error. Where whoever read standard output has gone, as `head` does, a command
+//! ends quietly with 141, as the shell would have it.
 
 /// A line on standard output; ends the command where nobody reads it.
 macro_rules! tell {
@@ -27,13 +27,16 @@ mod doctor;
 mod figure;
 mod files;
 mod info;
+mod jsonl;
 mod kv;
 mod man;
 mod node;
 mod perf;
+mod shell;
 mod signals;
 mod sim;
 mod store;
+mod terminal;
 #[cfg(feature = "tls")]
 mod tls;
 mod token;
@@ -63,9 +66,10 @@ Which node and which store is told by --pool and --store, else by FARSIDE_POOL a
 Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, \
 'token_file'. So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
 
-Exit codes: 0 done, 1 the store has no such key, or a simulated run is not known to be good, 2 anything else, of which \
-the reason and the remedy are on standard error; so ends 'doctor' where something of this release does not work. What \
-a signal breaks off ends with 128 more than its number, a node that is told to end so with 0.";
+Exit codes: 0 done, 1 the store has no such key, or another version of it than was asked for, or a simulated run is \
+not known to be good, 2 anything else, of which the reason and the remedy are on standard error; so ends 'doctor' where \
+something of this release does not work. What a signal breaks off ends with 128 more than its number, a node that is \
+told to end so with 0.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -82,6 +86,8 @@ enum Command {
     Tls(tls::Tls),
     /// Put, get and delete keys; load and dump files
     Kv(kv::Kv),
+    /// Type commands at a store: put, get, cas, scan, stat ...; or one as arguments, or many by a pipe
+    Shell(shell::Shell),
     /// Measure a system, or the physical floor under it
     Bench(bench::Bench),
     /// Time reads, writes, atomics, chains and calls one by one, or count how many there are a second, as perftest does
@@ -177,7 +183,7 @@ impl StoreTarget {
 enum Failure {
     /// There is no such key.
     Absent,
-    /// A simulated run is not known to be good, and why.
+    /// A conditional put has found something else, or a simulated run is not known to be good; and why.
     NotGood(String),
     /// Whoever read standard output has gone.
     Unread,
@@ -227,6 +233,7 @@ pub(crate) fn main() -> ExitCode {
         #[cfg(feature = "tls")]
         Command::Tls(tls) => tls.run(),
         Command::Kv(kv) => kv.run(),
+        Command::Shell(shell) => shell.run(),
         Command::Bench(bench) => bench.run(),
         Command::Perf(perf) => perf.run(),
         Command::Sim(sim) => sim.run(),

@@ -12,6 +12,13 @@ pub(super) fn ending() -> Vec<c_int> {
     [Signal::TERM, Signal::INT].into_iter().chain(wanted).map(Signal::as_raw).collect()
 }
 
+/// Ends this process by a signal, as if nobody had waited for that.
+pub(super) fn end_by(signal: c_int) -> ! {
+    // It does not come back, unless the system refuses; then the exit code says as much.
+    let _ended = signal_hook::low_level::emulate_default_handler(signal);
+    std::process::exit(128 + signal);
+}
+
 /// A bit for every signal that this process was started to ignore.
 fn ignored() -> u64 {
     // Where the system does not tell, none counts as ignored: to end in good order once too often is the lesser harm.

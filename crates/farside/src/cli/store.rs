@@ -62,18 +62,7 @@ impl Store {
                 let store = pool.create_store(&NewStore { name, kind, quota, items, collision_free })?;
                 tell!("store '{}' has {}", store.name, human_bytes(store.quota));
             }
-            Action::List { json } => {
-                for store in pool.stores()? {
-                    if json {
-                        tell!("{}", store_json(&store));
-                    } else {
-                        let table = table_of(&store);
-                        let line =
-                            format!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
-                        tell!("{}", line.trim_end());
-                    }
-                }
-            }
+            Action::List { json } => list(&pool, json)?,
             Action::Rebuild { name, items } => {
                 pool.rebuild_store(&name, items)?;
                 loop {
@@ -94,6 +83,20 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Tells of all stores of a node.
+pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
+    for store in pool.stores()? {
+        if json {
+            tell!("{}", store_json(&store));
+        } else {
+            let table = table_of(&store);
+            let line = format!("{}\t{}\t{}\t{table}", store.name, store.kind, human_bytes(store.quota));
+            tell!("{}", line.trim_end());
+        }
+    }
+    Ok(())
 }
 
 /// How often a rebuild is looked at.

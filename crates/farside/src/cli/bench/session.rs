@@ -781,18 +781,18 @@ impl Held {
 
     /// A thread's: waits for a signal that ends this process, and drops the store before it does.
     fn watch(self: Arc<Held>, mut ending: signal_hook::iterator::Signals) {
-        let mut signals = ending.forever();
-        let Some(first) = signals.next() else { return };
+        let mut heard = ending.forever();
+        let Some(first) = heard.next() else { return };
         let dropping = Arc::clone(&self);
         std::thread::spawn(move || {
             // Held to the end: whatever fails for want of the store is not worth telling.
             let mut is_there = dropping.lock();
             dropping.end(&mut is_there);
-            end_by(first);
+            signals::end_by(first);
         });
-        if let Some(second) = signals.next() {
+        if let Some(second) = heard.next() {
             self.tell_left("it was not waited for"); // Whoever insists does not wait for the node.
-            end_by(second);
+            signals::end_by(second);
         }
     }
 
@@ -812,12 +812,6 @@ impl Held {
             pool = self.pool.url()
         );
     }
-}
-
-fn end_by(signal: std::ffi::c_int) {
-    // It does not come back, unless the system refuses; then the exit code says as much.
-    let _ended = signal_hook::low_level::emulate_default_handler(signal);
-    std::process::exit(128 + signal);
 }
 
 /// A node that was there gets its memory back; one that was started for this ends with it.

@@ -1,0 +1,131 @@
+//! What the shell answers, for people, for pipes and for programs.
+//!
+//! Invariant: on a terminal bytes of a store are shown in quotes, so that they cannot work it; `--raw` and pipes get
+//! them as they are, and `--json` one object a line.
+
+use super::words::quoted;
+use crate::cli::{Done, jsonl, tsv, written};
+use serde_json::{Map, Value};
+use std::io::{self, Write};
+
+/// How answers are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// In quotes, with escapes.
+    Quoted,
+    /// Byte for byte, with a line feed behind.
+    Raw,
+    /// Objects.
+    Json,
+}
+
+/// Where answers go.
+pub(super) struct Printer {
+    pub(super) format: Format,
+    /// The line of a script that is answered, if there is one.
+    pub(super) line: Option<u64>,
+}
+
+impl Printer {
+    /// It is done.
+    pub(super) fn ok(&self) -> Done {
+        self.said("ok", &[("ok", true.into())])
+    }
+
+    /// Words for people, and fields for programs.
+    pub(super) fn said(&self, words: &str, fields: &[(&str, Value)]) -> Done {
+        if self.format != Format::Json {
+            return self.line(words.as_bytes());
+        }
+        let mut object = Map::new();
+        for (name, value) in fields {
+            object.insert((*name).to_owned(), value.clone());
+        }
+        self.object(object)
+    }
+
+    /// The value of a key, and its version if that is wanted.
+    pub(super) fn value(&self, key: &[u8], value: &[u8], version: Option<u32>) -> Done {
+        match self.format {
+            Format::Json => {
+                let mut object = Map::new();
+                object.insert("found".into(), true.into());
+                jsonl::insert(&mut object, "key", key);
+                jsonl::insert(&mut object, "value", value);
+                if let Some(version) = version {
+                    object.insert("version".into(), version.into());
+                }
+                self.object(object)
+            }
+            Format::Quoted => {
+                let before = version.map_or(String::new(), |version| format!("(version {version}) "));
+                self.line(format!("{before}{}", quoted(value)).as_bytes())
+            }
+            Format::Raw => {
+                let before = version.map_or(String::new(), |version| format!("{version}\t"));
+                self.line(&[before.as_bytes(), value].concat())
+            }
+        }
+    }
+
+    /// There is no such key. A script gets a line for each command, also here.
+    pub(super) fn absent(&self, key: &[u8], is_alone: bool) -> Done {
+        match self.format {
+            Format::Json => {
+                let mut object = Map::new();
+                object.insert("found".into(), false.into());
+                jsonl::insert(&mut object, "key", key);
+                self.object(object)
+            }
+            _ if is_alone => Ok(()), // The exit code says it, and a word on standard error.
+            Format::Quoted => self.line(b"(absent)"),
+            Format::Raw => self.line(b""),
+        }
+    }
+
+    /// One of the keys that are listed.
+    pub(super) fn item(&self, number: u64, key: &[u8], value: Option<&[u8]>) -> Done {
+        match (self.format, value) {
+            (Format::Json, value) => {
+                let mut object = Map::new();
+                jsonl::insert(&mut object, "key", key);
+                if let Some(value) = value {
+                    jsonl::insert(&mut object, "value", value);
+                }
+                self.object(object)
+            }
+            (Format::Quoted, None) => self.line(format!("{number}) {}", quoted(key)).as_bytes()),
+            (Format::Quoted, Some(value)) => {
+                self.line(format!("{number}) {} = {}", quoted(key), quoted(value)).as_bytes())
+            }
+            (Format::Raw, None) => self.line(key),
+            (Format::Raw, Some(value)) => written(tsv::write_line(&mut io::stdout().lock(), key, value)),
+        }
+    }
+
+    /// The end of a list.
+    pub(super) fn listed(&self, count: u64, more: bool) -> Done {
+        match self.format {
+            Format::Json => self.said("", &[("count", count.into()), ("more", more.into())]),
+            Format::Quoted if count == 0 => self.line(b"(none)"),
+            _ => {
+                if more {
+                    note!("farside: there may be more: give a greater COUNT, or a longer PREFIX");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn object(&self, mut object: Map<String, Value>) -> Done {
+        if let Some(line) = self.line {
+            object.insert("line".into(), line.into());
+        }
+        self.line(Value::Object(object).to_string().as_bytes())
+    }
+
+    fn line(&self, bytes: &[u8]) -> Done {
+        let mut out = io::stdout().lock();
+        written(out.write_all(bytes).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()))
+    }
+}

@@ -1,0 +1,247 @@
+//! Lines typed at a terminal: editing, completion, hints, and a history that outlives the shell.
+//!
+//! Invariant: no value is written to the history's file. Lines that carry one, lines that are no command and lines that
+//! begin with a blank are remembered while the shell is open, or not at all; and the file is its owner's alone.
+
+use super::command::{self, ALL, LEAVE};
+use super::words;
+use farside::Pool;
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::{History, MemHistory};
+use rustyline::validate::Validator;
+use rustyline::{CompletionType, Config, Context, Editor, Helper};
+use std::borrow::Cow;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// What undoes, at a terminal, what the editor has asked of it: the marks around what is pasted.
+pub(super) const LEAVE_EDITOR: &str = "\x1b[?2004l\r\n";
+
+/// Lines that are remembered.
+const LINES_MAX: usize = 1000;
+
+/// Where lines come from.
+pub(super) struct Lines {
+    editor: Editor<Assistant, MemHistory>,
+    file: Option<PathBuf>,
+}
+
+/// What was typed.
+pub(super) enum Typed {
+    /// A line, or several that were pasted.
+    Line(String),
+    /// Nothing: the line was cancelled.
+    Cancelled,
+    /// The end.
+    End,
+}
+
+impl Lines {
+    /// Lines at this terminal, with what the file remembers.
+    pub(super) fn open(pool: Pool, file: Option<PathBuf>) -> Result<Lines, String> {
+        let config = Config::builder()
+            .max_history_size(LINES_MAX)
+            .and_then(|config| config.history_ignore_dups(true))
+            .map_err(|error| told(&error))?
+            .history_ignore_space(true)
+            .completion_type(CompletionType::List)
+            .build();
+        let history = MemHistory::with_config(&config);
+        let mut editor = Editor::with_history(config, history).map_err(|error| told(&error))?;
+        editor.set_helper(Some(Assistant { pool }));
+        let mut lines = Lines { editor, file };
+        lines.recall();
+        Ok(lines)
+    }
+
+    /// The next line.
+    pub(super) fn next(&mut self, prompt: &str) -> Result<Typed, String> {
+        match self.editor.readline(prompt) {
+            Ok(line) => {
+                self.remember(&line);
+                Ok(Typed::Line(line))
+            }
+            Err(ReadlineError::Interrupted) => Ok(Typed::Cancelled),
+            Err(ReadlineError::Eof) => Ok(Typed::End),
+            Err(error) => Err(told(&error)),
+        }
+    }
+
+    /// Takes in what the file has, and cuts that to what is remembered.
+    fn recall(&mut self) {
+        let Some(path) = &self.file else { return };
+        let Ok(text) = std::fs::read_to_string(path) else { return };
+        let lines: Vec<&str> = text.lines().collect();
+        let kept = &lines[lines.len().saturating_sub(LINES_MAX)..];
+        for line in kept {
+            // It refuses what it has just had, which is as well.
+            let _same = self.editor.history_mut().add(line);
+        }
+        if kept.len() < lines.len() {
+            let text: String = kept.iter().flat_map(|line| [line, "\n"]).collect();
+            self.file = replace(path, &text).is_ok().then(|| path.clone());
+        }
+    }
+
+    fn remember(&mut self, line: &str) {
+        let _same = self.editor.history_mut().add(line);
+        if let Some(path) = self.file.as_ref().filter(|_| may_be_kept(line))
+            && let Err(error) = append(path, line)
+        {
+            note!("farside: the history is not kept: could not write {}: {error}", path.display());
+            self.file = None;
+        }
+    }
+}
+
+fn told(error: &ReadlineError) -> String {
+    format!("could not read from the terminal: {error}; pipe commands in, or give one as arguments")
+}
+
+/// Whether a line is a command without a value.
+fn may_be_kept(line: &str) -> bool {
+    let known = words::split(line.as_bytes()).ok().and_then(|words| {
+        let name = words.first()?.clone();
+        command::parse(words).ok()?;
+        command::known(&name).ok()
+    });
+    !line.starts_with([' ', '\t'])
+        && !line.contains(['\n', '\r'])
+        && known.is_some_and(|known| !known.has_value)
+}
+
+fn append(path: &Path, line: &str) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    }
+    let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
+    // One write: two shells may have one history.
+    file.write_all(format!("{line}\n").as_bytes())
+}
+
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let next = path.with_extension(format!("{}", std::process::id()));
+    let written = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&next)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| std::fs::rename(&next, path));
+    if written.is_err() {
+        let _not_there = std::fs::remove_file(&next);
+    }
+    written
+}
+
+/// Completes commands and the names of stores, and shows what is to follow.
+struct Assistant {
+    pool: Pool,
+}
+
+impl Assistant {
+    fn candidates(&self, before: &[&str]) -> Vec<String> {
+        let names = || ALL.iter().map(|known| known.name.to_owned());
+        match before.first().map(|word| word.to_ascii_lowercase()).as_deref() {
+            None => names().chain(LEAVE.map(str::to_owned)).collect(),
+            Some(_) if before.len() > 1 => Vec::new(),
+            Some("help") => names().collect(),
+            Some("trace" | "time") => vec!["on".into(), "off".into()],
+            // Where the node does not tell, nothing is completed.
+            Some("use") => {
+                self.pool.stores().unwrap_or_default().into_iter().map(|store| store.name).collect()
+            }
+            Some(_) => Vec::new(),
+        }
+    }
+}
+
+impl Completer for Assistant {
+    type Candidate = String;
+
+    fn complete(&self, line: &str, at: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
+        let (before, word) = split_last(&line[..at]);
+        let mut candidates = self.candidates(&before);
+        candidates.retain(|candidate| {
+            candidate.starts_with(&word.to_ascii_lowercase()) || candidate.starts_with(word)
+        });
+        Ok((at - word.len(), candidates.into_iter().map(|candidate| candidate + " ").collect()))
+    }
+}
+
+/// The words before the one that is being typed, and that one.
+fn split_last(line: &str) -> (Vec<&str>, &str) {
+    let start = line.rfind(char::is_whitespace).map_or(0, |at| at + 1);
+    (line[..start].split_whitespace().collect(), &line[start..])
+}
+
+impl Hinter for Assistant {
+    type Hint = String;
+
+    fn hint(&self, line: &str, at: usize, _: &Context<'_>) -> Option<String> {
+        if at < line.len() || !line.ends_with(' ') {
+            return None;
+        }
+        let words = words::split(line.as_bytes()).ok()?;
+        let known = command::known(words.first()?).ok()?;
+        let left: Vec<&str> = known.usage.split_whitespace().skip(words.len() - 1).collect();
+        (!left.is_empty()).then(|| left.join(" "))
+    }
+}
+
+impl Highlighter for Assistant {
+    fn highlight_hint<'h>(&self, hint: &'h str) -> Cow<'h, str> {
+        Cow::Owned(format!("\x1b[2m{hint}\x1b[0m"))
+    }
+}
+
+impl Validator for Assistant {}
+impl Helper for Assistant {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_line_with_a_value_is_kept() {
+        for kept in ["get k", "GET k", "del \"a b\"", "scan a 7", "use s", "help", "trace on"] {
+            assert!(may_be_kept(kept), "{kept}");
+        }
+        for not in [
+            "put k secret",
+            "PUT k secret",
+            "put-if-absent k secret",
+            "cas k 7 secret",
+            " get k",
+            "get k secret",
+            "secret",
+            "pit k secret",
+            "put k \"secret",
+            "get k\nput k secret",
+            "# secret",
+            "",
+        ] {
+            assert!(!may_be_kept(not), "{not}");
+        }
+    }
+
+    #[test]
+    fn the_file_is_its_owners_alone_and_has_an_end() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state/farside/history");
+        for line in ["get a", "get b"] {
+            append(&path, line).expect("it can be written");
+        }
+        assert_eq!(std::fs::read_to_string(&path).expect("text"), "get a\nget b\n");
+        replace(&path, "get b\n").expect("it can be written");
+        assert_eq!(std::fs::read_to_string(&path).expect("text"), "get b\n");
+        let mode = |path: &Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().expect("a folder"))), (0o600, 0o700));
+    }
+}

@@ -1,0 +1,295 @@
+//! The shell: a command by arguments, commands by a pipe, and commands typed at a terminal.
+
+use crate::support::{Node, command, farside, serve};
+use crate::terminal::Terminal;
+use rustix::process::Signal;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+
+fn lines(text: &str) -> Vec<&str> {
+    text.lines().collect()
+}
+
+// By arguments.
+
+#[test]
+fn a_command_by_arguments_ends_as_the_other_commands_do() {
+    let node = Node::start();
+    assert_eq!(node.run(["shell", "put", "greeting", "hello"]).done().out, b"ok\n");
+    assert_eq!(node.run(["shell", "get", "greeting"]).done().out, b"hello\n");
+    assert_eq!(node.run(["shell", "GETV", "greeting"]).done().out, b"1\thello\n");
+    assert_eq!(node.run(["shell", "exists", "greeting"]).done().out, b"yes\n");
+    assert_eq!(node.run(["shell", "exists", "nobody"]).code, Some(1));
+    node.run(["shell", "get", "nobody"]).absent();
+    node.run(["shell", "getv", "nobody"]).absent();
+    node.run(["shell", "del", "nobody"]).absent();
+    assert_eq!(node.run(["shell", "put", "-5", "--json"]).done().out, b"ok\n", "words are taken as they are");
+    assert_eq!(node.run(["kv", "get", "-5"]).done().out, b"--json");
+    let odd = [b"shell".as_slice(), b"put", b"\xff\"", b"\xfe '"].map(OsStr::from_bytes);
+    node.run(odd).done();
+    assert_eq!(
+        node.run([b"shell".as_slice(), b"get", b"\xff\""].map(OsStr::from_bytes)).done().out,
+        b"\xfe '\n"
+    );
+    node.run(["shell", "del", "greeting"]).done();
+    node.run(["shell", "get", "greeting"]).absent();
+}
+
+#[test]
+fn a_condition_that_is_not_met_stores_nothing_and_says_so() {
+    let node = Node::start();
+    assert_eq!(node.run(["shell", "put-if-absent", "k", "a"]).done().out, b"ok\n");
+    let unmet = node.run(["shell", "put-if-absent", "k", "b"]);
+    assert!(unmet.code == Some(1) && unmet.out.is_empty() && unmet.err.contains("has a value already"));
+    let version = node.run(["shell", "--json", "getv", "k"]).done().json()["version"].to_string();
+    let new = node.run(["shell", "cas", "k", &version, "c"]).done();
+    assert_ne!(new.text().trim(), version);
+    let stale = node.run(["shell", "cas", "k", &version, "d"]);
+    assert!(stale.code == Some(1) && stale.out.is_empty());
+    assert!(stale.err.contains(&format!("version {} instead", new.text().trim())), "{}", stale.err);
+    let stale = node.run(["shell", "--json", "cas", "k", &version, "d"]);
+    assert_eq!((stale.code, &stale.json()["stored"]), (Some(1), &false.into()));
+    assert_eq!(node.run(["kv", "get", "k"]).done().out, b"c");
+    assert!(node.run(["shell", "cas", "none", "1", "d"]).err.contains("no value"));
+}
+
+#[test]
+fn what_is_no_command_is_refused_with_a_remedy() {
+    let node = Node::start();
+    let url = node.url();
+    for (arguments, remedy) in [
+        (&["frob"][..], "'help'"),
+        (&["get"], "'get KEY'"),
+        (&["get", "k", "--json"], "before the command"),
+        (&["cas", "k", "x", "v"], "'getv'"),
+        (&["--raw", "--json", "get", "k"], "--help"),
+        (&["--keep-going", "get", "k"], "--help"),
+        (&["put", "", "v"], "the key is empty"),
+        (&["use", "none"], "the node has: default"),
+        (&["--store", "none", "get", "k"], "the node has: default"),
+    ] {
+        farside([&["shell", "--pool", &url], arguments].concat()).refused(remedy);
+    }
+    farside(["shell", "--pool", "shm:/nowhere/node.sock", "get", "k"]).refused("start one with 'farside up'");
+    farside(["shell", "--pool", "shm:/nowhere/node.sock"]).refused("start one with 'farside up'");
+    // What asks nothing of a node needs none.
+    assert!(farside(["shell", "help"]).done().text().contains("put-if-absent"));
+    assert!(farside(["shell", "help", "CAS"]).done().text().contains("getv"));
+    node.run(["store", "create", "p", "--kind", "pilaf", "--quota", "8MiB"]).done();
+    let pilaf = node.run(["shell", "--store", "p", "put", "k", "v"]).done();
+    assert_eq!(pilaf.out, b"ok\n");
+    for command in [&["keys"][..], &["put-if-absent", "k", "v"], &["cas", "k", "1", "v"]] {
+        node.run([&["shell", "--store", "p"], command].concat()).refused("use a prism-kv store");
+    }
+}
+
+// By a pipe.
+
+#[test]
+fn each_line_of_a_pipe_is_a_command() {
+    let node = Node::start();
+    let script = "# people\n\nput ada 1815\n  put 'grace h' \"19\\x30\\x36\"\r\nget ada\nget nobody\nGET \"grace h\"\n";
+    let ran = node.run_with(["shell"], script.as_bytes()).done();
+    assert_eq!(lines(ran.text()), ["ok", "ok", "1815", "", "1906"]);
+    assert!(ran.err.contains("line 6: absent"), "{}", ran.err);
+    let ran = node.run_with(["shell"], b"keys\nquit\nput late x\n").done();
+    assert_eq!(lines(ran.text()).len(), 2);
+    node.run(["kv", "get", "late"]).absent();
+    assert!(node.run_with(["shell"], b"").done().out.is_empty());
+    let longest = format!("put long \"{}\"", "\\x41".repeat(1 << 20));
+    node.run_with(["shell"], longest.as_bytes()).done(); // The last line need not end.
+    assert!(node.run(["kv", "get", "long"]).done().out == vec![b'A'; 1 << 20]);
+}
+
+#[test]
+fn a_line_that_fails_ends_a_pipe_with_its_number_unless_told_to_go_on() {
+    let node = Node::start();
+    let script = b"put a 1\n\nfrob\nput b 2\nput \"c\n";
+    let ran = node.run_with(["shell"], script);
+    assert_eq!((ran.code, ran.text()), (Some(2), "ok\n"));
+    assert!(ran.err.contains("line 3: there is no command \"frob\""), "{}", ran.err);
+    node.run(["kv", "get", "b"]).absent();
+    let ran = node.run_with(["shell", "--keep-going"], script);
+    assert_eq!((ran.code, ran.text()), (Some(2), "ok\nok\n"));
+    for said in ["line 3: ", "line 5: ", "2 of 5 lines failed"] {
+        assert!(ran.err.contains(said), "{said}: {}", ran.err);
+    }
+    node.run(["kv", "get", "b"]).done();
+}
+
+#[test]
+fn programs_get_an_object_a_line_that_says_which_line_it_answers() {
+    let node = Node::start();
+    let script = b"put a \"\\xff\"\nget a\nget b\nput-if-absent a c\nexists b\nkeys a\n";
+    let ran = node.run_with(["shell", "--json"], script).done();
+    let objects: Vec<serde_json::Value> =
+        lines(ran.text()).into_iter().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let expected = serde_json::json!([
+        { "line": 1, "ok": true },
+        { "line": 2, "found": true, "key": "a", "value_base64": "/w==" },
+        { "line": 3, "found": false, "key": "b" },
+        { "line": 4, "stored": false },
+        { "line": 5, "exists": false },
+        { "line": 6, "key": "a" },
+        { "line": 6, "count": 1, "more": false },
+    ]);
+    assert_eq!(serde_json::Value::from(objects), expected);
+}
+
+#[test]
+fn a_listing_ends_after_so_many_keys_and_says_that_there_may_be_more() {
+    let node = Node::start();
+    let script: String =
+        (0..250).map(|number| format!("put user:{number} {number}\nput other:{number} x\n")).collect();
+    node.run_with(["shell"], script.as_bytes()).done();
+    let some = node.run(["shell", "keys", "user:"]).done();
+    assert_eq!(lines(some.text()).len(), 100);
+    assert!(lines(some.text()).iter().all(|key| key.starts_with("user:")));
+    assert!(some.err.contains("there may be more"), "{}", some.err);
+    let all = node.run(["shell", "scan", "user:", "1000"]).done();
+    assert_eq!(lines(all.text()).len(), 250);
+    assert!(all.err.is_empty() && lines(all.text()).contains(&"user:7\t7"));
+    assert_eq!(lines(node.run(["shell", "keys", "", "1000"]).done().text()).len(), 500);
+    assert!(node.run(["shell", "keys", "nobody"]).done().out.is_empty());
+}
+
+// At a terminal.
+
+fn typed(node: &Node) -> Terminal {
+    let mut command = command();
+    command.env("FARSIDE_POOL", node.url()).env("XDG_STATE_HOME", node.folder().join("state")).arg("shell");
+    let terminal = Terminal::start(command);
+    terminal.shows("default> ");
+    terminal
+}
+
+#[test]
+fn a_terminal_gets_quotes_and_nothing_that_it_would_obey() {
+    let node = Node::start();
+    let mut terminal = typed(&node);
+    terminal.types("put k \"a\\x1b[2J\\n\"\r");
+    terminal.shows("ok\r\n");
+    terminal.types("get k\r");
+    terminal.shows("\"a\\x1b[2J\\n\"\r\n");
+    terminal.types("get nobody\r");
+    terminal.shows("(absent)\r\n");
+    terminal.types("getv k\r");
+    terminal.shows("(version 1) \"a\\x1b[2J\\n\"\r\n");
+    terminal.types("frob\r");
+    terminal.shows("error: there is no command \"frob\"");
+    terminal.types("time on\r");
+    terminal.shows("ok");
+    terminal.types("get k\r");
+    terminal.shows(" ms)");
+    terminal.types("trace on\r");
+    terminal.shows("ok");
+    terminal.types("get k\r");
+    terminal.shows("chain of ");
+    terminal.types("quit\r");
+    assert_eq!(terminal.ended(), 0);
+    assert!(terminal.is_as_found());
+}
+
+#[test]
+fn a_line_is_cancelled_by_control_c_and_the_shell_ends_by_control_d() {
+    let node = Node::start();
+    let mut terminal = typed(&node);
+    terminal.types("put k cancelled\x03");
+    terminal.shows("default> ");
+    terminal.types("get k\r");
+    terminal.shows("(absent)");
+    terminal.types("\x04");
+    assert_eq!(terminal.ended(), 0);
+    assert!(terminal.is_as_found());
+}
+
+#[test]
+fn names_are_completed() {
+    let node = Node::start();
+    node.run(["store", "create", "sessions", "--quota", "8MiB"]).done();
+    let mut terminal = typed(&node);
+    terminal.types("put-\tk v\r");
+    terminal.shows("ok");
+    terminal.types("use ses\t\r");
+    terminal.shows("sessions> ");
+    terminal.types("get k\r");
+    terminal.shows("(absent)");
+    terminal.types("use nobody\r");
+    terminal.shows("error: there is no store 'nobody'");
+    terminal.shows("sessions> ");
+}
+
+#[test]
+fn the_history_outlives_the_shell_without_any_value_and_for_its_owner_alone() {
+    let node = Node::start();
+    let mut terminal = typed(&node);
+    terminal.types("put k secret\r");
+    terminal.shows("ok");
+    terminal.types("getv k\r");
+    terminal.shows("\"secret\"");
+    terminal.types("\x1b[A\x1b[A\r"); // Twice up: the value is remembered while the shell is open.
+    terminal.shows("ok");
+    terminal.types("\x04");
+    terminal.ended();
+    let path = node.folder().join("state/farside/history");
+    assert_eq!(std::fs::read_to_string(&path).expect("a history"), "getv k\n");
+    let mode = std::fs::metadata(&path).expect("a history").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut terminal = typed(&node);
+    terminal.types("\x1b[A\r");
+    terminal.shows("(version 2) \"secret\"");
+}
+
+#[test]
+fn a_signal_leaves_the_terminal_as_it_was() {
+    let node = Node::start();
+    let mut terminal = typed(&node);
+    assert!(!terminal.is_as_found(), "the editor edits");
+    terminal.signal(Signal::TERM);
+    assert_eq!(terminal.ended(), 128 + 15);
+    assert!(terminal.is_as_found());
+}
+
+#[test]
+fn a_node_that_dies_and_comes_back_is_an_error_a_command_and_then_no_more() {
+    let mut node = Node::start();
+    let mut terminal = typed(&node);
+    terminal.types("put k v\r");
+    terminal.shows("ok");
+    node.process.kill();
+    for _ in 0..2 {
+        terminal.types("get k\r");
+        terminal.shows("error: ");
+        terminal.shows("farside up");
+        terminal.shows("default> ");
+    }
+    let arguments = ["--memory", "96MiB", "--store", "default", "--quota", "48MiB"];
+    let again = serve(node.socket(), &arguments, node.folder().join("second log"));
+    assert!(again.line().contains("serves"));
+    terminal.types("get k\r");
+    terminal.shows("what was in it is gone");
+    terminal.shows("(absent)");
+    terminal.types("put k w\r");
+    terminal.shows("ok");
+    terminal.types("get k\r");
+    terminal.shows("\"w\"");
+}
+
+#[test]
+fn a_store_that_was_made_anew_is_said_to_be_another() {
+    let node = Node::start();
+    node.run(["store", "create", "s", "--quota", "8MiB"]).done();
+    let mut terminal = typed(&node);
+    terminal.types("use s\r");
+    terminal.shows("s> ");
+    terminal.types("put k v\r");
+    terminal.shows("ok");
+    node.run(["store", "drop", "s"]).done();
+    terminal.types("get k\r");
+    terminal.shows("error: there is no store 's'");
+    node.run(["store", "create", "s", "--quota", "8MiB"]).done();
+    terminal.types("get k\r");
+    terminal.shows("what was in it is gone");
+    terminal.shows("(absent)");
+}
