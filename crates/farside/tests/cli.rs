@@ -6,6 +6,8 @@ mod admin;
 mod doctor;
 #[path = "cli/figures.rs"]
 mod figures;
+#[path = "cli/files.rs"]
+mod files;
 #[path = "cli/keys.rs"]
 mod keys;
 #[path = "cli/manual.rs"]

@@ -1,21 +1,29 @@
 //! `kv`: keys and values from the command line.
+//!
+//! `load` and `dump` have rooms of their own: `records` is what lies in a file, `binary` one form of it, `progress` how
+//! far one came that was broken off.
+
+mod binary;
+mod dump;
+mod load;
+mod progress;
+mod records;
 
 use super::store::{spec_of, table_of};
-use super::{Done, Failure, StoreTarget, human_bytes, progress, tsv, written};
+use super::{Done, Failure, StoreTarget, human_bytes, written};
 use farside::local::Client;
 use farside::parts::AnyKv;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
 use farside_remote::NodeId;
 use farside_systems::kv::KvError;
-use farside_systems::kv::prism_kv::many::Cursor;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, makedev};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 /// Put, get and delete keys; load and dump files.
@@ -53,17 +61,10 @@ enum Action {
         #[arg(allow_negative_numbers = true)]
         key: OsString,
     },
-    /// Put every line of a file: KEY<tab>VALUE, with \t \n \r \\ \xHH for what cannot be written
-    Load {
-        /// The file; '-' for standard input. A line ends with a line feed alone: where a file has CRLF, each value ends
-        /// with the carriage return
-        file: PathBuf,
-        /// No progress
-        #[arg(long, short)]
-        quiet: bool,
-    },
-    /// Write every key and value as lines that 'load' reads
-    Dump,
+    /// Put every record of a file, or every line of standard input
+    Load(load::Load),
+    /// Write every key and value as 'load' reads them
+    Dump(dump::Dump),
     /// Show how the store's memory is used
     Stat {
         /// One JSON object
@@ -74,7 +75,7 @@ enum Action {
 
 impl Kv {
     pub(super) fn run(self) -> Done {
-        if self.trace && matches!(self.action, Action::Load { .. } | Action::Dump | Action::Stat { .. }) {
+        if self.trace && matches!(self.action, Action::Load(_) | Action::Dump(_) | Action::Stat { .. }) {
             return Err(Failure::Told("--trace tells of put, get and del: leave it out here".into()));
         }
         let (pool, store) = self.target.connect()?;
@@ -83,6 +84,9 @@ impl Kv {
         }
         if self.trace {
             return traced(&pool, &store, self.action);
+        }
+        if let Action::Load(load) = self.action {
+            return load.run(&pool, &store);
         }
         let mut client = Client::open(&pool, &store).map_err(|error| match error {
             farside::Error::Kv(error) => not_opened(&pool, &store, error),
@@ -102,9 +106,8 @@ impl Kv {
                     Err(Failure::Absent)
                 }
             }
-            Action::Load { file, quiet } => load(&mut client, &file, quiet),
-            Action::Dump => dump(&mut client),
-            Action::Stat { .. } => unreachable!("answered above"),
+            Action::Dump(dump) => dump.run(&mut client),
+            Action::Load(_) | Action::Stat { .. } => unreachable!("answered above"),
         }
     }
 }
@@ -132,7 +135,7 @@ fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
                 Err(Failure::Absent)
             }
         }
-        Action::Load { .. } | Action::Dump | Action::Stat { .. } => unreachable!("refused above"),
+        Action::Load(_) | Action::Dump(_) | Action::Stat { .. } => unreachable!("refused above"),
     }
 }
 
@@ -202,67 +205,6 @@ fn cannot_read(path: &Path, error: &io::Error) -> Failure {
         "could not read {}: {error}; name a file that you may read, or '-' for standard input",
         path.display()
     ))
-}
-
-/// A longer line cannot be a key and a value, even if every byte of them is escaped.
-pub(super) const LINE_MAX: u64 = 4 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 2;
-
-fn load(client: &mut Client, path: &Path, quiet: bool) -> Done {
-    let (input, len): (Box<dyn BufRead>, u64) = if path == Path::new("-") {
-        (Box::new(io::stdin().lock()), 0)
-    } else {
-        let file = File::open(path).map_err(|error| cannot_read(path, &error))?;
-        let len = file.metadata().map_err(|error| cannot_read(path, &error))?.len();
-        (Box::new(BufReader::with_capacity(1 << 20, file)), len)
-    };
-    let bar = progress("loading bytes", len, quiet);
-    let mut input = input;
-    let mut line = Vec::new();
-    let mut loaded = 0u64;
-    loop {
-        line.clear();
-        let read = input.by_ref().take(LINE_MAX).read_until(b'\n', &mut line);
-        let read = read.map_err(|error| cannot_read(path, &error))?;
-        if read == 0 {
-            break;
-        }
-        bar.inc(read as u64);
-        let text = line.strip_suffix(b"\n").unwrap_or(&line);
-        let stored = tsv::parse_line(text)
-            .and_then(|(key, value)| client.put(&key, &value).map_err(|error| error.to_string()));
-        stored.map_err(|reason| {
-            Failure::Told(format!(
-                "line {} of {}: {reason} ({})",
-                loaded + 1,
-                path.display(),
-                match loaded {
-                    0 => "nothing is stored".into(),
-                    1 => "the line before it is stored".into(),
-                    _ => format!("the {loaded} lines before it are stored"),
-                }
-            ))
-        })?;
-        loaded += 1;
-    }
-    bar.finish_and_clear();
-    if !quiet {
-        note!("{loaded} {} stored", if loaded == 1 { "key" } else { "keys" });
-    }
-    Ok(())
-}
-
-fn dump(client: &mut Client) -> Done {
-    let mut out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
-    let mut cursor = Cursor::default();
-    loop {
-        let mut written = Ok(());
-        let more =
-            client.next(&mut cursor, |key, item| written = tsv::write_line(&mut out, key, item.value))?;
-        super::written(written)?;
-        if !more {
-            return super::written(out.flush());
-        }
-    }
 }
 
 /// Tells how a store's memory is used.

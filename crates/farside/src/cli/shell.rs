@@ -73,6 +73,9 @@ impl Shell {
     }
 }
 
+/// A longer line cannot be a command, even if every byte of its key and value is escaped.
+const LINE_MAX: u64 = 4 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 128;
+
 /// A shell that is open.
 struct Open {
     session: Session,
@@ -109,7 +112,7 @@ impl Open {
         let (mut line, mut number, mut failed) = (Vec::new(), 0u64, 0u64);
         loop {
             line.clear();
-            let read = input.by_ref().take(kv::LINE_MAX).read_until(b'\n', &mut line);
+            let read = input.by_ref().take(LINE_MAX).read_until(b'\n', &mut line);
             let read = read.map_err(|error| {
                 Failure::Told(format!(
                     "could not read standard input: {error}; pipe commands in, a line each"

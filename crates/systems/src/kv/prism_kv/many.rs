@@ -31,6 +31,29 @@ pub struct Cursor {
     table_epoch: Option<u64>,
 }
 
+/// Where an iteration goes on: numbers that outlive the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Of the table that it goes through.
+    pub table_epoch: u64,
+    /// The first slot that it has yet to visit.
+    pub slot: u64,
+}
+
+impl Cursor {
+    /// Where the iteration goes on; nothing if it has not begun.
+    pub fn place(&self) -> Option<Place> {
+        let slot = self.occupied.last().copied().unwrap_or(self.next_slot);
+        self.table_epoch.map(|table_epoch| Place { table_epoch, slot })
+    }
+
+    /// An iteration that goes on there. A key that is present all the while, from its beginning, is visited by one of
+    /// the two cursors, and once; where the table was rebuilt since, it ends by [`KvError::Rebuilt`].
+    pub fn at(place: Place) -> Cursor {
+        Cursor { next_slot: place.slot, occupied: Vec::new(), table_epoch: Some(place.table_epoch) }
+    }
+}
+
 impl<F: Fabric + Clock> PrismKv<F> {
     /// The values of several keys, each at some instant of this call. One round trip for as many of them as have
     /// their first slot and fit into one reply (64 KiB); the rest are asked for one by one.

@@ -1,0 +1,363 @@
+//! `kv load`: puts every record of a file, many at a time.
+//!
+//! Records are put in *windows*: all of one are under way at once, and the next begins when all are stored. A key comes
+//! once in a window, so that of two puts of one key the later stays. Where one fails, the window is put again record by
+//! record, which is as good as once: so it is known which is the first that fails. Invariant: the records before the
+//! one that an error names are stored.
+
+use super::progress::{Beside, Ending, Identity, Progress, Work};
+use super::records::{Format, Pair, Position, Records, Wrong, position_at};
+use super::{cannot_read, not_opened};
+use crate::cli::{Done, Failure, progress, signals};
+use farside::local::Client;
+use farside::parts::{AnyKv, Endpoint};
+use farside::{KvError, Pool};
+use farside_fabrics::executor::{Core, block_on};
+use farside_remote::NodeId;
+use std::cell::Cell;
+use std::collections::{BTreeSet, hash_map::RandomState};
+use std::fs::File;
+use std::hash::BuildHasher;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Put every record of a file
+#[derive(clap::Args)]
+pub(super) struct Load {
+    /// The file; '-' for standard input. A line ends with a line feed alone: where a file has CRLF, each value of tsv
+    /// ends with the carriage return
+    file: PathBuf,
+    /// How records lie in it [default: jsonl for .jsonl and .ndjson, binary for .bin, tsv for all else]
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+    /// Go on where a load of this file into this store was broken off, as FILE.progress says
+    #[arg(long)]
+    resume: bool,
+    /// No progress
+    #[arg(long, short)]
+    quiet: bool,
+    /// One JSON object at the end: keys, bytes, seconds
+    #[arg(long)]
+    json: bool,
+}
+
+/// Tasks that put at the same time.
+const TASKS: usize = 16;
+/// Records that a task takes at once: as many as one chain can store.
+const GROUP: usize = 16;
+/// Bytes of keys and values in a window; one record may have more.
+const WINDOW_BYTES_MAX: usize = 4 << 20;
+
+impl Load {
+    pub(super) fn run(self, pool: &Pool, store: &str) -> Done {
+        let began = Instant::now();
+        let path = &*self.file;
+        let format = self.format.unwrap_or_else(|| Format::of(path));
+        let (mut input, len) = open(path)?;
+        let mut putter = Putter::open(pool, store)?;
+        let mut beside = len.map(|_| Beside::of(path));
+        let start = self.start(&mut input, format, &beside, &putter.identity)?;
+        // What waits for its input must not be kept from ending.
+        let ending = beside.as_ref().map(|_| Ending::watch()).transpose()?;
+        let bar = progress("loading bytes", len.unwrap_or(0), self.quiet);
+        let mut windows = Windows { records: Records::new(input, format, start), held: None };
+        let first = windows.records.position();
+        let mut done = first;
+        loop {
+            let Window { pairs, end, wrong } = windows.next();
+            let stored = putter.put_all(&pairs);
+            if stored.is_ok() {
+                done = end;
+                bar.set_position(done.offset);
+            }
+            let failed = match (stored, wrong) {
+                (Err(unstored), _) => Some(unstored),
+                (Ok(()), Some(Wrong::Unread(error))) => return Err(cannot_read(path, &error)),
+                (Ok(()), Some(Wrong::Malformed(reason))) => Some(Unstored { before: 0, unsure: 0, reason }),
+                (Ok(()), None) if pairs.is_empty() => break,
+                (Ok(()), None) => None,
+            };
+            let signal = ending.as_ref().and_then(Ending::heard);
+            if failed.is_none() && signal.is_none() && !beside.as_ref().is_some_and(Beside::is_due) {
+                continue;
+            }
+            let mut may_resume = false;
+            // Where nothing is done, there is nothing to go on from.
+            if let Some(kept) = beside.as_mut().filter(|_| done.offset > 0) {
+                let progress = Progress {
+                    work: Work::Load,
+                    format,
+                    store: putter.identity.clone(),
+                    offset: done.offset,
+                    records: done.count,
+                    crc64: done.digest.finalize(),
+                    place: None,
+                };
+                match kept.save(&progress) {
+                    Ok(()) => may_resume = true,
+                    Err(error) => {
+                        let path = kept.path().display();
+                        note!("farside: how far this came is not kept: could not write {path}: {error}");
+                        beside = None;
+                    }
+                }
+            }
+            if let Some(unstored) = failed {
+                bar.finish_and_clear();
+                return Err(unstored.told(path, format, done.count, may_resume));
+            }
+            if let Some(signal) = signal {
+                bar.finish_and_clear();
+                let hint = if may_resume { "; go on by --resume" } else { "" };
+                note!("farside: broken off after {} keys{hint}", done.count);
+                signals::end_by(signal);
+            }
+        }
+        bar.finish_and_clear();
+        if let Some(beside) = beside {
+            beside.remove();
+        }
+        let keys = done.count - first.count;
+        if self.json {
+            let told = serde_json::json!({
+                "keys": keys,
+                "bytes": done.offset - first.offset,
+                "seconds": began.elapsed().as_secs_f64(),
+                "keys_before": first.count,
+            });
+            tell!("{told}");
+        } else if !self.quiet {
+            note!("{keys} {} stored", if keys == 1 { "key" } else { "keys" });
+        }
+        Ok(())
+    }
+
+    /// Where the load begins, if not at the beginning: the input is read up to there.
+    fn start(
+        &self,
+        input: &mut File,
+        format: Format,
+        beside: &Option<Beside>,
+        store: &Identity,
+    ) -> Result<Option<Position>, Failure> {
+        let path = &*self.file;
+        match beside {
+            None if self.resume => Err(Failure::Told(format!(
+                "{} is no regular file, of which a part could be left out: leave --resume out",
+                path.display()
+            ))),
+            Some(beside) if self.resume => {
+                let before = beside.read(Work::Load, format, store)?;
+                let found = position_at(input, before.offset, before.records);
+                let at = before.check(found.map_err(|error| cannot_read(path, &error))?, path)?;
+                if !self.quiet {
+                    note!("going on after {} keys, at byte {}", at.count, at.offset);
+                }
+                // Nothing was read of a file that was not begun: its head is yet to come.
+                Ok(Some(at).filter(|at| at.offset > 0))
+            }
+            Some(beside) if beside.exists() && !self.quiet => {
+                note!(
+                    "farside: {} is of a load that was broken off; --resume would go on with it, this one begins anew",
+                    beside.path().display()
+                );
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// The input, and how many bytes it has if it is a regular file.
+fn open(path: &Path) -> Result<(File, Option<u64>), Failure> {
+    let unreadable = |error: io::Error| cannot_read(path, &error);
+    if path == Path::new("-") {
+        let input = io::stdin().as_fd().try_clone_to_owned().map_err(unreadable)?;
+        return Ok((File::from(input), None));
+    }
+    let file = File::open(path).map_err(unreadable)?;
+    let found = file.metadata().map_err(unreadable)?;
+    Ok((file, found.is_file().then_some(found.len())))
+}
+
+/// Records that are put together.
+struct Window {
+    pairs: Vec<Pair>,
+    /// Where the record after them is.
+    end: Position,
+    /// Why that cannot be had.
+    wrong: Option<Wrong>,
+}
+
+/// The records of an input in windows.
+struct Windows<R> {
+    records: Records<R>,
+    /// A record whose key was in the window before.
+    held: Option<Pair>,
+}
+
+impl<R: Read> Windows<R> {
+    /// The next; empty at the end.
+    fn next(&mut self) -> Window {
+        let hasher = RandomState::new();
+        let (mut keys, mut bytes) = (BTreeSet::new(), 0);
+        let mut window = Window { pairs: Vec::new(), end: self.records.position(), wrong: None };
+        loop {
+            let pair = match self.held.take() {
+                Some(pair) => pair,
+                None => match self.records.next() {
+                    Ok(Some(pair)) => pair,
+                    Ok(None) => return Window { end: self.records.position(), ..window },
+                    Err(wrong) => return Window { wrong: Some(wrong), ..window },
+                },
+            };
+            // Two keys of one hash are taken for one, which does no harm.
+            if !keys.insert(hasher.hash_one(&pair.0)) {
+                self.held = Some(pair);
+                return window;
+            }
+            bytes += pair.0.len() + pair.1.len();
+            window.pairs.push(pair);
+            window.end = self.records.position();
+            let is_full = window.pairs.len() >= TASKS * GROUP || bytes >= WINDOW_BYTES_MAX;
+            // What has come is stored before more of it is waited for.
+            if is_full || !self.records.is_there() {
+                return window;
+            }
+        }
+    }
+}
+
+/// The first record of a window that is not stored.
+struct Unstored {
+    /// Records of the window before it, which are stored.
+    before: u64,
+    /// Records of the window after it, of which any may be stored.
+    unsure: u64,
+    reason: String,
+}
+
+impl Unstored {
+    fn told(self, path: &Path, format: Format, before: u64, may_resume: bool) -> Failure {
+        let (one, many) = if format == Format::Binary { ("record", "records") } else { ("line", "lines") };
+        let before = before + self.before;
+        let stored = match before {
+            0 => "nothing is stored".into(),
+            1 => format!("the {one} before it is stored"),
+            _ => format!("the {before} {many} before it are stored"),
+        };
+        let unsure = match self.unsure {
+            0 => String::new(),
+            unsure => format!("; of the {unsure} after it, any may be"),
+        };
+        let hint = if may_resume { "; once that is mended, --resume goes on" } else { "" };
+        let (number, path) = (before + 1, path.display());
+        Failure::Told(format!("{one} {number} of {path}: {} ({stored}{unsure}{hint})", self.reason))
+    }
+}
+
+/// Puts windows into a store.
+struct Putter {
+    pool: Pool,
+    store: String,
+    identity: Identity,
+    /// A session with a client for each task; nothing once it has failed.
+    tasks: Option<Tasks>,
+}
+
+struct Tasks {
+    endpoint: Rc<Endpoint>,
+    kvs: Vec<AnyKv<Rc<Endpoint>>>,
+}
+
+impl Putter {
+    fn open(pool: &Pool, store: &str) -> Result<Putter, Failure> {
+        let tasks = Tasks::open(pool, store)?;
+        let identity = Identity::of(tasks.kvs[0].store());
+        Ok(Putter { pool: pool.clone(), store: store.to_owned(), identity, tasks: Some(tasks) })
+    }
+
+    /// All of them are stored, or it is told which is the first that is not.
+    fn put_all(&mut self, pairs: &[Pair]) -> Result<(), Unstored> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let first = |reason: String| Unstored { before: 0, unsure: pairs.len() as u64 - 1, reason };
+        let put = match &mut self.tasks {
+            Some(tasks) => tasks.put_all(pairs),
+            None => Err(()),
+        };
+        if put.is_ok() {
+            return Ok(());
+        }
+        // The session may be over: an idle one is given up by the node.
+        self.tasks = None;
+        let mut client = Client::open(&self.pool, &self.store).map_err(|error| first(error.to_string()))?;
+        if Identity::of(client.kv().store()) != self.identity {
+            return Err(first(
+                "the store is another by now, which was made anew: load from the beginning".into(),
+            ));
+        }
+        for (index, (key, value)) in pairs.iter().enumerate() {
+            client.put(key, value).map_err(|error| Unstored {
+                before: index as u64,
+                unsure: (pairs.len() - index - 1) as u64,
+                reason: error.to_string(),
+            })?;
+        }
+        self.tasks = Tasks::open(&self.pool, &self.store).ok();
+        Ok(())
+    }
+}
+
+impl Tasks {
+    fn open(pool: &Pool, store: &str) -> Result<Tasks, Failure> {
+        let endpoint = Rc::new(pool.endpoint_here()?);
+        let mut kvs = Vec::with_capacity(TASKS);
+        for _ in 0..TASKS {
+            let kv = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store))
+                .map_err(|error| not_opened(pool, store, error))?;
+            kvs.push(kv);
+        }
+        Ok(Tasks { endpoint, kvs })
+    }
+
+    /// All of them are stored, or any may be.
+    fn put_all(&mut self, pairs: &[Pair]) -> Result<(), ()> {
+        let groups: Vec<_> = pairs.chunks(GROUP).collect();
+        let (next, failed) = (Cell::new(0), Cell::new(false));
+        let mut core = Core::new(&self.endpoint);
+        for kv in self.kvs.iter_mut().take(groups.len()) {
+            let (groups, next, failed) = (&groups, &next, &failed);
+            core.spawn(async move {
+                while let Some(group) = groups.get(next.replace(next.get() + 1)).filter(|_| !failed.get()) {
+                    if put_group(kv, group).await.is_err() {
+                        failed.set(true);
+                    }
+                }
+            });
+        }
+        core.run();
+        drop(core);
+        if failed.get() { Err(()) } else { Ok(()) }
+    }
+}
+
+async fn put_group(kv: &mut AnyKv<Rc<Endpoint>>, group: &[Pair]) -> Result<(), KvError> {
+    match kv {
+        AnyKv::PrismKv(kv) => {
+            let items: Vec<(&[u8], &[u8])> =
+                group.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+            kv.put_many(&items).await
+        }
+        AnyKv::Pilaf(kv) => {
+            for (key, value) in group {
+                kv.put(key, value).await?;
+            }
+            Ok(())
+        }
+    }
+}

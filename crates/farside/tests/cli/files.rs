@@ -1,0 +1,320 @@
+//! Files that are loaded and dumped: their formats, what is told of them, and going on after an interruption.
+
+use crate::support::{Node, Process, Ran, command, until};
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+type Pairs = BTreeMap<String, String>;
+
+fn pairs(count: usize) -> Pairs {
+    (0..count).map(|number| (format!("key{number:06}"), format!("value of {number}"))).collect()
+}
+
+fn lines(pairs: &Pairs) -> String {
+    pairs.iter().map(|(key, value)| format!("{key}\t{value}\n")).collect()
+}
+
+/// The lines of a dump, of which no key comes twice.
+#[track_caller]
+fn dumped(text: &str) -> Pairs {
+    let pairs: Pairs = text
+        .lines()
+        .map(|line| line.split_once('\t').unwrap_or_else(|| panic!("no line of a dump: {line}")))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
+    assert_eq!(pairs.len(), text.lines().count(), "a key came twice");
+    pairs
+}
+
+#[track_caller]
+fn kv(node: &Node, action: &str, file: &Path, flags: &[&str]) -> Ran {
+    let arguments = [OsStr::new("kv"), OsStr::new(action), file.as_os_str()];
+    node.run(arguments.into_iter().chain(flags.iter().map(OsStr::new)))
+}
+
+fn progress_of(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".progress");
+    name.into()
+}
+
+/// A node with a store that holds what a load or a dump takes some time for.
+fn roomy() -> Node {
+    Node::with(&["--memory", "512MiB", "--store", "default", "--quota", "200MiB", "--items", "500000"])
+}
+
+/// Starts a load or a dump of a file.
+fn started(node: &Node, action: &str, file: &Path) -> Process {
+    let mut command = command();
+    command.env("FARSIDE_POOL", node.url()).args(["kv", action]).arg(file);
+    Process::start(command, node.folder().join("said"))
+}
+
+fn live_buffers(node: &Node) -> u64 {
+    node.run(["kv", "stat", "--json"]).done().json()["live_buffers"].as_u64().expect("a number")
+}
+
+#[test]
+fn every_format_brings_every_byte_through() {
+    let node = Node::start();
+    let all: Vec<u8> = (1..=255).collect();
+    node.run_with(
+        [b"kv".as_slice(), b"put", &all].map(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes),
+        &all,
+    )
+    .done();
+    node.run(["kv", "put", "ключ", "значение\n"]).done();
+    node.run(["kv", "put", "empty", ""]).done();
+    let expected = dumped(node.run(["kv", "dump"]).done().text());
+    for (number, (name, first)) in
+        [("a.tsv", b'e'), ("b.jsonl", b'{'), ("c.NDJSON", b'{'), ("d.bin", 0x93), ("e", b'e')]
+            .iter()
+            .enumerate()
+    {
+        let file = node.folder().join(name);
+        let told = kv(&node, "dump", &file, &["--json"]).done().json();
+        let bytes = std::fs::read(&file).expect("a file");
+        assert_eq!((&told["keys"], &told["bytes"]), (&3.into(), &bytes.len().into()), "{name}");
+        // In tsv the odd key may come first.
+        assert!(bytes[0] == *first || *first == b'e', "{name} begins with {}", bytes[0]);
+        assert!(!progress_of(&file).exists(), "nothing is left to go on with");
+        let store = format!("s{number}");
+        node.run(["store", "create", &store, "--quota", "4MiB"]).done();
+        let told = kv(&node, "load", &file, &["--json", "--store", &store]).done().json();
+        assert_eq!((&told["keys"], &told["bytes"]), (&3.into(), &bytes.len().into()), "{name}");
+        let again = node.run(["kv", "dump", "--store", &store]).done();
+        assert_eq!(dumped(again.text()), expected, "{name}");
+    }
+    for format in ["tsv", "jsonl", "binary"] {
+        let piped = node.run(["kv", "dump", "--format", format]).done();
+        let store = format!("p-{format}");
+        node.run(["store", "create", &store, "--quota", "4MiB"]).done();
+        node.run_with(["kv", "load", "-", "--format", format, "--store", &store], &piped.out).done();
+        assert_eq!(dumped(node.run(["kv", "dump", "--store", &store]).done().text()), expected, "{format}");
+    }
+    node.run(["store", "create", "none", "--quota", "4MiB"]).done();
+    let empty = node.run(["kv", "dump", "--format", "binary", "--store", "none"]).done();
+    assert!(!empty.out.is_empty(), "an end is an end");
+    node.run_with(["kv", "load", "-", "--format", "binary", "--store", "none"], &empty.out).done();
+}
+
+#[test]
+fn of_two_lines_with_one_key_the_later_stays() {
+    let node = Node::start();
+    let lines: String = (0..3000).map(|number| format!("k{}\t{number}\n", number % 7)).collect();
+    node.run_with(["kv", "load", "-"], lines.as_bytes()).done();
+    let last: Pairs = (2993..3000).map(|number| (format!("k{}", number % 7), number.to_string())).collect();
+    assert_eq!(dumped(node.run(["kv", "dump"]).done().text()), last);
+}
+
+#[test]
+fn a_line_is_stored_before_the_next_is_waited_for() {
+    let node = Node::start();
+    let mut command = command();
+    command.env("FARSIDE_POOL", node.url()).args(["kv", "load", "-", "--quiet"]);
+    let mut child = command.stdin(std::process::Stdio::piped()).spawn().expect("it can be started");
+    let mut input = child.stdin.take().expect("piped");
+    for number in 0..3 {
+        use std::io::Write;
+        writeln!(input, "k{number}\tv").expect("it reads");
+        until("the line is stored", || node.run(["kv", "get", &format!("k{number}")]).code == Some(0));
+    }
+    drop(input);
+    assert!(child.wait().expect("ours").success());
+}
+
+#[test]
+fn a_store_of_the_rival_is_loaded_and_says_why_it_is_not_dumped() {
+    let node = Node::start();
+    node.run(["store", "create", "p", "--kind", "pilaf", "--quota", "8MiB"]).done();
+    let pairs = pairs(1000);
+    node.run_with(["kv", "load", "-", "--store", "p"], lines(&pairs).as_bytes()).done();
+    assert_eq!(node.run(["kv", "get", "key000999", "--store", "p"]).done().out, b"value of 999");
+    let file = node.folder().join("p.tsv");
+    kv(&node, "dump", &file, &["--store", "p"]).refused("use a prism-kv store");
+    node.run(["kv", "dump", "--format", "binary", "--store", "p"]).refused("use a prism-kv store");
+    assert!(!file.exists() && !progress_of(&file).exists());
+}
+
+#[test]
+fn no_file_is_overwritten_unasked_and_no_flag_is_ignored() {
+    let node = Node::start();
+    node.run(["kv", "put", "k", "v"]).done();
+    let file = node.folder().join("dump.tsv");
+    std::fs::write(&file, "mine").expect("a file");
+    kv(&node, "dump", &file, &[]).refused("overwrite it by --force");
+    kv(&node, "dump", &file, &["--resume"]).refused("nothing to go on from");
+    assert_eq!(std::fs::read_to_string(&file).expect("text"), "mine");
+    kv(&node, "dump", &file, &["--force"]).done();
+    assert_eq!(std::fs::read_to_string(&file).expect("text"), "k\tv\n");
+    kv(&node, "dump", &file, &["--force", "--resume"]).refused("--help");
+    kv(&node, "dump", node.folder(), &["--force"]).refused("no regular file");
+    kv(&node, "dump", Path::new("/nowhere/dump.tsv"), &[]).refused("a folder of yours");
+    for flag in ["--force", "--resume", "--json"] {
+        node.run(["kv", "dump", flag]).refused("name one, or leave them out");
+        node.run(["kv", "dump", "-", flag]).refused("name one, or leave them out");
+    }
+    kv(&node, "load", &file, &["--resume"]).refused("nothing to go on from");
+    node.run(["kv", "load", "-", "--resume"]).refused("leave --resume out");
+    kv(&node, "load", &file, &["--format", "xml"]).refused("binary");
+    kv(&node, "load", &file, &["--format", "jsonl"]).refused("line 1 of ").refused("write {\"key\"");
+    kv(&node, "load", &file, &["--format", "binary"]).refused("record 1 of ").refused("--format tsv");
+}
+
+#[test]
+fn a_binary_dump_that_was_cut_or_changed_is_refused_at_its_record() {
+    let node = Node::start();
+    node.run_with(["kv", "load", "-"], lines(&pairs(20)).as_bytes()).done();
+    let file = node.folder().join("whole.bin");
+    kv(&node, "dump", &file, &[]).done();
+    let whole = std::fs::read(&file).expect("a file");
+    let bad = node.folder().join("bad.bin");
+    std::fs::write(&bad, &whole[..whole.len() - 1]).expect("a file");
+    kv(&node, "load", &bad, &[])
+        .refused("record 21 of ")
+        .refused("it was cut off")
+        .refused("the 20 records before");
+    std::fs::remove_file(progress_of(&bad)).expect("it was broken off");
+    let mut changed = whole.clone();
+    changed[16 + 16] ^= 1; // The first key.
+    std::fs::write(&bad, &changed).expect("a file");
+    kv(&node, "load", &bad, &[])
+        .refused("record 1 of ")
+        .refused("check does not hold")
+        .refused("nothing is stored");
+    assert!(!progress_of(&bad).exists(), "there is nothing to go on from");
+    std::fs::rename(&file, node.folder().join("whole.tsv")).expect("it is there");
+    kv(&node, "load", &node.folder().join("whole.tsv"), &[]).refused("--format binary");
+}
+
+// Going on.
+
+#[test]
+fn a_load_goes_on_after_the_line_that_was_mended() {
+    let node = Node::start();
+    let file = node.folder().join("lines.tsv");
+    let pairs = pairs(2000);
+    let good = lines(&pairs);
+    let (before, after) = good.split_at(good.find("key001500").expect("it is there"));
+    std::fs::write(&file, format!("{before}no tab\n{after}")).expect("a file");
+    kv(&node, "load", &file, &[])
+        .refused("line 1501 of ")
+        .refused("the 1500 lines before")
+        .refused("--resume");
+    // What comes before is not put again.
+    node.run(["kv", "del", "key000000"]).done();
+    std::fs::write(&file, format!("{before}{after}")).expect("a file");
+    let resumed = kv(&node, "load", &file, &["--resume", "--json"]).done();
+    assert_eq!((&resumed.json()["keys"], &resumed.json()["keys_before"]), (&500.into(), &1500.into()));
+    assert!(resumed.err.contains("going on after 1500 keys"), "{}", resumed.err);
+    assert!(!progress_of(&file).exists());
+    let mut expected = pairs;
+    expected.remove("key000000");
+    assert_eq!(dumped(node.run(["kv", "dump"]).done().text()), expected);
+}
+
+#[test]
+fn a_load_does_not_go_on_with_another_file_format_or_store() {
+    let node = Node::start();
+    node.run(["store", "create", "s", "--quota", "8MiB"]).done();
+    let file = node.folder().join("lines.tsv");
+    let before = lines(&pairs(100));
+    std::fs::write(&file, format!("{before}no tab\n")).expect("a file");
+    kv(&node, "load", &file, &["--store", "s"]).refused("line 101");
+    kv(&node, "load", &file, &["--resume"]).refused("another store");
+    kv(&node, "load", &file, &["--resume", "--store", "s", "--format", "jsonl"]).refused("another format");
+    kv(&node, "dump", &file, &["--resume", "--store", "s"]).refused("another command");
+    std::fs::write(&file, before.replacen("value of 7\n", "value of 8\n", 1)).expect("a file");
+    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("is not what it was");
+    std::fs::write(&file, &before[..before.len() - 9]).expect("a file");
+    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("is not what it was");
+    std::fs::write(&file, &before).expect("a file");
+    let anew = node.run(["store", "drop", "s"]).done();
+    assert!(anew.text().contains("dropped"));
+    node.run(["store", "create", "s", "--quota", "8MiB"]).done();
+    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("made anew");
+    std::fs::write(progress_of(&file), "{}").expect("a file");
+    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("says nothing certain");
+    let begun = kv(&node, "load", &file, &["--store", "s"]).done();
+    assert!(
+        begun.err.contains("this one begins anew") && begun.err.contains("100 keys stored"),
+        "{}",
+        begun.err
+    );
+}
+
+#[test]
+fn a_load_that_a_signal_breaks_off_goes_on_from_there() {
+    let node = roomy();
+    let file = node.folder().join("lines.tsv");
+    let pairs = pairs(400_000);
+    std::fs::write(&file, lines(&pairs)).expect("a file");
+    let mut load = started(&node, "load", &file);
+    until("some are stored", || live_buffers(&node) > 0);
+    load.signal(Signal::INT);
+    assert_eq!(load.ended(), None, "the signal ends it: {}", load.said());
+    assert!(load.said().contains("go on by --resume"), "{}", load.said());
+    let told = kv(&node, "load", &file, &["--resume", "--json"]).done().json();
+    let (keys, before) =
+        (told["keys"].as_u64().expect("a number"), told["keys_before"].as_u64().expect("a number"));
+    assert!(before > 0 && keys > 0, "{told}");
+    assert_eq!(keys + before, pairs.len() as u64);
+    assert_eq!(dumped(node.run(["kv", "dump"]).done().text()), pairs);
+}
+
+#[test]
+fn a_dump_that_a_signal_breaks_off_goes_on_without_missing_or_repeating_a_key() {
+    let node = roomy();
+    let pairs = pairs(400_000);
+    node.run_with(["kv", "load", "-"], lines(&pairs).as_bytes()).done();
+    for name in ["dump.tsv", "dump.bin"] {
+        let file = node.folder().join(name);
+        let mut dump = started(&node, "dump", &file);
+        until("it has begun", || progress_of(&file).exists());
+        dump.signal(Signal::TERM);
+        assert_eq!(dump.ended(), None, "the signal ends it: {}", dump.said());
+        // What was written and not noted is cut off.
+        let mut bytes = std::fs::read(&file).expect("a file");
+        bytes.extend_from_slice(b"half a rec");
+        std::fs::write(&file, &bytes).expect("a file");
+        let told = kv(&node, "dump", &file, &["--resume", "--json"]).done().json();
+        let (keys, before) = (&told["keys"], &told["keys_before"]);
+        assert_eq!(keys.as_u64().zip(before.as_u64()).map(|(a, b)| a + b), Some(400_000), "{told}");
+        assert!(keys.as_u64() > Some(0), "{told}");
+        if name == "dump.tsv" {
+            let text = std::fs::read_to_string(&file).expect("text");
+            assert_eq!(dumped(&text), pairs);
+        } else {
+            node.run(["store", "create", "again", "--quota", "200MiB"]).done();
+            kv(&node, "load", &file, &["--store", "again"]).done();
+            assert_eq!(dumped(node.run(["kv", "dump", "--store", "again"]).done().text()), pairs);
+        }
+    }
+}
+
+#[test]
+fn a_dump_does_not_go_on_where_its_table_was_rebuilt_or_its_file_changed() {
+    let node = roomy();
+    let pairs = pairs(400_000);
+    node.run_with(["kv", "load", "-"], lines(&pairs).as_bytes()).done();
+    let file = node.folder().join("dump.tsv");
+    let mut dump = started(&node, "dump", &file);
+    until("it has begun, and some are there", || {
+        std::fs::metadata(&file).is_ok_and(|found| found.len() > 0) && progress_of(&file).exists()
+    });
+    dump.signal(Signal::TERM);
+    assert_eq!(dump.ended(), None, "the signal ends it: {}", dump.said());
+    let kept = std::fs::read(&file).expect("a file");
+    assert!(!kept.is_empty());
+    let mut changed = kept.clone();
+    changed[0] ^= 1;
+    std::fs::write(&file, &changed).expect("a file");
+    kv(&node, "dump", &file, &["--resume"]).refused("is not what it was");
+    std::fs::write(&file, &kept).expect("a file");
+    node.run(["store", "rebuild", "default", "--items", "600000"]).done();
+    kv(&node, "dump", &file, &["--resume"]).refused("was rebuilt since").refused("--force");
+    kv(&node, "dump", &file, &["--force"]).done();
+    assert_eq!(dumped(&std::fs::read_to_string(&file).expect("text")), pairs);
+}
