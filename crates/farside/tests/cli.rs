@@ -35,6 +35,8 @@ mod terminal;
 mod tls;
 #[path = "cli/tokens.rs"]
 mod tokens;
+#[path = "cli/watch.rs"]
+mod watch;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;

@@ -192,7 +192,7 @@ impl Token {
     }
 
     /// As much of an answer as it may know: of all stores those that it may open; processes and addresses of the
-    /// node's host only if it is an admin's.
+    /// node's host, and what all clients together do, only if it is an admin's.
     pub fn may_know(&self, answer: Answer) -> Answer {
         match answer {
             Answer::Stores(mut stores) => {
@@ -200,7 +200,7 @@ impl Token {
                 Answer::Stores(stores)
             }
             Answer::NodeInfo(info) if !self.admin => {
-                Answer::NodeInfo(NodeInfo { pid: 0, listening: Vec::new(), ..info })
+                Answer::NodeInfo(NodeInfo { pid: 0, listening: Vec::new(), traffic: None, ..info })
             }
             Answer::StoreStat(stat) if !self.admin => {
                 Answer::StoreStat(StoreStat { delaying_pids: Vec::new(), ..stat })
@@ -453,7 +453,7 @@ impl Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farside_remote::control::Store;
+    use farside_remote::control::{Store, Traffic};
 
     fn token(name: &str, secret: &str, stores: &[(&str, Rights)]) -> Token {
         let stores = stores.iter().map(|&(store, rights)| (store.to_owned(), Grant(rights))).collect();
@@ -556,8 +556,10 @@ mod tests {
             former: None,
         };
         let all = || Answer::Stores(vec![store("a"), store("b")]);
-        let info =
-            || Answer::NodeInfo(NodeInfo { pid: 7, listening: vec!["tcp".into()], ..NodeInfo::default() });
+        let info = || {
+            let (listening, traffic) = (vec!["tcp".into()], Some(Traffic::default()));
+            Answer::NodeInfo(NodeInfo { pid: 7, listening, traffic, ..NodeInfo::default() })
+        };
         let stat = || Answer::StoreStat(StoreStat { delaying_pids: vec![7], ..StoreStat::default() });
         let user = token("u", "s", &[("b", Rights::WRITE)]);
         assert_eq!(user.may_know(all()), Answer::Stores(vec![store("b")]));

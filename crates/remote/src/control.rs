@@ -3,6 +3,7 @@
 //! Questions and answers are JSON, carried by a call to [`crate::fabric::ServiceId::NODE`] on the data fabric, so
 //! that one url is all that a client needs. None of this is on the path of data.
 
+use crate::arena::session::Counters;
 use crate::fabric::DEADLINE;
 use crate::key::Key;
 use crate::service::Extent;
@@ -235,6 +236,46 @@ pub struct NodeInfo {
     /// What its engines have refused.
     #[serde(default)]
     pub refusals: Refusals,
+    /// What its clients have had run; nothing for whom it is not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<Traffic>,
+}
+
+/// What clients have had run on a node's memory since that was made: by themselves or by its engines. They count it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Traffic {
+    /// Chains.
+    pub chains: u64,
+    /// Ops in them.
+    pub ops: u64,
+    /// CAS and FETCH-ADD among those.
+    pub atomics: u64,
+    /// Bytes of the chains on the wire, or as they would be there.
+    pub request_bytes: u64,
+    /// Bytes of the replies, likewise.
+    pub reply_bytes: u64,
+    /// Chains that found no buffer.
+    pub not_ready: u64,
+    /// Chains refused for access or as invalid.
+    pub refused: u64,
+    /// Buffers given back by clients.
+    pub retired_buffers: u64,
+}
+
+impl From<Counters> for Traffic {
+    fn from(counted: Counters) -> Traffic {
+        Traffic {
+            chains: counted.chains,
+            ops: counted.ops,
+            atomics: counted.atomics,
+            request_bytes: counted.bytes_in,
+            reply_bytes: counted.bytes_out,
+            not_ready: counted.not_ready,
+            refused: counted.refused,
+            retired_buffers: counted.retired,
+        }
+    }
 }
 
 /// What a node's engines have refused since it started.

@@ -1,13 +1,15 @@
 //! `kv`: keys and values from the command line.
 //!
 //! `load` and `dump` have rooms of their own: `records` is what lies in a file, `binary` one form of it, `progress` how
-//! far one came that was broken off.
+//! far one came that was broken off. `watch` asks again and again for `stat`, `view` is how that looks.
 
 mod binary;
 mod dump;
 mod load;
 mod progress;
 mod records;
+mod view;
+mod watch;
 
 use super::store::{spec_of, table_of};
 use super::{Done, Failure, StoreTarget, human_bytes, written};
@@ -25,6 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Put, get and delete keys; load and dump files.
 #[derive(clap::Args)]
@@ -65,22 +68,35 @@ enum Action {
     Load(load::Load),
     /// Write every key and value as 'load' reads them
     Dump(dump::Dump),
-    /// Show how the store's memory is used
-    Stat {
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-    },
+    /// Show how the store's memory is used, once or again and again
+    Stat(Stat),
+}
+
+#[derive(clap::Args)]
+struct Stat {
+    /// One JSON object, each time
+    #[arg(long)]
+    json: bool,
+    /// Look again and again, each second if no other time is said, and show what was done meanwhile: rates, memory, and
+    /// the latency of a small probe; 'q' ends it
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", value_parser = watch::interval)]
+    watch: Option<Duration>,
+    /// With --watch: end after so many times
+    #[arg(long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
 }
 
 impl Kv {
     pub(super) fn run(self) -> Done {
-        if self.trace && matches!(self.action, Action::Load(_) | Action::Dump(_) | Action::Stat { .. }) {
+        if self.trace && matches!(self.action, Action::Load(_) | Action::Dump(_) | Action::Stat(_)) {
             return Err(Failure::Told("--trace tells of put, get and del: leave it out here".into()));
         }
         let (pool, store) = self.target.connect()?;
-        if let Action::Stat { json } = self.action {
-            return stat(&pool, &store, json);
+        if let Action::Stat(Stat { json, watch, count }) = self.action {
+            return match watch {
+                None => stat(&pool, &store, json),
+                Some(every) => watch::run(pool, store, every, count, json),
+            };
         }
         if self.trace {
             return traced(&pool, &store, self.action);
@@ -107,7 +123,7 @@ impl Kv {
                 }
             }
             Action::Dump(dump) => dump.run(&mut client),
-            Action::Load(_) | Action::Stat { .. } => unreachable!("answered above"),
+            Action::Load(_) | Action::Stat(_) => unreachable!("answered above"),
         }
     }
 }
@@ -135,7 +151,7 @@ fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
                 Err(Failure::Absent)
             }
         }
-        Action::Load(_) | Action::Dump(_) | Action::Stat { .. } => unreachable!("refused above"),
+        Action::Load(_) | Action::Dump(_) | Action::Stat(_) => unreachable!("refused above"),
     }
 }
 

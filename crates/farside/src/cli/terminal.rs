@@ -1,8 +1,12 @@
-//! A terminal that is left as it was found, whichever signal ends this process.
+//! A terminal that is left as it was found, whichever way this process ends.
 
-use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+};
 use std::ffi::c_int;
 use std::io::{self, Write};
+use std::time::Instant;
 
 /// From now on, each of these signals puts the terminal back as it is now, writes `leave` to it, and then ends this
 /// process as it would have without.
@@ -18,4 +22,97 @@ pub(super) fn left_as_found(signals: impl IntoIterator<Item = c_int>, leave: &'s
         super::signals::end_by(signal);
     })?;
     Ok(())
+}
+
+/// A view that has the whole terminal, until it is dropped or this process ends, by a signal or a panic.
+pub(super) struct Screen {
+    found: Termios,
+}
+
+/// Another screen, and no cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+impl Screen {
+    pub(super) fn enter() -> io::Result<Screen> {
+        left_as_found(super::signals::ending(), LEAVE)?;
+        let found = tcgetattr(io::stdin())?;
+        let default = std::panic::take_hook();
+        let as_found = found.clone();
+        std::panic::set_hook(Box::new(move |panic| {
+            leave(&as_found);
+            default(panic);
+        }));
+        let mut keys = found.clone();
+        keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+        // Stopped from the keyboard, it would leave the terminal like this.
+        keys.special_codes[SpecialCodeIndex::VSUSP] = 0;
+        keys.special_codes[SpecialCodeIndex::VMIN] = 1;
+        keys.special_codes[SpecialCodeIndex::VTIME] = 0;
+        let screen = Screen { found };
+        tcsetattr(io::stdin(), OptionalActions::Now, &keys)?;
+        write(ENTER)?;
+        Ok(screen)
+    }
+
+    /// Columns and rows.
+    pub(super) fn size() -> (usize, usize) {
+        let size = tcgetwinsize(io::stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
+        size.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
+    }
+
+    /// Shows these lines, as far as there is room, and nothing else.
+    pub(super) fn show(lines: &[String]) -> io::Result<()> {
+        let (columns, rows) = Screen::size();
+        let mut text = String::from("\x1b[H");
+        for (index, line) in lines.iter().take(rows).enumerate() {
+            text.push_str(if index == 0 { "" } else { "\r\n" });
+            text.extend(line.chars().take(columns));
+            text.push_str("\x1b[K");
+        }
+        write(&(text + "\x1b[J"))
+    }
+
+    /// Waits until then for a key that ends the view.
+    pub(super) fn is_ended_before(end: Instant) -> io::Result<bool> {
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).expect("a view looks again within hours");
+            let input = io::stdin();
+            let mut polled = [PollFd::new(&input, PollFlags::IN)];
+            match poll(&mut polled, Some(&timeout)) {
+                Ok(0) => return Ok(false),
+                Ok(_) => {
+                    let mut key = [0; 64];
+                    let count = rustix::io::read(&input, &mut key)?;
+                    // Nothing to read is a terminal that has gone; 4 is Ctrl-D.
+                    if count == 0 || key[..count].iter().any(|key| matches!(key, b'q' | b'Q' | 4)) {
+                        return Ok(true);
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            leave(&self.found);
+        }
+    }
+}
+
+fn leave(found: &Termios) {
+    // Where the terminal has gone, nothing is to be put back.
+    let _gone = tcsetattr(io::stdin(), OptionalActions::Now, found);
+    let _gone = write(LEAVE);
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }

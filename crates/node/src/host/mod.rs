@@ -437,6 +437,8 @@ impl Shared {
         while let Some((ticket, mut answer)) = state.node.answer() {
             if let Ok(Answer::NodeInfo(info)) = &mut answer {
                 info.refusals = self.refusals();
+                let Ok(counted) = state.node.counters(&self.memory);
+                info.traffic = Some(counted.into());
             }
             if let Some(place) = state.callers.iter().position(|&caller| caller == ticket) {
                 state.callers.swap_remove(place);

@@ -1,0 +1,317 @@
+//! How `kv stat --watch` looks: a screen, a line, or an object for each look.
+//!
+//! Invariant: what is drawn is a function of what was looked at, and of the screen's width.
+
+use super::watch::Tick;
+use crate::cli::human_bytes;
+use farside_remote::control::Traffic;
+use serde_json::json;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Looks that a sparkline shows.
+const PAST: usize = 60;
+/// Where a line's figures begin, and their sparklines.
+const NAME_WIDTH: usize = 14;
+const FIGURE_WIDTH: usize = 14;
+
+/// A rate's name, what it is of, and how it is written.
+type Rate = (&'static str, fn(&Traffic) -> u64, fn(f64) -> String);
+
+const RATES: [Rate; 5] = [
+    ("chains/s", |traffic| traffic.chains, count),
+    ("ops/s", |traffic| traffic.ops, count),
+    ("atomics/s", |traffic| traffic.atomics, count),
+    ("requests/s", |traffic| traffic.request_bytes, |bytes| human_bytes(bytes as u64)),
+    ("replies/s", |traffic| traffic.reply_bytes, |bytes| human_bytes(bytes as u64)),
+];
+
+/// What was looked at lately.
+pub(super) struct View {
+    url: String,
+    store: String,
+    ticks: VecDeque<Tick>,
+}
+
+impl View {
+    pub(super) fn new(url: &str, store: &str) -> View {
+        View { url: url.to_owned(), store: store.to_owned(), ticks: VecDeque::new() }
+    }
+
+    pub(super) fn push(&mut self, tick: Tick) {
+        self.ticks.truncate(PAST - 1);
+        self.ticks.push_front(tick);
+    }
+
+    /// The screen while there is nothing to show, and why.
+    pub(super) fn waiting(&self, reason: &str) -> Vec<String> {
+        vec![self.title(), String::new(), reason.to_owned()]
+    }
+
+    /// The screen.
+    pub(super) fn lines(&self, columns: usize) -> Vec<String> {
+        let Some(tick) = self.ticks.front() else { return self.waiting("looking ...") };
+        let mut lines = vec![self.title(), String::new()];
+        match tick.traffic {
+            None => lines.push("rates are told to admins only, or by a newer release of the node".into()),
+            Some(_) => {
+                for (name, of, text) in RATES {
+                    let rate = |tick: &Tick| {
+                        tick.traffic.as_ref().map_or(0.0, |traffic| per_second(of(traffic), tick))
+                    };
+                    lines.push(self.row(columns, name, &text(rate(tick)), rate));
+                }
+            }
+        }
+        let probe = |tick: &Tick| tick.probe.as_ref().map_or(0.0, |(median, _)| median.as_secs_f64());
+        match &tick.probe {
+            Ok((median, most)) => {
+                lines.push(self.row(columns, "probe, median", &micros(*median), probe));
+                lines.push(format!("{:<NAME_WIDTH$}{:>FIGURE_WIDTH$}", "probe, most", micros(*most)));
+            }
+            Err(reason) => lines.push(format!("no probe: {reason}")),
+        }
+        lines.push(String::new());
+        let stat = &tick.stat;
+        let parts = [
+            ('▓', "table", stat.table_bytes),
+            ('█', "live", stat.live_bytes),
+            ('▒', "free", stat.free_bytes),
+            ('░', "never used", stat.granted_bytes),
+        ];
+        let width = columns.saturating_sub(NAME_WIDTH + 2).clamp(10, 100);
+        lines.push(format!("{:<NAME_WIDTH$}{}", "memory", bar(&parts, stat.quota_bytes, width)));
+        let legend: Vec<String> = parts
+            .iter()
+            .map(|(sign, name, bytes)| format!("{sign} {name} {}", human_bytes(*bytes)))
+            .collect();
+        lines.push(format!("{:<NAME_WIDTH$}{}  of {}", "", legend.join("  "), human_bytes(stat.quota_bytes)));
+        lines.push(format!(
+            "{:<NAME_WIDTH$}{} live, {} free, {} on their way back, {} set aside",
+            "buffers", stat.live_buffers, stat.free_buffers, stat.retired_buffers, stat.parked_buffers
+        ));
+        lines.push(format!(
+            "{:<NAME_WIDTH$}{} buffers back a second, {} found lost a second",
+            "reclamation",
+            count(per_second(tick.reclaimed, tick)),
+            count(per_second(tick.lost, tick))
+        ));
+        for pid in &stat.delaying_pids {
+            lines.push(format!(
+                "{:<NAME_WIDTH$}waits for process {pid}; if it is stopped: kill -CONT {pid}",
+                ""
+            ));
+        }
+        if let Some(percent) = stat.moved_percent {
+            lines.push(format!("{:<NAME_WIDTH$}{percent} % of the former one is moved", "table"));
+        }
+        lines.push(format!("{:<NAME_WIDTH$}{} besides this one", "sessions", tick.info.sessions));
+        let (not_ready, refused) =
+            tick.traffic.map_or((0, 0), |traffic| (traffic.not_ready, traffic.refused));
+        lines.push(format!(
+            "{:<NAME_WIDTH$}{} by engines in all; a second, {} chains refused and {} without a buffer",
+            "refusals",
+            tick.refusals,
+            count(per_second(refused, tick)),
+            count(per_second(not_ready, tick))
+        ));
+        lines
+    }
+
+    /// The names above the columns of [`line`].
+    pub(super) fn heading(&self) -> String {
+        COLUMNS.iter().map(|name| format!("{name:>11}")).collect::<Vec<_>>().join(" ")
+    }
+
+    fn title(&self) -> String {
+        let node = self.ticks.front().map_or(String::new(), |tick| match tick.info.pid {
+            0 => String::new(),
+            pid => format!(", process {pid}"),
+        });
+        format!("store '{}' at {}{node}   q ends", self.store, self.url)
+    }
+
+    /// A figure, and how it was lately.
+    fn row(&self, columns: usize, name: &str, figure: &str, of: impl Fn(&Tick) -> f64) -> String {
+        let room = columns.saturating_sub(NAME_WIDTH + FIGURE_WIDTH + 4).min(PAST);
+        let past: Vec<f64> = self.ticks.iter().take(room).rev().map(of).collect();
+        let line = format!("{name:<NAME_WIDTH$}{figure:>FIGURE_WIDTH$}  {}", sparkline(&past));
+        line.trim_end().to_owned()
+    }
+}
+
+const COLUMNS: [&str; 12] = [
+    "chains/s",
+    "ops/s",
+    "atomics/s",
+    "requests/s",
+    "replies/s",
+    "live",
+    "free",
+    "never used",
+    "back/s",
+    "sessions",
+    "probe p50",
+    "probe max",
+];
+
+/// A look as a line.
+pub(super) fn line(tick: &Tick) -> String {
+    let rate = |of: fn(&Traffic) -> u64| tick.traffic.as_ref().map(|traffic| per_second(of(traffic), tick));
+    let counted = |of| rate(of).map_or("-".into(), count);
+    let bytes = |of| rate(of).map_or("-".into(), |bytes| human_bytes(bytes as u64));
+    let probe = |which: fn(&(Duration, Duration)) -> Duration| {
+        tick.probe.as_ref().map_or("-".into(), |probe| micros(which(probe)))
+    };
+    let figures = [
+        counted(|traffic| traffic.chains),
+        counted(|traffic| traffic.ops),
+        counted(|traffic| traffic.atomics),
+        bytes(|traffic| traffic.request_bytes),
+        bytes(|traffic| traffic.reply_bytes),
+        human_bytes(tick.stat.live_bytes),
+        human_bytes(tick.stat.free_bytes),
+        human_bytes(tick.stat.granted_bytes),
+        count(per_second(tick.reclaimed, tick)),
+        tick.info.sessions.to_string(),
+        probe(|&(median, _)| median),
+        probe(|&(_, most)| most),
+    ];
+    figures.map(|figure| format!("{figure:>11}")).join(" ")
+}
+
+/// A look as an object: rates are per second, and `null` where the node does not tell them.
+pub(super) fn object(tick: &Tick) -> serde_json::Value {
+    let rate = |of: fn(&Traffic) -> u64| tick.traffic.as_ref().map(|traffic| per_second(of(traffic), tick));
+    let us = |which: fn(&(Duration, Duration)) -> Duration| {
+        tick.probe.as_ref().ok().map(|probe| which(probe).as_secs_f64() * 1e6)
+    };
+    json!({
+        "seconds": tick.since.as_secs_f64(),
+        "interval_seconds": tick.lasted.as_secs_f64(),
+        "chains_per_s": rate(|traffic| traffic.chains),
+        "ops_per_s": rate(|traffic| traffic.ops),
+        "atomics_per_s": rate(|traffic| traffic.atomics),
+        "request_bytes_per_s": rate(|traffic| traffic.request_bytes),
+        "reply_bytes_per_s": rate(|traffic| traffic.reply_bytes),
+        "not_ready_per_s": rate(|traffic| traffic.not_ready),
+        "refused_per_s": rate(|traffic| traffic.refused),
+        "retired_buffers_per_s": rate(|traffic| traffic.retired_buffers),
+        "reclaimed_buffers_per_s": per_second(tick.reclaimed, tick),
+        "lost_buffers_per_s": per_second(tick.lost, tick),
+        "probe_us_p50": us(|&(median, _)| median),
+        "probe_us_max": us(|&(_, most)| most),
+        "sessions": tick.info.sessions,
+        "refusals": tick.refusals,
+        "stat": tick.stat,
+    })
+}
+
+fn per_second(count: u64, tick: &Tick) -> f64 {
+    count as f64 / tick.lasted.as_secs_f64().max(1e-9)
+}
+
+/// A number for people, of about three digits.
+fn count(number: f64) -> String {
+    match number {
+        1e9.. => format!("{:.2} G", number / 1e9),
+        1e6.. => format!("{:.2} M", number / 1e6),
+        1e4.. => format!("{:.1} k", number / 1e3),
+        _ => format!("{number:.0}"),
+    }
+}
+
+fn micros(time: Duration) -> String {
+    format!("{:.1} us", time.as_secs_f64() * 1e6)
+}
+
+/// Eighths of a line's height, the greatest of them all of it.
+fn sparkline(past: &[f64]) -> String {
+    const SIGNS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let most = past.iter().copied().fold(0.0, f64::max);
+    let sign = |&figure: &f64| {
+        let eighths = if most > 0.0 { figure / most * 8.0 } else { 0.0 };
+        SIGNS[(eighths.ceil() as usize).clamp(1, 8) - 1]
+    };
+    past.iter().map(sign).collect()
+}
+
+/// The parts of a whole, each with its sign; what is none of them is blank.
+fn bar(parts: &[(char, &str, u64)], whole: u64, width: usize) -> String {
+    let (mut text, mut sum) = (String::from("["), 0u64);
+    let mut drawn = 0;
+    for &(sign, _, bytes) in parts {
+        sum = sum.saturating_add(bytes).min(whole);
+        let until = (sum as f64 / whole.max(1) as f64 * width as f64).round() as usize;
+        text.extend(std::iter::repeat_n(sign, until.saturating_sub(drawn)));
+        drawn = until.max(drawn);
+    }
+    text.extend(std::iter::repeat_n(' ', width.saturating_sub(drawn)));
+    text + "]"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tick(chains: u64, traffic: bool) -> Tick {
+        let traffic = traffic.then(|| Traffic { chains, reply_bytes: 3 << 20, ..Traffic::default() });
+        Tick {
+            since: Duration::from_secs(9),
+            lasted: Duration::from_secs(2),
+            info: farside::NodeInfo { sessions: 3, pid: 7, ..Default::default() },
+            stat: farside::StoreStat {
+                quota_bytes: 1000,
+                table_bytes: 250,
+                live_bytes: 500,
+                delaying_pids: vec![42],
+                ..Default::default()
+            },
+            traffic,
+            reclaimed: 8,
+            lost: 0,
+            refusals: 1,
+            probe: Ok((Duration::from_nanos(2500), Duration::from_micros(9))),
+        }
+    }
+
+    #[test]
+    fn a_rate_is_what_was_done_in_a_second_and_its_past_is_beside_it() {
+        let mut view = View::new("shm:x", "s");
+        for chains in [0, 1_000_000, 4_000_000] {
+            view.push(tick(chains, true));
+        }
+        let lines = view.lines(80);
+        let starts = |name: &str| lines.iter().find(|line| line.starts_with(name)).expect(name);
+        assert!(starts("chains/s").contains("2.00 M  ▁▂█"), "{}", starts("chains/s"));
+        assert!(starts("replies/s").contains("1.5 MiB  ███"), "{}", starts("replies/s"));
+        assert!(starts("probe, median").contains("2.5 us"));
+        assert!(starts("reclamation").contains("4 buffers back a second"));
+        assert!(lines.iter().any(|line| line.contains("kill -CONT 42")));
+        assert!(view.lines(10).len() == lines.len(), "a narrow screen has the same lines");
+    }
+
+    #[test]
+    fn what_the_node_does_not_tell_is_no_zero() {
+        let mut view = View::new("shm:x", "s");
+        view.push(tick(5, false));
+        assert!(view.lines(80).iter().any(|line| line.contains("told to admins only")));
+        assert!(line(&tick(5, false)).trim_start().starts_with('-'));
+        assert!(object(&tick(5, false))["chains_per_s"].is_null());
+        assert_eq!(object(&tick(5, true))["chains_per_s"], 2.5);
+    }
+
+    #[test]
+    fn a_bar_has_its_width_whatever_the_parts() {
+        for (parts, expected) in [
+            ([250, 500, 0, 250], "[▓▓▓█████░░]"),
+            ([0, 0, 0, 0], "[          ]"),
+            ([1000, 1000, 0, u64::MAX], "[▓▓▓▓▓▓▓▓▓▓]"),
+        ] {
+            let signs = ['▓', '█', '▒', '░'];
+            let parts: Vec<_> = signs.into_iter().zip(parts).map(|(sign, bytes)| (sign, "", bytes)).collect();
+            assert_eq!(bar(&parts, 1000, 10), expected);
+        }
+        assert_eq!(bar(&[('x', "", 5)], 0, 3), "[   ]");
+    }
+}

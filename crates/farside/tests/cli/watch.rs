@@ -1,0 +1,120 @@
+//! `kv stat --watch`: at a terminal, by lines and by objects.
+
+use crate::support::{Node, Process, command, farside, serve};
+use crate::terminal::Terminal;
+use rustix::process::Signal;
+
+const ARGUMENTS: [&str; 6] = ["--memory", "96MiB", "--store", "default", "--quota", "48MiB"];
+
+fn watched(node: &Node) -> Terminal {
+    let mut command = command();
+    command.env("FARSIDE_POOL", node.url()).args(["kv", "stat", "--watch", "100ms"]);
+    let terminal = Terminal::start(command);
+    terminal.shows("chains/s");
+    terminal
+}
+
+#[test]
+fn a_screen_is_left_as_it_was_found_by_key_and_by_signal() {
+    let node = Node::start();
+    let mut terminal = watched(&node);
+    assert!(!terminal.is_as_found());
+    for figure in ["probe, median", "live ", "buffers back a second", "sessions", "refusals"] {
+        terminal.shows(figure);
+    }
+    terminal.types("xq");
+    assert_eq!(terminal.ended(), 0);
+    terminal.shows("\x1b[?1049l");
+    assert!(terminal.is_as_found());
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        let mut terminal = watched(&node);
+        terminal.signal(signal);
+        assert_eq!(terminal.ended(), code);
+        terminal.shows("\x1b[?1049l");
+        assert!(terminal.is_as_found());
+    }
+}
+
+#[test]
+fn a_screen_tells_that_the_node_has_gone_and_goes_on_when_it_is_back() {
+    let mut node = Node::start();
+    let mut terminal = watched(&node);
+    node.process.kill();
+    terminal.shows("farside up");
+    let again = serve(node.socket(), &ARGUMENTS, node.folder().join("second log"));
+    assert!(again.line().contains("serves"));
+    terminal.shows(&format!("process {}", again.pid()));
+    terminal.shows("chains/s");
+    terminal.types("q");
+    assert_eq!(terminal.ended(), 0);
+}
+
+#[test]
+fn what_is_no_terminal_gets_a_line_each_time() {
+    let node = Node::start();
+    node.run(["kv", "put", "k", "v"]).done();
+    let ran = node.run(["kv", "stat", "--watch", "0.1", "--count", "3"]).done();
+    let lines: Vec<&str> = ran.text().lines().collect();
+    assert_eq!(lines.len(), 4);
+    assert!(lines[0].contains("chains/s") && lines[0].contains("probe p50"), "{}", lines[0]);
+    assert!(lines[1..].iter().all(|line| line.contains("MiB") && line.ends_with("us")), "{lines:?}");
+    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "columns are as wide as their headings");
+}
+
+#[test]
+fn rates_are_those_of_others_on_every_fabric() {
+    let node = Node::with(&[&ARGUMENTS[..], &["--listen", "tcp://127.0.0.1:0"]].concat());
+    let (shm, tcp) = (node.url(), node.listening());
+    for url in [&shm, &tcp] {
+        let idle = farside(["kv", "stat", "--watch", "100ms", "--count", "2", "--json", "--pool", url])
+            .done()
+            .json();
+        assert_eq!(idle["chains_per_s"], 0.0, "the probe's own are not counted: {idle}");
+        assert!(idle["probe_us_p50"].as_f64() > Some(0.0), "{idle}");
+        assert_eq!(idle["sessions"], 0, "{idle}");
+
+        let mut command = command();
+        command.args(["kv", "stat", "--watch", "100ms", "--json", "--pool", url]);
+        let watch = Process::start(command, node.folder().join("watch log"));
+        watch.line();
+        let lines: String = (0..5000).map(|number| format!("{number}\tvalue\n")).collect();
+        node.run_with(["kv", "load", "-", "--pool", url], lines.as_bytes()).done();
+        // Each object tells of its own stretch of time: the load is in one of them.
+        let mut ops = 0.0;
+        // Of each put at least WRITE, ALLOCATE, CAS and READ.
+        while ops < 4.0 * 5000.0 {
+            let object: serde_json::Value = serde_json::from_str(&watch.line()).expect("an object");
+            let seconds = object["interval_seconds"].as_f64().expect("a number");
+            ops += object["ops_per_s"].as_f64().expect("a number") * seconds;
+        }
+    }
+}
+
+#[test]
+fn a_node_that_ends_ends_what_prints_lines() {
+    let mut node = Node::start();
+    let mut command = command();
+    command.env("FARSIDE_POOL", node.url()).args(["kv", "stat", "--watch", "100ms", "--json"]);
+    let mut watch = Process::start(command, node.folder().join("watch log"));
+    watch.line();
+    node.process.kill();
+    assert_eq!(watch.ended(), Some(2));
+    assert!(watch.said().contains("start it again"), "{}", watch.said());
+}
+
+#[test]
+fn what_cannot_be_watched_is_refused() {
+    let node = Node::start();
+    let url = node.url();
+    for (flags, remedy) in [
+        (&["--watch", "5us"][..], "give 100ms to 1h"),
+        (&["--watch", "2h"], "give 100ms to 1h"),
+        (&["--watch", "often"], "give 100ms to 1h"),
+        (&["--count", "3"], "--watch"),
+        (&["--watch", "--count", "0"], "--help"),
+        (&["--watch", "--store", "none"], "the node has: default"),
+    ] {
+        farside([&["kv", "stat", "--pool", &url], flags].concat()).refused(remedy);
+    }
+    farside(["kv", "stat", "--watch", "--pool", "shm:/nowhere/node.sock"]).refused("farside up");
+}
