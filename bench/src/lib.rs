@@ -2,6 +2,7 @@
 //!
 //! * [`workload`]: YCSB's workloads; which operation on which key comes next.
 //! * [`verify`]: values that prove themselves; what nobody may ever read.
+//! * [`compare`]: other people's stores, driven through the same workload.
 //! * [`driver`]: a key-value store driven through a workload.
 //! * [`floor`]: the physical floor; the same fetch done by hand, in code of its own.
 //! * [`report`]: latencies, CPU time, the JSON line for scripts and the table for people.
@@ -11,6 +12,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod compare;
 pub mod driver;
 #[allow(unsafe_code)]
 pub mod floor;

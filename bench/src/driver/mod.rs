@@ -14,7 +14,7 @@ mod tally;
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use farside_remote::fabric::Ran;
@@ -29,12 +29,12 @@ pub use tally::{ByOperation, Interval, Tally};
 
 /// What all clients of a run share.
 pub struct Run {
-    workload: Workload,
+    pub(crate) workload: Workload,
     value_size: usize,
     ledger: Option<Ledger>,
     /// The writer of what is loaded.
     loader: u32,
-    records: Records,
+    records: Arc<Records>,
     stop: AtomicBool,
     seed: u64,
     sampled: u64,
@@ -79,12 +79,13 @@ struct Live {
     chooser: Chooser,
     keys: KeyChooser,
     random: Random,
+    records: Arc<Records>,
 }
 
 #[derive(Clone, Copy)]
-struct Drawn {
-    key: u64,
-    operation: Operation,
+pub(crate) struct Drawn {
+    pub(crate) key: u64,
+    pub(crate) operation: Operation,
 }
 
 /// When a task's operations are due: one, and then the next after so long, each at its time however late the last was.
@@ -122,11 +123,16 @@ impl Run {
         if tasks == 0 {
             return Err("no task would do anything: give one at least".into());
         }
-        let records = Records::new(workload.records);
+        let records = Arc::new(Records::new(workload.records));
         let ledger = verify.then(|| Ledger::new(tasks + 1));
         let stop = AtomicBool::new(false);
         let sampled = sampled.max(1);
         Ok(Run { workload, value_size, ledger, loader: tasks, records, stop, seed, sampled })
+    }
+
+    /// Bytes of a value.
+    pub fn value_size(&self) -> usize {
+        self.value_size
     }
 
     /// Every task ends after the operation that it is at.
@@ -150,7 +156,7 @@ impl Run {
             workload::random(self.seed ^ (u64::from(thread) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let (mut chooser, mut keys) = (self.workload.chooser(), self.workload.keys());
         let draws = if self.workload.mix.share(Operation::Insert) > 0.0 {
-            Draws::Live(RefCell::new(Live { chooser, keys, random }))
+            Draws::Live(RefCell::new(Live { chooser, keys, random, records: Arc::clone(&self.records) }))
         } else {
             let newest = self.records.newest();
             let drawn = (0..DRAWN)
@@ -201,7 +207,7 @@ impl Run {
         let mut done = 0;
         let mut doubt = 0;
         while done < limit && !self.stop.load(Ordering::Relaxed) && thread.may_begin() {
-            let drawn = self.draw(thread, doubt);
+            let drawn = thread.draw(doubt);
             let since = (done % self.sampled == 0).then(Instant::now);
             let result = self.operation(kv, drawn, writer, &mut value).await;
             match thread.judge(drawn, result) {
@@ -231,7 +237,7 @@ impl Run {
                 thread.under_way.set(thread.under_way.get() - 1);
                 break;
             }
-            let drawn = self.draw(thread, 0);
+            let drawn = thread.draw(0);
             let begun = Instant::now();
             let result = self.operation(kv, drawn, writer, &mut value).await;
             if thread.judge(drawn, result) == Judged::Over {
@@ -240,21 +246,6 @@ impl Run {
             thread.count(drawn.operation, Some(due));
             thread.tally.borrow_mut().service.record(drawn.operation, begun.elapsed());
             due += schedule.every;
-        }
-    }
-
-    #[inline]
-    fn draw(&self, thread: &Thread, doubt: usize) -> Drawn {
-        match &thread.draws {
-            Draws::Ahead { drawn, next } => {
-                let place = (next.get() + doubt) & (DRAWN - 1);
-                next.set(place + 1);
-                drawn[place]
-            }
-            Draws::Live(live) => {
-                let Live { chooser, keys, random } = &mut *live.borrow_mut();
-                Drawn { operation: chooser.next(random), key: keys.next(self.records.newest(), random) }
-            }
         }
     }
 
@@ -385,8 +376,25 @@ impl Thread {
         *self.intervals.borrow_mut() = Some(Intervals::new(since, every, to));
     }
 
+    /// What is to be done next. It depends on whether what was read last was wrong: 0 if not, else 1.
     #[inline]
-    fn may_begin(&self) -> bool {
+    pub(crate) fn draw(&self, doubt: usize) -> Drawn {
+        match &self.draws {
+            Draws::Ahead { drawn, next } => {
+                let place = (next.get() + doubt) & (DRAWN - 1);
+                next.set(place + 1);
+                drawn[place]
+            }
+            Draws::Live(live) => {
+                let Live { chooser, keys, random, records } = &mut *live.borrow_mut();
+                Drawn { operation: chooser.next(random), key: keys.next(records.newest(), random) }
+            }
+        }
+    }
+
+    /// Whether one more may begin; it counts as begun.
+    #[inline]
+    pub(crate) fn may_begin(&self) -> bool {
         let under_way = self.under_way.get();
         let may = under_way < self.left.get();
         self.under_way.set(under_way + u64::from(may));
@@ -418,7 +426,7 @@ impl Thread {
 
     /// One is done; it is to be remembered how long it took if it is known since when.
     #[inline]
-    fn count(&self, operation: Operation, since: Option<Instant>) {
+    pub(crate) fn count(&self, operation: Operation, since: Option<Instant>) {
         self.under_way.set(self.under_way.get() - 1);
         let left = self.left.get();
         if left == 0 {
@@ -438,7 +446,7 @@ impl Thread {
     }
 
     #[cold]
-    fn blame(&self, count: impl Fn(&mut Tally) -> &mut u64, words: impl FnOnce() -> String) {
+    pub(crate) fn blame(&self, count: impl Fn(&mut Tally) -> &mut u64, words: impl FnOnce() -> String) {
         let mut tally = self.tally.borrow_mut();
         *count(&mut tally) += 1;
         tally.tell(words);
@@ -446,7 +454,7 @@ impl Thread {
 }
 
 /// Fills a value that [`looks_right`] knows.
-fn fill(key: u64, value: &mut [u8]) {
+pub(crate) fn fill(key: u64, value: &mut [u8]) {
     value.fill(key as u8);
     let head = value.len().min(8);
     value[..head].copy_from_slice(&key.to_be_bytes()[..head]);
@@ -454,7 +462,7 @@ fn fill(key: u64, value: &mut [u8]) {
 
 /// Whether a value's length and ends are as [`fill`] made them.
 #[inline]
-fn looks_right(key: u64, size: usize, value: &[u8]) -> bool {
+pub(crate) fn looks_right(key: u64, size: usize, value: &[u8]) -> bool {
     let key = key.to_be_bytes();
     value.len() == size
         && match value.first_chunk() {

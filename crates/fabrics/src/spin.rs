@@ -9,6 +9,18 @@ use std::time::Duration;
 pub const SPIN: Duration = Duration::from_micros(60);
 /// How long one looks before one lets others run, if there are any.
 pub const BREATH: Duration = Duration::from_micros(5);
+/// How whoever waits for answers does it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waiting {
+    /// Looks for [`SPIN`], then sleeps.
+    #[default]
+    Briefly,
+    /// Looks once and sleeps: the least CPU time of its own, and a wake-up for every wait.
+    Asleep,
+    /// Looks all the time, and has a core for it: no wake-up at all.
+    Awake,
+}
+
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 16;
 

@@ -6,6 +6,7 @@ use farside_fabrics::layer::fault::FaultLine;
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::ring::RingLine;
 use farside_fabrics::session::endpoint::Endpoint as Remote;
+use farside_fabrics::spin::Waiting;
 use farside_fabrics::tcp::TcpLine;
 #[cfg(feature = "tls")]
 use farside_fabrics::tcp::tls::TlsLine;
@@ -66,6 +67,22 @@ impl Endpoint {
     /// Sets how long the answer to a call may take.
     pub fn set_patience(&self, patience: Duration) {
         either!(self, endpoint => endpoint.set_patience(patience));
+    }
+
+    /// Sets how it waits for an engine's answers. Where chains run on this thread there are none.
+    pub fn set_waiting(&self, waiting: Waiting) {
+        match self {
+            Endpoint::Direct(_) => {}
+            Endpoint::Udp(endpoint) => endpoint.set_waiting(waiting),
+            Endpoint::Tcp(endpoint) => endpoint.set_waiting(waiting),
+            #[cfg(feature = "tls")]
+            Endpoint::Tls(endpoint) => endpoint.set_waiting(waiting),
+            Endpoint::Ring(endpoint) => endpoint.set_waiting(waiting),
+            Endpoint::FaultyUdp(endpoint) => endpoint.set_waiting(waiting),
+            Endpoint::FaultyTcp(endpoint) => endpoint.set_waiting(waiting),
+            #[cfg(feature = "tls")]
+            Endpoint::FaultyTls(endpoint) => endpoint.set_waiting(waiting),
+        }
     }
 
     /// What this session has counted.

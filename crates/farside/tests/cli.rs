@@ -2,6 +2,8 @@
 
 #[path = "cli/admin.rs"]
 mod admin;
+#[path = "cli/comparison.rs"]
+mod comparison;
 #[path = "cli/doctor.rs"]
 mod doctor;
 #[path = "cli/figures.rs"]

@@ -11,7 +11,7 @@ use super::client::{Ask, Client, Config, Event, Fate, Granted, Lost, SlotRef};
 use super::{BODY_BYTES_MAX, WINDOW_MAX, answer};
 use crate::executor::{Idle, Turns};
 use crate::reactor::Watch;
-use crate::spin::{SPIN, spin};
+use crate::spin::{SPIN, Waiting, spin};
 use crate::timer;
 use farside_remote::arena::session::Counters;
 use farside_remote::chain::PIECES_MAX;
@@ -70,6 +70,7 @@ pub struct Endpoint<L: Line> {
     node: NodeId,
     state: RefCell<State>,
     patience: Cell<Duration>,
+    waiting_as: Cell<Waiting>,
     /// Whether the core has waited since the last turn: it looks for answers then.
     has_waited: Cell<bool>,
     /// Who waits for each slot's answer, or last did: a task that asks again has its waker here already. So a waker
@@ -139,6 +140,7 @@ impl<L: Line> Endpoint<L> {
             node,
             state: RefCell::new(state),
             patience: Cell::new(DEADLINE),
+            waiting_as: Cell::default(),
             has_waited: Cell::new(true),
             waiting: [const { Cell::new(None) }; WINDOW_MAX],
             driver: RefCell::new(None),
@@ -153,6 +155,11 @@ impl<L: Line> Endpoint<L> {
     /// Sets how long the answer to a call may take, in place of [`DEADLINE`].
     pub fn set_patience(&self, patience: Duration) {
         self.patience.set(patience);
+    }
+
+    /// Sets how this end waits for answers, under an executor of ours.
+    pub fn set_waiting(&self, waiting: Waiting) {
+        self.waiting_as.set(waiting);
     }
 
     /// What this session has counted.
@@ -645,11 +652,17 @@ impl<L: Line> Turns for Endpoint<L> {
     fn wait(&self, core: &Idle<'_>) {
         self.has_waited.set(true);
         if self.state.borrow().client.is_waiting() {
-            let found = spin(|| if self.look() { Some(true) } else { core.is_woken().then_some(false) });
+            let look = || if self.look() { Some(true) } else { core.is_woken().then_some(false) };
+            let waiting = self.waiting_as.get();
+            let found = if waiting == Waiting::Asleep { look() } else { spin(look) };
             match found {
                 // What has arrived may have made room for more.
                 Some(true) => return self.send(),
                 Some(false) => return self.state.borrow_mut().now = timer::now(),
+                None if waiting == Waiting::Awake => {
+                    self.state.borrow_mut().now = timer::now();
+                    return self.send(); // Whatever is sent again by the clock.
+                }
                 None => {}
             }
         }

@@ -1,5 +1,6 @@
 //! `bench`: a system under a workload, or the floor under it.
 
+mod compare;
 mod floor;
 mod session;
 
@@ -30,9 +31,14 @@ enum What {
     Ycsb(Box<Ycsb>),
     /// Do the same fetch by hand: what the machine allows
     Floor(floor::Floor),
+    /// Put Farside beside Redis, memcached and LMDB, on this machine and under one workload
+    Compare(Box<compare::Compare>),
     /// The other end of a floor that sends messages; 'bench floor' starts it
     #[command(hide = true)]
     FloorServer(floor::FloorServer),
+    /// Another program that ends with this one; 'bench compare' starts it
+    #[command(hide = true)]
+    RivalServer(compare::RivalServer),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -235,6 +241,8 @@ impl Bench {
             What::Ycsb(ycsb) => ycsb.run(),
             What::Floor(floor) => floor.run(),
             What::FloorServer(server) => server.run(),
+            What::Compare(compare) => compare.run(),
+            What::RivalServer(server) => server.run(),
         }
     }
 }

@@ -179,9 +179,19 @@ impl Session {
         Ok(sessions.pop().expect("one was asked for"))
     }
 
+    /// As [`Session::start`], on a node that these fabrics reach as well ([`Session::pool_by`]).
+    pub(in crate::cli) fn start_also_by(asked: Asked, also: &[FabricArg]) -> Result<Session, Failure> {
+        let mut sessions = Session::start_all_by(vec![asked], also)?;
+        Ok(sessions.pop().expect("one was asked for"))
+    }
+
     /// Starts one node for all of them if none is named, makes a store of each, and loads it. All that is asked for is
     /// alike but the system and its workload.
     pub(in crate::cli) fn start_all(all: Vec<Asked>) -> Result<Vec<Session>, Failure> {
+        Session::start_all_by(all, &[])
+    }
+
+    fn start_all_by(all: Vec<Asked>, also: &[FabricArg]) -> Result<Vec<Session>, Failure> {
         let quotas = all.iter().map(quota).collect::<Result<Vec<u64>, Failure>>()?;
         let quota: u64 = quotas.iter().sum();
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
@@ -201,7 +211,7 @@ impl Session {
             Run::new(plan).map_err(Failure::Told)
         };
         let runs = all.iter().map(run).collect::<Result<Vec<Run>, Failure>>()?;
-        let (pool, node) = reach(first, memory)?;
+        let (pool, node) = reach(first, memory, also)?;
         let sessions = all.into_iter().zip(runs).zip(quotas);
         sessions.map(|((asked, run), quota)| Session::on(&pool, node.clone(), asked, run, quota)).collect()
     }
@@ -248,6 +258,20 @@ impl Session {
     /// The pid of the node that was started.
     pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
         self.node.as_ref().map(|node| node.child.id())
+    }
+
+    /// The node that was started, as that fabric reaches it.
+    ///
+    /// # Errors
+    /// It was not asked to be reached so, or is gone.
+    pub(in crate::cli) fn pool_by(&self, fabric: FabricArg) -> Result<Pool, Failure> {
+        let node = self.node.as_ref().ok_or_else(|| Failure::Told("no node was started".into()))?;
+        node.pool(fabric)
+    }
+
+    /// What all of its clients share.
+    pub(in crate::cli) fn run(&self) -> &Run {
+        &self.run
     }
 
     /// How often the faults struck that were asked for.
@@ -914,7 +938,11 @@ pub(in crate::cli) fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<
 }
 
 /// The node that is named, or one that is started with so much memory.
-fn reach(asked: &Asked, memory: u64) -> Result<(Pool, Option<Arc<NodeProcess>>), Failure> {
+fn reach(
+    asked: &Asked,
+    memory: u64,
+    also: &[FabricArg],
+) -> Result<(Pool, Option<Arc<NodeProcess>>), Failure> {
     match (&asked.pool, asked.fabric.unwrap_or(FabricArg::Shm)) {
         (Some(url), _) => {
             let settings = Settings::resolve(File {
@@ -936,8 +964,8 @@ fn reach(asked: &Asked, memory: u64) -> Result<(Pool, Option<Arc<NodeProcess>>),
         }
         (None, FabricArg::Local) => Ok((Pool::serve_here(memory)?, None)),
         (None, fabric) => {
-            let node = NodeProcess::start(memory, fabric)?;
-            Ok((node.connect()?, Some(Arc::new(node))))
+            let node = NodeProcess::start(memory, &[&[fabric], also].concat())?;
+            Ok((node.pool(fabric)?, Some(Arc::new(node))))
         }
     }
 }
@@ -991,10 +1019,15 @@ fn quota(asked: &Asked) -> Result<u64, Failure> {
 
 impl NodeProcess {
     /// Starts a node with so much memory and waits until it serves.
-    pub(in crate::cli) fn start(memory: u64, fabric: FabricArg) -> Result<NodeProcess, Failure> {
+    pub(in crate::cli) fn start(memory: u64, fabrics: &[FabricArg]) -> Result<NodeProcess, Failure> {
         let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
         let program = std::env::current_exe()?;
-        let (listen, options) = listening(fabric, &socket)?;
+        let (mut listen, mut options) = (Vec::new(), farside::Options::default());
+        for &fabric in fabrics {
+            let (more, by) = listening(fabric, &socket)?;
+            listen.extend(more);
+            options.tls_ca = options.tls_ca.or(by.tls_ca);
+        }
         let mut child = Command::new(program)
             .args(["serve", "--die-with-parent", "--memory", &memory.to_string(), "--socket"])
             .arg(&socket)
@@ -1018,10 +1051,15 @@ impl NodeProcess {
         Ok(node)
     }
 
-    /// Connects to it by the fabric that it was started for.
-    pub(in crate::cli) fn connect(&self) -> Result<Pool, Failure> {
+    /// The node as that fabric reaches it, which it was asked to be reached by.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(in crate::cli) fn pool(&self, fabric: FabricArg) -> Result<Pool, Failure> {
         let pool = farside::connect(&format!("shm:{}", self.socket.display()))?;
-        Ok(match pool.info()?.listening.first() {
+        let listening = pool.info()?.listening;
+        let is_meant = |url: &&String| url.split(':').next() == Some(fabric.name());
+        Ok(match listening.iter().find(is_meant) {
             Some(url) => farside::connect_with(url, &self.options)?,
             None => pool,
         })

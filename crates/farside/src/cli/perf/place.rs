@@ -107,8 +107,8 @@ impl Place {
         let (pool, node) = match fabric {
             FabricArg::Local => (Pool::serve_here(MEMORY)?, None),
             other => {
-                let node = NodeProcess::start(MEMORY, other)?;
-                (node.connect()?, Some(node))
+                let node = NodeProcess::start(MEMORY, &[other])?;
+                (node.pool(other)?, Some(node))
             }
         };
         pool.create_store(&raw_store(STORE, QUOTA))?;

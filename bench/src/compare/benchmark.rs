@@ -1,0 +1,74 @@
+//! `redis-benchmark`, Redis's own: what it says, so that nobody need believe our client.
+
+/// What `redis-benchmark --csv` says of one test.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Said {
+    /// Operations a second.
+    pub ops_per_s: f64,
+    /// Median latency in microseconds; releases before 6.2 do not tell it.
+    pub p50_us: Option<f64>,
+    /// The latency in microseconds that 99 % do not exceed, likewise.
+    pub p99_us: Option<f64>,
+}
+
+/// What the output of `redis-benchmark --csv` says of `test`.
+///
+/// # Errors
+/// It says nothing of it, or no number.
+pub fn parse(output: &str, test: &str) -> Result<Said, String> {
+    let rows = || output.lines().map(|line| fields(line).collect::<Vec<_>>());
+    let row = rows().find(|row| row.first() == Some(&test));
+    let row = row.ok_or_else(|| format!("it says nothing of {test}"))?;
+    let positive =
+        |text: &&str| text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
+    let heading = rows().find(|row| row.first() == Some(&"test"));
+    let column = |name: &str| heading.as_ref()?.iter().position(|column| *column == name);
+    let us = |name: &str| column(name).and_then(|at| row.get(at)).and_then(positive).map(|ms| ms * 1e3);
+    let rate = row.get(column("rps").unwrap_or(1)).and_then(positive);
+    let ops_per_s = rate.ok_or_else(|| format!("it tells no rate of {test}: {}", row.join(",")))?;
+    Ok(Said { ops_per_s, p50_us: us("p50_latency_ms"), p99_us: us("p99_latency_ms") })
+}
+
+/// The fields of a line: none of them has a comma or quotation marks in it.
+fn fields(line: &str) -> impl Iterator<Item = &str> {
+    line.split(',').map(|field| field.trim().trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SINCE_6_2: &str = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\"p95_latency_ms\",\
+                             \"p99_latency_ms\",\"max_latency_ms\"\n\
+                             \"SET\",\"1.00\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\"\n\
+                             \"GET\",\"456621.00\",\"0.135\",\"0.064\",\"0.127\",\"0.183\",\"0.247\",\"0.687\"\n";
+
+    #[test]
+    fn the_rate_and_the_percentiles_of_a_test_are_read_by_their_headings() {
+        let said = parse(SINCE_6_2, "GET").unwrap();
+        assert_eq!(said, Said { ops_per_s: 456_621.0, p50_us: Some(127.0), p99_us: Some(247.0) });
+    }
+
+    #[test]
+    fn releases_that_tell_the_rate_alone_are_read_too() {
+        let said = parse("\"GET\",\"90909.09\"\n", "GET").unwrap();
+        assert_eq!(said, Said { ops_per_s: 90_909.09, p50_us: None, p99_us: None });
+    }
+
+    #[test]
+    fn what_says_no_rate_is_an_error() {
+        for (output, reason) in [
+            ("", "nothing of GET"),
+            ("\"SET\",\"1.0\"\n", "nothing of GET"),
+            ("Could not connect to Redis at 127.0.0.1:1: Connection refused\n", "nothing of GET"),
+            ("\"GET\"\n", "no rate of GET"),
+            ("\"GET\",\"inf\"\n", "no rate of GET"),
+            ("\"GET\",\"0.00\"\n", "no rate of GET"),
+            ("\"GET\",\"-3\"\n", "no rate of GET"),
+            ("GET,fast\n", "no rate of GET"),
+        ] {
+            let error = parse(output, "GET").unwrap_err();
+            assert!(error.contains(reason), "{output}: {error}");
+        }
+    }
+}

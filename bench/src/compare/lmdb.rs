@@ -1,0 +1,221 @@
+//! LMDB: a B-tree in a memory-mapped file, read by the caller's own CPU under a snapshot.
+//!
+//! A batch of operations is under one read transaction, which is reset after it and renewed for the next, so that none is
+//! made anew; what a batch writes is committed together after its reads. Nothing is synchronised to the disk. Values are
+//! copied out, as ours are.
+//!
+//! Invariant: the file has no name any more once it is open: it is gone with this process, however that ends.
+
+use crate::driver::{Drawn, Run, Thread, fill, looks_right};
+use crate::workload::{Operation, key};
+use ::lmdb::{Database, DatabaseFlags, Environment, EnvironmentFlags, Error, Transaction, WriteFlags};
+use std::path::Path;
+use std::time::Instant;
+
+/// Which one is built in.
+pub const VERSION: &str = "0.9.24 (lmdb-rkv 0.14)";
+
+/// An environment with one database.
+pub struct Lmdb {
+    environment: Environment,
+    database: Database,
+}
+
+/// One latency is taken in so many operations, as with other rivals.
+const SAMPLED: u64 = super::SAMPLED;
+/// Records that are stored by one transaction while it is loaded.
+const LOADING: u64 = 4096;
+const PAGE_SIZE: u64 = 4096;
+
+impl Lmdb {
+    /// Makes one in `folder`, which it takes away, for the records of `run`.
+    ///
+    /// # Errors
+    /// There can be no such file, in words.
+    pub fn create(folder: &Path, run: &Run) -> Result<Lmdb, String> {
+        let words = |error: Error| format!("LMDB cannot make its file in {}: {error}", folder.display());
+        std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let opened = Environment::new()
+            // Whether it is on the disk matters to none of the others either.
+            .set_flags(EnvironmentFlags::NO_SYNC | EnvironmentFlags::NO_META_SYNC | EnvironmentFlags::NO_TLS)
+            .set_map_size(map_size(run.workload.records, run.value_size()))
+            .open(folder);
+        let removed = std::fs::remove_dir_all(folder);
+        let environment = opened.map_err(words)?;
+        removed.map_err(|error| format!("{}: {error}", folder.display()))?;
+        let database = environment.create_db(None, DatabaseFlags::empty()).map_err(words)?;
+        Ok(Lmdb { environment, database })
+    }
+
+    /// Stores all records, in the order of their keys, and tells how many.
+    ///
+    /// # Errors
+    /// One was not stored, and why.
+    pub fn load(&self, run: &Run, mut progress: impl FnMut(u64)) -> Result<(), String> {
+        let mut value = vec![0; run.value_size()];
+        for first in (0..run.workload.records).step_by(LOADING as usize) {
+            let keys = first..run.workload.records.min(first + LOADING);
+            let count = keys.end - keys.start;
+            self.write(keys, &mut value, WriteFlags::APPEND).map_err(|error| error.to_string())?;
+            progress(count);
+        }
+        Ok(())
+    }
+
+    /// Does what `thread` has drawn, `depth` operations at a time, for as long as `goes_on`.
+    ///
+    /// # Errors
+    /// An operation failed, in words.
+    pub fn work(
+        &self,
+        run: &Run,
+        thread: &Thread,
+        depth: u32,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<(), String> {
+        self.batches(run, thread, depth, goes_on).map_err(|error| error.to_string())
+    }
+
+    fn batches(
+        &self,
+        run: &Run,
+        thread: &Thread,
+        depth: u32,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<(), Error> {
+        let mut value = vec![0; run.value_size()];
+        let mut writes: Vec<(Drawn, Option<Instant>)> = Vec::with_capacity(depth as usize);
+        let mut idle = self.environment.begin_ro_txn()?.reset();
+        let (mut done, mut doubt) = (0u64, 0);
+        while goes_on() {
+            let mut since = done.is_multiple_of(SAMPLED).then(Instant::now);
+            let snapshot = idle.renew()?;
+            for _ in 0..depth {
+                if !thread.may_begin() {
+                    break;
+                }
+                let drawn = thread.draw(std::mem::take(&mut doubt));
+                since = since.or_else(|| done.is_multiple_of(SAMPLED).then(Instant::now));
+                done += 1;
+                if drawn.operation != Operation::Update {
+                    let found = match snapshot.get(self.database, &key(drawn.key)) {
+                        Ok(found) => copied(found, &mut value),
+                        Err(Error::NotFound) => None,
+                        Err(error) => return Err(error),
+                    };
+                    let is_right = found.is_some_and(|value| looks_right(drawn.key, run.value_size(), value));
+                    doubt = usize::from(!is_right);
+                    if !is_right {
+                        let told = || format!("key {} has a wrong value", drawn.key);
+                        thread.blame(|tally| &mut tally.violations, told);
+                    }
+                }
+                match drawn.operation {
+                    Operation::Read => thread.count(drawn.operation, since.take()),
+                    _ => writes.push((drawn, since.take())),
+                }
+            }
+            idle = snapshot.reset();
+            if !writes.is_empty() {
+                let keys = writes.iter().map(|(drawn, _)| drawn.key);
+                self.write(keys, &mut value, WriteFlags::empty())?;
+                writes.drain(..).for_each(|(drawn, since)| thread.count(drawn.operation, since));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores these records by one transaction.
+    fn write(
+        &self,
+        keys: impl Iterator<Item = u64>,
+        value: &mut [u8],
+        flags: WriteFlags,
+    ) -> Result<(), Error> {
+        let mut transaction = self.environment.begin_rw_txn()?;
+        for number in keys {
+            fill(number, value);
+            transaction.put(self.database, &key(number), &value, flags)?;
+        }
+        transaction.commit()
+    }
+}
+
+/// A copy of what was found, unless it has another length than it should.
+#[inline]
+fn copied<'v>(found: &[u8], value: &'v mut [u8]) -> Option<&'v [u8]> {
+    if found.len() != value.len() {
+        return None;
+    }
+    value.copy_from_slice(std::hint::black_box(found));
+    Some(std::hint::black_box(&*value))
+}
+
+/// Bytes of addresses for such records, with plenty for pages that are replaced: they cost nothing until they are used.
+fn map_size(records: u64, value_size: usize) -> usize {
+    let item = value_size as u64 + 32;
+    let pages = match PAGE_SIZE / 2 / item {
+        0 => records * (item.div_ceil(PAGE_SIZE) + 1),
+        _ => records.div_ceil((PAGE_SIZE - 16) / item),
+    };
+    (pages * 2 * PAGE_SIZE + (1 << 30)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Plan;
+    use crate::workload::Workload;
+    use std::cell::Cell;
+
+    fn loaded(text: &str, value_size: usize) -> (Run, Lmdb) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut workload = Workload::parse("test", text).expect("a workload");
+        workload.records = 5000;
+        let plan = Plan { workload, value_size, tasks: 1, verify: false, sampled: 64, seed: 3 };
+        let run = Run::new(plan).expect("a run");
+        let lmdb = Lmdb::create(&folder.path().join("lmdb"), &run).expect("a file");
+        assert!(!folder.path().join("lmdb").exists(), "it has no name any more");
+        let mut loaded = 0;
+        lmdb.load(&run, |count| loaded += count).expect("room");
+        assert_eq!(loaded, 5000);
+        (run, lmdb)
+    }
+
+    #[test]
+    fn all_that_was_stored_is_read_and_right() {
+        let mixes = [
+            "readproportion=1\nupdateproportion=0",
+            "readproportion=0.5\nupdateproportion=0.5",
+            "readproportion=0.5\nupdateproportion=0\nreadmodifywriteproportion=0.5",
+        ];
+        for (text, value_size, depth) in
+            mixes.into_iter().flat_map(|mix| [(mix, 1, 1), (mix, 512, 64), (mix, 9000, 7)])
+        {
+            let (run, lmdb) = loaded(text, value_size);
+            let (thread, left) = (run.thread(0), Cell::new(20));
+            lmdb.work(&run, &thread, depth, || left.replace(left.get() - 1) > 0).expect("no error");
+            let tally = thread.take_tally();
+            assert_eq!((tally.operations(), tally.violations), (20 * u64::from(depth), 0), "{:?}", tally.told);
+            assert!(tally.latencies.all().count() > 0);
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_wrong_or_missing_is_counted() {
+        let (run, lmdb) = loaded("readproportion=1\nupdateproportion=0", 64);
+        let mut transaction = lmdb.environment.begin_rw_txn().expect("one writer");
+        for number in 0..run.workload.records {
+            match number % 2 {
+                0 => transaction.del(lmdb.database, &key(number), None).expect("it is there"),
+                _ => transaction
+                    .put(lmdb.database, &key(number), &[0; 63], WriteFlags::empty())
+                    .expect("there is room"),
+            }
+        }
+        transaction.commit().expect("there is room");
+        let (thread, left) = (run.thread(0), Cell::new(10));
+        lmdb.work(&run, &thread, 8, || left.replace(left.get() - 1) > 0).expect("no error");
+        assert_eq!(thread.take_tally().violations, 80);
+    }
+}

@@ -1,0 +1,102 @@
+//! memcached by its text protocol: a `get` of many keys, and `set`s.
+//!
+//! Invariant: keys have eight bytes, as ours have; they are the hexadecimal digits of the record's number, since a key
+//! here is made of letters.
+
+use super::words::{block, line, number, shown};
+use super::{Answer, Dialect};
+
+/// A `get` for all reads of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Memcached;
+
+/// Records that keys of this form tell apart.
+pub const RECORDS_MAX: u64 = 1 << 32;
+
+impl Dialect for Memcached {
+    const HELLO: &'static [u8] = b"stats\r\n";
+
+    fn pid(bytes: &[u8]) -> Result<Option<u32>, String> {
+        let (mut rest, mut pid) = (bytes, None);
+        while let Some(first) = line(rest)? {
+            if first == b"END" {
+                return pid.map(Some).ok_or_else(|| "it does not tell which process it is".to_owned());
+            }
+            let Some(told) = first.strip_prefix(b"STAT ") else {
+                return Err(format!("it answers a question for its state with {}", shown(first)));
+            };
+            if let Some(digits) = told.strip_prefix(b"pid ") {
+                pid = number(digits).and_then(|pid| u32::try_from(pid).ok());
+            }
+            rest = &rest[first.len() + 2..];
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn ask_reads(keys: &[u64], out: &mut Vec<u8>) {
+        out.extend_from_slice(b"get");
+        for &number in keys {
+            out.push(b' ');
+            out.extend_from_slice(&key(number));
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+
+    #[inline]
+    fn ask_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(b"set ");
+        out.extend_from_slice(&key(number));
+        out.extend_from_slice(format!(" 0 0 {}\r\n", value.len()).as_bytes());
+        out.extend_from_slice(value);
+        out.extend_from_slice(b"\r\n");
+    }
+
+    /// Records that are not there are left out of its answer: who reads one sees the next one's, or the end.
+    #[inline]
+    fn read(bytes: &[u8], asked: u64) -> Result<Option<Answer<'_>>, String> {
+        let Some(first) = line(bytes)? else { return Ok(None) };
+        if first == b"END" {
+            return Ok(Some(Answer { len: 0, value: None }));
+        }
+        let refused = || format!("it answers a get with {}", shown(first));
+        let rest = first.strip_prefix(b"VALUE ").ok_or_else(refused)?;
+        let mut words = rest.split(|&byte| byte == b' ');
+        let (Some(name), Some(_flags), Some(len), None) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
+            return Err(refused());
+        };
+        if name != key(asked) {
+            return Ok(Some(Answer { len: 0, value: None }));
+        }
+        let found = block(bytes, first.len(), number(len).ok_or_else(refused)?)?;
+        Ok(found.map(|(value, len)| Answer { len, value: Some(value) }))
+    }
+
+    #[inline]
+    fn after_reads(bytes: &[u8]) -> Result<Option<usize>, String> {
+        expect(bytes, b"END", "a get, after all that was asked for,")
+    }
+
+    #[inline]
+    fn written(bytes: &[u8]) -> Result<Option<usize>, String> {
+        expect(bytes, b"STORED", "a set")
+    }
+}
+
+#[inline]
+fn expect(bytes: &[u8], word: &[u8], asked: &str) -> Result<Option<usize>, String> {
+    match line(bytes)? {
+        None => Ok(None),
+        Some(told) if told == word => Ok(Some(word.len() + 2)),
+        Some(other) => Err(format!("it answers {asked} with {}", shown(other))),
+    }
+}
+
+/// The key of record `number`.
+#[inline]
+fn key(number: u64) -> [u8; 8] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    std::array::from_fn(|place| DIGITS[(number >> (28 - 4 * place)) as usize & 15])
+}

@@ -1,0 +1,515 @@
+//! `bench compare`: Farside beside Redis, memcached and LMDB, on this machine and under one workload.
+//!
+//! Everyone has the same records, operations, number of connections and operations under way, and its turn in every
+//! round, so that whatever else the machine does strikes all alike. In a turn clients connect, warm up, and count.
+//!
+//! Invariant: a value that is wrong, or an operation that fails, ends the comparison: what is told was done right.
+//! Invariant: of what a rival can do in several ways (batches, their number) the best is measured.
+
+mod cores;
+mod lanes;
+mod servers;
+
+use super::session::Asked;
+use super::{Done, FEWER_RECORDS, FabricArg, Failure, Session, System, seconds};
+use crate::cli::{check_available, progress, value_size};
+use clap::ValueEnum;
+use cores::Cores;
+use farside_bench::compare::memcached::Memcached;
+use farside_bench::compare::redis::{Get, OfBenchmark};
+use farside_bench::compare::rows::{self, CompareReport, Spread};
+use farside_bench::compare::{self, Address, Client, Dialect, Waiting};
+use farside_bench::driver::{Run, Thread};
+use farside_bench::report::LatencyUs;
+use farside_bench::workload::{Distribution, Workload};
+use lanes::{Lane, Who};
+pub(super) use servers::RivalServer;
+use servers::{Folder, Server, on_path};
+
+#[derive(clap::Args)]
+pub(super) struct Compare {
+    /// Beside whom [default: all that are here]
+    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
+    rivals: Option<Vec<Rival>>,
+    /// What carries Farside's requests
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME,...",
+        value_delimiter = ',',
+        default_value = "udp,tcp,ring,shm"
+    )]
+    fabrics: Vec<FabricArg>,
+    /// a, b, c, or a YCSB property file
+    #[arg(long, value_name = "a|b|c|PATH", default_value = "c")]
+    workload: String,
+    /// Which keys are asked for: uniform, or as the workload says by 'zipfian' or another name
+    #[arg(long, value_name = "NAME", default_value = "uniform")]
+    distribution: String,
+    /// Records in each store
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 28))]
+    records: u64,
+    /// Bytes of a value, 1 to 60000
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
+    value_size: u32,
+    /// Client threads, each with one connection
+    #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    threads: u32,
+    /// Operations that each connection has under way, besides one at a time
+    #[arg(long, value_name = "K", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=64))]
+    depth: u32,
+    /// How often everyone has its turn
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// How long a turn is, after a warm-up
+    #[arg(long, value_name = "S", default_value_t = 0.25)]
+    seconds: f64,
+    /// One JSON object a line in place of tables
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Rival {
+    /// redis-server, of PATH
+    Redis,
+    /// memcached, of PATH
+    Memcached,
+    /// LMDB, which is built in
+    Lmdb,
+}
+
+/// The longest value that all of them take, and that all of ours carry.
+const VALUE_MAX: u32 = 60_000;
+/// Records that `redis-benchmark` asks for at most.
+const BENCHMARKED_MAX: u64 = 100_000;
+/// What a rival needs for a record besides its value, at the most, and what it needs anyway.
+const BESIDES_VALUE: u64 = 160;
+const BESIDES_RECORDS: u64 = 128 << 20;
+
+impl Compare {
+    pub(super) fn run(self) -> Done {
+        let turn = seconds(self.seconds)?;
+        if self.value_size > VALUE_MAX {
+            return Err(Failure::Told(format!(
+                "--value-size {}: give {VALUE_MAX} at most, which every contender carries in one answer",
+                self.value_size
+            )));
+        }
+        if self.fabrics.contains(&FabricArg::Local) {
+            return Err(Failure::Told(
+                "--fabrics local has its node in this process, and is nobody's server: name udp, tcp, ring or shm"
+                    .into(),
+            ));
+        }
+        let workload = self.workload()?;
+        compare::check(&workload).map_err(Failure::Told)?;
+        let cores = Cores::of_this_process()?;
+        let found = self.find()?;
+        self.check_memory(&found)?;
+        note!("workload {workload}; values of {} bytes", self.value_size);
+        let folder = Folder::make()?;
+        let contenders = self.start(&workload, found, &folder)?;
+        let mut lanes = self.lanes(&contenders, &cores);
+        let run = contenders.run();
+        let mut threads: Vec<Thread> = (0..self.threads).map(|thread| run.thread(thread)).collect();
+        let field =
+            lanes::Field { contenders: &contenders, cores: &cores, threads: self.threads, length: turn };
+        note!("looking in which batches the rivals do best ...");
+        for lane in &mut lanes {
+            field.choose_shape(lane, &mut threads)?;
+        }
+        let bar = progress("measuring in turn", u64::from(self.rounds) * lanes.len() as u64, false);
+        for _ in 0..self.rounds {
+            for lane in &mut lanes {
+                field.take_turn(lane, &mut threads)?;
+                bar.inc(1);
+            }
+            lanes::rate_round(&mut lanes);
+        }
+        bar.finish_and_clear();
+        let reports: Vec<CompareReport> =
+            lanes.iter().map(|lane| self.report(&workload, &contenders, lane)).collect();
+        if self.json {
+            for report in &reports {
+                tell!("{}", serde_json::to_string(report)?);
+            }
+            return Ok(());
+        }
+        self.tell(&workload, &contenders, &cores, &lanes, &reports)
+    }
+
+    fn workload(&self) -> Result<Workload, Failure> {
+        let mut workload = Workload::resolve(&self.workload)?;
+        workload.records = self.records;
+        workload.distribution = Distribution::named(&self.distribution).ok_or_else(|| {
+            Failure::Told(format!(
+                "there is no distribution '{}': name one of {}",
+                self.distribution,
+                Distribution::NAMES
+            ))
+        })?;
+        for unused in &workload.unused {
+            note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
+        }
+        Ok(workload)
+    }
+}
+
+/// Rivals that take part.
+struct Found {
+    redis: Option<std::path::PathBuf>,
+    memcached: Option<std::path::PathBuf>,
+    lmdb: bool,
+}
+
+/// All who take part, with their records loaded.
+struct Contenders {
+    session: Session,
+    pools: Vec<(FabricArg, farside::Pool)>,
+    redis: Option<Server>,
+    memcached: Option<Server>,
+    #[cfg(feature = "lmdb")]
+    lmdb: Option<compare::lmdb::Lmdb>,
+    /// `redis-benchmark`, and for how many records it was made ready.
+    benchmark: Option<(std::path::PathBuf, u64)>,
+}
+
+impl Contenders {
+    fn run(&self) -> &Run {
+        self.session.run()
+    }
+
+    fn has_lmdb(&self) -> bool {
+        #[cfg(feature = "lmdb")]
+        return self.lmdb.is_some();
+        #[cfg(not(feature = "lmdb"))]
+        false
+    }
+}
+
+impl Compare {
+    /// Who is here, of those who were named, or of all.
+    fn find(&self) -> Result<Found, Failure> {
+        let is_named = |rival| self.rivals.as_ref().is_some_and(|named| named.contains(&rival));
+        let is_wanted = |rival| self.rivals.is_none() || is_named(rival);
+        let server = |rival, program: &str, package: &str| {
+            let found = is_wanted(rival).then(|| on_path(program)).flatten();
+            if found.is_none() && is_wanted(rival) {
+                let told = format!("{program} is not on PATH: install it, as by 'apt-get install {package}'");
+                match is_named(rival) {
+                    true => return Err(Failure::Told(format!("{told}, or leave it out by --rivals"))),
+                    false => note!("farside: {told}; it is left out"),
+                }
+            }
+            Ok(found)
+        };
+        let redis = server(Rival::Redis, "redis-server", "redis-server")?;
+        let memcached = server(Rival::Memcached, "memcached", "memcached")?;
+        let is_built_in = cfg!(feature = "lmdb");
+        if is_wanted(Rival::Lmdb) && !is_built_in {
+            let told = "this farside was built without LMDB: build it with the feature 'lmdb', which is on by default";
+            match is_named(Rival::Lmdb) {
+                true => return Err(Failure::Told(format!("{told}, or leave it out by --rivals"))),
+                false => note!("farside: {told}; it is left out"),
+            }
+        }
+        let found = Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in };
+        match (&found.redis, &found.memcached, found.lmdb) {
+            (None, None, false) => Err(Failure::Told(
+                "there is nobody to compare with: install redis-server and memcached, as by 'apt-get install \
+                 redis-server memcached'"
+                    .into(),
+            )),
+            _ => Ok(found),
+        }
+    }
+
+    /// Bytes that a rival has for its records.
+    fn rival_bytes(&self) -> u64 {
+        // Whatever divides memory into classes leaves up to a quarter of it unused.
+        self.records * (u64::from(self.value_size) * 5 / 4 + BESIDES_VALUE) + BESIDES_RECORDS
+    }
+
+    fn check_memory(&self, found: &Found) -> Done {
+        let rivals = [found.redis.is_some(), found.memcached.is_some(), found.lmdb];
+        let rivals = rivals.into_iter().filter(|&is_here| is_here).count() as u64;
+        check_available((rivals + 1) * self.rival_bytes(), FEWER_RECORDS)
+    }
+
+    /// Starts everyone and loads the records.
+    fn start(&self, workload: &Workload, found: Found, folder: &Folder) -> Result<Contenders, Failure> {
+        let asked = Asked {
+            fabric: Some(FabricArg::Shm),
+            value_size: self.value_size as usize,
+            threads: self.threads,
+            tasks: self.depth,
+            ..Asked::new(System::PrismKv, workload.clone())
+        };
+        note!(
+            "farside: a node, reached by {}",
+            self.fabrics.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
+        );
+        let mut by: Vec<FabricArg> = Vec::new();
+        for &fabric in self.fabrics.iter().filter(|&&fabric| fabric != FabricArg::Shm) {
+            if !by.contains(&fabric) {
+                by.push(fabric);
+            }
+        }
+        let session = Session::start_also_by(asked, &by)?;
+        by.extend(self.fabrics.contains(&FabricArg::Shm).then_some(FabricArg::Shm));
+        let pools = by.into_iter().map(|fabric| Ok((fabric, session.pool_by(fabric)?)));
+        let pools = pools.collect::<Result<Vec<_>, Failure>>()?;
+        let redis = match &found.redis {
+            Some(program) => {
+                note!("redis: {}", program.display());
+                let server = Server::redis(program, folder)?;
+                self.load::<Get>(&server.address, "redis", self.records)?;
+                Some(server)
+            }
+            None => None,
+        };
+        let memcached = match &found.memcached {
+            Some(program) => {
+                note!("memcached: {}", program.display());
+                let server = Server::memcached(program, folder, self.rival_bytes())?;
+                self.load::<Memcached>(&server.address, "memcached", self.records)?;
+                Some(server)
+            }
+            None => None,
+        };
+        let reads_only = workload.mix.share(farside_bench::workload::Operation::Read) == 1.0;
+        let benchmark = match (&redis, on_path("redis-benchmark")) {
+            (Some(server), Some(program)) if reads_only => {
+                let records = self.records.min(BENCHMARKED_MAX);
+                self.load::<OfBenchmark>(&server.address, "redis", records)?;
+                Some((program, records))
+            }
+            _ => None,
+        };
+        #[cfg(feature = "lmdb")]
+        let lmdb = match found.lmdb {
+            true => {
+                note!("lmdb: built in");
+                let made = compare::lmdb::Lmdb::create(&folder.path().join("lmdb"), session.run());
+                let lmdb = made.map_err(Failure::Told)?;
+                let bar = progress("loading records", self.records, false);
+                lmdb.load(session.run(), |count| bar.inc(count))
+                    .map_err(|reason| Failure::Told(format!("lmdb: {reason}")))?;
+                bar.finish_and_clear();
+                Some(lmdb)
+            }
+            false => None,
+        };
+        Ok(Contenders {
+            session,
+            pools,
+            redis,
+            memcached,
+            #[cfg(feature = "lmdb")]
+            lmdb,
+            benchmark,
+        })
+    }
+
+    fn load<D: Dialect>(&self, address: &Address, name: &str, records: u64) -> Done {
+        let told = |reason: String| Failure::Told(format!("{name}: {reason}"));
+        let bar = progress("loading records", records, false);
+        let client = Client::<D>::connect(address, Waiting::Asleep, self.value_size as usize);
+        let mut client = client.map_err(|error| told(error.to_string()))?;
+        client.load(0..records, || bar.inc(1)).map_err(told)?;
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// Who has a turn, in which order, and how.
+    fn lanes(&self, contenders: &Contenders, cores: &Cores) -> Vec<Lane> {
+        use rows::{Client, Cores, Way};
+        let two = [(Cores::Two, Client::Looks), (Cores::Two, Client::Sleeps)];
+        let served = two.into_iter().filter(|_| cores.count() > 1).chain([(Cores::One, Client::Sleeps)]);
+        let mut lanes = Vec::new();
+        for served in served {
+            for depth in self.depths() {
+                let way = Way { depth, served: Some(served) };
+                let mut add = |who| lanes.push(Lane::new(who, way));
+                if contenders.redis.is_some() {
+                    for unix in [false, true] {
+                        add(Who::Redis { mget: false, unix });
+                        if depth > 1 {
+                            add(Who::Redis { mget: true, unix });
+                        }
+                    }
+                    let is_its_way = depth > 1 && served.1 == Client::Sleeps;
+                    let is_apart = served.0 == Cores::Two || cores.count() == 1;
+                    if contenders.benchmark.is_some() && is_its_way && is_apart {
+                        add(Who::RedisBenchmark);
+                    }
+                }
+                if contenders.memcached.is_some() {
+                    add(Who::Memcached);
+                }
+                for &(fabric, _) in contenders.pools.iter().filter(|(fabric, _)| *fabric != FabricArg::Shm) {
+                    add(Who::Farside(fabric));
+                }
+            }
+        }
+        for depth in self.depths() {
+            let way = Way { depth, served: None };
+            if contenders.has_lmdb() {
+                lanes.push(Lane::new(Who::Lmdb, way));
+            }
+            if contenders.pools.iter().any(|(fabric, _)| *fabric == FabricArg::Shm) {
+                lanes.push(Lane::new(Who::Farside(FabricArg::Shm), way));
+            }
+        }
+        lanes
+    }
+
+    fn depths(&self) -> impl Iterator<Item = u32> + use<> {
+        let depth = self.depth;
+        [depth, 1].into_iter().take(if depth == 1 { 1 } else { 2 })
+    }
+
+    fn report(&self, workload: &Workload, contenders: &Contenders, lane: &Lane) -> CompareReport {
+        let (cores, client) = lane.way.served.unzip();
+        let is_cross_check = lane.who == Who::RedisBenchmark;
+        let measured = &lane.measured;
+        CompareReport {
+            contender: lane.who.name(),
+            version: lane.who.version(contenders),
+            workload: workload.name.clone(),
+            distribution: workload.distribution.name().into(),
+            records: match &contenders.benchmark {
+                Some((_, records)) if is_cross_check => *records,
+                _ => self.records,
+            },
+            value_size: self.value_size.into(),
+            threads: self.threads,
+            depth: lane.way.depth,
+            batches: lane.batches(),
+            cores,
+            client,
+            rounds: self.rounds.into(),
+            ops_per_s: Spread::of(&measured.rates).expect("there was a round at least"),
+            latency_us: (measured.latencies.count() > 0).then(|| LatencyUs::from(&measured.latencies)),
+            cpu_s_per_mop: measured.cpu_s_per_mop(),
+            of_better_rival: Spread::of(&measured.ratios),
+            is_cross_check,
+        }
+    }
+
+    fn tell(
+        &self,
+        workload: &Workload,
+        contenders: &Contenders,
+        cores: &Cores,
+        lanes: &[Lane],
+        reports: &[CompareReport],
+    ) -> Done {
+        let at_once = |depth: u32| match depth {
+            1 => "One operation at a time".to_owned(),
+            depth => format!("{depth} operations under way"),
+        };
+        tell!("Workload {workload}; values of {} bytes.", self.value_size);
+        tell!(
+            "{} client thread{} with a connection each; {} rounds of {} s each; {}.",
+            self.threads,
+            if self.threads == 1 { "" } else { "s" },
+            self.rounds,
+            self.seconds,
+            cores.told()
+        );
+        tell!("{}.", Who::versions(contenders).join("; "));
+        let mut ways: Vec<rows::Way> = lanes.iter().map(|lane| lane.way).collect();
+        ways.dedup();
+        for way in ways {
+            let group = lanes.iter().zip(reports).filter(|(lane, _)| lane.way == way);
+            let group: Vec<CompareReport> = group.map(|(_, report)| report.clone()).collect();
+            let how = match way.served {
+                None => "no server: the client's own CPU does it, in memory of this host",
+                Some((rows::Cores::Two, rows::Client::Looks)) => {
+                    "the client looks for answers all the time, the server is on another core"
+                }
+                Some((rows::Cores::Two, rows::Client::Sleeps)) => {
+                    "the client sleeps until it is answered, the server is on another core"
+                }
+                Some((rows::Cores::One, rows::Client::Sleeps)) => {
+                    "the client sleeps until it is answered, the server is on the same core"
+                }
+                Some((rows::Cores::One, rows::Client::Looks)) => {
+                    "the client looks for answers all the time, the server is on the same core"
+                }
+            };
+            tell!();
+            tell!("{}; {how}:", at_once(way.depth));
+            tell!("{}", rows::table(&group).to_string().trim_end());
+        }
+        tell!();
+        for line in self.caveats(contenders, cores, lanes) {
+            tell!("{line}");
+        }
+        Ok(())
+    }
+
+    /// What a reader must know to judge the tables.
+    fn caveats(&self, contenders: &Contenders, cores: &Cores, lanes: &[Lane]) -> Vec<String> {
+        let mut lines = vec![
+            "ops/s is the median of all rounds. 'of the better rival' is how many times the rate of the better of \
+             Redis and memcached, in the same table and round: over TCP for those who can serve other hosts, also over \
+             Redis's unix socket for those of one host; where there is no server, the best of all tables. Its median is \
+             told."
+                .to_owned(),
+            "Latencies are of one operation in 64, from when it is asked until its value was looked at; with several \
+             under way that is mostly waiting for the others."
+                .into(),
+        ];
+        let shapes = lanes.iter().filter_map(|lane| Some((lane.who.name(), lane.batches()?, lane.way)));
+        let shapes: Vec<String> = shapes
+            .filter(|(_, _, way)| way.depth > 1)
+            .map(|(name, batches, way)| {
+                let how = match way.served {
+                    Some((rows::Cores::Two, rows::Client::Looks)) => "looks",
+                    Some((rows::Cores::Two, _)) => "sleeps",
+                    _ => "one core",
+                };
+                format!("{name} ({how}) {batches} x {}", way.depth / batches)
+            })
+            .collect();
+        if !shapes.is_empty() {
+            lines.push(format!(
+                "Rivals had their operations under way in the batches in which they were fastest here: {}.",
+                shapes.join(", ")
+            ));
+        }
+        if contenders.has_lmdb() {
+            lines.push(
+                "LMDB reads a batch of operations under one read transaction, renewed for each, and its values are \
+                 copied out, as ours are. It does one operation after the other; what it writes is committed a batch \
+                 at a time, and not synchronised to a disk."
+                    .into(),
+            );
+        }
+        if let Some((_, records)) = &contenders.benchmark {
+            lines.push(format!(
+                "redis-benchmark (a cross-check: Redis's own client) asks for {records} records, all of which are \
+                 there, and looks at no value."
+            ));
+        }
+        lines.extend([
+            "Farside's engine looks for requests for 60 us before it sleeps: while clients ask it takes a whole core, \
+             where Redis and memcached sleep whenever they have nothing to do. The server's CPU time tells."
+                .to_owned(),
+            "Redis and memcached do more than PRISM-KV: types, expiry, eviction, scripts, replication. Keys have 8 \
+             bytes with everyone; memcached's are text."
+                .into(),
+            "shm, ring, LMDB and unix sockets work within one host. Over a network all others wait for it, too."
+                .into(),
+        ]);
+        if cores.count() == 1 {
+            lines
+                .push("This process has one core: tables with client and server on two are left out.".into());
+        }
+        lines
+    }
+}

@@ -1,0 +1,407 @@
+//! Who takes part in which way, and a turn.
+//!
+//! Invariant: in a turn nobody else has anything under way, and client and server are on the cores that the way says.
+
+use super::cores::Cores;
+use super::servers::{Server, command};
+use super::{Contenders, FabricArg};
+use crate::cli::Failure;
+use farside::Pool;
+use farside::parts::AnyKv;
+use farside_bench::compare::benchmark;
+use farside_bench::compare::memcached::Memcached;
+use farside_bench::compare::redis::{Get, MGet};
+use farside_bench::compare::rows::{self, Measured, Way};
+use farside_bench::compare::{Address, Client, Dialect, Shape, Waiting};
+use farside_bench::driver::{Tally, Thread};
+use farside_bench::report::{Latencies, cpu_time_of, own_cpu_time};
+use farside_fabrics::executor::Core;
+use farside_fabrics::spin;
+use std::process::Stdio;
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// A contender, as a row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    Redis { mget: bool, unix: bool },
+    Memcached,
+    Lmdb,
+    Farside(FabricArg),
+    RedisBenchmark,
+}
+
+/// A contender in one way.
+pub(super) struct Lane {
+    pub(super) who: Who,
+    pub(super) way: Way,
+    shape: Shape,
+    pub(super) measured: Measured,
+}
+
+/// Where turns are taken.
+pub(super) struct Field<'c> {
+    pub(super) contenders: &'c Contenders,
+    pub(super) cores: &'c Cores,
+    pub(super) threads: u32,
+    /// How long a turn is.
+    pub(super) length: Duration,
+}
+
+/// How long clients work before they count, and how long each number of batches is tried; never longer than a turn.
+const WARM_UP: Duration = Duration::from_millis(30);
+const TRIAL: Duration = Duration::from_millis(50);
+/// How often that is tried.
+const TRIALS: u32 = 3;
+/// Requests of `redis-benchmark` in a round, and how long it may take.
+const BENCHMARKED: u32 = 200_000;
+const BENCHMARK_MAX: Duration = Duration::from_secs(60);
+
+impl Who {
+    pub(super) fn name(self) -> String {
+        match self {
+            Who::Redis { mget, unix } => {
+                let [mget, unix] =
+                    [(mget, " mget"), (unix, " unix")].map(|(is, word)| if is { word } else { "" });
+                format!("redis{mget}{unix}")
+            }
+            Who::Memcached => "memcached".into(),
+            Who::Lmdb => "lmdb".into(),
+            Who::Farside(fabric) => format!("farside {}", fabric.name()),
+            Who::RedisBenchmark => "redis-benchmark".into(),
+        }
+    }
+
+    pub(super) fn version(self, contenders: &Contenders) -> String {
+        let of = |server: &Option<Server>| {
+            server.as_ref().map_or_else(String::new, |server| server.version.clone())
+        };
+        match self {
+            Who::Redis { .. } | Who::RedisBenchmark => of(&contenders.redis),
+            Who::Memcached => of(&contenders.memcached),
+            #[cfg(feature = "lmdb")]
+            Who::Lmdb => farside_bench::compare::lmdb::VERSION.into(),
+            #[cfg(not(feature = "lmdb"))]
+            Who::Lmdb => String::new(),
+            Who::Farside(_) => env!("CARGO_PKG_VERSION").into(),
+        }
+    }
+
+    /// Those who take part, each with its release.
+    pub(super) fn versions(contenders: &Contenders) -> Vec<String> {
+        let named = |name: &str, who: Who| format!("{name} {}", who.version(contenders));
+        let redis = Who::Redis { mget: false, unix: false };
+        let mut versions = vec![named("Farside", Who::Farside(FabricArg::Shm))];
+        versions.extend(contenders.redis.is_some().then(|| named("Redis", redis)));
+        versions.extend(contenders.memcached.is_some().then(|| named("memcached", Who::Memcached)));
+        versions.extend(contenders.has_lmdb().then(|| named("LMDB", Who::Lmdb)));
+        versions
+    }
+
+    /// Whether it is one that others are held to.
+    fn is_measure(self) -> bool {
+        matches!(self, Who::Redis { .. } | Who::Memcached)
+    }
+
+    fn is_of_one_host(self) -> bool {
+        matches!(
+            self,
+            Who::Redis { unix: true, .. } | Who::Lmdb | Who::Farside(FabricArg::Shm | FabricArg::Ring)
+        )
+    }
+}
+
+impl Lane {
+    pub(super) fn new(who: Who, way: Way) -> Lane {
+        Lane { who, way, shape: Shape { depth: way.depth, batches: 1 }, measured: Measured::default() }
+    }
+
+    /// In how many batches its operations are under way, where we see to that.
+    pub(super) fn batches(&self) -> Option<u32> {
+        self.who.is_measure().then_some(self.shape.batches)
+    }
+
+    fn waiting(&self) -> Option<rows::Client> {
+        self.way.served.map(|(_, client)| client)
+    }
+}
+
+/// Holds everyone's last round to the better rival's.
+pub(super) fn rate_round(lanes: &mut [Lane]) {
+    let rivals: Vec<(Who, Way, f64)> = lanes
+        .iter()
+        .filter(|lane| lane.who.is_measure())
+        .filter_map(|lane| Some((lane.who, lane.way, *lane.measured.rates.last()?)))
+        .collect();
+    for lane in lanes.iter_mut().filter(|lane| lane.who != Who::RedisBenchmark) {
+        let is_comparable = |(who, way, _): &&(Who, Way, f64)| {
+            way.depth == lane.way.depth
+                && (lane.way.served.is_none() || *way == lane.way)
+                && (lane.who.is_of_one_host() || !who.is_of_one_host())
+        };
+        let best = rivals.iter().filter(is_comparable).map(|(_, _, rate)| *rate).max_by(f64::total_cmp);
+        if let (Some(best), Some(rate)) = (best, lane.measured.rates.last()) {
+            lane.measured.ratios.push(rate / best);
+        }
+    }
+}
+
+/// What a turn came to.
+struct Turn {
+    rate: f64,
+    operations: u64,
+    latencies: Latencies,
+    client_cpu: Duration,
+    server_cpu: Option<Duration>,
+}
+
+impl Field<'_> {
+    /// Finds out in how many batches a rival does best.
+    pub(super) fn choose_shape(&self, lane: &mut Lane, threads: &mut [Thread]) -> Result<(), Failure> {
+        if lane.batches().is_none() || lane.way.depth == 1 {
+            return Ok(());
+        }
+        let mut tried: Vec<(u32, f64)> =
+            [1, 2, 4].into_iter().filter(|&batches| batches <= lane.way.depth).map(|b| (b, 0.0)).collect();
+        for _ in 0..TRIALS {
+            for (batches, sum) in &mut tried {
+                lane.shape.batches = *batches;
+                *sum += self.turn(lane, threads, TRIAL.min(self.length))?.rate;
+            }
+        }
+        let best = tried.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other));
+        lane.shape.batches = best.expect("one batch is always possible").0;
+        Ok(())
+    }
+
+    /// Has a contender its turn.
+    pub(super) fn take_turn(&self, lane: &mut Lane, threads: &mut [Thread]) -> Result<(), Failure> {
+        if lane.who == Who::RedisBenchmark {
+            let said = self.benchmark(lane)?;
+            lane.measured.rates.push(said.ops_per_s);
+            return Ok(());
+        }
+        let turn = self.turn(lane, threads, self.length)?;
+        let measured = &mut lane.measured;
+        measured.rates.push(turn.rate);
+        measured.operations += turn.operations;
+        measured.latencies.merge(&turn.latencies);
+        measured.client_cpu += turn.client_cpu;
+        measured.server_cpu = turn.server_cpu.map(|cpu| cpu + measured.server_cpu.unwrap_or_default());
+        Ok(())
+    }
+
+    fn turn(&self, lane: &Lane, threads: &mut [Thread], length: Duration) -> Result<Turn, Failure> {
+        let server = self.server_pid(lane);
+        if let Some(pid) = server {
+            self.cores.take_server(pid)?;
+        }
+        let run = self.contenders.run();
+        run.resume();
+        let server_cpu = || server.map(cpu_time_of).transpose();
+        let (sender, warm) = mpsc::channel();
+        let told = |reason: String| Failure::Told(format!("{}: {reason}", lane.who.name()));
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = threads
+                .iter_mut()
+                .map(|thread| {
+                    let sender = sender.clone();
+                    scope.spawn(move || {
+                        let ended = self.client(lane, thread, &sender);
+                        sender.send(()).unwrap_or(()); // So that nobody waits for one that failed.
+                        ended.map(|seconds| (thread.take_tally(), seconds))
+                    })
+                })
+                .collect();
+            drop(sender);
+            clients.iter().for_each(|_| warm.recv().unwrap_or(()));
+            let before = (own_cpu_time()?, server_cpu()?);
+            let until = Instant::now() + length;
+            while warm.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
+            run.stop();
+            let after = (own_cpu_time()?, server_cpu()?);
+            let (mut rate, mut tally) = (0.0, Tally::default());
+            for client in clients {
+                let (its, seconds) = client.join().expect("a client reports its errors").map_err(told)?;
+                rate += its.operations() as f64 / seconds;
+                tally.merge(its);
+            }
+            if let Some(wrong) = tally.told.first() {
+                return Err(told(wrong.clone()));
+            }
+            Ok(Turn {
+                rate,
+                operations: tally.operations(),
+                latencies: tally.latencies.all(),
+                client_cpu: after.0.saturating_sub(before.0),
+                server_cpu: after.1.zip(before.1).map(|(after, before)| after.saturating_sub(before)),
+            })
+        })
+    }
+
+    fn server_pid(&self, lane: &Lane) -> Option<u32> {
+        let of = |server: &Option<Server>| server.as_ref().map(Server::pid);
+        match lane.who {
+            Who::Redis { .. } | Who::RedisBenchmark => of(&self.contenders.redis),
+            Who::Memcached => of(&self.contenders.memcached),
+            Who::Farside(FabricArg::Shm) | Who::Lmdb => None,
+            Who::Farside(_) => self.contenders.session.node_pid(),
+        }
+    }
+
+    /// A client thread's turn; how long it has counted, in seconds.
+    fn client(&self, lane: &Lane, thread: &Thread, warm: &mpsc::Sender<()>) -> Result<f64, String> {
+        let cores = lane.way.served.map(|(cores, _)| cores);
+        self.cores.take_client(cores, self.threads).map_err(|_| "its core cannot be had".to_owned())?;
+        let redis = |unix: bool| {
+            let server = self.contenders.redis.as_ref().expect("it takes part");
+            match unix {
+                true => server.socket.as_ref().expect("it listens there"),
+                false => &server.address,
+            }
+        };
+        match lane.who {
+            Who::Redis { mget: false, unix } => self.rival::<Get>(lane, redis(unix), thread, warm),
+            Who::Redis { mget: true, unix } => self.rival::<MGet>(lane, redis(unix), thread, warm),
+            Who::Memcached => {
+                let server = self.contenders.memcached.as_ref().expect("it takes part");
+                self.rival::<Memcached>(lane, &server.address, thread, warm)
+            }
+            Who::Lmdb => self.lmdb(lane, thread, warm),
+            Who::Farside(fabric) => {
+                let found = self.contenders.pools.iter().find(|(by, _)| *by == fabric);
+                self.farside(lane, &found.expect("it takes part").1, thread, warm)
+            }
+            Who::RedisBenchmark => unreachable!("it is a program of its own"),
+        }
+    }
+
+    fn rival<D: Dialect>(
+        &self,
+        lane: &Lane,
+        address: &Address,
+        thread: &Thread,
+        warm: &mpsc::Sender<()>,
+    ) -> Result<f64, String> {
+        let waiting = match lane.waiting() {
+            Some(rows::Client::Looks) => Waiting::Awake,
+            _ => Waiting::Asleep,
+        };
+        let run = self.contenders.run();
+        let client = Client::<D>::connect(address, waiting, run.value_size());
+        let mut client = client.map_err(|error| error.to_string())?;
+        let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
+        client.work(thread, lane.shape, || began.elapsed() < warm_up)?;
+        let since = counts_from_here(thread, warm);
+        client.work(thread, lane.shape, || !run.is_stopped())?;
+        Ok(since.elapsed().as_secs_f64())
+    }
+
+    #[cfg(feature = "lmdb")]
+    fn lmdb(&self, lane: &Lane, thread: &Thread, warm: &mpsc::Sender<()>) -> Result<f64, String> {
+        let lmdb = self.contenders.lmdb.as_ref().expect("it takes part");
+        let run = self.contenders.run();
+        let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
+        lmdb.work(run, thread, lane.way.depth, || began.elapsed() < warm_up)?;
+        let since = counts_from_here(thread, warm);
+        lmdb.work(run, thread, lane.way.depth, || !run.is_stopped())?;
+        Ok(since.elapsed().as_secs_f64())
+    }
+
+    #[cfg(not(feature = "lmdb"))]
+    fn lmdb(&self, _: &Lane, _: &Thread, _: &mpsc::Sender<()>) -> Result<f64, String> {
+        unreachable!("without the feature it takes no part")
+    }
+
+    fn farside(
+        &self,
+        lane: &Lane,
+        pool: &Pool,
+        thread: &Thread,
+        warm: &mpsc::Sender<()>,
+    ) -> Result<f64, String> {
+        let (session, run) = (&self.contenders.session, self.contenders.run());
+        let endpoint = Rc::new(pool.endpoint_here().map_err(|error| error.to_string())?);
+        endpoint.set_waiting(match lane.waiting() {
+            Some(rows::Client::Looks) => spin::Waiting::Awake,
+            _ => spin::Waiting::Asleep,
+        });
+        let kvs = (0..lane.way.depth).map(|_| session.kv(&endpoint)).collect::<Result<Vec<_>, _>>();
+        let mut kvs = kvs.map_err(|error| error.to_string())?;
+        let mut core = Core::new(&endpoint);
+        let mark = std::cell::Cell::new(None);
+        for (task, kv) in (0u32..).zip(&mut kvs) {
+            let (mark, thread) = (&mark, thread);
+            core.spawn(async move {
+                if task == 0 {
+                    // All work meanwhile; what they do until then is forgotten.
+                    let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
+                    while began.elapsed() < warm_up && !run.is_stopped() {
+                        some(run, kv, thread, task, 1).await;
+                    }
+                    mark.set(Some(counts_from_here(thread, warm)));
+                }
+                some(run, kv, thread, task, u64::MAX).await;
+            });
+        }
+        core.run();
+        drop(core);
+        let since = mark.get().expect("the first task gets to its mark, even if the run is over by then");
+        Ok(since.elapsed().as_secs_f64())
+    }
+
+    /// What Redis's own benchmark says.
+    fn benchmark(&self, lane: &Lane) -> Result<benchmark::Said, Failure> {
+        let (program, records) = self.contenders.benchmark.as_ref().expect("it takes part");
+        let server = self.contenders.redis.as_ref().expect("its server takes part");
+        let Address::Tcp(address) = &server.address else { unreachable!("it listens by TCP") };
+        self.cores.take_server(server.pid())?;
+        self.cores.take_client(lane.way.served.map(|(cores, _)| cores), self.threads)?;
+        let started = command(program)?
+            .args(["-h", "127.0.0.1", "-t", "get", "--csv", "-p", &address.port().to_string()])
+            .args(["-P", &lane.way.depth.to_string(), "-c", &self.threads.to_string()])
+            .args(["-d", &self.contenders.run().value_size().to_string(), "-r", &records.to_string()])
+            .args(["-n", &BENCHMARKED.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        self.cores.release()?;
+        let mut child = started?;
+        let deadline = Instant::now() + BENCHMARK_MAX;
+        // It says less than a pipe holds.
+        while child.try_wait()?.is_none() {
+            if Instant::now() > deadline {
+                let _gone = child.kill();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let output = child.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        benchmark::parse(&said, "GET").map_err(|reason| Failure::Told(format!("redis-benchmark: {reason}")))
+    }
+}
+
+/// Forgets the warm-up, and says that it is over.
+fn counts_from_here(thread: &Thread, warm: &mpsc::Sender<()>) -> Instant {
+    thread.forget_warm_up();
+    warm.send(()).unwrap_or(()); // The turn outlives its clients.
+    Instant::now()
+}
+
+/// Does so many operations of the workload, or fewer if it is stopped.
+async fn some<F>(
+    run: &farside_bench::driver::Run,
+    kv: &mut AnyKv<Rc<F>>,
+    thread: &Thread,
+    task: u32,
+    operations: u64,
+) where
+    F: farside_remote::Fabric + farside_remote::clock::Clock,
+{
+    match kv {
+        AnyKv::PrismKv(kv) => run.task(kv, thread, task, operations).await,
+        AnyKv::Pilaf(kv) => run.task(kv, thread, task, operations).await,
+    }
+}

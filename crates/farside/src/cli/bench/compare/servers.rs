@@ -1,0 +1,223 @@
+//! The rivals' servers: found on PATH, started on loopback with nothing kept on a disk, and ended with this process.
+//!
+//! Invariant: however this process ends, its servers end: each was started by a wrapper that asks the system for that.
+//! Invariant: nothing is sent to a server before it has told that it is the process which was started here.
+
+use crate::cli::node::die_with_parent;
+use crate::cli::signals::end_by;
+use crate::cli::{Done, Failure, signals};
+use farside_bench::compare::memcached::Memcached;
+use farside_bench::compare::redis::Get;
+use farside_bench::compare::{Address, Client, Dialect, Waiting};
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take until it answers.
+const START_MAX: Duration = Duration::from_secs(10);
+/// Somebody else may take a port that was free a moment ago.
+const TRIES: u32 = 5;
+
+/// Becomes another program, which ends with the process that started this one.
+#[derive(clap::Args)]
+pub(in crate::cli::bench) struct RivalServer {
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+impl RivalServer {
+    pub(in crate::cli::bench) fn run(self) -> Done {
+        die_with_parent()?;
+        let (program, arguments) = self.command.split_first().expect("clap requires one");
+        let error = Command::new(program).args(arguments).exec();
+        Err(Failure::Told(format!("{} cannot be started: {error}", program.display())))
+    }
+}
+
+/// A command that ends with this process.
+pub(super) fn command(program: &Path) -> Result<Command, Failure> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["bench", "rival-server", "--"]).arg(program);
+    Ok(command)
+}
+
+/// The program of that name, as a shell would find it.
+pub(super) fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| {
+        program.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    })
+}
+
+/// A folder for sockets, logs and files, which goes when this process ends.
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    pub(super) fn make() -> Result<Folder, Failure> {
+        let path = std::env::temp_dir().join(format!("farside-compare-{}", std::process::id()));
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|error| {
+            Failure::Told(format!(
+                "the folder {} cannot be made: {error}; name another place by TMPDIR",
+                path.display()
+            ))
+        })?;
+        let folder = Folder(path);
+        let mut ending = signal_hook::iterator::Signals::new(signals::ending())?;
+        let path = folder.0.clone();
+        std::thread::Builder::new().name("farside-signals".into()).spawn(move || {
+            if let Some(signal) = ending.forever().next() {
+                let _removed = std::fs::remove_dir_all(&path);
+                end_by(signal);
+            }
+        })?;
+        Ok(folder)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _removed = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A rival's server.
+pub(super) struct Server {
+    child: Child,
+    /// By TCP.
+    pub(super) address: Address,
+    /// On this host, if it listens there.
+    pub(super) socket: Option<Address>,
+    pub(super) version: String,
+}
+
+impl Server {
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Redis with its data in memory alone.
+    pub(super) fn redis(program: &Path, folder: &Folder) -> Result<Server, Failure> {
+        let socket = folder.path().join("redis.sock");
+        let log = folder.path().join("redis.log");
+        Server::start::<Get>("redis-server", program, &log, Some(&socket), |command, port| {
+            command.args([
+                "--port",
+                &port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ]);
+            command.args(["--daemonize", "no", "--loglevel", "warning", "--unixsocketperm", "700"]);
+            command.arg("--unixsocket").arg(&socket).arg("--dir").arg(folder.path());
+        })
+    }
+
+    /// memcached with one thread and room for so many bytes; it refuses what does not fit, in place of forgetting.
+    pub(super) fn memcached(program: &Path, folder: &Folder, bytes: u64) -> Result<Server, Failure> {
+        let log = folder.path().join("memcached.log");
+        let megabytes = bytes.div_ceil(1 << 20).to_string();
+        Server::start::<Memcached>("memcached", program, &log, None, |command, port| {
+            command.args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-M", "-R", "1000", "-m", &megabytes]);
+            command.args(["-p", &port.to_string()]);
+            if rustix::process::geteuid().is_root() {
+                command.args(["-u", "root"]); // It runs for root only where it is told whom to run as.
+            }
+        })
+    }
+
+    fn start<D: Dialect>(
+        name: &str,
+        program: &Path,
+        log: &Path,
+        socket: Option<&Path>,
+        arguments: impl Fn(&mut Command, u16),
+    ) -> Result<Server, Failure> {
+        let version = version(program)?;
+        let mut said = String::new();
+        for _ in 0..TRIES {
+            let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+            let output = std::fs::File::create(log)?;
+            let mut command = command(program)?;
+            arguments(&mut command, port);
+            let child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
+            let mut server = Server {
+                child,
+                address: Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+                socket: socket.map(|path| Address::Unix(path.to_owned())),
+                version: version.clone(),
+            };
+            match server.wait::<D>() {
+                Ok(()) => return Ok(server),
+                Err(reason) => {
+                    let is_there = server.child.try_wait()?.is_none();
+                    drop(server);
+                    let text = std::fs::read_to_string(log).unwrap_or_default();
+                    let last: Vec<&str> = text.lines().rev().take(3).collect();
+                    said = format!(
+                        "{reason}; it said: {}",
+                        last.into_iter().rev().collect::<Vec<_>>().join(" / ")
+                    );
+                    if is_there {
+                        break; // It would be as silent at another port.
+                    }
+                }
+            }
+        }
+        Err(Failure::Told(format!(
+            "{name} ({}) cannot be started: {said}; leave it out by --rivals, or mend that",
+            program.display()
+        )))
+    }
+
+    /// Until it answers, and is who it should be.
+    fn wait<D: Dialect>(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + START_MAX;
+        let mut last = String::from("it does not listen");
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
+                return Err(format!("it ended with {status}"));
+            }
+            let connected = Client::<D>::connect(&self.address, Waiting::Asleep, 1);
+            match connected.map_err(|error| error.to_string()).and_then(|mut client| client.server_pid()) {
+                Ok(pid) if pid == self.child.id() => return Ok(()),
+                Ok(pid) => return Err(format!("process {pid} has taken its port")),
+                Err(reason) => last = reason,
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err(format!("it does not answer within {} s: {last}", START_MAX.as_secs()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// What a program says of its release: `Redis server v=7.0.15 sha=...`, `memcached 1.6.18`.
+fn version(program: &Path) -> Result<String, Failure> {
+    let output = command(program)?.arg("--version").stdin(Stdio::null()).output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words = text.lines().next().unwrap_or_default().split_whitespace();
+    let is_number = |word: &&str| word.trim_start_matches("v=").starts_with(|c: char| c.is_ascii_digit());
+    let number = words.into_iter().find(is_number).map(|word| word.trim_start_matches("v=").to_owned());
+    number.ok_or_else(|| {
+        Failure::Told(format!("{} --version tells no release: leave it out by --rivals", program.display()))
+    })
+}

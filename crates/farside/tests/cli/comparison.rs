@@ -1,0 +1,228 @@
+//! `bench compare`: what scripts read of it, what it refuses, and that nothing of it is left behind.
+
+use crate::support::{PATIENCE, Process, command, farside, run, until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Where programs are looked for.
+fn path() -> std::ffi::OsString {
+    std::env::var_os("PATH").unwrap_or_default()
+}
+
+/// Whether a rival is here; if not, says that it goes untried.
+fn is_here(program: &str) -> bool {
+    let is_here = std::env::split_paths(&path()).any(|folder| folder.join(program).is_file());
+    if !is_here {
+        println!("{program} is not on PATH: what is said of it here is not tried");
+    }
+    is_here
+}
+
+const TINY: [&str; 8] = ["bench", "compare", "--records", "2000", "--rounds", "2", "--seconds", "0.01"];
+
+/// A tiny comparison's lines.
+fn compared(arguments: &[&str]) -> Vec<serde_json::Value> {
+    let mut command = command();
+    command.env("PATH", path()).args(TINY).arg("--json").args(arguments);
+    let told = run(command, b"").done();
+    told.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn contenders(lines: &[serde_json::Value]) -> BTreeSet<&str> {
+    lines.iter().map(|line| line["contender"].as_str().expect("a name")).collect()
+}
+
+fn number(value: &serde_json::Value) -> f64 {
+    value.as_f64().unwrap_or(-1.0)
+}
+
+#[test]
+fn everyone_who_is_here_is_measured_in_every_way() {
+    let (redis, memcached) = (is_here("redis-server"), is_here("memcached"));
+    for workload in ["c", "a"] {
+        let lines = compared(&["--workload", workload, "--depth", "2"]);
+        let mut expected = BTreeSet::from(["farside udp", "farside tcp", "farside ring", "farside shm"]);
+        expected.extend(cfg!(feature = "lmdb").then_some("lmdb"));
+        expected.extend(["redis", "redis mget", "redis unix", "redis mget unix"].iter().filter(|_| redis));
+        expected.extend(memcached.then_some("memcached"));
+        let is_cross_checked = redis && workload == "c" && is_here("redis-benchmark");
+        expected.extend(is_cross_checked.then_some("redis-benchmark"));
+        assert_eq!(contenders(&lines), expected);
+        for line in &lines {
+            assert_eq!(
+                line.as_object().expect("an object").len(),
+                17,
+                "scripts rely on these fields: {line}"
+            );
+            assert_eq!((&line["workload"], &line["rounds"]), (&workload.into(), &2.into()));
+            assert_eq!((&line["distribution"], &line["value_size"]), (&"uniform".into(), &512.into()));
+            let rate = &line["ops_per_s"];
+            let [min, median, max] = ["min", "median", "max"].map(|field| number(&rate[field]));
+            assert!(0.0 < min && min <= median && median <= max, "{line}");
+            let contender = line["contender"].as_str().expect("a name");
+            if contender == "redis-benchmark" {
+                assert_eq!(
+                    (&line["is_cross_check"], &line["latency_us"]),
+                    (&true.into(), &().into()),
+                    "{line}"
+                );
+                continue;
+            }
+            let latency = &line["latency_us"];
+            assert!(
+                0.0 < number(&latency["p50"]) && latency["p50"].as_f64() <= latency["p99"].as_f64(),
+                "{line}"
+            );
+            assert!(number(&line["cpu_s_per_mop"]["client"]) > 0.0, "{line}");
+            let has_server = !matches!(contender, "lmdb" | "farside shm");
+            assert_eq!(line["cores"].is_string(), has_server, "{line}");
+            assert_eq!(line["cpu_s_per_mop"]["server"].is_number(), has_server, "{line}");
+            let has_rival = redis || memcached;
+            assert_eq!(number(&line["of_better_rival"]["median"]) > 0.0, has_rival, "{line}");
+            let is_ours = matches!(contender, "lmdb") || contender.starts_with("farside");
+            assert_eq!(line["batches"].is_null(), is_ours, "{line}");
+        }
+        let depths: BTreeSet<u64> = lines.iter().filter_map(|line| line["depth"].as_u64()).collect();
+        assert_eq!(depths, BTreeSet::from([1, 2]));
+    }
+}
+
+#[test]
+fn people_are_told_of_each_way_and_of_what_is_missing() {
+    if !cfg!(feature = "lmdb") {
+        return println!("without LMDB there is nobody to compare with");
+    }
+    // No PATH at all: nobody's server is found, and nobody asked for one.
+    let told = farside(TINY.iter().chain(&["--fabrics", "shm,ring", "--threads", "2"])).done();
+    for line in
+        ["One operation at a time;", "64 operations under way;", "no server", "2 client threads", "lmdb"]
+    {
+        assert!(told.text().contains(line), "{line}: {}", told.text());
+    }
+    for name in ["redis-server", "memcached"] {
+        let left_out =
+            format!("{name} is not on PATH: install it, as by 'apt-get install {name}'; it is left out");
+        assert!(told.err.contains(&left_out), "{}", told.err);
+    }
+    assert!(told.err.contains("uniform over 2000 records"), "{}", told.err);
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused() {
+    let wrong: [(&[&str], &str); 14] = [
+        (&["--rivals", "redis"], "apt-get install redis-server', or leave it out by --rivals"),
+        (&["--rivals", "lmdb,memcached"], "apt-get install memcached', or leave it out by --rivals"),
+        (&["--rivals", "dragonfly"], "redis, memcached, lmdb"),
+        (&["--rivals", ""], "redis, memcached, lmdb"),
+        (&["--fabrics", "verbs"], "udp"),
+        (&["--fabrics", "local"], "name udp, tcp, ring or shm"),
+        (&["--depth", "65"], "1..=64"),
+        (&["--depth", "0"], "1..=64"),
+        (&["--threads", "0"], "1..=64"),
+        (&["--value-size", "60001"], "give 60000 at most"),
+        (&["--value-size", "0"], "give 1 to 16MiB"),
+        (&["--records", "200000000", "--value-size", "60000"], "fewer --records"),
+        (&["--distribution", "frob"], "name one of uniform"),
+        (&["--seconds", "0"], "give 0.01 to"),
+    ];
+    for (arguments, remedy) in wrong {
+        farside(["bench", "compare"].iter().chain(arguments)).refused(remedy);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let inserts = folder.path().join("inserts");
+    std::fs::write(&inserts, "readproportion=0.9\ninsertproportion=0.1\n").expect("written");
+    farside(["bench", "compare", "--workload", &inserts.display().to_string()])
+        .refused("choose a, b, c or f");
+}
+
+/// A program of that name in a folder, which is a script.
+fn script(folder: &Path, name: &str, text: &str) {
+    let program = folder.join(name);
+    std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).expect("written");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("ours");
+}
+
+#[test]
+fn a_server_that_does_not_start_is_told_with_what_it_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = |text: &str, reason: &str| {
+        script(folder.path(), "redis-server", text);
+        let mut command = command();
+        command.env("PATH", folder.path()).args(TINY).args(["--rivals", "redis", "--fabrics", "shm"]);
+        run(command, b"").refused(reason)
+    };
+    told("exit 0", "tells no release");
+    let version = "[ \"$1\" = --version ] && echo 'Redis server v=9.9.9' && exit 0\n";
+    let ended = told(&format!("{version}echo it is broken; exit 3"), "it said: it is broken");
+    assert!(ended.err.contains("exit status: 3") && ended.err.contains("leave it out"), "{}", ended.err);
+}
+
+/// What the system says of a process, if it is alive: its name, and the process that started it.
+fn about(pid: Pid) -> Option<(String, i32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    let (before, after) = stat.rsplit_once(')')?;
+    let mut fields = after.split_whitespace();
+    let is_alive = fields.next()? != "Z"; // Perhaps nobody takes note of its end.
+    let parent = fields.next()?.parse().ok()?;
+    is_alive.then_some((before.split_once('(')?.1.to_owned(), parent))
+}
+
+/// What a process has started.
+fn children(of: u32) -> Vec<(String, Pid)> {
+    let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(Pid::from_raw);
+    let all = pids.filter_map(|pid| about(pid).map(|(name, parent)| (name, pid, parent)));
+    all.filter(|(.., parent)| *parent == of as i32).map(|(name, pid, _)| (name, pid)).collect()
+}
+
+/// A comparison that has started its servers, and the folder that they work in.
+fn under_way(folder: &Path) -> (Process, std::path::PathBuf) {
+    let mut command = command();
+    command.env("PATH", path()).env("TMPDIR", folder);
+    command.args(["bench", "compare", "--records", "2000", "--rounds", "1000", "--fabrics", "shm,udp"]);
+    let process = Process::start(command, folder.join("log"));
+    until("it measures", || process.said().contains("measuring in turn"));
+    let place = folder.join(format!("farside-compare-{}", process.pid()));
+    assert!(place.is_dir());
+    (process, place)
+}
+
+#[test]
+fn servers_end_with_the_comparison_however_that_ends() {
+    for signal in [Signal::TERM, Signal::INT, Signal::KILL] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut process, place) = under_way(folder.path());
+        let servers = children(process.pid());
+        for (name, is_expected) in [
+            ("farside", true),
+            ("redis-server", is_here("redis-server")),
+            ("memcached", is_here("memcached")),
+        ] {
+            assert_eq!(servers.iter().any(|(its, _)| its == name), is_expected, "{name}: {servers:?}");
+        }
+        process.signal(signal);
+        assert_eq!(process.ended(), None, "it ends by the signal");
+        until("its servers have ended", || servers.iter().all(|(_, pid)| about(*pid).is_none()));
+        if signal != Signal::KILL {
+            assert!(!place.exists(), "its folder is gone");
+        }
+    }
+}
+
+#[test]
+fn a_rival_that_dies_ends_the_comparison_with_a_word() {
+    if !is_here("redis-server") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut process, place) = under_way(folder.path());
+    let servers = children(process.pid());
+    let (_, redis) = servers.iter().find(|(name, _)| name == "redis-server").expect("it serves");
+    kill_process(*redis, Signal::KILL).expect("it is there");
+    let since = std::time::Instant::now();
+    assert_eq!(process.ended(), Some(2));
+    assert!(since.elapsed() < PATIENCE && process.said().contains("redis"), "{}", process.said());
+    assert!(!place.exists(), "its folder is gone");
+}
