@@ -38,10 +38,15 @@ fn fields(line: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    const SINCE_6_2: &str = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\"p95_latency_ms\",\
-                             \"p99_latency_ms\",\"max_latency_ms\"\n\
-                             \"SET\",\"1.00\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\"\n\
-                             \"GET\",\"456621.00\",\"0.135\",\"0.064\",\"0.127\",\"0.183\",\"0.247\",\"0.687\"\n";
+    const SINCE_6_2: &str = concat!(
+        r#""test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","#,
+        r#""p99_latency_ms","max_latency_ms""#,
+        "\n",
+        r#""SET","1.00","2","3","4","5","6","7""#,
+        "\n",
+        r#""GET","456621.00","0.135","0.064","0.127","0.183","0.247","0.687""#,
+        "\n",
+    );
 
     #[test]
     fn the_rate_and_the_percentiles_of_a_test_are_read_by_their_headings() {

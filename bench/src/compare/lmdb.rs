@@ -1,8 +1,8 @@
 //! LMDB: a B-tree in a memory-mapped file, read by the caller's own CPU under a snapshot.
 //!
-//! A batch of operations is under one read transaction, which is reset after it and renewed for the next, so that none is
-//! made anew; what a batch writes is committed together after its reads. Nothing is synchronised to the disk. Values are
-//! copied out, as ours are.
+//! A batch of operations is under one read transaction, which is reset after it and renewed for the next, so that none
+//! is made anew; what a batch writes is committed together after its reads. Nothing is synchronised to the disk. Values
+//! are copied out, as ours are.
 //!
 //! Invariant: the file has no name any more once it is open: it is gone with this process, however that ends.
 

@@ -1,16 +1,16 @@
 //! Rivals: other stores, driven through the workload that [`crate::driver`] drives ours through.
 //!
 //! * [`redis`], [`memcached`]: what each says over a socket, as functions from bytes to answers.
-//! * [`Client`]: one connection with so many operations under way, in one to four batches. A batch leaves in one write;
-//!   when all of its answers have come, the next takes its place. With more than one, client and server work at the same
-//!   time.
+//! * [`Client`]: one connection with so many operations under way, in one to four batches. A batch leaves in one
+//!   write; when all of its answers have come, the next takes its place. With more than one, client and server work at
+//!   the same time.
 //! * [`lmdb`]: a library, so there is nobody to ask.
 //! * [`rows`]: what came of it, for people and scripts.
 //! * [`benchmark`]: what a rival's own benchmark says.
 //!
 //! Invariant: operations, keys and values are drawn and looked at by the code that does it for ours.
-//! Invariant: what a server answers is input: whatever it is, it is taken for an answer or is an error that shows it, and
-//! no more than [`ANSWER_BYTES_MAX`] of one are kept.
+//! Invariant: what a server answers is input: whatever it is, it is taken for an answer or is an error that shows it,
+//! and no more than [`ANSWER_BYTES_MAX`] of one are kept.
 
 pub mod benchmark;
 #[cfg(feature = "lmdb")]

@@ -146,6 +146,7 @@ pub fn table(reports: &[CompareReport]) -> Table {
         "p99 us",
         "client s/Mop",
         "server s/Mop",
+        "in batches",
         "of the better rival",
     ]);
     for report in reports {
@@ -164,6 +165,7 @@ pub fn table(reports: &[CompareReport]) -> Table {
             us(|us| us.p99),
             or_dash(client.map(|seconds| format!("{seconds:.2}"))),
             or_dash(server.map(|seconds| format!("{seconds:.2}"))),
+            or_dash(report.batches.map(|batches| format!("{batches} x {}", report.depth / batches.max(1)))),
             or_dash(report.of_better_rival.map(|ratio| format!("{:.2}", ratio.median))),
         ]);
     }
@@ -245,6 +247,9 @@ mod tests {
     fn what_is_not_known_is_a_dash() {
         let text = table(&[report()]).to_string();
         let row: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(row, ["redis", "450", "k", "430", "k..1.47", "M", "130", "99.50", "0.50", "-", "-"]);
+        assert_eq!(
+            row,
+            ["redis", "450", "k", "430", "k..1.47", "M", "130", "99.50", "0.50", "-", "2", "x", "32", "-"]
+        );
     }
 }

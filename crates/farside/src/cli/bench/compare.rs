@@ -9,6 +9,7 @@
 mod cores;
 mod lanes;
 mod servers;
+mod telling;
 
 use super::session::Asked;
 use super::{Done, FEWER_RECORDS, FabricArg, Failure, Session, System, seconds};
@@ -137,7 +138,19 @@ impl Compare {
             }
             return Ok(());
         }
-        self.tell(&workload, &contenders, &cores, &lanes, &reports)
+        tell!("Workload {workload}; values of {} bytes.", self.value_size);
+        tell!(
+            "{} client thread{} with a connection each; {} rounds of {} s each; {}.",
+            self.threads,
+            if self.threads == 1 { "" } else { "s" },
+            self.rounds,
+            self.seconds,
+            cores.told()
+        );
+        tell!("{}.", Who::versions(&contenders).join("; "));
+        telling::tell_tables(&reports)?;
+        let benchmarked = contenders.benchmark.as_ref().map(|(_, records)| *records);
+        telling::tell_caveats(&reports, benchmarked, cores.count())
     }
 
     fn workload(&self) -> Result<Workload, Failure> {
@@ -397,119 +410,5 @@ impl Compare {
             of_better_rival: Spread::of(&measured.ratios),
             is_cross_check,
         }
-    }
-
-    fn tell(
-        &self,
-        workload: &Workload,
-        contenders: &Contenders,
-        cores: &Cores,
-        lanes: &[Lane],
-        reports: &[CompareReport],
-    ) -> Done {
-        let at_once = |depth: u32| match depth {
-            1 => "One operation at a time".to_owned(),
-            depth => format!("{depth} operations under way"),
-        };
-        tell!("Workload {workload}; values of {} bytes.", self.value_size);
-        tell!(
-            "{} client thread{} with a connection each; {} rounds of {} s each; {}.",
-            self.threads,
-            if self.threads == 1 { "" } else { "s" },
-            self.rounds,
-            self.seconds,
-            cores.told()
-        );
-        tell!("{}.", Who::versions(contenders).join("; "));
-        let mut ways: Vec<rows::Way> = lanes.iter().map(|lane| lane.way).collect();
-        ways.dedup();
-        for way in ways {
-            let group = lanes.iter().zip(reports).filter(|(lane, _)| lane.way == way);
-            let group: Vec<CompareReport> = group.map(|(_, report)| report.clone()).collect();
-            let how = match way.served {
-                None => "no server: the client's own CPU does it, in memory of this host",
-                Some((rows::Cores::Two, rows::Client::Looks)) => {
-                    "the client looks for answers all the time, the server is on another core"
-                }
-                Some((rows::Cores::Two, rows::Client::Sleeps)) => {
-                    "the client sleeps until it is answered, the server is on another core"
-                }
-                Some((rows::Cores::One, rows::Client::Sleeps)) => {
-                    "the client sleeps until it is answered, the server is on the same core"
-                }
-                Some((rows::Cores::One, rows::Client::Looks)) => {
-                    "the client looks for answers all the time, the server is on the same core"
-                }
-            };
-            tell!();
-            tell!("{}; {how}:", at_once(way.depth));
-            tell!("{}", rows::table(&group).to_string().trim_end());
-        }
-        tell!();
-        for line in self.caveats(contenders, cores, lanes) {
-            tell!("{line}");
-        }
-        Ok(())
-    }
-
-    /// What a reader must know to judge the tables.
-    fn caveats(&self, contenders: &Contenders, cores: &Cores, lanes: &[Lane]) -> Vec<String> {
-        let mut lines = vec![
-            "ops/s is the median of all rounds. 'of the better rival' is how many times the rate of the better of \
-             Redis and memcached, in the same table and round: over TCP for those who can serve other hosts, also over \
-             Redis's unix socket for those of one host; where there is no server, the best of all tables. Its median is \
-             told."
-                .to_owned(),
-            "Latencies are of one operation in 64, from when it is asked until its value was looked at; with several \
-             under way that is mostly waiting for the others."
-                .into(),
-        ];
-        let shapes = lanes.iter().filter_map(|lane| Some((lane.who.name(), lane.batches()?, lane.way)));
-        let shapes: Vec<String> = shapes
-            .filter(|(_, _, way)| way.depth > 1)
-            .map(|(name, batches, way)| {
-                let how = match way.served {
-                    Some((rows::Cores::Two, rows::Client::Looks)) => "looks",
-                    Some((rows::Cores::Two, _)) => "sleeps",
-                    _ => "one core",
-                };
-                format!("{name} ({how}) {batches} x {}", way.depth / batches)
-            })
-            .collect();
-        if !shapes.is_empty() {
-            lines.push(format!(
-                "Rivals had their operations under way in the batches in which they were fastest here: {}.",
-                shapes.join(", ")
-            ));
-        }
-        if contenders.has_lmdb() {
-            lines.push(
-                "LMDB reads a batch of operations under one read transaction, renewed for each, and its values are \
-                 copied out, as ours are. It does one operation after the other; what it writes is committed a batch \
-                 at a time, and not synchronised to a disk."
-                    .into(),
-            );
-        }
-        if let Some((_, records)) = &contenders.benchmark {
-            lines.push(format!(
-                "redis-benchmark (a cross-check: Redis's own client) asks for {records} records, all of which are \
-                 there, and looks at no value."
-            ));
-        }
-        lines.extend([
-            "Farside's engine looks for requests for 60 us before it sleeps: while clients ask it takes a whole core, \
-             where Redis and memcached sleep whenever they have nothing to do. The server's CPU time tells."
-                .to_owned(),
-            "Redis and memcached do more than PRISM-KV: types, expiry, eviction, scripts, replication. Keys have 8 \
-             bytes with everyone; memcached's are text."
-                .into(),
-            "shm, ring, LMDB and unix sockets work within one host. Over a network all others wait for it, too."
-                .into(),
-        ]);
-        if cores.count() == 1 {
-            lines
-                .push("This process has one core: tables with client and server on two are left out.".into());
-        }
-        lines
     }
 }
