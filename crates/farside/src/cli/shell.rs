@@ -24,12 +24,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Type commands at a store: put, get, cas, scan, stat ...; or one as arguments, or many by a pipe.
-///
-/// At a terminal: a prompt with history and completion; 'help' lists the commands, Ctrl-C cancels a line, Ctrl-D ends.
-/// With arguments: one command, whose words they are. From a pipe: a command a line, where empty lines and those that
-/// begin with '#' mean nothing; the first that fails ends it, with its line's number.
+/// Type commands at a store: put, get, cas, scan, stat ...; or one as arguments, or many by a pipe
 #[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
 pub(super) struct Shell {
     #[command(flatten)]
     target: StoreTarget,
@@ -46,6 +43,11 @@ pub(super) struct Shell {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
+
+const AFTER_HELP: &str = "\
+At a terminal: a prompt with history and completion; 'help' lists the commands, Ctrl-C cancels a line, Ctrl-D ends. \
+With arguments: one command, whose words they are. From a pipe: a command a line, where empty lines and those that \
+begin with '#' mean nothing; the first that fails ends it, with its line's number.";
 
 impl Shell {
     pub(super) fn run(self) -> Done {
@@ -153,9 +155,10 @@ impl Open {
             signals::ending().into_iter().filter(|&signal| signal != signal_hook::consts::SIGINT),
             LEAVE_EDITOR,
         )?;
-        signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&self.stop))?;
         let file = config::state_folder().map(|folder| folder.join("history"));
         let mut lines = Lines::open(self.session.pool.clone(), file).map_err(Failure::Told)?;
+        // After the editor, which has a handler of its own: the later one is the one that is called.
+        signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&self.stop))?;
         if self.printer.format == Format::Quoted {
             let url = self.session.pool.url();
             tell!("Store '{}' at {url}. 'help' lists the commands; Ctrl-D ends.", self.session.store());

@@ -1,6 +1,6 @@
 //! The shell: a command by arguments, commands by a pipe, and commands typed at a terminal.
 
-use crate::support::{Node, command, farside, serve};
+use crate::support::{Node, command, farside, serve, until};
 use crate::terminal::Terminal;
 use rustix::process::Signal;
 use std::ffi::OsStr;
@@ -205,6 +205,24 @@ fn a_line_is_cancelled_by_control_c_and_the_shell_ends_by_control_d() {
 }
 
 #[test]
+fn a_listing_ends_early_by_an_interrupt_and_the_shell_goes_on() {
+    // A table that grows meanwhile would end the listing as well.
+    let arguments = ["--memory", "96MiB", "--store", "default", "--quota", "48MiB", "--items", "200000"];
+    let node = Node::with(&arguments);
+    let lines: String = (0..100_000).map(|number| format!("{number}\tv\n")).collect();
+    node.run_with(["kv", "load", "-"], lines.as_bytes()).done();
+    let mut terminal = typed(&node);
+    terminal.types("keys \"\" 1000000\r");
+    terminal.shows("100) ");
+    terminal.signal(Signal::INT);
+    terminal.shows("> ");
+    let listed = terminal.shown();
+    assert!(!listed.contains("100000) "), "it went on to the end");
+    terminal.types("get nobody\r");
+    terminal.shows("(absent)");
+}
+
+#[test]
 fn names_are_completed() {
     let node = Node::start();
     node.run(["store", "create", "sessions", "--quota", "8MiB"]).done();
@@ -258,6 +276,12 @@ fn a_node_that_dies_and_comes_back_is_an_error_a_command_and_then_no_more() {
     terminal.types("put k v\r");
     terminal.shows("ok");
     node.process.kill();
+    // Until it is noticed, the memory is there to be read.
+    until("the death is noticed", || {
+        terminal.types("get k\r");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        terminal.shown().contains("error: ")
+    });
     for _ in 0..2 {
         terminal.types("get k\r");
         terminal.shows("error: ");

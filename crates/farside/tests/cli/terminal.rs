@@ -57,7 +57,11 @@ impl Terminal {
     /// Waits until that is shown which was not before; everything that was shown until then counts as before.
     #[track_caller]
     pub(crate) fn shows(&self, text: &str) {
+        let since = std::time::Instant::now();
         until(&format!("'{text}' is shown"), || {
+            if since.elapsed() > crate::support::PATIENCE / 3 {
+                panic!("'{text}' is still not shown, but {:?}", self.shown());
+            }
             let mut shown = self.shown.lock().expect("nobody panics there");
             let at = shown.windows(text.len()).position(|window| window == text.as_bytes());
             at.is_some_and(|at| {
