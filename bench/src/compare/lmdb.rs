@@ -196,7 +196,12 @@ mod tests {
             let (thread, left) = (run.thread(0), Cell::new(20));
             lmdb.work(&run, &thread, depth, || left.replace(left.get() - 1) > 0).expect("no error");
             let tally = thread.take_tally();
-            assert_eq!((tally.operations(), tally.violations), (20 * u64::from(depth), 0), "{:?}", tally.told);
+            assert_eq!(
+                (tally.operations(), tally.violations),
+                (20 * u64::from(depth), 0),
+                "{:?}",
+                tally.told
+            );
             assert!(tally.latencies.all().count() > 0);
         }
     }
