@@ -41,7 +41,8 @@ fn format(root: &Path) -> bool {
     succeeds(cargo(root, &["fmt", "--all", "--check"]))
 }
 
-fn house_rules(root: &Path) -> bool {
+/// Tells what breaks a house rule; whether nothing does.
+pub(crate) fn house_rules(root: &Path) -> bool {
     let findings = tidy::findings(root);
     for finding in &findings {
         println!("{finding}");

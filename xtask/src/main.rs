@@ -26,6 +26,7 @@ const HELP: &str = "\
 The project's chores: cargo xtask CHORE
 
     check   what CI runs: format, house rules, clippy, tests, mutants, docs
+    tidy    the house rules alone
     soak    the long tests: everything ignored and named soak_*, in release mode
     fuzz    every decoder's fuzz target, each for --seconds N (600 if left out)
     sim     systems in the simulator, by --seeds A..B (1..1000 if left out) in --jobs N processes (as many as there are
@@ -41,6 +42,7 @@ const USAGE: u8 = 2;
 #[derive(Debug, PartialEq)]
 enum Chore {
     Check,
+    Tidy,
     Soak,
     /// Each target for so many seconds.
     Fuzz(u64),
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace's root");
     let passed = match chore {
         Chore::Check => check::run(root),
+        Chore::Tidy => check::house_rules(root),
         Chore::Soak => soak::run(root),
         Chore::Fuzz(seconds) => fuzz::run(root, seconds),
         Chore::Sim(asked) => sim::run(root, &asked),
@@ -87,6 +90,7 @@ fn chore(arguments: &[String]) -> Result<Chore, String> {
         "fuzz" => return fuzz_for(rest).map(Chore::Fuzz),
         "sim" => return sim::asked(rest).map(Chore::Sim),
         "check" => Chore::Check,
+        "tidy" => Chore::Tidy,
         "soak" => Chore::Soak,
         "size" => Chore::Size,
         "help" | "--help" | "-h" => Chore::Help,
@@ -124,7 +128,7 @@ mod tests {
         let is_name = |line: &&str| !line.starts_with(' ');
         let lines = HELP.lines().filter_map(|line| line.strip_prefix("    ")).filter(is_name);
         let named = lines.filter_map(|line| line.split_whitespace().next());
-        assert_eq!(named.clone().count(), 6);
+        assert_eq!(named.clone().count(), 7);
         for name in named {
             assert!(chore_of(name).is_ok(), "{name}");
         }

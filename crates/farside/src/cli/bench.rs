@@ -139,7 +139,8 @@ struct Ycsb {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=60_000))]
     idle_ms: Option<u64>,
     /// Time one operation in so many; in an open loop, all
-    #[arg(long, value_name = "N", default_value_t = SAMPLED, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    #[arg(long, value_name = "N", default_value_t = SAMPLED)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     sample_every: u64,
     /// Write the latencies of each interval to this file, in HdrHistogram's interval log format 2
     #[arg(long, value_name = "FILE")]

@@ -67,9 +67,9 @@ Where a node asks for a token, the file that holds it is told likewise: --token-
 'token_file'. So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
 
 Exit codes: 0 done, 1 the store has no such key, or another version of it than was asked for, or a simulated run is \
-not known to be good, 2 anything else, of which the reason and the remedy are on standard error; so ends 'doctor' where \
-something of this release does not work. What a signal breaks off ends with 128 more than its number, a node that is \
-told to end so with 0.";
+not known to be good, 2 anything else, of which the reason and the remedy are on standard error; so ends 'doctor' \
+where something of this release does not work. What a signal breaks off ends with 128 more than its number, a node \
+that is told to end so with 0.";
 
 #[derive(Subcommand)]
 enum Command {
