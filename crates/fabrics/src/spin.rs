@@ -22,7 +22,7 @@ pub enum Waiting {
 }
 
 /// Looks between two looks at the clock.
-const LOOKS: u32 = 1;
+const LOOKS: u32 = 16;
 
 /// Looks until something is found, or for [`SPIN`].
 #[inline]
