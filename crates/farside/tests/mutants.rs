@@ -7,6 +7,7 @@ mod support;
 use farside::trial::judge::{Verdict, judge};
 use farside::trial::{Setup, System};
 use farside_remote::mutant::Mutant;
+use std::sync::Mutex;
 use support::driven::{Driven, drive, plain};
 
 /// A variant is dead once one of so many seeds is not good.
@@ -27,29 +28,45 @@ const LATER: [(Mutant, &str); 3] = [
 
 #[test]
 fn the_simulator_finds_every_broken_variant() {
-    let (mut of, mut alive) = (0, Vec::new());
     for (mutant, why) in LATER {
         println!("{mutant:?}: left to `cargo xtask sim --mutants`, for {why}");
     }
-    for system in System::ALL {
-        let setup = Setup::of(system);
-        let is_later = |mutant: &Mutant| LATER.iter().any(|(later, _)| later == mutant);
-        for mutant in system.mutants().into_iter().filter(|mutant| !is_later(mutant)) {
-            Mutant::switch(Some(mutant));
-            let killed = (1..=SEEDS).map(|seed| judge(&setup, seed, true)).find(|judged| judged.is_bad());
-            Mutant::switch(None);
-            of += 1;
-            match killed {
-                Some(judged) => {
-                    let (system, seed) = (system.name(), judged.seed);
-                    println!("{mutant:?}: killed by seed {seed} of {system}, for {}", judged.reasons[0]);
+    let is_later = |mutant: &Mutant| LATER.iter().any(|(later, _)| later == mutant);
+    let all: Vec<(System, Mutant)> = System::ALL
+        .into_iter()
+        .flat_map(|system| system.mutants().into_iter().map(move |mutant| (system, mutant)))
+        .filter(|(_, mutant)| !is_later(mutant))
+        .collect();
+    let (left, alive) = (Mutex::new(all.iter()), Mutex::new(Vec::new()));
+    let next = || left.lock().expect("nobody panics with it").next();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(&(system, mutant)) = next() {
+                    if !is_found(system, mutant) {
+                        alive.lock().expect("nobody panics with it").push(mutant);
+                    }
                 }
-                None => alive.push(mutant),
-            }
+            });
         }
-    }
-    println!("{} of {of} mutants were killed", of - alive.len());
+    });
+    let alive = alive.into_inner().expect("nobody panicked with it");
+    println!("{} of {} mutants were killed", all.len() - alive.len(), all.len());
     assert!(alive.is_empty(), "these live: {alive:?}");
+}
+
+/// Whether one of the seeds shows it. It is wrong on this thread alone.
+fn is_found(system: System, mutant: Mutant) -> bool {
+    Mutant::switch(Some(mutant));
+    let setup = Setup::of(system);
+    let killed = (1..=SEEDS).map(|seed| judge(&setup, seed, true)).find(|judged| judged.is_bad());
+    Mutant::switch(None);
+    if let Some(judged) = &killed {
+        let (system, seed) = (system.name(), judged.seed);
+        println!("{mutant:?}: killed by seed {seed} of {system}, for {}", judged.reasons[0]);
+    }
+    killed.is_some()
 }
 
 /// What is wrong is told, drawn, and run again by the command that was printed.
