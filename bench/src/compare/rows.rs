@@ -32,6 +32,8 @@ pub enum Client {
 pub struct Way {
     /// Operations that each client thread has under way.
     pub depth: u32,
+    /// Client threads.
+    pub threads: u32,
     /// Nothing where there is no server: the client does it all.
     pub served: Option<(Cores, Client)>,
 }

@@ -96,9 +96,13 @@ fn people_are_told_of_each_way_and_of_what_is_missing() {
     }
     // No PATH at all: nobody's server is found, and nobody asked for one.
     let told = farside(TINY.iter().chain(&["--fabrics", "shm,ring", "--threads", "2"])).done();
-    for line in
-        ["One operation at a time;", "64 operations under way;", "no server", "2 client threads", "lmdb"]
-    {
+    let each = "by each of 2 client threads";
+    for line in [
+        &*format!("One operation at a time {each};"),
+        &format!("64 operations under way {each};"),
+        "no server",
+        "lmdb",
+    ] {
         assert!(told.text().contains(line), "{line}: {}", told.text());
     }
     for name in ["redis-server", "memcached"] {

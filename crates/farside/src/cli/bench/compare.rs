@@ -114,9 +114,9 @@ impl Compare {
         let contenders = self.start(&workload, found, &folder)?;
         let mut lanes = self.lanes(&contenders, &cores);
         let run = contenders.run();
-        let mut threads: Vec<Thread> = (0..self.threads).map(|thread| run.thread(thread)).collect();
-        let field =
-            lanes::Field { contenders: &contenders, cores: &cores, threads: self.threads, length: turn };
+        let threads_max = lanes.iter().map(|lane| lane.way.threads).max().unwrap_or(0);
+        let mut threads: Vec<Thread> = (0..threads_max).map(|thread| run.thread(thread)).collect();
+        let field = lanes::Field { contenders: &contenders, cores: &cores, length: turn };
         note!("looking in which batches the rivals do best ...");
         for lane in &mut lanes {
             field.choose_shape(lane, &mut threads)?;
@@ -140,10 +140,11 @@ impl Compare {
         }
         tell!("Workload {workload}; values of {} bytes.", self.value_size);
         tell!(
-            "{} client thread{} with a connection each; {} rounds of {} s each; {}.",
+            "{} client thread{} with a connection each; {} round{} of {} s each; {}.",
             self.threads,
             if self.threads == 1 { "" } else { "s" },
             self.rounds,
+            if self.rounds == 1 { "" } else { "s" },
             self.seconds,
             cores.told()
         );
@@ -344,7 +345,7 @@ impl Compare {
         let mut lanes = Vec::new();
         for served in served {
             for depth in self.depths() {
-                let way = Way { depth, served: Some(served) };
+                let way = Way { depth, threads: self.threads, served: Some(served) };
                 let mut add = |who| lanes.push(Lane::new(who, way));
                 if contenders.redis.is_some() {
                     for unix in [false, true] {
@@ -367,8 +368,8 @@ impl Compare {
                 }
             }
         }
-        for depth in self.depths() {
-            let way = Way { depth, served: None };
+        for (depth, threads) in self.unserved(cores.count() as u32) {
+            let way = Way { depth, threads, served: None };
             if contenders.has_lmdb() {
                 lanes.push(Lane::new(Who::Lmdb, way));
             }
@@ -382,6 +383,14 @@ impl Compare {
     fn depths(&self) -> impl Iterator<Item = u32> + use<> {
         let depth = self.depth;
         [depth, 1].into_iter().take(if depth == 1 { 1 } else { 2 })
+    }
+
+    /// Operations under way of each thread, and threads, where there is no server: as elsewhere, and once more on all
+    /// cores, for there is nobody else who needs one.
+    fn unserved(&self, cores: u32) -> Vec<(u32, u32)> {
+        let shared =
+            (self.threads == 1 && cores > 1 && self.depth >= cores).then(|| (self.depth / cores, cores));
+        shared.into_iter().chain(self.depths().map(|depth| (depth, self.threads))).collect()
     }
 
     fn report(&self, workload: &Workload, contenders: &Contenders, lane: &Lane) -> CompareReport {
@@ -398,7 +407,7 @@ impl Compare {
                 _ => self.records,
             },
             value_size: self.value_size.into(),
-            threads: self.threads,
+            threads: lane.way.threads,
             depth: lane.way.depth,
             batches: lane.batches(),
             cores,

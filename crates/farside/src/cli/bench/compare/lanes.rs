@@ -44,7 +44,6 @@ pub(super) struct Lane {
 pub(super) struct Field<'c> {
     pub(super) contenders: &'c Contenders,
     pub(super) cores: &'c Cores,
-    pub(super) threads: u32,
     /// How long a turn is.
     pub(super) length: Duration,
 }
@@ -136,7 +135,7 @@ pub(super) fn rate_round(lanes: &mut [Lane]) {
         .collect();
     for lane in lanes.iter_mut().filter(|lane| lane.who != Who::RedisBenchmark) {
         let is_comparable = |(who, way, _): &&(Who, Way, f64)| {
-            way.depth == lane.way.depth
+            way.depth * way.threads == lane.way.depth * lane.way.threads
                 && (lane.way.served.is_none() || *way == lane.way)
                 && (lane.who.is_of_one_host() || !who.is_of_one_host())
         };
@@ -203,7 +202,7 @@ impl Field<'_> {
         let (sender, warm) = mpsc::channel();
         let told = |reason: String| Failure::Told(format!("{}: {reason}", lane.who.name()));
         std::thread::scope(|scope| {
-            let clients: Vec<_> = threads
+            let clients: Vec<_> = threads[..lane.way.threads as usize]
                 .iter_mut()
                 .map(|thread| {
                     let sender = sender.clone();
@@ -253,7 +252,7 @@ impl Field<'_> {
     /// A client thread's turn; how long it has counted, in seconds.
     fn client(&self, lane: &Lane, thread: &Thread, warm: &mpsc::Sender<()>) -> Result<f64, String> {
         let cores = lane.way.served.map(|(cores, _)| cores);
-        self.cores.take_client(cores, self.threads).map_err(|_| "its core cannot be had".to_owned())?;
+        self.cores.take_client(cores, lane.way.threads).map_err(|_| "its core cannot be had".to_owned())?;
         let redis = |unix: bool| {
             let server = self.contenders.redis.as_ref().expect("it takes part");
             match unix {
@@ -357,10 +356,10 @@ impl Field<'_> {
         let server = self.contenders.redis.as_ref().expect("its server takes part");
         let Address::Tcp(address) = &server.address else { unreachable!("it listens by TCP") };
         self.cores.take_server(server.pid())?;
-        self.cores.take_client(lane.way.served.map(|(cores, _)| cores), self.threads)?;
+        self.cores.take_client(lane.way.served.map(|(cores, _)| cores), lane.way.threads)?;
         let started = command(program)?
             .args(["-h", "127.0.0.1", "-t", "get", "--csv", "-p", &address.port().to_string()])
-            .args(["-P", &lane.way.depth.to_string(), "-c", &self.threads.to_string()])
+            .args(["-P", &lane.way.depth.to_string(), "-c", &lane.way.threads.to_string()])
             .args(["-d", &self.contenders.run().value_size().to_string(), "-r", &records.to_string()])
             .args(["-n", &BENCHMARKED.to_string()])
             .stdin(Stdio::null())

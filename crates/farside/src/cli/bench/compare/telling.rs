@@ -10,12 +10,14 @@ const WIDTH: usize = 112;
 
 /// A table for each way, in the order of the reports.
 pub(super) fn tell_tables(reports: &[CompareReport]) -> Done {
-    let way = |report: &CompareReport| (report.depth, report.cores, report.client);
+    let way = |report: &CompareReport| (report.depth, report.threads, report.cores, report.client);
     for group in reports.chunk_by(|one, next| way(one) == way(next)) {
-        let (depth, cores, client) = way(&group[0]);
-        let at_once = match depth {
-            1 => "One operation at a time".to_owned(),
-            depth => format!("{depth} operations under way"),
+        let (depth, threads, cores, client) = way(&group[0]);
+        let at_once = match (depth, threads) {
+            (1, 1) => "One operation at a time".to_owned(),
+            (depth, 1) => format!("{depth} operations under way"),
+            (1, threads) => format!("One operation at a time by each of {threads} client threads"),
+            (depth, threads) => format!("{depth} operations under way by each of {threads} client threads"),
         };
         let server = match cores {
             None => "no server: the client's own CPU does it, in memory of this host",
@@ -43,7 +45,8 @@ pub(super) fn tell_caveats(reports: &[CompareReport], benchmarked: Option<u64>, 
             "ops/s is the median of all rounds. 'of the better rival' is how many times the rate of the better of \
              Redis and memcached, in the same table and round, of which the median is told: of those over TCP for \
              whoever can serve other hosts; for whoever serves one host, of those at Redis's unix socket, too; without \
-             a server, of the best of all tables."
+             a server, of the best of all tables with as many operations under way. Where there is no server, the core \
+             that it would have is free for the client, and one table tells what all cores do."
                 .to_owned(),
         ),
         Some(
@@ -110,7 +113,8 @@ fn slower(reports: &[CompareReport]) -> Option<String> {
             Some(Client::Sleeps) => ", sleeping",
             None => "",
         };
-        let way = format!("{} with {} under way {cores}{client}", report.contender, report.depth);
+        let under_way = report.depth * report.threads;
+        let way = format!("{} with {under_way} under way {cores}{client}", report.contender);
         (ratio < 1.0).then(|| format!("{way} ({ratio:.2})"))
     });
     let behind: Vec<String> = behind.collect();
