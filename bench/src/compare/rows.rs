@@ -226,7 +226,15 @@ mod tests {
             client: Some(Client::Sleeps),
             rounds: 3,
             ops_per_s: Spread { median: 450_000.0, min: 430_000.0, max: 1_470_000.0 },
-            latency_us: Some(LatencyUs { p50: 130.4, p99: 99.5, p999: 1.0, ..LatencyUs::default() }),
+            latency_us: Some(LatencyUs {
+                mean: 131.5,
+                min: 2.5,
+                p50: 130.4,
+                p95: 140.0,
+                p99: 99.5,
+                p999: 1.0,
+                max: 300.0,
+            }),
             cpu_s_per_mop: Some(Sides { client: 0.5, server: None }),
             of_better_rival: None,
             is_cross_check: false,
@@ -239,7 +247,9 @@ mod tests {
             "contender": "redis", "version": "7", "workload": "c", "distribution": "uniform", "records": 10,
             "value_size": 512, "threads": 1, "depth": 64, "batches": 2, "cores": "two", "client": "sleeps",
             "rounds": 3, "ops_per_s": {"median": 450_000.0, "min": 430_000.0, "max": 1_470_000.0},
-            "latency_us": {"p50": 130.4, "p99": 99.5, "p999": 1.0},
+            "latency_us": {
+                "mean": 131.5, "min": 2.5, "p50": 130.4, "p95": 140.0, "p99": 99.5, "p999": 1.0, "max": 300.0,
+            },
             "cpu_s_per_mop": {"client": 0.5, "server": null}, "of_better_rival": null, "is_cross_check": false,
         });
         assert_eq!(serde_json::to_value(report()).unwrap(), expected);
