@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use farside_remote::FabricError;
 use farside_remote::fabric::Ran;
 use farside_systems::kv::{Kv, KvError};
 
@@ -210,41 +211,44 @@ impl Run {
             let drawn = thread.draw(doubt);
             let since = (done % self.sampled == 0).then(Instant::now);
             let result = self.operation(kv, drawn, writer, &mut value).await;
-            match thread.judge(drawn, result) {
+            let judged = thread.judge(drawn, result);
+            thread.count(drawn.operation, since);
+            match judged {
                 Judged::Right => doubt = 0,
                 Judged::Wrong => doubt = 1,
                 Judged::Over => break,
             }
-            thread.count(drawn.operation, since);
             done += 1;
         }
     }
 
-    /// As [`task`](Run::task), one operation after the other as they are due; `wait` returns at that time.
+    /// As [`task`](Run::task), one operation after the other as they are due; `wait` returns at that time, and says
+    /// whether it goes on.
     pub async fn scheduled<K: Kv>(
         &self,
         kv: &mut K,
         thread: &Thread,
         writer: u32,
         schedule: Schedule,
-        wait: impl AsyncFn(Instant),
+        wait: impl AsyncFn(Instant) -> bool,
     ) {
         let mut value = vec![0; self.value_size];
         let mut due = schedule.first;
         while !self.stop.load(Ordering::Relaxed) && thread.may_begin() {
-            wait(due).await;
-            if self.stop.load(Ordering::Relaxed) {
+            if !wait(due).await || self.stop.load(Ordering::Relaxed) {
                 thread.under_way.set(thread.under_way.get() - 1);
                 break;
             }
             let drawn = thread.draw(0);
             let begun = Instant::now();
             let result = self.operation(kv, drawn, writer, &mut value).await;
-            if thread.judge(drawn, result) == Judged::Over {
-                break;
-            }
+            let judged = thread.judge(drawn, result);
+            // Also one that failed: whoever asked has waited for it.
             thread.count(drawn.operation, Some(due));
             thread.tally.borrow_mut().service.record(drawn.operation, begun.elapsed());
+            if judged == Judged::Over {
+                break;
+            }
             due += schedule.every;
         }
     }
@@ -411,11 +415,12 @@ impl Thread {
             }
             Err(Trouble::Failed(error)) => {
                 self.blame(|tally| &mut tally.errors, || error.to_string());
-                if !matches!(error, KvError::Fabric(_)) {
-                    return Judged::Right;
+                match error {
+                    // Who answers late may answer the next one.
+                    KvError::Fabric(FabricError::Deadline { .. } | FabricError::Refused(_)) => Judged::Right,
+                    KvError::Fabric(_) => Judged::Over,
+                    _ => Judged::Right,
                 }
-                self.under_way.set(self.under_way.get() - 1);
-                Judged::Over
             }
             Err(Trouble::Violated(violation)) => {
                 self.blame(|tally| &mut tally.violations, || violation.to_string());

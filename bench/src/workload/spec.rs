@@ -77,6 +77,9 @@ impl Workload {
             let properties = properties::parse(text).map_err(WorkloadError::Syntax)?;
             return Self::stated(name, properties, beside, |property| property.line == BESIDE);
         }
+        if name_or_path == "e" {
+            return Err(WorkloadError::Scans);
+        }
         let path = Path::new(name_or_path);
         let text = std::fs::read_to_string(path)
             .map_err(|cause| WorkloadError::Unreadable { path: path.to_owned(), cause })?;
@@ -190,6 +193,8 @@ pub enum WorkloadError {
     },
     /// All proportions are 0.
     NoOperations,
+    /// Workload E, of scans.
+    Scans,
     /// What was to be a property is none.
     NotOne {
         /// That.
@@ -217,6 +222,7 @@ impl fmt::Display for WorkloadError {
                 }
                 write!(f, "{key} is `{value}`, legal is {legal}")
             }
+            Self::Scans => f.write_str("workload e scans, and no system here can: choose a, b, c, d or f"),
             Self::NotOne { text } => {
                 write!(f, "`{text}` is no property: write it like readproportion=0.95")
             }
@@ -238,7 +244,7 @@ impl fmt::Display for WorkloadError {
                 f.write_str(
                     "all proportions are 0: one of readproportion, updateproportion, insertproportion, ",
                 )?;
-                f.write_str("scanproportion and readmodifywriteproportion must be above")
+                f.write_str("scanproportion and readmodifywriteproportion must be more")
             }
         }
     }
@@ -252,6 +258,7 @@ impl std::error::Error for WorkloadError {
             Self::Value { .. }
             | Self::NoProperty { .. }
             | Self::NoOperations
+            | Self::Scans
             | Self::NotOne { .. }
             | Self::Unknown { .. } => None,
         }

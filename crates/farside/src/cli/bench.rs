@@ -125,7 +125,7 @@ struct Ycsb {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     operations: Option<u64>,
     /// What comes before, and is not counted
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = warm_up)]
     warm_up: Duration,
     /// Measure so often, each with a warm-up; the rate told is the median, beside the least and the most
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -138,11 +138,10 @@ struct Ycsb {
     #[arg(long, value_name = "MS", conflicts_with = "target")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=60_000))]
     idle_ms: Option<u64>,
-    /// Time one operation in so many; in an open loop, all
-    #[arg(long, value_name = "N", default_value_t = SAMPLED)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    sample_every: u64,
-    /// Write the latencies of each interval to this file, in HdrHistogram's interval log format 2
+    /// Time one operation in so many [default: all in an open loop, or of few --operations; else one in 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    sample_every: Option<u64>,
+    /// Write the latencies of each interval to this file, as HdrHistogram's interval logs have them
     #[arg(long, value_name = "FILE")]
     hdr_log: Option<PathBuf>,
     /// How long such an interval is
@@ -202,6 +201,8 @@ enum Phase {
     Run,
 }
 
+/// So few operations are all timed.
+const ALL_TIMED_BELOW: u64 = 100_000;
 /// Most records of a store.
 const RECORDS_MAX: u64 = 1 << 30;
 
@@ -209,6 +210,16 @@ const RECORDS_MAX: u64 = 1 << 30;
 fn target(text: &str) -> Result<f64, String> {
     let target = text.parse().ok().filter(|target| (0.01..=1e9).contains(target));
     target.ok_or_else(|| format!("'{text}' is no number of operations a second: give 0.01 to 1000000000"))
+}
+
+/// For clap: how long a warm-up is.
+fn warm_up(text: &str) -> Result<Duration, String> {
+    const MOST: Duration = Duration::from_secs(3600);
+    let warm_up = duration(text)?;
+    if warm_up > MOST {
+        return Err(format!("'{text}' is too long for a warm-up: give 1h at most"));
+    }
+    Ok(warm_up)
 }
 
 /// For clap: how long an interval of a log is.
@@ -268,6 +279,13 @@ impl Ycsb {
             note!("faults: {strikes}");
         }
         drop(session);
+        if let Some(target) = report.target_ops_per_s.filter(|target| report.ops_per_s < 0.95 * target) {
+            note!(
+                "farside: {:.0} operations a second were done of the {target} that were due: this store or this client \
+                 cannot do more, or stood still; the latencies tell how late each was",
+                report.ops_per_s
+            );
+        }
         if (report.ops_per_s, report.errors) == (0.0, 0) {
             return Err(Failure::Told(
                 "no operation came to its end while it was measured: give more --seconds".into(),
@@ -340,7 +358,10 @@ impl Ycsb {
             verify: self.verify,
             distance: self.delay.map(|one_way| Distance { one_way, ..Distance::default() }),
             faults: self.fault.clone(),
-            sampled: self.sample_every,
+            sampled: self.sample_every.unwrap_or(match operations {
+                Some(operations) if operations < ALL_TIMED_BELOW => 1,
+                _ => SAMPLED,
+            }),
             target: self.target,
             operations,
             seconds: checked_seconds(seconds)?,

@@ -106,7 +106,8 @@ fn bench_ycsb_reads_property_files_and_what_stands_beside_them() {
     farside(beside("recordcount")).refused("write it like readproportion=0.95");
     farside(beside("readproportion=95")).refused("legal is a number from 0 to 1");
     farside(beside("fieldlength=99999999")).refused("or give --value-size");
-    farside(["bench", "ycsb", "--workload", "e"]).refused("built in are a, b, c, d and f");
+    farside(["bench", "ycsb", "--workload", "e"]).refused("workload e scans");
+    farside(["bench", "ycsb", "--workload", "g"]).refused("built in are a, b, c, d and f");
 }
 
 #[test]
@@ -147,12 +148,14 @@ fn bench_ycsb_writes_an_interval_log_that_others_read() {
 fn the_two_phases_can_be_two_commands() {
     let node = Node::with(&["--memory", "256MiB"]);
     let url = node.url();
+    let more_records =
+        ["bench", "ycsb", "--pool", &*url, "--store", "mine", "--phase", "run", "--records", "1001"];
     let phase = |phase, more: &[&str]| {
         let flags =
             ["bench", "ycsb", "--records", "1000", "--seconds", "0.2", "--pool", &url, "--store", "mine"];
         farside(flags.iter().chain(&["--phase", phase]).chain(more))
     };
-    phase("run", &[]).refused("there is no store 'mine'");
+    phase("run", &[]).refused("there is no store 'mine' to run on: load it first");
     let loaded = phase("load", &["--json"]).done().json();
     assert_eq!(loaded["records"], 1000, "{loaded}");
     assert!(node.run(["store", "list"]).done().text().starts_with("mine"));
@@ -161,6 +164,9 @@ fn the_two_phases_can_be_two_commands() {
     assert_eq!((&ran["load"], &ran["errors"], &ran["violations"]), (&().into(), &0.into(), &0.into()));
     assert!(node.run(["store", "list"]).done().text().starts_with("mine"), "it is still there");
     phase("run", &["--verify"]).refused("must know what was loaded");
+    phase("run", &["--system", "pilaf"]).refused("is a prism-kv, not a pilaf: give --system prism-kv");
+    farside(more_records).refused("has no record 1000: it was loaded with fewer --records");
+    phase("run", &["--value-size", "100"]).refused("give --value-size 512");
     node.run(["store", "drop", "mine"]).done();
     assert!(phase("load", &["--ycsb"]).done().text().contains("[INSERT], Operations, 1000"));
     farside(["bench", "ycsb", "--phase", "load"]).refused("--pool <URL>");

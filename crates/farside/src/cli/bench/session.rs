@@ -30,6 +30,7 @@ use farside_systems::kv::pilaf::layout as pilaf;
 use farside_systems::kv::prism_kv::layout as prism_kv;
 use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE};
 use farside_systems::kv::{Kv, KvError};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -146,7 +147,7 @@ pub(in crate::cli) struct Session {
     run: Run,
     load: Option<LoadReport>,
     /// The store to drop, on a node that goes on without this.
-    _lent: Option<Lent>,
+    lent: Option<Lent>,
     /// The node's memory stays mapped between one client and the next: as in any program that is connected for
     /// longer, pages are faulted in once.
     _memory: Option<Arc<Mapping>>,
@@ -234,9 +235,12 @@ impl Session {
             ..NewStore::prism_kv(&store, quota)
         };
         let lent = match (&asked.pool, &asked.phases) {
-            (Some(_), Phases::Both) => Some(Lent::make(pool, &new)?),
-            (_, Phases::Run(_)) => None,
-            _ => {
+            (_, Phases::Run(_)) => {
+                check_is_loaded(pool, &asked, &store)?;
+                None
+            }
+            (Some(_), _) => Some(Lent::make(pool, &new)?),
+            (None, _) => {
                 pool.create_store(&new)?;
                 None
             }
@@ -247,11 +251,14 @@ impl Session {
             None => pool.clone(),
         };
         let memory = pool.endpoint_here()?.memory().map(Arc::clone);
-        let mut session = Session { asked, store, pool, run, load: None, _lent: lent, _memory: memory, node };
+        let mut session = Session { asked, store, pool, run, load: None, lent, _memory: memory, node };
         session.load = match session.asked.phases {
             Phases::Run(_) => None,
             Phases::Both | Phases::Load(_) => Some(session.load()?),
         };
+        if let (Phases::Load(_), Some(lent)) = (&session.asked.phases, &session.lent) {
+            lent.keep();
+        }
         Ok(session)
     }
 
@@ -366,7 +373,8 @@ impl Session {
     /// As [`repeat`](Session::repeat), with a thread that writes the latencies down.
     fn repeat_logged(&self, duration: Duration, log: &Log) -> Result<Vec<Ended>, Failure> {
         let unwritable = |error: io::Error| files::unwritable(&log.path, &error);
-        let mut file = io::BufWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
+        // What was written of a run that is broken off is there.
+        let mut file = io::LineWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
         let (sender, intervals) = mpsc::channel();
         let cut = Cut { since: Instant::now(), every: log.every, to: sender };
         let told = format!("[farside bench ycsb, workload {}]", self.asked.workload);
@@ -465,10 +473,10 @@ impl Session {
             kvs.push(self.kv(fabric)?);
         }
         let mut core = Core::new(fabric);
-        let mark = std::cell::Cell::new(None);
-        let began = Instant::now();
+        let mark = Cell::new(None);
+        let start = Start { began: Instant::now(), cold: Cell::new(self.asked.tasks), warm: Cell::new(None) };
         for (task, kv) in (0u32..).zip(&mut kvs) {
-            let (drawn, mark, cut) = (&drawn, &mark, &cut);
+            let (drawn, mark, cut, start) = (&drawn, &mark, &cut, &start);
             core.spawn(async move {
                 let writer = thread * self.asked.tasks + task;
                 let warmed_up = || {
@@ -482,8 +490,8 @@ impl Session {
                 };
                 let warmed_up = (task == 0).then_some(warmed_up);
                 match kv {
-                    AnyKv::PrismKv(kv) => self.task(kv, drawn, writer, began, warmed_up).await,
-                    AnyKv::Pilaf(kv) => self.task(kv, drawn, writer, began, warmed_up).await,
+                    AnyKv::PrismKv(kv) => self.task(kv, drawn, writer, start, warmed_up).await,
+                    AnyKv::Pilaf(kv) => self.task(kv, drawn, writer, start, warmed_up).await,
                 }
             });
         }
@@ -516,16 +524,16 @@ impl Session {
         kv: &mut K,
         drawn: &Thread,
         writer: u32,
-        began: Instant,
+        start: &Start,
         warmed_up: Option<impl FnOnce()>,
     ) {
         if let Some(target) = self.asked.target {
-            return self.scheduled(kv, drawn, writer, began, target, warmed_up).await;
+            return self.scheduled(kv, drawn, writer, target, start, warmed_up).await;
         }
         if let Some(warmed_up) = warmed_up {
             // Everything before is forgotten.
             let mut step = Step::default();
-            while began.elapsed() < self.asked.warm_up && !self.run.is_stopped() {
+            while start.began.elapsed() < self.asked.warm_up && !self.run.is_stopped() {
                 self.run.task(kv, drawn, writer, step.next()).await;
             }
             warmed_up();
@@ -539,32 +547,49 @@ impl Session {
         }
     }
 
-    /// As [`task`](Session::task), by a schedule of so many operations a second of all tasks, which take turns.
+    /// As [`task`](Session::task), by a schedule of so many operations a second of all tasks, which take turns. It
+    /// begins anew once the thread is warm: what was late before is not made up for.
     async fn scheduled<K: Kv>(
         &self,
         kv: &mut K,
         drawn: &Thread,
         writer: u32,
-        began: Instant,
         target: f64,
+        start: &Start,
         warmed_up: Option<impl FnOnce()>,
     ) {
         let after = |operations: u32| Duration::from_secs_f64(f64::from(operations) / target);
-        let schedule =
-            Schedule { first: began + after(writer), every: after(self.asked.threads * self.asked.tasks) };
-        let warmed_up = std::cell::Cell::new(warmed_up);
-        let wait = async |due: Instant| {
-            until(due, || self.run.is_stopped()).await;
-            if began.elapsed() >= self.asked.warm_up
-                && let Some(warmed_up) = warmed_up.take()
-            {
-                warmed_up();
+        let from = |since: Instant| Schedule {
+            first: since + after(writer),
+            every: after(self.asked.threads * self.asked.tasks),
+        };
+        let is_over = || self.run.is_stopped();
+        let warm_at = start.began + self.asked.warm_up;
+        let until_warm = async |due: Instant| {
+            until(due.min(warm_at), is_over).await;
+            due < warm_at
+        };
+        self.run.scheduled(kv, drawn, writer, from(start.began), until_warm).await;
+        start.cold.set(start.cold.get() - 1);
+        if let Some(warmed_up) = warmed_up {
+            // Nothing may be under way that was due before.
+            while start.cold.get() > 0 {
+                executor::yield_now().await;
+            }
+            warmed_up();
+            start.warm.set(Some(Instant::now()));
+        }
+        let since = loop {
+            match start.warm.get() {
+                Some(since) => break since,
+                None => executor::yield_now().await,
             }
         };
-        self.run.scheduled(kv, drawn, writer, schedule, wait).await;
-        if let Some(warmed_up) = warmed_up.take() {
-            warmed_up(); // It failed before.
-        }
+        let wait = async |due: Instant| {
+            until(due, is_over).await;
+            true
+        };
+        self.run.scheduled(kv, drawn, writer, from(since), wait).await;
     }
 
     /// Reads until [`Session::stop_reading`], counting as it goes, over one connection.
@@ -682,6 +707,15 @@ impl Session {
     }
 }
 
+/// How a thread's tasks begin by a schedule.
+struct Start {
+    began: Instant,
+    /// Tasks that have not done with warming up.
+    cold: Cell<u32>,
+    /// When all had.
+    warm: Cell<Option<Instant>>,
+}
+
 /// Where latencies are cut into intervals.
 #[derive(Clone)]
 struct Cut {
@@ -757,6 +791,44 @@ impl Step {
         };
         self.operations
     }
+}
+
+/// Whether what a run is to read is there: the records at either end, and as long as it takes them to be.
+fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failure> {
+    let stores = pool.stores()?;
+    let Some(found) = stores.iter().find(|found| found.name == store) else {
+        return Err(Failure::Told(format!(
+            "there is no store '{store}' to run on: load it first, by the same command with --phase load"
+        )));
+    };
+    if found.kind != asked.system.name() {
+        return Err(Failure::Told(format!(
+            "store '{store}' is a {}, not a {}: give --system {}",
+            found.kind,
+            asked.system.name(),
+            found.kind
+        )));
+    }
+    let endpoint = Rc::new(pool.endpoint_here()?);
+    let mut kv = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store))?;
+    for record in [0, asked.workload.records - 1] {
+        let item = block_on(&endpoint, kv.get(&farside_bench::workload::key(record)))?;
+        match item.map(|item| item.value.len()) {
+            Some(len) if len == asked.value_size => {}
+            Some(len) => {
+                return Err(Failure::Told(format!(
+                    "store '{store}' was loaded with values of {len} bytes: give --value-size {len}"
+                )));
+            }
+            None => {
+                return Err(Failure::Told(format!(
+                    "store '{store}' has no record {record}: it was loaded with fewer --records, or not to the end, or \
+                     not by --phase load; give as many as it was loaded with, or drop it and load it anew"
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A store on a node that outlives this process. It is dropped at the end, also where a signal brings that about.
@@ -835,6 +907,13 @@ impl Held {
             name = self.name,
             pool = self.pool.url()
         );
+    }
+}
+
+impl Lent {
+    /// It stays, after all.
+    fn keep(&self) {
+        *self.0.lock() = false;
     }
 }
 
