@@ -4,12 +4,11 @@
 //! system's own.
 
 use farside_remote::clock::Clock;
-use farside_remote::control::{Answer, Ask, Store};
-use farside_remote::fabric::ServiceId;
-use farside_remote::{Fabric, FabricError, NodeId};
+use farside_remote::control::Store;
+use farside_remote::{Fabric, NodeId};
 use farside_systems::kv::pilaf::{self, Pilaf};
 use farside_systems::kv::prism_kv::{self, PrismKv};
-use farside_systems::kv::{Item, KvError};
+use farside_systems::kv::{Item, KvError, fetch_any_store};
 use farside_systems::raw;
 
 /// A client of one store, for one operation at a time.
@@ -44,20 +43,31 @@ pub(crate) enum Fetched {
 }
 
 impl<F: Fabric + Clock> AnyKv<F> {
-    /// Opens the store called `name` at `node`, as what it is.
+    /// Opens the store called `name` at `node`, as what it is. One call.
     ///
     /// # Errors
     /// There is none of that name, or it is of a kind that this release does not know.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<AnyKv<F>, KvError> {
-        match kind_of(&fabric, node, name).await?.as_str() {
-            prism_kv::KIND => PrismKv::open(fabric, node, name).await.map(AnyKv::PrismKv),
-            pilaf::KIND => Pilaf::open(fabric, node, name).await.map(AnyKv::Pilaf),
+        let store = fetch_any_store(&fabric, node, name).await?;
+        AnyKv::of(fabric, node, store)
+    }
+
+    /// A client of a store as the catalog of `node` has told it. Nobody is asked.
+    ///
+    /// # Errors
+    /// It is of a kind that this release does not know, or its description is not understood.
+    pub(crate) fn of(fabric: F, node: NodeId, store: Store) -> Result<AnyKv<F>, KvError> {
+        match store.kind.as_str() {
+            prism_kv::KIND => PrismKv::of(fabric, node, store).map(AnyKv::PrismKv),
+            pilaf::KIND => Pilaf::of(fabric, node, store).map(AnyKv::Pilaf),
             raw::KIND => Err(KvError::Gone(format!(
-                "store '{name}' is plain memory, in which there are no keys: name another store"
+                "store '{}' is plain memory, in which there are no keys: name another store",
+                store.name
             ))),
             kind => Err(KvError::Gone(format!(
-                "store '{name}' is a {kind}, which this release does not know: use the release that made it, or name \
-                 another store"
+                "store '{}' is a {kind}, which this release does not know: use the release that made it, or name \
+                 another store",
+                store.name
             ))),
         }
     }
@@ -120,15 +130,24 @@ impl<F: Fabric + Clock> AnyKv<F> {
     }
 }
 
-async fn kind_of<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<String, KvError> {
-    let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
-    let mut answer = Vec::new();
-    fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
-        FabricError::Refused(reason) => KvError::Gone(reason),
-        other => KvError::Fabric(other),
-    })?;
-    match serde_json::from_slice(&answer) {
-        Ok(Answer::Store(store)) => Ok(store.kind),
-        _ => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{NewStore, connect};
+    use farside_fabrics::executor::block_on;
+    use farside_fabrics::layer::count::Count;
+
+    #[test]
+    fn a_store_of_either_kind_is_opened_by_one_call() {
+        let pool = connect("local:").expect("a node in this process");
+        let pilaf = NewStore { kind: pilaf::KIND.into(), ..NewStore::prism_kv("calls", 4 << 20) };
+        pool.create_store(&pilaf).expect("there is room");
+        for (name, kind) in [("default", prism_kv::KIND), ("calls", pilaf::KIND)] {
+            let fabric = Count::new(pool.endpoint().expect("room for a session"));
+            let kv = block_on(fabric.inner(), AnyKv::open(&fabric, NodeId(0), name)).expect("it is there");
+            assert_eq!(kv.store().kind, kind);
+            let costs = fabric.take();
+            assert_eq!((costs.round_trips, costs.calls, costs.requests), (1, 1, 0), "{name}");
+        }
     }
 }

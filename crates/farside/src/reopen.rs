@@ -11,7 +11,7 @@ use farside_fabrics::executor::block_on;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
-use farside_systems::kv::KvError;
+use farside_systems::kv::{KvError, fetch_any_store};
 use std::rc::Rc;
 
 /// A session with the node, for the calling thread, and a client of the store for each of its tasks.
@@ -21,13 +21,12 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Opens the store called `name`, for so many tasks.
+    /// Opens the store called `name`, for so many tasks. One call, however many there are.
     pub(crate) fn new(pool: &Pool, name: &str, tasks: usize) -> Result<Opened, Error> {
         let endpoint = Rc::new(pool.endpoint()?);
-        let mut kvs = Vec::with_capacity(tasks);
-        for _ in 0..tasks {
-            kvs.push(block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), name))?);
-        }
+        let store = block_on(&endpoint, fetch_any_store(&endpoint, NodeId(0), name))?;
+        let kv = || AnyKv::of(Rc::clone(&endpoint), NodeId(0), store.clone());
+        let kvs = (0..tasks).map(|_| kv()).collect::<Result<Vec<_>, KvError>>()?;
         Ok(Opened { endpoint, kvs })
     }
 

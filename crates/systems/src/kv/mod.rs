@@ -206,7 +206,7 @@ pub(crate) fn check_key(key: &[u8]) -> Result<(), KvError> {
     if key.is_empty() || key.len() > KEY_MAX { Err(KvError::KeyLength(key.len())) } else { Ok(()) }
 }
 
-/// What the catalog of `node` tells of a store that is of this kind.
+/// What the catalog of `node` tells of a store that is of this kind. One call.
 ///
 /// # Errors
 /// There is none, or it is of another kind; or the node was not reached. Nothing was changed.
@@ -216,6 +216,16 @@ pub async fn fetch_store<F: Fabric>(
     name: &str,
     kind: &str,
 ) -> Result<Store, KvError> {
+    let store = fetch_any_store(fabric, node, name).await?;
+    check_kind(&store, kind)?;
+    Ok(store)
+}
+
+/// What the catalog of `node` tells of a store, of whatever kind. One call.
+///
+/// # Errors
+/// There is none, or the node was not reached. Nothing was changed.
+pub async fn fetch_any_store<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, KvError> {
     let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
     let mut answer = Vec::new();
     fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
@@ -223,10 +233,16 @@ pub async fn fetch_store<F: Fabric>(
         other => KvError::of_look(other),
     })?;
     match serde_json::from_slice(&answer) {
-        Ok(Answer::Store(store)) if store.kind == kind => Ok(store),
-        Ok(Answer::Store(store)) => {
-            Err(KvError::Gone(format!("store '{name}' is a {}, not a {kind}: name another", store.kind)))
-        }
+        Ok(Answer::Store(store)) => Ok(store),
         _ => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
     }
+}
+
+/// # Errors
+/// If the store is of another kind.
+fn check_kind(store: &Store, kind: &str) -> Result<(), KvError> {
+    if store.kind == kind {
+        return Ok(());
+    }
+    Err(KvError::Gone(format!("store '{}' is a {}, not a {kind}: name another", store.name, store.kind)))
 }

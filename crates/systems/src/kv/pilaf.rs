@@ -19,7 +19,7 @@
 pub mod layout;
 pub mod service;
 
-use super::{Item, Kv, KvError, Version, check_key, fetch_store};
+use super::{Item, Kv, KvError, Version, check_key, check_kind, fetch_store};
 use crate::ready::{BACKOFF_FIRST, BACKOFF_MAX, OUT_OF_MEMORY_AFTER};
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
@@ -84,6 +84,15 @@ impl<F: Fabric + Clock> Pilaf<F> {
     /// There is none of that name, or it is of another kind.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Pilaf<F>, KvError> {
         let store = fetch_store(&fabric, node, name, KIND).await?;
+        Pilaf::of(fabric, node, store)
+    }
+
+    /// A client of a store as the catalog of `node` has told it. Nobody is asked.
+    ///
+    /// # Errors
+    /// It is of another kind, or its description is not understood.
+    pub fn of(fabric: F, node: NodeId, store: Store) -> Result<Pilaf<F>, KvError> {
+        check_kind(&store, KIND)?;
         let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
         Ok(Pilaf {
             fabric,

@@ -24,7 +24,7 @@ pub mod many;
 mod rebuild;
 pub mod service;
 
-use super::{Item, Kv, KvError, VALUE_MAX, Version, check_key, fetch_store};
+use super::{Item, Kv, KvError, VALUE_MAX, Version, check_key, check_kind, fetch_store};
 use crate::ready::{run_until_ready, run_until_ready_or_dropped};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
@@ -140,6 +140,15 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// There is none of that name, or it is of another kind.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<PrismKv<F>, KvError> {
         let store = fetch_store(&fabric, node, name, KIND).await?;
+        PrismKv::of(fabric, node, store)
+    }
+
+    /// A client of a store as the catalog of `node` has told it. Nobody is asked.
+    ///
+    /// # Errors
+    /// It is of another kind, or its description is not understood.
+    pub fn of(fabric: F, node: NodeId, store: Store) -> Result<PrismKv<F>, KvError> {
+        check_kind(&store, KIND)?;
         let (table, formers) = tables_of(&store)?;
         Ok(PrismKv {
             fabric,
