@@ -35,6 +35,11 @@ macro_rules! of_either {
 
 pub(crate) use of_either;
 
+/// What PRISM-KV stores alone offer, as [`AnyKv::prism_kv`] names it.
+pub(crate) const GET_MANY: &str = "to get several keys at once";
+/// See [`GET_MANY`].
+pub(crate) const PUT_MANY: &str = "to put several keys at once";
+
 /// Where a client has the value that it has read, until its next operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fetched {

@@ -3,7 +3,7 @@
 //! Nothing keeps its session while the program does something else for long, and a node gives up a session of which it
 //! hears nothing. The next operation then opens another, and is carried out there.
 
-use crate::any::{AnyKv, Fetched, of_either};
+use crate::any::{AnyKv, Fetched, GET_MANY, PUT_MANY, of_either};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
@@ -68,6 +68,40 @@ impl Client {
         self.carry_out(|endpoint, kv| of_either!(kv, kv => now(endpoint, kv.delete(key))))
     }
 
+    /// The values of several keys: `visit` is told each place in `keys` once, in any order, with what the key had at
+    /// an instant of its own. One round trip for up to 64 that fit into one reply (64 KiB), the rest one by one. For
+    /// PRISM-KV stores alone.
+    ///
+    /// # Errors
+    /// [`KvError`]; nothing was changed, and of the places some may have been visited.
+    pub fn get_many(
+        &mut self,
+        keys: &[&[u8]],
+        mut visit: impl FnMut(usize, Option<Item<'_>>),
+    ) -> Result<(), KvError> {
+        let mut is_visited = vec![false; keys.len()];
+        self.carry_out(|endpoint, kv| {
+            // Over another session, those that are left.
+            let places: Vec<usize> = (0..keys.len()).filter(|&place| !is_visited[place]).collect();
+            let left: Vec<&[u8]> = places.iter().map(|&place| keys[place]).collect();
+            let visit = |index: usize, item: Option<Item<'_>>| {
+                is_visited[places[index]] = true;
+                visit(places[index], item);
+            };
+            now(endpoint, kv.prism_kv(GET_MANY)?.get_many(&left, visit))
+        })
+    }
+
+    /// Gives several keys values: two round trips for as many as fit into one chain (16 keys, 56 KiB), the rest one
+    /// by one. Each is a put of its own, without order between keys; of a key that comes twice, the later value stays.
+    /// For PRISM-KV stores alone.
+    ///
+    /// # Errors
+    /// [`KvError`]. [`Ran::No`](crate::Ran::No): none of the keys was stored; else any may have been.
+    pub fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+        self.carry_out(|endpoint, kv| now(endpoint, kv.prism_kv(PUT_MANY)?.put_many(items)))
+    }
+
     /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
     /// visited exactly once. For PRISM-KV stores alone.
     ///
@@ -83,7 +117,9 @@ impl Client {
         })
     }
 
-    /// The operations as futures, and those that are not here. A session that has ended meanwhile is not replaced.
+    /// The operations as futures, for programs that drive the session themselves; not stable. A session that has ended
+    /// meanwhile is not replaced.
+    #[doc(hidden)]
     pub fn kv(&mut self) -> &mut LocalKv {
         &mut self.kv
     }

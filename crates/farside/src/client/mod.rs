@@ -7,14 +7,14 @@ mod pending;
 
 pub use pending::Pending;
 
-use crate::any::AnyKv;
+use crate::any::{AnyKv, GET_MANY, PUT_MANY};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
 use crate::reopen::{Opened, is_over, may_try_again, not_opened};
 use farside_fabrics::executor::{Core, block_on};
 use farside_systems::kv::prism_kv::Conflict;
-use farside_systems::kv::{KvError, Version};
+use farside_systems::kv::{Item, KvError, Version};
 use pending::{Promise, promise};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -90,6 +90,28 @@ impl Client {
         self.ask(|done| Request::CompareAndPut { key, expected, value, done })
     }
 
+    /// The values of several keys, in the order of the keys, each as it was at an instant of its own: one operation in
+    /// line, with one round trip for up to 64 keys whose values fit into one reply (64 KiB). For PRISM-KV stores alone.
+    pub fn get_many<K: Into<Vec<u8>>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Pending<Vec<Option<Value>>> {
+        let keys = keys.into_iter().map(Into::into).collect();
+        self.ask(|done| Request::GetMany { keys, done })
+    }
+
+    /// Gives several keys values: one operation in line, with two round trips for as many keys as fit into one chain
+    /// (16 keys, 56 KiB). Each is a put of its own, without order between keys; of a key that comes twice, the later
+    /// value stays. After an error of which [`Error::ran`] is [`Ran::No`](crate::Ran::No), none was stored; after any
+    /// other, any may have been. For PRISM-KV stores alone.
+    pub fn put_many<K: Into<Vec<u8>>, V: Into<Vec<u8>>>(
+        &self,
+        items: impl IntoIterator<Item = (K, V)>,
+    ) -> Pending<()> {
+        let items = items.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        self.ask(|done| Request::PutMany { items, done })
+    }
+
     fn ask<T>(&self, request: impl FnOnce(Promise<T>) -> Request) -> Pending<T> {
         let (done, pending) = promise();
         self.queue.0.push(request(done));
@@ -136,6 +158,14 @@ enum Request {
         expected: Version,
         value: Vec<u8>,
         done: Promise<Result<Version, Conflict>>,
+    },
+    GetMany {
+        keys: Vec<Vec<u8>>,
+        done: Promise<Vec<Option<Value>>>,
+    },
+    PutMany {
+        items: Vec<(Vec<u8>, Vec<u8>)>,
+        done: Promise<()>,
     },
 }
 
@@ -300,16 +330,10 @@ enum Served {
 async fn serve(kv: &mut AnyKv<Rc<Endpoint>>, request: Request, may_return: bool) -> Served {
     let returns = |error: &KvError| may_return && may_try_again(error);
     match request {
-        Request::Get { key, done } => {
-            let owned = |item: farside_systems::kv::Item<'_>| Value {
-                value: item.value.to_vec(),
-                version: item.version,
-            };
-            match kv.get(&key).await.map(|item| item.map(owned)) {
-                Err(error) if returns(&error) => Served::Returned(Request::Get { key, done }),
-                got => done.keep(got),
-            }
-        }
+        Request::Get { key, done } => match kv.get(&key).await.map(|item| item.map(owned)) {
+            Err(error) if returns(&error) => Served::Returned(Request::Get { key, done }),
+            got => done.keep(got),
+        },
         Request::Put { key, value, done } => match kv.put(&key, &value).await {
             Err(error) if returns(&error) => Served::Returned(Request::Put { key, value, done }),
             put => done.keep(put),
@@ -330,7 +354,19 @@ async fn serve(kv: &mut AnyKv<Rc<Endpoint>>, request: Request, may_return: bool)
                 put => done.keep(put),
             }
         }
+        Request::GetMany { keys, done } => match get_many(kv, &keys).await {
+            Err(error) if returns(&error) => Served::Returned(Request::GetMany { keys, done }),
+            got => done.keep(got),
+        },
+        Request::PutMany { items, done } => match put_many(kv, &items).await {
+            Err(error) if returns(&error) => Served::Returned(Request::PutMany { items, done }),
+            put => done.keep(put),
+        },
     }
+}
+
+fn owned(item: Item<'_>) -> Value {
+    Value { value: item.value.to_vec(), version: item.version }
 }
 
 async fn put_if_absent(kv: &mut AnyKv<Rc<Endpoint>>, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
@@ -346,15 +382,29 @@ async fn compare_and_put(
     kv.prism_kv("conditional puts")?.compare_and_put(key, expected, value).await
 }
 
+async fn get_many(kv: &mut AnyKv<Rc<Endpoint>>, keys: &[Vec<u8>]) -> Result<Vec<Option<Value>>, KvError> {
+    let mut values = vec![None; keys.len()];
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let visit = |place: usize, item: Option<Item<'_>>| values[place] = item.map(owned);
+    kv.prism_kv(GET_MANY)?.get_many(&keys, visit).await?;
+    Ok(values)
+}
+
+async fn put_many(kv: &mut AnyKv<Rc<Endpoint>>, items: &[(Vec<u8>, Vec<u8>)]) -> Result<(), KvError> {
+    let items: Vec<(&[u8], &[u8])> = items.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    kv.prism_kv(PUT_MANY)?.put_many(&items).await
+}
+
 impl Request {
     /// Answers a request that was not carried out.
     fn fail(self, error: KvError) {
         let error = Error::Kv(error);
         match self {
             Request::Get { done, .. } => done.fulfil(Err(error)),
-            Request::Put { done, .. } => done.fulfil(Err(error)),
+            Request::Put { done, .. } | Request::PutMany { done, .. } => done.fulfil(Err(error)),
             Request::Delete { done, .. } | Request::PutIfAbsent { done, .. } => done.fulfil(Err(error)),
             Request::CompareAndPut { done, .. } => done.fulfil(Err(error)),
+            Request::GetMany { done, .. } => done.fulfil(Err(error)),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::layout::{HEADER_SIZE, ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDI
 use super::{Buffer, Found, NewItem, PrismKv, READ_MAX, TMP, TMP_BOUND_AND_TAG, Waits, check_put};
 use crate::kv::{Item, KvError, check_key};
 use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
 use farside_remote::wire::{ALLOCATES_MAX, OPS_MAX};
 use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, cas_from, read, read_as, write};
 use std::collections::BTreeSet;
@@ -115,26 +116,28 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// is a put of its own; of a key that comes twice, the later value stays.
     ///
     /// # Errors
-    /// [`KvError`]; of the keys, any may have been stored.
+    /// [`KvError`]. [`Ran::No`]: none of the keys was stored; else any may have been.
     pub async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
         for (key, value) in items {
             check_put(key, value)?;
         }
-        let mut rest = items;
+        let (mut rest, mut is_any_stored) = (items, false);
         while !rest.is_empty() {
             let count = group_len(rest);
             let (group, after) = rest.split_at(count);
             rest = after;
             let stored = match group {
                 [(key, value)] => self.put(key, value).await,
-                group => self.put_group(group).await,
+                group => self.put_group(group, &mut is_any_stored).await,
             };
-            stored.map_err(KvError::of_several)?;
+            stored.map_err(|error| if is_any_stored { error.of_several() } else { error })?;
+            is_any_stored = true;
         }
         Ok(())
     }
 
-    async fn put_group(&mut self, group: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+    /// Sets `is_any_stored` once one of the group's keys may be, whatever becomes of the next.
+    async fn put_group(&mut self, group: &[(&[u8], &[u8])], is_any_stored: &mut bool) -> Result<(), KvError> {
         let found = self.find_group(group).await?;
         let new: Vec<_> = group
             .iter()
@@ -162,7 +165,12 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
         let mut behind = Vec::new();
         if outs.iter().any(Option::is_some) {
-            self.fabric.run(self.node, &chain, &mut self.reply).await?;
+            let ran = self.fabric.run(self.node, &chain, &mut self.reply).await;
+            *is_any_stored |= match &ran {
+                Ok(()) => outs.iter().flatten().any(|(swung, _)| self.reply.status(*swung) == Status::Ok),
+                Err(error) => error.ran() != Ran::No,
+            };
+            ran?;
             if self.reply.last_status() == Status::NotReady {
                 // Nothing ran. Near the end of memory, two who want many buffers at once would keep what the other
                 // lacks, again and again; each of their keys alone wants one.
@@ -189,6 +197,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         for index in behind {
             let (key, value) = group[index];
             self.put(key, value).await?;
+            *is_any_stored = true;
         }
         Ok(())
     }

@@ -1,0 +1,158 @@
+//! What the library's clients promise whichever fabric the url names.
+//!
+//! Invariant: whatever has to end has a deadline, also where it would wait for ever.
+
+mod support;
+
+use farside::local::Client;
+use farside::{Error, KvError, NewStore, Pool, Ran, connect};
+use std::sync::mpsc;
+use support::{Node, PATIENCE, Process, serve};
+
+/// Does it on a thread of its own; panics where it takes too long.
+#[track_caller]
+fn in_time<O: Send + 'static>(work: impl FnOnce() -> O + Send + 'static) -> O {
+    let (done, outcome) = mpsc::channel();
+    let thread = std::thread::spawn(move || done.send(work()));
+    match outcome.recv_timeout(PATIENCE) {
+        Ok(outcome) => outcome,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it waits for ever"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => unreachable!("it has not said what came of it"),
+        },
+    }
+}
+
+/// A node, and the urls of all that it serves by; with the folder of its rings.
+fn node_on_all_fabrics() -> (Node, Vec<String>, tempfile::TempDir) {
+    let rings = tempfile::tempdir().expect("a folder");
+    let ring = format!("ring:{}", rings.path().join("ring.sock").display());
+    let listen = ["--listen", &ring, "--listen", "udp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0"];
+    let memory = ["--memory", "96MiB", "--store", "default", "--quota", "48MiB"];
+    let node = Node::with(&[&memory[..], &listen].concat());
+    let mut urls = connect(&node.url()).expect("it serves").info().expect("it answers").listening;
+    assert_eq!(urls.len(), 3, "{urls:?}");
+    urls.extend([node.url(), "local:".to_owned()]);
+    (node, urls, rings)
+}
+
+/// More than one chain carries, one of many parts, and one that comes twice.
+fn items() -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut items: Vec<_> = (0..150u32).map(|n| (n.to_be_bytes().to_vec(), vec![n as u8; 700])).collect();
+    items.push((b"large".to_vec(), vec![7; 150_000]));
+    items.push((0u32.to_be_bytes().to_vec(), b"later".to_vec()));
+    items
+}
+
+/// What those keys have then, and one that is absent.
+fn expected() -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    let mut expected: Vec<_> = items().into_iter().map(|(key, value)| (key, Some(value))).collect();
+    expected[0].1 = Some(b"later".to_vec());
+    expected.push((b"absent".to_vec(), None));
+    expected
+}
+
+#[test]
+fn several_keys_are_put_and_got_over_every_fabric() {
+    let (_node, urls, _rings) = node_on_all_fabrics();
+    for url in urls {
+        in_time(move || {
+            let pool = connect(&url).unwrap_or_else(|error| panic!("{url}: {error}"));
+            let store = pool.open("default").expect("a store");
+            for (key, _) in expected() {
+                store.delete(key).wait().expect("it may be there from another fabric");
+            }
+            local_puts_and_gets(&pool, &url);
+            let client = pool.open("default").expect("a store");
+            client.delete(b"large").wait().expect("it is there");
+            client.put_many(items()).wait().unwrap_or_else(|error| panic!("{url}: {error}"));
+            let got = client.get_many(expected().into_iter().map(|(key, _)| key)).wait();
+            let got = got.unwrap_or_else(|error| panic!("{url}: {error}"));
+            for ((key, value), got) in expected().into_iter().zip(got) {
+                assert_eq!(got.map(|got| got.value), value, "{url}: {key:?}");
+            }
+        });
+    }
+}
+
+fn local_puts_and_gets(pool: &Pool, url: &str) {
+    let mut client = Client::open(pool, "default").expect("a store");
+    let items = items();
+    let items: Vec<(&[u8], &[u8])> = items.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    client.put_many(&items).unwrap_or_else(|error| panic!("{url}: {error}"));
+    let expected = expected();
+    let keys: Vec<&[u8]> = expected.iter().map(|(key, _)| &key[..]).collect();
+    let mut got = vec![None; keys.len()];
+    let visited = client.get_many(&keys, |place, item| {
+        assert!(got[place].is_none(), "{url}: a place is visited once");
+        got[place] = Some(item.map(|item| item.value.to_vec()));
+    });
+    visited.unwrap_or_else(|error| panic!("{url}: {error}"));
+    for ((key, value), got) in expected.iter().zip(&got) {
+        assert_eq!(got.as_ref(), Some(value), "{url}: {key:?}");
+    }
+}
+
+#[test]
+fn several_keys_at_once_are_refused_where_the_store_has_no_such_operation() {
+    let pool = connect("local:").expect("a node");
+    let pilaf = NewStore { kind: "pilaf".into(), ..NewStore::prism_kv("calls", 4 << 20) };
+    pool.create_store(&pilaf).expect("there is room");
+    let mut client = Client::open(&pool, "calls").expect("a store");
+    let refused = [
+        client.get_many(&[b"k"], |_, _| panic!("nothing was read")).expect_err("refused"),
+        client.put_many(&[(b"k", b"v")]).expect_err("refused"),
+    ];
+    for error in refused {
+        assert!(matches!(error, KvError::NotOffered { .. }) && error.ran() == Ran::No, "{error}");
+    }
+    let client = pool.open("calls").expect("a store");
+    let refused = [
+        client.get_many([b"k"]).wait().map(drop).expect_err("refused"),
+        client.put_many([(b"k", b"v")]).wait().expect_err("refused"),
+    ];
+    for error in refused {
+        assert!(matches!(error, Error::Kv(KvError::NotOffered { .. })) && error.ran() == Ran::No, "{error}");
+    }
+}
+
+/// A node of that memory file, in that folder.
+fn node_of(file: &str, folder: &std::path::Path, more: &[&str], log: &str) -> Process {
+    let arguments = [&["--memory-file", file], more].concat();
+    serve(&folder.join("node.sock"), &arguments, folder.join(log))
+}
+
+const FRESH: [&str; 4] = ["--memory", "32MiB", "--store", "default"];
+
+#[test]
+fn several_keys_are_put_and_got_by_another_session_where_one_has_ended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("memory").display().to_string();
+    let mut first =
+        node_of(&file, folder.path(), &[&FRESH[..], &["--listen", "tcp://127.0.0.1:0"]].concat(), "first");
+    assert!(first.line().contains("serves"));
+    let shm = format!("shm:{}", folder.path().join("node.sock").display());
+    let url = connect(&shm).expect("it serves").info().expect("it answers").listening[0].clone();
+    let mut clients = [(); 2].map(|()| {
+        let pool = connect(&url).expect("it serves");
+        let mut client = Client::open(&pool, "default").expect("a store");
+        client.put_many(&[(b"a", b"1"), (b"b", b"2")]).expect("stored");
+        client
+    });
+    first.kill();
+    for client in &mut clients {
+        client.get(b"a").map(drop).expect_err("nobody serves");
+    }
+    let second = node_of(&file, folder.path(), &["--listen", &url], "second");
+    assert!(second.line().contains("serves"));
+    let [reader, writer] = &mut clients;
+    let mut got = Vec::new();
+    let visit = |place: usize, item: Option<farside_systems::kv::Item<'_>>| {
+        got.push((place, item.map(|item| item.value.to_vec())));
+    };
+    reader.get_many(&[b"a", b"b"], visit).expect("by another session");
+    assert_eq!(got, [(0, Some(b"1".to_vec())), (1, Some(b"2".to_vec()))]);
+    writer.put_many(&[(b"a", b"3"), (b"b", b"4")]).expect("by another session");
+    assert_eq!(reader.get(b"b").expect("read").expect("there").value, b"4");
+}
