@@ -254,8 +254,8 @@ impl Unstored {
             unsure => format!("; of the {unsure} after it, any may be"),
         };
         let hint = if may_resume { "; once that is mended, --resume goes on" } else { "" };
-        let (number, path) = (before + 1, path.display());
-        Failure::Told(format!("{one} {number} of {path}: {} ({stored}{unsure}{hint})", self.reason))
+        let (number, path, others) = (before + 1, path.display(), format!("{stored}{unsure}{hint}"));
+        Failure::Told(format!("{one} {number} of {path}: {} ({others})", self.reason))
     }
 }
 
