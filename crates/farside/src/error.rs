@@ -66,7 +66,8 @@ impl std::fmt::Display for Error {
             Error::Fabric(error) => error.fmt(f),
             Error::Kv(error) => error.fmt(f),
             Error::Closed => f.write_str(
-                "the client has ended, and the operation may or may not have been carried out: open another",
+                "the client has ended, and the operation may or may not have been carried out (if it only reads, \
+                 nothing is changed): open another",
             ),
             Error::Thread(error) => write!(f, "the client could not start its thread: {error}"),
         }

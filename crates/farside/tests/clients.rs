@@ -6,8 +6,9 @@ mod support;
 
 use farside::local::Client;
 use farside::{Error, KvError, NewStore, Pool, Ran, connect};
+use farside_remote::FabricError;
 use std::sync::mpsc;
-use support::{Node, PATIENCE, Process, serve};
+use support::{Node, PATIENCE, Process, serve, until};
 
 /// Does it on a thread of its own; panics where it takes too long.
 #[track_caller]
@@ -155,4 +156,53 @@ fn several_keys_are_put_and_got_by_another_session_where_one_has_ended() {
     assert_eq!(got, [(0, Some(b"1".to_vec())), (1, Some(b"2".to_vec()))]);
     writer.put_many(&[(b"a", b"3"), (b"b", b"4")]).expect("by another session");
     assert_eq!(reader.get(b"b").expect("read").expect("there").value, b"4");
+}
+
+#[test]
+fn a_program_that_drops_the_clients_of_a_dead_node_goes_on_with_the_next_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("memory").display().to_string();
+    let mut first = node_of(&file, folder.path(), &FRESH, "first");
+    assert!(first.line().contains("serves"));
+    let pool = connect(&format!("shm:{}", folder.path().join("node.sock").display())).expect("it serves");
+    let mut kept = Client::open(&pool, "default").expect("a store");
+    let (mut local, client) =
+        (Client::open(&pool, "default").expect("a store"), pool.open("default").expect("a store"));
+    for n in 0..100u32 {
+        local.put(&n.to_be_bytes(), b"older").expect("stored");
+        client.put(n.to_be_bytes(), b"before").wait().expect("stored");
+    }
+    kept.put(b"key", b"before").expect("stored");
+    first.kill();
+    until("its end is seen", || {
+        matches!(kept.get(b"key").map(drop), Err(KvError::Fabric(FabricError::NodeDied(_))))
+    });
+    let died = kept.get(b"key").map(drop).expect_err("as just seen");
+    assert!(died.to_string().contains("drop all clients of it"), "{died}");
+    drop((local, client));
+    // Of three sessions there is one that may yet be used.
+    let mut refused = node_of(&file, folder.path(), &[], "refused");
+    assert_eq!(refused.ended(), Some(2));
+    let own = std::process::id().to_string();
+    assert!(
+        refused.said().contains(&own) && refused.said().contains("drop its clients"),
+        "{}",
+        refused.said()
+    );
+
+    drop(kept);
+    // The thread of a `farside::Client` ends by itself.
+    let mut second = None;
+    until("the next node serves", || {
+        let node = node_of(&file, folder.path(), &[], "second");
+        second = node.line_if_any().map(|_| node);
+        second.is_some()
+    });
+    let _second = second.expect("as just seen");
+    let mut again = Client::open(&pool, "default").expect("the same store");
+    assert_eq!(again.get(b"key").expect("read").expect("there").value, b"before");
+    for n in 0..100u32 {
+        assert_eq!(again.get(&n.to_be_bytes()).expect("read").expect("there").value, b"before");
+    }
+    again.put(b"key", b"after").expect("stored");
 }

@@ -148,19 +148,19 @@ impl std::fmt::Display for FabricError {
             FabricError::NodeDied(node) => write!(
                 f,
                 "node {} has ended: this operation did not run, and its memory is lost unless the node serves a \
-                 --memory-file; start it again and connect anew",
+                 --memory-file; drop all clients of it, start it again and connect anew",
                 node.0
             ),
             FabricError::Deadline { node, waited } => write!(
                 f,
-                "node {} did not answer within {waited:?}: the operation may or may not have been carried out; look \
-                 whether the node is stopped or overloaded, then ask again",
+                "node {} did not answer within {waited:?}: the operation may or may not have been carried out (if it \
+                 only reads, nothing is changed); look whether the node is stopped or overloaded, then ask again",
                 node.0
             ),
             FabricError::Broken { node, reason } => write!(
                 f,
-                "the connection to node {} broke ({reason}): the operation may or may not have been carried out; \
-                 connect anew",
+                "the connection to node {} broke ({reason}): the operation may or may not have been carried out (if it \
+                 only reads, nothing is changed); connect anew",
                 node.0
             ),
             FabricError::Lost { node, ran, reason } => write!(

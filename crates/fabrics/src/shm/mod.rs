@@ -209,7 +209,7 @@ pub fn connect_on<M: Runs>(
         error => ConnectError::Memory(error),
     })?;
     let died = Arc::new(AtomicBool::new(false));
-    let control = Session::start(line, pidfd, node, Arc::clone(&memory), Arc::clone(&died))
+    let control = Session::start(line, session, pidfd, node, Arc::clone(&memory), Arc::clone(&died))
         .map_err(|error| ConnectError::Io("watch the node at", path.to_owned(), error))?;
     Ok(Direct::new(look_on(memory), Box::new(control), died, node, session))
 }
@@ -366,6 +366,7 @@ struct Session {
 
 struct Shared {
     line: Line,
+    session: SessionId,
     pidfd: OwnedFd,
     /// Readable once the endpoint is gone.
     closed: OwnedFd,
@@ -394,6 +395,7 @@ struct Call {
 impl Session {
     fn start(
         line: Line,
+        session: SessionId,
         pidfd: OwnedFd,
         node: NodeId,
         memory: Arc<Mapping>,
@@ -401,7 +403,8 @@ impl Session {
     ) -> std::io::Result<Session> {
         let closed = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let (next_id, calls, inbox) = (AtomicU64::new(1), Mutex::default(), Mutex::new(Inbox::new()));
-        let shared = Arc::new(Shared { line, pidfd, closed, node, memory, died, next_id, calls, inbox });
+        let shared =
+            Arc::new(Shared { line, session, pidfd, closed, node, memory, died, next_id, calls, inbox });
         let watched = Arc::clone(&shared);
         let watcher =
             std::thread::Builder::new().name("farside-watch".into()).spawn(move || watched.watch())?;
@@ -509,6 +512,16 @@ impl Drop for Pending<'_> {
         let forgotten = calls.remove(&self.id);
         drop(calls);
         drop(forgotten);
+    }
+}
+
+impl Drop for Shared {
+    /// The session's last access to the memory. It comes before the word by which a living node gives the slot to
+    /// another; one that died hears no word, and whoever takes over its memory looks at the slot.
+    fn drop(&mut self) {
+        if !self.line.is_anothers() {
+            let Ok(()) = self.memory.arena().leave_session(self.session);
+        }
     }
 }
 

@@ -138,6 +138,16 @@ impl Process {
         line.unwrap_or_else(|error| panic!("no line: {error}; it said '{}'", self.said()))
     }
 
+    /// The next line that it writes; nothing if it ends before that.
+    #[track_caller]
+    pub(crate) fn line_if_any(&self) -> Option<String> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(mpsc::RecvTimeoutError::Disconnected) => None,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("no line; it said '{}'", self.said()),
+        }
+    }
+
     /// What it said on standard error so far.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()

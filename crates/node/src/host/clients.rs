@@ -100,8 +100,8 @@ impl std::fmt::Display for BindError {
             ),
             BindError::OldClients(pids) => write!(
                 f,
-                "process {} was a client of the node that served this memory before, and may still write to it: end \
-                 it, or serve with --evict to have it killed",
+                "process {} was a client of the node that served this memory before, and may still write to it: have \
+                 it drop its clients of that node, or end it, or serve with --evict to have it killed",
                 pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
             ),
             BindError::OwnClients => f.write_str(

@@ -1,6 +1,8 @@
 //! The clients of a node that died, when another takes over its memory: as long as one of them lives, it may be in
 //! the middle of a chain on that memory, even while it is stopped.
 //!
+//! A session that was left has no number in its slot, and its process is not waited for on its account: whoever ran
+//! its chains took the number away by its last access ([`leave_session`](farside_remote::arena::Arena::leave_session)).
 //! A process is known by its pid, when it began, and which start of the machine that was.
 
 use super::clients::BindError;
@@ -129,5 +131,18 @@ mod tests {
         note(3, own, began);
         assert_eq!(alive(&memory), [own]);
         see_off(&memory, true).expect("no client of this process has it mapped");
+    }
+
+    #[test]
+    fn a_session_that_was_left_is_waited_for_no_more_and_another_in_its_slot_is() {
+        let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
+        let own = std::process::id();
+        note_boot(&memory);
+        let (former, present) = (SessionId { slot: 5, number: 1 }, SessionId { slot: 5, number: 2 });
+        let Ok(()) = memory.arena().open_session(present, own, UNKNOWN);
+        let Ok(()) = memory.arena().leave_session(former);
+        assert_eq!(alive(&memory), [own], "the slot has another session by now");
+        let Ok(()) = memory.arena().leave_session(present);
+        assert_eq!(alive(&memory), [0; 0]);
     }
 }

@@ -7,7 +7,10 @@
 //! 192  counters          8 x u64, written by the session alone, summed by the node
 //! ```
 //!
+//! A node that takes over the memory of one that died waits for the processes of all slots that have a number.
+//!
 //! Invariant: numbers are never reused, so that a dead session's buffers are nobody else's.
+//! Invariant: whoever runs a session's chains sets its number to 0 after its last access, and before it tells the node.
 //! Invariant: a session retires what its chains made unreachable before it publishes the end of the turn.
 
 use super::state::{Stage, State};
@@ -147,9 +150,22 @@ impl<M: Memory> Arena<'_, M> {
         self.memory.write(Geometry::session_at(session.slot), &slot)
     }
 
-    /// Marks a slot as nobody's. The node's step.
+    /// Marks a slot as nobody's. The node's step; a client's own is [`Arena::leave_session`].
     pub fn close_session(&self, slot: u32) -> Result<(), M::Wait> {
         self.memory.write(Geometry::session_at(slot), &[0; 32])
+    }
+
+    /// Marks a session's slot as nobody's: the last access of whoever ran its chains, so that a node which takes over
+    /// the memory of one that died does not wait for a process that goes on living. A slot that is another's by now is
+    /// left alone.
+    pub fn leave_session(&self, session: SessionId) -> Result<(), M::Wait> {
+        let at = Geometry::session_at(session.slot);
+        let word = self.memory.load(at, Width::W16)?;
+        if word as u32 == session.number {
+            // Whoever has changed it meanwhile is the node, and it is nobody's or another's.
+            let _left = self.memory.exchange(at, Width::W16, word, 0)?;
+        }
+        Ok(())
     }
 
     /// The session that a slot was last opened for, with its pid and start time; nothing if it is nobody's.

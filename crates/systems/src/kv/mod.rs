@@ -65,7 +65,8 @@ pub enum KvError {
         /// The most that are possible.
         max: usize,
     },
-    /// No buffer was to be had for a tenth of a second. Nothing was stored.
+    /// No buffer of the item's size class was to be had for a tenth of a second. Nothing was stored; of another size,
+    /// there may be some.
     OutOfMemory,
     /// Every slot that the key could have belongs to other keys, and the table does not grow, for this reason. Nothing
     /// was stored.
@@ -153,8 +154,9 @@ impl std::fmt::Display for KvError {
                  the value, or use a prism-kv store"
             ),
             KvError::OutOfMemory => f.write_str(
-                "the store is out of memory and nothing was stored: delete something, make a store with a greater \
-                 --quota, or see by 'farside kv stat' whether a stopped process delays reclamation",
+                "the store is out of memory for items of this size and nothing was stored: delete some of about this \
+                 size, or many of others, make a store with a greater --quota, or see by 'farside kv stat' whether a \
+                 stopped process delays reclamation",
             ),
             KvError::TableFull(reason) => {
                 write!(f, "the store's table is full and nothing was stored: {reason}")
