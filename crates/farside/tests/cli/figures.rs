@@ -150,7 +150,7 @@ fn whatif_refuses_what_it_has_no_model_of() {
         (&["--workload", "reads=2"], "give 0 to 1"),
         (&["--workload", "value=0"], "is no length of a value"),
         (&["--workload", "writes=1"], "write it like reads=0.95,value=512"),
-        (&["--workload", "nowhere"], "built in are a, b and c"),
+        (&["--workload", "nowhere"], "built in are a, b, c, d and f"),
         (&["--system", "redis"], "name prism-kv or pilaf"),
         (&["--link", "0"], "--link"),
     ];
