@@ -52,7 +52,7 @@ impl Dialect for Get {
         match line(bytes)? {
             None => Ok(None),
             Some(b"+OK") => Ok(Some(b"+OK\r\n".len())),
-            Some(other) => Err(format!("it answers a SET with {}", shown(other))),
+            Some(other) => Err(format!("it does not say OK, but {}", shown(other))),
         }
     }
 }
@@ -95,15 +95,24 @@ impl Dialect for MGet {
     }
 }
 
-/// The records that `redis-benchmark -r` asks for.
+/// The records that `redis-benchmark -r` asks for, in a database of their own: so that the others' table is as large as
+/// it is without them.
 #[derive(Clone, Copy, Debug)]
 pub struct OfBenchmark;
 
+impl OfBenchmark {
+    /// The number of that database.
+    pub const DATABASE: &'static str = "1";
+}
+
 impl Dialect for OfBenchmark {
-    const HELLO: &'static [u8] = Get::HELLO;
+    const HELLO: &'static [u8] = b"*2\r\n$6\r\nSELECT\r\n$1\r\n1\r\n*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n";
 
     fn pid(bytes: &[u8]) -> Result<Option<u32>, String> {
-        Get::pid(bytes)
+        match Get::written(bytes)? {
+            Some(selected) => Get::pid(&bytes[selected..]),
+            None => Ok(None),
+        }
     }
 
     fn ask_reads(numbers: &[u64], out: &mut Vec<u8>) {

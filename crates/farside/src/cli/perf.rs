@@ -189,6 +189,9 @@ impl Perf {
         if self.token_file.is_some() {
             return told("--token-file is a client's: name a HOST, or say by --tokens whom to serve");
         }
+        if self.json {
+            return told("--json is for the side that measures: name a HOST, or leave it out here");
+        }
         let is_said = self.size.is_some()
             || self.all
             || self.iters.is_some()
@@ -197,7 +200,6 @@ impl Perf {
             || self.atomic_type.is_some()
             || self.chain.is_some()
             || self.report_gbits
-            || self.json
             || self.json_file().is_some();
         if is_said {
             note!(

@@ -332,6 +332,7 @@ impl Compare {
         let bar = progress("loading records", records, false);
         let client = Client::<D>::connect(address, Waiting::Asleep, self.value_size as usize);
         let mut client = client.map_err(|error| told(error.to_string()))?;
+        client.server_pid().map_err(told)?; // Also says in which database.
         client.load(0..records, || bar.inc(1)).map_err(told)?;
         bar.finish_and_clear();
         Ok(())

@@ -217,7 +217,10 @@ pub(super) fn parse(words: Vec<Vec<u8>>) -> Result<Command, String> {
 /// The command of that name.
 pub(super) fn known(name: &[u8]) -> Result<&'static Known, String> {
     ALL.iter().find(|known| name.eq_ignore_ascii_case(known.name.as_bytes())).ok_or_else(|| {
-        format!("there is no command {}: 'help' lists those that there are", super::words::quoted(name))
+        const SHOWN_MAX: usize = 40;
+        let shown = super::words::quoted(&name[..name.len().min(SHOWN_MAX)]);
+        let more = if name.len() > SHOWN_MAX { "..." } else { "" };
+        format!("there is no command {shown}{more}: 'help' lists those that there are")
     })
 }
 

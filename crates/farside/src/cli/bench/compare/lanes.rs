@@ -10,7 +10,7 @@ use farside::Pool;
 use farside::parts::AnyKv;
 use farside_bench::compare::benchmark;
 use farside_bench::compare::memcached::Memcached;
-use farside_bench::compare::redis::{Get, MGet};
+use farside_bench::compare::redis::{Get, MGet, OfBenchmark};
 use farside_bench::compare::rows::{self, Measured, Way};
 use farside_bench::compare::{Address, Client, Dialect, Shape, Waiting};
 use farside_bench::driver::{Tally, Thread};
@@ -361,7 +361,7 @@ impl Field<'_> {
             .args(["-h", "127.0.0.1", "-t", "get", "--csv", "-p", &address.port().to_string()])
             .args(["-P", &lane.way.depth.to_string(), "-c", &lane.way.threads.to_string()])
             .args(["-d", &self.contenders.run().value_size().to_string(), "-r", &records.to_string()])
-            .args(["-n", &BENCHMARKED.to_string()])
+            .args(["-n", &BENCHMARKED.to_string(), "--dbnum", OfBenchmark::DATABASE])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -210,9 +210,26 @@ impl Drop for Server {
     }
 }
 
+/// How long a program may take to tell its release.
+const VERSION_MAX: Duration = Duration::from_secs(5);
+
 /// What a program says of its release: `Redis server v=7.0.15 sha=...`, `memcached 1.6.18`.
 fn version(program: &Path) -> Result<String, Failure> {
-    let output = command(program)?.arg("--version").stdin(Stdio::null()).output()?;
+    let mut child = command(program)?.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let deadline = Instant::now() + VERSION_MAX;
+    // It says less than a pipe holds.
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            let _gone = child.kill();
+            let _reaped = child.wait();
+            return Err(Failure::Told(format!(
+                "{} --version does not end: leave it out by --rivals",
+                program.display()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let output = child.wait_with_output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let words = text.lines().next().unwrap_or_default().split_whitespace();
     let is_number = |word: &&str| word.trim_start_matches("v=").starts_with(|c: char| c.is_ascii_digit());
