@@ -4,6 +4,8 @@
 mod admin;
 #[path = "cli/comparison.rs"]
 mod comparison;
+#[path = "cli/demo.rs"]
+mod demo;
 #[path = "cli/doctor.rs"]
 mod doctor;
 #[path = "cli/figures.rs"]

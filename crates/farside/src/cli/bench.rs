@@ -6,6 +6,7 @@ mod session;
 
 use super::{Done, Failure, duration, files, value_size, warn_of_unused};
 use clap::ValueEnum;
+pub(super) use compare::Compare;
 use farside_bench::report::{
     LatencyUs, LoadReport, YcsbReport, load_text, operations_table, ycsb_table, ycsb_text,
 };
@@ -13,6 +14,7 @@ use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_systems::kv::{pilaf, prism_kv};
+pub(super) use floor::{Floor, is_right};
 pub(super) use session::{Asked, Lent, NodeProcess, Rounds, Session, TURN, far};
 use session::{Log, Phases, SAMPLED};
 use std::path::PathBuf;

@@ -1,18 +1,25 @@
-//! `demo`: what Farside is, in under two minutes.
+//! `demo`: what Farside is, in under two minutes, as text and as a page.
 //!
 //! Invariant: every figure is measured here and now, on a node in a process of its own unless the line says
 //! `local`; nothing is quoted.
+//! Invariant: no file is written over but a page of the demo's own.
 
-use super::bench::{Asked, FabricArg, Session, System};
-use super::{Done, Failure, value_size};
-use farside_bench::floor::{Floor, HugePages, Layout, Measured};
-use farside_bench::report::{Table, YcsbReport};
-use farside_bench::workload::{Distribution, Workload};
-use rustix::process::{Pid, Signal, kill_process};
-use std::sync::atomic::{AtomicU64, Ordering};
+mod machine;
+mod measure;
+mod page;
+mod picture;
+
+use super::{Done, Failure, files, value_size};
+use farside_bench::compare::rows::{self, CompareReport};
+use farside_bench::report::{FloorReport, Table, YcsbReport};
+use measure::{Settings, Shown};
+use serde::Serialize;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Start a node, fill it, read it while the node's process is stopped, and hold it to the floor.
+/// Start a node, fill it, read it while the node's process is stopped, and hold every fabric to the floor and to
+/// whoever else is here; told as text, and as a page that a browser opens.
 #[derive(clap::Args)]
 pub(super) struct Demo {
     /// Records in the store
@@ -23,12 +30,32 @@ pub(super) struct Demo {
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
     /// How long each measurement takes
-    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    #[arg(long, value_name = "S", default_value_t = 0.5)]
     seconds: f64,
+    /// Where the page goes, which is one file with figures and tables
+    #[arg(long, value_name = "FILE", default_value = "farside-demo.html")]
+    html: PathBuf,
+    /// Write no page
+    #[arg(long, conflicts_with = "html")]
+    no_html: bool,
+    /// Leave out Redis, memcached and LMDB, of which those that are here are measured beside Farside
+    #[arg(long)]
+    no_rivals: bool,
+    /// All that was measured, as one JSON object a line, in place of text
+    #[arg(long)]
+    json: bool,
 }
 
-/// Operations under way at once, where latencies are hidden behind one another.
-const TASKS: u32 = 16;
+/// One line of `--json`.
+#[derive(Serialize)]
+#[serde(tag = "measured", rename_all = "kebab-case")]
+enum Row<'a> {
+    Machine(&'a machine::Machine),
+    Stopped(&'a measure::Stopped),
+    Floor(&'a FloorReport),
+    Ycsb(&'a YcsbReport),
+    Compare(&'a CompareReport),
+}
 
 impl Demo {
     pub(super) fn run(self) -> Done {
@@ -38,145 +65,169 @@ impl Demo {
         if !(32..=60_000).contains(&self.value_size) {
             return Err(Failure::Told(format!("--value-size {}: give 32 to 60000", self.value_size)));
         }
+        let page = (!self.no_html).then_some(&*self.html);
+        page.map_or(Ok(()), is_ours_to_write)?;
         let began = Instant::now();
-        let each = Duration::from_secs_f64(self.seconds);
-        say(&format!(
+        note!(
             "A store of {} records of {} bytes, uniformly read; one client thread.",
-            self.records, self.value_size
-        ));
-        say("The floor: the same fetch, through the same kind of table, done by hand ...");
-        let (floor_alone, floor_overlapped) = self.floor(each)?;
-
-        let mut rows = Vec::new();
-        for fabric in [FabricArg::Local, FabricArg::Shm] {
-            for (workload, tasks, floor) in
-                [("c", 1, &floor_alone), ("c", TASKS, &floor_overlapped), ("a", TASKS, &floor_overlapped)]
-            {
-                say(&format!("{}, workload {workload}, {tasks} at once ...", described(fabric)));
-                let session = Session::start(self.asked(fabric, workload, tasks)?)?;
-                let report = session.measure(each)?;
-                if workload == "c" && tasks == TASKS && fabric == FabricArg::Shm {
-                    self.stop_the_node(&session, each)?;
-                }
-                drop(session);
-                rows.push(row(&report, tasks, floor));
-            }
-        }
-        tell!();
-        let mut table = Table::new([
-            "fabric",
-            "workload",
-            "at once",
-            "ops/s",
-            "p50 us",
-            "p99 us",
-            "round trips",
-            "of the floor's rate",
-        ]);
-        rows.push(floor_row("by hand", 1, &floor_alone));
-        rows.push(floor_row("by hand", TASKS, &floor_overlapped));
-        rows.into_iter().for_each(|row| table.push(row));
-        tell!("{table}");
-        tell!(
-            "Workload c reads; a reads half the time and overwrites the other half, and is held to the reads' floor."
+            self.records,
+            self.value_size
         );
-        tell!("Done in {:.0} s. Next: 'farside up', and what it suggests.", began.elapsed().as_secs_f64());
-        Ok(())
-    }
-
-    fn asked(&self, fabric: FabricArg, workload: &str, tasks: u32) -> Result<Asked, Failure> {
-        let mut workload = Workload::resolve(workload)?;
-        (workload.records, workload.distribution) = (self.records, Distribution::Uniform);
-        Ok(Asked {
-            fabric: Some(fabric),
-            value_size: self.value_size as usize,
-            tasks,
-            ..Asked::new(System::PrismKv, workload)
-        })
-    }
-
-    fn floor(&self, each: Duration) -> Result<(Measured, Measured), Failure> {
-        let layout = Layout {
-            records: self.records,
-            value_size: self.value_size,
-            collision_free: false,
-            huge_pages: HugePages::IfAvailable,
-            seed: 1,
-        };
-        let floor = Floor::build(layout)?;
-        Ok((floor.measure(1, each)?, floor.measure(TASKS as usize, each)?))
-    }
-
-    /// Stops the node's process while a client reads, and lets it go on.
-    fn stop_the_node(&self, session: &Session, each: Duration) -> Done {
-        let pid = session.node_pid().and_then(|pid| Pid::from_raw(pid as i32));
-        let pid = pid.ok_or_else(|| Failure::Told("the node that was started is gone".into()))?;
-        let read = AtomicU64::new(0);
-        let rates = std::thread::scope(|scope| {
-            let reader = scope.spawn(|| session.read_until_stopped(&read));
-            let rate = || {
-                let (since, before) = (Instant::now(), read.load(Ordering::Relaxed));
-                std::thread::sleep(each);
-                (read.load(Ordering::Relaxed) - before) as f64 / since.elapsed().as_secs_f64()
-            };
-            while read.load(Ordering::Relaxed) == 0 && !reader.is_finished() {
-                std::thread::sleep(Duration::from_millis(10)); // It has yet to connect.
-            }
-            std::thread::sleep(Duration::from_millis(500)); // Until it is warm.
-            let rates = || -> rustix::io::Result<_> {
-                let before = rate();
-                kill_process(pid, Signal::STOP)?;
-                let during = rate();
-                kill_process(pid, Signal::CONT)?;
-                Ok([before, during, rate()])
-            };
-            let rates = rates();
-            session.stop_reading(); // Also if the node is gone, or else the reader would not end.
-            reader.join().expect("a reader reports its errors")?;
-            Ok::<_, Failure>(rates?)
-        })?;
-        let [before, during, after] = rates.map(|rate| rate / 1e6);
-        tell!("The node is process {}. A connected client reads", pid.as_raw_nonzero());
-        tell!("  before 'kill -STOP' {before:>6.2} million values a second");
-        tell!("  while it is stopped {during:>6.2} million values a second");
-        tell!("  after 'kill -CONT'  {after:>6.2} million values a second");
-        if during == 0.0 {
-            return Err(Failure::Told("the client did not go on reading while the node was stopped".into()));
+        let each = Duration::from_secs_f64(self.seconds);
+        let settings = Settings { records: self.records, value_size: self.value_size, each };
+        let mut shown = settings.measure()?;
+        if !self.json {
+            tell_stopped(&shown)?;
+            tell_runs(&shown)?;
         }
+        if !self.no_rivals {
+            shown.compare()?;
+        }
+        shown.machine.ended();
+        if self.json {
+            tell_rows(&shown)?;
+        } else {
+            tell_compared(&shown)?;
+        }
+        if let Some(page) = page {
+            files::write(page, page::page(&shown))?;
+        }
+        let path = page.map(|page| std::path::absolute(page).unwrap_or_else(|_| page.to_owned()));
+        if self.json {
+            path.iter()
+                .for_each(|path| note!("The same as figures, which a browser opens: {}", path.display()));
+            return Ok(());
+        }
+        if let Some(path) = path {
+            tell!("The same as figures, which a browser opens: {}", path.display());
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        tell!("Done in {seconds:.0} s. Next: 'farside up', and what it suggests.");
         Ok(())
     }
 }
 
-fn say(text: &str) {
-    note!("{text}");
-}
-
-fn described(fabric: FabricArg) -> &'static str {
-    match fabric {
-        FabricArg::Local => "local: a node in this process",
-        FabricArg::Shm => "shm: a node in a process of its own",
-        FabricArg::Udp => "udp: a node in a process of its own, asked over UDP",
-        FabricArg::Tcp => "tcp: a node in a process of its own, asked over TCP",
-        #[cfg(feature = "tls")]
-        FabricArg::Tls => "tls: a node in a process of its own, asked over TLS",
-        FabricArg::Ring => "ring: a node in a process of its own, asked by rings in shared memory",
+/// A page of the demo's own is written over, and a file that is empty; nobody else's.
+fn is_ours_to_write(path: &Path) -> Done {
+    let otherwise = "name another by --html FILE, or leave it out by --no-html";
+    files::can_be_written(path).map_err(|failure| match failure {
+        Failure::Told(reason) => {
+            Failure::Told(format!("{reason}, by --html FILE, or leave it out by --no-html"))
+        }
+        other => other,
+    })?;
+    if !path.is_file() {
+        return Ok(()); // It is not there yet, or a pipe.
+    }
+    let mut start = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(page::MARKED_WITHIN).read_to_end(&mut start))
+        .map_err(|error| Failure::Told(format!("cannot read '{}': {error}; {otherwise}", path.display())))?;
+    let is_ours = start.windows(page::MARK.len()).any(|bytes| bytes == page::MARK.as_bytes());
+    match is_ours || start.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Told(format!(
+            "'{}' is there and is no page of 'farside demo': {otherwise}",
+            path.display()
+        ))),
     }
 }
 
-fn row(report: &YcsbReport, tasks: u32, floor: &Measured) -> Vec<String> {
-    vec![
-        report.fabric.clone(),
-        report.workload.clone(),
-        tasks.to_string(),
-        format!("{:.0}", report.ops_per_s),
-        format!("{:.2}", report.latency_us.p50),
-        format!("{:.2}", report.latency_us.p99),
-        format!("{:.2}", report.per_op.round_trips),
-        format!("{:.2}", report.ops_per_s / floor.ops_per_s),
-    ]
+fn tell_stopped(shown: &Shown) -> Done {
+    let stopped = &shown.stopped;
+    let [before, during, after] =
+        [stopped.before_ops_per_s, stopped.while_ops_per_s, stopped.after_ops_per_s].map(|rate| rate / 1e6);
+    tell!("The node is process {}. A connected client reads", stopped.pid);
+    tell!("  before 'kill -STOP' {before:>6.2} million values a second");
+    tell!("  while it is stopped {during:>6.2} million values a second");
+    tell!("  after 'kill -CONT'  {after:>6.2} million values a second");
+    tell!();
+    Ok(())
 }
 
-fn floor_row(name: &str, tasks: u32, floor: &Measured) -> Vec<String> {
-    let [rate, p50] = [format!("{:.0}", floor.ops_per_s), format!("{:.2}", floor.rtt_us_p50)];
-    vec![name.into(), "c".into(), tasks.to_string(), rate, p50, "-".into(), "-".into(), "1.00".into()]
+fn tell_runs(shown: &Shown) -> Done {
+    let mut table = Table::new([
+        "fabric",
+        "workload",
+        "at once",
+        "ops/s",
+        "p50 us",
+        "p99 us",
+        "round trips",
+        "client s/Mop",
+        "node s/Mop",
+        "of the floor's rate",
+    ]);
+    for run in &shown.runs {
+        table.push([
+            run.fabric.clone(),
+            run.workload.clone(),
+            run.tasks.to_string(),
+            format!("{:.0}", run.ops_per_s),
+            format!("{:.2}", run.latency_us.p50),
+            format!("{:.2}", run.latency_us.p99),
+            format!("{:.2}", run.per_op.round_trips),
+            format!("{:.2}", run.cpu_s_per_mop.client),
+            or_dash(run.cpu_s_per_mop.node),
+            or_dash(shown.of_floor(run)),
+        ]);
+    }
+    for floor in &shown.floors {
+        let name = match &*floor.fabric {
+            "shm" => "by hand".to_owned(),
+            other => format!("by hand, {other}"),
+        };
+        let (client, server) = floor.cpu_s_per_mop.map(|cpu| (cpu.client, cpu.server)).unzip();
+        table.push([
+            name,
+            "c".into(),
+            floor.tasks.to_string(),
+            format!("{:.0}", floor.ops_per_s),
+            format!("{:.2}", floor.rtt_us_p50),
+            "-".into(),
+            "-".into(),
+            or_dash(client),
+            or_dash(server),
+            "1.00".into(),
+        ]);
+    }
+    tell!("{table}");
+    tell!(
+        "Workload c reads; a reads half the time and overwrites the other half, and is held to the reads' floor."
+    );
+    tell!(
+        "local and shm are held to 'by hand', tls to tcp's floor. s/Mop are CPU seconds for a million operations."
+    );
+    Ok(())
+}
+
+fn tell_compared(shown: &Shown) -> Done {
+    let way = |report: &CompareReport| (report.depth, report.cores);
+    for group in shown.compared.chunk_by(|one, next| way(one) == way(next)) {
+        tell!();
+        tell!("{}:", page::way_of(group));
+        tell!("{}", rows::table(group).to_string().trim_end());
+    }
+    if !shown.compared.is_empty() {
+        tell!("'farside bench compare' says more, and what to know to judge it.");
+    }
+    for told in &shown.left_out {
+        tell!("Left out: {told}.");
+    }
+    tell!();
+    Ok(())
+}
+
+fn tell_rows(shown: &Shown) -> Done {
+    let rows = [Row::Machine(&shown.machine), Row::Stopped(&shown.stopped)];
+    let rows = rows.into_iter().chain(shown.floors.iter().map(Row::Floor));
+    let rows = rows.chain(shown.runs.iter().map(Row::Ycsb)).chain(shown.compared.iter().map(Row::Compare));
+    for row in rows {
+        tell!("{}", serde_json::to_string(&row)?);
+    }
+    Ok(())
+}
+
+fn or_dash(number: Option<f64>) -> String {
+    number.map_or_else(|| "-".into(), |number| format!("{number:.2}"))
 }

@@ -351,19 +351,3 @@ fn bench_floor_measures_messages_and_what_they_cost_either_side() {
         }
     }
 }
-
-#[test]
-fn the_demo_shows_a_client_that_reads_on_while_the_node_is_stopped() {
-    let demo = farside(["demo", "--records", "20000", "--seconds", "0.2"]).done();
-    let rate = |of: &str| -> f64 {
-        let line = demo.text().lines().find(|line| line.contains(of)).expect("it is told");
-        let rate = line.split_whitespace().find_map(|word| word.parse().ok());
-        rate.unwrap_or_else(|| panic!("no number: {line}"))
-    };
-    for of in ["before 'kill -STOP'", "while it is stopped", "after 'kill -CONT'"] {
-        assert!(rate(of) > 0.0, "{}", demo.text());
-    }
-    let row = |fabric: &str| demo.text().lines().filter(|line| line.trim_start().starts_with(fabric)).count();
-    assert!(demo.text().contains("of the floor's rate"), "{}", demo.text());
-    assert_eq!((row("local"), row("shm"), row("by hand")), (3, 3, 2), "{}", demo.text());
-}

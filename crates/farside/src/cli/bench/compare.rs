@@ -26,9 +26,10 @@ use farside_bench::workload::{Distribution, Workload};
 use lanes::{Lane, Who};
 pub(super) use servers::RivalServer;
 use servers::{Folder, Server, on_path};
+use std::time::Duration;
 
 #[derive(clap::Args)]
-pub(super) struct Compare {
+pub(in crate::cli) struct Compare {
     /// Beside whom [default: all that are here]
     #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
     rivals: Option<Vec<Rival>>,
@@ -69,6 +70,23 @@ pub(super) struct Compare {
     /// One JSON object a line in place of tables
     #[arg(long)]
     json: bool,
+    /// Where there is a server, in one way alone: the first that there is.
+    #[arg(skip)]
+    is_short: bool,
+}
+
+/// What a comparison came to.
+#[derive(Default)]
+pub(in crate::cli) struct Compared {
+    pub(in crate::cli) reports: Vec<CompareReport>,
+    /// Who took part, each with its release.
+    pub(in crate::cli) versions: Vec<String>,
+    /// Who did not, and what to do about it.
+    pub(in crate::cli) left_out: Vec<String>,
+    /// Where servers and clients ran.
+    pub(in crate::cli) cores: String,
+    /// For how many records `redis-benchmark` asked.
+    benchmarked: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -91,6 +109,60 @@ const BESIDES_RECORDS: u64 = 128 << 20;
 
 impl Compare {
     pub(super) fn run(self) -> Done {
+        let compared = self.compared()?;
+        if self.json {
+            for report in &compared.reports {
+                tell!("{}", serde_json::to_string(report)?);
+            }
+            return Ok(());
+        }
+        tell!("Workload {}; values of {} bytes.", self.workload()?, self.value_size);
+        tell!(
+            "{} client thread{} with a connection each; {} rounds of {} s each; {}.",
+            self.threads,
+            if self.threads == 1 { "" } else { "s" },
+            self.rounds,
+            self.seconds,
+            compared.cores
+        );
+        tell!("{}.", compared.versions.join("; "));
+        telling::tell_tables(&compared.reports)?;
+        telling::tell_caveats(&compared.reports, compared.benchmarked, Cores::of_this_process()?.count())
+    }
+
+    /// Everyone who is here beside Farside, one client thread that reads uniformly, one at a time and 64 at once; where
+    /// there is a server it has a core of its own, if there are two, and the client looks for answers. Whoever is
+    /// not here, or for whom there is no memory, is left out.
+    pub(in crate::cli) fn in_short(
+        records: u64,
+        value_size: u32,
+        rounds: u32,
+        turn: Duration,
+    ) -> Result<Compared, Failure> {
+        let compare = Compare {
+            rivals: None,
+            fabrics: vec![FabricArg::Udp, FabricArg::Tcp, FabricArg::Ring, FabricArg::Shm],
+            workload: "c".into(),
+            distribution: "uniform".into(),
+            records,
+            value_size,
+            threads: 1,
+            depth: 64,
+            rounds,
+            seconds: turn.as_secs_f64(),
+            json: false,
+            is_short: true,
+        };
+        let found = compare.find()?;
+        let left_out = match compare.check_memory(&found) {
+            _ if found.is_nobody() => found.left_out,
+            Err(Failure::Told(reason)) => vec![format!("the rivals: {reason}")],
+            _ => return compare.compared(),
+        };
+        Ok(Compared { left_out, ..Compared::default() })
+    }
+
+    fn compared(&self) -> Result<Compared, Failure> {
         let turn = seconds(self.seconds)?;
         if self.value_size > VALUE_MAX {
             return Err(Failure::Told(format!(
@@ -108,9 +180,21 @@ impl Compare {
         compare::check(&workload).map_err(Failure::Told)?;
         let cores = Cores::of_this_process()?;
         let found = self.find()?;
+        if found.is_nobody() {
+            return Err(Failure::Told(
+                "there is nobody to compare with: install redis-server and memcached, as by 'apt-get install \
+                 redis-server memcached'"
+                    .into(),
+            ));
+        }
         self.check_memory(&found)?;
+        for unused in &workload.unused {
+            note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
+        }
+        found.left_out.iter().for_each(|told| note!("farside: {told}; it is left out"));
         note!("workload {workload}; values of {} bytes", self.value_size);
         let folder = Folder::make()?;
+        let left_out = found.left_out.clone();
         let contenders = self.start(&workload, found, &folder)?;
         let mut lanes = self.lanes(&contenders, &cores);
         let run = contenders.run();
@@ -130,28 +214,13 @@ impl Compare {
             lanes::rate_round(&mut lanes);
         }
         bar.finish_and_clear();
-        let reports: Vec<CompareReport> =
-            lanes.iter().map(|lane| self.report(&workload, &contenders, lane)).collect();
-        if self.json {
-            for report in &reports {
-                tell!("{}", serde_json::to_string(report)?);
-            }
-            return Ok(());
-        }
-        tell!("Workload {workload}; values of {} bytes.", self.value_size);
-        tell!(
-            "{} client thread{} with a connection each; {} round{} of {} s each; {}.",
-            self.threads,
-            if self.threads == 1 { "" } else { "s" },
-            self.rounds,
-            if self.rounds == 1 { "" } else { "s" },
-            self.seconds,
-            cores.told()
-        );
-        tell!("{}.", Who::versions(&contenders).join("; "));
-        telling::tell_tables(&reports)?;
-        let benchmarked = contenders.benchmark.as_ref().map(|(_, records)| *records);
-        telling::tell_caveats(&reports, benchmarked, cores.count())
+        Ok(Compared {
+            reports: lanes.iter().map(|lane| self.report(&workload, &contenders, lane)).collect(),
+            versions: Who::versions(&contenders),
+            left_out,
+            cores: cores.told(),
+            benchmarked: contenders.benchmark.as_ref().map(|(_, records)| *records),
+        })
     }
 
     fn workload(&self) -> Result<Workload, Failure> {
@@ -164,9 +233,6 @@ impl Compare {
                 Distribution::NAMES
             ))
         })?;
-        for unused in &workload.unused {
-            note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
-        }
         Ok(workload)
     }
 }
@@ -176,6 +242,14 @@ struct Found {
     redis: Option<std::path::PathBuf>,
     memcached: Option<std::path::PathBuf>,
     lmdb: bool,
+    /// Who does not, and what to do about it.
+    left_out: Vec<String>,
+}
+
+impl Found {
+    fn is_nobody(&self) -> bool {
+        self.redis.is_none() && self.memcached.is_none() && !self.lmdb
+    }
 }
 
 /// All who take part, with their records loaded.
@@ -208,13 +282,14 @@ impl Compare {
     fn find(&self) -> Result<Found, Failure> {
         let is_named = |rival| self.rivals.as_ref().is_some_and(|named| named.contains(&rival));
         let is_wanted = |rival| self.rivals.is_none() || is_named(rival);
-        let server = |rival, program: &str, package: &str| {
+        let mut left_out = Vec::new();
+        let mut server = |rival, program: &str, package: &str| {
             let found = is_wanted(rival).then(|| on_path(program)).flatten();
             if found.is_none() && is_wanted(rival) {
                 let told = format!("{program} is not on PATH: install it, as by 'apt-get install {package}'");
                 match is_named(rival) {
                     true => return Err(Failure::Told(format!("{told}, or leave it out by --rivals"))),
-                    false => note!("farside: {told}; it is left out"),
+                    false => left_out.push(told),
                 }
             }
             Ok(found)
@@ -226,18 +301,10 @@ impl Compare {
             let told = "this farside was built without LMDB: build it with the feature 'lmdb', which is on by default";
             match is_named(Rival::Lmdb) {
                 true => return Err(Failure::Told(format!("{told}, or leave it out by --rivals"))),
-                false => note!("farside: {told}; it is left out"),
+                false => left_out.push(told.into()),
             }
         }
-        let found = Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in };
-        match (&found.redis, &found.memcached, found.lmdb) {
-            (None, None, false) => Err(Failure::Told(
-                "there is nobody to compare with: install redis-server and memcached, as by 'apt-get install \
-                 redis-server memcached'"
-                    .into(),
-            )),
-            _ => Ok(found),
-        }
+        Ok(Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in, left_out })
     }
 
     /// Bytes that a rival has for its records.
@@ -295,7 +362,7 @@ impl Compare {
         };
         let reads_only = workload.mix.share(farside_bench::workload::Operation::Read) == 1.0;
         let benchmark = match (&redis, on_path("redis-benchmark")) {
-            (Some(server), Some(program)) if reads_only => {
+            (Some(server), Some(program)) if reads_only && !self.is_short => {
                 let records = self.records.min(BENCHMARKED_MAX);
                 self.load::<OfBenchmark>(&server.address, "redis", records)?;
                 Some((program, records))
@@ -344,7 +411,7 @@ impl Compare {
         let two = [(Cores::Two, Client::Looks), (Cores::Two, Client::Sleeps)];
         let served = two.into_iter().filter(|_| cores.count() > 1).chain([(Cores::One, Client::Sleeps)]);
         let mut lanes = Vec::new();
-        for served in served {
+        for served in served.take(if self.is_short { 1 } else { usize::MAX }) {
             for depth in self.depths() {
                 let way = Way { depth, threads: self.threads, served: Some(served) };
                 let mut add = |who| lanes.push(Lane::new(who, way));

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the server of an echo ends with the process that started it.
 
-use super::{FEWER_RECORDS, seconds};
+use super::{FEWER_RECORDS, FabricArg, seconds};
 use crate::cli::node::die_with_parent;
 use crate::cli::{Done, Failure, check_available, value_size};
 use clap::ValueEnum;
@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 #[derive(clap::Args)]
-pub(super) struct Floor {
+pub(in crate::cli) struct Floor {
     /// Whose floor
     #[arg(long, value_enum, default_value_t = FloorFabric::Shm)]
     fabric: FloorFabric,
@@ -99,13 +99,30 @@ impl Floor {
         } else {
             tell!("{}", floor_table(&[report]));
         }
-        match mismatches {
-            0 => Ok(()),
-            wrong => Err(Failure::Told(format!(
-                "{wrong} fetches brought something else than the item of their key: these figures are worth nothing, \
-                 and this machine's memory may be broken"
-            ))),
-        }
+        is_right(mismatches)
+    }
+
+    /// What `bench floor --fabric FABRIC --tasks K` reports, for a fabric that sends messages; nothing for others.
+    pub(in crate::cli) fn of_messages(
+        fabric: FabricArg,
+        records: u64,
+        value_size: u32,
+        tasks: u32,
+        duration: Duration,
+    ) -> Result<Option<FloorReport>, Failure> {
+        let fabric = match fabric {
+            FabricArg::Ring => FloorFabric::Ring,
+            FabricArg::Udp => FloorFabric::Udp,
+            FabricArg::Tcp => FloorFabric::Tcp,
+            _ => return Ok(None),
+        };
+        let asked = Asked { records, value_size, tasks, collision_free: false, bare: false, blocking: false };
+        let seconds = duration.as_secs_f64();
+        let floor = Floor { fabric, asked, seconds, idle_ms: None, rounds: 1, json: false };
+        let medium = fabric.medium().expect("these send messages");
+        let (report, mismatches) = floor.echo(&floor.asked.echo(medium), duration)?;
+        is_right(mismatches)?;
+        Ok(Some(report))
     }
 
     fn alone(&self, duration: Duration) -> Result<(FloorReport, u64), Failure> {
@@ -146,6 +163,17 @@ impl Floor {
             Some(pause_ms) => client.measure_idle(Duration::from_millis(pause_ms), self.rounds)?,
             None => client.measure(duration)?,
         })
+    }
+}
+
+/// Whether what was fetched was what was asked for.
+pub(in crate::cli) fn is_right(mismatches: u64) -> Done {
+    match mismatches {
+        0 => Ok(()),
+        wrong => Err(Failure::Told(format!(
+            "{wrong} fetches brought something else than the item of their key: these figures are worth nothing, and \
+             this machine's memory may be broken"
+        ))),
     }
 }
 

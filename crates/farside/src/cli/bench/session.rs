@@ -38,10 +38,11 @@ use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What is to be measured.
+#[derive(Clone)]
 pub(in crate::cli) struct Asked {
     pub(in crate::cli) system: System,
     /// Of the node that is started for it; of one that is named, what it is reached by, if that was said.
@@ -127,6 +128,18 @@ impl Asked {
         }
     }
 
+    fn planned(&self) -> Result<Run, Failure> {
+        let plan = Plan {
+            workload: self.workload.clone(),
+            value_size: self.value_size,
+            tasks: self.threads * self.tasks,
+            verify: self.verify,
+            sampled: self.sampled,
+            seed: 42,
+        };
+        Run::new(plan).map_err(Failure::Told)
+    }
+
     /// Records that the run is going to add, so that there is room for them: as many as there can be, if nobody says.
     fn inserts_expected(&self) -> u64 {
         const OPS_PER_S_MAX: f64 = 4e6;
@@ -153,6 +166,8 @@ pub(in crate::cli) struct Session {
     _memory: Option<Arc<Mapping>>,
     /// The node that was started for this, and for those that were started with it.
     node: Option<Arc<NodeProcess>>,
+    /// Counted once: it is the same however many operations are under way.
+    sampled: OnceLock<Sampled>,
 }
 
 /// A child `farside serve` that ends with this process.
@@ -200,18 +215,7 @@ impl Session {
         if first.pool.is_none() {
             check_available(memory, FEWER_RECORDS)?;
         }
-        let run = |asked: &Asked| {
-            let plan = Plan {
-                workload: asked.workload.clone(),
-                value_size: asked.value_size,
-                tasks: asked.threads * asked.tasks,
-                verify: asked.verify,
-                sampled: asked.sampled,
-                seed: 42,
-            };
-            Run::new(plan).map_err(Failure::Told)
-        };
-        let runs = all.iter().map(run).collect::<Result<Vec<Run>, Failure>>()?;
+        let runs = all.iter().map(Asked::planned).collect::<Result<Vec<Run>, Failure>>()?;
         let (pool, node) = reach(first, memory, also)?;
         let sessions = all.into_iter().zip(runs).zip(quotas);
         sessions.map(|((asked, run), quota)| Session::on(&pool, node.clone(), asked, run, quota)).collect()
@@ -251,7 +255,9 @@ impl Session {
             None => pool.clone(),
         };
         let memory = pool.endpoint_here()?.memory().map(Arc::clone);
-        let mut session = Session { asked, store, pool, run, load: None, lent, _memory: memory, node };
+        let sampled = OnceLock::new();
+        let mut session =
+            Session { asked, store, pool, run, load: None, lent, _memory: memory, node, sampled };
         session.load = match session.asked.phases {
             Phases::Run(_) => None,
             Phases::Both | Phases::Load(_) => Some(session.load()?),
@@ -260,6 +266,44 @@ impl Session {
             lent.keep();
         }
         Ok(session)
+    }
+
+    /// The same store, on the node that was started, as that fabric reaches it and under another workload, which has
+    /// as many records and adds none.
+    ///
+    /// # Errors
+    /// The node was not asked to be reached so, or is gone.
+    pub(in crate::cli) fn by(&self, fabric: FabricArg, workload: Workload) -> Result<Session, Failure> {
+        let pool = match &self.node {
+            Some(node) => node.pool(fabric)?,
+            None => self.pool.clone(),
+        };
+        let asked = Asked { fabric: Some(fabric), workload, ..self.asked.clone() };
+        self.alike(asked, pool, OnceLock::new())
+    }
+
+    /// The same with so many operations under way, at most as many as the store was made for.
+    ///
+    /// # Errors
+    /// The node is gone.
+    pub(in crate::cli) fn with_tasks(&self, tasks: u32) -> Result<Session, Failure> {
+        let asked = Asked { tasks, ..self.asked.clone() };
+        self.alike(asked, self.pool.clone(), self.sampled.clone())
+    }
+
+    fn alike(&self, asked: Asked, pool: Pool, sampled: OnceLock<Sampled>) -> Result<Session, Failure> {
+        let memory = pool.endpoint_here()?.memory().map(Arc::clone);
+        Ok(Session {
+            run: asked.planned()?,
+            asked,
+            store: self.store.clone(),
+            pool,
+            load: self.load,
+            lent: None,
+            _memory: memory,
+            node: self.node.clone(),
+            sampled,
+        })
     }
 
     /// The pid of the node that was started.
@@ -362,12 +406,18 @@ impl Session {
 
     /// Runs the workload for so long, after a warm-up; as often as was asked.
     pub(in crate::cli) fn measure(&self, duration: Duration) -> Result<YcsbReport, Failure> {
-        let sampled = self.sample()?;
+        let sampled = match self.sampled.get() {
+            Some(sampled) => sampled,
+            None => {
+                let sampled = self.sample()?;
+                self.sampled.get_or_init(|| sampled)
+            }
+        };
         let ended = match &self.asked.log {
             None => self.repeat(duration, None)?,
             Some(log) => self.repeat_logged(duration, log)?,
         };
-        Ok(self.report(ended, &sampled))
+        Ok(self.report(ended, sampled))
     }
 
     /// As [`repeat`](Session::repeat), with a thread that writes the latencies down.
@@ -925,6 +975,7 @@ impl Drop for Lent {
 }
 
 /// What some operations cost, of one client that has the node for itself.
+#[derive(Clone)]
 struct Sampled {
     costs: Costs,
     operations: f64,

@@ -1,0 +1,303 @@
+//! What the demo measures, and what came of it.
+//!
+//! Invariant: a run and the floor that it is held to are of the same records, values and operations under way, one
+//! client thread each.
+
+use super::machine::Machine;
+use crate::cli::bench::{Asked, Compare, FabricArg, Floor as Echo, Session, System, is_right};
+use crate::cli::{Done, Failure};
+use farside_bench::compare::rows::CompareReport;
+use farside_bench::floor::{Floor, HugePages, Layout};
+use farside_bench::report::{FloorReport, YcsbReport};
+use farside_bench::workload::{Distribution, Workload};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Settings {
+    pub(super) records: u64,
+    pub(super) value_size: u32,
+    /// How long each measurement takes.
+    pub(super) each: Duration,
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Shown {
+    pub(super) settings: Settings,
+    pub(super) machine: Machine,
+    pub(super) stopped: Stopped,
+    /// The fetches by hand; those of `shm` are `local`'s as well.
+    pub(super) floors: Vec<FloorReport>,
+    pub(super) runs: Vec<YcsbReport>,
+    /// Farside beside others; nothing if nobody is here.
+    pub(super) compared: Vec<CompareReport>,
+    /// Who took part, each with its release.
+    pub(super) versions: Vec<String>,
+    /// Who did not, and what to do about it.
+    pub(super) left_out: Vec<String>,
+    /// Where servers and clients ran in a comparison.
+    pub(super) cores: String,
+}
+
+/// A client that reads while the node's process is stopped.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Stopped {
+    pub(super) fabric: String,
+    pub(super) tasks: u32,
+    pub(super) pid: i32,
+    /// When each interval ended, in seconds since the first began, and how many values a second were read in it.
+    pub(super) intervals: Vec<(f64, f64)>,
+    /// When the node was stopped, and when it went on, in seconds.
+    pub(super) stopped_at_s: f64,
+    pub(super) continued_at_s: f64,
+    /// Values a second, over each of the three.
+    pub(super) before_ops_per_s: f64,
+    pub(super) while_ops_per_s: f64,
+    pub(super) after_ops_per_s: f64,
+}
+
+/// Operations under way at once.
+pub(super) const DEPTHS: [u32; 4] = [1, 4, 16, 64];
+/// Where both halves of a mixed workload are measured, and the node is stopped.
+pub(super) const MIDDLE: u32 = 16;
+/// Where the floor of a fabric that sends messages is measured: its server is filled anew for each.
+pub(super) const ENDS: [u32; 2] = [1, 64];
+/// Intervals of each of before, while and after.
+const INTERVALS: u32 = 20;
+/// How long clients work before they count.
+const WARM_UP: Duration = Duration::from_millis(200);
+/// How often everyone has its turn beside others.
+pub(super) const ROUNDS: u32 = 5;
+
+/// What carries requests from another process, in the order in which it is shown.
+fn fabrics() -> Vec<FabricArg> {
+    vec![
+        FabricArg::Shm,
+        FabricArg::Ring,
+        FabricArg::Udp,
+        FabricArg::Tcp,
+        #[cfg(feature = "tls")]
+        FabricArg::Tls,
+    ]
+}
+
+impl Settings {
+    /// All of it, but for the rivals.
+    pub(super) fn measure(self) -> Result<Shown, Failure> {
+        let machine = Machine::here();
+        note!("The floor: the same fetch, through the same kind of table, done by hand ...");
+        let mut floors = self.floors()?;
+        let mut runs = Vec::new();
+        let session = Session::start(self.asked(FabricArg::Local)?)?;
+        self.run(FabricArg::Local, &session, &mut runs)?;
+        drop(session);
+
+        let [first, others @ ..] = &fabrics()[..] else { unreachable!("there are several") };
+        let session = Session::start_also_by(self.asked(*first)?, others)?;
+        self.run(*first, &session, &mut runs)?;
+        let stopped = self.stop_the_node(&session.with_tasks(MIDDLE)?)?;
+        for &fabric in others {
+            for tasks in ENDS {
+                let floor = Echo::of_messages(fabric, self.records, self.value_size, tasks, self.each)?;
+                floors.extend(floor);
+            }
+            self.run(fabric, &session, &mut runs)?;
+        }
+        Ok(Shown {
+            settings: self,
+            machine,
+            stopped,
+            floors,
+            runs,
+            compared: Vec::new(),
+            versions: Vec::new(),
+            left_out: Vec::new(),
+            cores: String::new(),
+        })
+    }
+
+    /// How long one contender has in a round.
+    pub(super) fn turn(self) -> Duration {
+        self.each.mul_f64(0.3)
+    }
+
+    fn workload(self, name: &str) -> Result<Workload, Failure> {
+        let mut workload = Workload::resolve(name)?;
+        (workload.records, workload.distribution) = (self.records, Distribution::Uniform);
+        Ok(workload)
+    }
+
+    fn asked(self, fabric: FabricArg) -> Result<Asked, Failure> {
+        Ok(Asked {
+            fabric: Some(fabric),
+            value_size: self.value_size as usize,
+            tasks: DEPTHS[DEPTHS.len() - 1],
+            warm_up: WARM_UP.min(self.each),
+            ..Asked::new(System::PrismKv, self.workload("c")?)
+        })
+    }
+
+    /// Those of memory that is mapped here.
+    fn floors(self) -> Result<Vec<FloorReport>, Failure> {
+        let layout = Layout {
+            records: self.records,
+            value_size: self.value_size,
+            collision_free: false,
+            huge_pages: HugePages::IfAvailable,
+            seed: 1,
+        };
+        let floor = Floor::build(layout)?;
+        let at = |tasks: u32| {
+            let measured = floor.measure(tasks as usize, self.each)?;
+            is_right(measured.mismatches)?;
+            Ok(FloorReport::new("shm", tasks as usize, &measured))
+        };
+        DEPTHS.into_iter().map(at).collect()
+    }
+
+    /// Reads at every depth, and half of it writes at one.
+    fn run(self, fabric: FabricArg, session: &Session, runs: &mut Vec<YcsbReport>) -> Done {
+        note!("{} ...", described(fabric));
+        let reading = session.by(fabric, self.workload("c")?)?;
+        for tasks in DEPTHS {
+            runs.push(self.checked(&reading.with_tasks(tasks)?)?);
+        }
+        let mixed = session.by(fabric, self.workload("a")?)?;
+        runs.push(self.checked(&mixed.with_tasks(MIDDLE)?)?);
+        Ok(())
+    }
+
+    fn checked(self, session: &Session) -> Result<YcsbReport, Failure> {
+        let report = session.measure(self.each)?;
+        match (report.errors, report.violations) {
+            (0, 0) => Ok(report),
+            (errors, violations) => Err(Failure::Told(format!(
+                "over {} {errors} operations failed and {violations} brought what nobody wrote: what was measured is \
+                 worth nothing",
+                report.fabric
+            ))),
+        }
+    }
+
+    /// Stops the node's process while a client reads, and lets it go on.
+    fn stop_the_node(self, session: &Session) -> Result<Stopped, Failure> {
+        note!("shm: the node's process is stopped while a client reads ...");
+        let pid = session.node_pid().and_then(|pid| Pid::from_raw(pid as i32));
+        let pid = pid.ok_or_else(|| Failure::Told("the node that was started is gone".into()))?;
+        let read = AtomicU64::new(0);
+        let stopped = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| session.read_until_stopped(&read));
+            while read.load(Ordering::Relaxed) == 0 && !reader.is_finished() {
+                std::thread::sleep(Duration::from_millis(10)); // It has yet to connect.
+            }
+            std::thread::sleep(WARM_UP);
+            let stopped = self.watch(pid, &read);
+            session.stop_reading(); // Also if the node is gone, or else the reader would not end.
+            reader.join().expect("a reader reports its errors")?;
+            Ok::<_, Failure>(stopped?)
+        })?;
+        if stopped.while_ops_per_s == 0.0 {
+            return Err(Failure::Told("the client did not go on reading while the node was stopped".into()));
+        }
+        Ok(stopped)
+    }
+
+    fn watch(self, pid: Pid, read: &AtomicU64) -> rustix::io::Result<Stopped> {
+        let began = Instant::now();
+        let mut intervals = Vec::new();
+        let mut rate = || {
+            let so_far = || (Instant::now(), read.load(Ordering::Relaxed));
+            let rate_since = |(since, before): (Instant, u64)| {
+                let (now, read) = so_far();
+                (read - before) as f64 / (now - since).as_secs_f64()
+            };
+            let first = so_far();
+            for _ in 0..INTERVALS {
+                let before = so_far();
+                std::thread::sleep(self.each * 2 / INTERVALS);
+                intervals.push((began.elapsed().as_secs_f64(), rate_since(before)));
+            }
+            rate_since(first)
+        };
+        let before_ops_per_s = rate();
+        let stopped_at_s = began.elapsed().as_secs_f64();
+        kill_process(pid, Signal::STOP)?;
+        let while_ops_per_s = rate();
+        let continued_at_s = began.elapsed().as_secs_f64();
+        kill_process(pid, Signal::CONT)?;
+        let after_ops_per_s = rate();
+        Ok(Stopped {
+            fabric: FabricArg::Shm.name().into(),
+            tasks: MIDDLE,
+            pid: pid.as_raw_nonzero().get(),
+            intervals,
+            stopped_at_s,
+            continued_at_s,
+            before_ops_per_s,
+            while_ops_per_s,
+            after_ops_per_s,
+        })
+    }
+}
+
+impl Shown {
+    /// Beside others, if there are any here.
+    pub(super) fn compare(&mut self) -> Done {
+        let Settings { records, value_size, .. } = self.settings;
+        let compared = Compare::in_short(records, value_size, ROUNDS, self.settings.turn());
+        let compared = compared.map_err(|failure| match failure {
+            Failure::Told(reason) => {
+                Failure::Told(format!("beside others: {reason}; 'farside demo --no-rivals' leaves that out"))
+            }
+            other => other,
+        })?;
+        (self.compared, self.versions) = (compared.reports, compared.versions);
+        (self.left_out, self.cores) = (compared.left_out, compared.cores);
+        Ok(())
+    }
+
+    /// Of which fabric's floor one is held to, and how many times its rate that is.
+    pub(super) fn of_floor(&self, run: &YcsbReport) -> Option<f64> {
+        let fabric = floor_of(&run.fabric);
+        let mut floors = self.floors.iter();
+        let floor = floors.find(|floor| floor.fabric == fabric && floor.tasks == run.tasks)?;
+        Some(run.ops_per_s / floor.ops_per_s)
+    }
+
+    /// The runs that only read, of that many at once.
+    pub(super) fn reads_at(&self, tasks: u32) -> impl Iterator<Item = &YcsbReport> {
+        self.runs.iter().filter(move |run| run.workload == "c" && run.tasks == u64::from(tasks))
+    }
+
+    /// Each fabric once, in order.
+    pub(super) fn fabrics(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.runs.iter().map(|run| &*run.fabric).collect();
+        names.dedup();
+        names
+    }
+}
+
+/// Whose floor a fabric is held to: there is none with a cipher.
+fn floor_of(fabric: &str) -> &str {
+    match fabric {
+        "local" => "shm",
+        "tls" => "tcp",
+        other => other,
+    }
+}
+
+fn described(fabric: FabricArg) -> &'static str {
+    match fabric {
+        FabricArg::Local => "local: a node in this process",
+        FabricArg::Shm => "shm: a node in a process of its own",
+        FabricArg::Udp => "udp: the same node, asked over UDP",
+        FabricArg::Tcp => "tcp: the same node, asked over TCP",
+        #[cfg(feature = "tls")]
+        FabricArg::Tls => "tls: the same node, asked over TLS",
+        FabricArg::Ring => "ring: the same node, asked by rings in shared memory",
+    }
+}

@@ -1,0 +1,570 @@
+//! The page: one file that a browser opens without a network, made of what was measured and nothing else.
+//!
+//! Invariant: a page asks for nothing and runs nothing: no script, no image, no style or font from elsewhere.
+//! Invariant: each figure stands over the same numbers as a table, and over the command that measures them again.
+//! Invariant: whatever the machine says of itself is text on the page, never markup.
+
+use super::measure::{DEPTHS, ENDS, MIDDLE, ROUNDS, Shown};
+use super::picture::{self, Axis, Curve, Mark, Scale, nines};
+use crate::cli::human_bytes;
+use farside_bench::compare::rows::{Client, CompareReport, Cores};
+use farside_bench::report::{LatencyUs, YcsbReport};
+use std::fmt::Write;
+use std::time::Duration;
+
+/// By which a page of the demo's own is known, in its first bytes.
+pub(super) const MARK: &str = "<meta name=\"generator\" content=\"farside demo\">";
+pub(super) const MARKED_WITHIN: u64 = 512;
+
+/// A figure with what belongs to it.
+struct Figure {
+    title: &'static str,
+    /// What is seen, and how it is to be read.
+    text: String,
+    pictures: Vec<(String, String)>,
+    table: Cells,
+    command: String,
+}
+
+/// A table: its heading, and its rows.
+struct Cells {
+    heading: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+/// The page, as HTML.
+pub(super) fn page(shown: &Shown) -> String {
+    let mut html = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n{MARK}\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>farside demo</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+    );
+    let settings = shown.settings;
+    let add = &mut html;
+    add.push_str("<h1>What <code>farside demo</code> showed</h1>\n");
+    paragraph(
+        add,
+        &format!(
+            "A store of {} records of {} bytes, on this machine, {} UTC. One client thread reads it uniformly; each \
+             measurement took {} s. Every number here was measured in that run.",
+            settings.records,
+            settings.value_size,
+            shown.machine.date,
+            settings.each.as_secs_f64()
+        ),
+    );
+    let figures = [
+        Some(stopped(shown)),
+        Some(load(shown)),
+        Some(latencies(shown)),
+        Some(processor_time(shown)),
+        Some(traffic(shown)),
+        Some(floor(shown)),
+        beside_others(shown),
+    ];
+    for figure in figures.iter().flatten() {
+        push_figure(add, figure);
+    }
+    if !shown.left_out.is_empty() {
+        add.push_str("<h2>Who was left out</h2>\n<ul>\n");
+        shown.left_out.iter().for_each(|told| item(add, told));
+        add.push_str("</ul>\n");
+    }
+    add.push_str("<h2>What to know to judge this</h2>\n<ul>\n");
+    caveats(shown).iter().for_each(|told| item(add, told));
+    add.push_str("</ul>\n<h2>The machine</h2>\n");
+    push_table(add, "machine", &machine(shown));
+    add.push_str("</main>\n</body>\n</html>\n");
+    html
+}
+
+/// Text within HTML, or within an attribute's quotes.
+pub(super) fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            c if c.is_control() && c != '\n' => safe.push('\u{fffd}'),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// How everyone of a group was measured.
+pub(super) fn way_of(group: &[CompareReport]) -> String {
+    let first = group.first().expect("a group has somebody");
+    let at_once = match first.depth {
+        1 => "One operation at a time".to_owned(),
+        depth => format!("{depth} operations under way"),
+    };
+    let server = match (first.cores, first.client) {
+        (None, _) => "no server: the client's own CPU does it",
+        (Some(Cores::Two), Some(Client::Sleeps)) => "the server on another core, the client sleeps",
+        (Some(Cores::Two), _) => "the server on another core, the client looks for answers all the time",
+        (Some(Cores::One), _) => "the server on the same core, the client sleeps",
+    };
+    format!("{at_once}; {server}")
+}
+
+fn stopped(shown: &Shown) -> Figure {
+    let stopped = &shown.stopped;
+    let points = stopped.intervals.iter().map(|&(at, rate)| (at, rate)).collect();
+    let curve = Curve { name: "values read".into(), points };
+    let axes = [axis("seconds", Scale::Linear), axis("values read a second", Scale::Linear)];
+    let marks =
+        [Mark { at: stopped.stopped_at_s, says: "STOP" }, Mark { at: stopped.continued_at_s, says: "CONT" }];
+    let says = "Values read a second before, while and after the node was stopped";
+    let rates = [
+        ("before kill -STOP", stopped.before_ops_per_s),
+        ("while it is stopped", stopped.while_ops_per_s),
+        ("after kill -CONT", stopped.after_ops_per_s),
+    ];
+    Figure {
+        title: "A client reads on while the node is stopped",
+        text: format!(
+            "The memory belongs to a node, process {}, which was stopped by a signal and later told to go on. A \
+             connected client of another process read over {} all the while, {} at once: the node's CPU takes no part \
+             in it.",
+            stopped.pid, stopped.fabric, stopped.tasks
+        ),
+        pictures: vec![(String::new(), picture::curves(&[curve], axes, &marks, says))],
+        table: Cells {
+            heading: vec!["", "values read a second"],
+            rows: rates.map(|(when, rate)| vec![when.into(), whole(rate)]).into(),
+        },
+        command: format!("farside demo {} --no-rivals --no-html", sizes(shown)),
+    }
+}
+
+fn load(shown: &Shown) -> Figure {
+    let curve = |fabric: &str| Curve {
+        name: fabric.into(),
+        points: reads_of(shown, fabric).map(|run| (run.ops_per_s, run.latency_us.p50)).collect(),
+    };
+    let curves: Vec<Curve> = shown.fabrics().into_iter().map(curve).collect();
+    let axes = [axis("reads a second", Scale::Log), axis("median latency, us", Scale::Log)];
+    let says = "Median latency against reads a second, a curve for each fabric";
+    Figure {
+        title: "Throughput against latency",
+        text: format!(
+            "Each curve is a fabric; its marks are {} operations under way, from left to right: more at once hide the \
+             latency of one another, until something is busy all the time. To the right and down is better. Both \
+             scales are logarithmic.",
+            list(&DEPTHS)
+        ),
+        pictures: vec![(String::new(), picture::curves(&curves, axes, &[], says))],
+        table: Cells {
+            heading: vec!["fabric", "workload", "at once", "operations a second", "p50 us"],
+            rows: of_runs(shown, |run| vec![whole(run.ops_per_s), two(run.latency_us.p50)]),
+        },
+        command: runs_again(shown),
+    }
+}
+
+fn latencies(shown: &Shown) -> Figure {
+    let percentiles = |us: &LatencyUs| [(50.0, us.p50), (95.0, us.p95), (99.0, us.p99), (99.9, us.p999)];
+    let picture = |tasks: u32| {
+        let curve = |run: &YcsbReport| Curve {
+            name: run.fabric.clone(),
+            points: percentiles(&run.latency_us).map(|(percent, us)| (nines(percent), us)).into(),
+        };
+        let curves: Vec<Curve> = shown.reads_at(tasks).map(curve).collect();
+        let axes = [axis("as many are faster", Scale::Percentiles), axis("latency, us", Scale::Log)];
+        let title = at_once(tasks);
+        let says = format!("Percentiles of latency, {title}");
+        (title, picture::curves(&curves, axes, &[], &says))
+    };
+    Figure {
+        title: "How latencies spread",
+        text: "Marks are p50, p95, p99 and p99.9, of one operation in 64. Lower is better, and flatter is steadier. \
+               The right end of a curve is mostly what else this machine does."
+            .into(),
+        pictures: ENDS.map(picture).into(),
+        table: Cells {
+            heading: vec!["fabric", "workload", "at once", "p50 us", "p95 us", "p99 us", "p99.9 us", "max us"],
+            rows: of_runs(shown, |run| {
+                let us = &run.latency_us;
+                [us.p50, us.p95, us.p99, us.p999, us.max].map(two).into()
+            }),
+        },
+        command: runs_again(shown),
+    }
+}
+
+fn processor_time(shown: &Shown) -> Figure {
+    let picture = |tasks: u32| {
+        let sides = |run: &YcsbReport| {
+            let cpu = &run.cpu_s_per_mop;
+            (run.fabric.clone(), vec![cpu.client, cpu.node.unwrap_or(0.0)])
+        };
+        let places: Vec<_> = shown.reads_at(tasks).map(sides).collect();
+        let title = at_once(tasks);
+        let says = format!("CPU seconds for a million reads, {title}");
+        let label = "CPU seconds for a million reads";
+        (title, picture::bars(&places, &["client", "node"], label, true, &says))
+    };
+    Figure {
+        title: "What an operation costs in CPU time",
+        text: "On local and shm the client's own CPU does it all. Elsewhere an engine of the node looks for requests \
+               without sleeping as long as some come, so with one at a time its bar is mostly waiting."
+            .into(),
+        pictures: ENDS.map(picture).into(),
+        table: Cells {
+            heading: vec!["fabric", "workload", "at once", "client s/Mop", "node s/Mop"],
+            rows: of_runs(shown, |run| {
+                vec![two(run.cpu_s_per_mop.client), or_dash(run.cpu_s_per_mop.node)]
+            }),
+        },
+        command: runs_again(shown),
+    }
+}
+
+fn traffic(shown: &Shown) -> Figure {
+    let runs = || shown.runs.iter().filter(|run| run.tasks == u64::from(MIDDLE));
+    let name = |run: &YcsbReport| format!("{}, {}", run.fabric, run.workload);
+    let bytes = runs().map(|run| (name(run), vec![run.per_op.bytes_out, run.per_op.bytes_in]));
+    let trips = runs().map(|run| (name(run), vec![run.per_op.round_trips]));
+    let (bytes, trips): (Vec<_>, Vec<_>) = (bytes.collect(), trips.collect());
+    let says = ["Round trips of an operation", "Bytes of requests and replies of an operation"];
+    let label = "round trips of an operation";
+    Figure {
+        title: "What an operation asks of a fabric",
+        text: "Workload c reads; a reads half the time and overwrites the other half. A round trip more is taken \
+               where two keys share a slot of the table."
+            .into(),
+        pictures: vec![
+            ("Round trips".into(), picture::bars(&trips, &["round trips"], label, false, says[0])),
+            (
+                "Bytes".into(),
+                picture::bars(&bytes, &["requests", "replies"], "bytes of an operation", true, says[1]),
+            ),
+        ],
+        table: Cells {
+            heading: vec![
+                "fabric",
+                "workload",
+                "at once",
+                "round trips",
+                "requests",
+                "bytes out",
+                "bytes in",
+                "atomics",
+            ],
+            rows: of_runs(shown, |run| {
+                let each = &run.per_op;
+                let [trips, requests, atomics] = [each.round_trips, each.requests, each.atomics].map(two);
+                vec![trips, requests, whole(each.bytes_out), whole(each.bytes_in), atomics]
+            }),
+        },
+        command: runs_again(shown),
+    }
+}
+
+fn floor(shown: &Shown) -> Figure {
+    let ratio = |fabric: &str, tasks: u32| {
+        let run = shown.reads_at(tasks).find(|run| run.fabric == fabric);
+        run.and_then(|run| shown.of_floor(run)).unwrap_or(0.0)
+    };
+    let place = |fabric: &str| (fabric.to_owned(), ENDS.map(|tasks| ratio(fabric, tasks)).into());
+    let places: Vec<_> = shown.fabrics().into_iter().map(place).collect();
+    let names = ENDS.map(at_once);
+    let series: Vec<&str> = names.iter().map(String::as_str).collect();
+    let says = "Rate of each fabric as a share of the floor's";
+    let floors = shown.floors.iter().map(|floor| {
+        let name = format!("by hand, {}", floor.fabric);
+        vec![name, "c".into(), floor.tasks.to_string(), whole(floor.ops_per_s), "1.00".into()]
+    });
+    let runs = of_runs(shown, |run| vec![whole(run.ops_per_s), shown.of_floor(run).map_or("-".into(), two)]);
+    Figure {
+        title: "How near to what the machine allows",
+        text: "The floor is the same fetch done by hand, in code of its own: a table and items in shared memory, and \
+               for ring, udp and tcp messages of the same sizes to another process. A ratio of 1 is as fast as that. \
+               local and shm are held to the same floor, tls to tcp's, since there is no floor with a cipher; \
+               workload a, which writes too, to the floor's reads."
+            .into(),
+        pictures: vec![(
+            String::new(),
+            picture::bars(&places, &series, "share of the floor's rate", false, says),
+        )],
+        table: Cells {
+            heading: vec!["fabric", "workload", "at once", "operations a second", "of the floor's rate"],
+            rows: runs.into_iter().chain(floors).collect(),
+        },
+        command: format!(
+            "for fabric in shm ring udp tcp; do for tasks in {}; do\n  farside bench floor --fabric $fabric --tasks \
+             $tasks {}\ndone; done",
+            ENDS.map(|tasks| tasks.to_string()).join(" "),
+            sizes(shown)
+        ),
+    }
+}
+
+fn beside_others(shown: &Shown) -> Option<Figure> {
+    let mut depths: Vec<u32> = shown.compared.iter().map(|report| report.depth).collect();
+    depths.sort_unstable();
+    depths.dedup();
+    let picture = |&depth: &u32| {
+        let here = shown.compared.iter().filter(|report| report.depth == depth);
+        let mut places: Vec<_> =
+            here.map(|report| (report.contender.clone(), vec![report.ops_per_s.median])).collect();
+        places.sort_by(|(_, one), (_, other)| other[0].total_cmp(&one[0]));
+        let title = at_once(depth);
+        let says = format!("Reads a second of each contender, {title}");
+        (title, picture::bars(&places, &["reads a second"], "reads a second", false, &says))
+    };
+    let row = |report: &CompareReport| {
+        let us = report.latency_us.as_ref();
+        let cpu = report.cpu_s_per_mop;
+        let spread = report.ops_per_s;
+        vec![
+            report.contender.clone(),
+            report.depth.to_string(),
+            whole(spread.median),
+            format!("{} to {}", whole(spread.min), whole(spread.max)),
+            or_dash(us.map(|us| us.p50)),
+            or_dash(us.map(|us| us.p99)),
+            or_dash(cpu.map(|cpu| cpu.client)),
+            or_dash(cpu.and_then(|cpu| cpu.server)),
+            or_dash(report.of_better_rival.map(|ratio| ratio.median)),
+        ]
+    };
+    (!shown.compared.is_empty()).then(|| Figure {
+        title: "Beside others",
+        text: format!(
+            "{}. {}. Everyone has the same records and has its turn in each of {ROUNDS} rounds; a rate is the median. \
+             A client looks for answers all the time and its server has another core, if there is one. lmdb and \
+             farside shm have no server: they are for the processes of one host, as farside ring and redis unix are.",
+            shown.versions.join("; "),
+            shown.cores
+        ),
+        pictures: depths.iter().map(picture).collect(),
+        table: Cells {
+            heading: vec![
+                "contender",
+                "at once",
+                "reads a second",
+                "least to most",
+                "p50 us",
+                "p99 us",
+                "client s/Mop",
+                "server s/Mop",
+                "of the better rival",
+            ],
+            rows: shown.compared.iter().map(row).collect(),
+        },
+        command: format!(
+            "farside bench compare --records {} --value-size {} --rounds {ROUNDS} --seconds {}",
+            shown.settings.records,
+            shown.settings.value_size,
+            seconds(shown.settings.turn())
+        ),
+    })
+}
+
+fn caveats(shown: &Shown) -> Vec<String> {
+    let is_compared = !shown.compared.is_empty();
+    let told = [
+        Some(
+            "Each number is of a short run on a machine that may have had other work: the load average below tells \
+             how much. Run it again before you believe a small difference, and look at ratios first.",
+        ),
+        Some(
+            "All of it was on one host. udp, tcp and tls went over loopback; a network adds what it takes to \
+             everyone, and more to whoever needs more round trips.",
+        ),
+        Some(
+            "While requests come, an engine of the node spins on a core. On a machine with few cores it competes \
+             with the client for them, and what it costs is under CPU time.",
+        ),
+        Some(
+            "The client reads in a closed loop: its next read begins when its last has ended. What waits in an open \
+             system is not seen; 'farside bench ycsb --target' shows it.",
+        ),
+        Some("CPU time of a node is told by the system in steps of 10 ms."),
+        is_compared.then_some(
+            "Redis and memcached do more than PRISM-KV: types, expiry, eviction, replication. They sleep whenever \
+             there is nothing to do. LMDB keeps what it stores, and one process at a time writes.",
+        ),
+        is_compared.then_some(
+            "'of the better rival' is how many times the rate of the better of Redis and memcached, measured moments \
+             apart: of those over TCP for whoever serves other hosts; for whoever serves one host, Redis's unix \
+             socket counts, too.",
+        ),
+    ];
+    let build = cfg!(debug_assertions).then_some(
+        "This is a development build: its figures say little about Farside. Build it by 'cargo build --release'.",
+    );
+    build.into_iter().chain(told.into_iter().flatten()).map(str::to_owned).collect()
+}
+
+fn machine(shown: &Shown) -> Cells {
+    let machine = &shown.machine;
+    let pages = shown.runs.iter().find(|run| run.fabric == "shm").and_then(|run| run.page_size);
+    let cores = machine.cores.map(|cores| {
+        let kind = if machine.is_virtual { " (virtual)" } else { "" };
+        format!("{cores}{kind}")
+    });
+    let load = |load: Option<f64>| load.map(two);
+    let facts = [
+        ("farside", Some(format!("{}, {}", machine.release, machine.build))),
+        ("date", Some(format!("{} UTC", machine.date))),
+        ("processor", machine.processor.clone()),
+        ("cores that it may use", cores),
+        ("kernel", machine.kernel.clone()),
+        ("memory", machine.memory_bytes.map(human_bytes)),
+        ("pages of the node's memory", pages.map(human_bytes)),
+        ("huge pages reserved", machine.huge_pages.map(|pages| pages.to_string())),
+        ("load average at the start", load(machine.load_at_start)),
+        ("load average at the end", load(machine.load_at_end)),
+    ];
+    let row = |(name, fact): (&str, Option<String>)| Some(vec![name.to_owned(), fact?]);
+    Cells { heading: vec!["", "as the system tells it"], rows: facts.into_iter().filter_map(row).collect() }
+}
+
+fn axis(label: &'static str, scale: Scale) -> Axis {
+    Axis { label, scale }
+}
+
+/// The reads of a fabric, from few at once to many.
+fn reads_of<'a>(shown: &'a Shown, fabric: &'a str) -> impl Iterator<Item = &'a YcsbReport> {
+    shown.runs.iter().filter(move |run| run.fabric == fabric && run.workload == "c")
+}
+
+/// A row for each run: which it is, and what is told of it.
+fn of_runs(shown: &Shown, told: impl Fn(&YcsbReport) -> Vec<String>) -> Vec<Vec<String>> {
+    let which = |run: &YcsbReport| vec![run.fabric.clone(), run.workload.clone(), run.tasks.to_string()];
+    shown.runs.iter().map(|run| [which(run), told(run)].concat()).collect()
+}
+
+/// What was asked for, as one would type it.
+fn sizes(shown: &Shown) -> String {
+    let settings = shown.settings;
+    format!(
+        "--records {} --value-size {} --seconds {}",
+        settings.records,
+        settings.value_size,
+        seconds(settings.each)
+    )
+}
+
+fn runs_again(shown: &Shown) -> String {
+    format!(
+        "for fabric in {}; do for tasks in {}; do\n  farside bench ycsb --fabric $fabric --tasks $tasks --workload c \
+         --distribution uniform {}\ndone; done",
+        shown.fabrics().join(" "),
+        DEPTHS.map(|tasks| tasks.to_string()).join(" "),
+        sizes(shown)
+    )
+}
+
+fn at_once(tasks: u32) -> String {
+    match tasks {
+        1 => "one at a time".into(),
+        tasks => format!("{tasks} at once"),
+    }
+}
+
+fn list(numbers: &[u32]) -> String {
+    let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    let (last, first) = words.split_last().expect("there are some");
+    format!("{} and {last}", first.join(", "))
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.3}", time.as_secs_f64()).trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn whole(number: f64) -> String {
+    format!("{number:.0}")
+}
+
+fn two(number: f64) -> String {
+    format!("{number:.2}")
+}
+
+fn or_dash(number: Option<f64>) -> String {
+    number.map_or_else(|| "-".into(), two)
+}
+
+fn push_figure(html: &mut String, figure: &Figure) {
+    html.push_str("<section>\n");
+    put(html, format_args!("<h2>{}</h2>\n", escaped(figure.title)));
+    paragraph(html, &figure.text);
+    html.push_str("<div class=\"figures\">\n");
+    for (title, picture) in &figure.pictures {
+        html.push_str("<figure>");
+        if !title.is_empty() {
+            put(html, format_args!("<figcaption>{}</figcaption>", escaped(title)));
+        }
+        put(html, format_args!("{picture}</figure>\n"));
+    }
+    html.push_str("</div>\n<details>\n<summary>The same as a table</summary>\n");
+    push_table(html, figure.title, &figure.table);
+    html.push_str("</details>\n");
+    put(html, format_args!("<pre><code>{}</code></pre>\n</section>\n", escaped(&figure.command)));
+}
+
+fn push_table(html: &mut String, name: &str, table: &Cells) {
+    put(
+        html,
+        format_args!("<div class=\"table\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">", escaped(name)),
+    );
+    html.push_str("<table>\n<thead><tr>");
+    for cell in &table.heading {
+        put(html, format_args!("<th scope=\"col\">{}</th>", escaped(cell)));
+    }
+    html.push_str("</tr></thead>\n<tbody>\n");
+    for row in &table.rows {
+        html.push_str("<tr>");
+        for (column, cell) in row.iter().enumerate() {
+            let (open, close) = if column == 0 { ("th scope=\"row\"", "th") } else { ("td", "td") };
+            put(html, format_args!("<{open}>{}</{close}>", escaped(cell)));
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</tbody>\n</table></div>\n");
+}
+
+fn paragraph(html: &mut String, text: &str) {
+    put(html, format_args!("<p>{}</p>\n", escaped(text)));
+}
+
+fn item(html: &mut String, text: &str) {
+    put(html, format_args!("<li>{}</li>\n", escaped(text)));
+}
+
+fn put(html: &mut String, text: std::fmt::Arguments<'_>) {
+    html.write_fmt(text).expect("a string takes all that is written to it");
+}
+
+/// The colours of either mode have a contrast of 3 at least with its ground, text of 7.
+const STYLE: &str = "
+:root { color-scheme: light dark; --ground: #ffffff; --ink: #1c2024; --soft: #4f5860; --grid: #d9dde1;
+  --panel: #f4f6f8; --c1: #1b6ca8; --c2: #c2571a; --c3: #2e7d32; --c4: #7b3fa0; --c5: #a8324a; --c6: #6b6b13; }
+@media (prefers-color-scheme: dark) { :root { --ground: #14171a; --ink: #e8eaed; --soft: #aeb6bd; --grid: #363c42;
+  --panel: #1e2327; --c1: #62b0ea; --c2: #f39a5f; --c3: #77c77b; --c4: #c592e6; --c5: #f0869a; --c6: #cfcf5c; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; }
+main { max-width: 70rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.7rem; line-height: 1.2; } h2 { font-size: 1.25rem; margin: 2.2rem 0 .4rem; }
+p, li { max-width: 46rem; }
+.figures { display: flex; flex-wrap: wrap; gap: 1rem; }
+figure { margin: .5rem 0; flex: 1 1 20rem; min-width: 0; max-width: 33rem; }
+figcaption { color: var(--soft); }
+svg { width: 100%; height: auto; display: block; }
+summary { cursor: pointer; }
+.table { overflow-x: auto; margin: .5rem 0; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
+th:first-child { text-align: left; } th { font-weight: 600; } tbody th { font-weight: 400; }
+pre { background: var(--panel); padding: .6rem .8rem; overflow-x: auto; border-radius: .3rem; font-size: .85rem; }
+pre code { user-select: all; }
+";
+
+#[cfg(test)]
+mod tests;
