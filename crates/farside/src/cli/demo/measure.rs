@@ -68,7 +68,7 @@ pub(super) const MIDDLE: u32 = 16;
 pub(super) const ENDS: [u32; 2] = [1, 64];
 /// Intervals of each of before, while and after.
 const INTERVALS: u32 = 20;
-/// How long clients work before they count.
+/// How long clients work before they count, at the most.
 const WARM_UP: Duration = Duration::from_millis(200);
 /// How often everyone has its turn beside others.
 pub(super) const ROUNDS: u32 = 5;
@@ -120,6 +120,11 @@ impl Settings {
         })
     }
 
+    /// How long a client works before it counts.
+    pub(super) fn warm_up(self) -> Duration {
+        WARM_UP.min(self.each)
+    }
+
     /// How long one contender has in a round.
     pub(super) fn turn(self) -> Duration {
         self.each.mul_f64(0.3)
@@ -136,7 +141,7 @@ impl Settings {
             fabric: Some(fabric),
             value_size: self.value_size as usize,
             tasks: DEPTHS[DEPTHS.len() - 1],
-            warm_up: WARM_UP.min(self.each),
+            warm_up: self.warm_up(),
             ..Asked::new(System::PrismKv, self.workload("c")?)
         })
     }
@@ -194,7 +199,7 @@ impl Settings {
             while read.load(Ordering::Relaxed) == 0 && !reader.is_finished() {
                 std::thread::sleep(Duration::from_millis(10)); // It has yet to connect.
             }
-            std::thread::sleep(WARM_UP);
+            std::thread::sleep(self.warm_up());
             let stopped = self.watch(pid, &read);
             session.stop_reading(); // Also if the node is gone, or else the reader would not end.
             reader.join().expect("a reader reports its errors")?;

@@ -235,7 +235,7 @@ fn traffic(shown: &Shown) -> Figure {
     Figure {
         title: "What an operation asks of a fabric",
         text: "Workload c reads; a reads half the time and overwrites the other half. A round trip more is taken \
-               where two keys share a slot of the table."
+               for each slot that holds another key than the one that is looked for."
             .into(),
         pictures: vec![
             ("Round trips".into(), picture::bars(&trips, &["round trips"], label, false, says[0])),
@@ -261,7 +261,12 @@ fn traffic(shown: &Shown) -> Figure {
                 vec![trips, requests, whole(each.bytes_out), whole(each.bytes_in), atomics]
             }),
         },
-        command: runs_again(shown),
+        command: ycsb_again(
+            shown,
+            "workload",
+            &["c".into(), "a".into()],
+            &format!("--workload $workload --tasks {MIDDLE}"),
+        ),
     }
 }
 
@@ -297,7 +302,7 @@ fn floor(shown: &Shown) -> Figure {
         },
         command: format!(
             "for fabric in shm ring udp tcp; do for tasks in {}; do\n  farside bench floor --fabric $fabric --tasks \
-             $tasks {}\ndone; done",
+             $tasks \\\n    {}\ndone; done",
             ENDS.map(|tasks| tasks.to_string()).join(" "),
             sizes(shown)
         ),
@@ -336,7 +341,7 @@ fn beside_others(shown: &Shown) -> Option<Figure> {
     (!shown.compared.is_empty()).then(|| Figure {
         title: "Beside others",
         text: format!(
-            "{}. {}. Everyone has the same records and has its turn in each of {ROUNDS} rounds; a rate is the median. \
+            "{}; {}. Everyone has the same records and has its turn in each of {ROUNDS} rounds; a rate is the median. \
              A client looks for answers all the time and its server has another core, if there is one. lmdb and \
              farside shm have no server: they are for the processes of one host, as farside ring and redis unix are.",
             shown.versions.join("; "),
@@ -358,7 +363,7 @@ fn beside_others(shown: &Shown) -> Option<Figure> {
             rows: shown.compared.iter().map(row).collect(),
         },
         command: format!(
-            "farside bench compare --records {} --value-size {} --rounds {ROUNDS} --seconds {}",
+            "farside bench compare --records {} --value-size {} \\\n  --rounds {ROUNDS} --seconds {}",
             shown.settings.records,
             shown.settings.value_size,
             seconds(shown.settings.turn())
@@ -384,6 +389,11 @@ fn caveats(shown: &Shown) -> Vec<String> {
         Some(
             "The client reads in a closed loop: its next read begins when its last has ended. What waits in an open \
              system is not seen; 'farside bench ycsb --target' shows it.",
+        ),
+        Some(
+            "But for the comparison with others, nobody is tied to a core. Where client and engine, or a floor's two \
+             processes, have to share one, as with much other work, they wait for one another: a figure may be several \
+             times worse then, and a fabric look faster than its floor.",
         ),
         Some("CPU time of a node is told by the system in steps of 10 ms."),
         is_compared.then_some(
@@ -452,13 +462,19 @@ fn sizes(shown: &Shown) -> String {
     )
 }
 
+/// The reads, as one would type them.
 fn runs_again(shown: &Shown) -> String {
+    ycsb_again(shown, "tasks", &DEPTHS.map(|tasks| tasks.to_string()), "--workload c --tasks $tasks")
+}
+
+fn ycsb_again(shown: &Shown, varied: &str, over: &[String], flags: &str) -> String {
     format!(
-        "for fabric in {}; do for tasks in {}; do\n  farside bench ycsb --fabric $fabric --tasks $tasks --workload c \
-         --distribution uniform {}\ndone; done",
+        "for fabric in {}; do for {varied} in {}; do\n  farside bench ycsb --fabric $fabric {flags} \\\n    \
+         --distribution uniform {} \\\n    --warm-up {}ms\ndone; done",
         shown.fabrics().join(" "),
-        DEPTHS.map(|tasks| tasks.to_string()).join(" "),
-        sizes(shown)
+        over.join(" "),
+        sizes(shown),
+        shown.settings.warm_up().as_millis()
     )
 }
 

@@ -46,7 +46,11 @@ const MARKERS: [MarkerShape; 6] = [
     MarkerShape::TriangleDown,
     MarkerShape::Star,
 ];
-const WIDTH: f64 = 520.0;
+const WIDTH: f64 = 500.0;
+/// How much higher than its highest point a figure is, so that what marks say stands above.
+const HEADROOM: f64 = 1.2;
+/// What the label of the last tick takes beyond the figure.
+const LAST_LABEL: f64 = 20.0;
 
 /// Where a percentile lies on an axis of [`Scale::Percentiles`].
 pub(super) fn nines(percent: f64) -> f64 {
@@ -70,15 +74,17 @@ pub(super) fn curves(curves: &[Curve], [right, up]: [Axis; 2], marks: &[Mark], s
     layout = match right.scale {
         Scale::Linear => layout.with_x_axis_min(0.0),
         Scale::Log => layout.with_log_x(),
-        Scale::Percentiles => {
-            layout.with_x_axis_min(0.0).with_x_axis_max(3.0).with_x_tick_step(1.0).with_ticks(4)
-        }
+        Scale::Percentiles => layout.with_x_axis_min(0.0).with_x_axis_max(3.05).with_x_tick_step(1.0),
     };
     layout = match up.scale {
         Scale::Log => layout.with_log_y(),
-        _ => layout.with_y_axis_min(0.0),
+        _ => {
+            let highest = curves.iter().flat_map(|curve| &curve.points).map(|&(_, y)| y).fold(0.0, f64::max);
+            layout.with_y_axis_min(0.0).with_y_axis_max(highest * HEADROOM)
+        }
     };
-    layout = layout.with_x_tick_format(ticks(right.scale)).with_y_tick_format(ticks(up.scale));
+    layout =
+        layout.with_x_tick_format(ticks(right.scale)).with_y_tick_format(TickFormat::Custom(Arc::new(short)));
     for mark in marks {
         layout = layout.with_reference_line(
             ReferenceLine::vertical(mark.at).with_color("var(--ink)").with_label(mark.says),
@@ -133,13 +139,20 @@ fn looks_of(layout: Layout) -> Layout {
         legend_border: "none".into(),
         ..Theme::light()
     };
-    layout.with_theme(theme).with_font_family("system-ui, sans-serif").with_label_size(14).with_tick_size(13)
+    layout
+        .with_theme(theme)
+        .with_font_family("system-ui, sans-serif")
+        .with_label_size(14)
+        .with_tick_size(13)
+        .with_body_size(14)
 }
 
 fn ticks(scale: Scale) -> TickFormat {
     TickFormat::Custom(Arc::new(move |at| match scale {
         Scale::Percentiles => percentile(at),
-        _ => short(at),
+        // There is no room to the right for 1, 2 and 5 of each decade.
+        Scale::Log if short(at).starts_with('2') => String::new(),
+        Scale::Linear | Scale::Log => short(at),
     }))
 }
 
@@ -171,10 +184,12 @@ fn framed(svg: String, says: &str) -> String {
         value.split_once('"').map(|(value, _)| value)
     };
     let [width, height] = ["width", "height"].map(|name| size(name).expect("a figure has a size"));
+    let width: f64 = width.parse().expect("a width is a number");
     let inside = svg.split_once('>').expect("a figure has an opening").1;
     format!(
-        "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\" font-family=\"system-ui, sans-serif\" \
+        "<svg viewBox=\"0 0 {} {height}\" role=\"img\" aria-label=\"{}\" font-family=\"system-ui, sans-serif\" \
          fill=\"var(--ink)\">{inside}",
+        width + LAST_LABEL,
         super::page::escaped(says)
     )
 }
