@@ -118,10 +118,11 @@ impl Compare {
         }
         tell!("Workload {}; values of {} bytes.", self.workload()?, self.value_size);
         tell!(
-            "{} client thread{} with a connection each; {} rounds of {} s each; {}.",
+            "{} client thread{} with a connection each; {} round{} of {} s each; {}.",
             self.threads,
             if self.threads == 1 { "" } else { "s" },
             self.rounds,
+            if self.rounds == 1 { "" } else { "s" },
             self.seconds,
             compared.cores
         );
