@@ -188,7 +188,9 @@ fn under_way(folder: &Path) -> (Process, std::path::PathBuf) {
     command.args(["bench", "compare", "--records", "2000", "--rounds", "1000", "--fabrics", "shm,udp"]);
     let process = Process::start(command, folder.join("log"));
     until("it measures", || process.said().contains("measuring in turn"));
-    let place = folder.join(format!("farside-compare-{}", process.pid()));
+    let files = std::fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
+    let is_its = |path: &std::path::PathBuf| path.to_string_lossy().contains("farside-compare-");
+    let place = files.into_iter().find(is_its).expect("it has a folder of its own");
     assert!(place.is_dir());
     (process, place)
 }

@@ -13,6 +13,7 @@ mod telling;
 
 use super::session::Asked;
 use super::{Done, FEWER_RECORDS, FabricArg, Failure, Session, System, seconds};
+use crate::cli::files::Folder;
 use crate::cli::{check_available, progress, value_size};
 use clap::ValueEnum;
 use cores::Cores;
@@ -25,7 +26,7 @@ use farside_bench::report::LatencyUs;
 use farside_bench::workload::{Distribution, Workload};
 use lanes::{Lane, Who};
 pub(super) use servers::RivalServer;
-use servers::{Folder, Server, on_path};
+use servers::{Server, on_path};
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -194,7 +195,7 @@ impl Compare {
         }
         found.left_out.iter().for_each(|told| note!("farside: {told}; it is left out"));
         note!("workload {workload}; values of {} bytes", self.value_size);
-        let folder = Folder::make()?;
+        let folder = Folder::make("compare").map_err(Failure::Told)?;
         let left_out = found.left_out.clone();
         let contenders = self.start(&workload, found, &folder)?;
         let mut lanes = self.lanes(&contenders, &cores);

@@ -4,10 +4,10 @@
 
 use super::check::Check;
 use crate::cli::Failure;
+use crate::cli::files::Folder;
 use farside::Pool;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -190,17 +190,14 @@ struct Node {
     _folder: Folder,
 }
 
-/// A folder that goes with all that is in it.
-struct Folder(PathBuf);
-
 const START_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl Node {
     /// # Errors
     /// What the node said.
     fn start(fabric: Fabric) -> Result<Node, String> {
-        let folder = Folder::make()?;
-        let socket = folder.0.join("node.sock");
+        let folder = Folder::make("doctor")?;
+        let socket = folder.path().join("node.sock");
         let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
         command.args([
             "serve",
@@ -213,7 +210,7 @@ impl Node {
             "default",
         ]);
         command.arg("--socket").arg(&socket);
-        let options = listen(&mut command, fabric, &folder.0)?;
+        let options = listen(&mut command, fabric, folder.path())?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| format!("could not start a node: {error}"))?;
         let lines = lines_of(child.stdout.take());
@@ -291,27 +288,6 @@ fn lines_of(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String
         });
     }
     lines
-}
-
-impl Folder {
-    fn make() -> Result<Folder, String> {
-        let drawn = getrandom::u64().map_err(|error| format!("the system has no random bytes: {error}"))?;
-        let path = std::env::temp_dir().join(format!("farside-doctor-{drawn:016x}"));
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|error| {
-            format!(
-                "could not make a folder for a node's socket, {}: {error}; name another by TMPDIR",
-                path.display()
-            )
-        })?;
-        Ok(Folder(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _removed = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// Has a limit on the size of files be an error, which says so, and not the end of this process.

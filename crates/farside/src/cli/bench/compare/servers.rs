@@ -3,15 +3,15 @@
 //! Invariant: however this process ends, its servers end: each was started by a wrapper that asks the system for that.
 //! Invariant: nothing is sent to a server before it has told that it is the process which was started here.
 
+use crate::cli::files::Folder;
 use crate::cli::node::die_with_parent;
-use crate::cli::signals::end_by;
-use crate::cli::{Done, Failure, signals};
+use crate::cli::{Done, Failure};
 use farside_bench::compare::memcached::Memcached;
 use farside_bench::compare::redis::Get;
 use farside_bench::compare::{Address, Client, Dialect, Waiting};
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -52,42 +52,6 @@ pub(super) fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| {
         program.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
     })
-}
-
-/// A folder for sockets, logs and files, which goes when this process ends.
-pub(super) struct Folder(PathBuf);
-
-impl Folder {
-    pub(super) fn make() -> Result<Folder, Failure> {
-        let path = std::env::temp_dir().join(format!("farside-compare-{}", std::process::id()));
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|error| {
-            Failure::Told(format!(
-                "the folder {} cannot be made: {error}; name another place by TMPDIR",
-                path.display()
-            ))
-        })?;
-        let folder = Folder(path);
-        let mut ending = signal_hook::iterator::Signals::new(signals::ending())?;
-        let path = folder.0.clone();
-        std::thread::Builder::new().name("farside-signals".into()).spawn(move || {
-            if let Some(signal) = ending.forever().next() {
-                let _removed = std::fs::remove_dir_all(&path);
-                end_by(signal);
-            }
-        })?;
-        Ok(folder)
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _removed = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A rival's server.
