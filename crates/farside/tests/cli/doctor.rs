@@ -138,7 +138,8 @@ fn a_fabric_that_does_not_work_says_why() {
     let all = found(&ran);
     assert_eq!(verdict(&all, "fabric.local", "a get takes", ""), "ok");
     for fabric in &FABRICS[1..] {
-        let said = verdict(&all, &format!("fabric.{fabric}"), "name another by TMPDIR", "shows it again");
+        let said =
+            verdict(&all, &format!("fabric.{fabric}"), "name another place by TMPDIR", "shows it again");
         assert_eq!(said, "fail");
     }
     // A limit on files, which memory that is shared counts as.

@@ -458,8 +458,8 @@ impl Compare {
     /// Operations under way of each thread, and threads, where there is no server: as elsewhere, and once more on all
     /// cores, for there is nobody else who needs one.
     fn unserved(&self, cores: u32) -> Vec<(u32, u32)> {
-        let shared =
-            (self.threads == 1 && cores > 1 && self.depth >= cores).then(|| (self.depth / cores, cores));
+        let shared = (self.threads == 1 && !self.is_short && cores > 1 && self.depth >= cores)
+            .then(|| (self.depth / cores, cores));
         shared.into_iter().chain(self.depths().map(|depth| (depth, self.threads))).collect()
     }
 
