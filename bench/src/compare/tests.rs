@@ -231,7 +231,7 @@ fn an_answer_that_is_none_ends_with_an_error_that_shows_it() {
     }
     let updates = "readproportion=0\nupdateproportion=1";
     for (answer, told) in
-        [(&b"+QUEUED\r\n"[..], "a SET with '+QUEUED'"), (b"-OOM command\r\n", "'-OOM command'")]
+        [(&b"+QUEUED\r\n"[..], "not say OK, but '+QUEUED'"), (b"-OOM command\r\n", "'-OOM command'")]
     {
         let error = worked::<Get>(updates, ONE, 1, answering(answer.to_vec())).0.expect_err("not stored");
         assert!(error.contains(told), "{error}");
