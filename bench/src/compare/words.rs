@@ -56,6 +56,6 @@ pub(super) fn block(bytes: &[u8], line: usize, len: u64) -> Result<Option<(&[u8]
 /// For people: the beginning of an answer.
 pub(super) fn shown(bytes: &[u8]) -> String {
     const SHOWN_MAX: usize = 120;
-    let line = bytes.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let line = bytes.split(|&byte| byte == b'\r').next().expect("there is a part before the first of them");
     format!("'{}'", line[..line.len().min(SHOWN_MAX)].escape_ascii())
 }

@@ -6,6 +6,7 @@
 mod cpu;
 mod interval_log;
 mod latency;
+mod spread;
 mod table;
 mod ycsb_text;
 
@@ -17,6 +18,7 @@ pub use cpu::{cpu_time_of, own_cpu_time};
 pub use hdrhistogram::serialization::V2DeflateSerializer;
 pub use interval_log::IntervalLog;
 pub use latency::Latencies;
+pub use spread::Spread;
 pub use table::Table;
 pub use ycsb_text::{load_text, ycsb_text};
 

@@ -8,7 +8,7 @@ use super::{Done, Failure, duration, files, value_size, warn_of_unused};
 use clap::ValueEnum;
 pub(super) use compare::Compare;
 use farside_bench::report::{
-    LatencyUs, LoadReport, YcsbReport, load_text, operations_table, ycsb_table, ycsb_text,
+    LatencyUs, LoadReport, Spread, YcsbReport, load_text, operations_table, ycsb_table, ycsb_text,
 };
 use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
@@ -344,7 +344,6 @@ impl Ycsb {
             })?,
             (None, None) => 512,
         };
-        let store = self.store.clone().unwrap_or_default();
         Ok(Asked {
             fabric: self.fabric,
             pool: self.pool.clone(),
@@ -370,10 +369,10 @@ impl Ycsb {
             warm_up: self.warm_up,
             repeats: self.repeats,
             log: self.hdr_log.clone().map(|path| Log { path, every: self.interval }),
-            phases: match self.phase {
+            phases: match self.phase.zip(self.store.clone()) {
                 None => Phases::Both,
-                Some(Phase::Load) => Phases::Load(store),
-                Some(Phase::Run) => Phases::Run(store),
+                Some((Phase::Load, store)) => Phases::Load(store),
+                Some((Phase::Run, store)) => Phases::Run(store),
             },
             ..Asked::new(self.system, workload)
         })
@@ -413,14 +412,12 @@ impl Ycsb {
         }
         tell!("{}", ycsb_table(std::slice::from_ref(report)));
         tell!("{}", operations_table(report).to_string().trim_end());
-        if report.repeats_ops_per_s.len() > 1 {
-            let rates = &report.repeats_ops_per_s;
-            let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
-            let most = rates.iter().copied().fold(0.0, f64::max);
+        let rates = &report.repeats_ops_per_s;
+        if let Some(Spread { median, min, max }) = Spread::of(rates).filter(|_| rates.len() > 1) {
             tell!(
-                "ops/s is the median of {} repeats, from {least:.0} to {most:.0}: {:.1} % apart",
+                "ops/s is the median of {} repeats, from {min:.0} to {max:.0}: {:.1} % apart",
                 rates.len(),
-                100.0 * (most - least) / report.ops_per_s
+                100.0 * (max - min) / median
             );
         }
         Ok(())

@@ -14,19 +14,20 @@ mod telling;
 use super::session::Asked;
 use super::{Done, FEWER_RECORDS, FabricArg, Failure, Session, System, seconds};
 use crate::cli::files::Folder;
-use crate::cli::{check_available, progress, value_size};
+use crate::cli::{check_available, progress, value_size, warn_of_unused};
 use clap::ValueEnum;
 use cores::Cores;
+use farside::config;
 use farside_bench::compare::memcached::Memcached;
 use farside_bench::compare::redis::{Get, OfBenchmark};
-use farside_bench::compare::rows::{self, CompareReport, Spread};
+use farside_bench::compare::rows::{self, CompareReport};
 use farside_bench::compare::{self, Address, Client, Dialect, Waiting};
 use farside_bench::driver::{Run, Thread};
-use farside_bench::report::LatencyUs;
+use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
 use lanes::{Lane, Who};
 pub(super) use servers::RivalServer;
-use servers::{Server, on_path};
+use servers::Server;
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -190,9 +191,7 @@ impl Compare {
             ));
         }
         self.check_memory(&found)?;
-        for unused in &workload.unused {
-            note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
-        }
+        warn_of_unused(&workload);
         found.left_out.iter().for_each(|told| note!("farside: {told}; it is left out"));
         note!("workload {workload}; values of {} bytes", self.value_size);
         let folder = Folder::make("compare").map_err(Failure::Told)?;
@@ -286,7 +285,7 @@ impl Compare {
         let is_wanted = |rival| self.rivals.is_none() || is_named(rival);
         let mut left_out = Vec::new();
         let mut server = |rival, program: &str, package: &str| {
-            let found = is_wanted(rival).then(|| on_path(program)).flatten();
+            let found = is_wanted(rival).then(|| config::program(program)).flatten();
             if found.is_none() && is_wanted(rival) {
                 let told = format!("{program} is not on PATH: install it, as by 'apt-get install {package}'");
                 match is_named(rival) {
@@ -363,7 +362,7 @@ impl Compare {
             None => None,
         };
         let reads_only = workload.mix.share(farside_bench::workload::Operation::Read) == 1.0;
-        let benchmark = match (&redis, on_path("redis-benchmark")) {
+        let benchmark = match (&redis, config::program("redis-benchmark")) {
             (Some(server), Some(program)) if reads_only && !self.is_short => {
                 let records = self.records.min(BENCHMARKED_MAX);
                 self.load::<OfBenchmark>(&server.address, "redis", records)?;

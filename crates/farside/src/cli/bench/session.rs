@@ -11,7 +11,7 @@ use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
 use farside_bench::driver::{ByOperation, Interval, Plan, Run, Schedule, Tally, Thread};
 use farside_bench::report::{
-    self, CpuSeconds, IntervalLog, Latencies, LatencyUs, LoadReport, OperationReport, PerOp,
+    self, CpuSeconds, IntervalLog, Latencies, LatencyUs, LoadReport, OperationReport, PerOp, Spread,
     V2DeflateSerializer, YcsbReport,
 };
 use farside_bench::workload::{Operation, Workload};
@@ -706,11 +706,9 @@ impl Session {
     }
 
     fn report(&self, repeats: Vec<Ended>, sampled: &Sampled) -> YcsbReport {
-        let mut rates: Vec<f64> = repeats.iter().map(|ended| ended.operations_per_s).collect();
+        let rates: Vec<f64> = repeats.iter().map(|ended| ended.operations_per_s).collect();
         let seconds = repeats.iter().map(|ended| ended.seconds).sum();
         let ended = repeats.into_iter().fold(Ended::default(), Ended::with_later);
-        let repeats_ops_per_s = rates.clone();
-        rates.sort_by(f64::total_cmp);
         let tally = &ended.tally;
         let operations = tally.operations().max(1) as f64;
         if let Some(first) = tally.told.first() {
@@ -735,8 +733,8 @@ impl Session {
             load_factor: Some(self.asked.workload.records as f64 / slots as f64),
             mean_probes: Some(sampled.probes),
             page_size: info.map(|info| info.page_size),
-            ops_per_s: median(&rates),
-            repeats_ops_per_s,
+            ops_per_s: Spread::of(&rates).expect("it is measured once at least").median,
+            repeats_ops_per_s: rates,
             latency_us: LatencyUs::from(&tally.latencies.all()),
             operations: operations_of(tally),
             per_op: match self.asked.system {
@@ -786,15 +784,6 @@ fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
         (operation.name().to_owned(), done)
     };
     Operation::ALL.into_iter().map(of).filter(|(_, done)| done.count > 0).collect()
-}
-
-/// The middle one of sorted numbers, or between the two.
-fn median(sorted: &[f64]) -> f64 {
-    let (low, high) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
-    match (sorted.get(low), sorted.get(high)) {
-        (Some(low), Some(high)) => (low + high) / 2.0,
-        _ => 0.0,
-    }
 }
 
 /// Returns at that time, as exactly as a core that looks again and again can; or before, once it is over.

@@ -11,9 +11,8 @@ use farside_bench::compare::redis::Get;
 use farside_bench::compare::{Address, Client, Dialect, Waiting};
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -44,14 +43,6 @@ pub(super) fn command(program: &Path) -> Result<Command, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["bench", "rival-server", "--"]).arg(program);
     Ok(command)
-}
-
-/// The program of that name, as a shell would find it.
-pub(super) fn on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| {
-        program.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
-    })
 }
 
 /// A rival's server.
@@ -128,12 +119,15 @@ impl Server {
                 Err(reason) => {
                     let is_there = server.child.try_wait()?.is_none();
                     drop(server);
-                    let text = std::fs::read_to_string(log).unwrap_or_default();
-                    let last: Vec<&str> = text.lines().rev().take(3).collect();
-                    said = format!(
-                        "{reason}; it said: {}",
-                        last.into_iter().rev().collect::<Vec<_>>().join(" / ")
-                    );
+                    said = match std::fs::read(log) {
+                        Ok(bytes) => {
+                            let text = String::from_utf8_lossy(&bytes);
+                            let last: Vec<&str> = text.lines().rev().take(3).collect();
+                            let last: Vec<&str> = last.into_iter().rev().collect();
+                            format!("{reason}; it said: {}", last.join(" / "))
+                        }
+                        Err(error) => format!("{reason}; what it said cannot be read: {error}"),
+                    };
                     if is_there {
                         break; // It would be as silent at another port.
                     }

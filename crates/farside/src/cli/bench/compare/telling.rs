@@ -163,7 +163,7 @@ fn wrapped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farside_bench::compare::rows::Spread;
+    use farside_bench::report::Spread;
 
     fn report(contender: &str, depth: u32, cores: Option<Cores>, rate: f64, ratio: f64) -> CompareReport {
         let spread = |median| Spread { median, min: median, max: median };

@@ -3,7 +3,8 @@
 use super::super::machine::Machine;
 use super::super::measure::{Settings, Stopped};
 use super::*;
-use farside_bench::compare::rows::{Sides, Spread};
+use farside_bench::compare::rows::Sides;
+use farside_bench::report::Spread;
 use farside_bench::report::{CpuSeconds, FloorReport, PerOp};
 use std::collections::BTreeMap;
 
