@@ -1103,7 +1103,11 @@ impl<A: Address, S> Session<A, S> {
             counters.entries_out += 1;
             self.send_have &= !(1 << index);
         }
+        let enough = out.len() + self.even_share(out.len());
         for index in ones(self.send_reply) {
+            if out.len() >= enough {
+                break;
+            }
             let slot = &mut self.slots[index];
             let message = Message {
                 kind: EntryKind::Reply,
@@ -1127,6 +1131,16 @@ impl<A: Address, S> Session<A, S> {
         assert!(out.len() > HEADER, "a fragment fits a datagram");
         true
     }
+
+    /// How many bytes of replies the next datagram carries, of which `taken` are in use: as many as each of those that
+    /// there will be. Full ones and a small last one would leave the client little to do while the engine works on
+    /// what the full one made it ask, and so on in turns.
+    #[inline]
+    fn even_share(&self, taken: usize) -> usize {
+        let bytes: usize =
+            ones(self.send_reply).map(|index| self.slots[index].unsent_bytes(self.chunk)).sum();
+        bytes.div_ceil(bytes.div_ceil(self.datagram - taken).max(1))
+    }
 }
 
 impl Slot {
@@ -1147,6 +1161,12 @@ impl Slot {
     #[inline]
     fn begins_next(&self, number: u32) -> bool {
         newer(number, self.number) == 1 && matches!(self.state, State::Done | State::Acknowledged)
+    }
+
+    /// What the fragments of its reply that are to be sent take in datagrams, at most.
+    #[inline]
+    fn unsent_bytes(&self, chunk: usize) -> usize {
+        self.send.count_ones() as usize * footprint(chunk.min(PREFIX + self.reply.len()))
     }
 
     /// Forgets the reply to the number before.
