@@ -92,6 +92,7 @@ impl FabricArg {
 }
 
 #[derive(clap::Args, Clone)]
+#[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
 struct Ycsb {
     /// Which system
     #[arg(long, value_enum, default_value = "prism-kv")]

@@ -21,6 +21,7 @@ macro_rules! note {
 }
 
 mod bench;
+mod child;
 mod completions;
 mod demo;
 mod doctor;
@@ -355,7 +356,7 @@ fn human_bytes(bytes: u64) -> String {
 
 /// A progress bar on a terminal; a line now and then elsewhere; nothing if `quiet`.
 fn progress(what: &'static str, total: u64, quiet: bool) -> indicatif::ProgressBar {
-    use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+    use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
     if quiet {
         return ProgressBar::hidden();
     }
@@ -364,8 +365,13 @@ fn progress(what: &'static str, total: u64, quiet: bool) -> indicatif::ProgressB
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
-    let style = ProgressStyle::with_template("{msg:>24} [{bar:40}] {human_pos}/{human_len} {per_sec} {eta}");
-    bar.with_style(style.expect("the template is well-formed").progress_chars("=> ")).with_message(what)
+    let style = ProgressStyle::with_template("{msg:>24} [{bar:40}] {human_pos}/{human_len} {rate} {eta}");
+    let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        // Nobody who looks at a bar reads fractions.
+        let _always_there = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
+    };
+    let style = style.expect("the template is well-formed").progress_chars("=> ").with_key("rate", rate);
+    bar.with_style(style).with_message(what)
 }
 
 #[cfg(test)]

@@ -1,44 +1,47 @@
 //! One loaded store under measurement, on a node that was started for it or one that was there.
 
+mod lent;
+mod node;
+mod pace;
 mod rounds;
 
+pub(in crate::cli) use lent::Lent;
+pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
 
 use super::{FEWER_RECORDS, FabricArg, System};
-use crate::cli::{Failure, check_available, connect, files, human_bytes, progress, signals};
-use farside::config::{File, Settings};
+use crate::cli::{Failure, check_available, files, progress};
 use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
-use farside_bench::driver::{ByOperation, Interval, Plan, Run, Schedule, Tally, Thread};
+use farside_bench::driver::{ByOperation, Interval, Plan, Run, Tally, Thread};
 use farside_bench::report::{
     self, CpuSeconds, IntervalLog, Latencies, LatencyUs, LoadReport, OperationReport, PerOp, Spread,
     V2DeflateSerializer, YcsbReport,
 };
 use farside_bench::workload::{Operation, Workload};
-use farside_fabrics::executor::{self, Core, Turns, block_on};
+use farside_fabrics::executor::{Core, Turns, block_on};
 use farside_fabrics::layer::count::{Costs, Count};
 use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::layer::fault::{Faults, Strikes};
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::timer;
-use farside_node::catalog::Division;
 use farside_remote::NodeId;
-use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::session::Counters;
 use farside_systems::kv::pilaf::layout as pilaf;
 use farside_systems::kv::prism_kv::layout as prism_kv;
 use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE};
 use farside_systems::kv::{Kv, KvError};
+use node::reach;
+use pace::{Start, Step};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, IsTerminal, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What is to be measured.
@@ -168,14 +171,6 @@ pub(in crate::cli) struct Session {
     node: Option<Arc<NodeProcess>>,
     /// Counted once: it is the same however many operations are under way.
     sampled: OnceLock<Sampled>,
-}
-
-/// A child `farside serve` that ends with this process.
-pub(in crate::cli) struct NodeProcess {
-    child: Child,
-    socket: PathBuf,
-    /// How it is reached where engines serve.
-    options: farside::Options,
 }
 
 /// Tasks of each thread while the store is loaded, however many are measured.
@@ -308,7 +303,7 @@ impl Session {
 
     /// The pid of the node that was started.
     pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
-        self.node.as_ref().map(|node| node.child.id())
+        self.node.as_ref().map(|node| node.pid())
     }
 
     /// The node that was started, as that fabric reaches it.
@@ -597,51 +592,6 @@ impl Session {
         }
     }
 
-    /// As [`task`](Session::task), by a schedule of so many operations a second of all tasks, which take turns. It
-    /// begins anew once the thread is warm: what was late before is not made up for.
-    async fn scheduled<K: Kv>(
-        &self,
-        kv: &mut K,
-        drawn: &Thread,
-        writer: u32,
-        target: f64,
-        start: &Start,
-        warmed_up: Option<impl FnOnce()>,
-    ) {
-        let after = |operations: u32| Duration::from_secs_f64(f64::from(operations) / target);
-        let from = |since: Instant| Schedule {
-            first: since + after(writer),
-            every: after(self.asked.threads * self.asked.tasks),
-        };
-        let is_over = || self.run.is_stopped();
-        let warm_at = start.began + self.asked.warm_up;
-        let until_warm = async |due: Instant| {
-            until(due.min(warm_at), is_over).await;
-            due < warm_at
-        };
-        self.run.scheduled(kv, drawn, writer, from(start.began), until_warm).await;
-        start.cold.set(start.cold.get() - 1);
-        if let Some(warmed_up) = warmed_up {
-            // Nothing may be under way that was due before.
-            while start.cold.get() > 0 {
-                executor::yield_now().await;
-            }
-            warmed_up();
-            start.warm.set(Some(Instant::now()));
-        }
-        let since = loop {
-            match start.warm.get() {
-                Some(since) => break since,
-                None => executor::yield_now().await,
-            }
-        };
-        let wait = async |due: Instant| {
-            until(due, is_over).await;
-            true
-        };
-        self.run.scheduled(kv, drawn, writer, from(since), wait).await;
-    }
-
     /// Reads until [`Session::stop_reading`], counting as it goes, over one connection.
     pub(in crate::cli) fn read_until_stopped(&self, count: &AtomicU64) -> Result<(), Failure> {
         const STEP: u64 = 256;
@@ -755,15 +705,6 @@ impl Session {
     }
 }
 
-/// How a thread's tasks begin by a schedule.
-struct Start {
-    began: Instant,
-    /// Tasks that have not done with warming up.
-    cold: Cell<u32>,
-    /// When all had.
-    warm: Cell<Option<Instant>>,
-}
-
 /// Where latencies are cut into intervals.
 #[derive(Clone)]
 struct Cut {
@@ -784,52 +725,6 @@ fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
         (operation.name().to_owned(), done)
     };
     Operation::ALL.into_iter().map(of).filter(|(_, done)| done.count > 0).collect()
-}
-
-/// Returns at that time, as exactly as a core that looks again and again can; or before, once it is over.
-async fn until(due: Instant, is_over: impl Fn() -> bool) {
-    /// Whoever sleeps may wake so late.
-    const LATE: Duration = Duration::from_micros(300);
-    const LOOK: Duration = Duration::from_millis(50);
-    loop {
-        let left = due.saturating_duration_since(Instant::now());
-        if left.is_zero() || is_over() {
-            return;
-        }
-        match left.checked_sub(LATE) {
-            Some(long) if !long.is_zero() => timer::sleep(long.min(LOOK)).await,
-            _ => executor::yield_now().await,
-        }
-    }
-}
-
-/// How many operations to do before the next look at the clock: as many as take about [`Step::TIME`], so that slow
-/// ones are not done for long beyond what was asked for.
-struct Step {
-    operations: u64,
-    since: Option<Instant>,
-}
-
-impl Default for Step {
-    fn default() -> Step {
-        Step { operations: 1, since: None }
-    }
-}
-
-impl Step {
-    const TIME: Duration = Duration::from_millis(5);
-    const MAX: u64 = 1000;
-
-    /// The next step, after the one before was done.
-    fn next(&mut self) -> u64 {
-        let since = self.since.replace(Instant::now());
-        self.operations = match since.map(|since| since.elapsed() < Step::TIME) {
-            None => 1,
-            Some(true) => (self.operations * 2).min(Step::MAX),
-            Some(false) => (self.operations / 2).max(1),
-        };
-        self.operations
-    }
 }
 
 /// Whether what a run is to read is there: the records at either end, and as long as it takes them to be.
@@ -868,99 +763,6 @@ fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failur
         }
     }
     Ok(())
-}
-
-/// A store on a node that outlives this process. It is dropped at the end, also where a signal brings that about.
-pub(in crate::cli) struct Lent(Arc<Held>);
-
-struct Held {
-    pool: Pool,
-    name: String,
-    /// Whether there is something to drop. Locked for as long as the store is being made or dropped.
-    is_there: Mutex<bool>,
-}
-
-impl Lent {
-    pub(in crate::cli) fn make(pool: &Pool, new: &NewStore) -> Result<Lent, Failure> {
-        let held = Held { pool: pool.clone(), name: new.name.clone(), is_there: Mutex::new(false) };
-        let held = Arc::new(held);
-        let mut is_there = held.lock();
-        let ending = signal_hook::iterator::Signals::new(signals::ending())?;
-        let watched = Arc::clone(&held);
-        std::thread::Builder::new().name("farside-signals".into()).spawn(move || watched.watch(ending))?;
-        pool.create_store(new).map_err(|error| {
-            // Where the node does not tell, the error that there is says more.
-            let free = pool.info().map_or(u64::MAX, |info| info.unassigned_bytes);
-            if free < new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE {
-                Failure::Told(format!(
-                    "the run needs a store of {} and the node has {} that no store has: drop one there, or serve with \
-                     more --memory or a smaller --quota for --store; or {FEWER_RECORDS}; or leave --pool out to have a \
-                     node started for it",
-                    human_bytes(new.quota),
-                    human_bytes(free)
-                ))
-            } else {
-                error.into()
-            }
-        })?;
-        *is_there = true;
-        drop(is_there);
-        Ok(Lent(held))
-    }
-}
-
-impl Held {
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_there.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A thread's: waits for a signal that ends this process, and drops the store before it does.
-    fn watch(self: Arc<Held>, mut ending: signal_hook::iterator::Signals) {
-        let mut heard = ending.forever();
-        let Some(first) = heard.next() else { return };
-        let dropping = Arc::clone(&self);
-        std::thread::spawn(move || {
-            // Held to the end: whatever fails for want of the store is not worth telling.
-            let mut is_there = dropping.lock();
-            dropping.end(&mut is_there);
-            signals::end_by(first);
-        });
-        if let Some(second) = heard.next() {
-            self.tell_left("it was not waited for"); // Whoever insists does not wait for the node.
-            signals::end_by(second);
-        }
-    }
-
-    fn end(&self, is_there: &mut bool) {
-        if std::mem::take(is_there)
-            && let Err(error) = self.pool.drop_store(&self.name)
-        {
-            self.tell_left(&error.to_string());
-        }
-    }
-
-    fn tell_left(&self, reason: &str) {
-        note!(
-            "farside: the store '{name}' may be left behind ({reason}); 'farside store drop {name} --pool {pool}', \
-             with the same token if there was one, drops it",
-            name = self.name,
-            pool = self.pool.url()
-        );
-    }
-}
-
-impl Lent {
-    /// It stays, after all.
-    fn keep(&self) {
-        *self.0.lock() = false;
-    }
-}
-
-/// A node that was there gets its memory back; one that was started for this ends with it.
-impl Drop for Lent {
-    fn drop(&mut self) {
-        self.0.end(&mut self.0.lock());
-    }
 }
 
 /// What some operations cost, of one client that has the node for itself.
@@ -1041,7 +843,7 @@ fn own_cpu() -> Duration {
 /// Nothing where the node is in this process, or is gone: a report goes without it.
 fn node_cpu(session: &Session) -> Option<Duration> {
     let pid = match (&session.node, session.pool.fabric()) {
-        (Some(node), _) => node.child.id(),
+        (Some(node), _) => node.pid(),
         (None, "local") => return None,
         (None, _) => session.pool.info().ok()?.pid,
     };
@@ -1053,39 +855,6 @@ pub(in crate::cli) fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<
     match endpoint.memory() {
         Some(_) => Delay::of_requests(Rc::clone(endpoint), distance),
         None => Delay::of_answers(Rc::clone(endpoint), distance),
-    }
-}
-
-/// The node that is named, or one that is started with so much memory.
-fn reach(
-    asked: &Asked,
-    memory: u64,
-    also: &[FabricArg],
-) -> Result<(Pool, Option<Arc<NodeProcess>>), Failure> {
-    match (&asked.pool, asked.fabric.unwrap_or(FabricArg::Shm)) {
-        (Some(url), _) => {
-            let settings = Settings::resolve(File {
-                pool: Some(url.clone()),
-                token_file: asked.token_file.clone(),
-                tls_ca: asked.tls_ca.clone(),
-                ..File::default()
-            });
-            let settings = settings.map_err(Failure::Told)?;
-            let pool = connect(&Settings { insecure_udp: asked.insecure_udp, ..settings })?;
-            if let Some(fabric) = asked.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
-                return Err(Failure::Told(format!(
-                    "the node of --pool is reached by {}, not by {}: leave --fabric out",
-                    pool.fabric(),
-                    fabric.name()
-                )));
-            }
-            Ok((pool, None))
-        }
-        (None, FabricArg::Local) => Ok((Pool::serve_here(memory)?, None)),
-        (None, fabric) => {
-            let node = NodeProcess::start(memory, &[&[fabric], also].concat())?;
-            Ok((node.pool(fabric)?, Some(Arc::new(node))))
-        }
     }
 }
 
@@ -1134,84 +903,4 @@ fn quota(asked: &Asked) -> Result<u64, Failure> {
     let items = records * each;
     let on_the_way = u64::from(tasks) * each * 1024;
     Ok((table + items + items / 16 + on_the_way.min(1 << 30) + SLACK).next_multiple_of(1 << 20))
-}
-
-impl NodeProcess {
-    /// Starts a node with so much memory and waits until it serves.
-    pub(in crate::cli) fn start(memory: u64, fabrics: &[FabricArg]) -> Result<NodeProcess, Failure> {
-        let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
-        let program = std::env::current_exe()?;
-        let (mut listen, mut options) = (Vec::new(), farside::Options::default());
-        for &fabric in fabrics {
-            let (more, by) = listening(fabric, &socket)?;
-            listen.extend(more);
-            options.tls_ca = options.tls_ca.or(by.tls_ca);
-        }
-        let mut child = Command::new(program)
-            .args(["serve", "--die-with-parent", "--memory", &memory.to_string(), "--socket"])
-            .arg(&socket)
-            .args(listen)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        // Left open: the node has more to say, and would die of a pipe that nobody has.
-        if let Some(output) = &mut child.stdout {
-            BufReader::new(output).read_line(&mut line)?;
-        }
-        for extension in ["cert", "key"] {
-            // It has read them, or it has said why not.
-            let _never_there = std::fs::remove_file(socket.with_extension(extension));
-        }
-        let node = NodeProcess { child, socket, options };
-        if line.is_empty() {
-            return Err(Failure::Told("the node did not start; what it said stands above".into()));
-        }
-        Ok(node)
-    }
-
-    /// The node as that fabric reaches it, which it was asked to be reached by.
-    ///
-    /// # Errors
-    /// It is gone.
-    pub(in crate::cli) fn pool(&self, fabric: FabricArg) -> Result<Pool, Failure> {
-        let pool = farside::connect(&format!("shm:{}", self.socket.display()))?;
-        let listening = pool.info()?.listening;
-        let is_meant = |url: &&String| url.split(':').next() == Some(fabric.name());
-        Ok(match listening.iter().find(is_meant) {
-            Some(url) => farside::connect_with(url, &self.options)?,
-            None => pool,
-        })
-    }
-}
-
-/// Where the engine of a node with that socket serves, if it has one, and how that is reached.
-fn listening(fabric: FabricArg, socket: &Path) -> Result<(Vec<String>, farside::Options), Failure> {
-    let at = |url: String| (vec!["--listen".to_owned(), url], farside::Options::default());
-    Ok(match fabric {
-        FabricArg::Local | FabricArg::Shm => (Vec::new(), farside::Options::default()),
-        FabricArg::Udp => at("udp://127.0.0.1:0".into()),
-        FabricArg::Tcp => at("tcp://127.0.0.1:0".into()),
-        #[cfg(feature = "tls")]
-        FabricArg::Tls => {
-            let [shown, key] = ["cert", "key"].map(|extension| socket.with_extension(extension));
-            let made = crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1).map_err(Failure::Told)?;
-            made.write(&shown, &key).map_err(Failure::Told)?;
-            let (mut listen, options) = at("tls://127.0.0.1:0".into());
-            listen.extend(["--tls-cert".into(), shown.display().to_string()]);
-            listen.extend(["--tls-key".into(), key.display().to_string()]);
-            (listen, farside::Options { tls_ca: Some(made.text), ..options })
-        }
-        FabricArg::Ring => at(format!("ring:{}", socket.with_extension("ring").display())),
-    })
-}
-
-impl Drop for NodeProcess {
-    fn drop(&mut self) {
-        // It may be stopped, or gone.
-        let _gone = self.child.kill();
-        let _reaped = self.child.wait();
-        let _removed = std::fs::remove_file(&self.socket);
-        let _removed = std::fs::remove_file(self.socket.with_extension("ring"));
-    }
 }

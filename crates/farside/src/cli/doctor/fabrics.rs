@@ -4,11 +4,12 @@
 
 use super::check::Check;
 use crate::cli::Failure;
+use crate::cli::child::Server;
 use crate::cli::files::Folder;
 use farside::Pool;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -183,7 +184,7 @@ fn verbs(devices: &[Device], is_asked_for: bool) -> Check {
 
 /// A node in a child process, with a store and a folder of its own.
 struct Node {
-    child: Child,
+    child: Server,
     url: String,
     options: farside::Options,
     // After the child: what lies in it is the child's.
@@ -212,9 +213,10 @@ impl Node {
         command.arg("--socket").arg(&socket);
         let options = listen(&mut command, fabric, folder.path())?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| format!("could not start a node: {error}"))?;
-        let lines = lines_of(child.stdout.take());
-        let said = lines_of(child.stderr.take());
+        let mut child =
+            Server::start(&mut command).map_err(|error| format!("could not start a node: {error}"))?;
+        let lines = lines_of(child.pipes().stdout.take());
+        let said = lines_of(child.pipes().stderr.take());
         let mut node = Node { child, url: format!("shm:{}", socket.display()), options, _folder: folder };
         let deadline = Instant::now() + START_TIME_MAX;
         let next = || lines.recv_timeout(deadline.saturating_duration_since(Instant::now()));
@@ -231,10 +233,10 @@ impl Node {
 
     /// Why it does not serve.
     fn last_words(&mut self, why: mpsc::RecvTimeoutError, said: &mpsc::Receiver<String>) -> String {
-        if why == mpsc::RecvTimeoutError::Timeout {
-            let _gone = self.child.kill();
-        }
-        let status = self.child.wait();
+        let status = match why {
+            mpsc::RecvTimeoutError::Timeout => self.child.end(),
+            mpsc::RecvTimeoutError::Disconnected => self.child.pipes().wait(),
+        };
         // It has ended, and with it what it said. Its last line is the reason.
         let said: Vec<String> = said.iter().collect();
         let reason = said.iter().rev().find_map(|line| line.strip_prefix("farside: "));
@@ -245,14 +247,6 @@ impl Node {
             }
             _ => format!("the node did not serve within {} s", START_TIME_MAX.as_secs()),
         }
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _gone = self.child.kill();
-        let _reaped = self.child.wait();
     }
 }
 

@@ -3,6 +3,7 @@
 //! Invariant: however this process ends, its servers end: each was started by a wrapper that asks the system for that.
 //! Invariant: nothing is sent to a server before it has told that it is the process which was started here.
 
+use crate::cli::child;
 use crate::cli::files::Folder;
 use crate::cli::node::die_with_parent;
 use crate::cli::{Done, Failure};
@@ -13,7 +14,7 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a server may take until it answers.
@@ -47,7 +48,7 @@ pub(super) fn command(program: &Path) -> Result<Command, Failure> {
 
 /// A rival's server.
 pub(super) struct Server {
-    child: Child,
+    child: child::Server,
     /// By TCP.
     pub(super) address: Address,
     /// On this host, if it listens there.
@@ -57,7 +58,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.pid()
     }
 
     /// Redis with its data in memory alone.
@@ -107,7 +108,8 @@ impl Server {
             let output = std::fs::File::create(log)?;
             let mut command = command(program)?;
             arguments(&mut command, port);
-            let child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
+            command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+            let child = child::Server::start(&mut command)?;
             let mut server = Server {
                 child,
                 address: Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
@@ -117,7 +119,7 @@ impl Server {
             match server.wait::<D>() {
                 Ok(()) => return Ok(server),
                 Err(reason) => {
-                    let is_there = server.child.try_wait()?.is_none();
+                    let is_there = server.child.has_ended()?.is_none();
                     drop(server);
                     said = match std::fs::read(log) {
                         Ok(bytes) => {
@@ -145,26 +147,18 @@ impl Server {
         let deadline = Instant::now() + START_MAX;
         let mut last = String::from("it does not listen");
         while Instant::now() < deadline {
-            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
+            if let Some(status) = self.child.has_ended().map_err(|error| error.to_string())? {
                 return Err(format!("it ended with {status}"));
             }
             let connected = Client::<D>::connect(&self.address, Waiting::Asleep, 1);
             match connected.map_err(|error| error.to_string()).and_then(|mut client| client.server_pid()) {
-                Ok(pid) if pid == self.child.id() => return Ok(()),
+                Ok(pid) if pid == self.child.pid() => return Ok(()),
                 Ok(pid) => return Err(format!("process {pid} has taken its port")),
                 Err(reason) => last = reason,
             }
             std::thread::sleep(Duration::from_millis(10));
         }
         Err(format!("it does not answer within {} s: {last}", START_MAX.as_secs()))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _gone = self.child.kill();
-        let _reaped = self.child.wait();
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Invariant: all go over one connection, from one client core, and nothing is under way while another's turn is on.
 
-use super::{Session, Step, far};
+use super::pace::Step;
+use super::{Session, far};
 use crate::cli::Failure;
 use farside::parts::{AnyKv, Endpoint};
 use farside_bench::driver::Thread;

@@ -1,0 +1,113 @@
+//! When the tasks of a measurement begin what: all at once until they are warm, or by a schedule.
+//!
+//! Invariant: a schedule goes by the time at which an operation is due, never by when the one before ended, so that a
+//! slow store does not choose which latencies are taken.
+
+use super::Session;
+use farside_bench::driver::{Schedule, Thread};
+use farside_fabrics::{executor, timer};
+use farside_systems::kv::Kv;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// How a thread's tasks begin by a schedule.
+pub(super) struct Start {
+    pub(super) began: Instant,
+    /// Tasks that have not done with warming up.
+    pub(super) cold: Cell<u32>,
+    /// When all had.
+    pub(super) warm: Cell<Option<Instant>>,
+}
+
+impl Session {
+    /// As [`task`](Session::task), by a schedule of so many operations a second of all tasks, which take turns. It
+    /// begins anew once the thread is warm: what was late before is not made up for.
+    pub(super) async fn scheduled<K: Kv>(
+        &self,
+        kv: &mut K,
+        drawn: &Thread,
+        writer: u32,
+        target: f64,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        let after = |operations: u32| Duration::from_secs_f64(f64::from(operations) / target);
+        let from = |since: Instant| Schedule {
+            first: since + after(writer),
+            every: after(self.asked.threads * self.asked.tasks),
+        };
+        let is_over = || self.run.is_stopped();
+        let warm_at = start.began + self.asked.warm_up;
+        let until_warm = async |due: Instant| {
+            until(due.min(warm_at), is_over).await;
+            due < warm_at
+        };
+        self.run.scheduled(kv, drawn, writer, from(start.began), until_warm).await;
+        start.cold.set(start.cold.get() - 1);
+        if let Some(warmed_up) = warmed_up {
+            // Nothing may be under way that was due before.
+            while start.cold.get() > 0 {
+                executor::yield_now().await;
+            }
+            warmed_up();
+            start.warm.set(Some(Instant::now()));
+        }
+        let since = loop {
+            match start.warm.get() {
+                Some(since) => break since,
+                None => executor::yield_now().await,
+            }
+        };
+        let wait = async |due: Instant| {
+            until(due, is_over).await;
+            true
+        };
+        self.run.scheduled(kv, drawn, writer, from(since), wait).await;
+    }
+}
+
+/// Returns at that time, as exactly as a core that looks again and again can; or before, once it is over.
+async fn until(due: Instant, is_over: impl Fn() -> bool) {
+    /// Whoever sleeps may wake so late.
+    const LATE: Duration = Duration::from_micros(300);
+    const LOOK: Duration = Duration::from_millis(50);
+    loop {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() || is_over() {
+            return;
+        }
+        match left.checked_sub(LATE) {
+            Some(long) if !long.is_zero() => timer::sleep(long.min(LOOK)).await,
+            _ => executor::yield_now().await,
+        }
+    }
+}
+
+/// How many operations to do before the next look at the clock: as many as take about [`Step::TIME`], so that slow
+/// ones are not done for long beyond what was asked for.
+pub(super) struct Step {
+    operations: u64,
+    since: Option<Instant>,
+}
+
+impl Default for Step {
+    fn default() -> Step {
+        Step { operations: 1, since: None }
+    }
+}
+
+impl Step {
+    const TIME: Duration = Duration::from_millis(5);
+    const MAX: u64 = 1000;
+
+    /// The next step, after the one before was done.
+    pub(super) fn next(&mut self) -> u64 {
+        let since = self.since.replace(Instant::now());
+        self.operations = match since.map(|since| since.elapsed() < Step::TIME) {
+            None => 1,
+            Some(true) => (self.operations * 2).min(Step::MAX),
+            Some(false) => (self.operations / 2).max(1),
+        };
+        self.operations
+    }
+}
