@@ -96,10 +96,19 @@ fn all(settings: &Settings) -> Vec<(&'static str, Setting)> {
 
 fn tell_json(settings: &Settings) -> Done {
     let told = all(settings).into_iter().map(|(name, setting)| {
-        (name.to_owned(), serde_json::json!({ "value": setting.value, "origin": setting.origin }))
+        (name.to_owned(), serde_json::json!({ "value": typed(name, &setting), "origin": setting.origin }))
     });
     tell!("{}", serde_json::Value::Object(told.collect()));
     Ok(())
+}
+
+/// A value as JSON has it: a number, a truth, text, or nothing where none is set.
+fn typed(name: &str, setting: &Setting) -> serde_json::Value {
+    match (name, setting.value.as_str(), setting.origin.as_str()) {
+        ("data_port" | "insecure_udp", value, _) => value.parse().expect("it was made of one"),
+        (_, "none", "built in") => serde_json::Value::Null,
+        (_, value, _) => value.into(),
+    }
 }
 
 /// A settings file. What is not set there is a comment, and so is where each value came from.

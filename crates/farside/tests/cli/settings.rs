@@ -1,6 +1,7 @@
 //! Settings: which of them win, and which are refused.
 
 use crate::support::{command, farside, run};
+use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
@@ -134,28 +135,31 @@ fn what_is_looked_for_and_taken_for_granted_is_shown_beside_what_is_set() {
         let mut command = command();
         command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
         let told = run(command, b"").done().json()[name].clone();
-        ["value", "origin"].map(|field| told[field].as_str().expect("text").to_owned())
+        (told["value"].clone(), told["origin"].as_str().expect("text").to_owned())
     };
     let home = ("HOME", folder.path().as_os_str());
     let usual = folder.path().join(".config/farside/config.toml").display().to_string();
-    assert_eq!(told(&[], &[], "config"), ["none", "built in"]);
-    assert_eq!(told(&[home], &[], "config"), [usual.as_str(), "HOME, not there"]);
+    assert_eq!(told(&[], &[], "config"), (Value::Null, "built in".into()));
+    assert_eq!(told(&[home], &[], "config"), (json!(usual), "HOME, not there".into()));
     std::fs::create_dir_all(folder.path().join(".config/farside")).expect("a folder");
     std::fs::write(&usual, "").expect("a file");
-    assert_eq!(told(&[home], &[], "config"), [usual.as_str(), "HOME, read"]);
+    assert_eq!(told(&[home], &[], "config"), (json!(usual), "HOME, read".into()));
     assert_eq!(
-        told(&[("XDG_CONFIG_HOME", OsStr::new("/x")), home], &[], "config")[1],
+        told(&[("XDG_CONFIG_HOME", OsStr::new("/x")), home], &[], "config").1,
         "XDG_CONFIG_HOME, not there"
     );
     let named = OsStr::new(&usual);
-    assert_eq!(told(&[("FARSIDE_CONFIG", named)], &[], "config"), [usual.as_str(), "FARSIDE_CONFIG, read"]);
+    assert_eq!(
+        told(&[("FARSIDE_CONFIG", named)], &[], "config"),
+        (json!(usual), "FARSIDE_CONFIG, read".into())
+    );
     assert_eq!(
         told(&[("XDG_RUNTIME_DIR", OsStr::new("/run/me"))], &[], "socket"),
-        ["/run/me/farside/default.sock", "XDG_RUNTIME_DIR"]
+        (json!("/run/me/farside/default.sock"), "XDG_RUNTIME_DIR".into())
     );
-    assert_eq!(told(&[], &[], "socket")[1], "built in");
-    assert_eq!(told(&[], &[], "insecure_udp"), ["false", "built in"]);
-    assert_eq!(told(&[], &["--insecure-udp"], "insecure_udp"), ["true", "flag"]);
-    assert_eq!(told(&[], &[], "data_port"), ["7460", "built in"]);
-    assert_eq!(told(&[], &[], "admin"), ["127.0.0.1:7400", "built in"]);
+    assert_eq!(told(&[], &[], "socket").1, "built in");
+    assert_eq!(told(&[], &[], "insecure_udp"), (json!(false), "built in".into()));
+    assert_eq!(told(&[], &["--insecure-udp"], "insecure_udp"), (json!(true), "flag".into()));
+    assert_eq!(told(&[], &[], "data_port"), (json!(7460), "built in".into()));
+    assert_eq!(told(&[], &[], "admin"), (json!("127.0.0.1:7400"), "built in".into()));
 }

@@ -253,7 +253,7 @@ impl Unstored {
             0 => String::new(),
             unsure => format!("; of the {unsure} after it, any may be"),
         };
-        let hint = if may_resume { "; once that is mended, --resume goes on" } else { "" };
+        let hint = if may_resume { "; --resume goes on there once that is mended" } else { "" };
         let (number, path, others) = (before + 1, path.display(), format!("{stored}{unsure}{hint}"));
         Failure::Told(format!("{one} {number} of {path}: {} ({others})", self.reason))
     }

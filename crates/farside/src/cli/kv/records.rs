@@ -197,8 +197,8 @@ impl<R: Read> Records<R> {
         let read = self.input.by_ref().take(len as u64).read_to_end(&mut self.record)?;
         if read < len {
             return Err(Wrong::Malformed(
-                "the file ends there, without the end of a dump: it was cut off; use another copy, or have 'kv dump \
-                 --resume' complete it"
+                "the file ends there, without the end of a dump: it was cut off; use another copy, or, if 'kv \
+                 dump' wrote it here and was broken off, go on with that by its --resume"
                     .into(),
             ));
         }
