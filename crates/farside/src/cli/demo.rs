@@ -4,11 +4,11 @@
 //! `local`; nothing is quoted.
 //! Invariant: no file is written over but a page of the demo's own.
 
-mod machine;
 mod measure;
 mod page;
 mod picture;
 
+use super::machine::Machine;
 use super::{Done, Failure, files, value_size};
 use farside_bench::compare::rows::{self, CompareReport};
 use farside_bench::report::{FloorReport, Table, YcsbReport};
@@ -50,7 +50,7 @@ pub(super) struct Demo {
 #[derive(Serialize)]
 #[serde(tag = "measured", rename_all = "kebab-case")]
 enum Row<'a> {
-    Machine(&'a machine::Machine),
+    Machine(&'a Machine),
     Stopped(&'a measure::Stopped),
     Floor(&'a FloorReport),
     Ycsb(&'a YcsbReport),

@@ -30,6 +30,7 @@ mod files;
 mod info;
 mod jsonl;
 mod kv;
+mod machine;
 mod man;
 mod node;
 mod perf;
