@@ -30,7 +30,7 @@ impl fmt::Display for SyntaxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "line {}: `{}` is not \\u and four hexadecimal digits of a character",
+            "line {}: '{}' is not \\u and four hexadecimal digits of a character",
             self.line, self.escape
         )
     }
@@ -168,7 +168,7 @@ mod tests {
         {
             let error = parse(text).unwrap_err();
             assert_eq!(error, SyntaxError { line: 2, escape: escape.to_owned() });
-            assert!(error.to_string().starts_with("line 2: `\\u"));
+            assert!(error.to_string().starts_with("line 2: '\\u"));
         }
     }
 }

@@ -83,9 +83,10 @@ impl Workload {
         let path = Path::new(name_or_path);
         let text = std::fs::read_to_string(path)
             .map_err(|cause| WorkloadError::Unreadable { path: path.to_owned(), cause })?;
-        let properties = properties::parse(&text).map_err(WorkloadError::Syntax)?;
+        let there = |error: WorkloadError| error.in_file(path);
+        let properties = properties::parse(&text).map_err(WorkloadError::Syntax).map_err(there)?;
         let count = properties.len();
-        let workload = Self::stated(name_or_path, properties, beside, |_| true)?;
+        let workload = Self::stated(name_or_path, properties, beside, |_| true).map_err(there)?;
         // Some other file, most likely: it would be measured as what YCSB takes for nothing said.
         match workload.unused.len() == count {
             true => Err(WorkloadError::NoProperty { path: path.to_owned() }),
@@ -191,6 +192,13 @@ pub enum WorkloadError {
         /// The file.
         path: PathBuf,
     },
+    /// Something in a file.
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong there.
+        error: Box<WorkloadError>,
+    },
     /// All proportions are 0.
     NoOperations,
     /// Workload E, of scans.
@@ -207,28 +215,39 @@ pub enum WorkloadError {
     },
 }
 
+impl WorkloadError {
+    /// The same, if a line of a file is to blame and not what was given beside it.
+    fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::Value { property: Property { line: BESIDE, .. }, .. } | Self::Unknown { .. } => self,
+            error => Self::InFile { path: path.to_owned(), error: Box::new(error) },
+        }
+    }
+}
+
 impl fmt::Display for WorkloadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreadable { path, cause } => {
                 let path = path.display();
-                write!(f, "no workload `{path}`: {cause}; built in are a, b, c, d and f, ")?;
+                write!(f, "no workload '{path}': {cause}; built in are a, b, c, d and f, ")?;
                 f.write_str("all else is the path of a YCSB property file")
             }
             Self::Syntax(error) => error.fmt(f),
+            Self::InFile { path, error } => write!(f, "{}: {error}", path.display()),
             Self::Value { property: Property { line, key, value }, legal } => {
                 if *line != BESIDE {
                     write!(f, "line {line}: ")?;
                 }
-                write!(f, "{key} is `{value}`, legal is {legal}")
+                write!(f, "{key} is '{value}', legal is {legal}")
             }
             Self::Scans => f.write_str("workload e scans, and no system here can: choose a, b, c, d or f"),
             Self::NotOne { text } => {
-                write!(f, "`{text}` is no property: write it like readproportion=0.95")
+                write!(f, "'{text}' is no property: write it like readproportion=0.95")
             }
             Self::Unknown { property } => write!(
                 f,
-                "the property `{}` has no effect here: leave it out, or look how it is spelt (known are workload, \
+                "the property '{}' has no effect here: leave it out, or look how it is spelt (known are workload, \
                  recordcount, operationcount, maxexecutiontime, fieldcount, fieldlength, readproportion, \
                  updateproportion, insertproportion, scanproportion, readmodifywriteproportion, requestdistribution, \
                  and those of the distribution)",
@@ -236,7 +255,7 @@ impl fmt::Display for WorkloadError {
             ),
             Self::NoProperty { path } => write!(
                 f,
-                "`{}` states no workload: not one of its lines is a property that is known here, such as \
+                "'{}' states no workload: not one of its lines is a property that is known here, such as \
                  readproportion=0.95",
                 path.display()
             ),
@@ -255,6 +274,7 @@ impl std::error::Error for WorkloadError {
         match self {
             Self::Unreadable { cause, .. } => Some(cause),
             Self::Syntax(error) => Some(error),
+            Self::InFile { error, .. } => Some(error.as_ref()),
             Self::Value { .. }
             | Self::NoProperty { .. }
             | Self::NoOperations
@@ -432,34 +452,34 @@ mod tests {
     #[test]
     fn a_bad_value_is_an_error_that_names_key_value_line_and_what_is_legal() {
         for (text, message) in [
-            ("\nrecordcount=0", "line 2: recordcount is `0`, legal is a whole number from 1 on"),
-            ("recordcount=1e6", "line 1: recordcount is `1e6`, legal is a whole number from 1 on"),
-            ("operationcount=-1", "line 1: operationcount is `-1`, legal is a whole number"),
-            ("readproportion=95", "line 1: readproportion is `95`, legal is a number from 0 to 1"),
-            ("scanproportion=nan", "line 1: scanproportion is `nan`, legal is a number from 0 to 1"),
-            ("insertproportion=", "line 1: insertproportion is ``, legal is a number from 0 to 1"),
+            ("\nrecordcount=0", "line 2: recordcount is '0', legal is a whole number from 1 on"),
+            ("recordcount=1e6", "line 1: recordcount is '1e6', legal is a whole number from 1 on"),
+            ("operationcount=-1", "line 1: operationcount is '-1', legal is a whole number"),
+            ("readproportion=95", "line 1: readproportion is '95', legal is a number from 0 to 1"),
+            ("scanproportion=nan", "line 1: scanproportion is 'nan', legal is a number from 0 to 1"),
+            ("insertproportion=", "line 1: insertproportion is '', legal is a number from 0 to 1"),
             (
                 "requestdistribution=zipf",
-                "line 1: requestdistribution is `zipf`, legal is uniform, zipfian, latest, hotspot, exponential",
+                "line 1: requestdistribution is 'zipf', legal is uniform, zipfian, latest, hotspot, exponential",
             ),
             (
                 "requestdistribution=hotspot\nhotspotdatafraction=20",
-                "line 2: hotspotdatafraction is `20`, legal is a number from 0 to 1",
+                "line 2: hotspotdatafraction is '20', legal is a number from 0 to 1",
             ),
             (
                 "requestdistribution=exponential\nexponential.percentile=100",
-                "line 2: exponential.percentile is `100`, legal is a number above 0 and below 100",
+                "line 2: exponential.percentile is '100', legal is a number above 0 and below 100",
             ),
             (
                 "requestdistribution=exponential\nexponential.frac=0",
-                "line 2: exponential.frac is `0`, legal is a number above 0",
+                "line 2: exponential.frac is '0', legal is a number above 0",
             ),
             (
                 "workload=site.ycsb.workloads.TimeSeriesWorkload",
-                "line 1: workload is `site.ycsb.workloads.TimeSeriesWorkload`, legal is a class whose name ends in \
+                "line 1: workload is 'site.ycsb.workloads.TimeSeriesWorkload', legal is a class whose name ends in \
                  CoreWorkload",
             ),
-            ("recordcount=\\u00", "line 1: `\\u00` is not \\u and four hexadecimal digits of a character"),
+            ("recordcount=\\u00", "line 1: '\\u00' is not \\u and four hexadecimal digits of a character"),
         ] {
             assert_eq!(Workload::parse("x", text).unwrap_err().to_string(), message);
         }
@@ -482,12 +502,12 @@ mod tests {
         );
         assert_eq!((shares(&workload), workload.unused), ([1.0, 0.0, 0.0, 0.0, 0.0], vec![]));
         for (wrong, message) in [
-            ("recordcount=0", "recordcount is `0`, legal is a whole number from 1 on"),
-            ("recordcount", "`recordcount` is no property"),
-            ("", "`` is no property"),
-            ("#a=b", "`#a=b` is no property"),
+            ("recordcount=0", "recordcount is '0', legal is a whole number from 1 on"),
+            ("recordcount", "'recordcount' is no property"),
+            ("", "'' is no property"),
+            ("#a=b", "'#a=b' is no property"),
             ("a=b\nc=d", "is no property: write it like"),
-            ("recordscount=7", "the property `recordscount` has no effect here"),
+            ("recordscount=7", "the property 'recordscount' has no effect here"),
         ] {
             let told = beside(&[wrong]).unwrap_err().to_string();
             assert!(told.contains(message), "{wrong}: {told}");

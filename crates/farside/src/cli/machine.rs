@@ -2,6 +2,7 @@
 //!
 //! Invariant: what the system does not tell is left out, and not guessed.
 
+use super::human_bytes;
 use serde::Serialize;
 use std::fs::read_to_string;
 
@@ -33,8 +34,9 @@ pub(super) struct Machine {
 impl Machine {
     /// This one, now.
     pub(super) fn here() -> Machine {
-        let cpuinfo = read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let meminfo = read_to_string("/proc/meminfo").unwrap_or_default();
+        // Of a file that cannot be read nothing is found.
+        let [cpuinfo, meminfo] =
+            ["cpuinfo", "meminfo"].map(|name| read_to_string(format!("/proc/{name}")).unwrap_or_default());
         let kernel = read_to_string("/proc/sys/kernel/osrelease").ok();
         Machine {
             release: env!("CARGO_PKG_VERSION").into(),
@@ -44,11 +46,29 @@ impl Machine {
             cores: std::thread::available_parallelism().ok().map(usize::from),
             is_virtual: is_virtual(&cpuinfo),
             kernel: kernel.map(|release| format!("Linux {}", release.trim())),
-            memory_bytes: number(&meminfo, "MemTotal:").map(|kib| kib << 10),
-            huge_pages: number(&meminfo, "HugePages_Total:"),
+            memory_bytes: bytes(&meminfo, "MemTotal"),
+            huge_pages: number(&meminfo, "HugePages_Total"),
             load_at_start: load(),
             load_at_end: None,
         }
+    }
+
+    /// In a line: what there is, and what else there was to do.
+    pub(super) fn told(&self) -> String {
+        let cores = self.cores.map(|cores| {
+            let kind = if self.is_virtual { " virtual" } else { "" };
+            format!("{cores}{kind} core{}", if cores == 1 { "" } else { "s" })
+        });
+        let load = |when: &str, load: Option<f64>| load.map(|load| format!("load {load:.2} {when}"));
+        let parts = [
+            self.processor.clone(),
+            cores,
+            self.memory_bytes.map(|bytes| format!("{} of memory", human_bytes(bytes))),
+            self.kernel.clone(),
+            load("before", self.load_at_start),
+            load("after", self.load_at_end),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
     /// The load is now that at the end.
@@ -80,8 +100,8 @@ fn load() -> Option<f64> {
 }
 
 /// What stands beside `name` in a list of `name : value`.
-fn field<'a>(cpuinfo: &'a str, name: &str) -> Option<&'a str> {
-    let fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+fn field<'a>(list: &'a str, name: &str) -> Option<&'a str> {
+    let fields = list.lines().filter_map(|line| line.split_once(':'));
     let mut values = fields.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim());
     values.find(|value| !value.is_empty())
 }
@@ -94,9 +114,19 @@ fn is_virtual(cpuinfo: &str) -> bool {
     field(cpuinfo, "flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
+/// What /proc/meminfo has in a line such as `HugePages_Total:       7`.
 fn number(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok()
+    field(meminfo, name)?.split_whitespace().next()?.parse().ok()
+}
+
+/// The same of a line in units of 1024 bytes, such as `MemAvailable:    1024 kB`.
+pub(super) fn bytes(meminfo: &str, name: &str) -> Option<u64> {
+    number(meminfo, name)?.checked_mul(1 << 10)
+}
+
+/// Memory and swap that can be had now.
+pub(super) fn available(meminfo: &str) -> Option<u64> {
+    bytes(meminfo, "MemAvailable")?.checked_add(bytes(meminfo, "SwapFree").unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -114,9 +144,9 @@ mod tests {
     #[test]
     fn sizes_are_read_by_name() {
         let text = "MemTotal:       24653800 kB\nHugePages_Total:       7\n";
-        assert_eq!(number(text, "MemTotal:"), Some(24_653_800));
-        assert_eq!(number(text, "HugePages_Total:"), Some(7));
-        assert_eq!((number(text, "MemFree:"), number("MemTotal: many\n", "MemTotal:")), (None, None));
+        assert_eq!(bytes(text, "MemTotal"), Some(24_653_800 << 10));
+        assert_eq!(number(text, "HugePages_Total"), Some(7));
+        assert_eq!((bytes(text, "MemFree"), number("MemTotal: many\n", "MemTotal")), (None, None));
     }
 
     #[test]

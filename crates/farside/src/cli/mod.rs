@@ -216,7 +216,6 @@ pub(crate) fn main() -> ExitCode {
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_max_level(tracing::Level::INFO)
         .log_internal_errors(false) // Telling that nobody reads the log, where nobody does, is a panic.
         .init();
@@ -287,12 +286,7 @@ fn check_available(bytes: u64, remedy: &str) -> Done {
 
 /// Bytes that processes of this machine may yet take, if the system tells.
 fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let of = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    Some((of("MemAvailable:")? + of("SwapFree:")?) << 10)
+    machine::available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
 /// For clap: a number of bytes that a node can lend.

@@ -47,7 +47,8 @@ pub(super) struct Shell {
 const AFTER_HELP: &str = "\
 At a terminal: a prompt with history and completion; 'help' lists the commands, Ctrl-C cancels a line, Ctrl-D ends. \
 With arguments: one command, whose words they are. From a pipe: a command a line, where empty lines and those that \
-begin with '#' mean nothing; the first that fails ends it, with its line's number.";
+begin with '#' mean nothing, and a carriage return before a line's end is none of it; the first that fails ends it, \
+with its line's number, and a key that is absent is told and is no failure.";
 
 impl Shell {
     pub(super) fn run(self) -> Done {

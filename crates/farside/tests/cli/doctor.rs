@@ -86,8 +86,6 @@ fn every_fabric_of_this_release_is_tried_and_works() {
         "net.udp_segmentation",
         "port.data",
         "port.admin",
-        "port.redis",
-        "port.nbd",
         "settings.file",
         "settings.token",
         "settings.tls_ca",

@@ -102,7 +102,7 @@ fn bench_ycsb_reads_property_files_and_what_stands_beside_them() {
     assert_eq!((&report["records"], &report["value_size"]), (&600.into(), &100.into()));
     assert_eq!((&report["distribution"], operations(&report)[0].1), (&"uniform".into(), 700));
     let beside = |property| ["bench", "ycsb", "-p", property];
-    farside(beside("recordcuont=5")).refused("the property `recordcuont` has no effect here");
+    farside(beside("recordcuont=5")).refused("the property 'recordcuont' has no effect here");
     farside(beside("recordcount")).refused("write it like readproportion=0.95");
     farside(beside("readproportion=95")).refused("legal is a number from 0 to 1");
     farside(beside("fieldlength=99999999")).refused("or give --value-size");

@@ -14,6 +14,7 @@ mod telling;
 use super::session::Asked;
 use super::{Done, FEWER_RECORDS, FabricArg, Failure, Session, System, seconds};
 use crate::cli::files::Folder;
+use crate::cli::machine::Machine;
 use crate::cli::{check_available, progress, value_size, warn_of_unused};
 use clap::ValueEnum;
 use cores::Cores;
@@ -111,10 +112,16 @@ const BESIDES_RECORDS: u64 = 128 << 20;
 
 impl Compare {
     pub(super) fn run(self) -> Done {
+        let mut machine = Machine::here();
         let compared = self.compared()?;
+        machine.ended();
         if self.json {
             for report in &compared.reports {
-                tell!("{}", serde_json::to_string(report)?);
+                let mut object = serde_json::to_value(report)?;
+                object["rounds"] = self.rounds.into();
+                object["turn_seconds"] = self.seconds.into();
+                object["machine"] = serde_json::to_value(&machine)?;
+                tell!("{object}");
             }
             return Ok(());
         }
@@ -129,6 +136,7 @@ impl Compare {
             compared.cores
         );
         tell!("{}.", compared.versions.join("; "));
+        tell!("{}.", machine.told());
         telling::tell_tables(&compared.reports)?;
         telling::tell_caveats(&compared.reports, compared.benchmarked, Cores::of_this_process()?.count())
     }

@@ -3,8 +3,8 @@
 //! Invariant: a run and the floor that it is held to are of the same records, values and operations under way, one
 //! client thread each.
 
-use crate::cli::machine::Machine;
 use crate::cli::bench::{Asked, Compare, FabricArg, Floor as Echo, Session, System, is_right};
+use crate::cli::machine::Machine;
 use crate::cli::{Done, Failure};
 use farside_bench::compare::rows::CompareReport;
 use farside_bench::floor::{Floor, HugePages, Layout};

@@ -4,6 +4,7 @@
 
 use super::check::Check;
 use crate::cli::human_bytes;
+use crate::cli::machine::bytes;
 
 const GIB: u64 = 1 << 30;
 const HUGE: u64 = 2 << 20;
@@ -25,16 +26,10 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-/// Bytes of a line such as `MemAvailable:    1024 kB`.
-fn field(meminfo: &str, name: &str) -> Option<u64> {
-    let rest = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    rest.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1 << 10)
-}
-
 fn available(meminfo: Option<&str>) -> Check {
     const ID: (&str, &str) = ("memory.available", "memory");
     let found =
-        meminfo.and_then(|text| Some((field(text, "MemAvailable")?, field(text, "SwapFree").unwrap_or(0))));
+        meminfo.and_then(|text| Some((bytes(text, "MemAvailable")?, bytes(text, "SwapFree").unwrap_or(0))));
     let Some((memory, swap)) = found else { return Check::unknown(ID.0, ID.1) };
     let found = format!("{} available, {} of swap", human_bytes(memory), human_bytes(swap));
     if memory >= GIB {

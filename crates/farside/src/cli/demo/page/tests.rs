@@ -1,8 +1,8 @@
 //! What a page holds, of measurements that were made up here.
 
-use super::super::machine::Machine;
 use super::super::measure::{Settings, Stopped};
 use super::*;
+use crate::cli::machine::Machine;
 use farside_bench::compare::rows::Sides;
 use farside_bench::report::Spread;
 use farside_bench::report::{CpuSeconds, FloorReport, PerOp};
