@@ -202,8 +202,9 @@ impl Run {
         Ok(())
     }
 
-    /// Does operations until [`Run::stop`], or `limit` of them, or until the thread has done all that it may.
-    pub async fn task<K: Kv>(&self, kv: &mut K, thread: &Thread, writer: u32, limit: u64) {
+    /// Does operations until [`Run::stop`], or `limit` of them, or until the thread has done all that it may. False if
+    /// it ended before that, because nothing more will come of this connection.
+    pub async fn task<K: Kv>(&self, kv: &mut K, thread: &Thread, writer: u32, limit: u64) -> bool {
         let mut value = vec![0; self.value_size];
         let mut done = 0;
         let mut doubt = 0;
@@ -216,10 +217,11 @@ impl Run {
             match judged {
                 Judged::Right => doubt = 0,
                 Judged::Wrong => doubt = 1,
-                Judged::Over => break,
+                Judged::Over => return false,
             }
             done += 1;
         }
+        true
     }
 
     /// As [`task`](Run::task), one operation after the other as they are due; `wait` returns at that time, and says

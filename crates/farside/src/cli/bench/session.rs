@@ -578,17 +578,20 @@ impl Session {
         if let Some(warmed_up) = warmed_up {
             // Everything before is forgotten.
             let mut step = Step::default();
-            while start.began.elapsed() < self.asked.warm_up && !self.run.is_stopped() {
-                self.run.task(kv, drawn, writer, step.next()).await;
+            let mut is_connected = true;
+            while is_connected && start.began.elapsed() < self.asked.warm_up && !self.run.is_stopped() {
+                is_connected = self.run.task(kv, drawn, writer, step.next()).await;
             }
             warmed_up();
         }
         let Some(idle) = self.asked.idle else {
-            return self.run.task(kv, drawn, writer, u64::MAX).await;
+            self.run.task(kv, drawn, writer, u64::MAX).await;
+            return;
         };
-        while !self.run.is_stopped() && drawn.is_open() {
+        let mut is_connected = true;
+        while is_connected && !self.run.is_stopped() && drawn.is_open() {
             timer::sleep(idle).await;
-            self.run.task(kv, drawn, writer, 1).await;
+            is_connected = self.run.task(kv, drawn, writer, 1).await;
         }
     }
 
@@ -603,11 +606,12 @@ impl Session {
             let mut kv = self.kv(&endpoint)?;
             let drawn = &drawn;
             core.spawn(async move {
-                while !self.run.is_stopped() {
-                    match &mut kv {
+                let mut is_connected = true;
+                while is_connected && !self.run.is_stopped() {
+                    is_connected = match &mut kv {
                         AnyKv::PrismKv(kv) => self.run.task(kv, drawn, task, STEP).await,
                         AnyKv::Pilaf(kv) => self.run.task(kv, drawn, task, STEP).await,
-                    }
+                    };
                     count.fetch_add(STEP, Ordering::Relaxed);
                 }
             });
@@ -631,12 +635,13 @@ impl Session {
         let mut kv = self.kv(&counted)?;
         counted.take();
         let (began, mut step, mut operations) = (Instant::now(), Step::default(), 0);
-        while operations == 0 || operations < COUNTED && began.elapsed() < COUNT_MAX {
+        let mut is_connected = true;
+        while is_connected && (operations == 0 || operations < COUNTED && began.elapsed() < COUNT_MAX) {
             let so_many = step.next();
-            match &mut kv {
+            is_connected = match &mut kv {
                 AnyKv::PrismKv(kv) => block_on(counted.inner(), self.run.task(kv, &drawn, 0, so_many)),
                 AnyKv::Pilaf(kv) => block_on(counted.inner(), self.run.task(kv, &drawn, 0, so_many)),
-            }
+            };
             operations += so_many;
         }
         let all = counted.take();

@@ -336,9 +336,10 @@ impl Field<'_> {
                 if task == 0 {
                     // All work meanwhile; what they do until then is forgotten.
                     let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
-                    while began.elapsed() < warm_up && !run.is_stopped() {
-                        some(run, kv, thread, task, 1).await;
-                    }
+                    while began.elapsed() < warm_up
+                        && !run.is_stopped()
+                        && some(run, kv, thread, task, 1).await
+                    {}
                     mark.set(Some(counts_from_here(thread, warm)));
                 }
                 some(run, kv, thread, task, u64::MAX).await;
@@ -389,14 +390,15 @@ fn counts_from_here(thread: &Thread, warm: &mpsc::Sender<()>) -> Instant {
     Instant::now()
 }
 
-/// Does so many operations of the workload, or fewer if it is stopped.
+/// Does so many operations of the workload, or fewer if it is stopped. False if its connection is gone.
 async fn some<F>(
     run: &farside_bench::driver::Run,
     kv: &mut AnyKv<Rc<F>>,
     thread: &Thread,
     task: u32,
     operations: u64,
-) where
+) -> bool
+where
     F: farside_remote::Fabric + farside_remote::clock::Clock,
 {
     match kv {

@@ -90,12 +90,11 @@ impl Lane<'_> {
             core.spawn(async move {
                 // The first looks at the clock for all.
                 if client > 0 {
-                    return session.some(kv, drawn, client, u64::MAX).await;
+                    session.some(kv, drawn, client, u64::MAX).await;
+                    return;
                 }
                 let mut step = Step::default();
-                while began.elapsed() < TURN {
-                    session.some(kv, drawn, client, step.next()).await;
-                }
+                while began.elapsed() < TURN && session.some(kv, drawn, client, step.next()).await {}
                 session.run.stop();
             });
         }
@@ -111,8 +110,8 @@ impl Lane<'_> {
 }
 
 impl Session {
-    /// Does so many operations of the workload, or fewer if it is stopped.
-    async fn some(&self, kv: &mut AnyKv<Far>, drawn: &Thread, client: u32, operations: u64) {
+    /// Does so many operations of the workload, or fewer if it is stopped. False if its connection is gone.
+    async fn some(&self, kv: &mut AnyKv<Far>, drawn: &Thread, client: u32, operations: u64) -> bool {
         match kv {
             AnyKv::PrismKv(kv) => self.run.task(kv, drawn, client, operations).await,
             AnyKv::Pilaf(kv) => self.run.task(kv, drawn, client, operations).await,
