@@ -53,10 +53,12 @@ fn everyone_who_is_here_is_measured_in_every_way() {
         for line in &lines {
             assert_eq!(
                 line.as_object().expect("an object").len(),
-                17,
+                19,
                 "scripts rely on these fields: {line}"
             );
             assert_eq!((&line["workload"], &line["rounds"]), (&workload.into(), &2.into()));
+            assert_eq!(line["turn_seconds"], 0.01);
+            assert!(line["machine"]["kernel"].as_str().is_some_and(|kernel| kernel.starts_with("Linux")));
             assert_eq!((&line["distribution"], &line["value_size"]), (&"uniform".into(), &512.into()));
             let rate = &line["ops_per_s"];
             let [min, median, max] = ["min", "median", "max"].map(|field| number(&rate[field]));

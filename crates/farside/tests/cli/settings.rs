@@ -16,7 +16,10 @@ fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_bu
         command.envs(variables.iter().copied()).args(["info", "--config", "--json"]).args(flags);
         let ran = run(command, b"").done();
         let told: serde_json::Value = serde_json::from_slice(&ran.out).expect("one object");
-        let text = |field: &str| told[name][field].as_str().expect("text").to_owned();
+        let text = |field: &str| match &told[name][field] {
+            Value::Null => "none".to_owned(),
+            value => value.as_str().expect("text").to_owned(),
+        };
         (text("value"), text("origin"))
     };
     let told = |flags: &[&str], variables: &[(&str, &OsStr)]| {

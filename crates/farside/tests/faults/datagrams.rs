@@ -92,7 +92,9 @@ fn operate(pool: &Pool, run: &Run, thread: u32, each: u64) -> Tally {
     for task in 0..TASKS {
         let opened = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), "default"));
         let (mut kv, drawn) = (opened.expect("a store"), &drawn);
-        core.spawn(async move { run.task(&mut kv, drawn, thread * TASKS + task, each).await; });
+        core.spawn(async move {
+            run.task(&mut kv, drawn, thread * TASKS + task, each).await;
+        });
     }
     core.run();
     drop(core);

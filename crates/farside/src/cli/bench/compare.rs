@@ -118,7 +118,6 @@ impl Compare {
         if self.json {
             for report in &compared.reports {
                 let mut object = serde_json::to_value(report)?;
-                object["rounds"] = self.rounds.into();
                 object["turn_seconds"] = self.seconds.into();
                 object["machine"] = serde_json::to_value(&machine)?;
                 tell!("{object}");
