@@ -118,7 +118,7 @@ const HERE: u8 = 0;
 impl Talk {
     fn client(identity: u128, incarnation: u64, is_reliable: bool) -> client::Config {
         let token = if incarnation % 7 == 6 { b"?".to_vec() } else { b"token".to_vec() };
-        let datagram = [1200, 4000, 16 * 1024][incarnation as usize % 3];
+        let datagram = [1200, 1208, 1400, 4000, 16 * 1024][incarnation as usize % 5];
         client::Config {
             identity,
             incarnation,

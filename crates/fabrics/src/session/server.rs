@@ -1132,14 +1132,18 @@ impl<A: Address, S> Session<A, S> {
         true
     }
 
-    /// How many bytes of replies the next datagram carries, of which `taken` are in use: as many as each of those that
-    /// there will be. Full ones and a small last one would leave the client little to do while the engine works on
+    /// How many bytes of replies go into a datagram of which `taken` are in use, so that all that are needed carry
+    /// about as much. Full ones and a small last one would leave the client little to do while the engine works on
     /// what the full one made it ask, and so on in turns.
     #[inline]
     fn even_share(&self, taken: usize) -> usize {
+        if self.send_reply == 0 {
+            return 0; // What else was to be said may have filled it.
+        }
+        let room = (self.datagram - taken).max(1);
         let bytes: usize =
             ones(self.send_reply).map(|index| self.slots[index].unsent_bytes(self.chunk)).sum();
-        bytes.div_ceil(bytes.div_ceil(self.datagram - taken).max(1))
+        bytes.div_ceil(bytes.div_ceil(room).max(1))
     }
 }
 

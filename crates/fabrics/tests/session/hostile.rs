@@ -89,11 +89,16 @@ struct Victim {
 }
 
 fn hello(identity: u128, incarnation: u64, nonce: u64) -> Vec<u8> {
+    hello_of(identity, incarnation, nonce, DATAGRAM)
+}
+
+/// One that asks for datagrams of so many bytes.
+fn hello_of(identity: u128, incarnation: u64, nonce: u64, limit: usize) -> Vec<u8> {
     let mut body = identity.to_le_bytes().to_vec();
     for word in [incarnation, 0] {
         body.extend_from_slice(&word.to_le_bytes());
     }
-    for word in [DATAGRAM as u32, 1 << 20, 3, 0] {
+    for word in [limit as u32, 1 << 20, 3, 0] {
         body.extend_from_slice(&word.to_le_bytes());
     }
     body.extend_from_slice(b"abc");
@@ -103,7 +108,11 @@ fn hello(identity: u128, incarnation: u64, nonce: u64) -> Vec<u8> {
 
 impl Victim {
     fn new() -> Victim {
-        let config = session::server::Config { sessions_max: 4, assembly_bytes: 65600, ..server() };
+        Victim::of(DATAGRAM, 65600)
+    }
+    /// One whose client has asked for datagrams of so many bytes.
+    fn of(limit: usize, assembly_bytes: usize) -> Victim {
+        let config = session::server::Config { sessions_max: 4, assembly_bytes, ..server() };
         let mut victim = Victim {
             server: Server::new(config),
             host: Runner::default(),
@@ -111,7 +120,7 @@ impl Victim {
             secret: 0,
             out: Vec::new(),
         };
-        victim.receive(&hello(1, 1, 77)).expect("a good hello");
+        victim.receive(&hello_of(1, 1, 77, limit)).expect("a good hello");
         assert_eq!(victim.server.transmit(&mut victim.out), Some(0));
         let welcome = victim.out.clone();
         assert_eq!((welcome[3], &welcome[8..16]), (WELCOME, &77_u64.to_le_bytes()[..]));
@@ -137,6 +146,26 @@ impl Victim {
             assert!(answers.len() < 10_000, "it answers for ever");
         }
         answers
+    }
+}
+
+#[test]
+fn what_has_arrived_may_fill_a_datagram_to_its_last_byte() {
+    const SLOTS: u8 = 64;
+    for (limit, asks_for_flush) in (1200..2200).step_by(8).flat_map(|limit| [(limit, false), (limit, true)]) {
+        let mut victim = Victim::of(limit, 1 << 20);
+        let first = vec![0; (limit - 40) & !7];
+        let (len, size) = (first.len() as u32, first.len() as u32 + 800);
+        for slot in 0..SLOTS {
+            victim
+                .data(&[Entry { size, len, count: 2, ..whole(CALL, slot, 1, &first) }])
+                .expect("a fragment");
+        }
+        if asks_for_flush {
+            victim.server.ask_flush(1);
+        }
+        let told: usize = victim.answers().iter().map(|answer| (answer.len() - 24) / 32).sum();
+        assert_eq!(told, usize::from(SLOTS), "of {limit} bytes");
     }
 }
 
