@@ -80,10 +80,10 @@ impl Workload {
         if name_or_path == "e" {
             return Err(WorkloadError::Scans);
         }
-        let path = Path::new(name_or_path);
+        let (path, is_alone) = (Path::new(name_or_path), beside.is_empty());
         let text = std::fs::read_to_string(path)
             .map_err(|cause| WorkloadError::Unreadable { path: path.to_owned(), cause })?;
-        let there = |error: WorkloadError| error.in_file(path);
+        let there = |error: WorkloadError| error.in_file(path, is_alone);
         let properties = properties::parse(&text).map_err(WorkloadError::Syntax).map_err(there)?;
         let count = properties.len();
         let workload = Self::stated(name_or_path, properties, beside, |_| true).map_err(there)?;
@@ -216,9 +216,10 @@ pub enum WorkloadError {
 }
 
 impl WorkloadError {
-    /// The same, if a line of a file is to blame and not what was given beside it.
-    fn in_file(self, path: &Path) -> Self {
+    /// The same, if a line of a file is to blame and not what was given beside it; `is_alone` if nothing was.
+    fn in_file(self, path: &Path, is_alone: bool) -> Self {
         match self {
+            Self::NoOperations if !is_alone => self,
             Self::Value { property: Property { line: BESIDE, .. }, .. } | Self::Unknown { .. } => self,
             error => Self::InFile { path: path.to_owned(), error: Box::new(error) },
         }
@@ -274,7 +275,8 @@ impl std::error::Error for WorkloadError {
         match self {
             Self::Unreadable { cause, .. } => Some(cause),
             Self::Syntax(error) => Some(error),
-            Self::InFile { error, .. } => Some(error.as_ref()),
+            // It is told by this one.
+            Self::InFile { error, .. } => error.source(),
             Self::Value { .. }
             | Self::NoProperty { .. }
             | Self::NoOperations
@@ -447,6 +449,30 @@ mod tests {
         let unused = Workload::parse("x", text).unwrap().unused;
         let seen: Vec<_> = unused.iter().map(|p| (p.line, p.key.as_str(), p.value.as_str())).collect();
         assert_eq!(seen, [(2, "table", "t"), (3, "readallfields", "true"), (4, "exponential.frac", "9")]);
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_names_it_and_what_is_wrong_beside_it_does_not() {
+        let file = std::env::temp_dir().join(format!("farside-workload-{}", std::process::id()));
+        let told = |text: &str, beside: &[&str]| {
+            std::fs::write(&file, text).expect("a file");
+            let beside: Vec<String> = beside.iter().map(|&text| text.into()).collect();
+            let wrong = Workload::resolve_with(file.to_str().expect("text"), &beside).unwrap_err();
+            wrong.to_string()
+        };
+        let none = "readproportion=0\nupdateproportion=0";
+        let named = [told("recordcount=0", &[]), told("a=\\u00", &[]), told(none, &[])];
+        let name = file.display().to_string();
+        assert!(named.iter().all(|told| told.starts_with(&name)), "{named:?}");
+        let good = "readproportion=1\nupdateproportion=0";
+        let beside = [
+            told(good, &["recordcount=0"]),
+            told(good, &["readproportion=0"]),
+            told(good, &["recordscount=5"]),
+            told(good, &["recordcount"]),
+        ];
+        assert!(beside.iter().all(|told| !told.contains(&name)), "{beside:?}");
+        std::fs::remove_file(&file).expect("it was written");
     }
 
     #[test]

@@ -575,20 +575,21 @@ impl Session {
         if let Some(target) = self.asked.target {
             return self.scheduled(kv, drawn, writer, target, start, warmed_up).await;
         }
+        let mut is_connected = true;
         if let Some(warmed_up) = warmed_up {
             // Everything before is forgotten.
             let mut step = Step::default();
-            let mut is_connected = true;
             while is_connected && start.began.elapsed() < self.asked.warm_up && !self.run.is_stopped() {
                 is_connected = self.run.task(kv, drawn, writer, step.next()).await;
             }
             warmed_up();
         }
         let Some(idle) = self.asked.idle else {
-            self.run.task(kv, drawn, writer, u64::MAX).await;
+            if is_connected {
+                self.run.task(kv, drawn, writer, u64::MAX).await;
+            }
             return;
         };
-        let mut is_connected = true;
         while is_connected && !self.run.is_stopped() && drawn.is_open() {
             timer::sleep(idle).await;
             is_connected = self.run.task(kv, drawn, writer, 1).await;

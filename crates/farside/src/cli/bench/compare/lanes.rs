@@ -333,16 +333,18 @@ impl Field<'_> {
         for (task, kv) in (0u32..).zip(&mut kvs) {
             let (mark, thread) = (&mark, thread);
             core.spawn(async move {
+                let mut is_connected = true;
                 if task == 0 {
                     // All work meanwhile; what they do until then is forgotten.
                     let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
-                    while began.elapsed() < warm_up
-                        && !run.is_stopped()
-                        && some(run, kv, thread, task, 1).await
-                    {}
+                    while is_connected && began.elapsed() < warm_up && !run.is_stopped() {
+                        is_connected = some(run, kv, thread, task, 1).await;
+                    }
                     mark.set(Some(counts_from_here(thread, warm)));
                 }
-                some(run, kv, thread, task, u64::MAX).await;
+                if is_connected {
+                    some(run, kv, thread, task, u64::MAX).await;
+                }
             });
         }
         core.run();
