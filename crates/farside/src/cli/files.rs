@@ -23,16 +23,16 @@ impl Folder {
     pub(super) fn make(command: &str) -> Result<Folder, String> {
         let drawn = getrandom::u64().expect("the system has random bytes");
         let path = std::env::temp_dir().join(format!("farside-{command}-{drawn:016x}"));
-        DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
-            format!("the folder {} cannot be made: {error}; name another place by TMPDIR", path.display())
-        })?;
-        let folder = Folder(path.clone());
+        // Locked until it is known: a signal meanwhile waits for that.
         let mut folders = folders();
         if folders.is_empty() {
             watch_for_the_end().map_err(|error| format!("no thread can be started: {error}"))?;
         }
-        folders.push(path);
-        Ok(folder)
+        folders.push(path.clone());
+        DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
+            format!("the folder {} cannot be made: {error}; name another place by TMPDIR", path.display())
+        })?;
+        Ok(Folder(path))
     }
 
     pub(super) fn path(&self) -> &Path {

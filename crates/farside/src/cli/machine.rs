@@ -1,4 +1,4 @@
-//! The machine that measured: what its readers need to judge the figures.
+//! The machine on which this runs: what readers of figures need to judge them, and how much memory can be had.
 //!
 //! Invariant: what the system does not tell is left out, and not guessed.
 

@@ -215,8 +215,8 @@ impl Node {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =
             Server::start(&mut command).map_err(|error| format!("could not start a node: {error}"))?;
-        let lines = lines_of(child.pipes().stdout.take());
-        let said = lines_of(child.pipes().stderr.take());
+        let lines = lines_of(child.stdout().take());
+        let said = lines_of(child.stderr().take());
         let mut node = Node { child, url: format!("shm:{}", socket.display()), options, _folder: folder };
         let deadline = Instant::now() + START_TIME_MAX;
         let next = || lines.recv_timeout(deadline.saturating_duration_since(Instant::now()));
@@ -235,7 +235,7 @@ impl Node {
     fn last_words(&mut self, why: mpsc::RecvTimeoutError, said: &mpsc::Receiver<String>) -> String {
         let status = match why {
             mpsc::RecvTimeoutError::Timeout => self.child.end(),
-            mpsc::RecvTimeoutError::Disconnected => self.child.pipes().wait(),
+            mpsc::RecvTimeoutError::Disconnected => self.child.wait(),
         };
         // It has ended, and with it what it said. Its last line is the reason.
         let said: Vec<String> = said.iter().collect();

@@ -1,6 +1,7 @@
 //! The node that is measured: one that is named, or a child of this process that serves whatever fabrics are asked for.
 //!
-//! Invariant: a child ends with its [`NodeProcess`], and with this process however that ends; what it has on disk goes too.
+//! Invariant: a child ends with its [`NodeProcess`], and with this process however that ends. What it has on disk goes
+//! too, but for an empty socket where this process is killed.
 
 use super::Asked;
 use crate::cli::bench::FabricArg;
@@ -24,6 +25,9 @@ pub(in crate::cli) struct NodeProcess {
     _folder: Folder,
 }
 
+/// Of a node of TLS: no longer on disk than it takes it to read them.
+const SECRETS: [&str; 2] = ["node.cert", "node.key"];
+
 impl NodeProcess {
     /// Starts a node with so much memory and waits until it serves.
     pub(in crate::cli) fn start(memory: u64, fabrics: &[FabricArg]) -> Result<NodeProcess, Failure> {
@@ -42,8 +46,12 @@ impl NodeProcess {
         let mut server = Server::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
         let mut line = String::new();
         // Left open: the node has more to say, and would die of a pipe that nobody has.
-        if let Some(output) = &mut server.pipes().stdout {
+        if let Some(output) = server.stdout() {
             BufReader::new(output).read_line(&mut line)?;
+        }
+        for name in SECRETS {
+            // It has read them, or it has said why not.
+            let _never_there = std::fs::remove_file(folder.path().join(name));
         }
         if line.is_empty() {
             return Err(Failure::Told("the node did not start; what it said stands above".into()));
@@ -79,7 +87,7 @@ fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::
         FabricArg::Tcp => at("tcp://127.0.0.1:0".into()),
         #[cfg(feature = "tls")]
         FabricArg::Tls => {
-            let [shown, key] = ["node.cert", "node.key"].map(|name| folder.join(name));
+            let [shown, key] = SECRETS.map(|name| folder.join(name));
             let made = crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1).map_err(Failure::Told)?;
             made.write(&shown, &key).map_err(Failure::Told)?;
             let (mut listen, options) = at("tls://127.0.0.1:0".into());
