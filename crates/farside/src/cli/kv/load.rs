@@ -308,6 +308,7 @@ impl Putter {
                 reason: error.to_string(),
             })?;
         }
+        // Where there is none, the next window goes the same way, which tells why.
         self.tasks = Tasks::open(&self.pool, &self.store).ok();
         Ok(())
     }

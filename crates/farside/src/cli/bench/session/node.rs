@@ -1,7 +1,7 @@
 //! The node that is measured: one that is named, or a child of this process that serves whatever fabrics are asked for.
 //!
 //! Invariant: a child ends with its [`NodeProcess`], and with this process however that ends. What it has on disk goes
-//! too, but for an empty socket where this process is killed.
+//! too, but for an empty folder where this process is killed.
 
 use super::Asked;
 use crate::cli::bench::FabricArg;

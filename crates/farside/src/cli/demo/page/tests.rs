@@ -4,8 +4,7 @@ use super::super::measure::{Settings, Stopped};
 use super::*;
 use crate::cli::machine::Machine;
 use farside_bench::compare::rows::Sides;
-use farside_bench::report::Spread;
-use farside_bench::report::{CpuSeconds, FloorReport, PerOp};
+use farside_bench::report::{CpuSeconds, FloorReport, PerOp, Spread};
 use std::collections::BTreeMap;
 
 const HOSTILE: &str = "\"><script>alert('x')</script> & <b>\u{7}";
