@@ -53,8 +53,13 @@ const WARM_UP: Duration = Duration::from_millis(30);
 const TRIAL: Duration = Duration::from_millis(50);
 /// How often that is tried.
 const TRIALS: u32 = 3;
-/// Requests of `redis-benchmark` in a round, and how long it may take.
-const BENCHMARKED: u32 = 200_000;
+/// How often a turn in which nobody got anything done is taken again, each time twice as long.
+const LONGER: u32 = 10;
+/// Requests of `redis-benchmark` in a round: so many for each second of a turn, within these bounds; and how long it
+/// may take.
+const REQUESTS_PER_SECOND: f64 = 800_000.0;
+const REQUESTS_MIN: u64 = 10_000;
+const REQUESTS_MAX: u64 = 200_000;
 const BENCHMARK_MAX: Duration = Duration::from_secs(60);
 
 impl Who {
@@ -181,7 +186,7 @@ impl Field<'_> {
             lane.measured.rates.push(said.ops_per_s);
             return Ok(());
         }
-        let turn = self.turn(lane, threads, self.length)?;
+        let turn = self.turn_with_work(lane, threads)?;
         let measured = &mut lane.measured;
         measured.rates.push(turn.rate);
         measured.operations += turn.operations;
@@ -189,6 +194,24 @@ impl Field<'_> {
         measured.client_cpu += turn.client_cpu;
         measured.server_cpu = turn.server_cpu.map(|cpu| cpu + measured.server_cpu.unwrap_or_default());
         Ok(())
+    }
+
+    /// A turn, or the first longer one in which somebody got something done: a busy machine may keep clients waiting
+    /// for all of a short turn, which tells nothing of them and leaves nothing to hold others to.
+    fn turn_with_work(&self, lane: &Lane, threads: &mut [Thread]) -> Result<Turn, Failure> {
+        let mut length = self.length;
+        for _ in 0..=LONGER {
+            let turn = self.turn(lane, threads, length)?;
+            if turn.operations > 0 {
+                return Ok(turn);
+            }
+            length *= 2;
+        }
+        let (name, length) = (lane.who.name(), length.as_secs_f64() / 2.0);
+        Err(Failure::Told(format!(
+            "{name}: no operation was done in {length} seconds: the machine is too busy to compare anything on it; \
+             end what else runs, or give longer turns by --seconds"
+        )))
     }
 
     fn turn(&self, lane: &Lane, threads: &mut [Thread], length: Duration) -> Result<Turn, Failure> {
@@ -360,11 +383,13 @@ impl Field<'_> {
         let Address::Tcp(address) = &server.address else { unreachable!("it listens by TCP") };
         self.cores.take_server(server.pid())?;
         self.cores.take_client(lane.way.served.map(|(cores, _)| cores), lane.way.threads)?;
+        let requests = (REQUESTS_PER_SECOND * self.length.as_secs_f64()) as u64;
+        let requests = requests.clamp(REQUESTS_MIN, REQUESTS_MAX).to_string();
         let started = command(program)?
             .args(["-h", "127.0.0.1", "-t", "get", "--csv", "-p", &address.port().to_string()])
             .args(["-P", &lane.way.depth.to_string(), "-c", &lane.way.threads.to_string()])
             .args(["-d", &self.contenders.run().value_size().to_string(), "-r", &records.to_string()])
-            .args(["-n", &BENCHMARKED.to_string(), "--dbnum", OfBenchmark::DATABASE])
+            .args(["-n", &requests, "--dbnum", OfBenchmark::DATABASE])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
