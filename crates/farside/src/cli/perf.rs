@@ -20,6 +20,7 @@ use work::{Request, Until, Worker};
 /// Time single ops, chains and calls, or count how many there are a second.
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
+#[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
 pub(super) struct Perf {
     /// What to measure: *_lat one request at a time, *_bw --tx-depth of them at once
     #[arg(value_enum)]

@@ -117,7 +117,7 @@ fn people_are_told_of_each_way_and_of_what_is_missing() {
 
 #[test]
 fn what_cannot_be_compared_is_refused() {
-    let wrong: [(&[&str], &str); 14] = [
+    let wrong: [(&[&str], &str); 16] = [
         (&["--rivals", "redis"], "apt-get install redis-server', or leave it out by --rivals"),
         (&["--rivals", "lmdb,memcached"], "apt-get install memcached', or leave it out by --rivals"),
         (&["--rivals", "dragonfly"], "redis, memcached, lmdb"),
@@ -132,6 +132,8 @@ fn what_cannot_be_compared_is_refused() {
         (&["--records", "200000000", "--value-size", "60000"], "fewer --records"),
         (&["--distribution", "frob"], "name one of uniform"),
         (&["--seconds", "0"], "give 0.01 to"),
+        (&["--seconds", "-1"], "give 0.01 to"),
+        (&["--rounds", "-3"], "1.."),
     ];
     for (arguments, remedy) in wrong {
         farside(["bench", "compare"].iter().chain(arguments)).refused(remedy);

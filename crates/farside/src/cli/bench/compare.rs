@@ -32,6 +32,7 @@ use servers::Server;
 use std::time::Duration;
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
 pub(in crate::cli) struct Compare {
     /// Beside whom [default: all that are here]
     #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]

@@ -14,6 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
 pub(in crate::cli) struct Floor {
     /// Whose floor
     #[arg(long, value_enum, default_value_t = FloorFabric::Shm)]

@@ -46,7 +46,7 @@ pub(super) fn checks<E>(
             let found = std::fs::symlink_metadata(path);
             let found =
                 found.map(|found| (found.file_type().is_socket(), found.uid())).map_err(|error| error.kind());
-            let check = socket(path, found, rustix::process::geteuid().as_raw());
+            let check = socket(&url, path, found, rustix::process::geteuid().as_raw());
             let is_there = check.remedy.is_none();
             tell(check)?;
             if !is_there {
@@ -105,6 +105,7 @@ impl Way<'_> {
             Some((scheme @ ("udp" | "tcp" | "tls"), _)) => Way::Host(scheme),
             Some(("shm" | "ring", path)) => Way::Socket(Path::new(path)),
             Some((scheme, _)) if !scheme.contains('/') => Way::Here,
+            _ if url.is_empty() => Way::Here,
             _ => Way::Socket(Path::new(url)),
         }
     }
@@ -128,8 +129,8 @@ fn here(url: &str) -> Check {
         .remedy("name shm:PATH, ring:PATH, udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT")
 }
 
-/// Whether what is found at a path is a socket, and whose.
-fn socket(path: &Path, found: Result<(bool, u32), ErrorKind>, me: u32) -> Check {
+/// Whether what is found at a url's path is a socket, and whose.
+fn socket(url: &str, path: &Path, found: Result<(bool, u32), ErrorKind>, me: u32) -> Check {
     const ID: (&str, &str) = ("reach.socket", "socket");
     let place = path.display();
     match found {
@@ -140,8 +141,14 @@ fn socket(path: &Path, found: Result<(bool, u32), ErrorKind>, me: u32) -> Check 
             .remedy("name the socket of a node: --pool shm:PATH"),
         Err(ErrorKind::PermissionDenied) => Check::fail(ID.0, ID.1, format!("{place} cannot be looked at"))
             .remedy("run as the user that serves there"),
-        Err(_) => Check::fail(ID.0, ID.1, format!("there is no {place}"))
-            .remedy(format!("farside up --socket {}", crate::cli::node::quoted(&place.to_string()))),
+        Err(_) => {
+            Check::fail(ID.0, ID.1, format!("there is no {place}")).remedy(match url.strip_prefix("ring:") {
+                Some(_) => {
+                    format!("farside serve --store default --listen {}", crate::cli::node::quoted(url))
+                }
+                None => format!("farside up --socket {}", crate::cli::node::quoted(&place.to_string())),
+            })
+        }
     }
 }
 
@@ -319,6 +326,7 @@ mod tests {
             ("udp://h", Way::Host("udp")),
             ("local:", Way::Here),
             ("verbs://h", Way::Here),
+            ("", Way::Here),
         ] {
             assert_eq!(Way::of(url), way, "{url}");
         }
@@ -328,12 +336,14 @@ mod tests {
 
     #[test]
     fn what_is_at_a_socket_is_told_apart() {
-        let of = |found| socket(Path::new("/run/s"), found, 7);
+        let of = |found| socket("shm:/run/s", Path::new("/run/s"), found, 7);
         is(&of(Result::Ok((true, 7))), Ok, "/run/s, of this user", "");
         is(&of(Result::Ok((true, 8))), Note, "of user 8", "");
         is(&of(Result::Ok((false, 7))), Fail, "is no socket", "--pool shm:PATH");
         is(&of(Err(ErrorKind::NotFound)), Fail, "there is no /run/s", "farside up --socket /run/s");
         is(&of(Err(ErrorKind::PermissionDenied)), Fail, "cannot be looked at", "as the user");
+        let ring = socket("ring:/run/s", Path::new("/run/s"), Err(ErrorKind::NotFound), 7);
+        is(&ring, Fail, "there is no /run/s", "--listen ring:/run/s");
     }
 
     #[test]
