@@ -90,6 +90,19 @@ pub(crate) fn farside<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -
     run(command, b"")
 }
 
+/// Whether this process ignores a signal, as `nohup` has it: what it starts does, too. If so, says that it goes
+/// untried.
+pub(crate) fn is_ignored(signal: rustix::process::Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask of signals");
+    let mask = u64::from_str_radix(mask.trim(), 16).expect("hexadecimal");
+    let is_ignored = mask >> (signal.as_raw() - 1) & 1 == 1;
+    if is_ignored {
+        println!("{signal:?} is ignored by whoever runs this, and so by what it starts: not tried");
+    }
+    is_ignored
+}
+
 /// Comes back once it is so; panics when that takes too long.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
