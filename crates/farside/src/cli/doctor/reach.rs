@@ -4,6 +4,7 @@
 
 use super::check::Check;
 use super::fabrics::{measure, told};
+use crate::cli::node::quoted;
 use farside::config::Settings;
 use farside::parts::addresses;
 use farside::{Error, NodeInfo, Options, Pool};
@@ -92,7 +93,7 @@ pub(super) fn checks<E>(
 /// How one gets to a node.
 #[derive(Debug, PartialEq)]
 enum Way<'a> {
-    /// It would be in this process.
+    /// It would be in this process, or nowhere.
     Here,
     Socket(&'a Path),
     /// By that scheme.
@@ -103,9 +104,9 @@ impl Way<'_> {
     fn of(url: &str) -> Way<'_> {
         match url.split_once(':') {
             Some((scheme @ ("udp" | "tcp" | "tls"), _)) => Way::Host(scheme),
-            Some(("shm" | "ring", path)) => Way::Socket(Path::new(path)),
+            Some(("shm" | "ring", path)) if !path.is_empty() => Way::Socket(Path::new(path)),
             Some((scheme, _)) if !scheme.contains('/') => Way::Here,
-            _ if url.is_empty() => Way::Here,
+            None if url.is_empty() => Way::Here,
             _ => Way::Socket(Path::new(url)),
         }
     }
@@ -123,6 +124,7 @@ fn here(url: &str) -> Check {
         Some(("local", _)) => {
             "a node at local: is in the process that asks, and there is none to reach".into()
         }
+        Some(("shm" | "ring", _)) | None => format!("'{url}' names no socket"),
         _ => format!("'{url}' names no fabric of this release"),
     };
     Check::fail("reach.url", "url", found)
@@ -142,12 +144,11 @@ fn socket(url: &str, path: &Path, found: Result<(bool, u32), ErrorKind>, me: u32
         Err(ErrorKind::PermissionDenied) => Check::fail(ID.0, ID.1, format!("{place} cannot be looked at"))
             .remedy("run as the user that serves there"),
         Err(_) => {
-            Check::fail(ID.0, ID.1, format!("there is no {place}")).remedy(match url.strip_prefix("ring:") {
-                Some(_) => {
-                    format!("farside serve --store default --listen {}", crate::cli::node::quoted(url))
-                }
-                None => format!("farside up --socket {}", crate::cli::node::quoted(&place.to_string())),
-            })
+            let starts_one = match url.starts_with("ring:") {
+                true => format!("farside serve --store default --listen {}", quoted(url)),
+                false => format!("farside up --socket {}", quoted(&place.to_string())),
+            };
+            Check::fail(ID.0, ID.1, format!("there is no {place}")).remedy(starts_one)
         }
     }
 }
@@ -221,7 +222,7 @@ fn refused(error: &Error) -> Check {
     let check = Check::fail(id, what, said);
     match error {
         Error::Open(url, OpenError::Silent) if url.starts_with("udp:") => {
-            let port = url.rsplit(':').next().unwrap_or_default();
+            let port = url.rsplit(':').next().expect("a text has one piece at least");
             check.because("nobody tells of datagrams that are dropped on the way").remedy(format!(
                 "let UDP port {port} through the firewalls on the way, or try tcp:// at the same host"
             ))
@@ -327,11 +328,16 @@ mod tests {
             ("local:", Way::Here),
             ("verbs://h", Way::Here),
             ("", Way::Here),
+            ("shm:", Way::Here),
+            ("ring:", Way::Here),
         ] {
             assert_eq!(Way::of(url), way, "{url}");
         }
         is(&here("local:1GiB"), Fail, "in the process that asks", "shm:PATH");
         is(&here("verbs://h"), Fail, "'verbs://h' names no fabric of this release", "shm:PATH");
+        for nowhere in ["", "shm:", "ring:"] {
+            is(&here(nowhere), Fail, &format!("'{nowhere}' names no socket"), "shm:PATH");
+        }
     }
 
     #[test]

@@ -54,7 +54,7 @@ const TRIAL: Duration = Duration::from_millis(50);
 /// How often that is tried.
 const TRIALS: u32 = 3;
 /// How often a turn in which nobody got anything done is taken again, each time twice as long.
-const LONGER: u32 = 10;
+const PROLONGED_MAX: u32 = 10;
 /// Requests of `redis-benchmark` in a round: so many for each second of a turn, within these bounds; and how long it
 /// may take.
 const REQUESTS_PER_SECOND: f64 = 800_000.0;
@@ -200,7 +200,7 @@ impl Field<'_> {
     /// for all of a short turn, which tells nothing of them and leaves nothing to hold others to.
     fn turn_with_work(&self, lane: &Lane, threads: &mut [Thread]) -> Result<Turn, Failure> {
         let mut length = self.length;
-        for _ in 0..=LONGER {
+        for _ in 0..=PROLONGED_MAX {
             let turn = self.turn(lane, threads, length)?;
             if turn.operations > 0 {
                 return Ok(turn);
