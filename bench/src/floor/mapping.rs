@@ -9,7 +9,7 @@ use std::slice;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use rustix::param::page_size;
 
 use super::HugePages;
@@ -22,6 +22,8 @@ pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
     page_size: usize,
+    /// What was mapped to find an address for it, with how many bytes: it lies within.
+    room: (NonNull<u8>, usize),
 }
 
 impl Mapping {
@@ -30,7 +32,9 @@ impl Mapping {
         match huge_pages {
             HugePages::No => Self::on_small_pages(len),
             HugePages::Required => Self::on_huge_pages(len).map_err(|cause| no_huge_pages(len, cause)),
-            HugePages::IfAvailable => Self::on_huge_pages(len).or_else(|_| Self::on_small_pages(len)),
+            HugePages::IfAvailable => Self::on_huge_pages(len)
+                .or_else(|_| Self::on_collapsed_pages(len))
+                .or_else(|_| Self::on_small_pages(len)),
         }
     }
 
@@ -63,16 +67,44 @@ impl Mapping {
         Self::map(len, HUGE_PAGE_SIZE, flags)?.populate()
     }
 
+    /// On huge pages that nobody has reserved: since Linux 6.1 the kernel makes a stretch one where it is asked to.
+    fn on_collapsed_pages(len: usize) -> io::Result<Self> {
+        /// Neither `rustix` nor `libc` has it.
+        const MADV_COLLAPSE: libc::c_int = 25;
+        let len = len.checked_next_multiple_of(HUGE_PAGE_SIZE).ok_or(Errno::NOMEM)?;
+        let mut mapping = Self::map(len, page_size(), MemfdFlags::CLOEXEC)?;
+        for page in mapping.bytes_mut().chunks_exact_mut(HUGE_PAGE_SIZE) {
+            page[0] = 1; // Only what has a page can become a huge one.
+            // SAFETY: exactly the pages of this slice; no byte of them changes.
+            if unsafe { libc::madvise(page.as_mut_ptr().cast(), page.len(), MADV_COLLAPSE) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            page[0] = 0;
+        }
+        mapping.page_size = HUGE_PAGE_SIZE;
+        Ok(mapping)
+    }
+
     fn map(len: usize, page_size: usize, flags: MemfdFlags) -> io::Result<Self> {
         let len = len.checked_next_multiple_of(page_size).ok_or(Errno::NOMEM)?;
         let file = memfd_create(c"farside-floor", flags)?;
         ftruncate(&file, len as u64)?;
+        // Room in which a huge page can begin.
+        let room_len = len.checked_add(HUGE_PAGE_SIZE).ok_or(Errno::NOMEM)?;
+        let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing that anybody holds.
-        let base = unsafe {
-            mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?
-        };
-        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, len, page_size })
+        let room = unsafe { mmap_anonymous(ptr::null_mut(), room_len, ProtFlags::empty(), nothing)? };
+        let room = NonNull::new(room.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        // SAFETY: less than a huge page behind the room's beginning, which is that much longer than `len`.
+        let base = unsafe { room.add(room.as_ptr().align_offset(HUGE_PAGE_SIZE)) };
+        // Before the file is mapped, so that the room goes however that ends.
+        let mapping = Self { base, len, page_size, room: (room, room_len) };
+        // SAFETY: in place of pages of the room, which this mapping alone has, and nobody has touched.
+        unsafe {
+            let how = MapFlags::SHARED | MapFlags::FIXED;
+            mmap(base.as_ptr().cast(), len, ProtFlags::READ | ProtFlags::WRITE, how, &file, 0)?;
+        }
+        Ok(mapping)
     }
 
     /// Makes every page present. Here, and not at the first touch, a lack of memory is an error and not a
@@ -95,9 +127,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        let (room, len) = self.room;
         // SAFETY: `map` mapped exactly this range, and no slice of it outlives `self`.
         // An error would mean that the range is not mapped, and then there is nothing to undo.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        let _ = unsafe { munmap(room.as_ptr().cast(), len) };
     }
 }
 

@@ -50,7 +50,8 @@ pub enum HugePages {
     /// The host's small pages, 4 KiB on x86.
     #[default]
     No,
-    /// 2 MiB pages if enough are reserved, else small ones; [`Measured::page_size`] says which.
+    /// 2 MiB pages if enough are reserved or the kernel makes some, else small ones; [`Measured::page_size`] says
+    /// which.
     IfAvailable,
     /// 2 MiB pages, or an error that says how many to reserve.
     Required,

@@ -137,6 +137,11 @@ impl<M: Memory> Memory for Guarded<'_, M> {
     }
 
     #[inline]
+    fn will_fill(&self, at: u64, len: u64) {
+        self.memory.will_fill(at, len);
+    }
+
+    #[inline]
     fn is_wide(&self) -> bool {
         self.memory.is_wide()
     }

@@ -924,12 +924,26 @@ fn grant_step<M: NodeMemory>(
     if !arena.assign(index, segment, region, usage)? {
         return Ok(Some(true)); // Changed under us by a peer that has no right to: once more.
     }
+    if usage == Use::Table {
+        fill_table(memory, *granted, index);
+    }
     if *granted >= table {
         let supply = if *granted < quota { Supply::Quota } else { Supply::Reserve };
         arena.grant(region, supply, index)?;
     }
     *granted += 1;
     Ok(Some(true))
+}
+
+/// Of a table, so many megabytes are made ready at once, since its keys soon lie anywhere in it. What a larger one has
+/// besides is left to whoever fills it: its maker would wait too long.
+const TABLE_FILLED_MAX: usize = 1024;
+
+/// A table's segment, before which it has so many others, is about to be filled.
+pub(crate) fn fill_table<M: NodeMemory>(memory: &M, before: usize, index: u32) {
+    if before < TABLE_FILLED_MAX {
+        memory.will_fill(memory.geometry().segment_at(index), SEGMENT_SIZE);
+    }
 }
 
 /// Takes the key away, waits until no chain can be under way in the region, then until nothing of it is on a

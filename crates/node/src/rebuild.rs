@@ -132,6 +132,7 @@ pub(crate) fn grant_step<M: NodeMemory>(
     let segment = arena.segment(index)?;
     // If it was changed under us by a peer that has no right to: once more.
     if arena.assign(index, segment, region, Use::Table)? {
+        crate::node::fill_table(memory, *granted, index);
         *granted += 1;
     }
     Ok(true)

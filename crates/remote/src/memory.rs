@@ -58,6 +58,11 @@ pub trait Memory {
     /// Stores `new` if the aligned word at `at` is `old`; else answers what it is. Sequentially consistent.
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Self::Wait>;
 
+    /// Says that the `len` bytes from `at` are about to be written for the first time: memory may be made ready for
+    /// that. Changes nothing that can be read.
+    #[inline(always)]
+    fn will_fill(&self, _at: u64, _len: u64) {}
+
     /// Whether words of 24 and 32 bytes can be exchanged here. Fixed for as long as the memory exists, so this is no
     /// question that waits: whoever runs chains for wide regions and others has two memories, and chooses by the key.
     #[inline(always)]
@@ -104,6 +109,10 @@ impl<M: Memory + ?Sized> Memory for std::sync::Arc<M> {
     #[inline]
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, M::Wait> {
         (**self).exchange(at, width, old, new)
+    }
+    #[inline]
+    fn will_fill(&self, at: u64, len: u64) {
+        (**self).will_fill(at, len);
     }
     #[inline(always)]
     fn is_wide(&self) -> bool {

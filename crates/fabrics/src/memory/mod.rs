@@ -5,6 +5,7 @@
 //! Invariant: aligned 16-byte units are copied and exchanged whole, for all processes that map the memory.
 
 mod pages;
+mod transparent;
 pub(crate) mod units;
 mod wide;
 
@@ -14,11 +15,12 @@ pub use wide::Wide;
 
 use farside_remote::arena::{Arena, Geometry, header};
 use farside_remote::{Key, Memory, Rights, Width};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use transparent::{HUGE, Transparent};
 use units::UNIT;
 
 /// A whole node's memory, mapped. Shared by every thread that uses it; unmapped when the last lets go.
@@ -26,6 +28,8 @@ pub struct Mapping {
     base: *mut u8,
     geometry: Geometry,
     page_size: PageSize,
+    /// Where small pages may become huge ones.
+    transparent: Option<Transparent>,
     fd: OwnedFd,
     backing: Backing,
 }
@@ -101,9 +105,26 @@ impl Mapping {
     pub fn create(size: u64, pages: Pages) -> Result<Mapping, MappingError> {
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
         let (fd, page_size) = pages::anonymous(size, pages)?;
-        let mapping = Mapping::map(fd, geometry, page_size)?;
+        let mut mapping = Mapping::map(fd, geometry, page_size)?;
+        if pages == Pages::Auto && page_size.0 < HUGE {
+            let transparent = Transparent::new(size);
+            mapping.transparent = transparent.fill(&mapping, 0, HUGE).then_some(transparent);
+            mapping.put(header::TRANSPARENT_AT, mapping.transparent.is_some().into());
+        }
         mapping.write_header()?;
         Ok(mapping)
+    }
+
+    /// Whether the system makes pages huge that nobody has reserved, as [`Pages::Auto`] has them.
+    ///
+    /// # Errors
+    /// There can be no memory at all, for the reason given.
+    pub fn makes_pages_huge() -> Result<bool, MappingError> {
+        let size = Geometry::SIZE_MIN;
+        let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
+        let (fd, page_size) = pages::anonymous(size, Pages::Small)?;
+        let mapping = Mapping::map(fd, geometry, page_size)?;
+        Ok(Transparent::new(size).fill(&mapping, 0, HUGE))
     }
 
     /// The memory in the file at `path`, which is made with `size` bytes if there is none, and locked.
@@ -138,36 +159,59 @@ impl Mapping {
         let size = pages::sealed_size(&fd)?;
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
         let page_size = pages::of_file(&fd)?;
-        let mapping = Mapping::map(fd, geometry, page_size)?;
+        let mut mapping = Mapping::map(fd, geometry, page_size)?;
         mapping.check_header()?;
+        mapping.transparent = (mapping.get(header::TRANSPARENT_AT) != 0).then(|| Transparent::new(size));
         Ok(mapping)
     }
 
     fn map(fd: OwnedFd, geometry: Geometry, page_size: PageSize) -> Result<Mapping, MappingError> {
         units::supported().map_err(MappingError::Unsupported)?;
         let len = usize::try_from(geometry.size()).map_err(|_| MappingError::Size(geometry.size()))?;
-        // SAFETY: a new mapping wherever the kernel likes; its bytes are only accessed atomically. Were the file cut,
-        // an access beyond its end would be a SIGBUS, which ends the process and breaks no rule of the language.
-        // Anonymous memory is sealed against that: `pages::anonymous` does it, and `attach` looks. A memory file
-        // cannot be: whoever may write it (its mode is 0600: its owner) must not cut it while anyone has it mapped.
-        let base = unsafe {
+        // Where a huge page could begin. What is reserved besides is let go of below.
+        let reserved = len + HUGE as usize;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping wherever the kernel likes, which nobody may touch.
+        let place =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), flags) }
+                .map_err(io("find room for the node's memory"))?
+                .cast::<u8>();
+        let before = place.align_offset(HUGE as usize);
+        // SAFETY: within what was reserved, which has that many bytes more.
+        let base = unsafe { place.add(before) };
+        // SAFETY: in the place of pages that were just reserved and that nobody has touched; the bytes are only
+        // accessed atomically. Were the file cut, an access beyond its end would be a SIGBUS, which ends the process
+        // and breaks no rule of the language. Anonymous memory is sealed against that: `pages::anonymous` does it, and
+        // `attach` looks. A memory file cannot be: whoever may write it (its mode is 0600: its owner) must not cut it
+        // while anyone has it mapped.
+        let mapped = unsafe {
             rustix::mm::mmap(
-                std::ptr::null_mut(),
+                base.cast(),
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
+                MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED,
                 &fd,
                 0,
             )
+        };
+        let unused = match mapped {
+            Ok(_) => [(place, before), (base.wrapping_add(len), HUGE as usize - before)],
+            Err(_) => [(place, reserved), (place, 0)],
+        };
+        for (place, len) in unused.into_iter().filter(|&(_, len)| len > 0) {
+            // SAFETY: of what was reserved, a part that holds no memory; nobody has touched it.
+            let unmapped = unsafe { rustix::mm::munmap(place.cast(), len) };
+            debug_assert!(unmapped.is_ok(), "unmapping what was reserved succeeds");
         }
-        .map_err(io("map the node's memory"))?;
-        let mapping = Mapping { base: base.cast(), geometry, page_size, fd, backing: Backing::Anonymous };
+        mapped.map_err(io("map the node's memory"))?;
+        let mapping =
+            Mapping { base, geometry, page_size, transparent: None, fd, backing: Backing::Anonymous };
         // Huge pages where the kernel gives them for shared memory; where it does not, nothing is lost.
         // SAFETY: the whole of the mapping just made; the advice changes no bytes.
-        let _advice_only = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxHugepage) };
+        let _advice_only = unsafe { rustix::mm::madvise(base.cast(), len, Advice::LinuxHugepage) };
         // A forked child would run chains in the name of a session that is its parent's.
         // SAFETY: as above.
-        unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxDontFork) }
+        unsafe { rustix::mm::madvise(base.cast(), len, Advice::LinuxDontFork) }
             .map_err(io("keep the node's memory from forked processes"))?;
         Ok(mapping)
     }
@@ -214,9 +258,9 @@ impl Mapping {
         self.get(header::INCARNATION_AT)
     }
 
-    /// Of the pages that back it.
+    /// Of the pages that back it; of huge ones that nobody has reserved, as far as the system finds any.
     pub fn page_size(&self) -> PageSize {
-        self.page_size
+        if self.transparent.is_some() { PageSize(HUGE) } else { self.page_size }
     }
 
     /// The descriptor by which other processes map the same memory.
@@ -485,6 +529,13 @@ impl Drop for Mapping {
 impl Memory for Mapping {
     type Wait = Infallible;
 
+    #[inline]
+    fn will_fill(&self, at: u64, len: u64) {
+        if let Some(transparent) = &self.transparent {
+            transparent.fill(self, at, len);
+        }
+    }
+
     #[inline(always)]
     fn geometry(&self) -> Geometry {
         self.geometry
@@ -579,6 +630,48 @@ mod tests {
 
     fn small() -> Mapping {
         Mapping::create(Geometry::SIZE_MIN, Pages::Small).expect("a small memory")
+    }
+
+    /// Kilobytes of this process's mapping at `base` that lie in huge pages.
+    fn huge_kib(base: *mut u8) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("the system tells");
+        let begins = format!("{:x}-", base.addr());
+        let ours = maps.lines().skip_while(|line| !line.starts_with(&begins));
+        let line = ours.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:")).expect("a line of it");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
+    #[test]
+    fn what_is_about_to_be_filled_lies_in_huge_pages_and_keeps_what_it_held() {
+        if !Mapping::makes_pages_huge().expect("memory") {
+            return eprintln!("not tried: this system makes no page of shared memory huge");
+        }
+        let (size, len) = (Geometry::SIZE_MIN + (1 << 20), 1 << 20);
+        let memory = Mapping::create(size, Pages::Auto).expect("a small memory");
+        if memory.transparent.is_none() {
+            return eprintln!("not tried: huge pages are reserved here");
+        }
+        assert_eq!((memory.page_size(), huge_kib(memory.base)), (PageSize(HUGE), HUGE >> 10), "the header's");
+        let Ok(()) = memory.write(3 << 20, b"before");
+        memory.will_fill(3 << 20, len);
+        assert_eq!(huge_kib(memory.base), (2 * HUGE) >> 10);
+        let mut held = [0; 6];
+        let Ok(()) = memory.read(3 << 20, &mut held);
+        assert_eq!(&held, b"before");
+        memory.will_fill(size - len, len);
+        assert_eq!(huge_kib(memory.base), (2 * HUGE) >> 10, "half a page is none");
+
+        let others = Mapping::attach(memory.fd().try_clone_to_owned().expect("one more")).expect("the same");
+        others.will_fill(4 << 20, 2 * len);
+        let Ok(()) = memory.write(4 << 20, b"here");
+        assert_eq!(huge_kib(memory.base), (3 * HUGE) >> 10, "whoever asked");
+
+        memory.discard(3 << 20, len).expect("a hole");
+        let Ok(()) = memory.read(3 << 20, &mut held);
+        assert_eq!(held, [0; 6], "half a huge page was given back");
+        let small = Mapping::create(size, Pages::Small).expect("a small memory");
+        small.will_fill(0, size);
+        assert!(small.page_size().0 < HUGE && huge_kib(small.base) == 0);
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Which pages back a node's memory: the default's 4 KiB, or 2 MiB where the system has some reserved.
+//! Which pages back a node's memory when it is made: the default's 4 KiB, or 2 MiB where the system has some reserved.
 //!
-//! Huge pages make random fetches 1.3 to 2 times faster. Linux gives them to shared memory only if some are
-//! reserved (`vm.nr_hugepages`) or `shmem_enabled` allows more.
+//! Huge pages make random fetches 1.3 to 2 times faster. Where none are reserved (`vm.nr_hugepages`), small ones may
+//! become huge as they are filled: [`super::transparent`].
 
+use super::transparent::HUGE;
 use super::{Found, MappingError, io};
 use farside_remote::arena::{Geometry, header};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -17,7 +18,7 @@ pub struct PageSize(pub u64);
 /// Which pages to ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Pages {
-    /// 2 MiB if enough are reserved, else 4 KiB.
+    /// 2 MiB if enough are reserved, else 4 KiB that become 2 MiB as they are filled, where the kernel can do that.
     #[default]
     Auto,
     /// 4 KiB.
@@ -25,8 +26,6 @@ pub enum Pages {
     /// 2 MiB, or an error that says how to reserve them.
     Huge,
 }
-
-const HUGE: u64 = 2 << 20;
 
 /// A descriptor of `size` bytes that nobody can resize, and its page size.
 pub(super) fn anonymous(size: u64, pages: Pages) -> Result<(OwnedFd, PageSize), MappingError> {

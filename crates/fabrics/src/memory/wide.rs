@@ -134,6 +134,11 @@ impl<M: Memory<Wait = Infallible>> Memory for Wide<M> {
         self.memory.exchange(at, width, old, new)
     }
 
+    #[inline]
+    fn will_fill(&self, at: u64, len: u64) {
+        self.memory.will_fill(at, len);
+    }
+
     #[inline(always)]
     fn is_wide(&self) -> bool {
         true

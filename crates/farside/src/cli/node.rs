@@ -64,7 +64,7 @@ pub(super) struct Serve {
     /// Engines at each --listen, each a thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     engines: u32,
-    /// Which pages back the memory: huge ones make random reads faster, if the system has some reserved
+    /// Which pages back the memory: huge ones make random reads faster
     #[arg(long, value_enum, default_value_t = PagesArg::Auto)]
     pages: PagesArg,
     /// Show the node by HTTP: /health, /stores and /metrics [default address: 127.0.0.1:7400; port 0: a free one]
@@ -104,11 +104,12 @@ pub(super) struct Serve {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum PagesArg {
-    /// Huge if enough are reserved
+    /// 2 MiB: reserved ones if there are enough, else such as the system can make while memory is filled (Linux 6.1 or
+    /// later); else 4 KiB
     Auto,
     /// 4 KiB
     Small,
-    /// 2 MiB, or an error that says how to reserve them
+    /// 2 MiB, all of them reserved, or an error that says how to reserve them
     Huge,
 }
 

@@ -167,6 +167,9 @@ impl NodeMemory for Mapping {
 
 /// Steps made before the sockets are looked at again.
 const STEPS_AT_A_TIME: u32 = 4096;
+/// And how long they may take, as seen after every few: one that readies memory takes much longer than others.
+const STEPPING_MAX: Duration = Duration::from_millis(5);
+const STEPS_PER_LOOK: u32 = 16;
 const LOOK_FIRST: Duration = Duration::from_millis(1);
 const LOOK_LAST: Duration = Duration::from_millis(100);
 
@@ -427,10 +430,11 @@ impl Shared {
         let mut state = self.state();
         self.read_letters(&mut state);
         let mut busy = false;
-        for _ in 0..STEPS_AT_A_TIME {
+        let began = Instant::now();
+        for made in 1..=STEPS_AT_A_TIME {
             let Ok(progress) = state.node.step(&self.memory);
             busy = progress == Progress::Made;
-            if !busy {
+            if !busy || made.is_multiple_of(STEPS_PER_LOOK) && began.elapsed() >= STEPPING_MAX {
                 break;
             }
         }

@@ -22,7 +22,9 @@
 //! and where that is used up, a granted segment becomes the class's. No link is ever written in advance.
 
 use super::state::{Stage, State, owner};
-use super::{Arena, Buffer, Geometry, REGIONS_MAX, class::Class, segment::Segment, segment::Use};
+use super::{
+    Arena, Buffer, Geometry, REGIONS_MAX, SEGMENT_SIZE, class::Class, segment::Segment, segment::Use,
+};
 use crate::key::Key;
 use crate::memory::{Memory, Width};
 use crate::mutant::Mutant;
@@ -475,6 +477,8 @@ impl<M: Memory> Arena<'_, M> {
             let _helped = self.memory.exchange(fresh_at, Width::W16, fresh_word, current.pack())?;
         }
         let _helped = self.memory.exchange(granted_at, Width::W16, head.pack(), settled.pack())?;
+        // Last, since it may take a while and nobody is to wait for it.
+        self.memory.will_fill(self.memory.geometry().segment_at(index), SEGMENT_SIZE);
         Ok(true)
     }
 

@@ -63,6 +63,8 @@ pub mod header {
     pub const BOOT_AT: u64 = 48;
     /// `u64`: nonzero while the node sleeps and wants to be rung when memory is given back or wanted.
     pub const NODE_SLEEPS_AT: u64 = 64;
+    /// `u64`: 1 if whoever is about to fill memory asks the system for huge pages.
+    pub const TRANSPARENT_AT: u64 = 72;
     /// Nothing, from here to the end of the header.
     pub(crate) const UNUSED_AT: u64 = 128;
     /// "farside" and a zero.

@@ -5,6 +5,7 @@
 use super::check::Check;
 use crate::cli::human_bytes;
 use crate::cli::machine::bytes;
+use farside_fabrics::memory::Mapping;
 
 const GIB: u64 = 1 << 30;
 const HUGE: u64 = 2 << 20;
@@ -12,6 +13,7 @@ const HUGE: u64 = 2 << 20;
 pub(super) fn checks() -> Vec<Check> {
     let text = super::text;
     let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+    let are_made = Mapping::makes_pages_huge().ok();
     let groups = super::groups(text("/proc/self/cgroup").as_deref(), "memory");
     let limits: Vec<_> = groups.iter().map(|folder| Group::read(folder)).collect();
     vec![
@@ -20,8 +22,9 @@ pub(super) fn checks() -> Vec<Check> {
         huge(
             text(&format!("{pool}/nr_hugepages")).as_deref(),
             text(&format!("{pool}/free_hugepages")).as_deref(),
+            are_made,
         ),
-        transparent(text("/sys/kernel/mm/transparent_hugepage/shmem_enabled").as_deref()),
+        transparent(are_made),
         noexec(text("/proc/sys/vm/memfd_noexec").as_deref()),
     ]
 }
@@ -92,7 +95,8 @@ fn group(groups: &[Group]) -> Check {
         ))
 }
 
-fn huge(reserved: Option<&str>, free: Option<&str>) -> Check {
+/// Huge pages that are reserved; `are_made` tells whether the system makes some without.
+fn huge(reserved: Option<&str>, free: Option<&str>, are_made: Option<bool>) -> Check {
     const ID: (&str, &str) = ("memory.huge_pages", "huge pages");
     const NEEDED: u64 = GIB / HUGE;
     const WHY: &str = "with them random reads are 1.3 to 2 times as fast";
@@ -108,6 +112,7 @@ fn huge(reserved: Option<&str>, free: Option<&str>) -> Check {
         NEEDED.. => {
             Check::ok(ID.0, ID.1, format!("{found}: {} to lend", human_bytes(free.saturating_mul(HUGE))))
         }
+        _ if are_made == Some(true) => Check::ok(ID.0, ID.1, format!("{found}, and none need be")),
         _ => Check::note(ID.0, ID.1, found).because(WHY).remedy(format!(
             "sysctl -w vm.nr_hugepages={}   (1 GiB)",
             (reserved - free.min(reserved)).saturating_add(NEEDED)
@@ -115,21 +120,15 @@ fn huge(reserved: Option<&str>, free: Option<&str>) -> Check {
     }
 }
 
-fn transparent(shmem_enabled: Option<&str>) -> Check {
+/// Huge pages that nobody has reserved, where the system makes some.
+fn transparent(are_made: Option<bool>) -> Check {
     const ID: (&str, &str) = ("memory.transparent_huge_pages", "shared huge pages");
-    let Some(all) = shmem_enabled else { return Check::unknown(ID.0, ID.1) };
-    // All that may be chosen stand there, the one that is in brackets.
-    let chosen = all.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
-    match chosen {
-        Some(chosen @ ("always" | "within_size" | "advise" | "force")) => {
-            Check::ok(ID.0, ID.1, format!("'{chosen}': the system may back a node's memory by huge pages"))
-        }
-        Some(chosen @ ("never" | "deny")) => {
-            Check::note(ID.0, ID.1, format!("'{chosen}': only pages that are reserved are huge"))
-                .because("a node asks for them by advice, without reserving any")
-                .remedy("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled")
-        }
-        _ => Check::unknown(ID.0, ID.1),
+    match are_made {
+        Some(true) => Check::ok(ID.0, ID.1, "the system makes some as a node's memory is filled"),
+        Some(false) => Check::note(ID.0, ID.1, "the system makes none of a node's memory")
+            .because("Linux does so when asked from 6.1 on, and before that where a setting allows it")
+            .remedy("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        None => Check::unknown(ID.0, ID.1),
     }
 }
 
@@ -151,7 +150,7 @@ fn noexec(memfd_noexec: Option<&str>) -> Check {
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let any = Some(text);
     let groups = [Group { limit: any.map(str::to_owned), used: any.map(str::to_owned) }];
-    vec![available(any), group(&groups), huge(any, any), transparent(any), noexec(any)]
+    vec![available(any), group(&groups), huge(any, any, None), noexec(any)]
 }
 
 #[cfg(test)]
@@ -201,31 +200,26 @@ mod tests {
 
     #[test]
     fn huge_pages_are_asked_for_beside_those_in_use() {
-        is(&huge(Some("0\n"), Some("0\n")), Note, "none of 2 MiB", "vm.nr_hugepages=512 ");
-        is(&huge(Some("600"), Some("512")), Ok, "512 of 600 of 2 MiB are free: 1.0 GiB to lend", "");
-        is(&huge(Some("600"), Some("100")), Note, "100 of 600", "vm.nr_hugepages=1012 ");
-        is(&huge(Some("1"), Some("18446744073709551615")), Ok, "to lend", "");
-        is(&huge(Some("18446744073709551615"), Some("0")), Note, "0 of", "18446744073709551615");
+        is(&huge(Some("0\n"), Some("0\n"), Some(false)), Note, "none of 2 MiB", "vm.nr_hugepages=512 ");
+        is(
+            &huge(Some("600"), Some("512"), Some(false)),
+            Ok,
+            "512 of 600 of 2 MiB are free: 1.0 GiB to lend",
+            "",
+        );
+        is(&huge(Some("600"), Some("100"), Some(false)), Note, "100 of 600", "vm.nr_hugepages=1012 ");
+        is(&huge(Some("1"), Some("18446744073709551615"), Some(false)), Ok, "to lend", "");
+        is(&huge(Some("18446744073709551615"), Some("0"), Some(false)), Note, "0 of", "18446744073709551615");
         for (reserved, free) in [(None, None), (Some("5"), None), (None, Some("5")), (Some(""), Some("x"))] {
-            is(&huge(reserved, free), Note, "not known here", "");
+            is(&huge(reserved, free, None), Note, "not known here", "");
         }
     }
 
     #[test]
-    fn the_choice_in_brackets_is_the_one_that_holds() {
-        let rest = "within_size advise never deny force";
-        is(&transparent(Some(&format!("[always] {rest}"))), Ok, "'always'", "");
-        is(&transparent(Some("always within_size [advise] never deny force\n")), Ok, "'advise'", "");
-        is(
-            &transparent(Some("always within_size advise [never] deny force\n")),
-            Note,
-            "'never'",
-            "echo advise",
-        );
-        is(&transparent(Some("[deny]")), Note, "'deny'", "echo advise");
-        for odd in ["", "[", "]", "[]", "never", "[sometimes]"] {
-            is(&transparent(Some(odd)), Note, "not known here", "");
-        }
+    fn pages_that_the_system_makes_need_not_be_reserved() {
+        is(&huge(Some("0"), Some("0"), Some(true)), Ok, "none of 2 MiB are reserved, and none need be", "");
+        is(&transparent(Some(true)), Ok, "makes some", "");
+        is(&transparent(Some(false)), Note, "makes none", "echo advise");
         is(&transparent(None), Note, "not known here", "");
     }
 

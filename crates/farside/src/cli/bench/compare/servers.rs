@@ -81,12 +81,26 @@ impl Server {
         })
     }
 
-    /// memcached with one thread and room for so many bytes; it refuses what does not fit, in place of forgetting.
+    /// memcached with one thread and room for so many bytes, in huge pages where the system has some, as ours are; it
+    /// refuses what does not fit, in place of forgetting.
     pub(super) fn memcached(program: &Path, folder: &Folder, bytes: u64) -> Result<Server, Failure> {
         let log = folder.path().join("memcached.log");
         let megabytes = bytes.div_ceil(1 << 20).to_string();
         Server::start::<Memcached>("memcached", program, &log, None, |command, port| {
-            command.args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-M", "-R", "1000", "-m", &megabytes]);
+            command.args([
+                "-l",
+                "127.0.0.1",
+                "-U",
+                "0",
+                "-t",
+                "1",
+                "-M",
+                "-L",
+                "-R",
+                "1000",
+                "-m",
+                &megabytes,
+            ]);
             command.args(["-p", &port.to_string()]);
             if rustix::process::geteuid().is_root() {
                 command.args(["-u", "root"]); // It runs for root only where it is told whom to run as.
