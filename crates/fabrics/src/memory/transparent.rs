@@ -42,8 +42,8 @@ impl Transparent {
                 return false;
             }
             let (word, bit) = (&self.asked[(page / 64) as usize], 1 << (page % 64));
-            if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-                self.is_over.store(!make_huge(mapping, page * HUGE), Ordering::Relaxed);
+            if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 && !make_huge(mapping, page * HUGE) {
+                self.is_over.store(true, Ordering::Relaxed);
             }
         }
         !self.is_over.load(Ordering::Relaxed)
