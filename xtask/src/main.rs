@@ -65,7 +65,9 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace's root");
+    // The folder that cargo runs this for, not the one it was compiled in: clones may share what they build.
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let root = Path::new(&own).parent().expect("xtask lies in the workspace's root");
     let passed = match chore {
         Chore::Check => check::run(root),
         Chore::Tidy => check::house_rules(root),
