@@ -41,6 +41,7 @@ fn number(value: &serde_json::Value) -> f64 {
 #[test]
 fn everyone_who_is_here_is_measured_in_every_way() {
     let (redis, memcached) = (is_here("redis-server"), is_here("memcached"));
+    let cores = std::thread::available_parallelism().expect("the cores are known").get();
     for workload in ["c", "a"] {
         let lines = compared(&["--workload", workload, "--depth", "2"]);
         let mut expected = BTreeSet::from(["farside udp", "farside tcp", "farside ring", "farside shm"]);
@@ -53,11 +54,16 @@ fn everyone_who_is_here_is_measured_in_every_way() {
         for line in &lines {
             assert_eq!(
                 line.as_object().expect("an object").len(),
-                19,
+                20,
                 "scripts rely on these fields: {line}"
             );
             assert_eq!((&line["workload"], &line["rounds"]), (&workload.into(), &2.into()));
             assert_eq!(line["turn_seconds"], 0.01);
+            // A second between two cores would be none of a cache line's; one core has no distance.
+            let distance = &line["distance_ns"];
+            let [nearest, farthest] = ["min", "max"].map(|field| number(&distance[field]));
+            assert_eq!(distance.is_null(), cores == 1, "{line}");
+            assert!(cores == 1 || 0.0 < nearest && nearest <= farthest && farthest < 1e9, "{line}");
             assert!(line["machine"]["kernel"].as_str().is_some_and(|kernel| kernel.starts_with("Linux")));
             assert_eq!((&line["distribution"], &line["value_size"]), (&"uniform".into(), &512.into()));
             let rate = &line["ops_per_s"];

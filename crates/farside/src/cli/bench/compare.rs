@@ -87,8 +87,10 @@ pub(in crate::cli) struct Compared {
     pub(in crate::cli) versions: Vec<String>,
     /// Who did not, and what to do about it.
     pub(in crate::cli) left_out: Vec<String>,
-    /// Where servers and clients ran.
+    /// Where servers and clients ran, and how far apart.
     pub(in crate::cli) cores: String,
+    /// What a cache line took from one of these cores to the other, in nanoseconds.
+    distance_ns: Option<Spread>,
     /// For how many records `redis-benchmark` asked.
     benchmarked: Option<u64>,
 }
@@ -120,6 +122,7 @@ impl Compare {
             for report in &compared.reports {
                 let mut object = serde_json::to_value(report)?;
                 object["turn_seconds"] = self.seconds.into();
+                object["distance_ns"] = serde_json::to_value(compared.distance_ns)?;
                 object["machine"] = serde_json::to_value(&machine)?;
                 tell!("{object}");
             }
@@ -215,19 +218,24 @@ impl Compare {
             field.choose_shape(lane, &mut threads)?;
         }
         let bar = progress("measuring in turn", u64::from(self.rounds) * lanes.len() as u64, false);
+        let mut distances_ns = Vec::new();
         for _ in 0..self.rounds {
             for lane in &mut lanes {
+                distances_ns.extend(cores.distance_ns()?);
                 field.take_turn(lane, &mut threads)?;
                 bar.inc(1);
             }
             lanes::rate_round(&mut lanes);
         }
         bar.finish_and_clear();
+        let distance_ns = Spread::of(&distances_ns);
+        let told_distance = distance_ns.as_ref().map(cores::told_distance);
         Ok(Compared {
             reports: lanes.iter().map(|lane| self.report(&workload, &contenders, lane)).collect(),
             versions: Who::versions(&contenders),
             left_out,
-            cores: cores.told(),
+            cores: [Some(cores.told()), told_distance].into_iter().flatten().collect::<Vec<_>>().join("; "),
+            distance_ns,
             benchmarked: contenders.benchmark.as_ref().map(|(_, records)| *records),
         })
     }

@@ -1,9 +1,16 @@
-//! Which core a client runs on, and which its server.
+//! Which core a client runs on, and which its server, and how far apart these are.
+//!
+//! Everything that a server on another core does begins and ends with cache lines that go from core to core. Where
+//! cores are virtual, whoever has them moves them: now they share a cache, and now they do not, and lines take several
+//! times as long. So that is looked at before each turn, and told.
 
 use crate::cli::Failure;
 use farside_bench::compare::rows;
+use farside_bench::report::Spread;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 /// The cores that this process may run on: the first is the server's, the last a client's.
 pub(super) struct Cores {
@@ -64,6 +71,45 @@ impl Cores {
         Ok(())
     }
 
+    /// How long a cache line takes from the server's core to the last of the clients', in nanoseconds: the shortest of
+    /// a few looks, which take about a millisecond together. Nothing where both are one.
+    pub(super) fn distance_ns(&self) -> Result<Option<f64>, Failure> {
+        const LOOKS: u32 = 8;
+        const RETURNS: u32 = 200;
+        let [there, .., here] = self.all[..] else { return Ok(None) };
+        let line = Line(AtomicU32::new(0));
+        // Whose turn it is to add one: whoever finds an even number, or an odd one.
+        let take_turn = |is_odd: u32| {
+            while line.0.load(Ordering::Acquire) % 2 != is_odd {
+                std::hint::spin_loop();
+            }
+            line.0.fetch_add(1, Ordering::Release);
+        };
+        let moved = |core| sched_setaffinity(None, &set(&[core]));
+        std::thread::scope(|scope| {
+            // Wherever they run they take turns, so that nobody waits for ever; whether they were moved is told then.
+            let other = scope.spawn(|| {
+                let moved = moved(there);
+                (0..LOOKS * RETURNS).for_each(|_| take_turn(1));
+                moved
+            });
+            let own = scope.spawn(|| {
+                let moved = moved(here);
+                let look = |_| {
+                    let began = Instant::now();
+                    (0..RETURNS).for_each(|_| take_turn(0));
+                    began.elapsed().as_nanos() as f64 / f64::from(2 * RETURNS)
+                };
+                let least = (0..LOOKS).map(look).fold(f64::INFINITY, f64::min);
+                moved.map(|()| least)
+            });
+            let joined = "it does nothing that could panic";
+            let (least, moved) = (own.join().expect(joined), other.join().expect(joined));
+            moved?;
+            Ok(Some(least?))
+        })
+    }
+
     /// For people.
     pub(super) fn told(&self) -> String {
         format!("server on CPU {}, client on CPU {}", self.server(), self.all[self.all.len() - 1])
@@ -74,4 +120,16 @@ fn set(cores: &[usize]) -> CpuSet {
     let mut set = CpuSet::new();
     cores.iter().for_each(|&core| set.set(core));
     set
+}
+
+/// A number that has its cache line, and the one that is fetched with it, to itself.
+#[repr(align(128))]
+struct Line(AtomicU32);
+
+/// What people are told of distances, which were looked at so often.
+pub(super) fn told_distance(ns: &Spread) -> String {
+    let Spread { median, min, max } = *ns;
+    format!(
+        "a cache line takes {median:.0} ns from one to the other ({min:.0} to {max:.0}, looked at before each turn)"
+    )
 }
