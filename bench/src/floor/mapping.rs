@@ -3,6 +3,7 @@
 //! Invariant: every page is present before the first fetch, so that no measurement pays for a page fault.
 //! Invariant: the file has no name and its descriptor is closed, so nobody else can map it or write to it.
 
+use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -22,8 +23,6 @@ pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
     page_size: usize,
-    /// What was mapped to find an address for it, with how many bytes: it lies within.
-    room: (NonNull<u8>, usize),
 }
 
 impl Mapping {
@@ -69,7 +68,7 @@ impl Mapping {
 
     /// On huge pages that nobody has reserved: since Linux 6.1 the kernel makes a stretch one where it is asked to.
     fn on_collapsed_pages(len: usize) -> io::Result<Self> {
-        /// Neither `rustix` nor `libc` has it.
+        /// `rustix` has it not, and `libc` not for every C library.
         const MADV_COLLAPSE: libc::c_int = 25;
         let len = len.checked_next_multiple_of(HUGE_PAGE_SIZE).ok_or(Errno::NOMEM)?;
         let mut mapping = Self::map(len, page_size(), MemfdFlags::CLOEXEC)?;
@@ -89,22 +88,10 @@ impl Mapping {
         let len = len.checked_next_multiple_of(page_size).ok_or(Errno::NOMEM)?;
         let file = memfd_create(c"farside-floor", flags)?;
         ftruncate(&file, len as u64)?;
-        // Room in which a huge page can begin.
-        let room_len = len.checked_add(HUGE_PAGE_SIZE).ok_or(Errno::NOMEM)?;
-        let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing that anybody holds.
-        let room = unsafe { mmap_anonymous(ptr::null_mut(), room_len, ProtFlags::empty(), nothing)? };
-        let room = NonNull::new(room.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        // SAFETY: less than a huge page behind the room's beginning, which is that much longer than `len`.
-        let base = unsafe { room.add(room.as_ptr().align_offset(HUGE_PAGE_SIZE)) };
-        // Before the file is mapped, so that the room goes however that ends.
-        let mapping = Self { base, len, page_size, room: (room, room_len) };
-        // SAFETY: in place of pages of the room, which this mapping alone has, and nobody has touched.
-        unsafe {
-            let how = MapFlags::SHARED | MapFlags::FIXED;
-            mmap(base.as_ptr().cast(), len, ProtFlags::READ | ProtFlags::WRITE, how, &file, 0)?;
-        }
-        Ok(mapping)
+        let how = MapFlags::SHARED;
+        // SAFETY: a new mapping, where the kernel finds room; the hint takes nobody's place.
+        let base = unsafe { mmap(hint(len), len, ProtFlags::READ | ProtFlags::WRITE, how, &file, 0)? };
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, len, page_size })
     }
 
     /// Makes every page present. Here, and not at the first touch, a lack of memory is an error and not a
@@ -125,12 +112,26 @@ impl Mapping {
     }
 }
 
+/// Where `len` bytes could be mapped so that a huge page can begin with them, as far as was to be seen a moment ago.
+/// Null where nothing was.
+fn hint(len: usize) -> *mut c_void {
+    let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let Some(len) = len.checked_add(HUGE_PAGE_SIZE) else { return ptr::null_mut() };
+    // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing that anybody holds.
+    let Ok(room) = (unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), nothing) }) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: exactly what was mapped just now, of which nobody else knows.
+    // An error would leave a reserved address, and no memory.
+    let _ = unsafe { munmap(room, len) };
+    room.map_addr(|room| room.next_multiple_of(HUGE_PAGE_SIZE))
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let (room, len) = self.room;
         // SAFETY: `map` mapped exactly this range, and no slice of it outlives `self`.
         // An error would mean that the range is not mapped, and then there is nothing to undo.
-        let _ = unsafe { munmap(room.as_ptr().cast(), len) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 

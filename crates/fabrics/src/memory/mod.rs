@@ -108,7 +108,7 @@ impl Mapping {
         let mut mapping = Mapping::map(fd, geometry, page_size)?;
         if pages == Pages::Auto && page_size.0 < HUGE {
             let transparent = Transparent::new(size);
-            mapping.transparent = transparent.fill(&mapping, 0, HUGE).then_some(transparent);
+            mapping.transparent = transparent.fill_first(&mapping).then_some(transparent);
             mapping.put(header::TRANSPARENT_AT, mapping.transparent.is_some().into());
         }
         mapping.write_header()?;
@@ -124,7 +124,7 @@ impl Mapping {
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
         let (fd, page_size) = pages::anonymous(size, Pages::Small)?;
         let mapping = Mapping::map(fd, geometry, page_size)?;
-        Ok(Transparent::new(size).fill(&mapping, 0, HUGE))
+        Ok(Transparent::new(size).fill_first(&mapping))
     }
 
     /// The memory in the file at `path`, which is made with `size` bytes if there is none, and locked.
@@ -168,42 +168,23 @@ impl Mapping {
     fn map(fd: OwnedFd, geometry: Geometry, page_size: PageSize) -> Result<Mapping, MappingError> {
         units::supported().map_err(MappingError::Unsupported)?;
         let len = usize::try_from(geometry.size()).map_err(|_| MappingError::Size(geometry.size()))?;
-        // Where a huge page could begin. What is reserved besides is let go of below.
-        let reserved = len + HUGE as usize;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping wherever the kernel likes, which nobody may touch.
-        let place =
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), flags) }
-                .map_err(io("find room for the node's memory"))?
-                .cast::<u8>();
-        let before = place.align_offset(HUGE as usize);
-        // SAFETY: within what was reserved, which has that many bytes more.
-        let base = unsafe { place.add(before) };
-        // SAFETY: in the place of pages that were just reserved and that nobody has touched; the bytes are only
+        // SAFETY: a new mapping, where the kernel finds room; the hint takes nobody's place. The bytes are only
         // accessed atomically. Were the file cut, an access beyond its end would be a SIGBUS, which ends the process
         // and breaks no rule of the language. Anonymous memory is sealed against that: `pages::anonymous` does it, and
         // `attach` looks. A memory file cannot be: whoever may write it (its mode is 0600: its owner) must not cut it
         // while anyone has it mapped.
-        let mapped = unsafe {
+        let base = unsafe {
             rustix::mm::mmap(
-                base.cast(),
+                transparent::hint(len).cast(),
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED,
+                MapFlags::SHARED | MapFlags::NORESERVE,
                 &fd,
                 0,
             )
-        };
-        let unused = match mapped {
-            Ok(_) => [(place, before), (base.wrapping_add(len), HUGE as usize - before)],
-            Err(_) => [(place, reserved), (place, 0)],
-        };
-        for (place, len) in unused.into_iter().filter(|&(_, len)| len > 0) {
-            // SAFETY: of what was reserved, a part that holds no memory; nobody has touched it.
-            let unmapped = unsafe { rustix::mm::munmap(place.cast(), len) };
-            debug_assert!(unmapped.is_ok(), "unmapping what was reserved succeeds");
         }
-        mapped.map_err(io("map the node's memory"))?;
+        .map_err(io("map the node's memory"))?
+        .cast::<u8>();
         let mapping =
             Mapping { base, geometry, page_size, transparent: None, fd, backing: Backing::Anonymous };
         // Huge pages where the kernel gives them for shared memory; where it does not, nothing is lost.

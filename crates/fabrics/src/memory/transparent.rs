@@ -9,8 +9,9 @@
 
 use super::Mapping;
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Bytes of a huge page.
 pub(super) const HUGE: u64 = 2 << 20;
@@ -32,40 +33,80 @@ impl Transparent {
         }
     }
 
-    /// Has the pages made huge in which the `len` bytes from `at` lie, as far as they are whole within the memory.
-    /// False if the system makes no page huge, or no more.
+    /// Has the first page made huge. False if it could not be.
+    pub(super) fn fill_first(&self, mapping: &Mapping) -> bool {
+        self.asked[0].fetch_or(1, Ordering::Relaxed);
+        make_huge(mapping, 0) == Outcome::Made
+    }
+
+    /// Has the pages made huge in which the `len` bytes from `at` lie, as far as they are whole within the memory, and
+    /// until the kernel has none.
     #[cold]
-    pub(super) fn fill(&self, mapping: &Mapping, at: u64, len: u64) -> bool {
-        let end = (at + len).next_multiple_of(HUGE).min(mapping.geometry.size() / HUGE * HUGE);
-        for page in at / HUGE..end / HUGE {
+    pub(super) fn fill(&self, mapping: &Mapping, at: u64, len: u64) {
+        let whole = mapping.geometry.size() / HUGE;
+        let end = at.saturating_add(len).div_ceil(HUGE).min(whole);
+        for page in at / HUGE..end {
             if self.is_over.load(Ordering::Relaxed) {
-                return false;
+                return;
             }
             let (word, bit) = (&self.asked[(page / 64) as usize], 1 << (page % 64));
-            if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 && !make_huge(mapping, page * HUGE) {
-                self.is_over.store(true, Ordering::Relaxed);
+            if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+                let began = Instant::now();
+                if make_huge(mapping, page * HUGE) == Outcome::Over || began.elapsed() >= TOO_LONG {
+                    self.is_over.store(true, Ordering::Relaxed);
+                }
             }
         }
-        !self.is_over.load(Ordering::Relaxed)
     }
 }
 
-/// Has the page at `at` made huge, with whatever it holds. False if there is no use in asking for another.
-fn make_huge(mapping: &Mapping, at: u64) -> bool {
-    /// Neither `rustix` nor `libc` has it.
+/// Who gets a page after so long makes others wait for it: the kernel had to clear the place for it, or to take it from
+/// somebody. Usual are 0.1 to 7 ms.
+const TOO_LONG: Duration = Duration::from_millis(50);
+
+/// What came of asking for a huge page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Made,
+    /// Somebody was using a small one: it stays as it is.
+    Busy,
+    /// There is no use in asking for another.
+    Over,
+}
+
+/// Has the page at `at` made huge, with whatever it holds.
+fn make_huge(mapping: &Mapping, at: u64) -> Outcome {
+    /// `rustix` has it not, and `libc` not for every C library.
     const MADV_COLLAPSE: libc::c_int = 25;
     let place = mapping.at(at, HUGE as usize);
     // Only what has a page can be made huge.
     // SAFETY: the first page of these, which `mapping` keeps mapped; no byte of it changes.
     let populated = unsafe { madvise(place.cast(), rustix::param::page_size(), Advice::LinuxPopulateWrite) };
     if populated.is_err() {
-        return false;
+        return Outcome::Over;
     }
     // SAFETY: likewise all of them.
     if unsafe { libc::madvise(place.cast(), HUGE as usize, MADV_COLLAPSE) } == 0 {
-        return true;
+        return Outcome::Made;
     }
-    // Somebody was using a small page: this one stays as it is.
-    let errno = Errno::from_io_error(&std::io::Error::last_os_error());
-    matches!(errno, Some(Errno::AGAIN | Errno::BUSY))
+    // Not EBUSY, by which it says that the group's limit of memory is reached.
+    match Errno::from_io_error(&std::io::Error::last_os_error()) {
+        Some(Errno::AGAIN) => Outcome::Busy,
+        _ => Outcome::Over,
+    }
+}
+
+/// Where `len` bytes could be mapped so that a huge page can begin with them, as far as was to be seen a moment ago.
+/// Null where nothing was.
+pub(super) fn hint(len: usize) -> *mut u8 {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let Some(len) = len.checked_add(HUGE as usize) else { return std::ptr::null_mut() };
+    // SAFETY: a new mapping wherever the kernel likes, which nobody may touch.
+    let Ok(room) = (unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags) }) else {
+        return std::ptr::null_mut();
+    };
+    // SAFETY: exactly what was mapped just now, of which nobody else knows.
+    let unmapped = unsafe { munmap(room, len) };
+    debug_assert!(unmapped.is_ok(), "unmapping what was mapped succeeds");
+    room.cast::<u8>().map_addr(|room| room.next_multiple_of(HUGE as usize))
 }

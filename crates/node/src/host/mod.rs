@@ -169,7 +169,7 @@ impl NodeMemory for Mapping {
 const STEPS_AT_A_TIME: u32 = 4096;
 /// And how long they may take, as seen after every few: one that readies memory takes much longer than others.
 const STEPPING_MAX: Duration = Duration::from_millis(5);
-const STEPS_PER_LOOK: u32 = 16;
+const STEPS_PER_LOOK: u32 = 4;
 const LOOK_FIRST: Duration = Duration::from_millis(1);
 const LOOK_LAST: Duration = Duration::from_millis(100);
 

@@ -13,7 +13,9 @@ const HUGE: u64 = 2 << 20;
 pub(super) fn checks() -> Vec<Check> {
     let text = super::text;
     let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB";
-    let are_made = Mapping::makes_pages_huge().ok();
+    let setting = super::text("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let are_made =
+        Mapping::makes_pages_huge().ok().map(|are_made| are_made || gives_pages(setting.as_deref()));
     let groups = super::groups(text("/proc/self/cgroup").as_deref(), "memory");
     let limits: Vec<_> = groups.iter().map(|folder| Group::read(folder)).collect();
     vec![
@@ -120,6 +122,13 @@ fn huge(reserved: Option<&str>, free: Option<&str>, are_made: Option<bool>) -> C
     }
 }
 
+/// Whether this setting gives huge pages to memory that advises them, as a node's does, also before Linux 6.1.
+fn gives_pages(shmem_enabled: Option<&str>) -> bool {
+    let chosen =
+        shmem_enabled.and_then(|text| text.split_once('[')?.1.split_once(']')).map(|(chosen, _)| chosen);
+    matches!(chosen, Some("always" | "within_size" | "advise" | "force"))
+}
+
 /// Huge pages that nobody has reserved, where the system makes some.
 fn transparent(are_made: Option<bool>) -> Check {
     const ID: (&str, &str) = ("memory.transparent_huge_pages", "shared huge pages");
@@ -219,6 +228,11 @@ mod tests {
     fn pages_that_the_system_makes_need_not_be_reserved() {
         is(&huge(Some("0"), Some("0"), Some(true)), Ok, "none of 2 MiB are reserved, and none need be", "");
         is(&transparent(Some(true)), Ok, "makes some", "");
+        assert!(gives_pages(Some("always within_size [advise] never deny force\n")));
+        for none in [Some("always within_size advise [never] deny force\n"), Some("[deny]"), Some("]["), None]
+        {
+            assert!(!gives_pages(none), "{none:?}");
+        }
         is(&transparent(Some(false)), Note, "makes none", "echo advise");
         is(&transparent(None), Note, "not known here", "");
     }

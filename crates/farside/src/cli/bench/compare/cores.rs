@@ -10,7 +10,7 @@ use farside_bench::report::Spread;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The cores that this process may run on: the first is the server's, the last a client's.
 pub(super) struct Cores {
@@ -72,41 +72,50 @@ impl Cores {
     }
 
     /// How long a cache line takes from the server's core to the last of the clients', in nanoseconds: the shortest of
-    /// a few looks, which take about a millisecond together. Nothing where both are one.
+    /// a few looks, which take about a millisecond together. Nothing where both are one, or where others keep these
+    /// cores so busy that it was not to be seen.
     pub(super) fn distance_ns(&self) -> Result<Option<f64>, Failure> {
         const LOOKS: u32 = 8;
         const RETURNS: u32 = 200;
+        const LONGEST: Duration = Duration::from_millis(100);
+        const TRIES_PER_CLOCK: u32 = 1024;
         let [there, .., here] = self.all[..] else { return Ok(None) };
         let line = Line(AtomicU32::new(0));
-        // Whose turn it is to add one: whoever finds an even number, or an odd one.
+        let until = Instant::now() + LONGEST;
+        // Whose turn it is to add one: whoever finds an even number, or an odd one. Nothing if the other never did.
         let take_turn = |is_odd: u32| {
-            while line.0.load(Ordering::Acquire) % 2 != is_odd {
+            for tries in 1_u32.. {
+                if line.0.load(Ordering::Acquire) % 2 == is_odd {
+                    line.0.fetch_add(1, Ordering::Release);
+                    return Some(());
+                }
+                if tries.is_multiple_of(TRIES_PER_CLOCK) && Instant::now() >= until {
+                    break;
+                }
                 std::hint::spin_loop();
             }
-            line.0.fetch_add(1, Ordering::Release);
+            None
         };
-        let moved = |core| sched_setaffinity(None, &set(&[core]));
+        let look = |_| {
+            let began = Instant::now();
+            (0..RETURNS).try_for_each(|_| take_turn(0))?;
+            Some(began.elapsed().as_nanos() as f64 / f64::from(2 * RETURNS))
+        };
+        let move_to = |core| sched_setaffinity(None, &set(&[core]));
         std::thread::scope(|scope| {
-            // Wherever they run they take turns, so that nobody waits for ever; whether they were moved is told then.
             let other = scope.spawn(|| {
-                let moved = moved(there);
-                (0..LOOKS * RETURNS).for_each(|_| take_turn(1));
-                moved
+                move_to(there)?;
+                let _as_long_as_asked = (0..LOOKS * RETURNS).try_for_each(|_| take_turn(1));
+                Ok::<_, Failure>(())
             });
             let own = scope.spawn(|| {
-                let moved = moved(here);
-                let look = |_| {
-                    let began = Instant::now();
-                    (0..RETURNS).for_each(|_| take_turn(0));
-                    began.elapsed().as_nanos() as f64 / f64::from(2 * RETURNS)
-                };
-                let least = (0..LOOKS).map(look).fold(f64::INFINITY, f64::min);
-                moved.map(|()| least)
+                move_to(here)?;
+                Ok::<_, Failure>((0..LOOKS).map_while(look).reduce(f64::min))
             });
             let joined = "it does nothing that could panic";
             let (least, moved) = (own.join().expect(joined), other.join().expect(joined));
             moved?;
-            Ok(Some(least?))
+            least
         })
     }
 

@@ -87,21 +87,12 @@ impl Server {
         let log = folder.path().join("memcached.log");
         let megabytes = bytes.div_ceil(1 << 20).to_string();
         Server::start::<Memcached>("memcached", program, &log, None, |command, port| {
-            command.args([
-                "-l",
-                "127.0.0.1",
-                "-U",
-                "0",
-                "-t",
-                "1",
-                "-M",
-                "-L",
-                "-R",
-                "1000",
-                "-m",
-                &megabytes,
-            ]);
+            command.args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-M", "-R", "1000", "-m", &megabytes]);
             command.args(["-p", &port.to_string()]);
+            // Where the system knows nothing of huge pages it would refuse to start.
+            if Path::new("/sys/kernel/mm/transparent_hugepage/enabled").is_file() {
+                command.arg("-L");
+            }
             if rustix::process::geteuid().is_root() {
                 command.args(["-u", "root"]); // It runs for root only where it is told whom to run as.
             }
