@@ -238,8 +238,7 @@ impl Reclaim {
     }
 
     /// One step for a class of a region that is short of memory: what is parked goes back where the list has run
-    /// low; where it has plenty, or where enough is parked that segments may be empty but for what is listed, a
-    /// buffer is taken off the list and parked. False if neither is the case.
+    /// low; where it has plenty, a buffer is taken off it and parked. False if neither is the case.
     pub fn relieve<M: Memory>(
         &mut self,
         memory: &M,

@@ -4,15 +4,28 @@ use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use farside_remote::{Chain, Fabric, FabricError, NodeId, Reply, Status};
 use std::cell::Cell;
+use std::iter::successors;
 use std::time::Duration;
 
 /// How long a chain may find no buffer before the store is said to be out of memory.
-pub(crate) const OUT_OF_MEMORY_AFTER: Duration = Duration::from_millis(100);
+const OUT_OF_MEMORY_AFTER: Duration = Duration::from_millis(100);
 
 /// The first pause before asking again.
-pub(crate) const BACKOFF_FIRST: Duration = Duration::from_micros(50);
+const BACKOFF_FIRST: Duration = Duration::from_micros(50);
 /// The longest; pauses double.
-pub(crate) const BACKOFF_MAX: Duration = Duration::from_millis(5);
+const BACKOFF_MAX: Duration = Duration::from_millis(5);
+
+/// The pauses before asking again and again, until the store is said to be out of memory. Their sum says when that is
+/// and no clock: a machine that stood still for a while stood still for the node, too.
+pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
+    let doubling = successors(Some(BACKOFF_FIRST), |&pause| Some((pause * 2).min(BACKOFF_MAX)));
+    let mut waited = Duration::ZERO;
+    doubling.take_while(move |&pause| {
+        let is_due = waited < OUT_OF_MEMORY_AFTER;
+        waited += pause;
+        is_due
+    })
+}
 
 /// Runs a chain until it finds its buffers; answers false if it never did: nothing ran then.
 #[inline]
@@ -63,17 +76,11 @@ async fn retry<F: Fabric + Clock>(
     reply: &mut Reply,
     under_way: &Cell<bool>,
 ) -> Result<bool, FabricError> {
-    let since = fabric.now();
-    let mut backoff = BACKOFF_FIRST;
-    loop {
-        fabric.sleep(backoff).await;
-        backoff = (backoff * 2).min(BACKOFF_MAX);
-        let waited = fabric.now().saturating_sub(since);
+    for pause in pauses() {
+        fabric.sleep(pause).await;
         if once(fabric, node, chain, reply, under_way).await? {
             return Ok(true);
         }
-        if waited >= OUT_OF_MEMORY_AFTER {
-            return Ok(false);
-        }
     }
+    Ok(false)
 }

@@ -277,13 +277,16 @@ fn a_full_store_says_so_and_can_be_emptied_and_filled_again() {
         assert!(go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied"));
     }
     let again = fill(&mut client, 512, 0);
-    assert!(again * 10 > first / 2 * 8, "{again} of {} fit again", first / 2);
+    // Tombstones have two megabytes to themselves, and each that came before the second was empty a large buffer.
+    assert!(again * 2 > first / 2, "{again} of {} fit again", first / 2);
     for n in 0..first {
         go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied");
     }
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    home.settled("s");
     let large = fill(&mut client, 4000, 0);
-    assert!(large > 3_000, "{large} items of 4000 bytes where {first} of 512 were; {:?}", home.stat("s"));
+    // Each is in a segment that was emptied. How many are depends on where the four segments' worth of small buffers
+    // lie that are kept on their list.
+    assert!(large > 1_000, "{large} items of 4000 bytes where {first} of 512 were; {:?}", home.stat("s"));
     assert_eq!(value_of(&mut other, b"mine").as_deref(), Some(&b"untouched"[..]));
 }
 

@@ -643,6 +643,7 @@ mod tests {
         assert_eq!(huge_kib(memory.base), (2 * HUGE) >> 10, "half a page is none");
 
         let others = Mapping::attach(memory.fd().try_clone_to_owned().expect("one more")).expect("the same");
+        let others = wide::Wide::of(std::sync::Arc::new(others));
         others.will_fill(4 << 20, 2 * len);
         let Ok(()) = memory.write(4 << 20, b"here");
         assert_eq!(huge_kib(memory.base), (3 * HUGE) >> 10, "whoever asked");

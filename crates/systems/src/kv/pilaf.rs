@@ -20,7 +20,7 @@ pub mod layout;
 pub mod service;
 
 use super::{Item, Kv, KvError, Version, check_key, check_kind, fetch_store};
-use crate::ready::{BACKOFF_FIRST, BACKOFF_MAX, OUT_OF_MEMORY_AFTER};
+use crate::ready::pauses;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
@@ -273,17 +273,15 @@ impl<F: Fabric + Clock> Pilaf<F> {
     /// Asks again for as long as memory may yet come back from elsewhere in the store: deleted items of other sizes.
     #[cold]
     async fn call_until_ready(&mut self, request: &Request<'_>) -> Result<Option<Outcome>, KvError> {
-        let since = self.fabric.now();
-        let mut backoff = BACKOFF_FIRST;
-        loop {
-            self.fabric.sleep(backoff).await;
-            backoff = (backoff * 2).min(BACKOFF_MAX);
-            let waited = self.fabric.now().saturating_sub(since);
-            let outcome = self.call(request).await.map_err(KvError::of_install)?;
-            if outcome != Some(Outcome::OutOfMemory) || waited >= OUT_OF_MEMORY_AFTER {
-                return Ok(outcome);
+        let mut outcome = Some(Outcome::OutOfMemory);
+        for pause in pauses() {
+            self.fabric.sleep(pause).await;
+            outcome = self.call(request).await.map_err(KvError::of_install)?;
+            if outcome != Some(Outcome::OutOfMemory) {
+                break;
             }
         }
+        Ok(outcome)
     }
 }
 
