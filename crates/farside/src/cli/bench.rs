@@ -160,6 +160,9 @@ struct Ycsb {
     /// Keys whose slots each task remembers, at most 16777216; 0 for none, and for Pilaf always
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     slot_cache: u32,
+    /// Items that the store's table is made for, if more than there will be: fewer keys share a slot in a larger one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=ITEMS_MAX))]
+    items: Option<u64>,
     /// Give each key a slot of its own, as in the paper's runs
     #[arg(long)]
     collision_free: bool,
@@ -208,6 +211,8 @@ enum Phase {
 const ALL_TIMED_BELOW: u64 = 100_000;
 /// Most records of a store.
 const RECORDS_MAX: u64 = 1 << 30;
+/// And most items that a table can be asked for.
+const ITEMS_MAX: u64 = 1 << 32;
 
 /// For clap: operations a second.
 fn target(text: &str) -> Result<f64, String> {
@@ -313,6 +318,14 @@ impl Ycsb {
                 workload.records
             )));
         }
+        check_items(self.items, workload.records)?;
+        if self.items.is_some() && self.phase == Some(Phase::Run) {
+            return Err(Failure::Told(
+                "--items is for a table that is made: give it with --phase load, or give the store another by \
+                 'farside store rebuild'"
+                    .into(),
+            ));
+        }
         if let Some(name) = &self.distribution {
             workload.distribution = Distribution::named(name).ok_or_else(|| {
                 Failure::Told(format!(
@@ -353,6 +366,7 @@ impl Ycsb {
             insecure_udp: self.insecure_udp,
             idle: self.idle_ms.map(Duration::from_millis),
             value_size: value_size as usize,
+            items: self.items,
             threads: self.threads,
             tasks: self.tasks,
             slot_cache: self.slot_cache as usize,
@@ -422,6 +436,16 @@ impl Ycsb {
             );
         }
         Ok(())
+    }
+}
+
+/// A table that is made for fewer would grow while it is measured.
+fn check_items(items: Option<u64>, records: u64) -> Done {
+    match items {
+        Some(items) if items < records => Err(Failure::Told(format!(
+            "--items {items} is fewer than there are records: give {records} at least, or leave it out"
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -54,11 +54,12 @@ fn everyone_who_is_here_is_measured_in_every_way() {
         for line in &lines {
             assert_eq!(
                 line.as_object().expect("an object").len(),
-                20,
+                21,
                 "scripts rely on these fields: {line}"
             );
             assert_eq!((&line["workload"], &line["rounds"]), (&workload.into(), &2.into()));
             assert_eq!(line["turn_seconds"], 0.01);
+            assert_eq!(line["table_items"].as_u64(), line["records"].as_u64().map(|records| 2 * records), "{line}");
             // A second between two cores would be none of a cache line's; one core has no distance.
             let distance = &line["distance_ns"];
             let [nearest, farthest] = ["min", "max"].map(|field| number(&distance[field]));
@@ -123,7 +124,7 @@ fn people_are_told_of_each_way_and_of_what_is_missing() {
 
 #[test]
 fn what_cannot_be_compared_is_refused() {
-    let wrong: [(&[&str], &str); 16] = [
+    let wrong: [(&[&str], &str); 17] = [
         (&["--rivals", "redis"], "apt-get install redis-server', or leave it out by --rivals"),
         (&["--rivals", "lmdb,memcached"], "apt-get install memcached', or leave it out by --rivals"),
         (&["--rivals", "dragonfly"], "redis, memcached, lmdb"),
@@ -140,6 +141,7 @@ fn what_cannot_be_compared_is_refused() {
         (&["--seconds", "0"], "give 0.01 to"),
         (&["--seconds", "-1"], "give 0.01 to"),
         (&["--rounds", "-3"], "1.."),
+        (&["--items", "999999"], "give 1000000 at least"),
     ];
     for (arguments, remedy) in wrong {
         farside(["bench", "compare"].iter().chain(arguments)).refused(remedy);

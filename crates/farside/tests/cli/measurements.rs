@@ -164,6 +164,8 @@ fn the_two_phases_can_be_two_commands() {
     assert_eq!((&ran["load"], &ran["errors"], &ran["violations"]), (&().into(), &0.into(), &0.into()));
     assert!(node.run(["store", "list"]).done().text().starts_with("mine"), "it is still there");
     phase("run", &["--verify"]).refused("must know what was loaded");
+    phase("run", &["--items", "5000"]).refused("farside store rebuild");
+    phase("load", &["--items", "999"]).refused("give 1000 at least");
     phase("run", &["--system", "pilaf"]).refused("is a prism-kv, not a pilaf: give --system prism-kv");
     farside(more_records).refused("has no record 1000: it was loaded with fewer --records");
     phase("run", &["--value-size", "100"]).refused("give --value-size 512");
@@ -185,6 +187,8 @@ fn bench_ycsb_measures_local() {
     assert_eq!((&c["workload"], &c["distribution"]), (&"c".into(), &"uniform".into()));
     assert_eq!((&c["per_op"]["round_trips"], &c["mean_probes"]), (&1.0.into(), &1.0.into()));
     assert_eq!(c["per_op"]["atomics"], 0.0, "workload c only reads");
+    let roomy = ycsb(&["--fabric", "local", "--items", "8000"]);
+    assert_eq!(roomy["load_factor"], 1000.0 / 32768.0, "{roomy}");
 }
 
 #[test]

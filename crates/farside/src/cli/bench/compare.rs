@@ -56,6 +56,10 @@ pub(in crate::cli) struct Compare {
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 28))]
     records: u64,
+    /// Items that the tables of PRISM-KV and memcached are made for: fewer keys share a slot in larger ones [default:
+    /// twice the records]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    items: Option<u64>,
     /// Bytes of a value, 1 to 60000
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
@@ -122,6 +126,7 @@ impl Compare {
             for report in &compared.reports {
                 let mut object = serde_json::to_value(report)?;
                 object["turn_seconds"] = self.seconds.into();
+                object["table_items"] = self.items().into();
                 object["distance_ns"] = serde_json::to_value(compared.distance_ns)?;
                 object["machine"] = serde_json::to_value(&machine)?;
                 tell!("{object}");
@@ -141,7 +146,13 @@ impl Compare {
         tell!("{}.", compared.versions.join("; "));
         tell!("{}.", machine.told());
         telling::tell_tables(&compared.reports)?;
-        telling::tell_caveats(&compared.reports, compared.benchmarked, Cores::of_this_process()?.count())
+        let tables = telling::told_tables(self.records, self.items());
+        telling::tell_caveats(
+            &compared.reports,
+            compared.benchmarked,
+            tables,
+            Cores::of_this_process()?.count(),
+        )
     }
 
     /// Everyone who is here beside Farside, one client thread that reads uniformly, one at a time and 64 at once; where
@@ -159,6 +170,7 @@ impl Compare {
             workload: "c".into(),
             distribution: "uniform".into(),
             records,
+            items: None,
             value_size,
             threads: 1,
             depth: 64,
@@ -178,6 +190,7 @@ impl Compare {
 
     fn compared(&self) -> Result<Compared, Failure> {
         let turn = seconds(self.seconds)?;
+        super::check_items(self.items, self.records)?;
         if self.value_size > VALUE_MAX {
             return Err(Failure::Told(format!(
                 "--value-size {}: give {VALUE_MAX} at most, which every contender carries in one answer",
@@ -238,6 +251,12 @@ impl Compare {
             distance_ns,
             benchmarked: contenders.benchmark.as_ref().map(|(_, records)| *records),
         })
+    }
+
+    /// Items that a table is made for which does not grow by itself while it is measured. Twice the records, since
+    /// nobody makes a table that is full from the beginning.
+    fn items(&self) -> u64 {
+        self.items.unwrap_or(2 * self.records)
     }
 
     fn workload(&self) -> Result<Workload, Failure> {
@@ -327,7 +346,9 @@ impl Compare {
     /// Bytes that a rival has for its records.
     fn rival_bytes(&self) -> u64 {
         // Whatever divides memory into classes leaves up to a quarter of it unused.
-        self.records * (u64::from(self.value_size) * 5 / 4 + BESIDES_VALUE) + BESIDES_RECORDS
+        self.records * (u64::from(self.value_size) * 5 / 4 + BESIDES_VALUE)
+            + 16 * self.items()
+            + BESIDES_RECORDS
     }
 
     fn check_memory(&self, found: &Found) -> Done {
@@ -341,6 +362,7 @@ impl Compare {
         let asked = Asked {
             fabric: Some(FabricArg::Shm),
             value_size: self.value_size as usize,
+            items: Some(self.items()),
             threads: self.threads,
             tasks: self.depth,
             ..Asked::new(System::PrismKv, workload.clone())
@@ -371,7 +393,7 @@ impl Compare {
         let memcached = match &found.memcached {
             Some(program) => {
                 note!("memcached: {}", program.display());
-                let server = Server::memcached(program, folder, self.rival_bytes())?;
+                let server = Server::memcached(program, folder, self.rival_bytes(), self.items())?;
                 self.load::<Memcached>(&server.address, "memcached", self.records)?;
                 Some(server)
             }

@@ -58,6 +58,8 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) idle: Option<Duration>,
     pub(in crate::cli) workload: Workload,
     pub(in crate::cli) value_size: usize,
+    /// Items that the store's table is made for, if not as many as there will be.
+    pub(in crate::cli) items: Option<u64>,
     pub(in crate::cli) threads: u32,
     pub(in crate::cli) tasks: u32,
     pub(in crate::cli) slot_cache: usize,
@@ -112,6 +114,7 @@ impl Asked {
             idle: None,
             workload,
             value_size: 512,
+            items: None,
             threads: 1,
             tasks: 16,
             slot_cache: 0,
@@ -129,6 +132,11 @@ impl Asked {
             log: None,
             phases: Phases::Both,
         }
+    }
+
+    /// Items that the store's table is made for.
+    fn items(&self) -> u64 {
+        self.items.unwrap_or_else(|| self.workload.records + self.inserts_expected())
     }
 
     fn planned(&self) -> Result<Run, Failure> {
@@ -228,7 +236,7 @@ impl Session {
             Phases::Load(name) | Phases::Run(name) => name.clone(),
         };
         let new = NewStore {
-            items: Some(asked.workload.records + asked.inserts_expected()),
+            items: Some(asked.items()),
             collision_free: asked.collision_free,
             kind: asked.system.name().into(),
             ..NewStore::prism_kv(&store, quota)
@@ -671,7 +679,7 @@ impl Session {
             note!("farside: the first that went wrong: {first}");
         }
         let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
-        let slots = slots(self.asked.system, self.asked.workload.records);
+        let slots = slots(self.asked.system, self.asked.items());
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
             system: self.asked.system.name().into(),
@@ -686,7 +694,9 @@ impl Session {
             verified: self.asked.verify,
             load: self.load,
             seconds,
-            load_factor: Some(self.asked.workload.records as f64 / slots as f64),
+            // Who loaded the store may have asked for another table.
+            load_factor: (!matches!(self.asked.phases, Phases::Run(_)))
+                .then(|| self.asked.workload.records as f64 / slots as f64),
             mean_probes: Some(sampled.probes),
             page_size: info.map(|info| info.page_size),
             ops_per_s: Spread::of(&rates).expect("it is measured once at least").median,
@@ -864,13 +874,13 @@ pub(in crate::cli) fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<
     }
 }
 
-/// Slots of the table for so many records.
-fn slots(system: System, records: u64) -> u64 {
+/// Slots of the table for so many items.
+fn slots(system: System, items: u64) -> u64 {
     let slots = match system {
-        System::PrismKv => prism_kv::slots_for(records),
-        System::Pilaf => pilaf::slots_for(records),
+        System::PrismKv => prism_kv::slots_for(items),
+        System::Pilaf => pilaf::slots_for(items),
     };
-    slots.expect("fewer records can be asked for than the largest table has room for")
+    slots.expect("fewer items can be asked for than the largest table has room for")
 }
 
 /// Bytes for a table and the items, with room for what is on its way back while they are overwritten.
@@ -901,7 +911,7 @@ fn quota(asked: &Asked) -> Result<u64, Failure> {
     } else {
         whole * size_of(PART_MAX) + size_of(item % PART_MAX) + size_of(ITEM_MAX / 8)
     };
-    let table = slots(system, records)
+    let table = slots(system, asked.items())
         * match system {
             System::PrismKv => SLOT_SIZE,
             System::Pilaf => pilaf::ENTRY_SIZE,

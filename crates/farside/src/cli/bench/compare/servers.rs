@@ -81,14 +81,22 @@ impl Server {
         })
     }
 
-    /// memcached with one thread and room for so many bytes, in huge pages where the system has some, as ours are; it
-    /// refuses what does not fit, in place of forgetting.
-    pub(super) fn memcached(program: &Path, folder: &Folder, bytes: u64) -> Result<Server, Failure> {
+    /// memcached with one thread, a table for so many items and room for so many bytes, in huge pages where the system
+    /// has some, as ours are; it refuses what does not fit, in place of forgetting.
+    pub(super) fn memcached(
+        program: &Path,
+        folder: &Folder,
+        bytes: u64,
+        items: u64,
+    ) -> Result<Server, Failure> {
+        // What it begins with if nobody says: of two to the power of this many places.
+        const HASHPOWER: u32 = 16;
         let log = folder.path().join("memcached.log");
         let megabytes = bytes.div_ceil(1 << 20).to_string();
+        let hashpower = format!("hashpower={}", items.next_power_of_two().ilog2().max(HASHPOWER));
         Server::start::<Memcached>("memcached", program, &log, None, |command, port| {
             command.args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-M", "-R", "1000", "-m", &megabytes]);
-            command.args(["-p", &port.to_string()]);
+            command.args(["-p", &port.to_string(), "-o", &hashpower]);
             // Where the system knows nothing of huge pages it would refuse to start.
             if Path::new("/sys/kernel/mm/transparent_hugepage/enabled").is_file() {
                 command.arg("-L");

@@ -4,6 +4,7 @@
 
 use crate::cli::Done;
 use farside_bench::compare::rows::{Client, CompareReport, Cores, table};
+use farside_systems::kv::prism_kv::layout::{SLOT_SIZE, slots_for};
 
 /// Columns that a paragraph has at most.
 const WIDTH: usize = 112;
@@ -37,7 +38,12 @@ pub(super) fn tell_tables(reports: &[CompareReport]) -> Done {
 }
 
 /// What a reader must know to judge the tables.
-pub(super) fn tell_caveats(reports: &[CompareReport], benchmarked: Option<u64>, cores: usize) -> Done {
+pub(super) fn tell_caveats(
+    reports: &[CompareReport],
+    benchmarked: Option<u64>,
+    tables: String,
+    cores: usize,
+) -> Done {
     tell!();
     let is_here = |name: &str| reports.iter().any(|report| report.contender == name);
     let general = [
@@ -71,6 +77,7 @@ pub(super) fn tell_caveats(reports: &[CompareReport], benchmarked: Option<u64>, 
                  are all there, and looks at no value."
             )
         }),
+        Some(tables),
         Some(
             "Farside's engine looks for requests for a while before it sleeps: while it is asked it takes all of its \
              core, where Redis and memcached sleep whenever there is nothing to do. 'server s/Mop' tells what that \
@@ -96,6 +103,17 @@ pub(super) fn tell_caveats(reports: &[CompareReport], benchmarked: Option<u64>, 
         tell!("{}", wrapped(&paragraph));
     }
     Ok(())
+}
+
+/// How large the hash tables are.
+pub(super) fn told_tables(records: u64, items: u64) -> String {
+    let slots = slots_for(items).expect("fewer can be asked for than the largest table has room for");
+    let bytes = slots as f64 * SLOT_SIZE as f64 / records as f64;
+    format!(
+        "PRISM-KV's table is made for {items} items: {bytes:.0} bytes of it for each record. The larger it is, the \
+         fewer gets need a second request; --items says how large. memcached's has as many places from the beginning; \
+         Redis makes its own."
+    )
 }
 
 /// Where Farside is behind, if it is anywhere.
