@@ -59,7 +59,11 @@ fn everyone_who_is_here_is_measured_in_every_way() {
             );
             assert_eq!((&line["workload"], &line["rounds"]), (&workload.into(), &2.into()));
             assert_eq!(line["turn_seconds"], 0.01);
-            assert_eq!(line["table_items"].as_u64(), line["records"].as_u64().map(|records| 2 * records), "{line}");
+            assert_eq!(
+                line["table_items"].as_u64(),
+                line["records"].as_u64().map(|records| 2 * records),
+                "{line}"
+            );
             // A second between two cores would be none of a cache line's; one core has no distance.
             let distance = &line["distance_ns"];
             let [nearest, farthest] = ["min", "max"].map(|field| number(&distance[field]));
