@@ -255,6 +255,14 @@ fn one_way(text: &str) -> Result<Duration, String> {
 /// What to do where the memory that is wanted is not there.
 const FEWER_RECORDS: &str = "ask for fewer --records or a smaller --value-size";
 
+/// The same for whoever said how large the table is to be, if he did.
+fn fewer(items: Option<u64>) -> &'static str {
+    match items {
+        Some(_) => "ask for fewer --items or --records, or a smaller --value-size",
+        None => FEWER_RECORDS,
+    }
+}
+
 impl Bench {
     pub(super) fn run(self) -> Done {
         match self.what {

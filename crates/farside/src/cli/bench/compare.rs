@@ -12,7 +12,7 @@ mod servers;
 mod telling;
 
 use super::session::Asked;
-use super::{Done, FEWER_RECORDS, FabricArg, Failure, Session, System, seconds};
+use super::{Done, FabricArg, Failure, Session, System, fewer, seconds};
 use crate::cli::files::Folder;
 use crate::cli::machine::Machine;
 use crate::cli::{check_available, progress, value_size, warn_of_unused};
@@ -354,7 +354,7 @@ impl Compare {
     fn check_memory(&self, found: &Found) -> Done {
         let rivals = [found.redis.is_some(), found.memcached.is_some(), found.lmdb];
         let rivals = rivals.into_iter().filter(|&is_here| is_here).count() as u64;
-        check_available((rivals + 1) * self.rival_bytes(), FEWER_RECORDS)
+        check_available((rivals + 1) * self.rival_bytes(), fewer(self.items))
     }
 
     /// Starts everyone and loads the records.

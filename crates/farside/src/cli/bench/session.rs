@@ -9,7 +9,7 @@ pub(in crate::cli) use lent::Lent;
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
 
-use super::{FEWER_RECORDS, FabricArg, System};
+use super::{FabricArg, System, fewer};
 use crate::cli::{Failure, check_available, files, progress};
 use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
@@ -216,7 +216,7 @@ impl Session {
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
         let first = all.first().expect("something is to be measured");
         if first.pool.is_none() {
-            check_available(memory, FEWER_RECORDS)?;
+            check_available(memory, fewer(first.items))?;
         }
         let runs = all.iter().map(Asked::planned).collect::<Result<Vec<Run>, Failure>>()?;
         let (pool, node) = reach(first, memory, also)?;
