@@ -1,167 +1,45 @@
 //! One loaded store under measurement, on a node that was started for it or one that was there.
 
+mod asked;
 mod lent;
 mod node;
+mod outcome;
 mod pace;
 mod rounds;
 
+pub(in crate::cli) use asked::{Asked, Log, Phases, SAMPLED};
 pub(in crate::cli) use lent::Lent;
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
 
 use super::{FabricArg, System, fewer};
 use crate::cli::{Failure, check_available, files, progress};
+use asked::quota;
 use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
-use farside_bench::driver::{ByOperation, Interval, Plan, Run, Tally, Thread};
+use farside_bench::driver::{Interval, Run, Thread};
 use farside_bench::report::{
-    self, CpuSeconds, IntervalLog, Latencies, LatencyUs, LoadReport, OperationReport, PerOp, Spread,
-    V2DeflateSerializer, YcsbReport,
+    self, IntervalLog, Latencies, LatencyUs, LoadReport, V2DeflateSerializer, YcsbReport,
 };
-use farside_bench::workload::{Operation, Workload};
+use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, Turns, block_on};
-use farside_fabrics::layer::count::{Costs, Count};
+use farside_fabrics::layer::count::Count;
 use farside_fabrics::layer::delay::{Delay, Distance};
-use farside_fabrics::layer::fault::{Faults, Strikes};
+use farside_fabrics::layer::fault::Strikes;
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::timer;
 use farside_remote::NodeId;
-use farside_remote::arena::class::Class;
-use farside_remote::arena::session::Counters;
-use farside_systems::kv::pilaf::layout as pilaf;
-use farside_systems::kv::prism_kv::layout as prism_kv;
-use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE};
 use farside_systems::kv::{Kv, KvError};
 use node::reach;
+use outcome::{Ended, Sampled, difference};
 use pace::{Start, Step};
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-/// What is to be measured.
-#[derive(Clone)]
-pub(in crate::cli) struct Asked {
-    pub(in crate::cli) system: System,
-    /// Of the node that is started for it; of one that is named, what it is reached by, if that was said.
-    pub(in crate::cli) fabric: Option<FabricArg>,
-    pub(in crate::cli) pool: Option<String>,
-    pub(in crate::cli) token_file: Option<String>,
-    pub(in crate::cli) tls_ca: Option<String>,
-    pub(in crate::cli) insecure_udp: bool,
-    /// How long each task waits before each operation, if it does.
-    pub(in crate::cli) idle: Option<Duration>,
-    pub(in crate::cli) workload: Workload,
-    pub(in crate::cli) value_size: usize,
-    /// Items that the store's table is made for, if not as many as there will be.
-    pub(in crate::cli) items: Option<u64>,
-    pub(in crate::cli) threads: u32,
-    pub(in crate::cli) tasks: u32,
-    pub(in crate::cli) slot_cache: usize,
-    pub(in crate::cli) collision_free: bool,
-    pub(in crate::cli) verify: bool,
-    /// How far away the node is to be, besides what is there.
-    pub(in crate::cli) distance: Option<Distance>,
-    pub(in crate::cli) faults: Option<Faults>,
-    pub(in crate::cli) quiet: bool,
-    /// One latency is taken in so many operations.
-    pub(in crate::cli) sampled: u64,
-    /// Operations a second that are due, in place of a closed loop.
-    pub(in crate::cli) target: Option<f64>,
-    /// Operations after which a repeat is over, if not before.
-    pub(in crate::cli) operations: Option<u64>,
-    /// Seconds that a repeat takes, if it is not over before: for how much memory it needs.
-    pub(in crate::cli) seconds: f64,
-    pub(in crate::cli) warm_up: Duration,
-    pub(in crate::cli) repeats: u32,
-    pub(in crate::cli) log: Option<Log>,
-    pub(in crate::cli) phases: Phases,
-}
-
-/// Latencies by intervals of time, in a file.
-#[derive(Clone)]
-pub(in crate::cli) struct Log {
-    pub(in crate::cli) path: PathBuf,
-    pub(in crate::cli) every: Duration,
-}
-
-/// What of YCSB's two phases is to be done, on which store.
-#[derive(Clone, Debug, PartialEq)]
-pub(in crate::cli) enum Phases {
-    /// Both, on a store that is made for it and goes with it.
-    Both,
-    /// Makes this store and loads it.
-    Load(String),
-    /// Runs on this store, which was loaded before.
-    Run(String),
-}
-
-impl Asked {
-    /// One client thread that reads and writes a store of its own in a closed loop.
-    pub(in crate::cli) fn new(system: System, workload: Workload) -> Asked {
-        Asked {
-            system,
-            fabric: None,
-            pool: None,
-            token_file: None,
-            tls_ca: None,
-            insecure_udp: false,
-            idle: None,
-            workload,
-            value_size: 512,
-            items: None,
-            threads: 1,
-            tasks: 16,
-            slot_cache: 0,
-            collision_free: false,
-            verify: false,
-            distance: None,
-            faults: None,
-            quiet: false,
-            sampled: SAMPLED,
-            target: None,
-            operations: None,
-            seconds: 5.0,
-            warm_up: WARM_UP,
-            repeats: 1,
-            log: None,
-            phases: Phases::Both,
-        }
-    }
-
-    /// Items that the store's table is made for.
-    fn items(&self) -> u64 {
-        self.items.unwrap_or_else(|| self.workload.records + self.inserts_expected())
-    }
-
-    fn planned(&self) -> Result<Run, Failure> {
-        let plan = Plan {
-            workload: self.workload.clone(),
-            value_size: self.value_size,
-            tasks: self.threads * self.tasks,
-            verify: self.verify,
-            sampled: self.sampled,
-            seed: 42,
-        };
-        Run::new(plan).map_err(Failure::Told)
-    }
-
-    /// Records that the run is going to add, so that there is room for them: as many as there can be, if nobody says.
-    fn inserts_expected(&self) -> u64 {
-        const OPS_PER_S_MAX: f64 = 4e6;
-        let share = self.workload.mix.share(Operation::Insert);
-        let operations = match (self.operations, self.target) {
-            (Some(operations), _) => operations as f64,
-            (None, target) => target.unwrap_or(OPS_PER_S_MAX) * (self.seconds + self.warm_up.as_secs_f64()),
-        };
-        (operations * share * f64::from(self.repeats)) as u64
-    }
-}
 
 /// A store that is loaded.
 pub(in crate::cli) struct Session {
@@ -183,10 +61,6 @@ pub(in crate::cli) struct Session {
 
 /// Tasks of each thread while the store is loaded, however many are measured.
 const LOADERS: u32 = 64;
-/// How long each thread runs before it is measured, if nobody says.
-pub(in crate::cli) const WARM_UP: Duration = Duration::from_millis(500);
-/// One latency is taken in so many operations, if nobody says.
-pub(in crate::cli) const SAMPLED: u64 = 64;
 /// Operations of which the round trips are counted, and how long that may take.
 const COUNTED: u64 = 20_000;
 const COUNT_MAX: Duration = Duration::from_millis(500);
@@ -668,57 +542,6 @@ impl Session {
         let probes = counted.take().requests as f64 / read as f64 / reads_of_a_probe;
         Ok(Sampled { costs: all, operations: operations as f64, probes })
     }
-
-    fn report(&self, repeats: Vec<Ended>, sampled: &Sampled) -> YcsbReport {
-        let rates: Vec<f64> = repeats.iter().map(|ended| ended.operations_per_s).collect();
-        let seconds = repeats.iter().map(|ended| ended.seconds).sum();
-        let ended = repeats.into_iter().fold(Ended::default(), Ended::with_later);
-        let tally = &ended.tally;
-        let operations = tally.operations().max(1) as f64;
-        if let Some(first) = tally.told.first() {
-            note!("farside: the first that went wrong: {first}");
-        }
-        let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
-        let slots = slots(self.asked.system, self.asked.items());
-        let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
-        YcsbReport {
-            system: self.asked.system.name().into(),
-            fabric: self.pool.fabric().into(),
-            workload: self.asked.workload.name.clone(),
-            distribution: self.asked.workload.distribution.name().into(),
-            records: self.asked.workload.records,
-            value_size: self.asked.value_size as u64,
-            threads: self.asked.threads.into(),
-            tasks: self.asked.tasks.into(),
-            target_ops_per_s: self.asked.target,
-            verified: self.asked.verify,
-            load: self.load,
-            seconds,
-            // Who loaded the store may have asked for another table.
-            load_factor: (!matches!(self.asked.phases, Phases::Run(_)))
-                .then(|| self.asked.workload.records as f64 / slots as f64),
-            mean_probes: Some(sampled.probes),
-            page_size: info.map(|info| info.page_size),
-            ops_per_s: Spread::of(&rates).expect("it is measured once at least").median,
-            repeats_ops_per_s: rates,
-            latency_us: LatencyUs::from(&tally.latencies.all()),
-            operations: operations_of(tally),
-            per_op: match self.asked.system {
-                System::PrismKv => PerOp {
-                    round_trips: sampled.costs.round_trips as f64 / sampled.operations,
-                    requests: ended.counters.chains as f64 / operations,
-                    bytes_out: ended.counters.bytes_in as f64 / operations,
-                    bytes_in: ended.counters.bytes_out as f64 / operations,
-                    atomics: ended.counters.atomics as f64 / operations,
-                },
-                // Whoever runs chains counts no calls.
-                System::Pilaf => sampled.per_op(),
-            },
-            cpu_s_per_mop: CpuSeconds { client: per_mop(ended.own_cpu), node: ended.node_cpu.map(per_mop) },
-            errors: tally.errors,
-            violations: tally.violations,
-        }
-    }
 }
 
 /// Where latencies are cut into intervals.
@@ -727,20 +550,6 @@ struct Cut {
     since: Instant,
     every: Duration,
     to: mpsc::Sender<Interval>,
-}
-
-/// What came of each kind of operation.
-fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
-    let of = |operation: Operation| {
-        let latencies = |of: &ByOperation| of.of(operation).map(LatencyUs::from);
-        let done = OperationReport {
-            count: tally.done[operation as usize],
-            latency_us: latencies(&tally.latencies).unwrap_or_default(),
-            service_us: latencies(&tally.service),
-        };
-        (operation.name().to_owned(), done)
-    };
-    Operation::ALL.into_iter().map(of).filter(|(_, done)| done.count > 0).collect()
 }
 
 /// Whether what a run is to read is there: the records at either end, and as long as it takes them to be.
@@ -781,77 +590,6 @@ fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failur
     Ok(())
 }
 
-/// What some operations cost, of one client that has the node for itself.
-#[derive(Clone)]
-struct Sampled {
-    costs: Costs,
-    operations: f64,
-    /// Per read.
-    probes: f64,
-}
-
-impl Sampled {
-    fn per_op(&self) -> PerOp {
-        let each = |count: u64| count as f64 / self.operations;
-        PerOp {
-            round_trips: each(self.costs.round_trips),
-            requests: each(self.costs.requests + self.costs.calls),
-            bytes_out: each(self.costs.bytes_out),
-            bytes_in: each(self.costs.bytes_in),
-            atomics: each(self.costs.atomics),
-        }
-    }
-}
-
-/// What one client came to, or all of them.
-#[derive(Default)]
-struct Ended {
-    tally: Tally,
-    seconds: f64,
-    operations_per_s: f64,
-    counters: Counters,
-    own_cpu: Duration,
-    node_cpu: Option<Duration>,
-}
-
-impl Ended {
-    /// Both, one after the other.
-    fn with_later(mut self, later: Ended) -> Ended {
-        self.tally.merge(later.tally);
-        self.counters.add(&later.counters);
-        self.own_cpu += later.own_cpu;
-        self.node_cpu = match (self.node_cpu, later.node_cpu) {
-            (Some(before), Some(later)) => Some(before + later),
-            (before, later) => before.or(later),
-        };
-        self
-    }
-
-    /// Both, at the same time.
-    fn add(&mut self, other: Ended) {
-        self.operations_per_s += other.tally.operations() as f64 / other.seconds;
-        self.seconds = self.seconds.max(other.seconds);
-        self.tally.merge(other.tally);
-        self.counters.add(&other.counters);
-        // These are of whole processes, so every thread sees all of it.
-        self.own_cpu = self.own_cpu.max(other.own_cpu);
-        self.node_cpu = self.node_cpu.max(other.node_cpu);
-    }
-}
-
-fn difference(now: Counters, before: Counters) -> Counters {
-    Counters {
-        chains: now.chains - before.chains,
-        ops: now.ops - before.ops,
-        bytes_in: now.bytes_in - before.bytes_in,
-        bytes_out: now.bytes_out - before.bytes_out,
-        atomics: now.atomics - before.atomics,
-        not_ready: now.not_ready - before.not_ready,
-        refused: now.refused - before.refused,
-        retired: now.retired - before.retired,
-    }
-}
-
 fn own_cpu() -> Duration {
     report::own_cpu_time().expect("Linux tells a process its own time")
 }
@@ -872,51 +610,4 @@ pub(in crate::cli) fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<
         Some(_) => Delay::of_requests(Rc::clone(endpoint), distance),
         None => Delay::of_answers(Rc::clone(endpoint), distance),
     }
-}
-
-/// Slots of the table for so many items.
-fn slots(system: System, items: u64) -> u64 {
-    let slots = match system {
-        System::PrismKv => prism_kv::slots_for(items),
-        System::Pilaf => pilaf::slots_for(items),
-    };
-    slots.expect("fewer items can be asked for than the largest table has room for")
-}
-
-/// Bytes for a table and the items, with room for what is on its way back while they are overwritten.
-///
-/// # Errors
-/// The system has no items of that size.
-fn quota(asked: &Asked) -> Result<u64, Failure> {
-    const KEY_SIZE: usize = 8;
-    const STATE_SIZE: u64 = 16;
-    const SLACK: u64 = 96 << 20;
-    let records = asked.workload.records + asked.inserts_expected();
-    let (system, tasks) = (asked.system, asked.threads * asked.tasks);
-    let item = HEADER_SIZE + KEY_SIZE + asked.value_size;
-    const _: () = assert!(HEADER_SIZE == pilaf::HEADER_SIZE && ITEM_MAX == pilaf::ITEM_MAX);
-    if system == System::Pilaf && item > ITEM_MAX {
-        return Err(Failure::Told(format!(
-            "a value of Pilaf has at most {} bytes here: give a smaller --value-size, or --system prism-kv",
-            pilaf::PAIR_MAX - KEY_SIZE
-        )));
-    }
-    let whole = (item / PART_MAX) as u64;
-    let size_of = |len: usize| {
-        let class = Class::for_len(len).expect("a buffer holds any item of one piece, and any part");
-        u64::from(class.size) + STATE_SIZE
-    };
-    let each = if item <= ITEM_MAX {
-        size_of(item)
-    } else {
-        whole * size_of(PART_MAX) + size_of(item % PART_MAX) + size_of(ITEM_MAX / 8)
-    };
-    let table = slots(system, asked.items())
-        * match system {
-            System::PrismKv => SLOT_SIZE,
-            System::Pilaf => pilaf::ENTRY_SIZE,
-        };
-    let items = records * each;
-    let on_the_way = u64::from(tasks) * each * 1024;
-    Ok((table + items + items / 16 + on_the_way.min(1 << 30) + SLACK).next_multiple_of(1 << 20))
 }

@@ -1,0 +1,150 @@
+//! What a measurement came to: of one client, of all, of all repeats, and as it is reported.
+
+use super::asked::slots;
+use super::{Phases, Session};
+use crate::cli::bench::System;
+use farside_bench::driver::{ByOperation, Tally};
+use farside_bench::report::{CpuSeconds, LatencyUs, OperationReport, PerOp, Spread, YcsbReport};
+use farside_bench::workload::Operation;
+use farside_fabrics::layer::count::Costs;
+use farside_remote::arena::session::Counters;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+impl Session {
+    pub(super) fn report(&self, repeats: Vec<Ended>, sampled: &Sampled) -> YcsbReport {
+        let rates: Vec<f64> = repeats.iter().map(|ended| ended.operations_per_s).collect();
+        let seconds = repeats.iter().map(|ended| ended.seconds).sum();
+        let ended = repeats.into_iter().fold(Ended::default(), Ended::with_later);
+        let tally = &ended.tally;
+        let operations = tally.operations().max(1) as f64;
+        if let Some(first) = tally.told.first() {
+            note!("farside: the first that went wrong: {first}");
+        }
+        let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
+        let slots = slots(self.asked.system, self.asked.items());
+        let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
+        YcsbReport {
+            system: self.asked.system.name().into(),
+            fabric: self.pool.fabric().into(),
+            workload: self.asked.workload.name.clone(),
+            distribution: self.asked.workload.distribution.name().into(),
+            records: self.asked.workload.records,
+            value_size: self.asked.value_size as u64,
+            threads: self.asked.threads.into(),
+            tasks: self.asked.tasks.into(),
+            target_ops_per_s: self.asked.target,
+            verified: self.asked.verify,
+            load: self.load,
+            seconds,
+            // Who loaded the store may have asked for another table.
+            load_factor: (!matches!(self.asked.phases, Phases::Run(_)))
+                .then(|| self.asked.workload.records as f64 / slots as f64),
+            mean_probes: Some(sampled.probes),
+            page_size: info.map(|info| info.page_size),
+            ops_per_s: Spread::of(&rates).expect("it is measured once at least").median,
+            repeats_ops_per_s: rates,
+            latency_us: LatencyUs::from(&tally.latencies.all()),
+            operations: operations_of(tally),
+            per_op: match self.asked.system {
+                System::PrismKv => PerOp {
+                    round_trips: sampled.costs.round_trips as f64 / sampled.operations,
+                    requests: ended.counters.chains as f64 / operations,
+                    bytes_out: ended.counters.bytes_in as f64 / operations,
+                    bytes_in: ended.counters.bytes_out as f64 / operations,
+                    atomics: ended.counters.atomics as f64 / operations,
+                },
+                // Whoever runs chains counts no calls.
+                System::Pilaf => sampled.per_op(),
+            },
+            cpu_s_per_mop: CpuSeconds { client: per_mop(ended.own_cpu), node: ended.node_cpu.map(per_mop) },
+            errors: tally.errors,
+            violations: tally.violations,
+        }
+    }
+}
+
+/// What came of each kind of operation.
+fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
+    let of = |operation: Operation| {
+        let latencies = |of: &ByOperation| of.of(operation).map(LatencyUs::from);
+        let done = OperationReport {
+            count: tally.done[operation as usize],
+            latency_us: latencies(&tally.latencies).unwrap_or_default(),
+            service_us: latencies(&tally.service),
+        };
+        (operation.name().to_owned(), done)
+    };
+    Operation::ALL.into_iter().map(of).filter(|(_, done)| done.count > 0).collect()
+}
+
+/// What some operations cost, of one client that has the node for itself.
+#[derive(Clone)]
+pub(super) struct Sampled {
+    pub(super) costs: Costs,
+    pub(super) operations: f64,
+    /// Per read.
+    pub(super) probes: f64,
+}
+
+impl Sampled {
+    fn per_op(&self) -> PerOp {
+        let each = |count: u64| count as f64 / self.operations;
+        PerOp {
+            round_trips: each(self.costs.round_trips),
+            requests: each(self.costs.requests + self.costs.calls),
+            bytes_out: each(self.costs.bytes_out),
+            bytes_in: each(self.costs.bytes_in),
+            atomics: each(self.costs.atomics),
+        }
+    }
+}
+
+/// What one client came to, or all of them.
+#[derive(Default)]
+pub(super) struct Ended {
+    pub(super) tally: Tally,
+    pub(super) seconds: f64,
+    pub(super) operations_per_s: f64,
+    pub(super) counters: Counters,
+    pub(super) own_cpu: Duration,
+    pub(super) node_cpu: Option<Duration>,
+}
+
+impl Ended {
+    /// Both, one after the other.
+    pub(super) fn with_later(mut self, later: Ended) -> Ended {
+        self.tally.merge(later.tally);
+        self.counters.add(&later.counters);
+        self.own_cpu += later.own_cpu;
+        self.node_cpu = match (self.node_cpu, later.node_cpu) {
+            (Some(before), Some(later)) => Some(before + later),
+            (before, later) => before.or(later),
+        };
+        self
+    }
+
+    /// Both, at the same time.
+    pub(super) fn add(&mut self, other: Ended) {
+        self.operations_per_s += other.tally.operations() as f64 / other.seconds;
+        self.seconds = self.seconds.max(other.seconds);
+        self.tally.merge(other.tally);
+        self.counters.add(&other.counters);
+        // These are of whole processes, so every thread sees all of it.
+        self.own_cpu = self.own_cpu.max(other.own_cpu);
+        self.node_cpu = self.node_cpu.max(other.node_cpu);
+    }
+}
+
+pub(super) fn difference(now: Counters, before: Counters) -> Counters {
+    Counters {
+        chains: now.chains - before.chains,
+        ops: now.ops - before.ops,
+        bytes_in: now.bytes_in - before.bytes_in,
+        bytes_out: now.bytes_out - before.bytes_out,
+        atomics: now.atomics - before.atomics,
+        not_ready: now.not_ready - before.not_ready,
+        refused: now.refused - before.refused,
+        retired: now.retired - before.retired,
+    }
+}
