@@ -238,7 +238,7 @@ impl Reclaim {
     }
 
     /// One step for a class of a region that is short of memory: what is parked goes back where the list has run
-    /// low; where it has plenty, a buffer is taken off it and parked. False if neither is the case.
+    /// low; where it has plenty, a buffer is taken off it and parked. False if there was nothing to do.
     pub fn relieve<M: Memory>(
         &mut self,
         memory: &M,

@@ -16,7 +16,8 @@ const BACKOFF_FIRST: Duration = Duration::from_micros(50);
 const BACKOFF_MAX: Duration = Duration::from_millis(5);
 
 /// The pauses before asking again and again, until the store is said to be out of memory. Their sum says when that is
-/// and no clock: a machine that stood still for a while stood still for the node, too.
+/// and no clock: a machine that stood still for a while stood still for the node, too. What the requests between them
+/// take comes on top: 26 round trips.
 pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
     let doubling = successors(Some(BACKOFF_FIRST), |&pause| Some((pause * 2).min(BACKOFF_MAX)));
     let mut waited = Duration::ZERO;

@@ -30,10 +30,10 @@ fn has_plenty() -> bool {
     let memory = Mapping::create(MEMORY, Pages::Auto).expect("memory");
     let before = huge();
     memory.will_fill(0, MEMORY);
-    huge() - before + (4 << 20) >= MEMORY
+    huge().saturating_sub(before) + (4 << 20) >= MEMORY
 }
 
-const MEMORY: u64 = 128 << 20;
+const MEMORY: u64 = 192 << 20;
 
 #[test]
 fn tables_and_buffers_lie_in_huge_pages_whoever_runs_the_chains() {
@@ -53,14 +53,17 @@ fn tables_and_buffers_lie_in_huge_pages_whoever_runs_the_chains() {
 fn trial() -> Result<(), String> {
     let memory = Mapping::create(MEMORY, Pages::Auto).expect("memory");
     let before = huge();
-    if before == 0 {
+    if before == 0 && memory.page_size().0 == 2 << 20 {
         eprintln!("not tried: huge pages are reserved here");
         return Ok(());
+    }
+    if before == 0 {
+        return Err("the memory itself got no huge pages".into());
     }
     let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let home = Home::with(memory, Options { listen: vec![Listen::Udp(address)], ..Options::default() });
     let check = |what: &str, since: u64, expected: u64| {
-        let made = huge() - since;
+        let made = huge().saturating_sub(since);
         let told = format!("{what}: {made} bytes of at least {expected} lie in huge pages");
         if made >= expected { Ok(()) } else { Err(told) }
     };
@@ -93,6 +96,7 @@ fn trial() -> Result<(), String> {
     check("what an engine fills", before, filled - 2 * SEGMENT_SIZE)?;
 
     let before = huge();
-    home.ask(Ask::RebuildStore { name: "s".into(), parameters: r#"{"items": 400000}"#.into() });
-    check("a larger table", before, 3 * store.table_len)
+    home.ask(Ask::RebuildStore { name: "s".into(), parameters: r#"{"items": 800000}"#.into() });
+    // Eight times the first, whose pages may be gone by now.
+    check("a larger table", before, 6 * store.table_len)
 }

@@ -277,15 +277,16 @@ fn a_full_store_says_so_and_can_be_emptied_and_filled_again() {
         assert!(go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied"));
     }
     let again = fill(&mut client, 512, 0);
-    // Tombstones have two megabytes to themselves, and each that came before the second was empty a large buffer.
+    // One segment of small buffers is there for tombstones alone. A tombstone that finds none of them free has a buffer
+    // as large as that of the item it replaces, until a segment has been emptied of items and is cut into small ones.
     assert!(again * 2 > first / 2, "{again} of {} fit again", first / 2);
     for n in 0..first {
         go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied");
     }
     home.settled("s");
     let large = fill(&mut client, 4000, 0);
-    // Each is in a segment that was emptied. How many are depends on where the four segments' worth of small buffers
-    // lie that are kept on their list.
+    // These lie in segments that hold no smaller buffer any more. Four segments' worth of small buffers stay on their
+    // list, and in how many segments they lie is chance.
     assert!(large > 1_000, "{large} items of 4000 bytes where {first} of 512 were; {:?}", home.stat("s"));
     assert_eq!(value_of(&mut other, b"mine").as_deref(), Some(&b"untouched"[..]));
 }

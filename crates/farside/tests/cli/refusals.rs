@@ -12,7 +12,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
     let file = format!("shm:{}", node.folder().join("log").display());
-    let wrong: [(&[&str], &str); 100] = [
+    let wrong: [(&[&str], &str); 102] = [
         // Commands and flags.
         (&["frobnicate"], "--help"),
         (&["kv", "steal", "k"], "--help"),
@@ -102,7 +102,40 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["bench", "ycsb", "--value-size", "17MiB"], "give 1 to 16MiB"),
         (&["bench", "ycsb", "--seconds", "0"], "give 0.01 to"),
         (&["bench", "ycsb", "--records", "1000000000", "--value-size", "10000000"], "fewer --records"),
-        (&["bench", "ycsb", "--records", "1000", "--items", "4294967296"], "fewer --items"),
+        (
+            &[
+                "bench",
+                "ycsb",
+                "--records",
+                "1000000000",
+                "--items",
+                "1000000000",
+                "--value-size",
+                "10000000",
+            ],
+            "fewer --items",
+        ),
+        (
+            &["bench", "ycsb", "--workload", "d", "--operations", "18446744073709551615"],
+            "or let fewer be inserted, by --operations",
+        ),
+        (
+            &[
+                "bench",
+                "ycsb",
+                "--workload",
+                "d",
+                "--records",
+                "900",
+                "--items",
+                "900",
+                "--operations",
+                "1000",
+                "--warm-up",
+                "0",
+            ],
+            "900 records and up to 50 that the run inserts: give 950 at least",
+        ),
         (&["bench", "ycsb", "--verify", "--value-size", "1", "--records", "10"], "--value-size 28 at least"),
         (&["bench", "ycsb", "--fabric", "udp", "--delay", "2s"], "give 1 s at most"),
         (&["bench", "ycsb", "--fabric", "udp", "--pool", &url], "by shm, not by udp: leave --fabric out"),

@@ -26,6 +26,7 @@ use farside_bench::compare::{self, Address, Client, Dialect, Waiting};
 use farside_bench::driver::{Run, Thread};
 use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
+use farside_systems::kv::prism_kv::layout::{SLOT_SIZE, slots_for};
 use lanes::{Lane, Who};
 pub(super) use servers::RivalServer;
 use servers::Server;
@@ -190,7 +191,6 @@ impl Compare {
 
     fn compared(&self) -> Result<Compared, Failure> {
         let turn = seconds(self.seconds)?;
-        super::check_items(self.items, self.records)?;
         if self.value_size > VALUE_MAX {
             return Err(Failure::Told(format!(
                 "--value-size {}: give {VALUE_MAX} at most, which every contender carries in one answer",
@@ -205,6 +205,8 @@ impl Compare {
         }
         let workload = self.workload()?;
         compare::check(&workload).map_err(Failure::Told)?;
+        let asked = self.asked(&workload);
+        asked.check_items()?;
         let cores = Cores::of_this_process()?;
         let found = self.find()?;
         if found.is_nobody() {
@@ -220,7 +222,7 @@ impl Compare {
         note!("workload {workload}; values of {} bytes", self.value_size);
         let folder = Folder::make("compare").map_err(Failure::Told)?;
         let left_out = found.left_out.clone();
-        let contenders = self.start(&workload, found, &folder)?;
+        let contenders = self.start(asked, found, &folder)?;
         let mut lanes = self.lanes(&contenders, &cores);
         let run = contenders.run();
         let threads_max = lanes.iter().map(|lane| lane.way.threads).max().unwrap_or(0);
@@ -253,10 +255,22 @@ impl Compare {
         })
     }
 
-    /// Items that a table is made for which does not grow by itself while it is measured. Twice the records, since
-    /// nobody makes a table that is full from the beginning.
+    /// Items that the tables are made for, so that none grows while it is measured: if nobody says, twice the records,
+    /// since nobody makes a table that is full from the beginning.
     fn items(&self) -> u64 {
         self.items.unwrap_or(2 * self.records)
+    }
+
+    /// What is asked of PRISM-KV.
+    fn asked(&self, workload: &Workload) -> Asked {
+        Asked {
+            fabric: Some(FabricArg::Shm),
+            value_size: self.value_size as usize,
+            items: Some(self.items()),
+            threads: self.threads,
+            tasks: self.depth,
+            ..Asked::new(System::PrismKv, workload.clone())
+        }
     }
 
     fn workload(&self) -> Result<Workload, Failure> {
@@ -271,6 +285,17 @@ impl Compare {
         })?;
         Ok(workload)
     }
+}
+
+/// Bytes of PRISM-KV's table for so many items.
+fn our_table(items: u64) -> u64 {
+    let slots = slots_for(items).expect("fewer can be asked for than the largest table has room for");
+    slots * SLOT_SIZE
+}
+
+/// Bytes of memcached's table for so many items.
+fn memcached_table(items: u64) -> u64 {
+    servers::memcached_places(items) * servers::MEMCACHED_PLACE
 }
 
 /// Rivals that take part.
@@ -346,27 +371,19 @@ impl Compare {
     /// Bytes that a rival has for its records.
     fn rival_bytes(&self) -> u64 {
         // Whatever divides memory into classes leaves up to a quarter of it unused.
-        self.records * (u64::from(self.value_size) * 5 / 4 + BESIDES_VALUE)
-            + 16 * self.items()
-            + BESIDES_RECORDS
+        self.records * (u64::from(self.value_size) * 5 / 4 + BESIDES_VALUE) + BESIDES_RECORDS
     }
 
     fn check_memory(&self, found: &Found) -> Done {
         let rivals = [found.redis.is_some(), found.memcached.is_some(), found.lmdb];
         let rivals = rivals.into_iter().filter(|&is_here| is_here).count() as u64;
-        check_available((rivals + 1) * self.rival_bytes(), fewer(self.items))
+        let tables =
+            our_table(self.items()) + found.memcached.as_ref().map_or(0, |_| memcached_table(self.items()));
+        check_available((rivals + 1) * self.rival_bytes() + tables, fewer(self.items))
     }
 
     /// Starts everyone and loads the records.
-    fn start(&self, workload: &Workload, found: Found, folder: &Folder) -> Result<Contenders, Failure> {
-        let asked = Asked {
-            fabric: Some(FabricArg::Shm),
-            value_size: self.value_size as usize,
-            items: Some(self.items()),
-            threads: self.threads,
-            tasks: self.depth,
-            ..Asked::new(System::PrismKv, workload.clone())
-        };
+    fn start(&self, asked: Asked, found: Found, folder: &Folder) -> Result<Contenders, Failure> {
         note!(
             "farside: a node, reached by {}",
             self.fabrics.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
@@ -377,6 +394,7 @@ impl Compare {
                 by.push(fabric);
             }
         }
+        let reads_only = asked.workload.mix.share(farside_bench::workload::Operation::Read) == 1.0;
         let session = Session::start_also_by(asked, &by)?;
         by.extend(self.fabrics.contains(&FabricArg::Shm).then_some(FabricArg::Shm));
         let pools = by.into_iter().map(|fabric| Ok((fabric, session.pool_by(fabric)?)));
@@ -399,7 +417,6 @@ impl Compare {
             }
             None => None,
         };
-        let reads_only = workload.mix.share(farside_bench::workload::Operation::Read) == 1.0;
         let benchmark = match (&redis, config::program("redis-benchmark")) {
             (Some(server), Some(program)) if reads_only && !self.is_short => {
                 let records = self.records.min(BENCHMARKED_MAX);

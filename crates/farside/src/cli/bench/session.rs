@@ -120,7 +120,11 @@ impl Session {
                 check_is_loaded(pool, &asked, &store)?;
                 None
             }
-            (Some(_), _) => Some(Lent::make(pool, &new)?),
+            (Some(_), _) => {
+                let remedy =
+                    format!("{}; or leave --pool out to have a node started for it", fewer(asked.items));
+                Some(Lent::make(pool, &new, &remedy)?)
+            }
             (None, _) => {
                 pool.create_store(&new)?;
                 None

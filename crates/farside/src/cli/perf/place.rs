@@ -3,15 +3,13 @@
 //! Invariant: there is a store of plain memory that no other program was meant to use.
 
 use crate::cli::bench::{FabricArg, Lent, NodeProcess};
-use crate::cli::{Done, Failure, check_available, connect, human_bytes, signals, token};
+use crate::cli::{Done, Failure, check_available, connect, signals, token};
 use farside::config::{File, Settings};
 use farside::parts::kinds;
 use farside::{Error, NewStore, Pool};
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_fabrics::session::endpoint::OpenError;
-use farside_node::catalog::Division;
 use farside_node::host::{BindError, Host, Listen, Options};
-use farside_remote::arena::SEGMENT_SIZE;
 use farside_systems::raw;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -125,18 +123,7 @@ impl Place {
         let pool = connect(&Settings { insecure_udp, ..settings })?;
         let new =
             raw_store(&format!("perf-{}", std::process::id()), if puts { QUOTA_OF_PUTS } else { QUOTA_LENT });
-        let needed = new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE;
-        let free = pool.info()?.unassigned_bytes;
-        if free < needed {
-            return Err(Failure::Told(format!(
-                "this needs a store of {}, and the node has {} that no store has: drop one there, or serve with more \
-                 --memory or a smaller --quota for --store; or give --fabric in place of --pool, to have a node \
-                 started",
-                human_bytes(new.quota),
-                human_bytes(free)
-            )));
-        }
-        let lent = Lent::make(&pool, &new)?;
+        let lent = Lent::make(&pool, &new, "give --fabric in place of --pool, to have a node started")?;
         let node = pool.url().to_owned();
         Ok(Place { pool, store: new.name, node, _lent: Some(lent), _node: None })
     }

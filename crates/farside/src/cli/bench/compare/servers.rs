@@ -89,11 +89,9 @@ impl Server {
         bytes: u64,
         items: u64,
     ) -> Result<Server, Failure> {
-        // What it begins with if nobody says: of two to the power of this many places.
-        const HASHPOWER: u32 = 16;
         let log = folder.path().join("memcached.log");
         let megabytes = bytes.div_ceil(1 << 20).to_string();
-        let hashpower = format!("hashpower={}", items.next_power_of_two().ilog2().max(HASHPOWER));
+        let hashpower = format!("hashpower={}", memcached_places(items).ilog2());
         Server::start::<Memcached>("memcached", program, &log, None, |command, port| {
             command.args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-M", "-R", "1000", "-m", &megabytes]);
             command.args(["-p", &port.to_string(), "-o", &hashpower]);
@@ -173,6 +171,15 @@ impl Server {
         }
         Err(format!("it does not answer within {} s: {last}", START_MAX.as_secs()))
     }
+}
+
+/// Bytes of a place in memcached's table: a pointer to the items that are there.
+pub(super) const MEMCACHED_PLACE: u64 = 8;
+
+/// Places of memcached's table for so many items: a power of two, one each, and as many as it begins with if nobody
+/// says.
+pub(super) fn memcached_places(items: u64) -> u64 {
+    items.next_power_of_two().max(1 << 16)
 }
 
 /// How long a program may take to tell its release.

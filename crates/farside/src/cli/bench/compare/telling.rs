@@ -2,9 +2,9 @@
 //!
 //! Invariant: what is said of who is faster is read off the reports, and is not said where it was not measured.
 
+use super::{memcached_table, our_table};
 use crate::cli::Done;
 use farside_bench::compare::rows::{Client, CompareReport, Cores, table};
-use farside_systems::kv::prism_kv::layout::{SLOT_SIZE, slots_for};
 
 /// Columns that a paragraph has at most.
 const WIDTH: usize = 112;
@@ -107,12 +107,13 @@ pub(super) fn tell_caveats(
 
 /// How large the hash tables are.
 pub(super) fn told_tables(records: u64, items: u64) -> String {
-    let slots = slots_for(items).expect("fewer can be asked for than the largest table has room for");
-    let bytes = slots as f64 * SLOT_SIZE as f64 / records as f64;
+    let of_each = |bytes: u64| bytes as f64 / records as f64;
     format!(
-        "PRISM-KV's table is made for {items} items: {bytes:.0} bytes of it for each record. The larger it is, the \
-         fewer gets need a second request; --items says how large. memcached's has as many places from the beginning; \
-         Redis makes its own."
+        "PRISM-KV's table is made for {items} items: {ours:.0} bytes of it for each record. The larger it is, the fewer \
+         gets need a second request; --items says how large. memcached's has a place for each of them from the \
+         beginning, {theirs:.0} bytes for each record: it keeps all that share a place in a list. Redis makes its own.",
+        ours = of_each(our_table(items)),
+        theirs = of_each(memcached_table(items)),
     )
 }
 

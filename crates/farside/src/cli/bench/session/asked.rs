@@ -1,7 +1,7 @@
 //! What is to be measured, and the store that this takes.
 
-use super::super::{FabricArg, System};
-use crate::cli::Failure;
+use super::super::{FabricArg, System, fewer};
+use crate::cli::{Done, Failure};
 use farside_bench::driver::{Plan, Run};
 use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
@@ -32,7 +32,7 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) idle: Option<Duration>,
     pub(in crate::cli) workload: Workload,
     pub(in crate::cli) value_size: usize,
-    /// Items that the store's table is made for, if not as many as there will be.
+    /// Items that the store's table is made for, if that was said; as many as there can come to be, if not.
     pub(in crate::cli) items: Option<u64>,
     pub(in crate::cli) threads: u32,
     pub(in crate::cli) tasks: u32,
@@ -110,7 +110,34 @@ impl Asked {
 
     /// Items that the store's table is made for.
     pub(super) fn items(&self) -> u64 {
-        self.items.unwrap_or_else(|| self.workload.records + self.inserts_expected())
+        self.items.unwrap_or_else(|| self.records_max())
+    }
+
+    /// Slots of that table. Nothing where it would be larger than any.
+    pub(super) fn slots(&self) -> Option<u64> {
+        match self.system {
+            System::PrismKv => prism_kv::slots_for(self.items()),
+            System::Pilaf => pilaf::slots_for(self.items()),
+        }
+    }
+
+    /// Whether the table has room for all that can come to be: one that has not would grow while it is measured, or be
+    /// full.
+    ///
+    /// # Errors
+    /// It has not.
+    pub(in crate::cli) fn check_items(&self) -> Done {
+        let (records, needed) = (self.workload.records, self.records_max());
+        let who = match needed - records {
+            0 => format!("{records} records"),
+            inserts => format!("{records} records and up to {inserts} that the run inserts"),
+        };
+        match self.items {
+            Some(items) if items < needed => Err(Failure::Told(format!(
+                "--items {items} is no room for {who}: give {needed} at least, or leave it out"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn planned(&self) -> Result<Run, Failure> {
@@ -125,36 +152,39 @@ impl Asked {
         Run::new(plan).map_err(Failure::Told)
     }
 
-    /// Records that the run is going to add, so that there is room for them: as many as there can be, if nobody says.
-    pub(super) fn inserts_expected(&self) -> u64 {
+    /// Records that there are at the most once the run is over.
+    fn records_max(&self) -> u64 {
+        self.workload.records.saturating_add(self.inserts_max())
+    }
+
+    /// Records that the run adds at the most, its warm-ups among it: where nobody says how much it does, as many as the
+    /// cores can.
+    fn inserts_max(&self) -> u64 {
+        /// Of one core.
         const OPS_PER_S_MAX: f64 = 4e6;
-        let share = self.workload.mix.share(Operation::Insert);
-        let operations = match (self.operations, self.target) {
-            (Some(operations), _) => operations as f64,
-            (None, target) => target.unwrap_or(OPS_PER_S_MAX) * (self.seconds + self.warm_up.as_secs_f64()),
-        };
-        (operations * share * f64::from(self.repeats)) as u64
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        let busy = f64::from(self.threads.min(cores));
+        let per_s = self.target.unwrap_or(OPS_PER_S_MAX * busy);
+        let measured = self.operations.map_or(per_s * self.seconds, |operations| operations as f64);
+        let each = measured + per_s * self.warm_up.as_secs_f64();
+        (each * f64::from(self.repeats) * self.workload.mix.share(Operation::Insert)) as u64
     }
 }
 
-/// Slots of the table for so many items.
-pub(super) fn slots(system: System, items: u64) -> u64 {
-    let slots = match system {
-        System::PrismKv => prism_kv::slots_for(items),
-        System::Pilaf => pilaf::slots_for(items),
-    };
-    slots.expect("fewer items can be asked for than the largest table has room for")
-}
-
-/// Bytes for a table and the items, with room for what is on its way back while they are overwritten.
+/// Bytes for a table and the items, with room for what is on its way back while they are overwritten. None for a run
+/// on a store that is there.
 ///
 /// # Errors
-/// The system has no items of that size.
+/// The system has no items of that size, or no store is so large.
 pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
     const KEY_SIZE: usize = 8;
     const STATE_SIZE: u64 = 16;
     const SLACK: u64 = 96 << 20;
-    let records = asked.workload.records + asked.inserts_expected();
+    /// More than any machine has.
+    const QUOTA_MAX: u128 = 1 << 50;
+    if matches!(asked.phases, Phases::Run(_)) {
+        return Ok(0);
+    }
     let (system, tasks) = (asked.system, asked.threads * asked.tasks);
     let item = HEADER_SIZE + KEY_SIZE + asked.value_size;
     const _: () = assert!(HEADER_SIZE == pilaf::HEADER_SIZE && ITEM_MAX == pilaf::ITEM_MAX);
@@ -174,12 +204,22 @@ pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
     } else {
         whole * size_of(PART_MAX) + size_of(item % PART_MAX) + size_of(ITEM_MAX / 8)
     };
-    let table = slots(system, asked.items())
-        * match system {
-            System::PrismKv => SLOT_SIZE,
-            System::Pilaf => pilaf::ENTRY_SIZE,
-        };
-    let items = records * each;
-    let on_the_way = u64::from(tasks) * each * 1024;
-    Ok((table + items + items / 16 + on_the_way.min(1 << 30) + SLACK).next_multiple_of(1 << 20))
+    let slot_size = match system {
+        System::PrismKv => SLOT_SIZE,
+        System::Pilaf => pilaf::ENTRY_SIZE,
+    };
+    let records = asked.records_max();
+    let bytes = |slots: u64| {
+        let (table, items) = (u128::from(slots * slot_size), u128::from(records) * u128::from(each));
+        let on_the_way = (u64::from(tasks) * each * 1024).min(1 << 30);
+        table + items + items / 16 + u128::from(on_the_way + SLACK)
+    };
+    match asked.slots().map(bytes).filter(|&bytes| bytes <= QUOTA_MAX) {
+        Some(bytes) => Ok((bytes as u64).next_multiple_of(1 << 20)),
+        None => Err(Failure::Told(format!(
+            "no store has room for the {records} records that there can come to be: {}; or let fewer be inserted, by \
+             --operations, --target or --seconds",
+            fewer(asked.items)
+        ))),
+    }
 }

@@ -3,7 +3,6 @@
 //! Invariant: the store is dropped exactly once, however the process ends short of a kill; what can't be dropped is
 //! told, with the command that does it.
 
-use crate::cli::bench::FEWER_RECORDS;
 use crate::cli::{Failure, human_bytes, signals};
 use farside::{NewStore, Pool};
 use farside_node::catalog::Division;
@@ -21,7 +20,8 @@ struct Held {
 }
 
 impl Lent {
-    pub(in crate::cli) fn make(pool: &Pool, new: &NewStore) -> Result<Lent, Failure> {
+    /// The `remedy` is what else may be done where the node has no memory for it.
+    pub(in crate::cli) fn make(pool: &Pool, new: &NewStore, remedy: &str) -> Result<Lent, Failure> {
         let held = Held { pool: pool.clone(), name: new.name.clone(), is_there: Mutex::new(false) };
         let held = Arc::new(held);
         let mut is_there = held.lock();
@@ -34,8 +34,7 @@ impl Lent {
             if free < new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE {
                 Failure::Told(format!(
                     "the run needs a store of {} and the node has {} that no store has: drop one there, or serve with \
-                     more --memory or a smaller --quota for --store; or {FEWER_RECORDS}; or leave --pool out to have a \
-                     node started for it",
+                     more --memory or a smaller --quota for --store; or {remedy}",
                     human_bytes(new.quota),
                     human_bytes(free)
                 ))

@@ -1,6 +1,5 @@
 //! What a measurement came to: of one client, of all, of all repeats, and as it is reported.
 
-use super::asked::slots;
 use super::{Phases, Session};
 use crate::cli::bench::System;
 use farside_bench::driver::{ByOperation, Tally};
@@ -22,7 +21,9 @@ impl Session {
             note!("farside: the first that went wrong: {first}");
         }
         let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
-        let slots = slots(self.asked.system, self.asked.items());
+        // Who loaded the store may have asked for another table.
+        let made = !matches!(self.asked.phases, Phases::Run(_));
+        let slots = self.asked.slots().filter(|_| made);
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
             system: self.asked.system.name().into(),
@@ -37,9 +38,7 @@ impl Session {
             verified: self.asked.verify,
             load: self.load,
             seconds,
-            // Who loaded the store may have asked for another table.
-            load_factor: (!matches!(self.asked.phases, Phases::Run(_)))
-                .then(|| self.asked.workload.records as f64 / slots as f64),
+            load_factor: slots.map(|slots| self.asked.workload.records as f64 / slots as f64),
             mean_probes: Some(sampled.probes),
             page_size: info.map(|info| info.page_size),
             ops_per_s: Spread::of(&rates).expect("it is measured once at least").median,
