@@ -109,9 +109,9 @@ pub(super) fn tell_caveats(
 pub(super) fn told_tables(records: u64, items: u64) -> String {
     let of_each = |bytes: u64| bytes as f64 / records as f64;
     format!(
-        "PRISM-KV's table is made for {items} items: {ours:.0} bytes of it for each record. The larger it is, the fewer \
-         gets need a second request; --items says how large. memcached's has a place for each of them from the \
-         beginning, {theirs:.0} bytes for each record: it keeps all that share a place in a list. Redis makes its own.",
+        "PRISM-KV's table is made for {items} items: {ours:.0} bytes of it for each record. The larger it is, the \
+         fewer gets need a second request; --items says how large. memcached's has a place for each of them from the \
+         beginning, {theirs:.0} bytes for each record, and a list behind each place. Redis makes its own.",
         ours = of_each(our_table(items)),
         theirs = of_each(memcached_table(items)),
     )
