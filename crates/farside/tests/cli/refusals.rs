@@ -117,7 +117,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         ),
         (
             &["bench", "ycsb", "--workload", "d", "--operations", "18446744073709551615"],
-            "or let fewer be inserted, by --operations",
+            "for less of --operations",
         ),
         (
             &[
@@ -134,7 +134,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
                 "--warm-up",
                 "0",
             ],
-            "900 records and up to 50 that the run inserts: give 950 at least",
+            "that the run may insert: give ",
         ),
         (&["bench", "ycsb", "--verify", "--value-size", "1", "--records", "10"], "--value-size 28 at least"),
         (&["bench", "ycsb", "--fabric", "udp", "--delay", "2s"], "give 1 s at most"),

@@ -147,7 +147,7 @@ impl Compare {
         tell!("{}.", compared.versions.join("; "));
         tell!("{}.", machine.told());
         telling::tell_tables(&compared.reports)?;
-        let tables = telling::told_tables(self.records, self.items());
+        let tables = telling::told_tables(&compared.reports, self.records, self.items());
         telling::tell_caveats(
             &compared.reports,
             compared.benchmarked,

@@ -12,7 +12,7 @@ pub(in crate::cli) use lent::Lent;
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
 
-use super::{FabricArg, System, fewer};
+use super::{FabricArg, System};
 use crate::cli::{Failure, check_available, files, progress};
 use asked::quota;
 use farside::parts::{AnyKv, Endpoint};
@@ -90,7 +90,7 @@ impl Session {
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
         let first = all.first().expect("something is to be measured");
         if first.pool.is_none() {
-            check_available(memory, fewer(first.items))?;
+            check_available(memory, &first.remedy())?;
         }
         let runs = all.iter().map(Asked::planned).collect::<Result<Vec<Run>, Failure>>()?;
         let (pool, node) = reach(first, memory, also)?;
@@ -121,8 +121,7 @@ impl Session {
                 None
             }
             (Some(_), _) => {
-                let remedy =
-                    format!("{}; or leave --pool out to have a node started for it", fewer(asked.items));
+                let remedy = format!("{}; or leave --pool out to have a node started for it", asked.remedy());
                 Some(Lent::make(pool, &new, &remedy)?)
             }
             (None, _) => {

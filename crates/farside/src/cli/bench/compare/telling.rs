@@ -45,7 +45,6 @@ pub(super) fn tell_caveats(
     cores: usize,
 ) -> Done {
     tell!();
-    let is_here = |name: &str| reports.iter().any(|report| report.contender == name);
     let general = [
         Some(
             "ops/s is the median of all rounds. 'of the better rival' is how many times the rate of the better of \
@@ -65,7 +64,7 @@ pub(super) fn tell_caveats(
              sees to that itself."
                 .to_owned(),
         ),
-        is_here("lmdb").then(|| {
+        is_among(reports, "lmdb").then(|| {
             "LMDB does one operation after the other. A batch of them has one read transaction, which is renewed for \
              each batch. Values are copied out, as ours are. What a batch writes is committed together, and not \
              synchronised to a disk."
@@ -105,16 +104,29 @@ pub(super) fn tell_caveats(
     Ok(())
 }
 
-/// How large the hash tables are.
-pub(super) fn told_tables(records: u64, items: u64) -> String {
+/// How large the hash tables are, of those who have one.
+pub(super) fn told_tables(reports: &[CompareReport], records: u64, items: u64) -> String {
     let of_each = |bytes: u64| bytes as f64 / records as f64;
-    format!(
-        "PRISM-KV's table is made for {items} items: {ours:.0} bytes of it for each record. The larger it is, the \
-         fewer gets need a second request; --items says how large. memcached's has a place for each of them from the \
-         beginning, {theirs:.0} bytes for each record, and a list behind each place. Redis makes its own.",
-        ours = of_each(our_table(items)),
-        theirs = of_each(memcached_table(items)),
-    )
+    let mut told = format!(
+        "PRISM-KV's table is made for {items} items: {:.0} bytes of it for each record. The larger it is, the fewer gets \
+         need a second request; --items says how large.",
+        of_each(our_table(items)),
+    );
+    if is_among(reports, "memcached") {
+        told += &format!(
+            " memcached's has a place for each item from the beginning, {:.0} bytes for each record, and a list behind \
+             each place.",
+            of_each(memcached_table(items))
+        );
+    }
+    if is_among(reports, "redis") {
+        told += " Redis makes its own.";
+    }
+    told
+}
+
+fn is_among(reports: &[CompareReport], contender: &str) -> bool {
+    reports.iter().any(|report| report.contender == contender)
 }
 
 /// Where Farside is behind, if it is anywhere.

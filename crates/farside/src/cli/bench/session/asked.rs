@@ -1,11 +1,14 @@
 //! What is to be measured, and the store that this takes.
 
 use super::super::{FabricArg, System, fewer};
+use super::COUNTED;
+use super::pace::Step;
 use crate::cli::{Done, Failure};
 use farside_bench::driver::{Plan, Run};
 use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
+use farside_remote::arena::Geometry;
 use farside_remote::arena::class::Class;
 use farside_systems::kv::pilaf::layout as pilaf;
 use farside_systems::kv::prism_kv::layout as prism_kv;
@@ -15,6 +18,8 @@ use std::time::Duration;
 
 /// How long each thread runs before it is measured, if nobody says.
 const WARM_UP: Duration = Duration::from_millis(500);
+/// So many operations at the most are counted one by one, to tell what they cost.
+pub(super) const SAMPLED_MAX: u64 = COUNTED + Step::MAX;
 /// One latency is taken in so many operations, if nobody says.
 pub(in crate::cli) const SAMPLED: u64 = 64;
 
@@ -130,11 +135,11 @@ impl Asked {
         let (records, needed) = (self.workload.records, self.records_max());
         let who = match needed - records {
             0 => format!("{records} records"),
-            inserts => format!("{records} records and up to {inserts} that the run inserts"),
+            inserts => format!("{records} records and up to {inserts} that the run may insert"),
         };
         match self.items {
             Some(items) if items < needed => Err(Failure::Told(format!(
-                "--items {items} is no room for {who}: give {needed} at least, or leave it out"
+                "--items {items} leaves no room for {who}: give {needed} at least, or leave it out"
             ))),
             _ => Ok(()),
         }
@@ -157,17 +162,41 @@ impl Asked {
         self.workload.records.saturating_add(self.inserts_max())
     }
 
-    /// Records that the run adds at the most, its warm-ups among it: where nobody says how much it does, as many as the
-    /// cores can.
+    /// Records that the run adds at the most, by what is sampled and its warm-ups, too. Where nobody says how much it
+    /// does, that is as much as the cores can.
     fn inserts_max(&self) -> u64 {
-        /// Of one core.
-        const OPS_PER_S_MAX: f64 = 4e6;
+        /// Of one core; half as many again as were seen where one operation in twenty inserts.
+        const OPS_PER_S_MAX: f64 = 6e6;
+        let share = self.workload.mix.share(Operation::Insert);
+        if share == 0.0 {
+            return 0;
+        }
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        let busy = f64::from(self.threads.min(cores));
-        let per_s = self.target.unwrap_or(OPS_PER_S_MAX * busy);
-        let measured = self.operations.map_or(per_s * self.seconds, |operations| operations as f64);
-        let each = measured + per_s * self.warm_up.as_secs_f64();
-        (each * f64::from(self.repeats) * self.workload.mix.share(Operation::Insert)) as u64
+        let tasks = f64::from(self.threads * self.tasks);
+        let can = OPS_PER_S_MAX * f64::from(self.threads.min(cores));
+        let may = match (self.target, self.idle) {
+            (Some(target), _) => target,
+            (None, Some(idle)) => tasks / idle.as_secs_f64(), // Without end, if there is nothing to wait for.
+            (None, None) => can,
+        };
+        let per_s = may.min(can);
+        let asked = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
+        let measured = asked.min(per_s * self.seconds) + per_s * self.warm_up.as_secs_f64() + tasks;
+        let expected = share * (measured * f64::from(self.repeats) + SAMPLED_MAX as f64);
+        // Operations are drawn: more than four deviations above what is expected, nobody ever sees.
+        (expected + 4.0 * expected.sqrt() + 16.0) as u64
+    }
+
+    /// What to do where there is no memory for it.
+    pub(super) fn remedy(&self) -> String {
+        let fewer = fewer(self.items);
+        match self.inserts_max() {
+            0 => fewer.into(),
+            inserts => format!(
+                "{fewer}; or, as the run may insert up to {inserts} more, for less of --operations, --target, --seconds, \
+                 --warm-up or --repeats"
+            ),
+        }
     }
 }
 
@@ -180,8 +209,6 @@ pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
     const KEY_SIZE: usize = 8;
     const STATE_SIZE: u64 = 16;
     const SLACK: u64 = 96 << 20;
-    /// More than any machine has.
-    const QUOTA_MAX: u128 = 1 << 50;
     if matches!(asked.phases, Phases::Run(_)) {
         return Ok(0);
     }
@@ -214,12 +241,11 @@ pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
         let on_the_way = (u64::from(tasks) * each * 1024).min(1 << 30);
         table + items + items / 16 + u128::from(on_the_way + SLACK)
     };
-    match asked.slots().map(bytes).filter(|&bytes| bytes <= QUOTA_MAX) {
+    match asked.slots().map(bytes).filter(|&bytes| bytes <= Geometry::SIZE_MAX.into()) {
         Some(bytes) => Ok((bytes as u64).next_multiple_of(1 << 20)),
         None => Err(Failure::Told(format!(
-            "no store has room for the {records} records that there can come to be: {}; or let fewer be inserted, by \
-             --operations, --target or --seconds",
-            fewer(asked.items)
+            "no node has room for the {records} records that there can come to be: {}",
+            asked.remedy()
         ))),
     }
 }
