@@ -83,7 +83,8 @@ fn bench_ycsb_by_a_schedule_does_what_is_due_and_counts_what_waited() {
     let read = &late["operations"]["read"];
     let [due, begun] = ["latency_us", "service_us"].map(|of| read[of]["p50"].as_f64().expect("a latency"));
     assert!(due > 10.0 * begun && begun >= 2000.0, "{late}");
-    // Nobody does as much: a warm-up that waited until it was done would not end, and what it inserts would find no room.
+    // Nobody does as much: a warm-up that waited until it was done would not end, and there would be no room for what
+    // it inserts.
     ycsb(&["--fabric", "local", "--workload", "d", "--target", "1e9"]);
     farside(["bench", "ycsb", "--target", "0"]).refused("is no number of operations a second");
     farside(["bench", "ycsb", "--target", "5", "--idle-ms", "5"]).refused("cannot be used with");

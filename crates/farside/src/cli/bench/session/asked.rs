@@ -193,8 +193,8 @@ impl Asked {
         match self.inserts_max() {
             0 => fewer.into(),
             inserts => format!(
-                "{fewer}; or, as the run may insert up to {inserts} more, for less of --operations, --target, --seconds, \
-                 --warm-up or --repeats"
+                "{fewer}; or, as the run may insert up to {inserts} more, for less of --operations, --target, \
+                 --seconds, --warm-up or --repeats"
             ),
         }
     }
