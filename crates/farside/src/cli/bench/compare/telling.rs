@@ -108,8 +108,8 @@ pub(super) fn tell_caveats(
 pub(super) fn told_tables(reports: &[CompareReport], records: u64, items: u64) -> String {
     let of_each = |bytes: u64| bytes as f64 / records as f64;
     let mut told = format!(
-        "PRISM-KV's table is made for {items} items: {:.0} bytes of it for each record. The larger it is, the fewer gets \
-         need a second request; --items says how large.",
+        "PRISM-KV's table is made for {items} items: {:.0} bytes of it for each record. The larger it is, the fewer \
+         gets need a second request; --items says how large.",
         of_each(our_table(items)),
     );
     if is_among(reports, "memcached") {
