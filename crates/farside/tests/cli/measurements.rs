@@ -216,10 +216,10 @@ fn bench_ycsb_measures_pilaf_beside_prism_kv() {
     assert_eq!((&c["per_op"]["round_trips"], &c["per_op"]["requests"]), (&2.0.into(), &2.0.into()));
     assert_eq!(c["mean_probes"], 1.0);
     // Its table does not grow: it is made for what is inserted before anything is measured, too.
-    for warm_up in ["0", "500ms"] {
-        let d = ["--system", "pilaf", "--fabric", "local", "--workload", "d", "--warm-up", warm_up];
-        let d =
-            farside(["bench", "ycsb", "--records", "100", "--operations", "1000", "--json"].iter().chain(&d));
+    for more in [&["--warm-up", "0"][..], &[], &["--idle-ms", "10"]] {
+        let d = [&["--system", "pilaf", "--fabric", "local", "--workload", "d", "--records", "100"], more]
+            .concat();
+        let d = farside(["bench", "ycsb", "--operations", "1000", "--json"].iter().chain(&d));
         let d = d.done().json();
         assert_eq!(operations(&d).iter().map(|(_, count)| count).sum::<u64>(), 1000, "{d}");
     }

@@ -167,6 +167,8 @@ impl Asked {
     fn inserts_max(&self) -> u64 {
         /// Of one core; half as many again as were seen where one operation in twenty inserts.
         const OPS_PER_S_MAX: f64 = 6e6;
+        /// How much later than the one before a thread may begin to be measured, while those before go on.
+        const LATE_S: f64 = 0.004;
         let share = self.workload.mix.share(Operation::Insert);
         if share == 0.0 {
             return 0;
@@ -174,15 +176,13 @@ impl Asked {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let tasks = f64::from(self.threads * self.tasks);
         let can = OPS_PER_S_MAX * f64::from(self.threads.min(cores));
-        let may = match (self.target, self.idle) {
-            (Some(target), _) => target,
-            (None, Some(idle)) => tasks / idle.as_secs_f64(), // Without end, if there is nothing to wait for.
-            (None, None) => can,
-        };
-        let per_s = may.min(can);
+        let busy = self.target.unwrap_or(can).min(can);
+        // Whoever idles does so once it is warm.
+        let idle = self.idle.map_or(busy, |idle| busy.min(tasks / idle.as_secs_f64()));
         let asked = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
-        let measured = asked.min(per_s * self.seconds) + per_s * self.warm_up.as_secs_f64() + tasks;
-        let expected = share * (measured * f64::from(self.repeats) + SAMPLED_MAX as f64);
+        let measured = asked.min(idle * (self.seconds + LATE_S * f64::from(self.threads - 1)));
+        let each = busy * self.warm_up.as_secs_f64() + measured + tasks;
+        let expected = share * (each * f64::from(self.repeats) + SAMPLED_MAX as f64);
         // Operations are drawn: more than four deviations above what is expected, nobody ever sees.
         (expected + 4.0 * expected.sqrt() + 16.0) as u64
     }
@@ -190,13 +190,15 @@ impl Asked {
     /// What to do where there is no memory for it.
     pub(super) fn remedy(&self) -> String {
         let fewer = fewer(self.items);
-        match self.inserts_max() {
-            0 => fewer.into(),
-            inserts => format!(
-                "{fewer}; or, as the run may insert up to {inserts} more, for less of --operations, --target, \
-                 --seconds, --warm-up or --repeats"
-            ),
+        let inserts = self.inserts_max();
+        // Where there are few, it is not by them that there is no memory.
+        if inserts <= self.workload.records.max(SAMPLED_MAX) {
+            return fewer.into();
         }
+        format!(
+            "{fewer}; or, as the run may insert up to {inserts} more, for less of --operations, --target, --seconds, \
+             --warm-up or --repeats"
+        )
     }
 }
 
