@@ -53,12 +53,12 @@ fn tables_and_buffers_lie_in_huge_pages_whoever_runs_the_chains() {
 fn trial() -> Result<(), String> {
     let memory = Mapping::create(MEMORY, Pages::Auto).expect("memory");
     let before = huge();
-    if before == 0 && memory.page_size().0 == 2 << 20 {
+    if before == 0 {
+        if memory.page_size().0 != 2 << 20 {
+            return Err("the memory itself got no huge pages".into());
+        }
         eprintln!("not tried: huge pages are reserved here");
         return Ok(());
-    }
-    if before == 0 {
-        return Err("the memory itself got no huge pages".into());
     }
     let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let home = Home::with(memory, Options { listen: vec![Listen::Udp(address)], ..Options::default() });

@@ -26,10 +26,10 @@ use farside_bench::compare::{self, Address, Client, Dialect, Waiting};
 use farside_bench::driver::{Run, Thread};
 use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
-use farside_systems::kv::prism_kv::layout::{SLOT_SIZE, slots_for};
+use farside_systems::kv::prism_kv::layout::{slots_for, table_len};
 use lanes::{Lane, Who};
 pub(super) use servers::RivalServer;
-use servers::Server;
+use servers::{Server, memcached_table};
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -289,13 +289,8 @@ impl Compare {
 
 /// Bytes of PRISM-KV's table for so many items.
 fn our_table(items: u64) -> u64 {
-    let slots = slots_for(items).expect("fewer can be asked for than the largest table has room for");
-    slots * SLOT_SIZE
-}
-
-/// Bytes of memcached's table for so many items.
-fn memcached_table(items: u64) -> u64 {
-    servers::memcached_places(items) * servers::MEMCACHED_PLACE
+    let bytes = slots_for(items).and_then(table_len);
+    bytes.expect("fewer can be asked for than the largest table has room for")
 }
 
 /// Rivals that take part.

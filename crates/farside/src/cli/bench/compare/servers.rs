@@ -173,13 +173,16 @@ impl Server {
     }
 }
 
-/// Bytes of a place in memcached's table: a pointer to the items that are there.
-pub(super) const MEMCACHED_PLACE: u64 = 8;
-
 /// Places of memcached's table for so many items: a power of two, one each, and as many as it begins with if nobody
 /// says.
-pub(super) fn memcached_places(items: u64) -> u64 {
+fn memcached_places(items: u64) -> u64 {
     items.next_power_of_two().max(1 << 16)
+}
+
+/// Bytes of memcached's table for so many items: each place points to what is there.
+pub(super) fn memcached_table(items: u64) -> u64 {
+    const PLACE_SIZE: u64 = 8;
+    memcached_places(items) * PLACE_SIZE
 }
 
 /// How long a program may take to tell its release.

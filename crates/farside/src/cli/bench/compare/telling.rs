@@ -2,7 +2,8 @@
 //!
 //! Invariant: what is said of who is faster is read off the reports, and is not said where it was not measured.
 
-use super::{memcached_table, our_table};
+use super::our_table;
+use super::servers::memcached_table;
 use crate::cli::Done;
 use farside_bench::compare::rows::{Client, CompareReport, Cores, table};
 

@@ -12,14 +12,14 @@ use farside_remote::arena::Geometry;
 use farside_remote::arena::class::Class;
 use farside_systems::kv::pilaf::layout as pilaf;
 use farside_systems::kv::prism_kv::layout as prism_kv;
-use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, SLOT_SIZE};
+use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long each thread runs before it is measured, if nobody says.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// So many operations at the most are counted one by one, to tell what they cost.
-pub(super) const SAMPLED_MAX: u64 = COUNTED + Step::MAX;
+const COUNTED_MAX: u64 = COUNTED + Step::MAX;
 /// One latency is taken in so many operations, if nobody says.
 pub(in crate::cli) const SAMPLED: u64 = 64;
 
@@ -182,7 +182,7 @@ impl Asked {
         let asked = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
         let measured = asked.min(idle * (self.seconds + LATE_S * f64::from(self.threads - 1)));
         let each = busy * self.warm_up.as_secs_f64() + measured + tasks;
-        let expected = share * (each * f64::from(self.repeats) + SAMPLED_MAX as f64);
+        let expected = share * (each * f64::from(self.repeats) + COUNTED_MAX as f64);
         // Operations are drawn: more than four deviations above what is expected, nobody ever sees.
         (expected + 4.0 * expected.sqrt() + 16.0) as u64
     }
@@ -192,7 +192,7 @@ impl Asked {
         let fewer = fewer(self.items);
         let inserts = self.inserts_max();
         // Where there are few, it is not by them that there is no memory.
-        if inserts <= self.workload.records.max(SAMPLED_MAX) {
+        if inserts <= self.workload.records.max(COUNTED_MAX) {
             return fewer.into();
         }
         format!(
@@ -233,17 +233,17 @@ pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
     } else {
         whole * size_of(PART_MAX) + size_of(item % PART_MAX) + size_of(ITEM_MAX / 8)
     };
-    let slot_size = match system {
-        System::PrismKv => SLOT_SIZE,
-        System::Pilaf => pilaf::ENTRY_SIZE,
+    let table_len = match system {
+        System::PrismKv => prism_kv::table_len,
+        System::Pilaf => pilaf::table_len,
     };
     let records = asked.records_max();
-    let bytes = |slots: u64| {
-        let (table, items) = (u128::from(slots * slot_size), u128::from(records) * u128::from(each));
+    let bytes = |table: u64| {
+        let (table, items) = (u128::from(table), u128::from(records) * u128::from(each));
         let on_the_way = (u64::from(tasks) * each * 1024).min(1 << 30);
         table + items + items / 16 + u128::from(on_the_way + SLACK)
     };
-    match asked.slots().map(bytes).filter(|&bytes| bytes <= Geometry::SIZE_MAX.into()) {
+    match asked.slots().and_then(table_len).map(bytes).filter(|&bytes| bytes <= Geometry::SIZE_MAX.into()) {
         Some(bytes) => Ok((bytes as u64).next_multiple_of(1 << 20)),
         None => Err(Failure::Told(format!(
             "no node has room for the {records} records that there can come to be: {}",

@@ -21,9 +21,10 @@ impl Session {
             note!("farside: the first that went wrong: {first}");
         }
         let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
-        // Who loaded the store may have asked for another table.
-        let made = !matches!(self.asked.phases, Phases::Run(_));
-        let slots = self.asked.slots().filter(|_| made);
+        let slots = match self.asked.phases {
+            Phases::Run(_) => None, // Who loaded the store may have asked for another table.
+            Phases::Both | Phases::Load(_) => self.asked.slots(),
+        };
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
             system: self.asked.system.name().into(),

@@ -40,7 +40,7 @@ impl Session {
         let warm_at = start.began + self.asked.warm_up;
         let until_warm = async |due: Instant| {
             until(due.min(warm_at), is_over).await;
-            due < warm_at && Instant::now() < warm_at // What a slow store has not begun by then, it never has to.
+            due < warm_at && Instant::now() < warm_at // What has not begun by then is left undone.
         };
         self.run.scheduled(kv, drawn, writer, from(start.began), until_warm).await;
         start.cold.set(start.cold.get() - 1);
