@@ -16,6 +16,7 @@ pub mod executor;
 pub mod layer;
 pub mod local;
 pub mod memory;
+pub mod mutants;
 mod reactor;
 pub mod ring;
 pub mod runner;

@@ -4,6 +4,7 @@
 #[path = "wide/hammer.rs"]
 mod hammer;
 
+use farside_fabrics::mutants::WIDE_WITHOUT_LOCKS;
 use farside_remote::mutant::Mutant;
 
 #[test]
@@ -12,7 +13,7 @@ fn wide_words_without_locks_are_seen_torn_or_lost() {
     assert!(sound.is_sound(), "{sound:?} without any mutant");
     // Threads meet by chance: more turns each time, until they have.
     let tries: Vec<_> = (0..6)
-        .map(|try_| hammer::hammer(4, 10_000 << try_, || Mutant::switch(Some(Mutant::WideWithoutLocks))))
+        .map(|try_| hammer::hammer(4, 10_000 << try_, || Mutant::switch(Some(WIDE_WITHOUT_LOCKS))))
         .take_while(hammer::Outcome::is_sound)
         .collect();
     println!("WideWithoutLocks: killed by the hammer at try {}", tries.len() + 1);

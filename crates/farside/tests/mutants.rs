@@ -6,7 +6,10 @@ mod support;
 
 use farside::trial::judge::{Verdict, judge};
 use farside::trial::{Setup, System};
+use farside_fabrics::mutants::OLD_SESSION_LIVES;
 use farside_remote::mutant::Mutant;
+use farside_systems::kv::pilaf::mutants::{ENTRY_UNCHECKED, ITEM_UNCHECKED};
+use farside_systems::kv::prism_kv::mutants::{CACHED_PUT_YIELDS, FROZEN_IS_COMPARED};
 use std::sync::Mutex;
 use support::driven::{Driven, drive, plain};
 
@@ -15,15 +18,9 @@ const SEEDS: u64 = 120;
 
 /// Those that take more seeds than every change can wait for, and are left to `cargo xtask sim --mutants`.
 const LATER: [(Mutant, &str); 3] = [
-    (Mutant::FrozenIsCompared, "the node must stand still within three exchanges, and a put come then"),
-    (
-        Mutant::PilafEntryUnchecked,
-        "a get must come within an entry that is written, of a larger item than before",
-    ),
-    (
-        Mutant::OldSessionLives,
-        "a chain must come late, and change what the next session of that client reads",
-    ),
+    (FROZEN_IS_COMPARED, "the node must stand still within three exchanges, and a put come then"),
+    (ENTRY_UNCHECKED, "a get must come within an entry that is written, of a larger item than before"),
+    (OLD_SESSION_LIVES, "a chain must come late, and change what the next session of that client reads"),
 ];
 
 #[test]
@@ -97,10 +94,9 @@ fn a_violation_is_shown_and_its_replay_shows_it_again() {
 /// What `bench ycsb --verify` looks for, in protocols that really run, by two threads of a node's own process.
 #[test]
 fn verification_finds_broken_variants_without_a_simulator() {
-    for (mutant, system, slot_cache, name) in [
-        (Mutant::KvCachedPutYields, "prism-kv", 1000, "went back"),
-        (Mutant::PilafItemUnchecked, "pilaf", 0, "went missing"),
-    ] {
+    for (mutant, system, slot_cache, name) in
+        [(CACHED_PUT_YIELDS, "prism-kv", 1000, "went back"), (ITEM_UNCHECKED, "pilaf", 0, "went missing")]
+    {
         let driven = Driven { system, workload: "a", records: 100, each: 4000, slot_cache };
         let right = drive(driven, &plain, &|| {});
         assert_eq!((right.errors, right.violations), (0, 0), "{:?}", right.told);

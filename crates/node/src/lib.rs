@@ -12,6 +12,7 @@ pub mod catalog;
 pub mod engine;
 pub mod extents;
 pub mod host;
+pub mod mutants;
 pub mod node;
 mod rebuild;
 pub mod reclaim;

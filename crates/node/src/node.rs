@@ -5,6 +5,7 @@
 
 use crate::catalog::{Catalog, Division, Entry};
 use crate::extents::Extents;
+use crate::mutants;
 use crate::rebuild::{self, Rebuild, Stage as RebuildStage};
 use crate::reclaim::Reclaim;
 use crate::restart;
@@ -20,7 +21,6 @@ use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::state::Stage;
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
-use farside_remote::mutant::Mutant;
 use farside_remote::service::{Kind, Plan, Tick};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -569,7 +569,7 @@ impl<M: NodeMemory> Node<M> {
     /// Whether a scan needs buffers to stay where they are.
     fn is_adopting(&self) -> bool {
         let is_adopting = self.scan.as_ref().is_some_and(|(scan, _)| scan.is_adopting());
-        is_adopting && !Mutant::ReuseWhileAdopting.is_on()
+        is_adopting && !mutants::REUSE_WHILE_ADOPTING.is_on()
     }
 
     fn scan_all(&mut self) {
@@ -964,7 +964,7 @@ fn leave_step<M: NodeMemory>(
             if !sessions.is_over(memory, grace)? {
                 return Ok(Some(false));
             }
-            *leaving = match Mutant::DropWithoutTakingLists.is_on() {
+            *leaving = match mutants::DROP_WITHOUT_TAKING_LISTS.is_on() {
                 false => Leaving::Retired { is_round_begun: false },
                 true => Leaving::Left,
             };

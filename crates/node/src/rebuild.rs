@@ -12,12 +12,12 @@
 
 use crate::catalog::Entry;
 use crate::extents::Extents;
+use crate::mutants;
 use crate::node::{NodeMemory, Ticket};
 use crate::session::{Grace, Sessions};
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Former, Store};
-use farside_remote::mutant::Mutant;
 use farside_remote::service::Plan;
 
 /// A rebuild that is under way.
@@ -144,7 +144,7 @@ pub(crate) fn is_left<M: NodeMemory>(
     sessions: &mut Sessions,
     grace: &mut Option<Grace>,
 ) -> Result<bool, M::Wait> {
-    if Mutant::OldTableFreedAtOnce.is_on() {
+    if mutants::OLD_TABLE_FREED_AT_ONCE.is_on() {
         return Ok(true);
     }
     match grace {

@@ -8,6 +8,7 @@
 //!
 //! Invariant: `buffers` on their way are RETIRED and owned by the node; what is parked is PARKED.
 
+use crate::mutants;
 use crate::node::NodeMemory;
 use crate::session::{Grace, Sessions};
 use farside_remote::Memory;
@@ -16,7 +17,6 @@ use farside_remote::arena::lists::Supply;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::arena::{Arena, Buffer};
-use farside_remote::mutant::Mutant;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The buffers on their way back.
@@ -57,7 +57,7 @@ impl<T> Default for Delayed<T> {
 impl<T> Delayed<T> {
     /// One step towards having something ready. False if it waits for somebody's turn to end, or has nothing.
     fn step<M: Memory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
-        if Mutant::RepostAtOnce.is_on() && !self.added.is_empty() {
+        if mutants::REPOST_AT_ONCE.is_on() && !self.added.is_empty() {
             self.ready.append(&mut self.added);
         } else if let Some((things, grace)) = &mut self.grace {
             if !sessions.is_over(memory, grace)? {

@@ -13,6 +13,7 @@
 //! and its owner is gone. So at 2 it is either reached, or replaced; and whoever replaced it retires it in the same
 //! turn, which has ended after 3. At 4 nobody is left who knows it.
 
+use crate::mutants;
 use crate::node::NodeMemory;
 use crate::reclaim::Reclaim;
 use crate::session::{Gone, Grace, Sessions};
@@ -20,7 +21,6 @@ use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::{Stage, State, owner};
-use farside_remote::mutant::Mutant;
 use farside_remote::service::Service;
 
 /// A scan of one region.
@@ -150,13 +150,13 @@ impl Scan {
 }
 
 fn waits_for_nobody() -> bool {
-    Mutant::SweepWithoutGrace.is_on() || Mutant::ScanByReachabilityAlone.is_on()
+    mutants::SWEEP_WITHOUT_GRACE.is_on() || mutants::SCAN_BY_REACHABILITY_ALONE.is_on()
 }
 
 impl Gone {
     /// What the first pass makes of a buffer's state.
     fn suspects(&self, state: State) -> State {
-        let unheld = self.includes(state.owner) || Mutant::ScanByReachabilityAlone.is_on();
+        let unheld = self.includes(state.owner) || mutants::SCAN_BY_REACHABILITY_ALONE.is_on();
         match state.stage {
             Stage::Live if unheld => State { suspect: true, ..state },
             // Its session died after it had marked the buffer, before it had linked it.

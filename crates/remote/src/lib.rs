@@ -23,6 +23,7 @@ pub mod key;
 pub mod memory;
 #[doc(hidden)]
 pub mod mutant;
+pub mod mutants;
 pub mod op;
 pub mod reply;
 pub mod rights;

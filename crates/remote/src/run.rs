@@ -11,7 +11,7 @@ use crate::arena::{Arena, header};
 use crate::chain::{ChainView, OpView};
 use crate::key::Key;
 use crate::memory::{Memory, WIDE_ALIGN, Width};
-use crate::mutant::Mutant;
+use crate::mutants;
 use crate::op::Mode;
 use crate::reply::{Reply, Status};
 use crate::rights::Rights;
@@ -72,7 +72,7 @@ fn run_allocating<M: Memory>(
         return Ok(());
     }
     runner.run(&chain, reply)?;
-    if !Mutant::UnusedReservationIsKept.is_on() {
+    if !mutants::UNUSED_RESERVATION_IS_KEPT.is_on() {
         runner.give_back_unused()?;
     }
     Ok(())
@@ -107,7 +107,7 @@ type Scratch = [u8; SCRATCH_SIZE as usize];
 
 #[inline(always)]
 fn new_scratch() -> Scratch {
-    [if Mutant::ScratchIsNotZeroed.is_on() { 0xa5 } else { 0 }; SCRATCH_SIZE as usize]
+    [if mutants::SCRATCH_IS_NOT_ZEROED.is_on() { 0xa5 } else { 0 }; SCRATCH_SIZE as usize]
 }
 
 struct Runner<'m, M> {
@@ -163,8 +163,8 @@ impl<'m, M: Memory> Runner<'m, M> {
                 ended(self.op(&op, reply))?
             };
             reply.end_op(ops, status, len);
-            successful =
-                status == Status::Ok || (Mutant::SkippedCountsAsSuccess.is_on() && status == Status::Skipped);
+            successful = status == Status::Ok
+                || (mutants::SKIPPED_COUNTS_AS_SUCCESS.is_on() && status == Status::Skipped);
             aborted |= status.aborts();
         }
         Ok(())
@@ -347,9 +347,11 @@ impl<'m, M: Memory> Runner<'m, M> {
             return Err(Stop::Refused(Status::NullPointer));
         }
         match self.reach(ptr, len, asked)? {
-            (Place::Node(_), _) if Mutant::PointeeIsNotChecked.is_on() => Ok((Place::Node(ptr.raw()), len)),
+            (Place::Node(_), _) if mutants::POINTEE_IS_NOT_CHECKED.is_on() => {
+                Ok((Place::Node(ptr.raw()), len))
+            }
             (_, 0) => Err(Stop::Refused(Status::Access)),
-            (place, _) if Mutant::NoClamp.is_on() => Ok((place, len)),
+            (place, _) if mutants::NO_CLAMP.is_on() => Ok((place, len)),
             (place, reach) => Ok((place, reach)), // Clamped to the end of the buffer that it points into.
         }
     }
@@ -384,7 +386,7 @@ impl<'m, M: Memory> Runner<'m, M> {
                 rights
             }
         };
-        Ok(rights.contains(asked) || (Mutant::OneRightIsAll.is_on() && rights != Rights::NONE))
+        Ok(rights.contains(asked) || (mutants::ONE_RIGHT_IS_ALL.is_on() && rights != Rights::NONE))
     }
 
     /// How much of `len` bytes from `at` may be touched by an access that asks for the right `asked`.
@@ -395,7 +397,7 @@ impl<'m, M: Memory> Runner<'m, M> {
                 Ok((Place::Node(at.raw()), self.memory.reach(self.key.region(), at.raw(), len)?))
             }
             None => Ok((Place::Node(at.raw()), 0)),
-            Some(offset) if offset < SCRATCH_SIZE && Mutant::SharedScratch.is_on() => {
+            Some(offset) if offset < SCRATCH_SIZE && mutants::SHARED_SCRATCH.is_on() => {
                 Ok((Place::Node(header::UNUSED_AT + offset), len.min(SCRATCH_SIZE - offset)))
             }
             Some(offset) if offset < SCRATCH_SIZE => {

@@ -5,7 +5,7 @@
 //! Invariant: a word's first byte is the one at its address, and bytes beyond its width are zero.
 
 use crate::memory::{Memory, WIDE_ALIGN, Width};
-use crate::mutant::Mutant;
+use crate::mutants;
 use crate::op::{Mode, big_endian};
 
 /// A word of `len` bytes, as all of these are told.
@@ -84,7 +84,8 @@ impl Word for u128 {
     #[inline(always)]
     fn holds(mode: Mode, len: u64, target: u128, compare: u128) -> bool {
         let width = width(len);
-        let ordered = |word| if Mutant::LittleEndianCompare.is_on() { big_endian(width, word) } else { word };
+        let ordered =
+            |word| if mutants::LITTLE_ENDIAN_COMPARE.is_on() { big_endian(width, word) } else { word };
         mode.holds(width, ordered(target), ordered(compare))
     }
 

@@ -7,9 +7,9 @@
 //! other. So nobody waits for long, nor for each other.
 //! Invariant: the locks lie in this process. They are nobody else's to hold, and none outlives it.
 
+use crate::mutants;
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::memory::WIDE_ALIGN;
-use farside_remote::mutant::Mutant;
 use farside_remote::{Key, Memory, Rights, Width};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -55,7 +55,7 @@ impl<M: Memory<Wait = Infallible>> Wide<M> {
         let mut looks = 0;
         // Pairs with the Release in `Held::drop`, so that what the last holder stored is seen. Sequentially consistent,
         // as exchanges without locks are: what one has stored to another line is seen before this.
-        while lock.swap(HELD, Ordering::SeqCst) == HELD && !Mutant::WideWithoutLocks.is_on() {
+        while lock.swap(HELD, Ordering::SeqCst) == HELD && !mutants::WIDE_WITHOUT_LOCKS.is_on() {
             while lock.load(Ordering::Relaxed) == HELD {
                 looks += 1;
                 if looks < LOOKS { std::hint::spin_loop() } else { std::thread::yield_now() }

@@ -14,8 +14,8 @@ use super::{
     BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, KEPT_BYTES_MAX, MESSAGE_BYTES_MAX, Pool,
     REASON_BYTES_MAX, TOKEN_BYTES_MAX, WINDOW_MAX, first, newer, ones,
 };
+use crate::mutants;
 use farside_remote::fabric::ServiceId;
-use farside_remote::mutant::Mutant;
 use farside_remote::{Addr, Key};
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -643,7 +643,7 @@ impl<A: Address, H: Host> Server<A, H> {
             }
         };
         // Before the new one is answered: no late chain of the old one runs after the client has heard.
-        if let Some(index) = old.filter(|_| !Mutant::OldSessionLives.is_on()) {
+        if let Some(index) = old.filter(|_| !mutants::OLD_SESSION_LIVES.is_on()) {
             self.end(index, End::Replaced, host);
         }
         let secret = host.secret();
@@ -872,7 +872,7 @@ impl<A: Address, H: Host> Server<A, H> {
                     session.send_have |= bit;
                 }
                 State::Done | State::Acknowledged
-                    if Mutant::DuplicateRunsAgain.is_on() && entry.is_whole() =>
+                    if mutants::DUPLICATE_RUNS_AGAIN.is_on() && entry.is_whole() =>
                 {
                     self.run(session, entry.slot, entry.kind, entry.payload, host);
                 }

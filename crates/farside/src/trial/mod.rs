@@ -13,8 +13,6 @@ mod work;
 
 use farside_remote::NodeId;
 use farside_remote::control::Ask;
-#[cfg(farside_mutants)]
-use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_sim::fabric::AnyFabric;
 use farside_sim::fault::{Fault, Struck, Weather};
@@ -30,6 +28,11 @@ use farside_systems::kv::{pilaf, prism_kv};
 use registers::RegistersKind;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+#[cfg(farside_mutants)]
+use {
+    farside_fabrics::mutants as sessions, farside_node::mutants as lives, farside_remote::mutant::Mutant,
+    farside_remote::mutants as chains,
+};
 
 /// The systems that can be tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,23 +68,30 @@ impl System {
     pub fn mutants(self) -> Vec<Mutant> {
         match self {
             System::PrismKv => {
-                // The tests of single steps have two that hardly come by chance, or hardly show: one takes a path whose
-                // every slot is taken, the other a death between two exchanges and then a put of that very key.
-                let rebuilds = Mutant::OF_REBUILDS.into_iter();
-                let rebuilds =
-                    rebuilds.filter(|rebuild| !matches!(rebuild, Mutant::EndSlotStays | Mutant::MovedTwice));
-                Mutant::OF_PRISM_KV.into_iter().chain(rebuilds).collect()
+                // The tests of single steps find two that hardly occur or show by chance: one takes a path whose every
+                // slot is taken, the other a death between two exchanges and then a put of that very key.
+                let rare = [prism_kv::mutants::END_SLOT_STAYS, prism_kv::mutants::MOVED_TWICE];
+                let own = prism_kv::mutants::ALL.iter().copied().filter(|mutant| !rare.contains(mutant));
+                own.chain([lives::OLD_TABLE_FREED_AT_ONCE]).collect()
             }
-            System::Pilaf => Mutant::OF_PILAF.to_vec(),
-            System::Registers => {
-                // The node's own tests have two that no client meets by chance: one takes retired buffers of two stores
-                // in one session, the other a death at the very access after a reuse within a scan.
-                let lives = Mutant::OF_LIFE.into_iter();
-                let lives = lives.filter(|life| {
-                    !matches!(life, Mutant::DropWithoutTakingLists | Mutant::ReuseWhileAdopting)
-                });
-                Mutant::OF_CHAINS.into_iter().chain(lives).chain(Mutant::OF_SESSIONS).collect()
-            }
+            System::Pilaf => pilaf::mutants::ALL.to_vec(),
+            // The node's own tests find two that no client meets by chance: DROP_WITHOUT_TAKING_LISTS takes retired
+            // buffers of two stores in one session, REUSE_WHILE_ADOPTING a death right after a reuse within a scan.
+            System::Registers => vec![
+                chains::UNUSED_RESERVATION_IS_KEPT,
+                chains::SKIPPED_COUNTS_AS_SUCCESS,
+                chains::LITTLE_ENDIAN_COMPARE,
+                chains::SCRATCH_IS_NOT_ZEROED,
+                chains::SHARED_SCRATCH,
+                chains::NO_CLAMP,
+                chains::POINTEE_IS_NOT_CHECKED,
+                chains::RETIRE_WHAT_IS_NOT_LIVE,
+                lives::REPOST_AT_ONCE,
+                lives::SCAN_BY_REACHABILITY_ALONE,
+                lives::SWEEP_WITHOUT_GRACE,
+                sessions::DUPLICATE_RUNS_AGAIN,
+                sessions::OLD_SESSION_LIVES,
+            ],
         }
     }
 }

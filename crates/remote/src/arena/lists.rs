@@ -27,7 +27,7 @@ use super::{
 };
 use crate::key::Key;
 use crate::memory::{Memory, Width};
-use crate::mutant::Mutant;
+use crate::mutants;
 
 /// `u64` of a region's record: its key's secret, 0 while nobody owns the region.
 pub(crate) const SECRET_OFFSET: u64 = 0;
@@ -124,7 +124,7 @@ impl Head {
     }
 
     fn becoming(self, first: u64, phase: Phase, who: u32) -> Head {
-        let seq = if Mutant::PopWithoutSeq.is_on() { self.seq } else { self.seq.wrapping_add(1) };
+        let seq = if mutants::POP_WITHOUT_SEQ.is_on() { self.seq } else { self.seq.wrapping_add(1) };
         // `first` may be a link that a peer has damaged: its low bits must not say that a step is under way.
         Head { first: first & !PHASE_MASK, phase, seq, who }
     }
@@ -216,7 +216,7 @@ impl<M: Memory> Arena<'_, M> {
         loop {
             let word = self.memory.load(buffer.state_at, Width::W16)?;
             if self.memory.load(head_at, Width::W16)? != head.pack()
-                && !Mutant::HelperDoesNotRecheckHead.is_on()
+                && !mutants::HELPER_DOES_NOT_RECHECK_HEAD.is_on()
             {
                 return Ok(());
             }
@@ -465,7 +465,7 @@ impl<M: Memory> Arena<'_, M> {
             return Ok(false);
         }
         let settled = head.becoming(next, Phase::Settled, 0);
-        if Mutant::SegmentLeavesListFirst.is_on() {
+        if mutants::SEGMENT_LEAVES_LIST_FIRST.is_on() {
             let _helped = self.memory.exchange(granted_at, Width::W16, head.pack(), settled.pack())?;
         }
         // Unfinished still, so nobody else can have made another segment current since `fresh_word` was read.

@@ -17,7 +17,7 @@ use super::state::{Stage, State};
 use super::{Arena, Geometry};
 use crate::key::Key;
 use crate::memory::{Memory, Width};
-use crate::mutant::Mutant;
+use crate::mutants;
 use crate::rights::Rights;
 
 pub(crate) const SLOT_SIZE: u64 = 256;
@@ -200,7 +200,7 @@ impl<M: Memory> Arena<'_, M> {
         let state = loop {
             let word = self.memory.load(buffer.state_at, Width::W16)?;
             let live = State::unpack(word);
-            if live.stage != Stage::Live && !Mutant::RetireWhatIsNotLive.is_on() {
+            if live.stage != Stage::Live && !mutants::RETIRE_WHAT_IS_NOT_LIVE.is_on() {
                 return Ok(false);
             }
             // Its owner may be changing, or a scan may be marking it: look again.

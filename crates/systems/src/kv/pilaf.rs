@@ -17,6 +17,7 @@
 //! key was absent.
 
 pub mod layout;
+pub mod mutants;
 pub mod service;
 
 use super::{Item, Kv, KvError, Version, check_key, check_kind, fetch_store};
@@ -24,7 +25,6 @@ use crate::ready::pauses;
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
-use farside_remote::mutant::Mutant;
 use farside_remote::service::address;
 use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, read, read_as};
 use layout::{Answer, Entry, ItemView, Op, Outcome, PAIR_MAX, Request, Said, Table, crc};
@@ -197,7 +197,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         let mut refused: Option<Entry> = None;
         for _ in 0..ATTEMPTS_MAX {
             let entry = self.read_entry(slot).await?;
-            let trusts = Mutant::PilafEntryUnchecked.is_on() || Mutant::PilafSizeTrusted.is_on();
+            let trusts = mutants::ENTRY_UNCHECKED.is_on() || mutants::SIZE_TRUSTED.is_on();
             let (at, len) = match if trusts { entry.claims() } else { entry.said() } {
                 Said::Never => return Ok(Looked::Never),
                 Said::Deleted => return Ok(Looked::Other),
@@ -211,15 +211,15 @@ impl<F: Fabric + Clock> Pilaf<F> {
             let bytes = match self.reply.get(item) {
                 Ok(bytes) => bytes,
                 // Its segment may have been granted anew for buffers of another size, but not while the entry stands.
-                Err(_) if refused.replace(entry) != Some(entry) && !Mutant::PilafSizeTrusted.is_on() => {
+                Err(_) if refused.replace(entry) != Some(entry) && !mutants::SIZE_TRUSTED.is_on() => {
                     continue;
                 }
                 Err(status) => return Err(KvError::Refused(status)),
             };
-            if Mutant::PilafSizeTrusted.is_on() && !entry.is_sound() {
+            if mutants::SIZE_TRUSTED.is_on() && !entry.is_sound() {
                 continue;
             }
-            if crc(bytes) != entry.crc_item.get() && !Mutant::PilafItemUnchecked.is_on() {
+            if crc(bytes) != entry.crc_item.get() && !mutants::ITEM_UNCHECKED.is_on() {
                 continue; // The item was replaced, and its buffer given to another.
             }
             let item = ItemView::decode(bytes)?;

@@ -21,6 +21,7 @@
 mod large;
 pub mod layout;
 pub mod many;
+pub mod mutants;
 mod rebuild;
 pub mod service;
 
@@ -30,7 +31,6 @@ use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::{DEADLINE, ServiceId};
-use farside_remote::mutant::Mutant;
 use farside_remote::op::ListId;
 use farside_remote::{
     Addr, BoundedPtr, ChainBuf, Fabric, FabricError, NodeId, Reply, Status, allocate, cas_from, read,
@@ -239,7 +239,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             return self.put_large(key, value).await;
         }
         if let Some(cached) = self.cached(key)
-            && (self.put_cached(key, value, cached).await? || Mutant::KvCachedPutYields.is_on())
+            && (self.put_cached(key, value, cached).await? || mutants::CACHED_PUT_YIELDS.is_on())
         {
             return Ok(());
         }
@@ -456,7 +456,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             chain.also(read(at, layout::SLOT_SIZE as u32).redirect(TMP));
             let slot = chain.then(read_as::<BoundedPtr>(TMP));
             let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
-            let slot = if Mutant::KvTwoSnapshots.is_on() { chain.then(read_as(at)) } else { slot };
+            let slot = if mutants::TWO_SNAPSHOTS.is_on() { chain.then(read_as(at)) } else { slot };
             self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
             let refused = |_| KvError::Refused(self.reply.verdict());
             let slot = Slot(*self.reply.get(slot).map_err(refused)?);
@@ -464,7 +464,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let table = self.table_of(epoch);
             let next_generation = table.next_generation(slot);
             if slot.is_empty() {
-                if epoch != Epoch::Current && Mutant::WriteBeforeMoved.is_on() {
+                if epoch != Epoch::Current && mutants::WRITE_BEFORE_MOVED.is_on() {
                     return Ok(Place::Left);
                 }
                 if index == table.end() || step >= self.new_key_probes(epoch) {
@@ -478,8 +478,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 Kind::Closed => return Ok(Place::Left),
                 Kind::Moved if epoch != Epoch::Current => {}
                 Kind::Moved => return Ok(Place::Left),
-                kind if item.is_of(key) || Mutant::KvSlotReuse.is_on() && kind == Kind::Tombstone => {
-                    if slot.is_frozen() && !Mutant::FrozenIsCompared.is_on() {
+                kind if item.is_of(key) || mutants::SLOT_REUSE.is_on() && kind == Kind::Tombstone => {
+                    if slot.is_frozen() && !mutants::FROZEN_IS_COMPARED.is_on() {
                         return Ok(Place::Frozen);
                     }
                     let unconditional = item.is_unconditional();
@@ -572,7 +572,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             Status::Ok => Ok(Installed::Yes { before: found.slot.0 }),
             Status::CasFailed => {
                 let fresh = *self.reply.get(fresh).map_err(KvError::Refused)?;
-                if !Mutant::KvLoserKeepsBuffer.is_on() {
+                if !mutants::LOSER_KEEPS_BUFFER.is_on() {
                     self.retire(fresh);
                 }
                 Ok(Installed::No)
@@ -838,7 +838,7 @@ impl Buffer {
 /// Whether the install that beat one which had found `before` directly followed it and did not look at it. Then the
 /// one that lost can be said to have come between the two.
 fn won_without_looking(before: &Found, now: &Found) -> bool {
-    Mutant::KvYieldsToAnyone.is_on()
+    mutants::YIELDS_TO_ANYONE.is_on()
         || before.kind.is_some()
             && now.at == before.at
             && now.unconditional

@@ -13,11 +13,11 @@
 //! Invariant: a slot that has had a key keeps it until the table is rebuilt; deleting leaves a TOMBSTONE.
 //! Invariant: what is left behind by a rebuild points to one of two items behind the next table, and is FROZEN.
 
+use super::mutants;
 pub use crate::hash_slots::Placement;
 use crate::hash_slots::first_slot;
 use crate::kv::{KEY_MAX, KvError, VALUE_MAX, Version};
 use farside_remote::BoundedPtr;
-use farside_remote::mutant::Mutant;
 use farside_remote::service::Extent;
 use rapidhash::v3::RapidSecrets;
 use serde::{Deserialize, Serialize};
@@ -86,7 +86,7 @@ impl Slot {
 
 /// The generation after `generation`.
 pub fn next_generation(generation: u32) -> u32 {
-    let step = u32::from(!Mutant::KvNoGeneration.is_on());
+    let step = u32::from(!mutants::NO_GENERATION.is_on());
     generation.wrapping_add(step) & GENERATION_MASK
 }
 
@@ -348,7 +348,7 @@ impl Table {
 
     /// The generation of the install that follows what a slot of this table holds.
     pub fn next_generation(&self, slot: Slot) -> u32 {
-        let restarts = Mutant::DroppedTombstoneRestartsGenerations.is_on();
+        let restarts = mutants::DROPPED_TOMBSTONE_RESTARTS_GENERATIONS.is_on();
         next_generation(if slot.is_empty() && !restarts { self.spec.floor } else { slot.generation() })
     }
 

@@ -11,10 +11,10 @@
 //! Invariant: a slot is frozen only while its item's place in the next table is being taken.
 
 use super::layout::{HEADER_SIZE, ItemHeader, Kind, Slot, Table, above};
+use super::mutants;
 use super::service::{Survey, live_of, points_to_item, read_slots};
 use crate::kv::KEY_MAX;
 use farside_remote::arena::Arena;
-use farside_remote::mutant::Mutant;
 use farside_remote::service::{Service, Tick};
 use farside_remote::{Memory, Width};
 use zerocopy::{FromBytes, IntoBytes};
@@ -89,7 +89,7 @@ impl Moving {
     /// If a client has taken it by now, it is moved later.
     fn close<M: Memory>(&self, memory: &M, place: Place, word: Slot) -> Result<bool, M::Wait> {
         let is_end = place.slot == self.tables[place.table].end();
-        let mutant = if is_end { Mutant::EndSlotStays } else { Mutant::EmptySlotsStay };
+        let mutant = if is_end { mutants::END_SLOT_STAYS } else { mutants::EMPTY_SLOTS_STAY };
         if mutant.is_on() {
             return Ok(false);
         }
@@ -181,7 +181,7 @@ impl Moving {
         let mut others = others;
         for place in next.probe(&key).skip(others).take(PROBES_PER_STEP) {
             let at = Slot::of(memory.load(next.slot_at(place).raw(), Width::W16)?);
-            let is_done = at.0.ptr == slot.0.ptr && !Mutant::MovedTwice.is_on(); // By one who has died since.
+            let is_done = at.0.ptr == slot.0.ptr && !mutants::MOVED_TWICE.is_on(); // By one who has died since.
             if place == next.end() {
                 // As it was, so that it can be used where it is.
                 self.exchange(memory, from, slot, slot.thawed())?;
@@ -192,7 +192,7 @@ impl Moving {
                 continue;
             }
             let word = slot.thawed();
-            let frozen = if Mutant::MovedUnfrozen.is_on() { word } else { slot.frozen() };
+            let frozen = if mutants::MOVED_UNFROZEN.is_on() { word } else { slot.frozen() };
             let is_frozen = slot == frozen || self.exchange(memory, from, slot, frozen)?;
             if !is_frozen || !is_done && !exchange(memory, next, place, at, word)? {
                 return Ok(Moved::NotYet { others });

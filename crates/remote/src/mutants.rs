@@ -1,0 +1,28 @@
+//! Broken variants of chains, of the words of a CAS, and of free lists.
+
+crate::mutants! {
+    /// A helper exchanges a buffer's state without seeing that the step it helps is still unfinished.
+    HELPER_DOES_NOT_RECHECK_HEAD = "HelperDoesNotRecheckHead";
+    /// Heads do not count their changes, as in a plain stack.
+    POP_WITHOUT_SEQ = "PopWithoutSeq";
+    /// A granted segment leaves the list before it is anybody's current one.
+    SEGMENT_LEAVES_LIST_FIRST = "SegmentLeavesListFirst";
+    /// The buffers that a chain reserved and did not use stay with it.
+    UNUSED_RESERVATION_IS_KEPT = "UnusedReservationIsKept";
+    /// A skipped op lets the next conditional one run.
+    SKIPPED_COUNTS_AS_SUCCESS = "SkippedCountsAsSuccess";
+    /// The byte with the highest address is the most significant.
+    LITTLE_ENDIAN_COMPARE = "LittleEndianCompare";
+    /// A chain finds what an earlier one left in scratch.
+    SCRATCH_IS_NOT_ZEROED = "ScratchIsNotZeroed";
+    /// Chains under way at one node use the same scratch.
+    SHARED_SCRATCH = "SharedScratch";
+    /// An indirect access goes on beyond the buffer that it points into.
+    NO_CLAMP = "NoClamp";
+    /// The key is asked for the pointer's place only.
+    POINTEE_IS_NOT_CHECKED = "PointeeIsNotChecked";
+    /// A key that opens its region for something opens it for everything.
+    ONE_RIGHT_IS_ALL = "OneRightIsAll";
+    /// Whatever a late or doubled report names goes onto the list of retired buffers.
+    RETIRE_WHAT_IS_NOT_LIVE = "RetireWhatIsNotLive";
+}
