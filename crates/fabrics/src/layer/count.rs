@@ -3,12 +3,9 @@
 //! Invariant: a round trip begins when something is asked while nothing is outstanding; so the number of round
 //! trips of one operation is the longest sequence of requests of which each waited for the one before.
 
-use crate::executor::{Idle, Turns};
-use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::Cell;
-use std::time::Duration;
 
 /// What was asked of a fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,22 +110,4 @@ impl<F: Fabric> Fabric for Count<F> {
     }
 }
 
-impl<F: Turns> Turns for Count<F> {
-    fn end_turn(&self) {
-        self.inner.end_turn();
-    }
-
-    fn wait(&self, core: &Idle<'_>) {
-        self.inner.wait(core);
-    }
-}
-
-impl<F: Clock> Clock for Count<F> {
-    fn now(&self) -> Duration {
-        self.inner.now()
-    }
-
-    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
-        self.inner.sleep(duration)
-    }
-}
+turns_and_time_of_inner!(Count<F>);

@@ -13,10 +13,9 @@
 //! a request each, which no distance does to them.
 
 use super::Draw;
-use crate::executor::{Idle, Turns, in_company, is_alone, turn, yield_now};
+use crate::executor::{in_company, is_alone, turn, yield_now};
 use crate::spin::BREATH;
 use crate::timer;
-use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
@@ -212,32 +211,15 @@ impl<F: Fabric> Fabric for Delay<F> {
     }
 }
 
-impl<F: Turns> Turns for Delay<F> {
-    fn end_turn(&self) {
-        self.inner.end_turn();
-    }
-
-    fn wait(&self, core: &Idle<'_>) {
-        self.inner.wait(core);
-    }
-}
-
-impl<F: Clock> Clock for Delay<F> {
-    fn now(&self) -> Duration {
-        self.inner.now()
-    }
-
-    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
-        self.inner.sleep(duration)
-    }
-}
+turns_and_time_of_inner!(Delay<F>);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::{Core, block_on};
+    use crate::executor::{Core, Turns, block_on};
     use crate::layer::count::{Costs, Count};
     use crate::layer::trace::Trace;
+    use farside_remote::clock::Clock;
     use farside_remote::{ChainBuf, read};
     use std::rc::Rc;
 

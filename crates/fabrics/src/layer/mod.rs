@@ -1,6 +1,31 @@
 //! Layers that wrap any other: protocols stay clean, and so do fabrics. [`count`], [`trace`] and [`delay`] wrap a
 //! fabric, [`fault`] what carries a fabric's datagrams.
 
+/// A layer ends turns, waits, and tells the time as the fabric in its field `inner` does.
+macro_rules! turns_and_time_of_inner {
+    ($layer:ident<F $(, $other:ident)*>) => {
+        impl<F: $crate::executor::Turns $(, $other)*> $crate::executor::Turns for $layer<F $(, $other)*> {
+            fn end_turn(&self) {
+                self.inner.end_turn();
+            }
+
+            fn wait(&self, core: &$crate::executor::Idle<'_>) {
+                self.inner.wait(core);
+            }
+        }
+
+        impl<F: farside_remote::clock::Clock $(, $other)*> farside_remote::clock::Clock for $layer<F $(, $other)*> {
+            fn now(&self) -> std::time::Duration {
+                self.inner.now()
+            }
+
+            fn sleep(&self, duration: std::time::Duration) -> impl Future<Output = ()> {
+                self.inner.sleep(duration)
+            }
+        }
+    };
+}
+
 pub mod count;
 pub mod delay;
 pub mod fault;

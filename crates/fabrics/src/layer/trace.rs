@@ -2,11 +2,9 @@
 //!
 //! Invariant: each request is told once, when its outcome is known, with the time that it took.
 
-use crate::executor::{Idle, Turns};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
-use std::time::Duration;
 
 /// A fabric that tells `tell` of each request, in a line or more without a last line end.
 pub struct Trace<F, T> {
@@ -78,22 +76,4 @@ impl<F: Fabric + Clock, T: Fn(&str)> Fabric for Trace<F, T> {
     }
 }
 
-impl<F: Turns, T> Turns for Trace<F, T> {
-    fn end_turn(&self) {
-        self.inner.end_turn();
-    }
-
-    fn wait(&self, core: &Idle<'_>) {
-        self.inner.wait(core);
-    }
-}
-
-impl<F: Clock, T> Clock for Trace<F, T> {
-    fn now(&self) -> Duration {
-        self.inner.now()
-    }
-
-    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
-        self.inner.sleep(duration)
-    }
-}
+turns_and_time_of_inner!(Trace<F, T>);
