@@ -10,7 +10,7 @@
 //! Invariant: an address names one connection for ever; who comes to its place has another.
 //! Invariant: who has no session a while after it came is hung up on, whatever it has said.
 
-use crate::session::carrier::Arrival;
+use crate::session::carrier::{Arrival, Broken, Dropped, Port};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -97,6 +97,92 @@ pub(crate) struct Looked {
     pub(crate) has_received: bool,
     /// Somebody waits at the listener.
     pub(crate) is_called: bool,
+}
+
+/// A port whose clients each have a connection: what is its own beside the table of them.
+pub(crate) trait Connecting: Send {
+    /// One client's connection.
+    type Client: Connection<Common: Send> + Send;
+
+    /// The most bytes of a frame.
+    const FRAME_MAX: usize;
+
+    /// The table.
+    fn connections(&self) -> &Connections<Self::Client>;
+
+    /// The table, and what its connections share.
+    fn parts(&mut self) -> (&mut Connections<Self::Client>, &mut <Self::Client as Connection>::Common);
+
+    /// Lets in those who wait at the listener, or some of them.
+    fn accept(&mut self);
+
+    /// Listens again if it stopped for lack of descriptors and the pause is over.
+    fn resume(&mut self) {}
+
+    /// How long until [`Connecting::resume`] has something to do.
+    fn resumes_in(&self) -> Option<Duration> {
+        None
+    }
+}
+
+impl<P: Connecting> Port for P {
+    type Address = Connected;
+
+    const IS_RELIABLE: bool = true;
+
+    fn datagram_max(&self) -> usize {
+        P::FRAME_MAX
+    }
+
+    fn source(address: Connected) -> Option<IpAddr> {
+        address.peer
+    }
+
+    fn receive(&mut self, take: impl FnMut(Connected, Arrival<'_>)) -> Result<bool, Broken> {
+        self.resume();
+        let (connections, common) = self.parts();
+        let looked = connections.receive(common, take);
+        if looked.is_called {
+            self.accept();
+        }
+        Ok(looked.has_received || looked.is_called)
+    }
+
+    fn send(&mut self, to: Connected, frame: &[u8]) {
+        self.parts().0.send(to, frame);
+    }
+
+    fn flush(&mut self) {
+        self.parts().0.flush();
+    }
+
+    fn dropped(&self) -> Dropped {
+        Dropped::default() // A connection drops nothing: it ends.
+    }
+
+    fn connections(&self) -> usize {
+        Connecting::connections(self).len()
+    }
+
+    fn hang_up(&mut self, address: Connected) {
+        self.parts().0.hang_up(address);
+    }
+
+    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>) {
+        self.parts().0.hang_up_on_strangers(known, Instant::now());
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        Connecting::connections(self).fd()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.parts().0.may_sleep()
+    }
+
+    fn sleep_max(&self) -> Option<Duration> {
+        self.resumes_in()
+    }
 }
 
 /// All connections of a port.

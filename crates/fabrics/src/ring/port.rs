@@ -6,8 +6,7 @@
 use super::end::{Buffer, End, Fault};
 use super::shared::{Mapped, Memory, Side, make};
 use super::{FRAME_MAX, Greeting, check};
-use crate::connections::{Connected, Connection, Connections, Ended};
-use crate::session::carrier::{Arrival, Broken, Dropped, Port};
+use crate::connections::{Connecting, Connection, Connections, Ended};
 use crate::shm::frame;
 use crate::shm::peer::peer;
 use crate::socket::{ListenError, Listener};
@@ -17,7 +16,7 @@ use rustix::net::RecvFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Connections of one engine, each with some memory.
 const CONNECTIONS_MAX: usize = 1024;
@@ -34,12 +33,12 @@ pub struct RingPort {
 }
 
 /// Where frames, and what newcomers say, are read into.
-struct Common {
+pub(crate) struct Common {
     buffer: Buffer,
     greeting: Vec<u8>,
 }
 
-enum Client {
+pub(crate) enum Client {
     /// It has not said hello.
     New(OwnedFd),
     Admitted(Box<Admitted>),
@@ -47,7 +46,7 @@ enum Client {
     Refused,
 }
 
-struct Admitted {
+pub(crate) struct Admitted {
     shared: Mapped,
     end: End,
 }
@@ -72,6 +71,34 @@ impl RingPort {
         })
     }
 
+    /// Whether somebody who came may stay.
+    fn admit(&self, socket: &OwnedFd) -> Result<(), String> {
+        let peer = peer(socket).map_err(no_room)?;
+        if peer.user != rustix::process::geteuid().as_raw() {
+            return Err("this node serves the user that started it: run your client as that user".into());
+        }
+        if self.connections.len() >= CONNECTIONS_MAX {
+            return Err(format!(
+                "this engine has {CONNECTIONS_MAX} clients, the most there can be: end another first"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Connecting for RingPort {
+    type Client = Client;
+
+    const FRAME_MAX: usize = FRAME_MAX;
+
+    fn connections(&self) -> &Connections<Client> {
+        &self.connections
+    }
+
+    fn parts(&mut self) -> (&mut Connections<Client>, &mut Common) {
+        (&mut self.connections, &mut self.common)
+    }
+
     /// Lets one in; whoever is left, another engine may have.
     fn accept(&mut self) {
         match self.listener.accept() {
@@ -94,20 +121,6 @@ impl RingPort {
             }
             Err(_) => {} // Another engine has let it in, or it is gone already.
         }
-    }
-
-    /// Whether somebody who came may stay.
-    fn admit(&self, socket: &OwnedFd) -> Result<(), String> {
-        let peer = peer(socket).map_err(no_room)?;
-        if peer.user != rustix::process::geteuid().as_raw() {
-            return Err("this node serves the user that started it: run your client as that user".into());
-        }
-        if self.connections.len() >= CONNECTIONS_MAX {
-            return Err(format!(
-                "this engine has {CONNECTIONS_MAX} clients, the most there can be: end another first"
-            ));
-        }
-        Ok(())
     }
 }
 
@@ -223,54 +236,4 @@ fn no_room(errno: Errno) -> String {
 
 fn spare() -> rustix::io::Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
-}
-
-impl Port for RingPort {
-    type Address = Connected;
-
-    const IS_RELIABLE: bool = true;
-
-    fn datagram_max(&self) -> usize {
-        FRAME_MAX
-    }
-
-    fn receive(&mut self, take: impl FnMut(Connected, Arrival<'_>)) -> Result<bool, Broken> {
-        let looked = self.connections.receive(&mut self.common, take);
-        if looked.is_called {
-            self.accept();
-        }
-        Ok(looked.has_received || looked.is_called)
-    }
-
-    fn send(&mut self, to: Connected, frame: &[u8]) {
-        self.connections.send(to, frame);
-    }
-
-    fn flush(&mut self) {
-        self.connections.flush();
-    }
-
-    fn dropped(&self) -> Dropped {
-        Dropped::default() // Who is connected is who it was.
-    }
-
-    fn connections(&self) -> usize {
-        self.connections.len()
-    }
-
-    fn hang_up(&mut self, address: Connected) {
-        self.connections.hang_up(address);
-    }
-
-    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>) {
-        self.connections.hang_up_on_strangers(known, Instant::now());
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.connections.fd()
-    }
-
-    fn may_sleep(&mut self) -> bool {
-        self.connections.may_sleep()
-    }
 }

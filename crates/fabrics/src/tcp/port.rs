@@ -4,8 +4,7 @@
 //! than [`OUTBOX_MAX`].
 
 use super::{End, FRAME_MAX, LENGTH, Plain, READ_MAX, Wire};
-use crate::connections::{Connected, Connection, Connections, Ended, NEWCOMERS_PER_POLL};
-use crate::session::carrier::{Arrival, Broken, Dropped, Port};
+use crate::connections::{Connecting, Connection, Connections, Ended, NEWCOMERS_PER_POLL};
 use socket2::{Domain, Protocol, SockAddr, Type};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -34,7 +33,7 @@ pub struct StreamPort<W> {
     buffer: Box<[u8]>,
 }
 
-struct Client<W> {
+pub(crate) struct Client<W> {
     stream: TcpStream,
     wire: W,
 }
@@ -80,6 +79,30 @@ impl<W: Wire> StreamPort<W> {
         self.listener.local_addr()
     }
 
+    /// Takes one in. True if both sides have yet to agree how to speak.
+    fn admit(&mut self, stream: TcpStream, peer: IpAddr) -> std::io::Result<bool> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let client = Client { stream, wire: (self.wire)() };
+        let is_newcomer = !client.is_admitted();
+        self.connections.enter(client, Some(peer)).map_err(|(_, errno)| errno)?;
+        Ok(is_newcomer)
+    }
+}
+
+impl<W: Wire> Connecting for StreamPort<W> {
+    type Client = Client<W>;
+
+    const FRAME_MAX: usize = FRAME_MAX;
+
+    fn connections(&self) -> &Connections<Client<W>> {
+        &self.connections
+    }
+
+    fn parts(&mut self) -> (&mut Connections<Client<W>>, &mut Box<[u8]>) {
+        (&mut self.connections, &mut self.buffer)
+    }
+
     /// Lets in who waits: no more than a few at a time, so that a crowd keeps nobody from being served; and where that
     /// takes a while, no more than are heard at a time. The others wait in line.
     fn accept(&mut self) {
@@ -104,14 +127,16 @@ impl<W: Wire> StreamPort<W> {
         }
     }
 
-    /// Takes one in. True if both sides have yet to agree how to speak.
-    fn admit(&mut self, stream: TcpStream, peer: IpAddr) -> std::io::Result<bool> {
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        let client = Client { stream, wire: (self.wire)() };
-        let is_newcomer = !client.is_admitted();
-        self.connections.enter(client, Some(peer)).map_err(|(_, errno)| errno)?;
-        Ok(is_newcomer)
+    fn resume(&mut self) {
+        if self.full_until.is_some_and(|until| Instant::now() >= until) {
+            self.full_until = None;
+            self.connections.listen(&self.listener, true);
+        }
+    }
+
+    // Where there is no descriptor left, it is time that makes room.
+    fn resumes_in(&self) -> Option<Duration> {
+        self.full_until.map(|until| until.saturating_duration_since(Instant::now()))
     }
 }
 
@@ -177,69 +202,6 @@ fn listen(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> 
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
-}
-
-impl<W: Wire> Port for StreamPort<W> {
-    type Address = Connected;
-
-    const IS_RELIABLE: bool = true;
-
-    fn datagram_max(&self) -> usize {
-        FRAME_MAX
-    }
-
-    fn source(address: Connected) -> Option<IpAddr> {
-        address.peer
-    }
-
-    fn receive(&mut self, take: impl FnMut(Connected, Arrival<'_>)) -> Result<bool, Broken> {
-        if self.full_until.is_some_and(|until| Instant::now() >= until) {
-            self.full_until = None;
-            self.connections.listen(&self.listener, true);
-        }
-        let looked = self.connections.receive(&mut self.buffer, take);
-        if looked.is_called {
-            self.accept();
-        }
-        Ok(looked.has_received || looked.is_called)
-    }
-
-    fn send(&mut self, to: Connected, frame: &[u8]) {
-        self.connections.send(to, frame);
-    }
-
-    fn flush(&mut self) {
-        self.connections.flush();
-    }
-
-    fn dropped(&self) -> Dropped {
-        Dropped::default() // Who is connected is who it was.
-    }
-
-    fn connections(&self) -> usize {
-        self.connections.len()
-    }
-
-    fn hang_up(&mut self, address: Connected) {
-        self.connections.hang_up(address);
-    }
-
-    fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>) {
-        self.connections.hang_up_on_strangers(known, Instant::now());
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.connections.fd()
-    }
-
-    fn may_sleep(&mut self) -> bool {
-        self.connections.may_sleep()
-    }
-
-    fn sleep_max(&self) -> Option<Duration> {
-        // Where there is no descriptor left, it is time that makes room.
-        self.full_until.map(|until| until.saturating_duration_since(Instant::now()))
-    }
 }
 
 const _: () =
