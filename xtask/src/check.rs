@@ -58,10 +58,10 @@ fn test(root: &Path) -> bool {
     succeeds(cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]))
 }
 
-/// The broken variants: a package keeps the tests that must find them in `tests/mutants.rs`.
+/// The broken variants: a package keeps the tests that must find them in `tests/all/mutants.rs`.
 fn test_mutants(root: &Path) -> bool {
     let mut command =
-        cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast", "--test", "mutants"]);
+        cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast", "--test", "all", "mutants::"]);
     // Into our packages alone, which cargo then keeps apart: what they depend on is the same and is not built again.
     mutants::compile_in(&mut command);
     succeeds(command)

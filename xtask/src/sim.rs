@@ -24,7 +24,7 @@ const SEEDS_FOR_ALL_FAULTS: u64 = 1000;
 /// So long may a process be silent, which tells of each seed. The longest known took a few seconds.
 const SILENCE: Duration = Duration::from_secs(120);
 /// What `cargo test` compares digests with.
-const DIGESTS: &str = "crates/farside/tests/sim/digests.txt";
+const DIGESTS: &str = "crates/farside/tests/all/sim/digests.txt";
 
 /// What is to be run.
 #[derive(Debug, PartialEq)]

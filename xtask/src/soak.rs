@@ -8,12 +8,13 @@ use std::time::Instant;
 use crate::cargo::{cargo, succeeds};
 use crate::tidy;
 
-const TEST: [&str; 4] = ["test", "--release", "--workspace", "--locked"];
+const TEST: [&str; 5] = ["test", "--release", "--locked", "--test", "all"];
 
 /// Lists the long tests, runs them and says whether all of them passed. Finding none is a failure.
 pub(crate) fn run(root: &Path) -> bool {
-    let targets = targets(root);
-    let test: Vec<&str> = TEST.into_iter().chain(targets.iter().flat_map(|name| ["--test", name])).collect();
+    let packages = packages(root);
+    let test: Vec<&str> =
+        TEST.into_iter().chain(packages.iter().flat_map(|name| ["--package", name])).collect();
     let Some(tests) = long_tests(root, &test) else {
         println!("soak: the tests do not build; see above");
         return false;
@@ -37,23 +38,20 @@ pub(crate) fn run(root: &Path) -> bool {
     passed
 }
 
-/// The tests' targets that have long ones, so that no others are built.
-fn targets(root: &Path) -> BTreeSet<String> {
+/// The packages that have long tests, so that no others are built.
+fn packages(root: &Path) -> BTreeSet<String> {
     let has_long_ones =
         |file: &&String| std::fs::read_to_string(root.join(file)).is_ok_and(|text| text.contains("fn soak_"));
-    tidy::files(root)
-        .iter()
-        .filter(has_long_ones)
-        .filter_map(|file| target_of(file))
-        .map(String::from)
-        .collect()
+    tidy::files(root).iter().filter(has_long_ones).filter_map(|file| package_of(file)).collect()
 }
 
-/// The target that a file of tests belongs to: `attacks` of `tests/attacks.rs`, and of all in `tests/attacks`.
-fn target_of(file: &str) -> Option<&str> {
-    let (_, within) = file.split_once("/tests/")?;
-    let name = within.split('/').next()?;
-    Some(name.strip_suffix(".rs").unwrap_or(name))
+/// The package that a file of tests belongs to.
+fn package_of(file: &str) -> Option<String> {
+    let (folder, _) = file.split_once("/tests/all/")?;
+    match folder.strip_prefix("crates/").unwrap_or(folder) {
+        "farside" => Some("farside".into()),
+        name => Some(format!("farside-{name}")),
+    }
 }
 
 /// Names of the long tests, or `None` if the tests do not build.
@@ -74,10 +72,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_tests_belongs_to_the_target_that_has_it() {
-        assert_eq!(target_of("crates/farside/tests/soak.rs"), Some("soak"));
-        assert_eq!(target_of("crates/farside/tests/attacks/crowds.rs"), Some("attacks"));
-        assert_eq!(target_of("crates/farside/src/main.rs"), None);
+    fn a_file_of_tests_belongs_to_its_package() {
+        assert_eq!(package_of("crates/farside/tests/all/soak.rs").as_deref(), Some("farside"));
+        assert_eq!(package_of("crates/systems/tests/all/raw.rs").as_deref(), Some("farside-systems"));
+        assert_eq!(package_of("bench/tests/all/ledger.rs").as_deref(), Some("farside-bench"));
+        assert_eq!(package_of("crates/farside/src/main.rs"), None);
     }
 
     #[test]

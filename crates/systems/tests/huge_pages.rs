@@ -1,5 +1,7 @@
 //! That what is about to be filled has its huge pages asked for: a table, its larger successor, and the buffers that
 //! clients take, whoever runs their chains.
+//!
+//! A binary of its own: it counts the huge pages of its whole process, and other tests would change the count.
 
 mod support;
 

@@ -1,7 +1,6 @@
 //! What every fabric must do, whoever runs the chains and whatever drives the tasks. A new fabric is one line here.
 
 #[macro_use]
-#[path = "conformance/mod.rs"]
 mod suite;
 
 conformance!(local, Local);

@@ -5,9 +5,10 @@
 //! lost or replayed on its way, with its check repaired or not. Held: nothing panics or goes on for ever, what is kept
 //! has a bound, and a good client opens a session with the server whatever it went through.
 
-#[path = "../../remote/tests/support/fuzz.rs"]
-mod fuzz;
+#[path = "../../../remote/tests/support/fuzz.rs"]
+mod driver;
 
+use driver::{Change, Executions, budget, change};
 use farside_fabrics::session::client::{self, Ask, Client, Event, SlotRef};
 use farside_fabrics::session::server::{self, End, Hello, Host, Outcome, Request, RequestRef, Server};
 use farside_fabrics::shm::frame;
@@ -15,7 +16,6 @@ use farside_fabrics::udp::seal;
 use farside_fabrics::udp::seal::node::Arrived;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Key};
-use fuzz::{Change, Executions, budget, change};
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;

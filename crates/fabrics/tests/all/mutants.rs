@@ -1,9 +1,6 @@
 //! The broken variants of this crate, each of which one of the checks must find.
-#![cfg(farside_mutants)]
 
-#[path = "wide/hammer.rs"]
-mod hammer;
-
+use crate::wide::hammer;
 use farside_fabrics::mutants::WIDE_WITHOUT_LOCKS;
 use farside_remote::mutant::Mutant;
 

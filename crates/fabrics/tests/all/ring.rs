@@ -1,6 +1,5 @@
 //! Rings between real sides: threads, processes that are killed, and peers that play foul.
 
-#[path = "ring/peer.rs"]
 mod peer;
 
 use farside_fabrics::ring::{Connected, RingLine, RingPort};

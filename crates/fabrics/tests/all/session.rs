@@ -3,9 +3,7 @@
 //! What is held: a request runs at most once and is reported exactly once, by what really became of it; what is
 //! received never panics, runs nothing that was not asked, and makes nothing grow.
 
-#[path = "session/hostile.rs"]
 mod hostile;
-#[path = "session/world.rs"]
 mod world;
 
 use farside_fabrics::session::client::{self, Event, Fate, Lost};

@@ -1,7 +1,6 @@
 //! Wide memory: accesses do what they do to plain bytes, and words of 24 and 32 bytes change at one instant.
 
-#[path = "wide/hammer.rs"]
-mod hammer;
+pub(crate) mod hammer;
 
 use farside_remote::{Memory, Width};
 use std::sync::atomic::Ordering;

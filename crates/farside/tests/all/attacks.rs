@@ -4,34 +4,18 @@
 //! after an attack a well-behaved client finds all its data; a counter has moved; no byte of another tenant was seen;
 //! every wait has a bound, and nobody panics.
 
-#[path = "attacks/bytes.rs"]
 mod bytes;
-#[path = "attacks/chains.rs"]
 mod chains;
-#[path = "attacks/crowds.rs"]
 mod crowds;
-#[path = "attacks/datagrams.rs"]
 mod datagrams;
-#[path = "attacks/deaths.rs"]
 mod deaths;
-#[path = "attacks/impostors.rs"]
 mod impostors;
-#[path = "attacks/metrics.rs"]
 mod metrics;
-#[path = "attacks/peer.rs"]
 mod peer;
-#[path = "support/raw_ring.rs"]
-mod raw_ring;
-#[path = "attacks/relay.rs"]
 mod relay;
-#[path = "attacks/rings.rs"]
 mod rings;
-#[path = "attacks/streams.rs"]
 mod streams;
-mod support;
-#[path = "attacks/target.rs"]
 mod target;
-#[path = "attacks/tls.rs"]
 mod tls;
 
 /// Makes a test of each of these functions for each carrier.

@@ -2,13 +2,11 @@
 //!
 //! Invariant: whatever has to end has a deadline, also where it would wait for ever.
 
-mod support;
-
+use crate::support::{Node, PATIENCE, Process, serve, until};
 use farside::local::Client;
 use farside::{Error, KvError, NewStore, Pool, Ran, connect};
 use farside_remote::FabricError;
 use std::sync::mpsc;
-use support::{Node, PATIENCE, Process, serve, until};
 
 /// Does it on a thread of its own; panics where it takes too long.
 #[track_caller]

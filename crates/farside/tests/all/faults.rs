@@ -3,21 +3,15 @@
 //! Invariant: what an error says of an operation is compared with what is in the store. Invariant: each fault that a
 //! test asks for has struck, or the test fails.
 
-#[path = "faults/datagrams.rs"]
 mod datagrams;
-#[path = "faults/hosts.rs"]
 mod hosts;
-#[path = "faults/pauses.rs"]
 mod pauses;
-#[path = "faults/rebuilds.rs"]
 mod rebuilds;
-mod support;
-#[path = "faults/worker.rs"]
 mod worker;
 
+use crate::support::Node;
 use farside::{NewStore, Pool};
 use farside_fabrics::layer::fault::Faults;
-use support::Node;
 
 /// The store whose table is words that are added to: nothing else is in it.
 const WORDS: &str = "words";

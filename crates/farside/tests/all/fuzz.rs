@@ -2,14 +2,14 @@
 //!
 //! Held: it is refused with a reason, or understood; nothing panics, waits or starts anything that was not named.
 
-#[path = "../../remote/tests/support/fuzz.rs"]
-mod fuzz;
+#[path = "../../../remote/tests/support/fuzz.rs"]
+mod driver;
 
+use driver::{Change, Executions, budget, change};
 use farside::config::parse_bytes;
 use farside::{NewStore, NodeInfo, Store, StoreStat};
 use farside_bench::workload::Workload;
 use farside_remote::control::{Answer, Ask};
-use fuzz::{Change, Executions, budget, change};
 
 /// One of the seeds, changed.
 fn changed(seeds: &[Vec<u8>], seed: u8, changes: &[Change]) -> Vec<u8> {
@@ -192,7 +192,7 @@ fn fuzz_urls() {
 fn fuzz_workloads() {
     let executions = Executions::of("workloads");
     let seeds = [
-        &include_bytes!("../../../workloads/workloada")[..],
+        &include_bytes!("../../../../workloads/workloada")[..],
         b"recordcount=1000\noperationcount=0\nreadproportion=0.5\nupdateproportion=0.5\nrequestdistribution=zipfian\n",
         b"recordcount : 9223372036854775807\nreadproportion 1e308\ninsertproportion=NaN\nrequestdistribution=hotspot\n",
         b"a\\\n b=\\u0041\\\nhotspotdatafraction=-1\n#\n!\nscanproportion=inf\n",

@@ -3,14 +3,12 @@
 //!
 //! Invariant: an error that a user can meet and that the guide does not explain fails a test here.
 
-mod support;
-
+use crate::support::{command, run, serve};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use support::{command, run, serve};
 
-const TROUBLES: &str = include_str!("../../../docs/guide/troubleshooting.md");
-const OPERATIONS: &str = include_str!("../../../docs/guide/operations.md");
+const TROUBLES: &str = include_str!("../../../../docs/guide/troubleshooting.md");
+const OPERATIONS: &str = include_str!("../../../../docs/guide/operations.md");
 
 /// What can be shown and is no error of its own: parts of other texts, or what nobody meets who uses the product.
 const NO_ERRORS: [&str; 10] = [

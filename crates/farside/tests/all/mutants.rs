@@ -1,9 +1,8 @@
 //! Broken variants of protocols, sessions and node: the simulator must find each, with the workload and faults that
 //! the right code passes.
-#![cfg(farside_mutants)]
 
-mod support;
-
+use crate::support;
+use crate::support::driven::{Driven, drive, plain};
 use farside::trial::judge::{Verdict, judge};
 use farside::trial::{Setup, System};
 use farside_fabrics::mutants::OLD_SESSION_LIVES;
@@ -11,7 +10,6 @@ use farside_remote::mutant::Mutant;
 use farside_systems::kv::pilaf::mutants::{ENTRY_UNCHECKED, ITEM_UNCHECKED};
 use farside_systems::kv::prism_kv::mutants::{CACHED_PUT_YIELDS, FROZEN_IS_COMPARED};
 use std::sync::Mutex;
-use support::driven::{Driven, drive, plain};
 
 /// A variant is dead once one of so many seeds is not good.
 const SEEDS: u64 = 120;

@@ -1,8 +1,8 @@
 //! What the README shows is what the example does. The README's code is also compiled and run, as a doctest of the
 //! library.
 
-const README: &str = include_str!("../../../README.md");
-const EXAMPLE: &str = include_str!("../examples/hello.rs");
+const README: &str = include_str!("../../../../README.md");
+const EXAMPLE: &str = include_str!("../../examples/hello.rs");
 
 #[test]
 fn the_readme_shows_the_example_word_for_word() {
@@ -17,7 +17,7 @@ fn the_readme_shows_the_example_word_for_word() {
 /// What is typed and what comes back is the same in every language; comments are not.
 #[test]
 fn both_readmes_show_the_same_commands_and_answers() {
-    const CHINESE: &str = include_str!("../../../README.zh-CN.md");
+    const CHINESE: &str = include_str!("../../../../README.zh-CN.md");
     let blocks = |text: &'static str| -> Vec<Vec<&str>> {
         let inside = text.split("\n```").skip(1).step_by(2);
         let uncommented = |line: &'static str| line.split(" # ").next().expect("a part at least").trim_end();

@@ -1,11 +1,7 @@
 //! Systems in the simulator: the same seed is the same run everywhere, and no seed finds anything.
 
-#[path = "sim/digests.rs"]
 mod digests;
-#[path = "sim/seeds.rs"]
 mod seeds;
-mod support;
-
 use farside::trial::{Carrier, Setup, System};
 
 /// A line of a file of runs.

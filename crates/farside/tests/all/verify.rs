@@ -1,13 +1,11 @@
 //! Verification is itself verified: on real stores it has nothing to say, and whatever flaw is planted between a store
 //! and who asks, it finds, and calls by its name.
 
-mod support;
-
+use crate::support::driven::{Between, Client, Driven, Told, drive, plain};
 use farside_bench::driver::Tally;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::driven::{Between, Client, Driven, Told, drive, plain};
 
 const DRIVEN: Driven<'static> =
     Driven { system: "prism-kv", workload: "a", records: 500, each: 2000, slot_cache: 0 };

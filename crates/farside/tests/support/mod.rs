@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod driven;
+pub(crate) mod raw_ring;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};

@@ -1,10 +1,8 @@
 //! What becomes of buffers when clients die, stop, err or damage: the node stepped by hand.
 
-mod support;
-
+use crate::support::{self, Home};
 use farside_remote::control::{Answer, Ask};
 use std::collections::BTreeSet;
-use support::Home;
 
 macro_rules! tests {
     ($($name:ident)*) => {

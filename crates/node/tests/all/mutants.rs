@@ -1,14 +1,11 @@
 //! The broken variants of buffers' lives, each of which one of the stories must find.
-#![cfg(farside_mutants)]
 
-mod support;
-
+use crate::support::cases::CASES;
+use crate::support::quiescence::{Announces, explore};
 use farside_node::mutants::{self, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants::RETIRE_WHAT_IS_NOT_LIVE;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use support::cases::CASES;
-use support::quiescence::{Announces, explore};
 
 #[test]
 fn every_mutant_is_killed_and_the_unbroken_node_is_not() {

@@ -1,10 +1,8 @@
 //! Who is in a turn, what is retired, and when it comes back, under every interleaving that a scheduler finds.
 
-mod support;
-
+use crate::support::quiescence::{Announces, explore};
 use std::panic::catch_unwind;
 use std::sync::atomic::Ordering;
-use support::quiescence::{Announces, explore};
 
 const SEED: u64 = 1;
 /// Enough to find one who errs, so enough to believe in those who do not.

@@ -2,8 +2,7 @@
 //! answers finds that a step asks the same again, however often it is begun anew, and changes nothing until it has
 //! all of them.
 
-mod support;
-
+use crate::support::Slots;
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_node::{Node, NodeMemory, Progress};
 use farside_remote::arena::class::Class;
@@ -13,7 +12,6 @@ use farside_remote::arena::{Arena, Geometry};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_remote::{Key, Memory, Rights, Width};
 use std::cell::{Cell, RefCell};
-use support::Slots;
 
 /// Asked and answered.
 #[derive(Clone, Debug, PartialEq)]

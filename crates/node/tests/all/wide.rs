@@ -1,7 +1,6 @@
 //! Stores that are wide are opened by those whose chains an engine runs, and by nobody else.
 
-mod support;
-
+use crate::support::Slots;
 use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
@@ -14,7 +13,6 @@ use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, FabricError, NodeId};
 use std::sync::Arc;
-use support::Slots;
 
 const NODE: NodeId = NodeId(0);
 

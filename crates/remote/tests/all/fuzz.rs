@@ -3,13 +3,13 @@
 //! Held: bytes that decode are well-formed to their last one, so that walking over them and writing them again gives
 //! the same bytes; nothing panics.
 
-#[path = "support/fuzz.rs"]
-mod fuzz;
+#[path = "../support/fuzz.rs"]
+mod driver;
 
+use driver::{Change, Executions, budget, change};
 use farside_remote::op::{self, ListId, Mode};
 use farside_remote::wire::{CHAIN_BYTES_MAX, OPS_MAX, REPLY_BYTES_MAX};
 use farside_remote::{Addr, ChainBuf, ChainView, Key, Reply};
-use fuzz::{Change, Executions, budget, change};
 
 /// Chains as systems build them.
 fn chains() -> Vec<Vec<u8>> {

@@ -1,7 +1,7 @@
 //! Free lists under every interleaving that a scheduler finds, with death and stoppage at every access.
 
-mod support;
-
+use crate::support::lists::{Fate, SCENARIOS};
+use crate::support::{Bytes, Random, assign, free_list, give, grant, key, open, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::{Empty, Supply};
@@ -10,8 +10,6 @@ use farside_remote::arena::session::{Counters, SessionId, turn_at};
 use farside_remote::arena::state::{Stage, State};
 use farside_remote::op::ListId;
 use farside_remote::{ChainBuf, Reply, Status, allocate, run};
-use support::lists::{Fate, SCENARIOS};
-use support::{Bytes, Random, assign, free_list, give, grant, key, open, take};
 
 #[test]
 fn no_buffer_is_ever_held_by_two_and_none_is_lost() {

@@ -1,14 +1,12 @@
 //! Every op, in every shape, does what the model says: statuses, outputs, and all of memory afterwards.
 
-mod support;
-
+use crate::support::Random;
+use crate::support::cases::{Shape, Trial, enumerate};
+use crate::support::model::{Ask, Right, Verb};
 use farside_remote::Status;
 use proptest::prelude::any;
 use proptest::test_runner::{Config, TestRunner};
 use std::cell::RefCell;
-use support::Random;
-use support::cases::{Shape, Trial, enumerate};
-use support::model::{Ask, Right, Verb};
 
 #[test]
 fn every_op_in_every_shape_does_what_the_model_says() {

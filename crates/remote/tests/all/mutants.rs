@@ -1,14 +1,11 @@
 //! The broken variants of this crate, each of which one of the checks must find.
-#![cfg(farside_mutants)]
 
-mod support;
-
+use crate::support::cases::{Shape, Trial, enumerate};
+use crate::support::lists::{Fate, SCENARIOS};
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants::{self, RETIRE_WHAT_IS_NOT_LIVE, SHARED_SCRATCH};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
-use support::cases::{Shape, Trial, enumerate};
-use support::lists::{Fate, SCENARIOS};
 
 const CHECKS: [(&str, fn()); 4] = [
     ("model", model),

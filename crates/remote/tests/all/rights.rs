@@ -1,7 +1,6 @@
 //! What a key opens, and what it does not: whose memory, how far, and what becomes of the rest of a chain.
 
-mod support;
-
+use crate::support::{Bytes, assign, free_list, grant, key, open, revoke, secret, take};
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
@@ -10,7 +9,6 @@ use farside_remote::arena::{Arena, SEGMENT_SIZE, session};
 use farside_remote::op::{ListId, Op, cas_with, write_from};
 use farside_remote::{Addr, Chain, ChainBuf, Key, Mode, Reply, Rights, Status};
 use farside_remote::{allocate, cas, cas_from, fetch_add, read, run, write};
-use support::{Bytes, assign, free_list, grant, key, open, revoke, secret, take};
 use zerocopy::little_endian::U64;
 
 const OWNER: u32 = 5;
@@ -345,7 +343,7 @@ fn no_other_key_opens_anything() {
             |chain, _| add(chain, allocate(LIST, [WORD, b"", b""])),
         ];
         // The other region's key does open its own lists.
-        let ops = if key == support::key(2) { &ops[..5] } else { &ops[..] };
+        let ops = if key == crate::support::key(2) { &ops[..5] } else { &ops[..] };
         for (index, op) in ops.iter().enumerate() {
             let statuses = node.ask(key, |chain| {
                 op(chain, mine);
@@ -525,7 +523,7 @@ fn wide_words_are_had_in_wide_memory_alone_and_a_wrong_key_does_not_learn_which_
     for (wide, status) in [(true, Status::Ok), (false, Status::Invalid)] {
         node.memory.set_wide(wide);
         for key in [key(1), Key::new(1, secret(1) ^ 1)] {
-            let status = if key == support::key(1) { status } else { Status::Access };
+            let status = if key == crate::support::key(1) { status } else { Status::Access };
             assert_eq!(node.ask(key, |c| add(c, cas(Mode::Ge, at, &[0u8; 24], &[0u8; 24]))), [status]);
             assert_eq!(node.ask(key, |c| add(c, cas(Mode::Ge, at, &[0u8; 32], &[0u8; 32]))), [status]);
             let in_scratch =

@@ -1,7 +1,7 @@
 //! Chains among everybody else's accesses: what may be seen torn, what never is, and that replay is sound.
 
-mod support;
-
+use crate::support::tearing::{Access, Tearing};
+use crate::support::{Bytes, Random, assign, free_list, give, grant, key, open, revoke, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
@@ -12,8 +12,6 @@ use farside_remote::op::{ListId, Op, write_from};
 use farside_remote::{Addr, BoundedPtr, Chain, ChainBuf, Mode, Reply, Status};
 use farside_remote::{allocate, cas, fetch_add, read, run, write};
 use std::collections::BTreeSet;
-use support::tearing::{Access, Tearing};
-use support::{Bytes, Random, assign, free_list, give, grant, key, open, revoke, take};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 

@@ -2,16 +2,14 @@
 //!
 //! Held: nothing panics; what is read is written, and then read back as the same.
 
-#[path = "support/draws.rs"]
-mod draws;
-#[path = "../../remote/tests/support/fuzz.rs"]
-mod fuzz;
+#[path = "../../../remote/tests/support/fuzz.rs"]
+mod driver;
 
-use draws::Draws;
+use crate::support::draws::Draws;
+use driver::{Change, Executions, budget, change};
 use farside_sim::history::{Ask, History, Outcome, Value, Version, lines};
 use farside_sim::linearizable::{Limits, check};
 use farside_sim::litmus::{Program, programs};
-use fuzz::{Change, Executions, budget, change};
 
 /// A history of every kind of line.
 fn written(seed: u64) -> Vec<u8> {

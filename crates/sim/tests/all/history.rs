@@ -107,7 +107,7 @@ fn lines_look_as_documented() {
     history.returned(write, Outcome::Unknown, 900);
     let cas = history.call(0, 3, Ask::CompareAndPut { expected: Version(2), value: value(18) }, 910);
     history.returned(cas, Outcome::Conflict(Some(Version(4))), 990);
-    let document = include_str!("../../../docs/sim-histories.md");
+    let document = include_str!("../../../../docs/sim-histories.md");
     let sample: String =
         document.lines().filter(|line| line.starts_with('{')).map(|line| format!("{line}\n")).collect();
     assert_eq!(written(&history), sample);

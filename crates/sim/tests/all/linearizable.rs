@@ -1,17 +1,12 @@
 //! The judge of registers is judged: by histories of which everybody knows what they are, and by a search of a few
 //! lines through all orders, which shares nothing with it.
 
-#[path = "support/draws.rs"]
-mod draws;
-#[path = "support/operations.rs"]
-mod operations;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use draws::Draws;
+use crate::support::draws::Draws;
+use crate::support::operations::{DONE, NEVER, Row, cas, found, found_at, history, put, value};
 use farside_sim::history::{Ask, History, Operation, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, Report, Undecided, Verdict, check, check_key, explain};
-use operations::{DONE, NEVER, Row, cas, found, found_at, history, put, value};
 
 fn is_good(rows: &[Row]) -> bool {
     let history = history(rows);

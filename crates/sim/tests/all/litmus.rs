@@ -1,15 +1,10 @@
 //! The enumerator of outcomes is judged by a machine that shares nothing with it, and the comparison by what is wrong
 //! with machines.
 
-#[path = "support/draws.rs"]
-mod draws;
-#[path = "support/machine.rs"]
-mod machine;
-
 use std::collections::BTreeSet;
 
+use crate::support::machine::{self, Flaw};
 use farside_sim::litmus::{Program, Seeds, Summary, compare, compare_all, programs};
-use machine::Flaw;
 
 fn parsed(text: &str) -> Program {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))

@@ -1,12 +1,9 @@
 //! Pictures show what they must, always alike, and are XML.
 
-#[path = "support/operations.rs"]
-mod operations;
-
+use crate::support::operations::{DONE, NEVER, cas, found, found_at, history, put};
 use farside_sim::history::{Ask, Outcome};
 use farside_sim::linearizable::{Limits, Violation, explain};
 use farside_sim::picture;
-use operations::{DONE, NEVER, cas, found, found_at, history, put};
 
 /// A read goes back after a delete, beside operations of unknown fate.
 fn resurrection() -> Violation {

@@ -5,7 +5,7 @@
 
 use farside_sim::litmus::{LINE_WORDS, Op, Outcome, Program, Start, Step};
 
-use crate::draws::Draws;
+use crate::support::draws::Draws;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {

@@ -2,8 +2,8 @@
 //!
 //! Invariant: only this test's own thread is counted; the node's thread and the harness may do as they like.
 
-mod support;
-
+use crate::support::counting::{Counting, allocations};
+use crate::support::{Client, Home};
 use farside_fabrics::executor::{Core, block_on, yield_now};
 use farside_remote::NodeId;
 use farside_systems::kv::pilaf::{self, Pilaf};
@@ -11,8 +11,6 @@ use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::raw::{self, Raw};
 use std::cell::Cell;
 use std::rc::Rc;
-use support::counting::{Counting, allocations};
-use support::{Client, Home};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;

@@ -3,8 +3,10 @@
 //! What must hold: nobody else stalls, nothing acknowledged is lost or half there, and every buffer is accounted for
 //! once the dead have been scanned for. Each strike is counted by where it fell.
 
-mod support;
-
+use crate::support::audit::{Audit, Held};
+use crate::support::deadly::{Access, Strike};
+use crate::support::process::{self, Child, Role, until};
+use crate::support::script::{self, Op};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::shm::{self, ConnectError};
@@ -21,10 +23,6 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use support::audit::{Audit, Held};
-use support::deadly::{Access, Strike};
-use support::process::{self, Child, Role, until};
-use support::script::{self, Op};
 
 type Client = PrismKv<Rc<Direct>>;
 
@@ -226,7 +224,7 @@ fn killed_at_accesses(strikes: usize) {
     while let Some((strike, slot_cache)) = plans.pop_front() {
         round += 1;
         let replay = Replay(format!(
-            "{STRIKE}='{}' cargo test -p farside-systems --test life_and_death clients_killed_at_any_access \
+            "{STRIKE}='{}' cargo test -p farside-systems --test all clients_killed_at_any_access \
              -- --nocapture",
             serde_json::to_string(&(strike, slot_cache)).expect("plain data")
         ));
@@ -291,7 +289,7 @@ fn killed_at_moments(kills: u64, rebuilds: bool) {
     let (mut slowest, mut survived, mut rebuilt) = (Duration::ZERO, 0, 0);
     for round in 0..kills {
         let replay = Replay(format!(
-            "{SEED_VARIABLE}={seed} cargo test -p farside-systems --test life_and_death \
+            "{SEED_VARIABLE}={seed} cargo test -p farside-systems --test all \
              clients_killed_at_any_moment -- --nocapture (moments differ from run to run)"
         ));
         let (name, own) = (format!("m{round}"), script::mix(seed ^ round));

@@ -1,9 +1,7 @@
 //! No READ returns a freed buffer's bytes: buffers are poisoned when they go back to their lists.
 
-mod support;
-
+use crate::support::poison;
 use std::time::Duration;
-use support::poison;
 
 #[test]
 fn no_get_ever_finds_what_was_in_a_free_buffer() {

@@ -1,14 +1,11 @@
 //! Broken variants that only a running system can be seen to suffer from.
-#![cfg(farside_mutants)]
 
-mod support;
-
+use crate::support::{paced, poison, stepped};
 use farside_node::mutants::{OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
 use farside_systems::kv::pilaf::mutants as pilaf;
 use farside_systems::kv::prism_kv::mutants as prism_kv;
 use std::time::Duration;
-use support::{paced, poison, stepped};
 
 #[test]
 fn a_buffer_that_comes_back_at_once_is_read_as_poison() {

@@ -1,7 +1,6 @@
 //! Pilaf: what it promises over every fabric, and what it costs.
 
-mod support;
-
+use crate::support::Home;
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::layer::count::Count;
@@ -25,7 +24,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::Home;
 
 const NODE: NodeId = NodeId(0);
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);

@@ -1,7 +1,6 @@
 //! Pilaf after a node's death, and among peers who write what they like: no panic, no lost item, nobody else's store.
 
-mod support;
-
+use crate::support::{Home, paced, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
@@ -16,7 +15,6 @@ use farside_systems::kv::pilaf::layout::{
 };
 use farside_systems::kv::pilaf::{ATTEMPTS_MAX, KIND, Pilaf};
 use std::rc::Rc;
-use support::{Home, paced, run};
 use zerocopy::{FromBytes, IntoBytes};
 
 type Client = Pilaf<Rc<Count<Direct>>>;

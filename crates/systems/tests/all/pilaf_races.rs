@@ -1,7 +1,6 @@
 //! Pilaf's readers among its writers: what a GET answers was put, and nothing goes back.
 
-mod support;
-
+use crate::support::{Home, paced};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
@@ -14,7 +13,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::{Home, paced};
 
 fn client(home: &Home) -> (Rc<Direct>, Pilaf<Rc<Direct>>) {
     let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;

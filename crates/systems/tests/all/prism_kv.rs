@@ -1,12 +1,10 @@
 //! PRISM-KV on a node of this process: what it promises, and what it costs.
 
-mod support;
-
+use crate::support::{Client, Home, run};
 use farside_remote::fabric::Ran;
 use farside_systems::kv::prism_kv::many::Cursor;
 use farside_systems::kv::{KEY_MAX, KvError, VALUE_MAX};
 use std::collections::BTreeMap;
-use support::{Client, Home, run};
 
 macro_rules! go {
     ($client:expr, $op:ident ( $($arg:expr),* )) => {{

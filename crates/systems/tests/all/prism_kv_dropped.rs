@@ -1,7 +1,7 @@
 //! PRISM-KV when a put is given up before it has ended: its future is dropped.
 
-mod support;
-
+use crate::support::Home;
+use crate::support::meddle::Meddle;
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
@@ -13,8 +13,6 @@ use farside_systems::kv::prism_kv::layout::PART_MAX;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use support::Home;
-use support::meddle::Meddle;
 
 type Meddled = PrismKv<Rc<Meddle<Rc<Count<Direct>>>>>;
 

@@ -1,15 +1,13 @@
 //! PRISM-KV when somebody else's operation falls between the two round trips of one's own.
 
-mod support;
-
+use crate::support::meddle::Meddle;
+use crate::support::{Client, Home, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
 use farside_remote::NodeId;
 use farside_systems::kv::prism_kv::PrismKv;
 use std::rc::Rc;
-use support::meddle::Meddle;
-use support::{Client, Home, run};
 
 type Meddled = PrismKv<Rc<Meddle<Rc<Count<Direct>>>>>;
 

@@ -1,15 +1,13 @@
 //! PRISM-KV while its table is rebuilt, at a node of this process with its own thread.
 
-mod support;
-
+use crate::support::audit::Audit;
+use crate::support::{Client, Home, run, script};
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::{ChainBuf, Fabric, NodeId, Reply, read, write};
 use farside_systems::kv::Version;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
-use support::audit::Audit;
-use support::{Client, Home, run, script};
 
 macro_rules! go {
     ($client:expr, $op:ident ( $($arg:expr),* )) => {{

@@ -1,8 +1,6 @@
 //! PRISM-KV while its table is rebuilt, step by step: the stories of `support/stepped`.
 
-mod support;
-
-use support::stepped;
+use crate::support::stepped;
 
 macro_rules! stories {
     ($($name:ident: $case:ident;)*) => {$(

@@ -1,7 +1,6 @@
 //! Plain memory: what each operation does and costs, and that its buffers are not lost.
 
-mod support;
-
+use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::layer::count::{Costs, Count};
 use farside_remote::arena::class::Class;
@@ -11,7 +10,6 @@ use farside_systems::kv::KvError;
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::raw::{ECHO_MAX, GET_MAX, KIND, PUT_MAX, READ_MAX, Raw, RawError, SLOTS, WRITE_MAX};
 use std::rc::Rc;
-use support::{Home, run};
 use zerocopy::little_endian::{U64, U128};
 
 const NODE: NodeId = NodeId(0);

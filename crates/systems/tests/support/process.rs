@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Which part a child plays.
 const ROLE: &str = "FARSIDE_TEST_ROLE";
 /// The test that plays it.
-const CHILD: &str = "child";
+const CHILD: &str = "life_and_death::child";
 /// However slow the machine is, no child keeps us waiting for longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -271,7 +271,7 @@ impl Child {
     /// Starts one, and waits until it has begun.
     pub(crate) fn streaming(path: &Path) -> Child {
         let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "ring::child", "--nocapture", "--test-threads=1"])
             .env(PART, path)
             .stdout(Stdio::piped())
             .spawn()

@@ -3,8 +3,8 @@
 //!
 //! What is held: nothing panics, nothing runs that was not asked, and what is kept stays within its bound.
 
-use crate::world::{MS, Order, Rng, Runner, World, seeds};
-use crate::{client, open, order, server};
+use crate::session::world::{MS, Order, Rng, Runner, World, seeds};
+use crate::session::{client, open, order, server};
 use farside_fabrics::session::packet::PacketError;
 use farside_fabrics::session::{self, client::Client, client::Event, server::Server};
 use farside_remote::{Addr, Key};

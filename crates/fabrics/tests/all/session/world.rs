@@ -568,7 +568,7 @@ pub(crate) fn seeds(test: &str, count: u64, story: impl Fn(u64)) {
     for seed in range {
         if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| story(seed))) {
             eprintln!(
-                "seed {seed} failed; replay: SESSION_SEED={seed} cargo test -p farside-fabrics --test session {test}"
+                "seed {seed} failed; replay: SESSION_SEED={seed} cargo test -p farside-fabrics --test all {test}"
             );
             std::panic::resume_unwind(panic);
         }

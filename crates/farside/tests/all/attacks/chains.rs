@@ -1,10 +1,10 @@
 //! Chains that reach where they must not: by wrong keys, wrong addresses, hostile pointers, or after the store is gone.
 
-use crate::bytes::*;
-use crate::on_each_carrier;
-use crate::peer::{PATIENCE, Session, Store, list_for, random};
+use crate::attacks::bytes::*;
+use crate::attacks::on_each_carrier;
+use crate::attacks::peer::{PATIENCE, Session, Store, list_for, random};
+use crate::attacks::target::{SECRET, Target, Witness, tells_a_secret};
 use crate::support::until;
-use crate::target::{SECRET, Target, Witness, tells_a_secret};
 
 on_each_carrier![
     keys_that_are_not_its_own_open_nothing,

@@ -1,10 +1,10 @@
 //! Very many at once: connections and sessions that are idle, and sessions that never end by themselves.
 
-use crate::bytes::*;
-use crate::on_each_carrier;
-use crate::peer::{PATIENCE, Raw, Session, random};
+use crate::attacks::bytes::*;
+use crate::attacks::on_each_carrier;
+use crate::attacks::peer::{PATIENCE, Raw, Session, random};
+use crate::attacks::target::Target;
 use crate::support::until;
-use crate::target::Target;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, NodeId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

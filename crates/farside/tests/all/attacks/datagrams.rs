@@ -1,9 +1,9 @@
 //! Datagrams that no client of ours sends: cut, damaged, replayed, forged, from the future, in pieces that disagree.
 
-use crate::bytes::*;
-use crate::on_each_carrier;
-use crate::peer::{PATIENCE, Raw, SILENCE, Session, Store, random};
-use crate::target::{Target, Witness};
+use crate::attacks::bytes::*;
+use crate::attacks::on_each_carrier;
+use crate::attacks::peer::{PATIENCE, Raw, SILENCE, Session, Store, random};
+use crate::attacks::target::{Target, Witness};
 
 on_each_carrier![
     datagrams_cut_anywhere_run_nothing,

@@ -1,8 +1,8 @@
 //! Clients that are killed in the middle of a chain and never come back: what they had comes back.
 
-use crate::on_each_carrier;
+use crate::attacks::on_each_carrier;
+use crate::attacks::target::Target;
 use crate::support::until;
-use crate::target::Target;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn child() {
 
 fn victim(url: &str, operations: u64) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
-    command.args(["--exact", "deaths::child", "--nocapture"]);
+    command.args(["--exact", "attacks::deaths::child", "--nocapture"]);
     command.env(URL, url).env(OPERATIONS, operations.to_string());
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it can be started")
 }

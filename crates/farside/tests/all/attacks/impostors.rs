@@ -1,8 +1,8 @@
 //! What pretends to be a node, by datagrams, by streams and by rings: clients end with an error, in time.
 
-use crate::bytes::*;
-use crate::on_each_carrier;
-use crate::raw_ring::{self, Ring, Side, Word};
+use crate::attacks::bytes::*;
+use crate::attacks::on_each_carrier;
+use crate::support::raw_ring::{self, Ring, Side, Word};
 use farside::{Error, KvError};
 use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};

@@ -1,6 +1,6 @@
 //! HTTP that is none, at the face that shows the node's figures.
 
-use crate::target::Target;
+use crate::attacks::target::Target;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;

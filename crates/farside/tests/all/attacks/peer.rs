@@ -1,7 +1,7 @@
 //! A peer of an engine whose datagrams are made by hand.
 
-use crate::bytes::*;
-use crate::raw_ring::Ring;
+use crate::attacks::bytes::*;
+use crate::support::raw_ring::Ring;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;

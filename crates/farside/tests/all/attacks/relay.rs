@@ -1,8 +1,8 @@
 //! Somebody on the way between a client and its node, who sees all and may do anything with it: where packets are
 //! sealed, all that comes of it is loss.
 
+use crate::attacks::target::{SECRET, tells_a_secret};
 use crate::support::{Process, command, farside, run, until};
-use crate::target::{SECRET, tells_a_secret};
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;

@@ -3,12 +3,12 @@
 //!
 //! Invariant: the witness is served by the same engine, through a ring of its own, before, during and after.
 
-use crate::bytes::*;
-use crate::crowds::Descriptors;
-use crate::peer::{PATIENCE, Raw, SILENCE, Session, Store};
-use crate::raw_ring::{self, FRAME_MAX, Memory, RING, Ring, SIZE, Side, Word};
+use crate::attacks::bytes::*;
+use crate::attacks::crowds::Descriptors;
+use crate::attacks::peer::{PATIENCE, Raw, SILENCE, Session, Store};
+use crate::attacks::target::{Before, SECRET, Target, Witness, tells_a_secret};
+use crate::support::raw_ring::{self, FRAME_MAX, Memory, RING, Ring, SIZE, Side, Word};
 use crate::support::until;
-use crate::target::{Before, SECRET, Target, Witness, tells_a_secret};
 use rustix::fs::{FallocateFlags, OFlags, SealFlags};
 use rustix::net::Shutdown;
 use std::os::fd::AsFd;
@@ -472,7 +472,7 @@ fn gets_as_far_as(stage: u64, url: &str) {
     for _ in 0..10 {
         session.buffer(&store, &[7; 1000]);
     }
-    let half = chain(store.key, &[allocate(crate::peer::list_for(1000), &[7; 1000])]);
+    let half = chain(store.key, &[allocate(crate::attacks::peer::list_for(1000), &[7; 1000])]);
     let half = session.datagram(DATA, &Entry::whole(CHAIN, 1, 1, &half).bytes());
     let ring = ring_of(&session);
     let at = ring.written.get();
@@ -511,7 +511,7 @@ fn who_dies_in_the_middle_of_a_write_leaves_nothing() {
         let children: Vec<_> = (0..2 * STAGES)
             .map(|stage| {
                 let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
-                command.args(["--exact", "rings::child", "--nocapture"]);
+                command.args(["--exact", "attacks::rings::child", "--nocapture"]);
                 command.env(URL, scene.target.url("ring")).env(STAGE, (stage % STAGES).to_string());
                 command.stdout(Stdio::null()).spawn().expect("it can be started")
             })

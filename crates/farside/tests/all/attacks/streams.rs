@@ -1,9 +1,9 @@
 //! Attacks that only a stream of bytes permits: half a frame, frames of any length, peers that do not read.
 
-use crate::bytes::*;
-use crate::peer::{PATIENCE, Raw, SILENCE, Session};
+use crate::attacks::bytes::*;
+use crate::attacks::peer::{PATIENCE, Raw, SILENCE, Session};
+use crate::attacks::target::Target;
 use crate::support::until;
-use crate::target::Target;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

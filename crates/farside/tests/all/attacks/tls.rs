@@ -1,8 +1,8 @@
 //! Attacks on TLS: handshakes that are none or have no end, and somebody on the way who reads, changes and repeats.
 
-use crate::peer::{PATIENCE, Raw};
+use crate::attacks::peer::{PATIENCE, Raw};
+use crate::attacks::target::Target;
 use crate::support::until;
-use crate::target::Target;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,7 @@
 //! Keys and values: by argument, by file, by standard input, and by files of lines.
 
+use crate::cli::{KIB, MIB, bytes};
 use crate::support::{Node, run};
-use crate::{KIB, MIB, bytes};
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -1,7 +1,7 @@
 //! Nodes come and go: their sockets, their signals, their memory files.
 
+use crate::cli::{MIB, bytes};
 use crate::support::{Process, command, farside, is_ignored, run, serve, until};
-use crate::{MIB, bytes};
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};

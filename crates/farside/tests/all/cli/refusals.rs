@@ -1,7 +1,7 @@
 //! What cannot be done is refused with a remedy.
 
+use crate::cli::{MIB, bytes};
 use crate::support::{Node, command, farside, until};
-use crate::{MIB, bytes};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Stdio;

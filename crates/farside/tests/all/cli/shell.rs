@@ -1,7 +1,7 @@
 //! The shell: a command by arguments, commands by a pipe, and commands typed at a terminal.
 
+use crate::cli::terminal::Terminal;
 use crate::support::{Node, command, farside, serve, until};
-use crate::terminal::Terminal;
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

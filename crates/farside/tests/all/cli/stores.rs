@@ -1,7 +1,7 @@
 //! Stores, and what is told of them and of their node.
 
+use crate::cli::{KIB, bytes};
 use crate::support::Node;
-use crate::{KIB, bytes};
 
 #[test]
 fn stores_are_made_listed_and_dropped() {

@@ -1,6 +1,6 @@
 //! Tokens: how they are made, what each may do, how they are taken away, and what becomes of those who guess.
 
-use crate::admin::answer_to;
+use crate::cli::admin::answer_to;
 use crate::support::{PATIENCE, Process, Ran, command, farside, run, serve, until};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;

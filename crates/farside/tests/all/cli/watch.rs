@@ -1,7 +1,7 @@
 //! `kv stat --watch`: at a terminal, by lines and by objects.
 
+use crate::cli::terminal::Terminal;
 use crate::support::{Node, Process, command, farside, is_ignored, serve};
-use crate::terminal::Terminal;
 use rustix::process::Signal;
 
 const ARGUMENTS: [&str; 6] = ["--memory", "96MiB", "--store", "default", "--quota", "48MiB"];

@@ -1,6 +1,6 @@
 //! Datagrams that are lost, doubled, overtaken and late, in both directions.
 
-use crate::{WORDS, connect, node_at};
+use crate::faults::{WORDS, connect, node_at};
 use farside::Pool;
 use farside_bench::driver::{Plan, Run, Tally};
 use farside_bench::workload::Workload;

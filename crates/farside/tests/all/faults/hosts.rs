@@ -1,9 +1,9 @@
 //! Several hosts, each a network namespace: a node, and two clients on lines of their own. Needs root and `ip`; says so
 //! where it has not got them.
 
+use crate::faults::worker::{self, Fates, Role, heard, judge};
+use crate::faults::{TOKEN_SHA256, connect, words};
 use crate::support::{Node, until};
-use crate::worker::{self, Fates, Role, heard, judge};
-use crate::{TOKEN_SHA256, connect, words};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};

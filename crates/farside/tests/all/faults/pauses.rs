@@ -1,9 +1,9 @@
 //! Clients that are stopped or have nothing to do for longer than a node waits for them, nodes that are started again,
 //! and connections that break.
 
+use crate::faults::worker::{self, Fates, Role, heard, judge};
+use crate::faults::{connect, node_at};
 use crate::support::{serve, until};
-use crate::worker::{self, Fates, Role, heard, judge};
-use crate::{connect, node_at};
 use farside::local::Client;
 use farside::{Error, KvError, Ran};
 use farside_fabrics::layer::fault::Faults;

@@ -1,6 +1,6 @@
 //! Stores whose tables are rebuilt while clients over every fabric use them, and nodes that die meanwhile.
 
-use crate::connect;
+use crate::faults::connect;
 use crate::support::{Node, serve, until};
 use farside::local::Client;
 use farside::{NewStore, Pool};

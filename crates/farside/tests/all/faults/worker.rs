@@ -2,8 +2,8 @@
 //! lines. Each of its tasks has a key or a word that is nobody else's, so that what became of each operation can be
 //! read there.
 
+use crate::faults::{WORDS, connect};
 use crate::support::Process;
-use crate::{WORDS, connect};
 use farside::Ran;
 use farside::parts::Endpoint;
 use farside_fabrics::executor::{Core, block_on};
@@ -62,7 +62,7 @@ pub(crate) struct Said {
 /// A child that plays that part; `wrap` makes another command of its own.
 pub(crate) fn start(role: &Role, log: &Path, wrap: impl FnOnce(Command) -> Command) -> Process {
     let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
-    command.args(["child", "--exact", "--nocapture", "--test-threads=1"]);
+    command.args(["faults::child", "--exact", "--nocapture", "--test-threads=1"]);
     command.env(ROLE, serde_json::to_string(role).expect("plain data"));
     let mut command = wrap(command);
     command.env(ROLE, serde_json::to_string(role).expect("plain data"));

@@ -1,8 +1,10 @@
 //! Clients that mean harm, or are broken, against a node: it serves on, and keeps nothing of theirs.
 
-use crate::in_time;
-use crate::peer::{ANSWERED, BYE, HEADER, HELLO, LOOK, NODE, Peer, REFUSED, REQUEST_MAX, call, u32_at};
-use crate::raw_ring::{self, RING, SIZE, Side, Word};
+use crate::hostile::in_time;
+use crate::hostile::peer::{
+    ANSWERED, BYE, HEADER, HELLO, LOOK, NODE, Peer, REFUSED, REQUEST_MAX, call, u32_at,
+};
+use crate::support::raw_ring::{self, RING, SIZE, Side, Word};
 use crate::support::{Node, PATIENCE, command, farside, until};
 use farside_fabrics::executor::Core;
 use farside_remote::fabric::ServiceId;
@@ -65,7 +67,10 @@ fn greetings_that_are_none_are_refused_and_leave_nothing() {
 /// Plays a part in a process of its own: what it leaves behind is left by a process that has ended.
 fn played_by_another_process(part: &str, node: &Node) {
     let mut child = std::process::Command::new(std::env::current_exe().expect("this test has a file"));
-    child.args(["--exact", "clients::child", "--nocapture"]).env(PART, part).env(SOCKET, node.socket());
+    child
+        .args(["--exact", "hostile::clients::child", "--nocapture"])
+        .env(PART, part)
+        .env(SOCKET, node.socket());
     let ran = crate::support::run(child, b"");
     assert_eq!(ran.code, Some(0), "{part}: {}{}", ran.text(), ran.err);
     assert!(ran.text().contains("1 passed"), "{part}: {}", ran.text());

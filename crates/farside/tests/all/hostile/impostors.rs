@@ -1,8 +1,8 @@
 //! What pretends to be a node, against clients: they end with an error, in time.
 
-use crate::in_time;
-use crate::peer::{ANSWERED, BYE, HEADER, NODE, Peer, REFUSED, answer, u64_at};
-use crate::raw_ring::{self, sealed};
+use crate::hostile::in_time;
+use crate::hostile::peer::{ANSWERED, BYE, HEADER, NODE, Peer, REFUSED, answer, u64_at};
+use crate::support::raw_ring::{self, sealed};
 use crate::support::{Node, PATIENCE, Ran, farside, until};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, NodeId};

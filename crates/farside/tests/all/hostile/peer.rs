@@ -1,7 +1,7 @@
 //! One end of a connection, whose messages and frames are made by hand.
 
-use crate::raw_ring::{self, Ring, Side};
 use crate::support::PATIENCE;
+use crate::support::raw_ring::{self, Ring, Side};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{

@@ -3,7 +3,8 @@
 //! Hash maps of the standard library are seeded for each map and each process: what depended on their order would
 //! differ here.
 
-use crate::{Run, runs, support};
+use crate::sim::{Run, runs};
+use crate::support;
 use farside::trial::Carrier;
 use farside::trial::judge::judge;
 

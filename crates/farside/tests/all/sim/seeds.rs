@@ -1,6 +1,6 @@
 //! As many seeds as every change can wait for, and those that have found something once.
 
-use crate::runs;
+use crate::sim::runs;
 use farside::trial::judge::{Verdict, judge};
 use farside::trial::{Carrier, Setup, System};
 use farside_sim::fault::Fault;

@@ -52,7 +52,7 @@ macro_rules! claims {
         $(
             #[test]
             fn $claim() {
-                use $crate::suite::{claims, executors::Executor};
+                use $crate::conformance::suite::{claims, executors::Executor};
                 claims::$claim(&started!($rig), Executor::$executor);
             }
         )*
@@ -62,7 +62,7 @@ macro_rules! claims {
 macro_rules! started {
     ([$($rig:tt)+]) => {{
         #[allow(unused_imports, reason = "some rigs take others")]
-        use $crate::suite::rig::*;
+        use $crate::conformance::suite::rig::*;
         <$($rig)+ as Rig>::start()
     }};
 }

@@ -1,0 +1,4 @@
+//! All integration tests of this crate in one binary, which links once.
+
+mod generators;
+mod ledger;

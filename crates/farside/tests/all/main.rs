@@ -1,0 +1,18 @@
+//! All integration tests of this crate in one binary, which links once.
+
+mod attacks;
+mod cli;
+mod clients;
+mod faults;
+mod figures;
+mod fuzz;
+mod guide;
+mod hostile;
+#[cfg(farside_mutants)]
+mod mutants;
+mod readme;
+mod sim;
+mod soak;
+#[path = "../support/mod.rs"]
+mod support;
+mod verify;

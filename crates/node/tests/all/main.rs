@@ -1,0 +1,10 @@
+//! All integration tests of this crate in one binary, which links once.
+
+mod life;
+#[cfg(farside_mutants)]
+mod mutants;
+mod quiescence;
+mod replay;
+#[path = "../support/mod.rs"]
+mod support;
+mod wide;

@@ -1,0 +1,11 @@
+//! All integration tests of this crate in one binary, which links once.
+
+mod fuzz;
+mod lists;
+mod model;
+#[cfg(farside_mutants)]
+mod mutants;
+mod rights;
+#[path = "../support/mod.rs"]
+mod support;
+mod tearing;

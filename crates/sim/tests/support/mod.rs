@@ -1,0 +1,5 @@
+//! What the tests of this crate share.
+
+pub(crate) mod draws;
+pub(crate) mod machine;
+pub(crate) mod operations;

@@ -1,0 +1,21 @@
+//! All integration tests of this crate in one binary, which links once.
+//! Only `huge_pages.rs` has a binary of its own.
+
+mod allocations;
+mod life_and_death;
+mod life_and_death_poison;
+#[cfg(farside_mutants)]
+mod mutants;
+mod pilaf;
+mod pilaf_damage;
+mod pilaf_races;
+mod prism_kv;
+mod prism_kv_dropped;
+mod prism_kv_lost;
+mod prism_kv_races;
+mod prism_kv_reach;
+mod prism_kv_rebuild;
+mod prism_kv_steps;
+mod raw;
+#[path = "../support/mod.rs"]
+mod support;
