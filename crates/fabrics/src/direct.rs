@@ -12,7 +12,7 @@ use crate::timer;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{DEADLINE, ServiceId};
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -187,6 +187,10 @@ impl<M: Runs> Fabric for Direct<M> {
         if self.runner.retire(key, buffer).is_multiple_of(RETIRED_PER_RING) {
             self.control.ring();
         }
+    }
+
+    fn capabilities(&self, _node: NodeId) -> Capabilities {
+        Capabilities::SOFTWARE
     }
 }
 

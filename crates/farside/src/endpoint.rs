@@ -15,7 +15,7 @@ use farside_fabrics::udp::UdpLine;
 use farside_remote::arena::session::Counters;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -124,6 +124,10 @@ impl Fabric for Endpoint {
     #[inline]
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         either!(self, endpoint => endpoint.retire(node, key, buffer));
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        either!(self, endpoint => endpoint.capabilities(node))
     }
 }
 

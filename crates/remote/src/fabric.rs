@@ -3,6 +3,7 @@
 //! Invariant: a chain runs at most once, and the error of one that was not answered says what may be assumed.
 
 use crate::address::{Addr, NodeId};
+use crate::capability::Capabilities;
 use crate::chain::Chain;
 use crate::key::Key;
 use crate::reply::Reply;
@@ -51,6 +52,9 @@ pub trait Fabric {
     /// Gives back a buffer that nothing points to any more. Never waits; the buffer is reused only when every
     /// chain that may still follow an old pointer to it has ended. Anything that is not live is left alone.
     fn retire(&self, node: NodeId, key: Key, buffer: Addr);
+
+    /// What it can have `node` do.
+    fn capabilities(&self, node: NodeId) -> Capabilities;
 }
 
 /// A reference, of whatever kind, to a fabric is that fabric.
@@ -78,6 +82,9 @@ macro_rules! fabric_by_reference {
             }
             fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
                 (**self).retire(node, key, buffer);
+            }
+            fn capabilities(&self, node: NodeId) -> Capabilities {
+                (**self).capabilities(node)
             }
         }
     };
@@ -138,6 +145,17 @@ impl FabricError {
             FabricError::NodeDied(_) | FabricError::Refused(_) | FabricError::NoSuchNode(_) => Ran::No,
             FabricError::Lost { ran, .. } => *ran,
             FabricError::Deadline { .. } | FabricError::Broken { .. } => Ran::Unknown,
+        }
+    }
+
+    /// The error of an operation whose last request got this one: `of_operation` says by the fate of that what became
+    /// of the operation.
+    pub fn map_ran(self, of_operation: impl FnOnce(Ran) -> Ran) -> FabricError {
+        match self {
+            FabricError::Lost { node, ran, reason } => {
+                FabricError::Lost { node, ran: of_operation(ran), reason }
+            }
+            other => other,
         }
     }
 }

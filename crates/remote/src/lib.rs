@@ -15,6 +15,7 @@
 
 pub mod address;
 pub mod arena;
+pub mod capability;
 pub mod chain;
 pub mod clock;
 pub mod control;
@@ -33,6 +34,7 @@ pub mod wire;
 mod word;
 
 pub use address::{Addr, BoundedPtr, NodeId};
+pub use capability::Capabilities;
 pub use chain::{Chain, ChainBuf, ChainView, Out};
 pub use fabric::{Fabric, FabricError};
 pub use key::Key;

@@ -9,7 +9,7 @@ pub mod session;
 use crate::clock::ProcessClock;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -65,6 +65,13 @@ impl Fabric for AnyFabric {
         match self {
             AnyFabric::Direct(direct) => direct.retire(node, key, buffer),
             AnyFabric::Session(endpoint) => endpoint.retire(node, key, buffer),
+        }
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        match self {
+            AnyFabric::Direct(direct) => direct.capabilities(node),
+            AnyFabric::Session(endpoint) => endpoint.capabilities(node),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::nic::Timing;
 use crate::station::{Picos, Sender};
 use crate::world::Nanos;
 use farside_remote::wire::{Code, flag};
-use farside_remote::{Addr, ChainView, Reply, Status};
+use farside_remote::{Addr, Capabilities, ChainView, Reply, Status};
 
 /// What machines are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +151,14 @@ impl Platform {
     /// Whether a NIC runs the chains itself.
     pub const fn is_one_sided(self) -> bool {
         matches!(self, Platform::Rdma | Platform::PrismHw)
+    }
+
+    /// What clients can have a node of it do.
+    pub const fn capabilities(self) -> Capabilities {
+        match self {
+            Platform::Rdma => Capabilities::CALLS,
+            Platform::PrismSw | Platform::PrismHw | Platform::BlueField => Capabilities::SOFTWARE,
+        }
     }
 }
 

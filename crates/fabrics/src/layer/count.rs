@@ -4,7 +4,7 @@
 //! trips of one operation is the longest sequence of requests of which each waited for the one before.
 
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::Cell;
 
 /// What was asked of a fabric.
@@ -107,6 +107,10 @@ impl<F: Fabric> Fabric for Count<F> {
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         self.change(|costs| costs.retired += 1);
         self.inner.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.inner.capabilities(node)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::executor::{in_company, is_alone, turn, yield_now};
 use crate::spin::BREATH;
 use crate::timer;
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
@@ -209,6 +209,10 @@ impl<F: Fabric> Fabric for Delay<F> {
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         self.inner.retire(node, key, buffer);
     }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.inner.capabilities(node)
+    }
 }
 
 turns_and_time_of_inner!(Delay<F>);
@@ -252,6 +256,10 @@ mod tests {
         }
         fn retire(&self, _node: NodeId, _key: Key, _buffer: Addr) {
             self.0.borrow_mut().push(timer::now());
+        }
+
+        fn capabilities(&self, _node: NodeId) -> Capabilities {
+            Capabilities::SOFTWARE
         }
     }
 
@@ -403,6 +411,10 @@ mod tests {
             unreachable!("nobody calls it")
         }
         fn retire(&self, _node: NodeId, _key: Key, _buffer: Addr) {}
+
+        fn capabilities(&self, _node: NodeId) -> Capabilities {
+            Capabilities::SOFTWARE
+        }
     }
 
     impl Turns for Engine {

@@ -4,7 +4,7 @@
 
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 
 /// A fabric that tells `tell` of each request, in a line or more without a last line end.
 pub struct Trace<F, T> {
@@ -73,6 +73,10 @@ impl<F: Fabric + Clock, T: Fn(&str)> Fabric for Trace<F, T> {
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         (self.tell)(&format!("retire {buffer:?} at node {}", node.0));
         self.inner.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.inner.capabilities(node)
     }
 }
 

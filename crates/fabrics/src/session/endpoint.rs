@@ -17,7 +17,7 @@ use farside_remote::arena::session::Counters;
 use farside_remote::chain::PIECES_MAX;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
-use farside_remote::{Addr, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Status};
+use farside_remote::{Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Status};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -635,6 +635,10 @@ impl<L: Line> Fabric for Endpoint<L> {
             state.retired.push((key, buffer));
             state.counters.retired += 1;
         }
+    }
+
+    fn capabilities(&self, _node: NodeId) -> Capabilities {
+        Capabilities::SOFTWARE
     }
 }
 

@@ -11,7 +11,7 @@ use crate::world::{Bell, MICROS, ProcessId, Turnstile, World, nanos, within};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::{SessionId, turn_at};
 use farside_remote::fabric::{DEADLINE, ServiceId};
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -211,5 +211,9 @@ impl Fabric for Direct {
             self.retired.borrow_mut().push_back((key, buffer));
             self.enter();
         }
+    }
+
+    fn capabilities(&self, _node: NodeId) -> Capabilities {
+        Capabilities::SOFTWARE
     }
 }

@@ -21,7 +21,9 @@ use farside_remote::arena::session::SessionId;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::addressed;
-use farside_remote::{Addr, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Rights, Status};
+use farside_remote::{
+    Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Rights, Status,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -344,6 +346,10 @@ impl Fabric for Client {
         if self.check(node).is_ok() {
             self.retired.borrow_mut().push((key, buffer));
         }
+    }
+
+    fn capabilities(&self, _node: NodeId) -> Capabilities {
+        self.machine.setup.platform.capabilities()
     }
 }
 

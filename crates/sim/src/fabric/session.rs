@@ -13,7 +13,7 @@ use farside_fabrics::session::client::{Ask, Client, Config, Event, Fate, Lost, S
 use farside_remote::chain::PIECES_MAX;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{DEADLINE, Ran, ServiceId};
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -435,5 +435,9 @@ impl Fabric for Endpoint {
             drop(state);
             self.asked.ring();
         }
+    }
+
+    fn capabilities(&self, _node: NodeId) -> Capabilities {
+        Capabilities::SOFTWARE
     }
 }

@@ -6,7 +6,7 @@ use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use farside_systems::kv::pilaf::{ATTEMPTS_MAX, KIND, Pilaf};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -66,6 +66,10 @@ impl Fabric for Hot {
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         self.inner.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.inner.capabilities(node)
     }
 }
 

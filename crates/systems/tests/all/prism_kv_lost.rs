@@ -9,7 +9,7 @@ use farside_node::host::{Host, Options};
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask};
 use farside_remote::fabric::{Ran, ServiceId};
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use farside_systems::kv::prism_kv::layout::PART_MAX;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
@@ -54,6 +54,10 @@ impl Fabric for Losing {
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         self.inner.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.inner.capabilities(node)
     }
 }
 

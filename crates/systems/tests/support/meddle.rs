@@ -2,7 +2,7 @@
 
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
@@ -65,6 +65,10 @@ impl<F: Fabric> Fabric for Meddle<F> {
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         self.inner.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.inner.capabilities(node)
     }
 }
 

@@ -13,7 +13,9 @@ use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Call, Kind, Service};
-use farside_remote::{Addr, Chain, Fabric, FabricError, Key, Memory, NodeId, Reply, Rights, Width};
+use farside_remote::{
+    Addr, Capabilities, Chain, Fabric, FabricError, Key, Memory, NodeId, Reply, Rights, Width,
+};
 use farside_systems::kv::pilaf::layout::{Op, Request};
 use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::pilaf::{KIND, Pilaf};
@@ -195,6 +197,10 @@ impl Fabric for Paced<'_> {
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         self.inner.retire(node, key, buffer);
+    }
+
+    fn capabilities(&self, node: NodeId) -> Capabilities {
+        self.inner.capabilities(node)
     }
 }
 
