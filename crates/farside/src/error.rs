@@ -9,6 +9,7 @@ use farside_node::host::BindError;
 use farside_remote::FabricError;
 use farside_remote::fabric::Ran;
 use farside_systems::kv::KvError;
+use farside_systems::store::StoreError;
 
 /// Why something has no result. Its text says what failed, what may be assumed now, and what to do.
 #[derive(Debug)]
@@ -85,4 +86,11 @@ macro_rules! from {
         }
     )*};
 }
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Error {
+        Error::Kv(error.into())
+    }
+}
+
 from!(ConnectError => Connect, BindError => Serve, MappingError => Memory, FabricError => Fabric, KvError => Kv);

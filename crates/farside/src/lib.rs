@@ -27,7 +27,6 @@ pub mod local;
 #[doc(hidden)]
 pub mod trial;
 
-mod any;
 mod client;
 mod endpoint;
 mod error;
@@ -38,16 +37,16 @@ pub use client::{Client, Pending, Value};
 pub use error::Error;
 pub use farside_remote::control::{NodeInfo, Store, StoreStat};
 pub use farside_remote::fabric::Ran;
-pub use farside_systems::kv::prism_kv::Conflict;
-pub use farside_systems::kv::{KEY_MAX, KvError, VALUE_MAX, Version};
+pub use farside_systems::kv::{Conflict, KEY_MAX, Kv, KvError, VALUE_MAX, Version};
+pub use farside_systems::store::StoreError;
 pub use pool::{NewStore, Options, Pool, connect, connect_with};
 
 /// How the binary builds nodes and drives benchmarks; not for programs, and not stable.
 #[doc(hidden)]
 pub mod parts {
-    pub use crate::any::AnyKv;
     pub use crate::endpoint::Endpoint;
-    pub use crate::pool::{NO_TLS, addresses, kinds};
+    pub use crate::pool::{NO_TLS, addresses};
+    pub use farside_systems::registry::{AnyKv, kinds};
 }
 
 /// The README's example is compiled and run like those of this documentation.

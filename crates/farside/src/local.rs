@@ -3,14 +3,18 @@
 //! Nothing keeps its session while the program does something else for long, and a node gives up a session of which it
 //! hears nothing. The next operation then opens another, and is carried out there.
 
-use crate::any::{AnyKv, Fetched, GET_MANY, PUT_MANY, of_either};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
 use crate::reopen::{Opened, may_try_again, not_opened};
 use farside_fabrics::executor::{Turns, block_on};
-use farside_systems::kv::prism_kv::many::Cursor;
-use farside_systems::kv::{Item, KvError};
+use farside_remote::NodeId;
+pub use farside_systems::kv::Cursor;
+use farside_systems::kv::{Item, Kv, KvError};
+use farside_systems::registry::AnyKv;
+use farside_systems::store::Members;
+use farside_systems::system::Options;
+use farside_systems::with_kv;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -22,7 +26,7 @@ pub struct Client {
     pool: Pool,
     endpoint: Rc<Endpoint>,
     kv: LocalKv,
-    slot_cache: usize,
+    options: Options,
 }
 
 impl Client {
@@ -31,13 +35,17 @@ impl Client {
     /// # Errors
     /// There is no such store, or the node has no room for one more session.
     pub fn open(pool: &Pool, name: &str) -> Result<Client, Error> {
-        let (endpoint, kv) = only(Opened::new(pool, name, 1)?);
-        Ok(Client { pool: pool.clone(), endpoint, kv, slot_cache: 0 })
+        let options = Options::default();
+        let (endpoint, kv) = only(Opened::new(pool, name, 1, &options)?);
+        Ok(Client { pool: pool.clone(), endpoint, kv, options })
     }
 
     /// Remembers where up to `keys` keys have their slots, so that they are put in one round trip.
     pub fn with_slot_cache(self, keys: usize) -> Client {
-        Client { kv: self.kv.with_slot_cache(keys), slot_cache: keys, ..self }
+        let options = Options { slot_cache: keys };
+        let members = Members::one(NodeId(0), self.kv.store().clone());
+        let kv = now(&self.endpoint, AnyKv::of(Rc::clone(&self.endpoint), &members, &options));
+        Client { kv: kv.expect("it was opened before, by the same words"), options, ..self }
     }
 
     /// The value of `key`, where it was read to.
@@ -45,10 +53,7 @@ impl Client {
     /// # Errors
     /// [`KvError`]; nothing was changed.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        let fetched = self.carry_out(|endpoint, kv| match kv {
-            AnyKv::PrismKv(kv) => Ok(now(endpoint, kv.fetch(key))?.map(Fetched::PrismKv)),
-            AnyKv::Pilaf(kv) => Ok(now(endpoint, kv.fetch(key))?.map(Fetched::Pilaf)),
-        })?;
+        let fetched = self.carry_out(|endpoint, kv| with_kv!(kv, kv => now(endpoint, kv.fetch(key))))?;
         Ok(fetched.map(|fetched| self.kv.item(fetched)))
     }
 
@@ -57,7 +62,7 @@ impl Client {
     /// # Errors
     /// [`KvError`], which says whether the value may have been stored.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        self.carry_out(|endpoint, kv| of_either!(kv, kv => now(endpoint, kv.put(key, value))))
+        self.carry_out(|endpoint, kv| with_kv!(kv, kv => now(endpoint, kv.put(key, value))))
     }
 
     /// Takes the value of `key` away; answers whether it had one.
@@ -65,7 +70,7 @@ impl Client {
     /// # Errors
     /// [`KvError`], which says whether it may have been taken away.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        self.carry_out(|endpoint, kv| of_either!(kv, kv => now(endpoint, kv.delete(key))))
+        self.carry_out(|endpoint, kv| with_kv!(kv, kv => now(endpoint, kv.delete(key))))
     }
 
     /// The values of several keys: `visit` is told each place in `keys` once, in any order, with what the key had at
@@ -88,7 +93,7 @@ impl Client {
                 is_visited[places[index]] = true;
                 visit(places[index], item);
             };
-            now(endpoint, kv.prism_kv(GET_MANY)?.get_many(&left, visit))
+            now(endpoint, kv.get_many(&left, visit))
         })
     }
 
@@ -99,7 +104,7 @@ impl Client {
     /// # Errors
     /// [`KvError`]. [`Ran::No`](crate::Ran::No): none of the keys was stored; else any may have been.
     pub fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
-        self.carry_out(|endpoint, kv| now(endpoint, kv.prism_kv(PUT_MANY)?.put_many(items)))
+        self.carry_out(|endpoint, kv| now(endpoint, kv.put_many(items)))
     }
 
     /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
@@ -112,9 +117,7 @@ impl Client {
         cursor: &mut Cursor,
         mut visit: impl FnMut(&[u8], Item<'_>),
     ) -> Result<bool, KvError> {
-        self.carry_out(|endpoint, kv| {
-            now(endpoint, kv.prism_kv("a visit of all keys")?.next(cursor, &mut visit))
-        })
+        self.carry_out(|endpoint, kv| now(endpoint, kv.next(cursor, &mut visit)))
     }
 
     /// The operations as futures, for programs that drive the session themselves; not stable. A session that has ended
@@ -140,9 +143,8 @@ impl Client {
 
     #[cold]
     fn reopen(&mut self) -> Result<(), KvError> {
-        let opened = Opened::again(&self.pool, self.kv.store(), 1).map_err(|error| not_opened(&error))?;
-        let (endpoint, kv) = only(opened);
-        (self.endpoint, self.kv) = (endpoint, kv.with_slot_cache(self.slot_cache));
+        let opened = Opened::again(&self.pool, self.kv.store(), 1, &self.options);
+        (self.endpoint, self.kv) = only(opened.map_err(|error| not_opened(&error))?);
         Ok(())
     }
 }

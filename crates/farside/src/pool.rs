@@ -23,11 +23,10 @@ use farside_node::access::Fingerprint;
 use farside_node::host::{self, Host};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
-use farside_remote::service::Kind;
 use farside_remote::{Fabric, FabricError, NodeId};
-use farside_systems::kv::pilaf::service::PilafKind;
-use farside_systems::kv::prism_kv::service::PrismKvKind;
-use farside_systems::raw::RawKind;
+use farside_systems::kv::prism_kv;
+use farside_systems::registry;
+use farside_systems::system::Sizing;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -91,7 +90,7 @@ enum Reach {
 pub struct NewStore {
     /// 1 to 64 letters, digits, `-`, `_` or `.`.
     pub name: String,
-    /// Which system: `prism-kv`; `pilaf`, its rival whose puts and deletes are calls to the node; or `raw`, plain
+    /// Which system, as 'farside store create --help' lists them: `prism-kv`, or one of its rivals; or `raw`, plain
     /// memory to measure with, which has no items.
     pub kind: String,
     /// Bytes for the table and the items together.
@@ -105,21 +104,18 @@ pub struct NewStore {
 impl NewStore {
     /// A PRISM-KV store of that name with a quota of so many bytes.
     pub fn prism_kv(name: impl Into<String>, quota: u64) -> NewStore {
-        let kind = farside_systems::kv::prism_kv::KIND.to_owned();
+        let kind = prism_kv::KIND.to_owned();
         NewStore { name: name.into(), kind, quota, items: None, collision_free: false }
     }
 
     /// The question that asks a node for it.
     #[doc(hidden)]
     pub fn ask(&self) -> Ask {
-        let placement = if self.collision_free { "permuted" } else { "hashed" };
-        let parameters = serde_json::json!({ "items": self.items, "placement": placement });
-        Ask::CreateStore {
-            name: self.name.clone(),
-            kind: self.kind.clone(),
-            parameters: parameters.to_string(),
-            quota: self.quota,
-        }
+        let sizing = Sizing { items: self.items, collision_free: self.collision_free, ..Sizing::default() };
+        // A kind that this release does not know the node refuses, whatever its parameters.
+        let system = registry::named(&self.kind);
+        let parameters = system.map_or_else(|| sizing.parameters(), |system| (system.parameters)(&sizing));
+        Ask::CreateStore { name: self.name.clone(), kind: self.kind.clone(), parameters, quota: self.quota }
     }
 }
 
@@ -289,11 +285,6 @@ fn addresses_of(url: &str, rest: &str) -> Result<Vec<SocketAddr>, Error> {
     if found.is_empty() { Err(wrong("the host has no address".into())) } else { Ok(found) }
 }
 
-/// The kinds of stores that a node of this release can have.
-pub fn kinds() -> Vec<Box<dyn Kind<Mapping>>> {
-    vec![Box::new(PrismKvKind), Box::new(PilafKind), Box::new(RawKind)]
-}
-
 impl Pool {
     /// What carries its requests, as its url begins: `shm`, `local`, `ring`, `udp`, `tcp` or `tls`.
     pub fn fabric(&self) -> &'static str {
@@ -403,7 +394,8 @@ impl Pool {
     /// The system has no such memory.
     #[doc(hidden)]
     pub fn serve_here(memory: u64) -> Result<Pool, Error> {
-        let host = Host::start(Mapping::create(memory, Pages::Auto)?, kinds(), host::Options::default())?;
+        let host =
+            Host::start(Mapping::create(memory, Pages::Auto)?, registry::kinds(), host::Options::default())?;
         Ok(Pool {
             url: format!("local:{memory}"),
             reach: Reach::Local(Arc::new(host)),

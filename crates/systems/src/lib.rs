@@ -5,7 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+// First: it defines the macros that match a family's clients.
+#[macro_use]
+pub mod registry;
+
 mod hash_slots;
 pub mod kv;
 pub mod raw;
 mod ready;
+pub mod store;
+pub mod system;

@@ -12,15 +12,16 @@
 //! puts into it knows what it held, and loses nothing if that is not so.
 
 use crate::ready::run_until_ready;
+use crate::store::{self, Members, StoreError};
+use crate::system::{Family, Footprint, Misfit, Options, Sizing, System};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
-use farside_remote::control::{Answer, Ask};
-use farside_remote::fabric::{CALL_BYTES_MAX, ServiceId};
+use farside_remote::fabric::CALL_BYTES_MAX;
 use farside_remote::service::{ADDRESS_SIZE, Call, Extent, Kind, Plan, Service, address};
 use farside_remote::wire::{CHAIN_BYTES_MAX, ChainHeader, OpHeader, REPLY_BYTES_MAX};
 use farside_remote::{
-    Addr, BoundedPtr, ChainBuf, Fabric, FabricError, Memory, Mode, NodeId, Reply, Status, Width, allocate,
-    cas, cas_from, fetch_add, read, read_as, write,
+    Addr, BoundedPtr, Capabilities, ChainBuf, Fabric, FabricError, Memory, Mode, NodeId, Reply, Status,
+    Width, allocate, cas, cas_from, fetch_add, read, read_as, write,
 };
 use serde::Deserialize;
 use zerocopy::little_endian::{U32, U64};
@@ -67,8 +68,6 @@ pub struct Raw<F> {
 /// Why an operation has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RawError {
-    /// There is no such store, or it is of another kind. Nothing was changed.
-    Gone(String),
     /// The node refused an op.
     Refused(Status),
     /// No buffer was to be had for a tenth of a second. Nothing was put.
@@ -84,29 +83,8 @@ impl<F: Fabric + Clock> Raw<F> {
     ///
     /// # Errors
     /// There is none, it is of another kind, or the node has no answer.
-    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Raw<F>, RawError> {
-        let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
-        let mut answer = Vec::new();
-        fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
-            FabricError::Refused(reason) => RawError::Gone(reason),
-            other => RawError::Fabric(other),
-        })?;
-        let store = match serde_json::from_slice(&answer) {
-            Ok(Answer::Store(store)) => store,
-            _ => {
-                return Err(RawError::Gone(format!(
-                    "the node's answer about store '{name}' is not understood: use the same release on both sides"
-                )));
-            }
-        };
-        if store.kind != KIND || store.table_len <= SLOTS_SIZE {
-            return Err(RawError::Gone(format!(
-                "store '{name}' is a {}, not {KIND} memory: name another",
-                store.kind
-            )));
-        }
-        let (chain, reply) = (ChainBuf::new(), Reply::new());
-        Ok(Raw { fabric, node, table: store.extent(), chain, reply, request: Vec::new(), answer })
+    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Raw<F>, StoreError> {
+        store::open::<RawKind, F>(fabric, node, name).await
     }
 
     /// Bytes of plain memory.
@@ -276,7 +254,6 @@ impl From<FabricError> for RawError {
 impl std::fmt::Display for RawError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            RawError::Gone(reason) => f.write_str(reason),
             RawError::Refused(status) => write!(
                 f,
                 "the node refused the operation ({status}): the store may have been dropped, so open it anew; or the \
@@ -334,6 +311,44 @@ impl<M: Memory> Kind<M> for RawKind {
             return Err(format!("a {KIND} store has {SLOTS} slots, and this one has {} bytes", table.len));
         }
         Ok(Box::new(Plain { at: table.at }))
+    }
+}
+
+impl System for RawKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "plain memory";
+    const FAMILY: Family = Family::Memory;
+    const NEEDS: Capabilities = Capabilities::CALLS.and(Capabilities::CONDITIONAL_OPS);
+
+    type Client<F: Fabric + Clock> = Raw<F>;
+
+    /// The quota alone says how much of it there is.
+    fn footprint(_sizing: &Sizing) -> Result<Footprint, Misfit> {
+        Ok(Footprint { slots: SLOTS, table_bytes: SLOTS_SIZE, item_bytes: 0 })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(RawKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        _options: &Options,
+    ) -> Result<Raw<F>, StoreError> {
+        let (node, store) = members.one_of::<Self>(&fabric)?;
+        if store.table_len <= SLOTS_SIZE {
+            return Err(StoreError::Gone(format!("store '{}' is too small to be {KIND} memory", store.name)));
+        }
+        Ok(Raw {
+            fabric,
+            node,
+            table: store.extent(),
+            chain: ChainBuf::new(),
+            reply: Reply::new(),
+            request: Vec::new(),
+            answer: Vec::new(),
+        })
     }
 }
 

@@ -13,12 +13,15 @@ mod watch;
 
 use super::store::{spec_of, table_of};
 use super::{Done, Failure, StoreTarget, human_bytes, written};
+use farside::KvError;
 use farside::local::Client;
 use farside::parts::AnyKv;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
 use farside_remote::NodeId;
-use farside_systems::kv::KvError;
+use farside_systems::kv::Kv as _;
+use farside_systems::store::StoreError;
+use farside_systems::system::Options;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, makedev};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -132,7 +135,7 @@ impl Kv {
 fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
     let endpoint = Rc::new(pool.endpoint_here()?);
     let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), |text: &str| note!("{text}")));
-    let mut kv = block_on(&endpoint, AnyKv::open(fabric, NodeId(0), store))
+    let mut kv = block_on(&endpoint, AnyKv::open(fabric, NodeId(0), store, &Options::default()))
         .map_err(|error| not_opened(pool, store, error))?;
     match action {
         Action::Put { key, value } => {
@@ -156,8 +159,11 @@ fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
 }
 
 /// Why a store could not be opened. One that is not there may never have been: it is not called gone.
-pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: KvError) -> Failure {
-    let KvError::Gone(reason) = error else { return error.into() };
+pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvError>) -> Failure {
+    let reason = match error.into() {
+        KvError::Store(StoreError::Gone(reason)) => reason,
+        other => return other.into(),
+    };
     match pool.stores() {
         Ok(stores) if !stores.is_empty() && stores.iter().all(|other| other.name != store) => {
             let names: Vec<&str> = stores.iter().map(|store| store.name.as_str()).collect();

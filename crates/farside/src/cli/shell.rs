@@ -14,8 +14,8 @@ use super::{Done, Failure, StoreTarget, connect, info, kv, signals, store, termi
 use answer::{Format, Printer};
 use command::{ALL, Command, Known};
 use editor::{LEAVE_EDITOR, Lines, Typed};
-use farside::{KvError, Version, config};
-use farside_systems::kv::prism_kv::many::Cursor;
+use farside::{Version, config};
+use farside_systems::kv::{Cursor, Kv as _};
 use session::{Kv, Session};
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Read};
@@ -210,19 +210,16 @@ impl Open {
                 self.printer.ok()?;
             }
             Command::PutIfAbsent { key, value } => {
-                let stored = self.session.carry_out(async |kv: &mut Kv| match kv {
-                    Kv::PrismKv(kv) => kv.put_if_absent(&key, &value).await,
-                    Kv::Pilaf(_) => Err(not_offered("conditional puts")),
-                })?;
+                let stored =
+                    self.session.carry_out(async |kv: &mut Kv| kv.put_if_absent(&key, &value).await)?;
                 if !stored {
                     return self.unmet(None, "the key has a value already: nothing was stored");
                 }
                 self.printer.said("ok", &[("stored", true.into())])?;
             }
             Command::Cas { key, version, value } => {
-                let put = self.session.carry_out(async |kv: &mut Kv| match kv {
-                    Kv::PrismKv(kv) => kv.compare_and_put(&key, Version(version), &value).await,
-                    Kv::Pilaf(_) => Err(not_offered("conditional puts")),
+                let put = self.session.carry_out(async |kv: &mut Kv| {
+                    kv.compare_and_put(&key, Version(version), &value).await
                 })?;
                 match put {
                     Ok(Version(new)) => {
@@ -316,26 +313,19 @@ impl Open {
         let mut more = true;
         while more && listed < count && written.is_ok() && !self.stop.load(Ordering::Relaxed) {
             let (printer, cursor) = (&self.printer, &mut cursor);
-            more = self.session.carry_out(async |kv: &mut Kv| match kv {
-                Kv::PrismKv(kv) => {
-                    kv.next(cursor, |key, item| {
-                        if key.starts_with(prefix) {
-                            listed += 1;
-                            written = printer.item(listed, key, values.then_some(item.value));
-                        }
-                    })
-                    .await
-                }
-                Kv::Pilaf(_) => Err(not_offered("a visit of all keys")),
+            more = self.session.carry_out(async |kv: &mut Kv| {
+                kv.next(cursor, |key, item| {
+                    if key.starts_with(prefix) {
+                        listed += 1;
+                        written = printer.item(listed, key, values.then_some(item.value));
+                    }
+                })
+                .await
             })?;
         }
         written?;
         self.printer.listed(listed, more)
     }
-}
-
-fn not_offered(what: &'static str) -> KvError {
-    KvError::NotOffered { kind: farside_systems::kv::pilaf::KIND, what }
 }
 
 fn help(about: Option<&'static Known>, format: Format) -> Done {

@@ -7,14 +7,14 @@ mod pending;
 
 pub use pending::Pending;
 
-use crate::any::{AnyKv, GET_MANY, PUT_MANY};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::pool::Pool;
 use crate::reopen::{Opened, is_over, may_try_again, not_opened};
 use farside_fabrics::executor::{Core, block_on};
-use farside_systems::kv::prism_kv::Conflict;
-use farside_systems::kv::{Item, KvError, Version};
+use farside_systems::kv::{Conflict, Item, Kv, KvError, Version};
+use farside_systems::registry::AnyKv;
+use farside_systems::system::Options;
 use pending::{Promise, promise};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -250,7 +250,7 @@ impl Drop for CloseAtEnd<'_> {
 /// The client's thread: a core whose tasks take requests as they come, as long as the session lasts; then another.
 fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), Error>>) {
     let _closes = CloseAtEnd(queue);
-    let mut opened = match Opened::new(pool, name, TASKS) {
+    let mut opened = match Opened::new(pool, name, TASKS, &Options::default()) {
         Ok(opened) => opened,
         Err(error) => return drop(ready.send(Err(error))),
     };
@@ -267,7 +267,7 @@ fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), E
                 let Some(request) = block_on((), queue.pop(&Cell::new(false))) else { return };
                 again.push(request);
             }
-            match Opened::again(pool, &store, TASKS) {
+            match Opened::again(pool, &store, TASKS, &Options::default()) {
                 Ok(opened) => break opened,
                 Err(error) => {
                     // Those who wait in line are told as well: to find out for each takes too long.
@@ -342,12 +342,12 @@ async fn serve(kv: &mut AnyKv<Rc<Endpoint>>, request: Request, may_return: bool)
             Err(error) if returns(&error) => Served::Returned(Request::Delete { key, done }),
             deleted => done.keep(deleted),
         },
-        Request::PutIfAbsent { key, value, done } => match put_if_absent(kv, &key, &value).await {
+        Request::PutIfAbsent { key, value, done } => match kv.put_if_absent(&key, &value).await {
             Err(error) if returns(&error) => Served::Returned(Request::PutIfAbsent { key, value, done }),
             put => done.keep(put),
         },
         Request::CompareAndPut { key, expected, value, done } => {
-            match compare_and_put(kv, &key, expected, &value).await {
+            match kv.compare_and_put(&key, expected, &value).await {
                 Err(error) if returns(&error) => {
                     Served::Returned(Request::CompareAndPut { key, expected, value, done })
                 }
@@ -369,30 +369,17 @@ fn owned(item: Item<'_>) -> Value {
     Value { value: item.value.to_vec(), version: item.version }
 }
 
-async fn put_if_absent(kv: &mut AnyKv<Rc<Endpoint>>, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
-    kv.prism_kv("conditional puts")?.put_if_absent(key, value).await
-}
-
-async fn compare_and_put(
-    kv: &mut AnyKv<Rc<Endpoint>>,
-    key: &[u8],
-    expected: Version,
-    value: &[u8],
-) -> Result<Result<Version, Conflict>, KvError> {
-    kv.prism_kv("conditional puts")?.compare_and_put(key, expected, value).await
-}
-
 async fn get_many(kv: &mut AnyKv<Rc<Endpoint>>, keys: &[Vec<u8>]) -> Result<Vec<Option<Value>>, KvError> {
     let mut values = vec![None; keys.len()];
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let visit = |place: usize, item: Option<Item<'_>>| values[place] = item.map(owned);
-    kv.prism_kv(GET_MANY)?.get_many(&keys, visit).await?;
+    kv.get_many(&keys, visit).await?;
     Ok(values)
 }
 
 async fn put_many(kv: &mut AnyKv<Rc<Endpoint>>, items: &[(Vec<u8>, Vec<u8>)]) -> Result<(), KvError> {
     let items: Vec<(&[u8], &[u8])> = items.iter().map(|(key, value)| (&key[..], &value[..])).collect();
-    kv.prism_kv(PUT_MANY)?.put_many(&items).await
+    kv.put_many(&items).await
 }
 
 impl Request {

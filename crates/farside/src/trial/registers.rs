@@ -24,7 +24,8 @@ use farside_remote::{
     Addr, ChainBuf, Fabric, FabricError, Key, Memory, Mode, NodeId, Reply, Status, Width, allocate, cas_from,
     read, read_as, write,
 };
-use farside_systems::kv::{KvError, fetch_store};
+use farside_systems::kv::KvError;
+use farside_systems::store;
 use std::time::Duration;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian};
@@ -91,7 +92,7 @@ pub(super) struct Registers<F> {
 
 impl<F: Fabric + Clock> Registers<F> {
     pub(super) async fn open(fabric: F, node: NodeId, name: &str) -> Result<Registers<F>, KvError> {
-        let Extent { key, at, .. } = fetch_store(&fabric, node, name, KIND).await?.extent();
+        let Extent { key, at, .. } = store::fetch_of(&fabric, node, name, KIND).await?.extent();
         Ok(Registers { fabric, node, key, at, chain: ChainBuf::new(), reply: Reply::new() })
     }
 

@@ -8,9 +8,8 @@ use farside_bench::driver::{Plan, Run, Tally};
 use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, block_on};
 use farside_remote::NodeId;
-use farside_systems::kv::pilaf::Pilaf;
-use farside_systems::kv::prism_kv::PrismKv;
-use farside_systems::kv::{Item, Kv, KvError};
+use farside_systems::kv::{Fetched, Item, Kv, KvError};
+use farside_systems::system::Options;
 use std::rc::Rc;
 use std::sync::Mutex;
 
@@ -36,9 +35,7 @@ pub(crate) type Wrap<'a> = dyn Fn(AnyKv<Rc<Endpoint>>) -> Client<'a> + Sync + 'a
 /// A client of the store.
 pub(crate) enum Client<'a> {
     /// As it is.
-    PrismKv(Box<PrismKv<Rc<Endpoint>>>),
-    /// As it is.
-    Pilaf(Box<Pilaf<Rc<Endpoint>>>),
+    Plain(Box<AnyKv<Rc<Endpoint>>>),
     /// With something between it and who asks.
     Through(Box<AnyKv<Rc<Endpoint>>>, &'a dyn Between),
 }
@@ -66,53 +63,54 @@ struct Asked<'a> {
     told: Vec<u8>,
 }
 
+impl Asked<'_> {
+    fn kv(&mut self) -> &mut AnyKv<Rc<Endpoint>> {
+        let (Client::Plain(kv) | Client::Through(kv, _)) = &mut self.client;
+        kv
+    }
+}
+
 impl Kv for Asked<'_> {
-    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        match &mut self.client {
-            Client::PrismKv(kv) => kv.get(key).await,
-            Client::Pilaf(kv) => kv.get(key).await,
-            Client::Through(kv, between) => {
-                let Some(item) = kv.get(key).await? else { return Ok(None) };
-                let version = item.version;
-                self.told = match between.got(key, item.value) {
-                    Told::AsItIs => item.value.to_vec(),
-                    Told::Other(value) => value,
-                    Told::Nothing => return Ok(None),
-                };
-                Ok(Some(Item { value: &self.told, version }))
-            }
+    fn kind(&self) -> &'static str {
+        let (Client::Plain(kv) | Client::Through(kv, _)) = &self.client;
+        kv.kind()
+    }
+
+    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        let Some(fetched) = self.kv().fetch(key).await? else { return Ok(None) };
+        if let Client::Through(kv, between) = &self.client {
+            let value = kv.item(fetched).value;
+            self.told = match between.got(key, value) {
+                Told::AsItIs => value.to_vec(),
+                Told::Other(value) => value,
+                Told::Nothing => return Ok(None),
+            };
+        }
+        Ok(Some(fetched))
+    }
+
+    fn item(&self, fetched: Fetched) -> Item<'_> {
+        match &self.client {
+            Client::Plain(kv) => kv.item(fetched),
+            Client::Through(..) => Item { value: &self.told, version: fetched.version },
         }
     }
 
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        match &mut self.client {
-            Client::PrismKv(kv) => kv.put(key, value).await,
-            Client::Pilaf(kv) => kv.put(key, value).await,
-            Client::Through(kv, between) => {
-                if between.puts(key, value) {
-                    kv.put(key, value).await
-                } else {
-                    Ok(())
-                }
-            }
+        match &self.client {
+            Client::Through(_, between) if !between.puts(key, value) => Ok(()),
+            _ => self.kv().put(key, value).await,
         }
     }
 
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        match &mut self.client {
-            Client::PrismKv(kv) => kv.delete(key).await,
-            Client::Pilaf(kv) => kv.delete(key).await,
-            Client::Through(kv, _) => kv.delete(key).await,
-        }
+        self.kv().delete(key).await
     }
 }
 
 /// As it is.
 pub(crate) fn plain<'a>(kv: AnyKv<Rc<Endpoint>>) -> Client<'a> {
-    match kv {
-        AnyKv::PrismKv(kv) => Client::PrismKv(Box::new(kv)),
-        AnyKv::Pilaf(kv) => Client::Pilaf(Box::new(kv)),
-    }
+    Client::Plain(Box::new(kv))
 }
 
 /// Loads a store and drives it. `begin` runs at the start of each thread that drives.
@@ -159,10 +157,11 @@ pub(crate) fn drive(driven: Driven<'_>, wrap: &Wrap<'_>, begin: &(dyn Fn() + Syn
 
 fn on_core(pool: &Pool, driven: Driven<'_>, wrap: &Wrap<'_>, work: impl AsyncFn(&mut Asked<'_>, u32)) {
     let endpoint = Rc::new(pool.endpoint_here().expect("a session"));
+    let options = Options { slot_cache: driven.slot_cache };
     let mut core = Core::new(&endpoint);
     for task in 0..TASKS {
-        let opened = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), STORE));
-        let client = wrap(opened.expect("a store").with_slot_cache(driven.slot_cache));
+        let opened = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), STORE, &options));
+        let client = wrap(opened.expect("a store"));
         let (mut asked, work) = (Asked { client, told: Vec::new() }, &work);
         core.spawn(async move { work(&mut asked, task).await });
     }

@@ -3,12 +3,18 @@
 //! [`prism_kv`] is PRISM-KV, and [`pilaf`] its rival whose writes go by the far CPU. [`Kv`] is what every key-value
 //! system here offers, so that one benchmark, one checker and one command line serve all of them.
 
+mod cursor;
 pub mod pilaf;
 pub mod prism_kv;
 
-use farside_remote::control::{Answer, Ask, Store};
-use farside_remote::fabric::{Ran, ServiceId};
-use farside_remote::{Fabric, FabricError, NodeId, Status};
+pub use cursor::{Cursor, Place};
+
+use crate::registry::AnyKv;
+use crate::store::StoreError;
+use farside_remote::clock::Clock;
+use farside_remote::control::Store;
+use farside_remote::fabric::Ran;
+use farside_remote::{Fabric, FabricError, Status};
 
 /// The longest key, in bytes. The shortest has one.
 pub const KEY_MAX: usize = 4096;
@@ -28,15 +34,49 @@ pub struct Item<'a> {
     pub version: Version,
 }
 
+/// Where a client has the value that it read last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// The first byte of it in the reply's output; nothing if the client has it elsewhere.
+    pub at: Option<usize>,
+    /// Which install this was.
+    pub version: Version,
+}
+
+/// Why a conditional put stored nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// The version that the key has instead, if it has a value.
+    pub version: Option<Version>,
+}
+
 /// The operations of a key-value store. Each is linearizable: it takes effect at one instant between call and
 /// return, or, after an error for which [`KvError::ran`] is unknown, perhaps at one later instant or never.
+///
+/// A system that lacks an operation answers [`KvError::NotOffered`].
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Kv {
+    /// The kind of the store.
+    fn kind(&self) -> &'static str;
+
+    /// Reads the value of `key`, if it has one; [`Kv::item`] has it until the next operation. As [`Kv::get`], for
+    /// callers that try again after an error and must not hold the client borrowed.
+    ///
+    /// # Errors
+    /// [`KvError`]; nothing was changed.
+    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError>;
+
+    /// The value that the last operation, a [`Kv::fetch`] that answered this, has read.
+    fn item(&self, fetched: Fetched) -> Item<'_>;
+
     /// The value of `key`, if it has one.
     ///
     /// # Errors
     /// [`KvError`]; nothing was changed.
-    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError>;
+    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
+        let fetched = self.fetch(key).await?;
+        Ok(fetched.map(|fetched| self.item(fetched)))
+    }
 
     /// Gives `key` a value, whether it had one or not.
     ///
@@ -49,6 +89,145 @@ pub trait Kv {
     /// # Errors
     /// [`KvError`], which says whether it may have been taken away.
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError>;
+
+    /// Gives `key` a value if it has none; answers whether it did.
+    ///
+    /// # Errors
+    /// [`KvError`], which says whether the value may have been stored.
+    async fn put_if_absent(&mut self, _key: &[u8], _value: &[u8]) -> Result<bool, KvError> {
+        Err(self.not_offered(CONDITIONAL_PUTS))
+    }
+
+    /// Gives `key` another value if it still has the version that a `get` answered; answers the new version.
+    ///
+    /// # Errors
+    /// [`KvError`], which says whether the value may have been stored. A [`Conflict`] stored nothing.
+    async fn compare_and_put(
+        &mut self,
+        _key: &[u8],
+        _expected: Version,
+        _value: &[u8],
+    ) -> Result<Result<Version, Conflict>, KvError> {
+        Err(self.not_offered(CONDITIONAL_PUTS))
+    }
+
+    /// The values of several keys, each at an instant of its own: `visit` is called once for each place in `keys`, in
+    /// any order.
+    ///
+    /// # Errors
+    /// [`KvError`]; nothing was changed, and some places may have been visited.
+    async fn get_many(
+        &mut self,
+        _keys: &[&[u8]],
+        _visit: impl FnMut(usize, Option<Item<'_>>),
+    ) -> Result<(), KvError> {
+        Err(self.not_offered("to get several keys at once"))
+    }
+
+    /// Gives several keys values. Each is a put of its own; of a key that comes twice, the later value stays.
+    ///
+    /// # Errors
+    /// [`KvError`]. [`Ran::No`]: none of the keys was stored; else any may have been.
+    async fn put_many(&mut self, _items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+        Err(self.not_offered("to put several keys at once"))
+    }
+
+    /// Where a visit of all keys begins, for [`Kv::next`].
+    ///
+    /// # Errors
+    /// [`KvError::NotOffered`].
+    fn first(&self) -> Result<Cursor, KvError> {
+        Err(self.not_offered(ALL_KEYS))
+    }
+
+    /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
+    /// visited exactly once.
+    ///
+    /// # Errors
+    /// [`KvError`]; the cursor stays where it was.
+    async fn next(
+        &mut self,
+        _cursor: &mut Cursor,
+        _visit: impl FnMut(&[u8], Item<'_>),
+    ) -> Result<bool, KvError> {
+        Err(self.not_offered(ALL_KEYS))
+    }
+
+    /// The error of an operation that the system lacks.
+    fn not_offered(&self, what: &'static str) -> KvError {
+        KvError::NotOffered { kind: self.kind(), what }
+    }
+}
+
+const CONDITIONAL_PUTS: &str = "conditional puts";
+const ALL_KEYS: &str = "a visit of all keys";
+
+impl<F: Fabric + Clock> AnyKv<F> {
+    /// The store as the catalog has it.
+    pub fn store(&self) -> &Store {
+        with_kv!(self, kv => kv.store())
+    }
+}
+
+impl<F: Fabric + Clock> Kv for AnyKv<F> {
+    fn kind(&self) -> &'static str {
+        with_kv!(self, kv => kv.kind())
+    }
+
+    #[inline]
+    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        with_kv!(self, kv => kv.fetch(key).await)
+    }
+
+    #[inline]
+    fn item(&self, fetched: Fetched) -> Item<'_> {
+        with_kv!(self, kv => kv.item(fetched))
+    }
+
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        with_kv!(self, kv => kv.put(key, value).await)
+    }
+
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        with_kv!(self, kv => kv.delete(key).await)
+    }
+
+    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
+        with_kv!(self, kv => kv.put_if_absent(key, value).await)
+    }
+
+    async fn compare_and_put(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> Result<Result<Version, Conflict>, KvError> {
+        with_kv!(self, kv => kv.compare_and_put(key, expected, value).await)
+    }
+
+    async fn get_many(
+        &mut self,
+        keys: &[&[u8]],
+        visit: impl FnMut(usize, Option<Item<'_>>),
+    ) -> Result<(), KvError> {
+        with_kv!(self, kv => kv.get_many(keys, visit).await)
+    }
+
+    async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+        with_kv!(self, kv => kv.put_many(items).await)
+    }
+
+    fn first(&self) -> Result<Cursor, KvError> {
+        with_kv!(self, kv => kv.first())
+    }
+
+    async fn next(
+        &mut self,
+        cursor: &mut Cursor,
+        visit: impl FnMut(&[u8], Item<'_>),
+    ) -> Result<bool, KvError> {
+        with_kv!(self, kv => kv.next(cursor, visit).await)
+    }
 }
 
 /// Why an operation has no result.
@@ -86,8 +265,8 @@ pub enum KvError {
     },
     /// The table was rebuilt during an iteration, which is to be begun again.
     Rebuilt,
-    /// The catalog no longer has the store, or has another under its name. Nothing was stored.
-    Gone(String),
+    /// The store cannot be opened, or no longer is what was opened. Nothing was stored.
+    Store(StoreError),
     /// This became of one of several keys that were put together. Of the others, any may have been stored.
     Several(Box<KvError>),
     /// The fabric has no answer.
@@ -107,28 +286,31 @@ impl KvError {
 
     /// The error of a chain that only looks or prepares: whatever became of it, the operation was not carried out.
     pub(crate) fn of_look(error: FabricError) -> KvError {
-        KvError::Fabric(said(error, |_| Ran::No))
+        KvError::Fabric(error.map_ran(|_| Ran::No))
     }
 
     /// The error of a chain that installs: that it ran does not tell whether its CAS found what it expected.
     pub(crate) fn of_install(error: FabricError) -> KvError {
-        KvError::Fabric(said(error, |ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
+        KvError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
     }
 
     /// The error of one of several operations, of which others may have been carried out.
     pub(crate) fn of_several(self) -> KvError {
         match self {
-            KvError::Fabric(lost @ FabricError::Lost { .. }) => KvError::Fabric(said(lost, |_| Ran::Unknown)),
+            KvError::Fabric(lost @ FabricError::Lost { .. }) => {
+                KvError::Fabric(lost.map_ran(|_| Ran::Unknown))
+            }
             other => KvError::Several(Box::new(other)),
         }
     }
 }
 
-/// What the end of a session says of an operation, where its last chain's fate is known.
-fn said(error: FabricError, of_operation: impl FnOnce(Ran) -> Ran) -> FabricError {
-    match error {
-        FabricError::Lost { node, ran, reason } => FabricError::Lost { node, ran: of_operation(ran), reason },
-        other => other,
+impl From<StoreError> for KvError {
+    fn from(error: StoreError) -> KvError {
+        match error {
+            StoreError::Fabric(error) => KvError::Fabric(error),
+            other => KvError::Store(other),
+        }
     }
 }
 
@@ -183,7 +365,8 @@ impl std::fmt::Display for KvError {
             KvError::NotOffered { kind, what } => {
                 write!(f, "a {kind} store does not offer {what}: use a prism-kv store, which does")
             }
-            KvError::Gone(reason) => write!(f, "the store is gone: {reason}"),
+            KvError::Store(StoreError::Gone(reason)) => write!(f, "the store is gone: {reason}"),
+            KvError::Store(error) => error.fmt(f),
             KvError::Several(of_one) => {
                 write!(f, "some of the keys may have been stored, and of one it is said: {of_one}")
             }
@@ -206,45 +389,4 @@ impl std::error::Error for KvError {
 /// If there is no such key.
 pub(crate) fn check_key(key: &[u8]) -> Result<(), KvError> {
     if key.is_empty() || key.len() > KEY_MAX { Err(KvError::KeyLength(key.len())) } else { Ok(()) }
-}
-
-/// What the catalog of `node` tells of a store that is of this kind. One call.
-///
-/// # Errors
-/// There is none, or it is of another kind; or the node was not reached. Nothing was changed.
-pub async fn fetch_store<F: Fabric>(
-    fabric: &F,
-    node: NodeId,
-    name: &str,
-    kind: &str,
-) -> Result<Store, KvError> {
-    let store = fetch_any_store(fabric, node, name).await?;
-    check_kind(&store, kind)?;
-    Ok(store)
-}
-
-/// What the catalog of `node` tells of a store, of whatever kind. One call.
-///
-/// # Errors
-/// There is none, or the node was not reached. Nothing was changed.
-pub async fn fetch_any_store<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, KvError> {
-    let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
-    let mut answer = Vec::new();
-    fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
-        FabricError::Refused(reason) => KvError::Gone(reason),
-        other => KvError::of_look(other),
-    })?;
-    match serde_json::from_slice(&answer) {
-        Ok(Answer::Store(store)) => Ok(store),
-        _ => Err(KvError::Gone(format!("the node's answer about store '{name}' is not understood"))),
-    }
-}
-
-/// # Errors
-/// If the store is of another kind.
-fn check_kind(store: &Store, kind: &str) -> Result<(), KvError> {
-    if store.kind == kind {
-        return Ok(());
-    }
-    Err(KvError::Gone(format!("store '{}' is a {}, not a {kind}: name another", store.name, store.kind)))
 }

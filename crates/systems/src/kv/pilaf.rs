@@ -19,15 +19,18 @@
 pub mod layout;
 pub mod mutants;
 pub mod service;
+mod system;
 
-use super::{Item, Kv, KvError, Version, check_key, check_kind, fetch_store};
+use super::{Fetched, Item, Kv, KvError, Version, check_key};
 use crate::ready::pauses;
+use crate::store::{self, StoreError};
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::service::address;
 use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, read, read_as};
 use layout::{Answer, Entry, ItemView, Op, Outcome, PAIR_MAX, Request, Said, Table, crc};
+use service::PilafKind;
 
 /// The kind of store that the catalog knows this by.
 pub const KIND: &str = "pilaf";
@@ -50,21 +53,6 @@ pub struct Pilaf<F> {
     answer: Vec<u8>,
 }
 
-/// Where a client has the value that it has read, until its next operation.
-#[derive(Clone, Copy, Debug)]
-pub struct Fetched {
-    place: Place,
-    version: Version,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    /// The reply's output from there on.
-    Reply(usize),
-    /// The service's answer.
-    Answer,
-}
-
 /// What reading a slot came to.
 enum Looked {
     /// The key's value.
@@ -82,18 +70,16 @@ impl<F: Fabric + Clock> Pilaf<F> {
     ///
     /// # Errors
     /// There is none of that name, or it is of another kind.
-    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Pilaf<F>, KvError> {
-        let store = fetch_store(&fabric, node, name, KIND).await?;
-        Pilaf::of(fabric, node, store)
+    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Pilaf<F>, StoreError> {
+        store::open::<PilafKind, F>(fabric, node, name).await
     }
 
-    /// A client of a store as the catalog of `node` has told it. Nobody is asked.
+    /// A client of a store of this kind as the catalog of `node` has told it. Nobody is asked.
     ///
     /// # Errors
-    /// It is of another kind, or its description is not understood.
-    pub fn of(fabric: F, node: NodeId, store: Store) -> Result<Pilaf<F>, KvError> {
-        check_kind(&store, KIND)?;
-        let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
+    /// Its description is not understood.
+    fn of(fabric: F, node: NodeId, store: Store) -> Result<Pilaf<F>, StoreError> {
+        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
         Ok(Pilaf {
             fabric,
             node,
@@ -150,10 +136,10 @@ impl<F: Fabric + Clock> Pilaf<F> {
 
     /// What the last operation, a [`Pilaf::fetch`] that answered this, has read.
     pub fn item(&self, fetched: Fetched) -> Item<'_> {
-        let Fetched { place, version } = fetched;
-        let value = match place {
-            Place::Reply(at) => self.reply.output(0).get(at..).unwrap_or_default(),
-            Place::Answer => Answer::decode(&self.answer).map_or(&[][..], |answer| answer.value),
+        let Fetched { at, version } = fetched;
+        let value = match at {
+            Some(at) => self.reply.output(0).get(at..).unwrap_or_default(),
+            None => Answer::decode(&self.answer).map_or(&[][..], |answer| answer.value),
         };
         Item { value, version }
     }
@@ -226,8 +212,8 @@ impl<F: Fabric + Clock> Pilaf<F> {
             if item.key != key {
                 return Ok(Looked::Other);
             }
-            let place = Place::Reply(bytes.len() - item.value.len());
-            return Ok(Looked::Value(Fetched { place, version: item.version }));
+            let at = Some(bytes.len() - item.value.len());
+            return Ok(Looked::Value(Fetched { at, version: item.version }));
         }
         Ok(Looked::Restless)
     }
@@ -245,7 +231,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         match self.call(&Request { op: Op::Get, key, value: &[] }).await.map_err(KvError::of_look)? {
             Some(Outcome::Done) => {
                 let version = Answer::decode(&self.answer).map_or(Version(0), |answer| answer.version);
-                Ok(Some(Fetched { place: Place::Answer, version }))
+                Ok(Some(Fetched { at: None, version }))
             }
             Some(Outcome::Absent) => Ok(None),
             Some(Outcome::Damaged) => Err(KvError::Damaged(SPOILT)),
@@ -294,8 +280,16 @@ fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
 }
 
 impl<F: Fabric + Clock> Kv for Pilaf<F> {
-    fn get(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Item<'_>>, KvError>> {
-        Pilaf::get(self, key)
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn fetch(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Fetched>, KvError>> {
+        Pilaf::fetch(self, key)
+    }
+
+    fn item(&self, fetched: Fetched) -> Item<'_> {
+        Pilaf::item(self, fetched)
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<(), KvError>> {

@@ -24,9 +24,11 @@ pub mod many;
 pub mod mutants;
 mod rebuild;
 pub mod service;
+mod system;
 
-use super::{Item, Kv, KvError, VALUE_MAX, Version, check_key, check_kind, fetch_store};
+use super::{Conflict, Cursor, Fetched, Item, Kv, KvError, VALUE_MAX, Version, check_key};
 use crate::ready::{run_until_ready, run_until_ready_or_dropped};
+use crate::store::{self, StoreError};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask, Store};
@@ -38,6 +40,7 @@ use farside_remote::{
 };
 use layout::{HEADER_SIZE, ITEM_MAX, ItemHeader, ItemView, Kind, PROBES_MAX, Slot, Table, UNCONDITIONAL};
 use quick_cache::unsync::Cache;
+use service::PrismKvKind;
 use std::cell::Cell;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -118,37 +121,20 @@ enum Installed {
     NoBuffer,
 }
 
-/// Where a client has the value that it has read, until its next operation.
-#[derive(Clone, Copy, Debug)]
-pub struct Fetched {
-    /// In its reply; nothing if the value was of several parts, and was put together.
-    at: Option<usize>,
-    version: Version,
-}
-
-/// Why a conditional put stored nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Conflict {
-    /// The version that the key has instead, if it has a value.
-    pub version: Option<Version>,
-}
-
 impl<F: Fabric + Clock> PrismKv<F> {
     /// Opens the store called `name` at `node`.
     ///
     /// # Errors
     /// There is none of that name, or it is of another kind.
-    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<PrismKv<F>, KvError> {
-        let store = fetch_store(&fabric, node, name, KIND).await?;
-        PrismKv::of(fabric, node, store)
+    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<PrismKv<F>, StoreError> {
+        store::open::<PrismKvKind, F>(fabric, node, name).await
     }
 
-    /// A client of a store as the catalog of `node` has told it. Nobody is asked.
+    /// A client of a store of this kind as the catalog of `node` has told it. Nobody is asked.
     ///
     /// # Errors
-    /// It is of another kind, or its description is not understood.
-    pub fn of(fabric: F, node: NodeId, store: Store) -> Result<PrismKv<F>, KvError> {
-        check_kind(&store, KIND)?;
+    /// Its description is not understood.
+    fn of(fabric: F, node: NodeId, store: Store) -> Result<PrismKv<F>, StoreError> {
         let (table, formers) = tables_of(&store)?;
         Ok(PrismKv {
             fabric,
@@ -710,12 +696,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
         if self.waits.catalogs > CATALOGS_MAX {
             return Err(KvError::NotMoved);
         }
-        let store = fetch_store(&self.fabric, self.node, &self.store.name, KIND).await?;
+        let store = store::fetch_of(&self.fabric, self.node, &self.store.name, KIND).await?;
         if store.id != self.store.id {
-            return Err(KvError::Gone(format!(
-                "'{}' is another one by now, which was made since: what this client had stored is lost; open it anew",
-                store.name
-            )));
+            return Err(StoreError::another(&store).into());
         }
         let (table, formers) = tables_of(&store)?;
         if let Some(slots) = &mut self.slots {
@@ -727,10 +710,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
 }
 
 /// The tables that the catalog tells of: the one that stays, and those that are being left.
-fn tables_of(store: &Store) -> Result<(Table, Vec<Table>), KvError> {
-    let table = Table::new(&store.parameters, store.extent()).map_err(KvError::Gone)?;
+fn tables_of(store: &Store) -> Result<(Table, Vec<Table>), StoreError> {
+    let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
     let formers = store.formers().into_iter().map(|(parameters, extent)| Table::new(parameters, extent));
-    Ok((table, formers.collect::<Result<_, _>>().map_err(KvError::Gone)?))
+    Ok((table, formers.collect::<Result<_, _>>().map_err(StoreError::Gone)?))
 }
 
 /// A key that is known already keeps its entry, so that only a new one allocates.
@@ -863,8 +846,17 @@ async fn ask<F: Fabric>(fabric: &F, node: NodeId, ask: &Ask) -> Result<Option<An
 }
 
 impl<F: Fabric + Clock> Kv for PrismKv<F> {
-    fn get(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Item<'_>>, KvError>> {
-        PrismKv::get(self, key)
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn fetch(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Fetched>, KvError>> {
+        PrismKv::fetch(self, key)
+    }
+
+    #[inline]
+    fn item(&self, fetched: Fetched) -> Item<'_> {
+        PrismKv::item(self, fetched)
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<(), KvError>> {
@@ -873,5 +865,42 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
 
     fn delete(&mut self, key: &[u8]) -> impl Future<Output = Result<bool, KvError>> {
         PrismKv::delete(self, key)
+    }
+
+    fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<bool, KvError>> {
+        PrismKv::put_if_absent(self, key, value)
+    }
+
+    fn compare_and_put(
+        &mut self,
+        key: &[u8],
+        expected: Version,
+        value: &[u8],
+    ) -> impl Future<Output = Result<Result<Version, Conflict>, KvError>> {
+        PrismKv::compare_and_put(self, key, expected, value)
+    }
+
+    fn get_many(
+        &mut self,
+        keys: &[&[u8]],
+        visit: impl FnMut(usize, Option<Item<'_>>),
+    ) -> impl Future<Output = Result<(), KvError>> {
+        PrismKv::get_many(self, keys, visit)
+    }
+
+    fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> impl Future<Output = Result<(), KvError>> {
+        PrismKv::put_many(self, items)
+    }
+
+    fn first(&self) -> Result<Cursor, KvError> {
+        Ok(Cursor::default())
+    }
+
+    fn next(
+        &mut self,
+        cursor: &mut Cursor,
+        visit: impl FnMut(&[u8], Item<'_>),
+    ) -> impl Future<Output = Result<bool, KvError>> {
+        PrismKv::next(self, cursor, visit)
     }
 }

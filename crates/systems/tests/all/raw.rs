@@ -6,9 +6,9 @@ use farside_fabrics::layer::count::{Costs, Count};
 use farside_remote::arena::class::Class;
 use farside_remote::control::{Answer, Ask};
 use farside_remote::{Addr, BoundedPtr, ChainBuf, Fabric, NodeId, Reply, Status, allocate};
-use farside_systems::kv::KvError;
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::raw::{ECHO_MAX, GET_MAX, KIND, PUT_MAX, READ_MAX, Raw, RawError, SLOTS, WRITE_MAX};
+use farside_systems::store::StoreError;
 use std::rc::Rc;
 use zerocopy::little_endian::{U64, U128};
 
@@ -169,11 +169,11 @@ fn plain_memory_is_not_opened_as_what_it_is_not() {
     home.create("kv", 8, r#"{"items": 10}"#);
     let endpoint = home.endpoint();
     let opened = run(&endpoint, Raw::open(Rc::clone(&endpoint), NODE, "kv")).map(drop);
-    assert!(matches!(opened, Err(RawError::Gone(reason)) if reason.contains("is a prism-kv")));
+    assert!(matches!(opened, Err(StoreError::Gone(reason)) if reason.contains("is a prism-kv")));
     let opened = run(&endpoint, PrismKv::open(Rc::clone(&endpoint), NODE, "s")).map(drop);
-    assert!(matches!(opened, Err(KvError::Gone(reason)) if reason.contains("is a raw")));
+    assert!(matches!(opened, Err(StoreError::Gone(reason)) if reason.contains("is a raw")));
     let opened = run(&endpoint, Raw::open(Rc::clone(&endpoint), NODE, "none")).map(drop);
-    assert!(matches!(opened, Err(RawError::Gone(_))));
+    assert!(matches!(opened, Err(StoreError::Gone(_))));
     for (parameters, quota, remedy) in [
         (r#"{"items": 5}"#, 16, "leave --items"),
         (r#"{"placement": "permuted"}"#, 16, "leave --items"),

@@ -30,6 +30,7 @@ use farside_fabrics::memory::Mapping;
 use farside_fabrics::timer;
 use farside_remote::NodeId;
 use farside_systems::kv::{Kv, KvError};
+use farside_systems::system::Options;
 use node::reach;
 use outcome::{Ended, Sampled, difference};
 use pace::{Start, Step};
@@ -275,8 +276,8 @@ impl Session {
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
-        let opened = block_on(fabric, AnyKv::open(Rc::clone(fabric), NodeId(0), &self.store))?;
-        Ok(opened.with_slot_cache(self.asked.slot_cache))
+        let options = Options { slot_cache: self.asked.slot_cache };
+        Ok(block_on(fabric, AnyKv::open(Rc::clone(fabric), NodeId(0), &self.store, &options))?)
     }
 
     /// How the records came there, if that was done here.
@@ -572,7 +573,8 @@ fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failur
         )));
     }
     let endpoint = Rc::new(pool.endpoint_here()?);
-    let mut kv = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store))?;
+    let mut kv =
+        block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store, &Options::default()))?;
     for record in [0, asked.workload.records - 1] {
         let item = block_on(&endpoint, kv.get(&farside_bench::workload::key(record)))?;
         match item.map(|item| item.value.len()) {

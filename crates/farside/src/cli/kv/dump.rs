@@ -10,8 +10,7 @@ use crate::cli::store::spec_of;
 use crate::cli::{Done, Failure, progress, signals, written};
 use farside::KvError;
 use farside::local::Client;
-use farside::parts::AnyKv;
-use farside_systems::kv::prism_kv::many::{Cursor, Place};
+use farside_systems::kv::{Cursor, Kv, Place};
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -70,9 +69,7 @@ impl Dump {
 
     fn to_file(&self, client: &mut Client, path: &Path) -> Done {
         let began = Instant::now();
-        if let AnyKv::Pilaf(_) = client.kv() {
-            return Err(KvError::NotOffered { kind: "pilaf", what: "a visit of all keys" }.into());
-        }
+        let first = client.kv().first()?;
         let format = self.format.unwrap_or_else(|| Format::of(path));
         let store = client.kv().store().clone();
         let identity = Identity::of(&store);
@@ -84,9 +81,9 @@ impl Dump {
                 note!("going on after {} keys, at byte {}", at.count, at.offset);
             }
             let place = before.place.map(|(table_epoch, slot)| Place { table_epoch, slot });
-            (file, Some(at).filter(|at| at.offset > 0), place.map_or_else(Cursor::default, Cursor::at))
+            (file, Some(at).filter(|at| at.offset > 0), place.map_or(first, Cursor::at))
         } else {
-            (create(path, self.force)?, None, Cursor::default())
+            (create(path, self.force)?, None, first)
         };
         let ending = Ending::watch()?;
         let bar = progress("dumping slots", spec_of(&store).map_or(0, |table| table.slots), self.quiet);

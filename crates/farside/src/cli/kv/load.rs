@@ -14,6 +14,8 @@ use farside::parts::{AnyKv, Endpoint};
 use farside::{KvError, Pool};
 use farside_fabrics::executor::{Core, block_on};
 use farside_remote::NodeId;
+use farside_systems::kv::Kv;
+use farside_systems::system::Options;
 use std::cell::Cell;
 use std::collections::{BTreeSet, hash_map::RandomState};
 use std::fs::File;
@@ -319,8 +321,9 @@ impl Tasks {
         let endpoint = Rc::new(pool.endpoint_here()?);
         let mut kvs = Vec::with_capacity(TASKS);
         for _ in 0..TASKS {
-            let kv = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store))
-                .map_err(|error| not_opened(pool, store, error))?;
+            let kv =
+                block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store, &Options::default()))
+                    .map_err(|error| not_opened(pool, store, error))?;
             kvs.push(kv);
         }
         Ok(Tasks { endpoint, kvs })
@@ -348,17 +351,14 @@ impl Tasks {
 }
 
 async fn put_group(kv: &mut AnyKv<Rc<Endpoint>>, group: &[Pair]) -> Result<(), KvError> {
-    match kv {
-        AnyKv::PrismKv(kv) => {
-            let items: Vec<(&[u8], &[u8])> =
-                group.iter().map(|(key, value)| (&key[..], &value[..])).collect();
-            kv.put_many(&items).await
-        }
-        AnyKv::Pilaf(kv) => {
-            for (key, value) in group {
+    let items: Vec<(&[u8], &[u8])> = group.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    match kv.put_many(&items).await {
+        Err(KvError::NotOffered { .. }) => {
+            for (key, value) in items {
                 kv.put(key, value).await?;
             }
             Ok(())
         }
+        put => put,
     }
 }

@@ -15,6 +15,8 @@ use farside_fabrics::executor::block_on;
 use farside_remote::control::{Answer, Ask, Traffic};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, FabricError, NodeId};
+use farside_systems::kv::Kv;
+use farside_systems::system::Options;
 use std::io::{self, IsTerminal};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -133,8 +135,9 @@ struct Watch {
 impl Watch {
     fn start(pool: &Pool, store: &str) -> Result<Watch, Failure> {
         let endpoint = Rc::new(pool.endpoint_here()?);
-        let kv = block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store))
-            .map_err(|error| not_opened(pool, store, error))?;
+        let kv =
+            block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store, &Options::default()))
+                .map_err(|error| not_opened(pool, store, error))?;
         let now = Instant::now();
         let mut watch = Watch {
             endpoint,

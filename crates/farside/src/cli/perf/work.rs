@@ -12,6 +12,7 @@ use farside_bench::report::Latencies;
 use farside_fabrics::executor::{Core, Turns, block_on};
 use farside_remote::{BoundedPtr, NodeId};
 use farside_systems::raw::{Raw, RawError};
+use farside_systems::store::StoreError;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -148,7 +149,7 @@ impl Worker {
             let raw = block_on(&endpoint, Raw::open(Rc::clone(&endpoint), NodeId(0), store));
             let raw = raw.map_err(|error| {
                 Failure::Told(match error {
-                    RawError::Gone(reason) => format!(
+                    StoreError::Gone(reason) => format!(
                         "{reason}; where 'farside perf' serves there is a store '{store}': measure any other node by \
                          --pool {}",
                         pool.url()

@@ -9,6 +9,7 @@ use farside::{KvError, Pool, Ran};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
 use farside_remote::{FabricError, NodeId, Status};
+use farside_systems::system::Options;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -109,7 +110,7 @@ impl Session {
                 }
             });
             let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), tell));
-            let kv = block_on(&endpoint, AnyKv::open(fabric, NodeId(0), &self.store))
+            let kv = block_on(&endpoint, AnyKv::open(fabric, NodeId(0), &self.store, &Options::default()))
                 .map_err(|error| not_opened(&self.pool, &self.store, error))?;
             let store = kv.store();
             let found = Identity { name: store.name.clone(), id: store.id, incarnation: store.incarnation };
@@ -137,7 +138,7 @@ fn is_over(error: &KvError) -> bool {
     matches!(
         error,
         KvError::Fabric(NodeDied(_) | Broken { .. } | Lost { .. })
-            | KvError::Gone(_)
+            | KvError::Store(_)
             | KvError::Refused(Status::Access)
     )
 }

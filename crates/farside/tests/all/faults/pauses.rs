@@ -5,7 +5,7 @@ use crate::faults::worker::{self, Fates, Role, heard, judge};
 use crate::faults::{connect, node_at};
 use crate::support::{serve, until};
 use farside::local::Client;
-use farside::{Error, KvError, Ran};
+use farside::{Error, KvError, Ran, StoreError};
 use farside_fabrics::layer::fault::Faults;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
@@ -153,12 +153,12 @@ fn started_again(scheme: &str, with_memory: bool) {
     until("it is told", || {
         let told = local.get(b"key").map(drop);
         assert!(told.is_err(), "another store is not taken for its own");
-        matches!(told, Err(KvError::Gone(reason)) if reason.contains("another one by now"))
+        matches!(told, Err(KvError::Store(StoreError::Gone(reason))) if reason.contains("another one by now"))
     });
     until("it is told", || {
         let told = client.get("key").wait();
         assert!(told.is_err(), "another store is not taken for its own");
-        matches!(told, Err(Error::Kv(KvError::Gone(reason))) if reason.contains("another one by now"))
+        matches!(told, Err(Error::Kv(KvError::Store(StoreError::Gone(reason)))) if reason.contains("another one by now"))
     });
 }
 

@@ -5,8 +5,8 @@
 //! that is unchanged, no part was given back while it was read.
 
 use super::layout::{HEADER_SIZE, ITEM_MAX, ItemView, PART_MAX, Part, Slot, UNCONDITIONAL};
-use super::{Conflict, Kind, NewItem, PrismKv, READ_MAX, TMP};
-use crate::kv::{KvError, Version};
+use super::{Kind, NewItem, PrismKv, READ_MAX, TMP};
+use crate::kv::{Conflict, KvError, Version};
 use crate::ready::run_until_ready;
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;

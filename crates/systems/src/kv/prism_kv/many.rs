@@ -2,7 +2,7 @@
 
 use super::layout::{HEADER_SIZE, ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDITIONAL};
 use super::{Buffer, Found, NewItem, PrismKv, READ_MAX, TMP, TMP_BOUND_AND_TAG, Waits, check_put};
-use crate::kv::{Item, KvError, check_key};
+use crate::kv::{Cursor, Item, KvError, check_key};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use farside_remote::wire::{ALLOCATES_MAX, OPS_MAX};
@@ -22,38 +22,6 @@ const ONE_TABLE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Slots read in one round trip of an iteration.
 const SLOTS_PER_READ: u64 = 2048;
-
-/// Where an iteration is. Survives the loss of the client that made it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
-    next_slot: u64,
-    /// Of the slots that were read last, those that are not empty and not yet visited, in descending order.
-    occupied: Vec<u64>,
-    table_epoch: Option<u64>,
-}
-
-/// Where an iteration goes on: numbers that outlive the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Of the table that it goes through.
-    pub table_epoch: u64,
-    /// The first slot that it has yet to visit.
-    pub slot: u64,
-}
-
-impl Cursor {
-    /// Where the iteration goes on; nothing if it has not begun.
-    pub fn place(&self) -> Option<Place> {
-        let slot = self.occupied.last().copied().unwrap_or(self.next_slot);
-        self.table_epoch.map(|table_epoch| Place { table_epoch, slot })
-    }
-
-    /// An iteration that goes on there. A key that is present all the while, from its beginning, is visited by one of
-    /// the two cursors, and once; where the table was rebuilt since, it ends by [`KvError::Rebuilt`].
-    pub fn at(place: Place) -> Cursor {
-        Cursor { next_slot: place.slot, occupied: Vec::new(), table_epoch: Some(place.table_epoch) }
-    }
-}
 
 impl<F: Fabric + Clock> PrismKv<F> {
     /// The values of several keys, each at some instant of this call. One round trip for as many of them as have

@@ -1,0 +1,60 @@
+//! What the registry says of Pilaf.
+
+use super::layout::{ENTRY_SIZE, HEAD_SIZE, HEADER_SIZE, PAIR_MAX, REQUEST_SIZE, slots_for, table_len};
+use super::service::PilafKind;
+use super::{KIND, Pilaf, mutants};
+use crate::store::{Members, StoreError, buffer_bytes};
+use crate::system::{Family, Footprint, Misfit, Options, Sizing, System, Work};
+use farside_remote::clock::Clock;
+use farside_remote::mutant::Mutant;
+use farside_remote::service::{ADDRESS_SIZE, Kind};
+use farside_remote::{Capabilities, Fabric, Memory};
+
+/// Bytes of a CRC.
+const CRC_SIZE: usize = size_of::<u64>();
+/// Bytes of an entry that its own CRC is over.
+const CHECKED_ENTRY: usize = ENTRY_SIZE as usize - CRC_SIZE;
+
+impl System for PilafKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "Pilaf";
+    const FAMILY: Family = Family::Kv;
+    const NEEDS: Capabilities = Capabilities::CALLS;
+    const MUTANTS: &'static [Mutant] = mutants::ALL;
+    const WORK: Work = Work {
+        chains_per_probe: 2,
+        // The slot's entry, the item that it names, and the new item's buffer; the table's head is in a cache.
+        call_accesses: 3,
+        // The item, the old entry and the new one, and the head.
+        call_checksummed: |request_len| {
+            let item = HEADER_SIZE + request_len.saturating_sub(ADDRESS_SIZE + REQUEST_SIZE);
+            (item + 2 * CHECKED_ENTRY + HEAD_SIZE as usize - CRC_SIZE) as u64
+        },
+        get_checksummed: |key_len, value_len| (CHECKED_ENTRY + HEADER_SIZE + key_len + value_len) as u64,
+    };
+
+    type Client<F: Fabric + Clock> = Pilaf<F>;
+
+    fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit> {
+        let value_max = PAIR_MAX.saturating_sub(sizing.key_len);
+        if sizing.value_len > value_max {
+            return Err(Misfit::Value(value_max));
+        }
+        let slots = slots_for(sizing.items.unwrap_or(0)).ok_or(Misfit::Items)?;
+        let item_bytes = buffer_bytes(HEADER_SIZE + sizing.key_len + sizing.value_len);
+        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(Misfit::Items)?, item_bytes })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(PilafKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        _options: &Options,
+    ) -> Result<Pilaf<F>, StoreError> {
+        let (node, store) = members.one_of::<Self>(&fabric)?;
+        Pilaf::of(fabric, node, store.clone())
+    }
+}

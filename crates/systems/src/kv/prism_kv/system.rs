@@ -1,0 +1,55 @@
+//! What the registry says of PRISM-KV.
+
+use super::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, slots_for, table_len};
+use super::service::PrismKvKind;
+use super::{KIND, PrismKv, mutants};
+use crate::kv::VALUE_MAX;
+use crate::store::{Members, StoreError, buffer_bytes};
+use crate::system::{Family, Footprint, Misfit, Options, Sizing, System};
+use farside_remote::clock::Clock;
+use farside_remote::mutant::Mutant;
+use farside_remote::service::Kind;
+use farside_remote::{Capabilities, Fabric, Memory};
+
+impl System for PrismKvKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "PRISM-KV";
+    const FAMILY: Family = Family::Kv;
+    /// A PUT to a slot that the client remembers compares the tag alone.
+    const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
+    const MUTANTS: &'static [Mutant] = mutants::ALL;
+    /// One takes a path whose every slot is taken, the other a death between two exchanges and then a put of that very
+    /// key.
+    const RARE_MUTANTS: &'static [Mutant] = &[mutants::END_SLOT_STAYS, mutants::MOVED_TWICE];
+
+    type Client<F: Fabric + Clock> = PrismKv<F>;
+
+    fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit> {
+        if sizing.value_len > VALUE_MAX {
+            return Err(Misfit::Value(VALUE_MAX));
+        }
+        let slots = slots_for(sizing.items.unwrap_or(0)).ok_or(Misfit::Items)?;
+        let item = HEADER_SIZE + sizing.key_len + sizing.value_len;
+        let item_bytes = if item <= ITEM_MAX {
+            buffer_bytes(item)
+        } else {
+            // Its parts, and the head that lists them.
+            let whole = (item / PART_MAX) as u64;
+            whole * buffer_bytes(PART_MAX) + buffer_bytes(item % PART_MAX) + buffer_bytes(ITEM_MAX / 8)
+        };
+        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(Misfit::Items)?, item_bytes })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(PrismKvKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        options: &Options,
+    ) -> Result<PrismKv<F>, StoreError> {
+        let (node, store) = members.one_of::<Self>(&fabric)?;
+        Ok(PrismKv::of(fabric, node, store.clone())?.with_slot_cache(options.slot_cache))
+    }
+}

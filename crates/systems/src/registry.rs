@@ -1,0 +1,181 @@
+//! The systems, a line each, and what is generated from these lines.
+//!
+//! A new system is its folder, its line here, and its page in `docs/papers`. Invariant: nothing but these lines decides
+//! which systems there are.
+
+use crate::kv::pilaf::service::PilafKind;
+use crate::kv::prism_kv::service::PrismKvKind;
+use crate::raw::RawKind;
+use crate::store::{self, Members, StoreError};
+use crate::system::{Family, Footprint, Misfit, Nodes, Options, Sizing, System, Work};
+use farside_remote::clock::Clock;
+use farside_remote::control::Store;
+use farside_remote::mutant::Mutant;
+use farside_remote::service::Kind;
+use farside_remote::{Capabilities, Fabric, Memory, NodeId};
+
+/// Takes the families, each with the enum of its clients and the macro that matches that, and in each a line a system;
+/// and systems that are alone in their family.
+macro_rules! registry {
+    (
+        $($(#[$doc:meta])* family $family:ident: $any:ident by $with:ident $dollar:tt {
+            $($variant:ident = $system:ident;)*
+        })*
+        alone { $($alone:ident;)* }
+    ) => {
+        /// Every system, by family.
+        pub const ALL: &[Registered] =
+            &[$($(Registered::of::<$system>(),)*)* $(Registered::of::<$alone>(),)*];
+
+        /// The nodes' halves of all systems.
+        pub fn kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
+            vec![$($(<$system as System>::kind::<M>(),)*)* $(<$alone as System>::kind::<M>(),)*]
+        }
+
+        $(
+            $(#[$doc])*
+            #[allow(
+                clippy::large_enum_variant,
+                reason = "a task has one, and the way to the one that is used most is to be the shortest"
+            )]
+            pub enum $any<F: Fabric + Clock> {
+                $(
+                    #[doc = concat!("See [`", stringify!($system), "`].")]
+                    $variant(<$system as System>::Client<F>),
+                )*
+            }
+
+            impl<F: Fabric + Clock> $any<F> {
+                /// Opens the store called `name` at `node`, as what it is. One call.
+                ///
+                /// # Errors
+                /// [`StoreError`]; nothing was changed.
+                pub async fn open(
+                    fabric: F,
+                    node: NodeId,
+                    name: &str,
+                    options: &Options,
+                ) -> Result<$any<F>, StoreError> {
+                    let store = store::fetch(&fabric, node, name).await?;
+                    $any::of(fabric, &Members::one(node, store), options).await
+                }
+
+                /// A client of a store that its members' catalogs describe so.
+                ///
+                /// # Errors
+                /// [`StoreError`]; nothing was changed.
+                pub async fn of(
+                    fabric: F,
+                    members: &Members,
+                    options: &Options,
+                ) -> Result<$any<F>, StoreError> {
+                    match members.store().kind.as_str() {
+                        $(<$system as System>::KIND => {
+                            <$system as System>::open(fabric, members, options).await.map($any::$variant)
+                        })*
+                        _ => Err(of_another_family(members.store(), Family::$family)),
+                    }
+                }
+            }
+
+            /// Does the same whichever client it is: by static dispatch, so that it costs no more than the system's own
+            /// operation.
+            #[macro_export]
+            macro_rules! $with {
+                ($dollar any:expr, $dollar client:ident => $dollar then:expr) => {
+                    match $dollar any {
+                        $($crate::registry::$any::$variant($dollar client) => $dollar then,)*
+                    }
+                };
+            }
+        )*
+    };
+}
+
+registry! {
+    /// A client of a key-value store of any kind.
+    family Kv: AnyKv by with_kv $ {
+        PrismKv = PrismKvKind;
+        Pilaf = PilafKind;
+    }
+    alone {
+        RawKind;
+    }
+}
+
+/// A system's constants and functions, as data.
+#[derive(Clone, Copy, Debug)]
+pub struct Registered {
+    /// [`System::KIND`].
+    pub kind: &'static str,
+    /// [`System::TITLE`].
+    pub title: &'static str,
+    /// [`System::FAMILY`].
+    pub family: Family,
+    /// [`System::NODES`].
+    pub nodes: Nodes,
+    /// [`System::NEEDS`].
+    pub needs: Capabilities,
+    /// [`System::MUTANTS`].
+    pub mutants: &'static [Mutant],
+    /// [`System::RARE_MUTANTS`].
+    pub rare_mutants: &'static [Mutant],
+    /// [`System::WORK`].
+    pub work: Work,
+    /// [`System::parameters`].
+    pub parameters: fn(&Sizing) -> String,
+    /// [`System::footprint`].
+    pub footprint: fn(&Sizing) -> Result<Footprint, Misfit>,
+}
+
+impl Registered {
+    /// Those of `S`.
+    pub const fn of<S: System>() -> Registered {
+        Registered {
+            kind: S::KIND,
+            title: S::TITLE,
+            family: S::FAMILY,
+            nodes: S::NODES,
+            needs: S::NEEDS,
+            mutants: S::MUTANTS,
+            rare_mutants: S::RARE_MUTANTS,
+            work: S::WORK,
+            parameters: S::parameters,
+            footprint: S::footprint,
+        }
+    }
+}
+
+/// The systems of a family.
+pub fn family(family: Family) -> impl Iterator<Item = &'static Registered> {
+    ALL.iter().filter(move |system| system.family == family)
+}
+
+/// The system that the catalog knows by this name.
+pub fn named(kind: &str) -> Option<&'static Registered> {
+    ALL.iter().find(|system| system.kind == kind)
+}
+
+/// The names of a family's systems, in a sentence: `prism-kv or pilaf`.
+pub fn names(of: Family) -> String {
+    let names: Vec<&str> = family(of).map(|system| system.kind).collect();
+    match names.split_last() {
+        Some((last, before)) if !before.is_empty() => format!("{} or {last}", before.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+fn of_another_family(store: &Store, wanted: Family) -> StoreError {
+    StoreError::Gone(match named(&store.kind) {
+        Some(system) => format!(
+            "store '{}' is {}, in which there are no {}: name another store",
+            store.name,
+            system.family.noun(),
+            wanted.contents()
+        ),
+        None => format!(
+            "store '{}' is a {}, which this release does not know: use the release that made it, or name another store",
+            store.name, store.kind
+        ),
+    })
+}

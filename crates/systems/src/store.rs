@@ -1,0 +1,241 @@
+//! Opening a store: what the catalogs of its members say of it, and why it cannot be used.
+//!
+//! Invariant: nothing here changes a store, so an error says that nothing was changed.
+
+use crate::registry::{Registered, named};
+use crate::system::{Family, Options, System};
+use farside_remote::arena::class::Class;
+use farside_remote::clock::Clock;
+use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::{Capabilities, Fabric, FabricError, NodeId};
+
+/// Why a store is not opened. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// The catalog does not have the store, or has another under its name.
+    Gone(String),
+    /// The fabric lacks what the system needs.
+    Lacks {
+        /// The system.
+        kind: &'static str,
+        /// The node that the fabric was to reach.
+        node: NodeId,
+        /// What the system needs.
+        needs: Capabilities,
+        /// What the fabric has.
+        has: Capabilities,
+    },
+    /// The fabric has no answer.
+    Fabric(FabricError),
+}
+
+impl StoreError {
+    /// There is a `store` of that name, and it is not the one that was opened.
+    pub fn another(store: &Store) -> StoreError {
+        StoreError::Gone(format!(
+            "'{}' is another one by now, which was made since: what this client had stored is lost; open it anew",
+            store.name
+        ))
+    }
+}
+
+impl std::fmt::Display for StoreError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            StoreError::Gone(reason) => f.write_str(reason),
+            StoreError::Lacks { kind, node, needs, has } => write!(
+                f,
+                "a {kind} store needs a fabric with {needs}, and the one to node {} lacks {} (it has: {has}): nothing \
+                 was asked; reach the node by another fabric, or use a store of another kind",
+                node.0,
+                needs.without(*has)
+            ),
+            StoreError::Fabric(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+/// Fetches what the catalog of `node` says of a store of any kind. One call.
+///
+/// # Errors
+/// There is no such store, or no answer.
+pub async fn fetch<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, StoreError> {
+    let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
+    let mut answer = Vec::new();
+    fabric.call(node, ServiceId::NODE, &request, &mut answer).await.map_err(|error| match error {
+        FabricError::Refused(reason) => StoreError::Gone(reason),
+        other => StoreError::Fabric(other.map_ran(|_| Ran::No)),
+    })?;
+    match serde_json::from_slice(&answer) {
+        Ok(Answer::Store(store)) => Ok(store),
+        _ => Err(StoreError::Gone(format!(
+            "the node's answer about store '{name}' is not understood: use the same release on both sides"
+        ))),
+    }
+}
+
+/// As [`fetch`], for a store that is to be of this kind.
+///
+/// # Errors
+/// As [`fetch`]; or the store is of another kind.
+pub async fn fetch_of<F: Fabric>(
+    fabric: &F,
+    node: NodeId,
+    name: &str,
+    kind: &str,
+) -> Result<Store, StoreError> {
+    let store = fetch(fabric, node, name).await?;
+    check_kind(&store, kind)?;
+    Ok(store)
+}
+
+/// Opens the store called `name` at `node`, if it is one of `S`. One call.
+///
+/// # Errors
+/// [`StoreError`].
+pub async fn open<S: System, F: Fabric + Clock>(
+    fabric: F,
+    node: NodeId,
+    name: &str,
+) -> Result<S::Client<F>, StoreError> {
+    let store = fetch(&fabric, node, name).await?;
+    S::open(fabric, &Members::one(node, store), &Options::default()).await
+}
+
+/// # Errors
+/// The store is of another kind.
+fn check_kind(store: &Store, kind: &str) -> Result<(), StoreError> {
+    if store.kind == kind {
+        return Ok(());
+    }
+    let wanted = match named(kind) {
+        Some(Registered { family: Family::Memory, .. }) => format!("{kind} memory"),
+        _ => format!("a {kind}"),
+    };
+    let reason = format!("store '{}' is a {}, not {wanted}: name another", store.name, store.kind);
+    Err(StoreError::Gone(reason))
+}
+
+/// The nodes that a store lies on, each with what its catalog says. Today every store lies on one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Members {
+    node: NodeId,
+    store: Store,
+}
+
+impl Members {
+    /// A store on one node.
+    pub fn one(node: NodeId, store: Store) -> Members {
+        Members { node, store }
+    }
+
+    /// The store, as the first member has it.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The one member of a store that `S` keeps on one node, if `S` can use it over `fabric`: the store is of that kind,
+    /// and the fabric has all that `S` needs.
+    ///
+    /// # Errors
+    /// `S` cannot use it.
+    pub fn one_of<S: System>(&self, fabric: &impl Fabric) -> Result<(NodeId, &Store), StoreError> {
+        let (node, store) = (self.node, &self.store);
+        check_kind(store, S::KIND)?;
+        let (needs, has) = (S::NEEDS, fabric.capabilities(node));
+        if !has.contains(needs) {
+            return Err(StoreError::Lacks { kind: S::KIND, node, needs, has });
+        }
+        Ok((node, store))
+    }
+}
+
+/// Bytes of a buffer that holds `len` bytes, with the state that the node keeps of it.
+pub(crate) fn buffer_bytes(len: usize) -> u64 {
+    const STATE_SIZE: u64 = 16;
+    u64::from(Class::for_len(len).expect("no buffer is asked to hold more than the longest").size)
+        + STATE_SIZE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::{ALL, AnyKv};
+    use farside_remote::{Addr, Chain, Key, Reply};
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+    use std::time::Duration;
+
+    /// A fabric with these capabilities, which nobody asks anything.
+    struct Bare(Capabilities);
+
+    impl Fabric for Bare {
+        async fn run(&self, _: NodeId, _: &Chain<'_>, _: &mut Reply) -> Result<(), FabricError> {
+            unreachable!("nothing is asked")
+        }
+
+        async fn call(&self, _: NodeId, _: ServiceId, _: &[u8], _: &mut Vec<u8>) -> Result<(), FabricError> {
+            unreachable!("nothing is asked")
+        }
+
+        fn retire(&self, _: NodeId, _: Key, _: Addr) {}
+
+        fn capabilities(&self, _: NodeId) -> Capabilities {
+            self.0
+        }
+    }
+
+    impl Clock for Bare {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        async fn sleep(&self, _: Duration) {}
+    }
+
+    fn opened(kind: &str, has: Capabilities) -> Result<(), StoreError> {
+        let store = Store {
+            name: "s".into(),
+            kind: kind.into(),
+            parameters: r#"{"slots":64,"seed":1,"placement":"hashed","epoch":1}"#.into(),
+            quota: 4 << 20,
+            incarnation: 1,
+            region: 1,
+            secret: 1,
+            table_at: 1 << 20,
+            table_len: 1 << 20,
+            wide: false,
+            id: 1,
+            former: None,
+        };
+        let (members, options) = (Members::one(NodeId(3), store), Options::default());
+        let opening = pin!(AnyKv::of(Bare(has), &members, &options));
+        match opening.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(opened) => opened.map(drop),
+            Poll::Pending => unreachable!("nothing is waited for"),
+        }
+    }
+
+    #[test]
+    fn a_system_is_refused_a_fabric_that_lacks_what_it_needs_and_the_error_names_both() {
+        let lacks = |kind, has| opened(kind, has).expect_err("something is missing").to_string();
+        let told = lacks("pilaf", Capabilities::NONE);
+        assert!(told.contains("a pilaf store needs a fabric with calls"), "{told}");
+        assert!(told.contains("the one to node 3 lacks calls (it has: none)"), "{told}");
+        let told = lacks("prism-kv", Capabilities::CALLS.and(Capabilities::CONDITIONAL_OPS));
+        assert!(told.contains("lacks masked CAS (it has: calls, conditional ops)"), "{told}");
+        assert_eq!(opened("prism-kv", Capabilities::SOFTWARE), Ok(()));
+        assert!(ALL.iter().all(|system| Capabilities::SOFTWARE.contains(system.needs)));
+    }
+
+    #[test]
+    fn a_store_of_another_family_or_release_is_refused_with_what_it_is() {
+        let told = opened("raw", Capabilities::SOFTWARE).expect_err("no keys").to_string();
+        assert_eq!(told, "store 's' is plain memory, in which there are no keys: name another store");
+        let told = opened("cuckoo", Capabilities::SOFTWARE).expect_err("not known").to_string();
+        assert!(told.starts_with("store 's' is a cuckoo, which this release does not know"), "{told}");
+    }
+}
