@@ -52,15 +52,13 @@ pub(crate) fn findings(root: &Path) -> Vec<Finding> {
             }
         };
         findings.extend(folders_of_one_machine(&path, &text));
+        findings.extend(unfinished(&path, &text));
         if path.ends_with(".rs") {
             findings.extend(rust::findings(&path, &text));
         } else if path.ends_with(".md") {
             findings.extend(markdown::findings(&path, &text, exists));
-        } else {
-            findings.extend(unfinished(&path, text.lines()));
-            if path.ends_with("Cargo.toml") {
-                findings.extend(manifest::findings(&path, &text));
-            }
+        } else if path.ends_with("Cargo.toml") {
+            findings.extend(manifest::findings(&path, &text));
         }
     }
     findings
@@ -98,17 +96,14 @@ pub(crate) fn is_test_file(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.split('/').any(|folder| folder == "tests" || folder == "benches")
 }
 
-/// Marks of unfinished work, in `lines` of which each is counted.
-fn unfinished<'a>(path: &str, lines: impl Iterator<Item = &'a str>) -> Vec<Finding> {
-    const MARKS: [&str; 3] = ["TODO", "FIXME", "XXX"];
-    let mut findings = Vec::new();
-    for (index, line) in lines.enumerate() {
-        for mark in MARKS.iter().filter(|mark| crate::source::has_word(line, mark)) {
-            let remedy = "finish it, or refuse what is missing with an error that says so";
-            findings.push(Finding::new(path, index + 1, format!("`{mark}`"), remedy));
-        }
-    }
-    findings
+/// Marks of unfinished work; in pieces, or this file would have them.
+const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX")];
+
+fn unfinished(path: &str, text: &str) -> Vec<Finding> {
+    found(path, text, "finish it, or refuse what is missing with an error that says so", |line| {
+        let mut words = line.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+        words.find(|word| UNFINISHED.contains(word)).map(|mark| format!("`{mark}`"))
+    })
 }
 
 /// Folders that lie elsewhere on every machine; in pieces, or this file would name them.
@@ -117,25 +112,21 @@ const FOLDERS_OF_ONE_MACHINE: [&str; 4] =
 
 /// Absolute paths into home or work folders: they hold on one machine only.
 fn folders_of_one_machine(path: &str, text: &str) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        for folder in FOLDERS_OF_ONE_MACHINE {
-            let is_absolute = |at: usize| {
-                let before = line[..at].chars().next_back();
-                !before.is_some_and(|letter| letter.is_alphanumeric() || "._-~/}".contains(letter))
-            };
-            if line.match_indices(folder).any(|(at, _)| is_absolute(at)) {
-                let what = format!("`{folder}` names a folder of one machine");
-                findings.push(Finding::new(
-                    path,
-                    index + 1,
-                    what,
-                    "name the place relative to the repository",
-                ));
-            }
-        }
-    }
-    findings
+    found(path, text, "name the place relative to the repository", |line| {
+        let is_absolute = |at: usize| {
+            let before = line[..at].chars().next_back();
+            !before.is_some_and(|letter| letter.is_alphanumeric() || "._-~/}".contains(letter))
+        };
+        let is_named = |folder: &&str| line.match_indices(*folder).any(|(at, _)| is_absolute(at));
+        let folder = FOLDERS_OF_ONE_MACHINE.into_iter().find(is_named)?;
+        Some(format!("`{folder}` names a folder of one machine"))
+    })
+}
+
+/// A finding for each line in which `look` sees something.
+fn found(path: &str, text: &str, remedy: &str, look: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
+    let lines = text.lines().enumerate();
+    lines.filter_map(|(index, line)| Some(Finding::new(path, index + 1, look(line)?, remedy))).collect()
 }
 
 #[cfg(test)]
@@ -155,8 +146,10 @@ mod tests {
 
     #[test]
     fn marks_of_unfinished_work_are_found_as_words() {
-        let text = ["a = 1 # TODO: b", "mktemp dir-XXXXXX", "FIXME"];
-        assert_eq!(seen(&unfinished("a.toml", text.into_iter())), ["1: `TODO`", "3: `FIXME`"]);
+        let [todo, fixme, _] = UNFINISHED;
+        let text = format!("a = 1 # {todo}: b\nmktemp dir-XXXXXX\n{fixme}\n");
+        let marks = [format!("1: `{todo}`"), format!("3: `{fixme}`")];
+        assert_eq!(seen(&unfinished("a.toml", &text)), marks);
     }
 
     #[test]

@@ -9,6 +9,8 @@
 //! What always holds: fabrics know no system. `unsafe` stands in this crate and hardly anywhere else; each block
 //! says who keeps the promise.
 
+#![allow(unsafe_code, reason = "mapped memory, sockets and rings are reached from here")]
+
 mod ahead;
 mod connections;
 pub mod direct;

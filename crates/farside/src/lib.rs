@@ -19,6 +19,7 @@
 //! out ([`Error::ran`]).
 
 #![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "this crate reads the environment for all others")]
 
 pub mod config;
 #[doc(hidden)]

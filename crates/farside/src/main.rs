@@ -1,6 +1,7 @@
 //! The `farside` command.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "this crate reads the environment for all others")]
 
 mod cli;
 

@@ -1,5 +1,8 @@
 //! All integration tests of this crate in one binary, which links once.
 
+#![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
+#![allow(unsafe_code, reason = "an allocator that counts, and raw peers of rings")]
+
 mod conformance;
 mod endpoint;
 mod fault;

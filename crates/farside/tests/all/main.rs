@@ -1,5 +1,7 @@
 //! All integration tests of this crate in one binary, which links once.
 
+#![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
+
 mod attacks;
 mod cli;
 mod clients;

@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod driven;
+#[allow(unsafe_code, reason = "memory that a peer changes meanwhile")]
 pub(crate) mod raw_ring;
 
 use std::ffi::OsStr;

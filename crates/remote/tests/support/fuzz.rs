@@ -4,6 +4,7 @@
 //! values, so that whoever drives them (by chance, or by coverage) finds a short failing case.
 
 #![allow(dead_code, reason = "each target uses a part of it")]
+#![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -1,6 +1,8 @@
 //! All integration tests of this crate in one binary, which links once.
 //! Only `huge_pages.rs` has a binary of its own.
 
+#![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
+
 mod allocations;
 mod life_and_death;
 mod life_and_death_poison;

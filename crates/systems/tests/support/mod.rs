@@ -1,9 +1,11 @@
 //! A node in this process with one store, and clients of it; in its modules, nodes and clients in processes of
 //! their own.
 
-#![allow(dead_code, reason = "each test file uses a part of this")]
+#![allow(dead_code, reason = "each test binary uses a part of this")]
+#![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
 
 pub(crate) mod audit;
+#[allow(unsafe_code, reason = "an allocator")]
 pub(crate) mod counting;
 pub(crate) mod deadly;
 pub(crate) mod meddle;
