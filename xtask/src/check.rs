@@ -14,27 +14,28 @@ const STEPS: [Step; 6] = [
     ("format", format),
     ("tidy", house_rules),
     ("clippy", clippy),
+    ("build", build_tests),
     ("test", test),
-    ("mutants", test_mutants),
     ("doc", doc),
 ];
 
+/// What became of a step.
+struct Outcome {
+    name: &'static str,
+    passed: bool,
+    took: Duration,
+}
+
 /// Runs every step and says whether all of them passed.
 pub(crate) fn run(root: &Path) -> bool {
-    let started = Instant::now();
-    let mut failed = Vec::new();
-    for (name, step) in STEPS {
+    let outcomes = STEPS.map(|(name, step)| {
         println!("== {name}");
-        let step_started = Instant::now();
+        let started = Instant::now();
         let passed = step(root);
-        let outcome = if passed { "ok" } else { "FAILED" };
-        println!("== {name}: {outcome} in {}", seconds(step_started.elapsed()));
-        if !passed {
-            failed.push(name);
-        }
-    }
-    println!("{}", summary(&failed, started.elapsed()));
-    failed.is_empty()
+        Outcome { name, passed, took: started.elapsed() }
+    });
+    print!("{}", summary(&outcomes));
+    outcomes.iter().all(|outcome| outcome.passed)
 }
 
 fn format(root: &Path) -> bool {
@@ -50,19 +51,20 @@ pub(crate) fn house_rules(root: &Path) -> bool {
     findings.is_empty()
 }
 
+/// Without the broken variants, which [`test`] compiles in: both builds must compile.
 fn clippy(root: &Path) -> bool {
     succeeds(cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
 
-fn test(root: &Path) -> bool {
-    succeeds(cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]))
+fn build_tests(root: &Path) -> bool {
+    let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-run"]);
+    mutants::compile_in(&mut command);
+    succeeds(command)
 }
 
-/// The broken variants: a package keeps the tests that must find them in `tests/all/mutants.rs`.
-fn test_mutants(root: &Path) -> bool {
-    let mut command =
-        cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast", "--test", "all", "mutants::"]);
-    // Into our packages alone, which cargo then keeps apart: what they depend on is the same and is not built again.
+/// All tests in one build, which has the broken variants: none is on unless a test switches it on.
+fn test(root: &Path) -> bool {
+    let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]);
     mutants::compile_in(&mut command);
     succeeds(command)
 }
@@ -73,17 +75,24 @@ fn doc(root: &Path) -> bool {
     succeeds(command)
 }
 
-fn summary(failed: &[&str], took: Duration) -> String {
-    let took = seconds(took);
-    if failed.is_empty() {
-        format!("check: all {} steps passed in {took}", STEPS.len())
-    } else {
-        format!("check: {} of {} steps FAILED in {took}: {}", failed.len(), STEPS.len(), failed.join(", "))
+/// A line for each step with its share of the time, and one for the whole.
+fn summary(outcomes: &[Outcome]) -> String {
+    let whole: Duration = outcomes.iter().map(|outcome| outcome.took).sum();
+    let mut summary = String::new();
+    for Outcome { name, passed, took } in outcomes {
+        let share = 100.0 * took.as_secs_f64() / whole.as_secs_f64();
+        let outcome = if *passed { "ok" } else { "FAILED" };
+        summary += &format!("== {name:<6} {:>7.1} s {share:>3.0} % {outcome}\n", took.as_secs_f64());
     }
-}
-
-fn seconds(took: Duration) -> String {
-    format!("{:.1} s", took.as_secs_f64())
+    let failed: Vec<&str> =
+        outcomes.iter().filter(|outcome| !outcome.passed).map(|outcome| outcome.name).collect();
+    let (steps, whole) = (outcomes.len(), whole.as_secs_f64());
+    summary += &if failed.is_empty() {
+        format!("check: all {steps} steps passed in {whole:.1} s\n")
+    } else {
+        format!("check: {} of {steps} steps FAILED in {whole:.1} s: {}\n", failed.len(), failed.join(", "))
+    };
+    summary
 }
 
 #[cfg(test)]
@@ -91,9 +100,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_names_what_failed() {
-        let took = Duration::from_millis(61_250);
-        assert_eq!(summary(&[], took), "check: all 6 steps passed in 61.2 s");
-        assert_eq!(summary(&["clippy", "doc"], took), "check: 2 of 6 steps FAILED in 61.2 s: clippy, doc");
+    fn the_summary_names_what_failed_and_tells_each_steps_share() {
+        let outcome = |name, passed, seconds| Outcome { name, passed, took: Duration::from_secs(seconds) };
+        let passed = summary(&[outcome("clippy", true, 20), outcome("test", true, 60)]);
+        let shares = "== clippy    20.0 s  25 % ok\n== test      60.0 s  75 % ok\n";
+        assert_eq!(passed, format!("{shares}check: all 2 steps passed in 80.0 s\n"));
+        let failed = summary(&[outcome("clippy", false, 20), outcome("doc", false, 60)]);
+        assert!(failed.ends_with("check: 2 of 2 steps FAILED in 80.0 s: clippy, doc\n"), "{failed}");
     }
 }

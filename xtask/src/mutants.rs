@@ -5,15 +5,18 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::OnceLock;
 
 /// Set for a cargo that is to call this program in rustc's place.
 const WRAPS: &str = "FARSIDE_XTASK_WRAPS_RUSTC";
 
 /// Has `cargo` compile the broken variants in.
 pub(crate) fn compile_in(cargo: &mut Command) {
-    let this = std::env::current_exe().expect("a running program has a path");
+    // Asked once: a cargo that builds this program anew leaves the running one without a path.
+    static THIS: OnceLock<PathBuf> = OnceLock::new();
+    let this = THIS.get_or_init(|| std::env::current_exe().expect("a running program has a path"));
     cargo.env("RUSTC_WORKSPACE_WRAPPER", this).env(WRAPS, "1");
 }
 
