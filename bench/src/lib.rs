@@ -3,7 +3,8 @@
 //! * [`workload`]: YCSB's workloads; which operation on which key comes next.
 //! * [`verify`]: values that prove themselves; what nobody may ever read.
 //! * [`compare`]: other people's stores, driven through the same workload.
-//! * [`driver`]: a key-value store driven through a workload.
+//! * [`driver`]: clients of any family of systems, driven through its work.
+//! * [`kv`]: the work of key-value stores: YCSB.
 //! * [`floor`]: the physical floor; the same fetch done by hand, in code of its own.
 //! * [`report`]: latencies, CPU time, the JSON line for scripts and the table for people.
 //!
@@ -14,6 +15,7 @@ pub mod compare;
 pub mod driver;
 #[allow(unsafe_code, reason = "the fetch by hand, and the memory it is made from")]
 pub mod floor;
+pub mod kv;
 pub mod report;
 pub mod verify;
 pub mod workload;

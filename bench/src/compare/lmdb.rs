@@ -6,7 +6,7 @@
 //!
 //! Invariant: the file has no name any more once it is open: it is gone with this process, however that ends.
 
-use crate::driver::{Drawn, Run, Thread, fill, looks_right};
+use crate::kv::{Drawn, KvTrouble, Thread, Ycsb, fill, looks_right};
 use crate::workload::{Operation, key};
 use ::lmdb::{Database, DatabaseFlags, Environment, EnvironmentFlags, Error, Transaction, WriteFlags};
 use std::path::Path;
@@ -28,17 +28,17 @@ const LOADING: u64 = 4096;
 const PAGE_SIZE: u64 = 4096;
 
 impl Lmdb {
-    /// Makes one in `folder`, which it takes away, for the records of `run`.
+    /// Makes one in `folder`, which it takes away, for the records of `ycsb`.
     ///
     /// # Errors
     /// There can be no such file, in words.
-    pub fn create(folder: &Path, run: &Run) -> Result<Lmdb, String> {
+    pub fn create(folder: &Path, ycsb: &Ycsb) -> Result<Lmdb, String> {
         let words = |error: Error| format!("LMDB cannot make its file in {}: {error}", folder.display());
         std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let opened = Environment::new()
             // Whether it is on the disk matters to none of the others either.
             .set_flags(EnvironmentFlags::NO_SYNC | EnvironmentFlags::NO_META_SYNC | EnvironmentFlags::NO_TLS)
-            .set_map_size(map_size(run.workload.records, run.value_size()))
+            .set_map_size(map_size(ycsb.workload.records, ycsb.value_size))
             .open(folder);
         let removed = std::fs::remove_dir_all(folder);
         let environment = opened.map_err(words)?;
@@ -51,10 +51,10 @@ impl Lmdb {
     ///
     /// # Errors
     /// One was not stored, and why.
-    pub fn load(&self, run: &Run, mut progress: impl FnMut(u64)) -> Result<(), String> {
-        let mut value = vec![0; run.value_size()];
-        for first in (0..run.workload.records).step_by(LOADING as usize) {
-            let keys = first..run.workload.records.min(first + LOADING);
+    pub fn load(&self, ycsb: &Ycsb, mut progress: impl FnMut(u64)) -> Result<(), String> {
+        let mut value = vec![0; ycsb.value_size];
+        for first in (0..ycsb.workload.records).step_by(LOADING as usize) {
+            let keys = first..ycsb.workload.records.min(first + LOADING);
             let count = keys.end - keys.start;
             self.write(keys, &mut value, WriteFlags::APPEND).map_err(|error| error.to_string())?;
             progress(count);
@@ -68,22 +68,22 @@ impl Lmdb {
     /// An operation failed, in words.
     pub fn work(
         &self,
-        run: &Run,
+        ycsb: &Ycsb,
         thread: &Thread,
         depth: u32,
         goes_on: impl Fn() -> bool,
     ) -> Result<(), String> {
-        self.batches(run, thread, depth, goes_on).map_err(|error| error.to_string())
+        self.batches(ycsb, thread, depth, goes_on).map_err(|error| error.to_string())
     }
 
     fn batches(
         &self,
-        run: &Run,
+        ycsb: &Ycsb,
         thread: &Thread,
         depth: u32,
         goes_on: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        let mut value = vec![0; run.value_size()];
+        let mut value = vec![0; ycsb.value_size];
         let mut writes: Vec<(Drawn, Option<Instant>)> = Vec::with_capacity(depth as usize);
         let mut idle = self.environment.begin_ro_txn()?.reset();
         let (mut done, mut doubt) = (0u64, 0);
@@ -103,15 +103,14 @@ impl Lmdb {
                         Err(Error::NotFound) => None,
                         Err(error) => return Err(error),
                     };
-                    let is_right = found.is_some_and(|value| looks_right(drawn.key, run.value_size(), value));
+                    let is_right = found.is_some_and(|value| looks_right(drawn.key, ycsb.value_size, value));
                     doubt = usize::from(!is_right);
                     if !is_right {
-                        let told = || format!("key {} has a wrong value", drawn.key);
-                        thread.blame(|tally| &mut tally.violations, told);
+                        thread.blame(&KvTrouble::Wrong(drawn.key));
                     }
                 }
                 match drawn.operation {
-                    Operation::Read => thread.count(drawn.operation, since.take()),
+                    Operation::Read => thread.count(drawn, since.take()),
                     _ => writes.push((drawn, since.take())),
                 }
             }
@@ -119,7 +118,7 @@ impl Lmdb {
             if !writes.is_empty() {
                 let keys = writes.iter().map(|(drawn, _)| drawn.key);
                 self.write(keys, &mut value, WriteFlags::empty())?;
-                writes.drain(..).for_each(|(drawn, since)| thread.count(drawn.operation, since));
+                writes.drain(..).for_each(|(drawn, since)| thread.count(drawn, since));
             }
         }
         Ok(())
@@ -164,7 +163,7 @@ fn map_size(records: u64, value_size: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Plan;
+    use crate::kv::{Plan, Run};
     use crate::workload::Workload;
     use std::cell::Cell;
 
@@ -173,11 +172,11 @@ mod tests {
         let mut workload = Workload::parse("test", text).expect("a workload");
         workload.records = 5000;
         let plan = Plan { workload, value_size, tasks: 1, verify: false, sampled: 64, seed: 3 };
-        let run = Run::new(plan).expect("a run");
-        let lmdb = Lmdb::create(&folder.path().join("lmdb"), &run).expect("a file");
+        let run = plan.run().expect("a run");
+        let lmdb = Lmdb::create(&folder.path().join("lmdb"), run.work()).expect("a file");
         assert!(!folder.path().join("lmdb").exists(), "it has no name any more");
         let mut loaded = 0;
-        lmdb.load(&run, |count| loaded += count).expect("room");
+        lmdb.load(run.work(), |count| loaded += count).expect("room");
         assert_eq!(loaded, 5000);
         (run, lmdb)
     }
@@ -194,7 +193,7 @@ mod tests {
         {
             let (run, lmdb) = loaded(text, value_size);
             let (thread, left) = (run.thread(0), Cell::new(20));
-            lmdb.work(&run, &thread, depth, || left.replace(left.get() - 1) > 0).expect("no error");
+            lmdb.work(run.work(), &thread, depth, || left.replace(left.get() - 1) > 0).expect("no error");
             let tally = thread.take_tally();
             assert_eq!(
                 (tally.operations(), tally.violations),
@@ -210,7 +209,7 @@ mod tests {
     fn a_value_that_is_wrong_or_missing_is_counted() {
         let (run, lmdb) = loaded("readproportion=1\nupdateproportion=0", 64);
         let mut transaction = lmdb.environment.begin_rw_txn().expect("one writer");
-        for number in 0..run.workload.records {
+        for number in 0..run.work().workload.records {
             match number % 2 {
                 0 => transaction.del(lmdb.database, &key(number), None).expect("it is there"),
                 _ => transaction
@@ -220,7 +219,7 @@ mod tests {
         }
         transaction.commit().expect("there is room");
         let (thread, left) = (run.thread(0), Cell::new(10));
-        lmdb.work(&run, &thread, 8, || left.replace(left.get() - 1) > 0).expect("no error");
+        lmdb.work(run.work(), &thread, 8, || left.replace(left.get() - 1) > 0).expect("no error");
         assert_eq!(thread.take_tally().violations, 80);
     }
 }

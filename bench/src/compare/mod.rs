@@ -20,7 +20,7 @@ pub mod redis;
 pub mod rows;
 mod words;
 
-use crate::driver::{Drawn, Thread, fill, looks_right};
+use crate::kv::{Drawn, KvTrouble, Thread, fill, looks_right};
 use crate::workload::{Operation, Workload};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -228,10 +228,9 @@ impl<D: Dialect> Client<D> {
         let done = |slot: &Slot| {
             doubt.set(usize::from(slot.wrong));
             if slot.wrong {
-                let told = || format!("key {} has a wrong value", slot.drawn.key);
-                thread.blame(|tally| &mut tally.violations, told);
+                thread.blame(&KvTrouble::Wrong(slot.drawn.key));
             }
-            thread.count(slot.drawn.operation, slot.since);
+            thread.count(slot.drawn, slot.since);
         };
         self.drive(shape, next, done)
     }

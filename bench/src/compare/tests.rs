@@ -3,7 +3,8 @@
 use super::memcached::Memcached;
 use super::redis::{Get, MGet, OfBenchmark};
 use super::*;
-use crate::driver::{Plan, Run, Tally};
+use crate::driver::Tally;
+use crate::kv::{Plan, Run};
 use crate::workload::key;
 use fuzz::{Change, Executions, budget, change};
 use std::collections::HashMap;
@@ -26,7 +27,7 @@ fn run_of(text: &str) -> Run {
     let mut workload = Workload::parse("test", text).expect("a workload");
     workload.records = 8;
     let plan = Plan { workload, value_size: VALUE_SIZE, tasks: 1, verify: false, sampled: 64, seed: 3 };
-    Run::new(plan).expect("a run")
+    plan.run().expect("a run")
 }
 
 /// A server for one connection, and where it listens.

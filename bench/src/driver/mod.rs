@@ -1,66 +1,114 @@
-//! Drives a key-value store through a workload: so many tasks a thread, each with one operation under way, in a closed
-//! loop, or by a schedule.
+//! Drives clients of one family of systems through a [`Work`]: so many tasks a thread, each with one operation in
+//! flight, in a closed loop, or by a schedule.
 //!
-//! Invariant: keys and operations are drawn before the clock runs, but where records are added, on which what is drawn
-//! depends; and every value read is looked at: at the least its first and last bytes, with verification all of them
-//! and its place in time.
-//! Invariant: the key of a task's next operation depends on what the last one read, so that no processor can
+//! Invariant: the driver knows no family. What an operation is, how it is performed and whether its answer is right is
+//! the work's; loops, pacing, counting and histograms are the driver's.
+//! Invariant: operations are drawn before the clock runs, unless what is drawn depends on what has been done; and the
+//! answer to every operation is judged.
+//! Invariant: which operation a task performs next depends on whether the last answer was right, so that no processor can
 //! overlap two operations that a program could not.
 //! Invariant: by a schedule, an operation's latency begins when it was due, however late it was begun: what waited
 //! because the store stood still is counted (Tene's "coordinated omission").
+//! Invariant: nothing is allocated per operation.
 
-mod records;
 mod tally;
 
 use std::cell::{Cell, RefCell};
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use farside_remote::FabricError;
-use farside_remote::fabric::Ran;
-use farside_systems::kv::{Kv, KvError};
-
 use crate::report::Latencies;
-use crate::verify::{self, Ledger, Written};
-use crate::workload::{self, Chooser, KeyChooser, Operation, Random, Workload};
-use records::Records;
+use crate::workload::{self, Random};
 use tally::Intervals;
-pub use tally::{ByOperation, Interval, Tally};
+pub use tally::{ByKind, Interval, Kinds, Tally};
+
+/// The operations of a family of systems: one implementation a family.
+pub trait Work {
+    /// Names of the kinds of operations, as reports print them.
+    const KINDS: Kinds;
+    /// An operation, drawn and not performed yet.
+    type Drawn: Copy;
+    /// What one thread draws operations from.
+    type Source;
+    /// State of one task, such as its buffers.
+    type Task;
+    /// What can go wrong with an operation.
+    type Trouble: Trouble;
+
+    /// A source for one thread.
+    fn source(&self, random: Random) -> Self::Source;
+
+    /// Whether an operation must be drawn when it begins, since it depends on those that have ended.
+    fn is_drawn_live(&self) -> bool {
+        false
+    }
+
+    /// The next operation.
+    fn draw(source: &mut Self::Source) -> Self::Drawn;
+
+    /// The operation's kind: an index of [`Work::KINDS`].
+    fn kind(drawn: Self::Drawn) -> usize;
+
+    /// The state of task `number`. Tasks are numbered from 0; one number above all of them is the loader's.
+    fn task(&self, number: u32) -> Self::Task;
+
+    /// Number of records to load before the run.
+    fn records(&self) -> u64;
+}
+
+/// Work that clients of type `C` can perform.
+#[allow(async_fn_in_trait, reason = "a client belongs to one thread: no Send bound is wanted")]
+pub trait Perform<C>: Work {
+    /// Loads record number `record`.
+    ///
+    /// # Errors
+    /// It was not loaded.
+    async fn load(&self, client: &mut C, record: u64, task: &mut Self::Task) -> Result<(), Self::Trouble>;
+
+    /// Performs one operation and judges its answer.
+    ///
+    /// # Errors
+    /// It failed, or its answer is wrong.
+    async fn perform(
+        &self,
+        client: &mut C,
+        drawn: Self::Drawn,
+        task: &mut Self::Task,
+    ) -> Result<(), Self::Trouble>;
+}
+
+/// What went wrong with an operation. Its text is for the user.
+pub trait Trouble: Display {
+    /// What it means for the run.
+    fn fault(&self) -> Fault;
+}
+
+/// What trouble means for a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The operation failed; the next one may succeed.
+    Failed,
+    /// The operation failed, and every later one on this connection will.
+    Disconnected,
+    /// The answer is one that no client may ever see.
+    Violated,
+}
 
 /// What all clients of a run share.
-pub struct Run {
-    pub(crate) workload: Workload,
-    value_size: usize,
-    ledger: Option<Ledger>,
-    /// The writer of what is loaded.
-    loader: u32,
-    records: Arc<Records>,
+pub struct Run<W> {
+    work: W,
+    /// Tasks of all threads.
+    tasks: u32,
     stop: AtomicBool,
     seed: u64,
     sampled: u64,
 }
 
-/// What is to be run.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// What clients do.
-    pub workload: Workload,
-    /// Bytes of a value.
-    pub value_size: usize,
-    /// Tasks of all threads.
-    pub tasks: u32,
-    /// Whether every value proves itself, and every key is held to be one register.
-    pub verify: bool,
-    /// One latency is taken in so many operations, at least 1.
-    pub sampled: u64,
-    /// Of all that is drawn.
-    pub seed: u64,
-}
-
 /// What one thread's tasks share: the operations that they are to do.
-pub struct Thread {
-    draws: Draws,
+pub struct Thread<W: Work> {
+    draws: Draws<W>,
     /// How many more are to be counted.
     left: Cell<u64>,
     /// How many have begun and not ended.
@@ -69,24 +117,11 @@ pub struct Thread {
     intervals: RefCell<Option<Intervals>>,
 }
 
-enum Draws {
+enum Draws<W: Work> {
     /// Drawn in advance; they are gone through again and again.
-    Ahead { drawn: Vec<Drawn>, next: Cell<usize> },
-    /// Drawn one by one, since it depends on the newest record.
-    Live(RefCell<Live>),
-}
-
-struct Live {
-    chooser: Chooser,
-    keys: KeyChooser,
-    random: Random,
-    records: Arc<Records>,
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct Drawn {
-    pub(crate) key: u64,
-    pub(crate) operation: Operation,
+    Ahead { drawn: Vec<W::Drawn>, next: Cell<usize> },
+    /// Drawn one by one, since they depend on what has been done.
+    Live(RefCell<W::Source>),
 }
 
 /// When a task's operations are due: one, and then the next after so long, each at its time however late the last was.
@@ -102,38 +137,22 @@ pub struct Schedule {
 const DRAWN: usize = 1 << 20;
 const _: () = assert!(DRAWN.is_power_of_two());
 
-impl Run {
-    /// A run as planned.
+impl<W: Work> Run<W> {
+    /// A run of `tasks` tasks that times one operation in `sampled`, at least 1. Everything that is drawn follows from
+    /// `seed`.
     ///
     /// # Errors
-    /// The workload scans, or the values are too small to be verified, or there are no tasks.
-    pub fn new(plan: Plan) -> Result<Run, String> {
-        let Plan { workload, value_size, tasks, verify, sampled, seed } = plan;
-        if workload.mix.share(Operation::Scan) > 0.0 {
-            return Err(format!(
-                "workload {} scans, and no system here can: choose a, b, c, d or f",
-                workload.name
-            ));
-        }
-        if verify && value_size < verify::VALUE_SIZE_MIN {
-            return Err(format!(
-                "values of {value_size} bytes cannot be verified: give --value-size {} at least",
-                verify::VALUE_SIZE_MIN
-            ));
-        }
+    /// There are no tasks.
+    pub fn new(work: W, tasks: u32, sampled: u64, seed: u64) -> Result<Run<W>, String> {
         if tasks == 0 {
             return Err("no task would do anything: give one at least".into());
         }
-        let records = Arc::new(Records::new(workload.records));
-        let ledger = verify.then(|| Ledger::new(tasks + 1));
-        let stop = AtomicBool::new(false);
-        let sampled = sampled.max(1);
-        Ok(Run { workload, value_size, ledger, loader: tasks, records, stop, seed, sampled })
+        Ok(Run { work, tasks, stop: AtomicBool::new(false), seed, sampled: sampled.max(1) })
     }
 
-    /// Bytes of a value.
-    pub fn value_size(&self) -> usize {
-        self.value_size
+    /// What is done.
+    pub fn work(&self) -> &W {
+        &self.work
     }
 
     /// Every task ends after the operation that it is at.
@@ -152,45 +171,47 @@ impl Run {
     }
 
     /// Draws what thread number `thread` is to do.
-    pub fn thread(&self, thread: u32) -> Thread {
-        let mut random =
+    pub fn thread(&self, thread: u32) -> Thread<W> {
+        let random =
             workload::random(self.seed ^ (u64::from(thread) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let (mut chooser, mut keys) = (self.workload.chooser(), self.workload.keys());
-        let draws = if self.workload.mix.share(Operation::Insert) > 0.0 {
-            Draws::Live(RefCell::new(Live { chooser, keys, random, records: Arc::clone(&self.records) }))
+        let mut source = self.work.source(random);
+        let draws = if self.work.is_drawn_live() {
+            Draws::Live(RefCell::new(source))
         } else {
-            let newest = self.records.newest();
-            let drawn = (0..DRAWN)
-                .map(|_| Drawn { operation: chooser.next(&mut random), key: keys.next(newest, &mut random) });
-            Draws::Ahead { drawn: drawn.collect(), next: Cell::new(0) }
+            let drawn = (0..DRAWN).map(|_| W::draw(&mut source)).collect();
+            Draws::Ahead { drawn, next: Cell::new(0) }
         };
         Thread {
             draws,
             left: Cell::new(u64::MAX),
             under_way: Cell::new(0),
-            tally: RefCell::default(),
+            tally: RefCell::new(Tally::of(W::KINDS)),
             intervals: RefCell::default(),
         }
     }
 
-    /// Puts the records `task`, `task + tasks`, `task + 2 * tasks`, … and tells how many after every thousand.
+    /// Loads the records `task`, `task + tasks`, `task + 2 * tasks`, … and tells how many after every thousand.
     ///
     /// # Errors
-    /// A put's, in words.
-    pub async fn load<K: Kv>(
+    /// A record's, in words.
+    pub async fn load<C>(
         &self,
-        kv: &mut K,
+        client: &mut C,
         task: u64,
         tasks: u64,
         mut progress: impl FnMut(u64, &Latencies),
-    ) -> Result<(), String> {
+    ) -> Result<(), String>
+    where
+        W: Perform<C>,
+    {
         const STEP: u64 = 1000;
-        let mut value = vec![0; self.value_size];
+        let mut loader = self.work.task(self.tasks);
         let mut latencies = Latencies::new();
         let mut done = 0;
-        for key in (task..self.workload.records).step_by(tasks as usize) {
+        for record in (task..self.work.records()).step_by(tasks as usize) {
             let since = Instant::now();
-            self.write(kv, self.loader, key, &mut value).await.map_err(|trouble| trouble.to_string())?;
+            let loaded = self.work.load(client, record, &mut loader).await;
+            loaded.map_err(|trouble| trouble.to_string())?;
             latencies.record(since.elapsed());
             done += 1;
             if done % STEP == 0 {
@@ -204,21 +225,23 @@ impl Run {
 
     /// Does operations until [`Run::stop`], or `limit` of them, or until the thread has done all that it may. False if
     /// it ended before that, because nothing more will come of this connection.
-    pub async fn task<K: Kv>(&self, kv: &mut K, thread: &Thread, writer: u32, limit: u64) -> bool {
-        let mut value = vec![0; self.value_size];
+    pub async fn task<C>(&self, client: &mut C, thread: &Thread<W>, number: u32, limit: u64) -> bool
+    where
+        W: Perform<C>,
+    {
+        let mut task = self.work.task(number);
         let mut done = 0;
         let mut doubt = 0;
         while done < limit && !self.stop.load(Ordering::Relaxed) && thread.may_begin() {
             let drawn = thread.draw(doubt);
             let since = (done % self.sampled == 0).then(Instant::now);
-            let result = self.operation(kv, drawn, writer, &mut value).await;
-            let judged = thread.judge(drawn, result);
-            thread.count(drawn.operation, since);
-            match judged {
-                Judged::Right => doubt = 0,
-                Judged::Wrong => doubt = 1,
-                Judged::Over => return false,
+            let result = self.work.perform(client, drawn, &mut task).await;
+            let fault = thread.judge(result);
+            thread.count(drawn, since);
+            if fault == Some(Fault::Disconnected) {
+                return false;
             }
+            doubt = usize::from(fault == Some(Fault::Violated));
             done += 1;
         }
         true
@@ -226,15 +249,17 @@ impl Run {
 
     /// As [`task`](Run::task), one operation after the other as they are due; `wait` returns at that time, and says
     /// whether it goes on.
-    pub async fn scheduled<K: Kv>(
+    pub async fn scheduled<C>(
         &self,
-        kv: &mut K,
-        thread: &Thread,
-        writer: u32,
+        client: &mut C,
+        thread: &Thread<W>,
+        number: u32,
         schedule: Schedule,
         wait: impl AsyncFn(Instant) -> bool,
-    ) {
-        let mut value = vec![0; self.value_size];
+    ) where
+        W: Perform<C>,
+    {
+        let mut task = self.work.task(number);
         let mut due = schedule.first;
         while !self.stop.load(Ordering::Relaxed) && thread.may_begin() {
             if !wait(due).await || self.stop.load(Ordering::Relaxed) {
@@ -243,118 +268,20 @@ impl Run {
             }
             let drawn = thread.draw(0);
             let begun = Instant::now();
-            let result = self.operation(kv, drawn, writer, &mut value).await;
-            let judged = thread.judge(drawn, result);
-            // Also one that failed: whoever asked has waited for it.
-            thread.count(drawn.operation, Some(due));
-            thread.tally.borrow_mut().service.record(drawn.operation, begun.elapsed());
-            if judged == Judged::Over {
+            let result = self.work.perform(client, drawn, &mut task).await;
+            let fault = thread.judge(result);
+            // Also one that failed: its caller has waited for it.
+            thread.count(drawn, Some(due));
+            thread.tally.borrow_mut().service.record(W::kind(drawn), begun.elapsed());
+            if fault == Some(Fault::Disconnected) {
                 break;
             }
             due += schedule.every;
         }
     }
-
-    /// Whether what was read is wrong.
-    #[inline]
-    async fn operation<K: Kv>(
-        &self,
-        kv: &mut K,
-        drawn: Drawn,
-        writer: u32,
-        value: &mut [u8],
-    ) -> Result<bool, Trouble> {
-        match drawn.operation {
-            Operation::Update => self.write(kv, writer, drawn.key, value).await.map(|()| false),
-            // One place for both, so that a read is polled without a detour.
-            read @ (Operation::Read | Operation::ReadModifyWrite) => {
-                let wrong = self.read(kv, drawn.key).await?;
-                if read == Operation::ReadModifyWrite {
-                    self.write(kv, writer, drawn.key, value).await?;
-                }
-                Ok(wrong)
-            }
-            Operation::Insert => {
-                let key = self.records.begin();
-                let inserted = self.write(kv, writer, key, value).await;
-                self.records.end(key);
-                inserted.map(|()| false)
-            }
-            Operation::Scan => unreachable!("workloads that scan are refused"),
-        }
-    }
-
-    #[inline]
-    async fn read<K: Kv>(&self, kv: &mut K, key: u64) -> Result<bool, Trouble> {
-        let Some(ledger) = &self.ledger else {
-            let item = kv.get(&workload::key(key)).await?;
-            return Ok(!item.is_some_and(|item| looks_right(key, self.value_size, item.value)));
-        };
-        let begun = ledger.begin_read(key);
-        match kv.get(&workload::key(key)).await {
-            Ok(item) => ledger.end_read(begun, item.map(|item| item.value))?,
-            Err(error) => {
-                ledger.fail_read(begun);
-                return Err(error.into());
-            }
-        }
-        Ok(false)
-    }
-
-    async fn write<K: Kv>(&self, kv: &mut K, writer: u32, key: u64, value: &mut [u8]) -> Result<(), Trouble> {
-        let Some(ledger) = &self.ledger else {
-            fill(key, value);
-            return Ok(kv.put(&workload::key(key), value).await?);
-        };
-        let (begun, stamp) = ledger.begin_write(key, writer);
-        verify::encode(key, stamp.writer, stamp.sequence, value).expect("the size was checked");
-        let put = kv.put(&workload::key(key), value).await;
-        let written = match put.as_ref().map_err(KvError::ran) {
-            Ok(()) | Err(Ran::Yes) => Written::Yes,
-            Err(Ran::No) => Written::No,
-            Err(Ran::Unknown) => Written::Unknown,
-        };
-        let judged = ledger.end_write(begun, stamp, written);
-        put?;
-        Ok(judged?)
-    }
 }
 
-enum Trouble {
-    Failed(KvError),
-    Violated(verify::Violation),
-}
-
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Trouble::Failed(error) => error.fmt(f),
-            Trouble::Violated(violation) => violation.fmt(f),
-        }
-    }
-}
-
-impl From<KvError> for Trouble {
-    fn from(error: KvError) -> Trouble {
-        Trouble::Failed(error)
-    }
-}
-
-impl From<verify::Violation> for Trouble {
-    fn from(violation: verify::Violation) -> Trouble {
-        Trouble::Violated(violation)
-    }
-}
-
-#[derive(PartialEq)]
-enum Judged {
-    Right,
-    Wrong,
-    /// Nothing more will come of this connection.
-    Over,
-}
-
-impl Thread {
+impl<W: Work> Thread<W> {
     /// Only so many more operations are done, those that are under way among them.
     pub fn limit(&self, operations: u64) {
         self.left.set(operations);
@@ -368,13 +295,14 @@ impl Thread {
     /// What the thread's tasks came to, and begins to count anew.
     pub fn take_tally(&self) -> Tally {
         drop(self.intervals.take()); // The last one is over.
-        self.tally.take()
+        self.tally.replace(Tally::of(W::KINDS))
     }
 
     /// Forgets how much was done and how fast, but nothing that went wrong: what a warm-up ends with.
     pub fn forget_warm_up(&self) {
         let mut tally = self.tally.borrow_mut();
-        (tally.done, tally.latencies, tally.service) = Default::default();
+        let Tally { errors, violations, told, .. } = std::mem::take(&mut *tally);
+        *tally = Tally { errors, violations, told, ..Tally::of(W::KINDS) };
     }
 
     /// Sends the latencies of each interval from `since` on, once it is over.
@@ -382,19 +310,16 @@ impl Thread {
         *self.intervals.borrow_mut() = Some(Intervals::new(since, every, to));
     }
 
-    /// What is to be done next. It depends on whether what was read last was wrong: 0 if not, else 1.
+    /// What is to be done next. It depends on whether the last answer was wrong: 0 if not, else 1.
     #[inline]
-    pub(crate) fn draw(&self, doubt: usize) -> Drawn {
+    pub(crate) fn draw(&self, doubt: usize) -> W::Drawn {
         match &self.draws {
             Draws::Ahead { drawn, next } => {
                 let place = (next.get() + doubt) & (DRAWN - 1);
                 next.set(place + 1);
                 drawn[place]
             }
-            Draws::Live(live) => {
-                let Live { chooser, keys, random, records } = &mut *live.borrow_mut();
-                Drawn { operation: chooser.next(random), key: keys.next(records.newest(), random) }
-            }
+            Draws::Live(source) => W::draw(&mut source.borrow_mut()),
         }
     }
 
@@ -408,72 +333,45 @@ impl Thread {
     }
 
     #[inline]
-    fn judge(&self, drawn: Drawn, result: Result<bool, Trouble>) -> Judged {
-        match result {
-            Ok(false) => Judged::Right,
-            Ok(true) => {
-                self.blame(|tally| &mut tally.violations, || format!("key {} has a wrong value", drawn.key));
-                Judged::Wrong
-            }
-            Err(Trouble::Failed(error)) => {
-                self.blame(|tally| &mut tally.errors, || error.to_string());
-                match error {
-                    // Who answers late may answer the next one.
-                    KvError::Fabric(FabricError::Deadline { .. } | FabricError::Refused(_)) => Judged::Right,
-                    KvError::Fabric(_) => Judged::Over,
-                    _ => Judged::Right,
-                }
-            }
-            Err(Trouble::Violated(violation)) => {
-                self.blame(|tally| &mut tally.violations, || violation.to_string());
-                Judged::Right
-            }
-        }
+    fn judge(&self, result: Result<(), W::Trouble>) -> Option<Fault> {
+        result.err().map(|trouble| self.blame(&trouble))
     }
 
     /// One is done; it is to be remembered how long it took if it is known since when.
     #[inline]
-    pub(crate) fn count(&self, operation: Operation, since: Option<Instant>) {
+    pub(crate) fn count(&self, drawn: W::Drawn, since: Option<Instant>) {
         self.under_way.set(self.under_way.get() - 1);
         let left = self.left.get();
         if left == 0 {
             return; // It had begun before it was said how many there are to be.
         }
         self.left.set(left - 1);
+        let kind = W::kind(drawn);
         let mut tally = self.tally.borrow_mut();
-        tally.done[operation as usize] += 1;
+        tally.done[kind] += 1;
         if let Some(since) = since {
             let now = Instant::now();
             let latency = now.saturating_duration_since(since);
-            tally.latencies.record(operation, latency);
+            tally.latencies.record(kind, latency);
             if let Some(intervals) = &mut *self.intervals.borrow_mut() {
-                intervals.record(operation, latency, now);
+                intervals.record(kind, latency, now);
             }
         }
     }
 
+    /// Counts what went wrong, and keeps its text if it is among the first.
     #[cold]
-    pub(crate) fn blame(&self, count: impl Fn(&mut Tally) -> &mut u64, words: impl FnOnce() -> String) {
+    pub(crate) fn blame(&self, trouble: &W::Trouble) -> Fault {
+        let fault = trouble.fault();
         let mut tally = self.tally.borrow_mut();
-        *count(&mut tally) += 1;
-        tally.tell(words);
+        match fault {
+            Fault::Failed | Fault::Disconnected => tally.errors += 1,
+            Fault::Violated => tally.violations += 1,
+        }
+        tally.tell(|| trouble.to_string());
+        fault
     }
 }
 
-/// Fills a value that [`looks_right`] knows.
-pub(crate) fn fill(key: u64, value: &mut [u8]) {
-    value.fill(key as u8);
-    let head = value.len().min(8);
-    value[..head].copy_from_slice(&key.to_be_bytes()[..head]);
-}
-
-/// Whether a value's length and ends are as [`fill`] made them.
-#[inline]
-pub(crate) fn looks_right(key: u64, size: usize, value: &[u8]) -> bool {
-    let key = key.to_be_bytes();
-    value.len() == size
-        && match value.first_chunk() {
-            Some(head) => *head == key && (size == 8 || value[size - 1] == key[7]),
-            None => *value == key[..size],
-        }
-}
+#[cfg(test)]
+mod tests;

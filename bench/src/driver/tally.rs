@@ -4,13 +4,17 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::report::Latencies;
-use crate::workload::Operation;
+
+/// Names of kinds of operations. A kind is its place among them.
+pub type Kinds = &'static [&'static str];
 
 /// What came of them.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Operations done, in the order of [`Operation::ALL`].
-    pub done: [u64; Operation::ALL.len()],
+    /// The kinds that are counted.
+    pub kinds: Kinds,
+    /// Operations done, of each kind.
+    pub done: Vec<u64>,
     /// Operations that failed.
     pub errors: u64,
     /// Values that nobody may ever read.
@@ -18,19 +22,27 @@ pub struct Tally {
     /// The first few of either, in words.
     pub told: Vec<String>,
     /// How long they took, of those that were looked at: since they were due, if there was a schedule.
-    pub latencies: ByOperation,
+    pub latencies: ByKind,
     /// How long they took since they were begun, where there was a schedule.
-    pub service: ByOperation,
+    pub service: ByKind,
 }
 
 impl Tally {
+    /// None yet, of these kinds.
+    pub fn of(kinds: Kinds) -> Tally {
+        Tally { kinds, done: vec![0; kinds.len()], ..Tally::default() }
+    }
+
     /// Operations done, of all kinds.
     pub fn operations(&self) -> u64 {
         self.done.iter().sum()
     }
 
-    /// Adds those of another thread.
+    /// Adds those of another thread, which performs the same work.
     pub fn merge(&mut self, other: Tally) {
+        if self.kinds.is_empty() {
+            *self = Tally { done: vec![0; other.kinds.len()], kinds: other.kinds, ..std::mem::take(self) };
+        }
         self.done.iter_mut().zip(other.done).for_each(|(done, more)| *done += more);
         self.errors += other.errors;
         self.violations += other.violations;
@@ -53,27 +65,35 @@ const TOLD_MAX: usize = 64;
 
 /// Latencies of each kind of operation that there was. They take memory with the first of a kind.
 #[derive(Clone, Debug, Default)]
-pub struct ByOperation([Option<Latencies>; Operation::ALL.len()]);
+pub struct ByKind(Vec<Option<Latencies>>);
 
-impl ByOperation {
-    /// Adds one.
+impl ByKind {
+    /// Adds one of that kind.
     #[inline]
-    pub fn record(&mut self, operation: Operation, latency: Duration) {
-        self.0[operation as usize].get_or_insert_default().record(latency);
+    pub fn record(&mut self, kind: usize, latency: Duration) {
+        self.place(kind).record(latency);
+    }
+
+    #[inline]
+    fn place(&mut self, kind: usize) -> &mut Latencies {
+        if kind >= self.0.len() {
+            self.0.resize(kind + 1, None);
+        }
+        self.0[kind].get_or_insert_default()
     }
 
     /// Adds all of `other`'s.
-    pub fn merge(&mut self, other: &ByOperation) {
-        for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
-            if let Some(theirs) = theirs {
-                mine.get_or_insert_default().merge(theirs);
+    pub fn merge(&mut self, other: &ByKind) {
+        for (kind, latencies) in other.0.iter().enumerate() {
+            if let Some(latencies) = latencies {
+                self.place(kind).merge(latencies);
             }
         }
     }
 
     /// Those of one kind, if there are any.
-    pub fn of(&self, operation: Operation) -> Option<&Latencies> {
-        self.0[operation as usize].as_ref()
+    pub fn of(&self, kind: usize) -> Option<&Latencies> {
+        self.0.get(kind)?.as_ref()
     }
 
     /// Those of all kinds.
@@ -91,7 +111,7 @@ pub struct Interval {
     /// Which one, from 0.
     pub number: u32,
     /// How long operations took that ended in it.
-    pub latencies: ByOperation,
+    pub latencies: ByKind,
 }
 
 /// Cuts a thread's latencies into intervals.
@@ -104,22 +124,22 @@ pub(super) struct Intervals {
 
 impl Intervals {
     pub(super) fn new(since: Instant, every: Duration, to: mpsc::Sender<Interval>) -> Intervals {
-        Intervals { since, every, current: Interval { number: 0, latencies: ByOperation::default() }, to }
+        Intervals { since, every, current: Interval { number: 0, latencies: ByKind::default() }, to }
     }
 
     /// One that ended at `now`.
     #[inline]
-    pub(super) fn record(&mut self, operation: Operation, latency: Duration, now: Instant) {
+    pub(super) fn record(&mut self, kind: usize, latency: Duration, now: Instant) {
         let number = (now.saturating_duration_since(self.since).as_nanos() / self.every.as_nanos()) as u32;
         if number > self.current.number {
             self.send(number);
         }
-        self.current.latencies.record(operation, latency);
+        self.current.latencies.record(kind, latency);
     }
 
     #[cold]
     fn send(&mut self, next: u32) {
-        let next = Interval { number: next, latencies: ByOperation::default() };
+        let next = Interval { number: next, latencies: ByKind::default() };
         // Nobody writes them down any more once the writer has failed, which says so itself.
         self.to.send(std::mem::replace(&mut self.current, next)).unwrap_or(());
     }

@@ -12,22 +12,22 @@ use hdrhistogram::serialization::interval_log::{
     IntervalLogWriter, IntervalLogWriterBuilder, IntervalLogWriterError, Tag,
 };
 
-use crate::driver::{ByOperation, Interval};
-use crate::workload::Operation;
+use crate::driver::{ByKind, Interval, Kinds};
 
 /// Intervals of several threads on their way into a log, which has them in order.
 pub struct IntervalLog<'a, W: io::Write> {
     writer: IntervalLogWriter<'a, 'a, W, V2DeflateSerializer>,
     every: Duration,
+    kinds: Kinds,
     /// Which some thread may yet have a part of.
-    open: BTreeMap<u32, ByOperation>,
+    open: BTreeMap<u32, ByKind>,
 }
 
 /// Threads are so many intervals apart at most; what comes later has a line of its own.
 const APART_MAX: u32 = 2;
 
 impl<'a, W: io::Write> IntervalLog<'a, W> {
-    /// Begins a log; `serializer` is room to work in.
+    /// Begins a log of these kinds of operations; `serializer` is room to work in.
     ///
     /// # Errors
     /// What the writer says.
@@ -36,6 +36,7 @@ impl<'a, W: io::Write> IntervalLog<'a, W> {
         serializer: &'a mut V2DeflateSerializer,
         began: SystemTime,
         every: Duration,
+        kinds: Kinds,
         comment: &str,
     ) -> io::Result<Self> {
         let mut header = IntervalLogWriterBuilder::new();
@@ -45,7 +46,8 @@ impl<'a, W: io::Write> IntervalLog<'a, W> {
             .with_base_time(began)
             .with_start_time(began);
         header.with_max_value_divisor(NS_PER_MS);
-        Ok(IntervalLog { writer: header.begin_log_with(writer, serializer)?, every, open: BTreeMap::new() })
+        let writer = header.begin_log_with(writer, serializer)?;
+        Ok(IntervalLog { writer, every, kinds, open: BTreeMap::new() })
     }
 
     /// Adds what a thread saw.
@@ -73,10 +75,10 @@ impl<'a, W: io::Write> IntervalLog<'a, W> {
         open.into_iter().try_for_each(|(number, latencies)| self.write(number, &latencies))
     }
 
-    fn write(&mut self, number: u32, latencies: &ByOperation) -> io::Result<()> {
-        for operation in Operation::ALL {
-            let Some(latencies) = latencies.of(operation) else { continue };
-            let tag = Tag::new(operation.name()).expect("no name has a comma or a blank");
+    fn write(&mut self, number: u32, latencies: &ByKind) -> io::Result<()> {
+        for (kind, name) in self.kinds.iter().enumerate() {
+            let Some(latencies) = latencies.of(kind) else { continue };
+            let tag = Tag::new(name).expect("no name has a comma or a blank");
             let written = self.writer.write_histogram(
                 latencies.histogram(),
                 self.every * number,
@@ -104,17 +106,19 @@ mod tests {
     #[test]
     fn a_log_reads_back_interval_by_interval_whichever_thread_was_first() {
         let interval = |number, us| {
-            let mut latencies = ByOperation::default();
-            latencies.record(Operation::Read, Duration::from_micros(us));
+            let mut latencies = ByKind::default();
+            latencies.record(0, Duration::from_micros(us));
             if number == 1 {
-                latencies.record(Operation::ReadModifyWrite, Duration::from_micros(2 * us));
+                latencies.record(4, Duration::from_micros(2 * us));
             }
             Interval { number, latencies }
         };
         let (mut text, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
         let every = Duration::from_millis(500);
-        let mut log = IntervalLog::begin(&mut text, &mut serializer, SystemTime::now(), every, "a run")
-            .expect("memory");
+        let kinds = &["read", "update", "insert", "scan", "read-modify-write"];
+        let began = SystemTime::now();
+        let mut log =
+            IntervalLog::begin(&mut text, &mut serializer, began, every, kinds, "a run").expect("memory");
         for interval in [interval(0, 10), interval(1, 20), interval(0, 30), interval(5, 50), interval(4, 40)]
         {
             log.add(interval).expect("memory");

@@ -27,15 +27,12 @@ impl Operation {
     /// All kinds, in the order in which YCSB draws them.
     pub const ALL: [Self; 5] = [Self::Read, Self::Update, Self::Insert, Self::Scan, Self::ReadModifyWrite];
 
+    /// Their names in reports, in the order of [`Operation::ALL`].
+    pub const NAMES: [&'static str; 5] = ["read", "update", "insert", "scan", "read-modify-write"];
+
     /// What it is called in reports.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Update => "update",
-            Self::Insert => "insert",
-            Self::Scan => "scan",
-            Self::ReadModifyWrite => "read-modify-write",
-        }
+        Self::NAMES[self as usize]
     }
 }
 

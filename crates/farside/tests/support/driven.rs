@@ -4,7 +4,8 @@
 
 use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
-use farside_bench::driver::{Plan, Run, Tally};
+use farside_bench::driver::Tally;
+use farside_bench::kv::Plan;
 use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, block_on};
 use farside_remote::NodeId;
@@ -129,7 +130,7 @@ pub(crate) fn drive(driven: Driven<'_>, wrap: &Wrap<'_>, begin: &(dyn Fn() + Syn
     workload.records = driven.records;
     let plan =
         Plan { workload, value_size: 512, tasks: THREADS * TASKS, verify: true, sampled: 64, seed: 42 };
-    let run = Run::new(plan).expect("a run");
+    let run = plan.run().expect("a run");
     let tally = Mutex::new(Tally::default());
     let threads = |work: &(dyn Fn(u32) + Sync)| {
         std::thread::scope(|scope| {

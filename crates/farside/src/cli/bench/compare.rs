@@ -23,7 +23,7 @@ use farside_bench::compare::memcached::Memcached;
 use farside_bench::compare::redis::{Get, OfBenchmark};
 use farside_bench::compare::rows::{self, CompareReport};
 use farside_bench::compare::{self, Address, Client, Dialect, Waiting};
-use farside_bench::driver::{Run, Thread};
+use farside_bench::kv::{Run, Thread};
 use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
 use farside_systems::kv::prism_kv::layout::{slots_for, table_len};
@@ -424,10 +424,10 @@ impl Compare {
         let lmdb = match found.lmdb {
             true => {
                 note!("lmdb: built in");
-                let made = compare::lmdb::Lmdb::create(&folder.path().join("lmdb"), session.run());
+                let made = compare::lmdb::Lmdb::create(&folder.path().join("lmdb"), session.run().work());
                 let lmdb = made.map_err(Failure::Told)?;
                 let bar = progress("loading records", self.records, false);
-                lmdb.load(session.run(), |count| bar.inc(count))
+                lmdb.load(session.run().work(), |count| bar.inc(count))
                     .map_err(|reason| Failure::Told(format!("lmdb: {reason}")))?;
                 bar.finish_and_clear();
                 Some(lmdb)

@@ -17,7 +17,8 @@ use crate::cli::{Failure, check_available, files, progress};
 use asked::quota;
 use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
-use farside_bench::driver::{Interval, Run, Thread};
+use farside_bench::driver::{Interval, Work};
+use farside_bench::kv::{Run, Ycsb};
 use farside_bench::report::{
     self, IntervalLog, Latencies, LatencyUs, LoadReport, V2DeflateSerializer, YcsbReport,
 };
@@ -27,13 +28,12 @@ use farside_fabrics::layer::count::Count;
 use farside_fabrics::layer::delay::{Delay, Distance};
 use farside_fabrics::layer::fault::Strikes;
 use farside_fabrics::memory::Mapping;
-use farside_fabrics::timer;
 use farside_remote::NodeId;
 use farside_systems::kv::{Kv, KvError};
 use farside_systems::system::Options;
 use node::reach;
 use outcome::{Ended, Sampled, difference};
-use pace::{Start, Step};
+use pace::{Pace, Start, Step};
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 use std::rc::Rc;
@@ -313,7 +313,8 @@ impl Session {
             let writer = scope.spawn(move || {
                 let mut serializer = V2DeflateSerializer::new();
                 let began = std::time::SystemTime::now();
-                let mut log = IntervalLog::begin(&mut file, &mut serializer, began, log.every, &told)?;
+                let mut log =
+                    IntervalLog::begin(&mut file, &mut serializer, began, log.every, Ycsb::KINDS, &told)?;
                 intervals.iter().try_for_each(|interval| log.add(interval))?;
                 log.end()?;
                 file.flush()
@@ -406,6 +407,7 @@ impl Session {
         let mut core = Core::new(fabric);
         let mark = Cell::new(None);
         let start = Start { began: Instant::now(), cold: Cell::new(self.asked.tasks), warm: Cell::new(None) };
+        let pace = Pace::of(&self.asked);
         for (task, kv) in (0u32..).zip(&mut kvs) {
             let (drawn, mark, cut, start) = (&drawn, &mark, &cut, &start);
             core.spawn(async move {
@@ -421,8 +423,8 @@ impl Session {
                 };
                 let warmed_up = (task == 0).then_some(warmed_up);
                 match kv {
-                    AnyKv::PrismKv(kv) => self.task(kv, drawn, writer, start, warmed_up).await,
-                    AnyKv::Pilaf(kv) => self.task(kv, drawn, writer, start, warmed_up).await,
+                    AnyKv::PrismKv(kv) => pace.task(&self.run, kv, drawn, writer, start, warmed_up).await,
+                    AnyKv::Pilaf(kv) => pace.task(&self.run, kv, drawn, writer, start, warmed_up).await,
                 }
             });
         }
@@ -447,39 +449,6 @@ impl Session {
             operations / threads + u64::from(thread < operations % threads)
         };
         self.asked.operations.map_or(u64::MAX, share)
-    }
-
-    /// One task: runs the workload until it is over. One of a thread's warms up, and says so when it has.
-    async fn task<K: Kv>(
-        &self,
-        kv: &mut K,
-        drawn: &Thread,
-        writer: u32,
-        start: &Start,
-        warmed_up: Option<impl FnOnce()>,
-    ) {
-        if let Some(target) = self.asked.target {
-            return self.scheduled(kv, drawn, writer, target, start, warmed_up).await;
-        }
-        let mut is_connected = true;
-        if let Some(warmed_up) = warmed_up {
-            // Everything before is forgotten.
-            let mut step = Step::default();
-            while is_connected && start.began.elapsed() < self.asked.warm_up && !self.run.is_stopped() {
-                is_connected = self.run.task(kv, drawn, writer, step.next()).await;
-            }
-            warmed_up();
-        }
-        let Some(idle) = self.asked.idle else {
-            if is_connected {
-                self.run.task(kv, drawn, writer, u64::MAX).await;
-            }
-            return;
-        };
-        while is_connected && !self.run.is_stopped() && drawn.is_open() {
-            timer::sleep(idle).await;
-            is_connected = self.run.task(kv, drawn, writer, 1).await;
-        }
     }
 
     /// Reads until [`Session::stop_reading`], counting as it goes, over one connection.

@@ -2,7 +2,8 @@
 
 use crate::faults::{WORDS, connect, node_at};
 use farside::Pool;
-use farside_bench::driver::{Plan, Run, Tally};
+use farside_bench::driver::Tally;
+use farside_bench::kv::{Plan, Run};
 use farside_bench::workload::Workload;
 use farside_fabrics::executor::{Core, block_on};
 use farside_fabrics::layer::fault::{Faults, Strikes};
@@ -42,7 +43,7 @@ pub(crate) fn every_operation_completes_once(scheme: &str, faults: Faults, each:
     workload.records = 1000;
     let plan =
         Plan { workload, value_size: VALUE, tasks: THREADS * TASKS, verify: true, sampled: 64, seed: 42 };
-    let run = Run::new(plan).expect("a run");
+    let run = plan.run().expect("a run");
     let drive = |step: &(dyn Fn(&Pool, u32) + Sync)| {
         std::thread::scope(|scope| {
             for thread in 0..THREADS {

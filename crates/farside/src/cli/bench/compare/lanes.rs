@@ -13,7 +13,8 @@ use farside_bench::compare::memcached::Memcached;
 use farside_bench::compare::redis::{Get, MGet, OfBenchmark};
 use farside_bench::compare::rows::{self, Measured, Way};
 use farside_bench::compare::{Address, Client, Dialect, Shape, Waiting};
-use farside_bench::driver::{Tally, Thread};
+use farside_bench::driver::Tally;
+use farside_bench::kv::{Run, Thread};
 use farside_bench::report::{Latencies, cpu_time_of, own_cpu_time};
 use farside_fabrics::executor::Core;
 use farside_fabrics::spin;
@@ -311,7 +312,7 @@ impl Field<'_> {
             _ => Waiting::Asleep,
         };
         let run = self.contenders.run();
-        let client = Client::<D>::connect(address, waiting, run.value_size());
+        let client = Client::<D>::connect(address, waiting, run.work().value_size());
         let mut client = client.map_err(|error| error.to_string())?;
         let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
         client.work(thread, lane.shape, || began.elapsed() < warm_up)?;
@@ -325,9 +326,9 @@ impl Field<'_> {
         let lmdb = self.contenders.lmdb.as_ref().expect("it takes part");
         let run = self.contenders.run();
         let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
-        lmdb.work(run, thread, lane.way.depth, || began.elapsed() < warm_up)?;
+        lmdb.work(run.work(), thread, lane.way.depth, || began.elapsed() < warm_up)?;
         let since = counts_from_here(thread, warm);
-        lmdb.work(run, thread, lane.way.depth, || !run.is_stopped())?;
+        lmdb.work(run.work(), thread, lane.way.depth, || !run.is_stopped())?;
         Ok(since.elapsed().as_secs_f64())
     }
 
@@ -388,7 +389,7 @@ impl Field<'_> {
         let started = command(program)?
             .args(["-h", "127.0.0.1", "-t", "get", "--csv", "-p", &address.port().to_string()])
             .args(["-P", &lane.way.depth.to_string(), "-c", &lane.way.threads.to_string()])
-            .args(["-d", &self.contenders.run().value_size().to_string(), "-r", &records.to_string()])
+            .args(["-d", &self.contenders.run().work().value_size().to_string(), "-r", &records.to_string()])
             .args(["-n", &requests, "--dbnum", OfBenchmark::DATABASE])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -418,13 +419,7 @@ fn counts_from_here(thread: &Thread, warm: &mpsc::Sender<()>) -> Instant {
 }
 
 /// Does so many operations of the workload, or fewer if it is stopped. False if its connection is gone.
-async fn some<F>(
-    run: &farside_bench::driver::Run,
-    kv: &mut AnyKv<Rc<F>>,
-    thread: &Thread,
-    task: u32,
-    operations: u64,
-) -> bool
+async fn some<F>(run: &Run, kv: &mut AnyKv<Rc<F>>, thread: &Thread, task: u32, operations: u64) -> bool
 where
     F: farside_remote::Fabric + farside_remote::clock::Clock,
 {

@@ -4,7 +4,7 @@ use super::super::{FabricArg, System, fewer};
 use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
-use farside_bench::driver::{Plan, Run};
+use farside_bench::kv::{Plan, Run};
 use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
@@ -154,7 +154,7 @@ impl Asked {
             sampled: self.sampled,
             seed: 42,
         };
-        Run::new(plan).map_err(Failure::Told)
+        plan.run().map_err(Failure::Told)
     }
 
     /// Records that there are at the most once the run is over.

@@ -2,9 +2,8 @@
 
 use super::{Phases, Session};
 use crate::cli::bench::System;
-use farside_bench::driver::{ByOperation, Tally};
+use farside_bench::driver::{ByKind, Tally};
 use farside_bench::report::{CpuSeconds, LatencyUs, OperationReport, PerOp, Spread, YcsbReport};
-use farside_bench::workload::Operation;
 use farside_fabrics::layer::count::Costs;
 use farside_remote::arena::session::Counters;
 use std::collections::BTreeMap;
@@ -66,16 +65,16 @@ impl Session {
 
 /// What came of each kind of operation.
 fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
-    let of = |operation: Operation| {
-        let latencies = |of: &ByOperation| of.of(operation).map(LatencyUs::from);
+    let of = |(kind, name): (usize, &&str)| {
+        let latencies = |of: &ByKind| of.of(kind).map(LatencyUs::from);
         let done = OperationReport {
-            count: tally.done[operation as usize],
+            count: tally.done[kind],
             latency_us: latencies(&tally.latencies).unwrap_or_default(),
             service_us: latencies(&tally.service),
         };
-        (operation.name().to_owned(), done)
+        ((*name).to_owned(), done)
     };
-    Operation::ALL.into_iter().map(of).filter(|(_, done)| done.count > 0).collect()
+    tally.kinds.iter().enumerate().map(of).filter(|(_, done)| done.count > 0).collect()
 }
 
 /// What some operations cost, of one client that has the node for itself.

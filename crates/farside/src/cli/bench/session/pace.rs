@@ -3,10 +3,9 @@
 //! Invariant: a schedule goes by the time at which an operation is due, never by when the one before ended, so that a
 //! slow store does not choose which latencies are taken.
 
-use super::Session;
-use farside_bench::driver::{Schedule, Thread};
+use super::Asked;
+use farside_bench::driver::{Perform, Run, Schedule, Thread};
 use farside_fabrics::{executor, timer};
-use farside_systems::kv::Kv;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
@@ -19,30 +18,80 @@ pub(super) struct Start {
     pub(super) warm: Cell<Option<Instant>>,
 }
 
-impl Session {
-    /// As [`task`](Session::task), by a schedule of so many operations a second of all tasks, which take turns. It
-    /// begins anew once the thread is warm: what was late before is not made up for.
-    pub(super) async fn scheduled<K: Kv>(
-        &self,
-        kv: &mut K,
-        drawn: &Thread,
-        writer: u32,
+/// When a task begins its operations.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// Operations a second of all tasks, which take turns; else a closed loop.
+    target: Option<f64>,
+    /// Pause before each operation of a closed loop.
+    idle: Option<Duration>,
+    warm_up: Duration,
+    /// Tasks of all threads.
+    tasks: u32,
+}
+
+impl Pace {
+    pub(super) fn of(asked: &Asked) -> Pace {
+        let Asked { target, idle, warm_up, threads, tasks, .. } = *asked;
+        Pace { target, idle, warm_up, tasks: threads * tasks }
+    }
+
+    /// One task: performs operations until the run is over. One of a thread's warms up, and says so when it has.
+    pub(super) async fn task<C, W: Perform<C>>(
+        self,
+        run: &Run<W>,
+        client: &mut C,
+        drawn: &Thread<W>,
+        number: u32,
+        start: &Start,
+        warmed_up: Option<impl FnOnce()>,
+    ) {
+        if let Some(target) = self.target {
+            return self.scheduled(run, client, drawn, number, target, start, warmed_up).await;
+        }
+        let mut is_connected = true;
+        if let Some(warmed_up) = warmed_up {
+            // Everything before is forgotten.
+            let mut step = Step::default();
+            while is_connected && start.began.elapsed() < self.warm_up && !run.is_stopped() {
+                is_connected = run.task(client, drawn, number, step.next()).await;
+            }
+            warmed_up();
+        }
+        let Some(idle) = self.idle else {
+            if is_connected {
+                run.task(client, drawn, number, u64::MAX).await;
+            }
+            return;
+        };
+        while is_connected && !run.is_stopped() && drawn.is_open() {
+            timer::sleep(idle).await;
+            is_connected = run.task(client, drawn, number, 1).await;
+        }
+    }
+
+    /// As [`Pace::task`], by a schedule. It begins anew once the thread is warm: what was late before is not made up
+    /// for.
+    #[allow(clippy::too_many_arguments, reason = "those of `task`, and the rate")]
+    async fn scheduled<C, W: Perform<C>>(
+        self,
+        run: &Run<W>,
+        client: &mut C,
+        drawn: &Thread<W>,
+        number: u32,
         target: f64,
         start: &Start,
         warmed_up: Option<impl FnOnce()>,
     ) {
         let after = |operations: u32| Duration::from_secs_f64(f64::from(operations) / target);
-        let from = |since: Instant| Schedule {
-            first: since + after(writer),
-            every: after(self.asked.threads * self.asked.tasks),
-        };
-        let is_over = || self.run.is_stopped();
-        let warm_at = start.began + self.asked.warm_up;
+        let from = |since: Instant| Schedule { first: since + after(number), every: after(self.tasks) };
+        let is_over = || run.is_stopped();
+        let warm_at = start.began + self.warm_up;
         let until_warm = async |due: Instant| {
             until(due.min(warm_at), is_over).await;
             due < warm_at && Instant::now() < warm_at // What has not begun by then is left undone.
         };
-        self.run.scheduled(kv, drawn, writer, from(start.began), until_warm).await;
+        run.scheduled(client, drawn, number, from(start.began), until_warm).await;
         start.cold.set(start.cold.get() - 1);
         if let Some(warmed_up) = warmed_up {
             // Nothing may be under way that was due before.
@@ -62,7 +111,7 @@ impl Session {
             until(due, is_over).await;
             true
         };
-        self.run.scheduled(kv, drawn, writer, from(since), wait).await;
+        run.scheduled(client, drawn, number, from(since), wait).await;
     }
 }
 

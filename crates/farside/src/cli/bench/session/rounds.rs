@@ -7,7 +7,7 @@ use super::pace::Step;
 use super::{Session, far};
 use crate::cli::Failure;
 use farside::parts::{AnyKv, Endpoint};
-use farside_bench::driver::Thread;
+use farside_bench::kv::Thread;
 use farside_fabrics::executor::{Core, TASKS_MAX};
 use farside_fabrics::layer::delay::{Delay, Distance};
 use std::rc::Rc;

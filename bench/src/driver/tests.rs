@@ -1,0 +1,152 @@
+//! The driver performs the work of a family that it has never seen.
+
+use super::*;
+use std::fmt;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+/// Appends to a log and reads its end; every seventh entry cannot be appended.
+struct Log;
+
+#[derive(Clone, Copy)]
+enum Entry {
+    Append(u64),
+    Tail,
+}
+
+enum LogTrouble {
+    Full(u64),
+    Lost,
+    Gone,
+}
+
+impl fmt::Display for LogTrouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LogTrouble::Full(entry) => write!(f, "no room for {entry}"),
+            LogTrouble::Lost => f.write_str("an entry is lost"),
+            LogTrouble::Gone => f.write_str("the log is gone"),
+        }
+    }
+}
+
+impl Trouble for LogTrouble {
+    fn fault(&self) -> Fault {
+        match self {
+            LogTrouble::Full(_) => Fault::Failed,
+            LogTrouble::Lost => Fault::Violated,
+            LogTrouble::Gone => Fault::Disconnected,
+        }
+    }
+}
+
+impl Work for Log {
+    const KINDS: Kinds = &["append", "tail"];
+    type Drawn = Entry;
+    type Source = u64;
+    type Task = u64;
+    type Trouble = LogTrouble;
+
+    fn source(&self, _: Random) -> u64 {
+        0
+    }
+
+    fn draw(next: &mut u64) -> Entry {
+        *next += 1;
+        if next.is_multiple_of(4) { Entry::Tail } else { Entry::Append(*next) }
+    }
+
+    fn kind(drawn: Entry) -> usize {
+        match drawn {
+            Entry::Append(_) => 0,
+            Entry::Tail => 1,
+        }
+    }
+
+    /// The last entry that this task appended.
+    fn task(&self, _: u32) -> u64 {
+        0
+    }
+
+    fn records(&self) -> u64 {
+        10
+    }
+}
+
+/// The log's entries, and how many it takes before it is gone.
+struct Entries {
+    all: Vec<u64>,
+    max: usize,
+}
+
+impl Perform<Entries> for Log {
+    async fn load(&self, log: &mut Entries, record: u64, _: &mut u64) -> Result<(), LogTrouble> {
+        log.all.push(record);
+        Ok(())
+    }
+
+    async fn perform(&self, log: &mut Entries, drawn: Entry, last: &mut u64) -> Result<(), LogTrouble> {
+        match drawn {
+            _ if log.all.len() >= log.max => Err(LogTrouble::Gone),
+            Entry::Append(entry) if entry.is_multiple_of(7) => Err(LogTrouble::Full(entry)),
+            Entry::Append(entry) => {
+                log.all.push(entry);
+                *last = entry;
+                Ok(())
+            }
+            Entry::Tail if log.all.last() == Some(last) => Ok(()),
+            Entry::Tail => Err(LogTrouble::Lost),
+        }
+    }
+}
+
+fn now<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => panic!("nothing waits here"),
+    }
+}
+
+fn run() -> Run<Log> {
+    Run::new(Log, 1, 1, 1).expect("there is a task")
+}
+
+#[test]
+fn operations_are_counted_and_timed_by_the_works_own_kinds() {
+    let (run, mut log) = (run(), Entries { all: Vec::new(), max: usize::MAX });
+    now(run.load(&mut log, 0, 1, |_, _| {})).expect("there is room");
+    assert_eq!(log.all, (0..10).collect::<Vec<_>>());
+    let thread = run.thread(0);
+    thread.limit(40);
+    assert!(now(run.task(&mut log, &thread, 0, u64::MAX)), "it is not gone");
+    let tally = thread.take_tally();
+    assert_eq!((tally.kinds, &*tally.done), (Log::KINDS, &[30, 10][..]));
+    assert_eq!([0, 1].map(|kind| tally.latencies.of(kind).expect("it is timed").count()), [30, 10]);
+    assert_eq!(thread.take_tally().operations(), 0, "it begins to count anew");
+}
+
+#[test]
+fn trouble_is_counted_by_what_it_means_and_a_lost_connection_ends_a_task() {
+    let (run, mut log) = (run(), Entries { all: Vec::new(), max: 8 });
+    let thread = run.thread(0);
+    log.all.push(0);
+    now(run.scheduled(
+        &mut log,
+        &thread,
+        0,
+        Schedule { first: Instant::now(), every: Duration::ZERO },
+        async |_| true,
+    ));
+    let mut all = Tally::default();
+    all.merge(thread.take_tally());
+    // 1, 2, 3, tail, 5, 6, 7 which does not fit, tail, 9, 10, and then it is gone.
+    assert_eq!((all.errors, all.violations), (2, 0));
+    assert_eq!(all.told, ["no room for 7", "the log is gone"]);
+    assert_eq!(all.service.all().count(), all.operations());
+    let mut other = Entries { all: Vec::new(), max: usize::MAX };
+    let thread = run.thread(0);
+    for _ in 0..4 {
+        now(run.task(&mut other, &thread, 0, 1)); // A new task each time, which has appended nothing.
+    }
+    assert_eq!(thread.take_tally().violations, 1);
+}

@@ -1,0 +1,268 @@
+//! YCSB on a key-value store: what its clients draw, do and verify.
+//!
+//! Invariant: every value that is read is checked: with verification all of its bytes and its place in time, else its
+//! length, its first and its last bytes.
+
+mod records;
+
+use std::fmt;
+use std::sync::Arc;
+
+use farside_remote::FabricError;
+use farside_remote::fabric::Ran;
+use farside_systems::kv::{Kv, KvError};
+
+use crate::driver::{self, Fault, Perform, Trouble, Work};
+use crate::verify::{self, Ledger, Written};
+use crate::workload::{self, Chooser, KeyChooser, Operation, Random, Workload};
+use records::Records;
+
+/// A run of YCSB.
+pub type Run = driver::Run<Ycsb>;
+/// One of its threads.
+pub type Thread = driver::Thread<Ycsb>;
+
+/// A workload on a store with values of one size.
+pub struct Ycsb {
+    pub(crate) workload: Workload,
+    pub(crate) value_size: usize,
+    ledger: Option<Ledger>,
+    records: Arc<Records>,
+}
+
+/// A run of YCSB as requested.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What clients do.
+    pub workload: Workload,
+    /// Bytes of a value.
+    pub value_size: usize,
+    /// Tasks of all threads.
+    pub tasks: u32,
+    /// Whether every value proves itself, and every key is held to be one register.
+    pub verify: bool,
+    /// One latency is taken in so many operations, at least 1.
+    pub sampled: u64,
+    /// Of all that is drawn.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// The run.
+    ///
+    /// # Errors
+    /// The workload scans, or the values are too small to be verified, or there are no tasks.
+    pub fn run(self) -> Result<Run, String> {
+        let Plan { workload, value_size, tasks, verify, sampled, seed } = self;
+        if workload.mix.share(Operation::Scan) > 0.0 {
+            return Err(format!(
+                "workload {} scans, and no system here can: choose a, b, c, d or f",
+                workload.name
+            ));
+        }
+        if verify && value_size < verify::VALUE_SIZE_MIN {
+            return Err(format!(
+                "values of {value_size} bytes cannot be verified: give --value-size {} at least",
+                verify::VALUE_SIZE_MIN
+            ));
+        }
+        let records = Arc::new(Records::new(workload.records));
+        // The loader is one more writer.
+        let ledger = verify.then(|| Ledger::new(tasks + 1));
+        Run::new(Ycsb { workload, value_size, ledger, records }, tasks, sampled, seed)
+    }
+}
+
+/// An operation on a record.
+#[derive(Clone, Copy, Debug)]
+pub struct Drawn {
+    pub(crate) key: u64,
+    pub(crate) operation: Operation,
+}
+
+/// What a thread draws its operations from.
+pub struct Source {
+    chooser: Chooser,
+    keys: KeyChooser,
+    random: Random,
+    records: Arc<Records>,
+}
+
+/// A task's name as a writer, and its buffer.
+pub struct Task {
+    writer: u32,
+    value: Vec<u8>,
+}
+
+impl Work for Ycsb {
+    const KINDS: &'static [&'static str] = &Operation::NAMES;
+    type Drawn = Drawn;
+    type Source = Source;
+    type Task = Task;
+    type Trouble = KvTrouble;
+
+    fn source(&self, random: Random) -> Source {
+        let (chooser, keys) = (self.workload.chooser(), self.workload.keys());
+        Source { chooser, keys, random, records: Arc::clone(&self.records) }
+    }
+
+    /// The newest record is known only when the operation begins.
+    fn is_drawn_live(&self) -> bool {
+        self.workload.mix.share(Operation::Insert) > 0.0
+    }
+
+    #[inline]
+    fn draw(Source { chooser, keys, random, records }: &mut Source) -> Drawn {
+        Drawn { operation: chooser.next(random), key: keys.next(records.newest(), random) }
+    }
+
+    #[inline]
+    fn kind(drawn: Drawn) -> usize {
+        drawn.operation as usize
+    }
+
+    fn task(&self, number: u32) -> Task {
+        Task { writer: number, value: vec![0; self.value_size] }
+    }
+
+    fn records(&self) -> u64 {
+        self.workload.records
+    }
+}
+
+impl<K: Kv> Perform<K> for Ycsb {
+    async fn load(&self, kv: &mut K, record: u64, task: &mut Task) -> Result<(), KvTrouble> {
+        self.write(kv, record, task).await
+    }
+
+    #[inline]
+    async fn perform(&self, kv: &mut K, drawn: Drawn, task: &mut Task) -> Result<(), KvTrouble> {
+        match drawn.operation {
+            Operation::Update => self.write(kv, drawn.key, task).await,
+            // One place for both, so that a read is polled without a detour.
+            read @ (Operation::Read | Operation::ReadModifyWrite) => {
+                let wrong = self.read(kv, drawn.key).await?;
+                if read == Operation::ReadModifyWrite {
+                    self.write(kv, drawn.key, task).await?;
+                }
+                if wrong { Err(KvTrouble::Wrong(drawn.key)) } else { Ok(()) }
+            }
+            Operation::Insert => {
+                let key = self.records.begin();
+                let inserted = self.write(kv, key, task).await;
+                self.records.end(key);
+                inserted
+            }
+            Operation::Scan => unreachable!("workloads that scan are refused"),
+        }
+    }
+}
+
+impl Ycsb {
+    /// Bytes of a value.
+    pub fn value_size(&self) -> usize {
+        self.value_size
+    }
+
+    /// Whether what was read is wrong.
+    #[inline]
+    async fn read<K: Kv>(&self, kv: &mut K, key: u64) -> Result<bool, KvTrouble> {
+        let Some(ledger) = &self.ledger else {
+            let item = kv.get(&workload::key(key)).await?;
+            return Ok(!item.is_some_and(|item| looks_right(key, self.value_size, item.value)));
+        };
+        let begun = ledger.begin_read(key);
+        match kv.get(&workload::key(key)).await {
+            Ok(item) => ledger.end_read(begun, item.map(|item| item.value))?,
+            Err(error) => {
+                ledger.fail_read(begun);
+                return Err(error.into());
+            }
+        }
+        Ok(false)
+    }
+
+    async fn write<K: Kv>(&self, kv: &mut K, key: u64, task: &mut Task) -> Result<(), KvTrouble> {
+        let Task { writer, value } = task;
+        let Some(ledger) = &self.ledger else {
+            fill(key, value);
+            return Ok(kv.put(&workload::key(key), value).await?);
+        };
+        let (begun, stamp) = ledger.begin_write(key, *writer);
+        verify::encode(key, stamp.writer, stamp.sequence, value).expect("the size was checked");
+        let put = kv.put(&workload::key(key), value).await;
+        let written = match put.as_ref().map_err(KvError::ran) {
+            Ok(()) | Err(Ran::Yes) => Written::Yes,
+            Err(Ran::No) => Written::No,
+            Err(Ran::Unknown) => Written::Unknown,
+        };
+        let judged = ledger.end_write(begun, stamp, written);
+        put?;
+        Ok(judged?)
+    }
+}
+
+/// What went wrong with an operation on a record.
+#[derive(Debug)]
+pub enum KvTrouble {
+    /// It failed.
+    Failed(KvError),
+    /// The value breaks what the ledger knows.
+    Violated(verify::Violation),
+    /// This key has a wrong value, or none.
+    Wrong(u64),
+}
+
+impl Trouble for KvTrouble {
+    fn fault(&self) -> Fault {
+        match self {
+            // The next request may be answered in time.
+            KvTrouble::Failed(KvError::Fabric(FabricError::Deadline { .. } | FabricError::Refused(_))) => {
+                Fault::Failed
+            }
+            KvTrouble::Failed(KvError::Fabric(_)) => Fault::Disconnected,
+            KvTrouble::Failed(_) => Fault::Failed,
+            KvTrouble::Violated(_) | KvTrouble::Wrong(_) => Fault::Violated,
+        }
+    }
+}
+
+impl fmt::Display for KvTrouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KvTrouble::Failed(error) => error.fmt(f),
+            KvTrouble::Violated(violation) => violation.fmt(f),
+            KvTrouble::Wrong(key) => write!(f, "key {key} has a wrong value"),
+        }
+    }
+}
+
+impl From<KvError> for KvTrouble {
+    fn from(error: KvError) -> KvTrouble {
+        KvTrouble::Failed(error)
+    }
+}
+
+impl From<verify::Violation> for KvTrouble {
+    fn from(violation: verify::Violation) -> KvTrouble {
+        KvTrouble::Violated(violation)
+    }
+}
+
+/// Fills a value that [`looks_right`] knows.
+pub(crate) fn fill(key: u64, value: &mut [u8]) {
+    value.fill(key as u8);
+    let head = value.len().min(8);
+    value[..head].copy_from_slice(&key.to_be_bytes()[..head]);
+}
+
+/// Whether a value's length and ends are as [`fill`] made them.
+#[inline]
+pub(crate) fn looks_right(key: u64, size: usize, value: &[u8]) -> bool {
+    let key = key.to_be_bytes();
+    value.len() == size
+        && match value.first_chunk() {
+            Some(head) => *head == key && (size == 8 || value[size - 1] == key[7]),
+            None => *value == key[..size],
+        }
+}
