@@ -52,6 +52,11 @@ pub(super) enum System {
 }
 
 impl System {
+    /// The system of that kind, which there is.
+    pub(super) fn named(kind: &str) -> System {
+        System::from_str(kind, false).expect("it is one of those here")
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             System::PrismKv => prism_kv::KIND,

@@ -6,7 +6,7 @@ mod measure;
 use super::bench::FabricArg;
 use super::{Done, Failure, files};
 use clap::ValueEnum;
-use farside::figure::{Figure as Which, Picture, draw};
+use farside::figure::{FIGURES, Figure as Which, OnFabrics, Picture, draw};
 use farside_fabrics::executor::TASKS_MAX;
 use farside_sim::hardware::Distance;
 use measure::Measure;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 pub(super) struct Figure {
     /// prism-1, prism-2, prism-3, prism-4 or synchronization-4
     #[arg(value_name = "NAME", value_parser = named)]
-    which: Which,
+    which: &'static Which,
     /// sim, which predicts; or local, shm, udp, tcp, tls or ring, over which a node that is started for it is measured,
     /// and only ratios are compared
     #[arg(long, value_name = "NAME", default_value = SIM, value_parser = fabric)]
@@ -62,11 +62,21 @@ enum Source {
 const SIM: &str = "sim";
 
 /// For clap: a figure.
-fn named(name: &str) -> Result<Which, String> {
-    Which::ALL.into_iter().find(|which| which.name() == name).ok_or_else(|| {
-        let names: Vec<&str> = Which::ALL.into_iter().map(Which::name).collect();
+fn named(name: &str) -> Result<&'static Which, String> {
+    Which::named(name).ok_or_else(|| {
+        let names: Vec<&str> = FIGURES.into_iter().map(|which| which.name).collect();
         format!("there is no figure '{name}': name one of {}", names.join(", "))
     })
+}
+
+/// The names of those figures of which something like this can be measured, as in a list.
+fn listed(is_meant: impl Fn(&OnFabrics) -> bool, last: &str) -> String {
+    let meant = FIGURES.into_iter().filter(|which| is_meant(&which.fabrics)).map(|which| which.name);
+    let names: Vec<&str> = meant.collect();
+    match names.split_last() {
+        Some((end, names)) if !names.is_empty() => format!("{} {last} {end}", names.join(", ")),
+        _ => names.concat(),
+    }
 }
 
 /// For clap: what a figure comes from.
@@ -129,7 +139,7 @@ impl Figure {
         }
         Err(Failure::Told(format!(
             "{} is not predicted as closely as it is to be: see the rows that say NO",
-            self.which.name()
+            self.which.name
         )))
     }
 
@@ -139,11 +149,12 @@ impl Figure {
                 "--operations is for what is predicted, and the figure is measured: give --rounds in its place".into(),
             ));
         }
-        let is_under_load = matches!(self.which, Which::Prism3 | Which::Prism4);
-        if !is_under_load && (self.clients.is_some() || self.records.is_some()) {
+        let is_under_load = |fabrics: &OnFabrics| matches!(fabrics, OnFabrics::Stores(_));
+        if !is_under_load(&self.which.fabrics) && (self.clients.is_some() || self.records.is_some()) {
             return Err(Failure::Told(format!(
-                "{} is about one op at a time: leave --clients and --records out, or measure prism-3 or prism-4",
-                self.which.name()
+                "{} is about one op at a time: leave --clients and --records out, or measure {}",
+                self.which.name,
+                listed(is_under_load, "or")
             )));
         }
         let measure = Measure {

@@ -1,7 +1,7 @@
 //! `whatif`: what a system would do on other machines.
 
 use super::{Done, Failure, warn_of_unused};
-use farside::figure::load::System;
+use farside::figure::load::SYSTEMS;
 use farside::figure::whatif::{self, Question};
 use farside_bench::workload::{Operation, Workload};
 
@@ -10,7 +10,7 @@ use farside_bench::workload::{Operation, Workload};
 pub(super) struct WhatIf {
     /// prism-kv or pilaf
     #[arg(long, value_name = "NAME", default_value = "prism-kv", value_parser = system)]
-    system: System,
+    system: &'static str,
     /// a, b, c, a YCSB property file, or such as reads=0.95,value=512: the share of reads, and bytes of a value. Keys
     /// are drawn alike whatever the file says
     #[arg(long, value_name = "a|b|c|PATH|reads=R,value=BYTES", default_value = "c")]
@@ -28,11 +28,9 @@ pub(super) struct WhatIf {
 }
 
 /// For clap: a system.
-fn system(name: &str) -> Result<System, String> {
-    System::ALL
-        .into_iter()
-        .find(|system| system.name() == name)
-        .ok_or_else(|| format!("there is no model of '{name}': name prism-kv or pilaf"))
+fn system(name: &str) -> Result<&'static str, String> {
+    let found = SYSTEMS.into_iter().find(|&system| system == name);
+    found.ok_or_else(|| format!("there is no model of '{name}': name {}", SYSTEMS.join(" or ")))
 }
 
 /// Values have so many bytes where a workload does not say, as in PRISM's figures.
@@ -54,7 +52,7 @@ impl WhatIf {
         if !self.json {
             tell!(
                 "{}: {:.0} % reads, values of {value_len} bytes, a link of {} Gb/s",
-                self.system.name(),
+                self.system,
                 100.0 * reads,
                 self.link
             );

@@ -19,50 +19,37 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The key-value systems that can be put under load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum System {
-    /// PRISM-KV.
-    PrismKv,
-    /// Its rival.
-    Pilaf,
+/// What the model must know of a system: the registry's part of it is still enumerated here.
+struct Model {
+    service: ServiceWork,
+    /// How many bytes a client brings into checksums to get a value of so many bytes.
+    checksummed_by_get: fn(usize) -> u64,
 }
 
-impl System {
-    /// All of them.
-    pub const ALL: [System; 2] = [System::PrismKv, System::Pilaf];
+/// The systems of which there is a model.
+pub const SYSTEMS: [&str; 2] = [prism_kv::KIND, pilaf::KIND];
 
-    /// As flags and reports name it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            System::PrismKv => prism_kv::KIND,
-            System::Pilaf => pilaf::KIND,
-        }
+fn model(system: &str) -> Result<Model, String> {
+    match system {
+        prism_kv::KIND => Ok(Model { service: ServiceWork::NONE, checksummed_by_get: |_| 0 }),
+        pilaf::KIND => Ok(Model {
+            service: ServiceWork { accesses: PILAF_PUT_ACCESSES, checksummed: pilaf_put_checksummed },
+            checksummed_by_get: |value_len| {
+                (CHECKED_ENTRY + layout::HEADER_SIZE + KEY_LEN + value_len) as u64
+            },
+        }),
+        _ => Err(format!("there is no model of '{system}': name {}", SYSTEMS.join(" or "))),
     }
+}
 
-    /// Whether a platform can carry it.
-    pub const fn runs_on(self, platform: Platform) -> bool {
-        match self {
-            System::PrismKv => !matches!(platform, Platform::Rdma),
-            System::Pilaf => true,
-        }
-    }
+/// A system's name as people write it.
+pub fn title(system: &str) -> &'static str {
+    if system == prism_kv::KIND { "PRISM-KV" } else { "Pilaf" }
+}
 
-    /// What its service does for a call.
-    const fn service(self) -> ServiceWork {
-        match self {
-            System::PrismKv => ServiceWork::NONE,
-            System::Pilaf => ServiceWork { accesses: PILAF_PUT_ACCESSES, checksummed: pilaf_put_checksummed },
-        }
-    }
-
-    /// How many bytes a client brings into checksums to get a value of so many bytes.
-    const fn checksummed_by_get(self, value_len: usize) -> u64 {
-        match self {
-            System::PrismKv => 0,
-            System::Pilaf => (CHECKED_ENTRY + layout::HEADER_SIZE + KEY_LEN + value_len) as u64,
-        }
-    }
+/// Whether a platform can carry a system.
+pub fn runs_on(system: &str, platform: Platform) -> bool {
+    system != prism_kv::KIND || platform != Platform::Rdma
 }
 
 /// Bytes of a key (PRISM, section 6.2).
@@ -81,11 +68,27 @@ fn pilaf_put_checksummed(request_len: usize) -> u64 {
     (item + 2 * CHECKED_ENTRY + head) as u64
 }
 
+/// A variant of a system, as far as the model can tell it from others.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// Its name in figures; empty for the system as it is here.
+    pub name: &'static str,
+    /// Changes the model's setup to that of the variant.
+    pub setup: fn(&mut Setup),
+}
+
+impl Variant {
+    /// The system as it is here.
+    pub const OURS: Variant = Variant { name: "", setup: |_| {} };
+}
+
 /// What is asked of which system on which machines.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// The system.
-    pub system: System,
+    /// The system's kind.
+    pub system: &'static str,
+    /// Its variant.
+    pub variant: Variant,
     /// What runs its chains.
     pub platform: Platform,
     /// What connects machines.
@@ -157,11 +160,9 @@ impl Bed {
         // Buffers are of at most a quarter more than is asked for; and as much again is on its way back.
         let quota = (load.records() * (load.value_len as u64 + 256) * 5 / 2 + (16 << 20)) >> 20 << 20;
         let node = start_node(&world, kinds, quota + (32 << 20));
-        let setup = Setup {
-            service: load.system.service(),
-            inputs: load.inputs,
-            ..Setup::new(load.platform, load.testbed)
-        };
+        let service = model(load.system)?.service;
+        let mut setup = Setup { service, inputs: load.inputs, ..Setup::new(load.platform, load.testbed) };
+        (load.variant.setup)(&mut setup);
         let opened = world.complete(SECONDS, async move { open(&node, load, quota, setup).await });
         let machine = opened.unwrap_or_else(|| Err("the node never answered".to_owned()))?;
         let bed = Bed { world, machine, load };
@@ -262,7 +263,7 @@ impl Bed {
 async fn open(node: &Node, load: Load, quota: u64, setup: Setup) -> Result<Rc<Machine>, String> {
     let ask = Ask::CreateStore {
         name: STORE.to_owned(),
-        kind: load.system.name().to_owned(),
+        kind: load.system.to_owned(),
         // Without collisions, as in the paper's runs.
         parameters: format!("{{\"items\": {}, \"placement\": \"permuted\"}}", load.records()),
         quota,
@@ -290,10 +291,10 @@ enum AnyKv {
 }
 
 impl AnyKv {
-    async fn open(client: Rc<Client>, system: System) -> Result<AnyKv, KvError> {
+    async fn open(client: Rc<Client>, system: &str) -> Result<AnyKv, KvError> {
         Ok(match system {
-            System::PrismKv => AnyKv::PrismKv(PrismKv::open(client, NodeId(0), STORE).await?),
-            System::Pilaf => AnyKv::Pilaf(Pilaf::open(client, NodeId(0), STORE).await?),
+            prism_kv::KIND => AnyKv::PrismKv(PrismKv::open(client, NodeId(0), STORE).await?),
+            _ => AnyKv::Pilaf(Pilaf::open(client, NodeId(0), STORE).await?),
         })
     }
 
@@ -333,7 +334,8 @@ async fn work_on(
 ) -> Result<(), KvError> {
     let mut kv = AnyKv::open(Rc::clone(&client), load.system).await?;
     let value = vec![7; load.value_len];
-    let checking = load.inputs.crc_ns(load.system.checksummed_by_get(load.value_len));
+    let checksummed_by_get = model(load.system).expect("a bed was made for it").checksummed_by_get;
+    let checking = load.inputs.crc_ns((checksummed_by_get)(load.value_len));
     while work.left.get() > 0 {
         let (key, since) = (random.below(load.records()), client.now());
         if random.share() < load.reads {

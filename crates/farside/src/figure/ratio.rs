@@ -5,12 +5,12 @@
 //! machine did in the meantime met both. Two peaks that come with different numbers of clients have no round in common,
 //! so there every round of one is held to every round of the other.
 
-use super::load::System;
-use super::published::{FIGURE_3, FIGURE_4, KvCurve};
-use super::{Curve, Figure, MEASURED, Picture, Point};
+use super::load::title;
+use super::{
+    At, Curve, Drawn, Figure, MEASURED, Ops, Picture, Point, Predict, Published, Stores, json_lines,
+};
 use farside_bench::report::Table;
-use farside_sim::hardware::{Distance, Platform, Testbed};
-use farside_sim::micro::{FIGURE_1, FIGURE_2, MicroOp};
+use farside_sim::hardware::{Distance, Platform};
 use serde::Serialize;
 
 /// What runs the chains of a fabric, and so which of the papers' machines it resembles.
@@ -94,10 +94,9 @@ impl Quantity {
 }
 
 /// What was measured of a figure.
-#[derive(Clone, Debug)]
 pub struct Measurement {
     /// Which.
-    pub figure: Figure,
+    pub figure: &'static Figure,
     /// Over what.
     pub fabric: &'static str,
     /// How things compare.
@@ -106,19 +105,18 @@ pub struct Measurement {
     pub picture: Picture,
 }
 
-/// Both systems under a closed loop of so many clients: operations a second in each round, in the order of
-/// [`System::ALL`].
+/// All systems under a closed loop of so many clients: operations a second of each in each round.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     /// Each asks one operation at a time, and the next when it is answered.
     pub clients: u32,
     /// At least one.
-    pub rounds: Vec<[f64; 2]>,
+    pub rounds: Vec<Vec<f64>>,
 }
 
 impl Loaded {
     fn rate(&self, system: usize) -> f64 {
-        Spread::of(self.rounds.iter().map(|round| round[system])).median
+        median(&self.rounds, system)
     }
 
     /// By Little's law: whoever is not being answered has not asked.
@@ -127,148 +125,140 @@ impl Loaded {
     }
 }
 
-/// PRISM-KV and Pilaf, as they are called there.
-const SYSTEMS: [&str; 2] = ["PRISM-KV", "Pilaf"];
-const _: () = assert!(matches!(System::ALL, [System::PrismKv, System::Pilaf]));
+fn median(rounds: &[Vec<f64>], of: usize) -> f64 {
+    Spread::of(rounds.iter().map(|round| round[of])).median
+}
+
+/// The ratio of two things, round by round.
+fn by_round(rounds: &[Vec<f64>], of: usize, to: usize) -> Spread {
+    Spread::of(rounds.iter().map(|round| round[of] / round[to]))
+}
 
 impl Measurement {
-    /// PRISM's figures 3 and 4, from one client on.
+    /// Of stores, from one client on.
     ///
     /// # Panics
-    /// If nothing was measured, or it is no such figure.
-    pub fn of_kv(
-        figure: Figure,
+    /// If nothing was measured.
+    pub fn of_stores(
+        figure: &'static Figure,
+        stores: &Stores,
         fabric: &'static str,
         runner: Runner,
         distance: Distance,
         loads: &[Loaded],
     ) -> Measurement {
-        let curves = match figure {
-            Figure::Prism3 => &FIGURE_3,
-            Figure::Prism4 => &FIGURE_4,
-            _ => panic!("{} has no key-value stores", figure.name()),
-        };
+        let base = stores.systems.len() - 1;
         // There is no curve of stores whose NIC knows PRISM's operations, nor of other networks.
-        let is_theirs = runner == Runner::Engine && distance == Testbed::PRISM_APPLICATIONS.distance;
-        let published = is_theirs.then(|| in_software(curves));
-        let ratio = |point, quantity, medians, ratio, rounds, published| Ratio {
-            point,
-            distance,
-            things: SYSTEMS,
-            quantity,
-            medians,
-            ratio,
-            rounds,
-            published,
+        let is_theirs = runner == Runner::Engine && distance == stores.distance;
+        let curves = if is_theirs { (figure.curves)() } else { Vec::new() };
+        let of_system =
+            |system: usize| curves.iter().find(|curve| curve.is_in_software(stores.systems[system]));
+        let published = |system, at: fn(At) -> bool| {
+            let value =
+                |curve: &Curve| curve.published.iter().find(|published| at(published.at)).map(|of| of.value);
+            Some(value(of_system(system)?)? / value(of_system(base)?)?)
         };
+        let title = |system: usize| title(stores.systems[system]);
         let mut ratios = Vec::new();
         for load in loads {
-            let point = format!("with {} client{}", load.clients, if load.clients == 1 { "" } else { "s" });
-            let low_load =
-                published.filter(|_| load.clients == 1).map(|[prism, pilaf]| prism.low.1 / pilaf.low.1);
-            // The more a second, the shorter each: the ratio is the other way round.
-            let spread = Spread::of(load.rounds.iter().map(|[prism, pilaf]| pilaf / prism));
-            let latencies = [load.latency_us(0), load.latency_us(1)];
-            ratios.push(ratio(point, Quantity::Latency, latencies, spread, load.rounds.len(), low_load));
+            for system in 0..base {
+                ratios.push(Ratio {
+                    point: format!(
+                        "with {} client{}",
+                        load.clients,
+                        if load.clients == 1 { "" } else { "s" }
+                    ),
+                    distance,
+                    things: [title(system), title(base)],
+                    quantity: Quantity::Latency,
+                    medians: [load.latency_us(system), load.latency_us(base)],
+                    // The more a second, the shorter each: the ratio is the other way round.
+                    ratio: by_round(&load.rounds, base, system),
+                    rounds: load.rounds.len(),
+                    published: published(system, |at| matches!(at, At::Low(_))).filter(|_| load.clients == 1),
+                });
+            }
         }
-        let best = [0, 1].map(|system| {
+        let best = |system: usize| {
             let by_rate = |a: &&Loaded, b: &&Loaded| a.rate(system).total_cmp(&b.rate(system));
             loads.iter().max_by(by_rate).expect("something was measured")
-        });
-        let [of_prism, of_pilaf] = best.map(|load| &load.rounds);
-        let spread = if best[0].clients == best[1].clients {
-            Spread::of(of_prism.iter().map(|[prism, pilaf]| prism / pilaf))
-        } else {
-            let held_to_all = |prism: f64| of_pilaf.iter().map(move |[_, pilaf]| prism / pilaf);
-            Spread::of(of_prism.iter().flat_map(|[prism, _]| held_to_all(*prism)))
         };
-        let peaks = [best[0].rate(0), best[1].rate(1)];
-        let point = format!("peak, with {} and {}", best[0].clients, best[1].clients);
-        let at_peak = published.map(|[prism, pilaf]| prism.peak / pilaf.peak);
-        let in_thousands = peaks.map(|rate| rate / 1e3);
-        ratios.push(ratio(point, Quantity::Throughput, in_thousands, spread, best[1].rounds.len(), at_peak));
-
-        let (low, peak) = (loads[0].latency_us(1), peaks[1]);
-        let curves = [0, 1].map(|system| Curve {
-            name: SYSTEMS[system],
-            published: published.map_or(Vec::new(), |both| relative(both[system], both[1])),
+        let at_base = best(base);
+        for system in 0..base {
+            let at_system = best(system);
+            let ratio = if at_system.clients == at_base.clients {
+                by_round(&at_system.rounds, system, base)
+            } else {
+                let held_to_all = |rate: f64| at_base.rounds.iter().map(move |round| rate / round[base]);
+                Spread::of(at_system.rounds.iter().flat_map(|round| held_to_all(round[system])))
+            };
+            ratios.push(Ratio {
+                point: format!("peak, with {} and {}", at_system.clients, at_base.clients),
+                distance,
+                things: [title(system), title(base)],
+                quantity: Quantity::Throughput,
+                medians: [at_system.rate(system) / 1e3, at_base.rate(base) / 1e3],
+                ratio,
+                rounds: at_base.rounds.len(),
+                published: published(system, |at| matches!(at, At::Peak)),
+            });
+        }
+        let (low, peak) = (loads[0].latency_us(base), at_base.rate(base));
+        let curves = (0..=base).map(|system| Drawn {
+            name: title(system),
+            published: of_system(system).zip(of_system(base)).map_or(Vec::new(), |(of, to)| relative(of, to)),
             here: loads
                 .iter()
                 .map(|load| Point { x: load.rate(system) / peak, y: load.latency_us(system) / low })
                 .collect(),
         });
-        let axes = ["throughput / Pilaf's peak", "latency / Pilaf's at low load"];
-        Measurement {
-            figure,
-            fabric,
-            ratios,
-            picture: Picture::of(figure, MEASURED, curves.into(), axes, Vec::new()),
-        }
+        let picture = figure.picture(MEASURED, curves.collect(), stores.axes, Vec::new());
+        Measurement { figure, fabric, ratios, picture }
     }
 
-    /// PRISM's figure 1: how long each op took in each round, in microseconds, in the order of [`MicroOp::FIGURE_1`].
+    /// Of ops: microseconds of each op in each round, at each distance.
     ///
     /// # Panics
     /// If nothing was measured.
     pub fn of_ops(
+        figure: &'static Figure,
+        ops: &Ops,
         fabric: &'static str,
         runner: Runner,
-        distance: Distance,
-        rounds: &[[f64; MicroOp::FIGURE_1.len()]],
+        distances: &[(Distance, Vec<Vec<f64>>)],
     ) -> Measurement {
-        let bar =
-            |place: usize| FIGURE_1[place].1[Platform::ALL.iter().position(|&p| p == runner.platform())?];
-        let reads = MicroOp::FIGURE_1.iter().position(|&op| op == MicroOp::Read).expect("it is one of them");
+        let base = ops.ops.iter().position(|&op| op == ops.base).expect("it is one of them");
         let mut ratios = Vec::new();
-        for (place, op) in MicroOp::FIGURE_1.into_iter().enumerate().filter(|&(_, op)| op != MicroOp::Read) {
-            ratios.push(Ratio {
-                point: op.name().to_owned(),
-                distance,
-                things: [op.name(), MicroOp::Read.name()],
-                quantity: Quantity::Latency,
-                medians: [place, reads].map(|of| Spread::of(rounds.iter().map(|round| round[of])).median),
-                ratio: Spread::of(rounds.iter().map(|round| round[place] / round[reads])),
-                rounds: rounds.len(),
-                // Other distances than the paper's one cable have no bars.
-                published: bar(place)
-                    .zip(bar(reads))
-                    .filter(|_| distance == Testbed::PRISM_MICRO.distance)
-                    .map(|(of, to)| of / to),
-            });
+        for &(distance, ref rounds) in distances {
+            for (place, &op) in ops.ops.iter().enumerate().filter(|&(place, _)| place != base) {
+                ratios.push(Ratio {
+                    point: (ops.point)(op, distance).to_owned(),
+                    distance,
+                    things: [op.name(), ops.base.name()],
+                    quantity: Quantity::Latency,
+                    medians: [median(rounds, place), median(rounds, base)],
+                    ratio: by_round(rounds, place, base),
+                    rounds: rounds.len(),
+                    published: (ops.published)(runner, op, distance),
+                });
+            }
         }
-        let places = ratios.iter().map(|ratio| ratio.things[0]).collect();
-        let curves = vec![of_ratios("over READ", &ratios)];
-        let axes = ["op", "latency / READ's"];
-        let picture = Picture::of(Figure::Prism1, MEASURED, curves, axes, places);
-        Measurement { figure: Figure::Prism1, fabric, ratios, picture }
-    }
-
-    /// PRISM's figure 2: how long an indirect READ took, and two READs in its place, in each round at each distance, in
-    /// microseconds.
-    ///
-    /// # Panics
-    /// If nothing was measured.
-    pub fn of_indirection(
-        fabric: &'static str,
-        runner: Runner,
-        distances: &[(Distance, Vec<[f64; 2]>)],
-    ) -> Measurement {
-        let of_distance = |(distance, rounds): &(Distance, Vec<[f64; 2]>)| Ratio {
-            point: distance.name().to_owned(),
-            distance: *distance,
-            things: [MicroOp::IndirectRead.name(), MicroOp::TwoReads.name()],
-            quantity: Quantity::Latency,
-            medians: [0, 1].map(|of| Spread::of(rounds.iter().map(|round| round[of])).median),
-            ratio: Spread::of(rounds.iter().map(|[indirect, two]| indirect / two)),
-            rounds: rounds.len(),
-            published: runner.indirection(*distance),
+        let points = |y: fn(&Ratio) -> Option<f64>| {
+            let point = |(x, ratio): (u32, &Ratio)| Some(Point { x: x.into(), y: y(ratio)? });
+            (0..).zip(&ratios).filter_map(point).collect()
         };
-        let ratios: Vec<Ratio> = distances.iter().map(of_distance).collect();
-        let places = distances.iter().map(|(distance, _)| distance.name()).collect();
-        let curves = vec![of_ratios("indirect READ", &ratios)];
-        let axes = ["network", "latency / that of 2 x READ"];
-        let picture = Picture::of(Figure::Prism2, MEASURED, curves, axes, places);
-        Measurement { figure: Figure::Prism2, fabric, ratios, picture }
+        let curve = Drawn {
+            name: ops.curve,
+            published: points(|ratio| ratio.published),
+            here: points(|ratio| Some(ratio.ratio.median)),
+        };
+        let of_distance = |&(distance, _): &(Distance, _)| {
+            let others = ops.ops.iter().filter(|&&op| op != ops.base);
+            others.map(move |&op| (ops.point)(op, distance))
+        };
+        let places = distances.iter().flat_map(of_distance).collect();
+        let picture = figure.picture(MEASURED, vec![curve], ops.axes, places);
+        Measurement { figure, fabric, ratios, picture }
     }
 
     /// For people: every ratio beside the paper's.
@@ -292,7 +282,7 @@ impl Measurement {
         }
         format!(
             "{}\nMeasured over {}, in {} rounds: of this machine's times only ratios are compared.\n{table}",
-            self.figure.title(),
+            self.figure.title,
             self.fabric,
             self.ratios.iter().map(|ratio| ratio.rounds).max().unwrap_or(0),
         )
@@ -318,86 +308,58 @@ impl Measurement {
             rounds: usize,
             published: Option<f64>,
         }
-        let lines = self.ratios.iter().map(|ratio| {
-            let line = Line {
-                figure: self.figure.name(),
-                fabric: self.fabric,
-                distance: ratio.distance.name(),
-                point: &ratio.point,
-                quantity: ratio.quantity.name(),
-                unit: ratio.quantity.unit(),
-                of: ratio.things[0],
-                to: ratio.things[1],
-                of_median: ratio.medians[0],
-                to_median: ratio.medians[1],
-                ratio: ratio.ratio.median,
-                ratio_lower: ratio.ratio.lower,
-                ratio_upper: ratio.ratio.upper,
-                rounds: ratio.rounds,
-                published: ratio.published,
-            };
-            serde_json::to_string(&line).expect("plain data") + "\n"
-        });
-        lines.collect()
+        json_lines(self.ratios.iter().map(|ratio| Line {
+            figure: self.figure.name,
+            fabric: self.fabric,
+            distance: ratio.distance.name(),
+            point: &ratio.point,
+            quantity: ratio.quantity.name(),
+            unit: ratio.quantity.unit(),
+            of: ratio.things[0],
+            to: ratio.things[1],
+            of_median: ratio.medians[0],
+            to_median: ratio.medians[1],
+            ratio: ratio.ratio.median,
+            ratio_lower: ratio.ratio.lower,
+            ratio_upper: ratio.ratio.upper,
+            rounds: ratio.rounds,
+            published: ratio.published,
+        }))
     }
 }
 
 impl Runner {
-    const fn platform(self) -> Platform {
+    /// The platform that it resembles.
+    pub(super) const fn platform(self) -> Platform {
         match self {
             Runner::Engine => Platform::PrismSw,
             Runner::Caller => Platform::PrismHw,
         }
     }
+}
 
-    /// What an indirect READ is to two READs there. Figure 2 has two READs of plain RDMA alone; those of software are
-    /// figure 1's, twice, each over the network.
-    fn indirection(self, distance: Distance) -> Option<f64> {
-        let place = Distance::ALL.iter().skip(1).position(|&far| far == distance)?;
-        let of = |platform: Platform| {
-            let (.., points) = FIGURE_2.into_iter().find(|&(of, ..)| of == platform)?;
-            Some(points[place])
-        };
-        let two_reads = match self {
-            Runner::Caller => of(Platform::Rdma)?,
-            Runner::Engine => {
-                let (_, bars) = FIGURE_1.into_iter().find(|&(op, _)| op == MicroOp::Read)?;
-                let read = bars[Platform::ALL.iter().position(|&of| of == Platform::PrismSw)?]?;
-                2.0 * (read + distance.round_trip_ns() as f64 / 1e3)
-            }
-        };
-        Some(of(self.platform())? / two_reads)
+impl Curve {
+    /// Whether it is of that system with software to run its chains.
+    fn is_in_software(&self, system: &str) -> bool {
+        matches!(&self.predict, Predict::UnderLoad(load)
+            if load.system == system && load.variant.name.is_empty() && load.platform == Platform::PrismSw)
     }
 }
 
-/// The two curves whose chains software runs.
-fn in_software(curves: &'static [KvCurve; 3]) -> [&'static KvCurve; 2] {
-    System::ALL.map(|system| {
-        let curve = curves.iter().find(|of| of.system == system && of.platform == Platform::PrismSw);
-        curve.expect("both were measured in software")
-    })
-}
-
-/// The points of a published curve that are known both ways, as shares of Pilaf's low load and peak.
-fn relative(of: &KvCurve, pilaf: &KvCurve) -> Vec<Point> {
-    let low = of.low.0.map(|x| (x, of.low.1));
-    let points = low.into_iter().chain(of.points.iter().copied());
-    points.map(|(x, y)| Point { x: x / pilaf.peak, y: y / pilaf.low.1 }).collect()
-}
-
-fn of_ratios(name: &'static str, ratios: &[Ratio]) -> Curve {
-    let places = || (0u32..).map(f64::from).zip(ratios);
-    Curve {
-        name,
-        published: places().filter_map(|(x, ratio)| Some(Point { x, y: ratio.published? })).collect(),
-        here: places().map(|(x, ratio)| Point { x, y: ratio.ratio.median }).collect(),
-    }
+/// The points of a published curve that are known both ways, as shares of another's low load and peak.
+fn relative(of: &Curve, to: &Curve) -> Vec<Point> {
+    let value =
+        |at: fn(At) -> bool| to.published.iter().find(|published| at(published.at)).map(|of| of.value);
+    let base = value(|at| matches!(at, At::Low(_))).zip(value(|at| matches!(at, At::Peak)));
+    let Some((low, peak)) = base else { return Vec::new() };
+    let points = of.published.iter().filter_map(Published::point);
+    points.map(|Point { x, y }| Point { x: x / peak, y: y / low }).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::draw;
+    use crate::figure::{OnFabrics, draw};
 
     #[test]
     fn a_spread_is_its_quartiles() {
@@ -407,16 +369,32 @@ mod tests {
         assert_eq!(Spread::of([1.0, 2.0]).median, 1.5);
     }
 
+    fn stores_of(name: &str) -> (&'static Figure, &'static Stores) {
+        let figure = Figure::named(name).expect("there is such a figure");
+        let OnFabrics::Stores(stores) = &figure.fabrics else { panic!("{name} has stores") };
+        (figure, stores)
+    }
+
+    fn ops_of(name: &str) -> (&'static Figure, &'static Ops) {
+        let figure = Figure::named(name).expect("there is such a figure");
+        let OnFabrics::Ops(ops) = &figure.fabrics else { panic!("{name} has ops") };
+        (figure, ops)
+    }
+
     /// One client of PRISM-KV takes 10 us and one of Pilaf 20; one round in three is disturbed, in both.
     fn loads() -> [Loaded; 2] {
-        let one = Loaded { clients: 1, rounds: vec![[1e5, 5e4], [1e4, 5e3], [1e5, 5e4]] };
-        let eight = Loaded { clients: 8, rounds: vec![[4e5, 4e5], [4e5, 4e5], [4e4, 4e4]] };
+        let loaded =
+            |clients, rounds: [[f64; 2]; 3]| Loaded { clients, rounds: rounds.map(Vec::from).into() };
+        let one = loaded(1, [[1e5, 5e4], [1e4, 5e3], [1e5, 5e4]]);
+        let eight = loaded(8, [[4e5, 4e5], [4e5, 4e5], [4e4, 4e4]]);
         [one, eight]
     }
 
     #[test]
     fn stores_are_compared_by_latency_at_each_load_and_by_their_peaks() {
-        let measured = |runner| Measurement::of_kv(Figure::Prism3, "udp", runner, Distance::Rack, &loads());
+        let (figure, stores) = stores_of("prism-3");
+        let measured =
+            |runner| Measurement::of_stores(figure, stores, "udp", runner, Distance::Rack, &loads());
         let software = measured(Runner::Engine);
         let told: Vec<_> = software.ratios.iter().map(|ratio| (&*ratio.point, ratio.ratio.median)).collect();
         assert_eq!(told, [("with 1 client", 0.5), ("with 8 clients", 1.0), ("peak, with 8 and 8", 1.0)]);
@@ -442,15 +420,22 @@ mod tests {
 
     #[test]
     fn ops_are_compared_with_reads_and_an_indirect_one_with_two() {
-        let ops =
-            |distance| Measurement::of_ops("udp", Runner::Engine, distance, &[[4.0, 4.0, 5.0, 6.0, 8.0]]);
+        let of = |name, runner, distances: &[(Distance, Vec<Vec<f64>>)]| {
+            let (figure, ops) = ops_of(name);
+            Measurement::of_ops(figure, ops, "udp", runner, distances).ratios
+        };
+        let five = vec![vec![4.0, 4.0, 5.0, 6.0, 8.0]];
+        let ops = |distance| of("prism-1", Runner::Engine, &[(distance, five.clone())]);
         let direct = ops(Distance::Direct);
-        let told: Vec<_> = direct.ratios.iter().map(|ratio| (ratio.things[0], ratio.ratio.median)).collect();
+        let told: Vec<_> = direct.iter().map(|ratio| (ratio.things[0], ratio.ratio.median)).collect();
         assert_eq!(told, [("WRITE", 1.0), ("indirect READ", 1.25), ("ALLOCATE", 1.5), ("enhanced CAS", 2.0)]);
-        assert_eq!(direct.ratios[1].published, Some(5.0 / 5.3));
-        assert_eq!(ops(Distance::Cluster).ratios[1].published, None, "one cable is all that figure 1 has");
-        let distances = [(Distance::Direct, vec![[1.0, 2.0]]), (Distance::Rack, vec![[1.0, 4.0]])];
-        let two = |runner| Measurement::of_indirection("shm", runner, &distances).ratios;
+        assert_eq!(direct[1].published, Some(5.0 / 5.3));
+        assert_eq!(ops(Distance::Cluster)[1].published, None, "one cable is all that figure 1 has");
+        let two = |runner| {
+            let distances =
+                [(Distance::Direct, vec![vec![1.0, 2.0]]), (Distance::Rack, vec![vec![1.0, 4.0]])];
+            of("prism-2", runner, &distances)
+        };
         let published = |runner| two(runner).into_iter().map(|ratio| ratio.published).collect::<Vec<_>>();
         assert_eq!(published(Runner::Engine), [None, Some(5.8 / (2.0 * (5.3 + 0.6)))]);
         assert_eq!(published(Runner::Caller), [None, Some(3.1 / 6.1)]);

@@ -1,7 +1,7 @@
 //! What a system would do on other machines: its round trips and bytes, latency and throughput, on each platform, over
 //! each network.
 
-use super::load::{Bed, Load, System};
+use super::load::{Bed, Load, Variant, runs_on};
 use farside_bench::report::Table;
 use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
 use serde::Serialize;
@@ -9,8 +9,8 @@ use serde::Serialize;
 /// What is asked of the system.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
-    /// The system.
-    pub system: System,
+    /// The system's kind.
+    pub system: &'static str,
     /// The share of operations that are GETs.
     pub reads: f64,
     /// Bytes of a value.
@@ -52,7 +52,7 @@ pub struct Answer {
 /// A simulated operation failed.
 pub fn ask(question: &Question) -> Result<Vec<Answer>, String> {
     let mut answers = Vec::new();
-    let platforms = Platform::ALL.into_iter().filter(|&platform| question.system.runs_on(platform));
+    let platforms = Platform::ALL.into_iter().filter(|&platform| runs_on(question.system, platform));
     for platform in platforms {
         for distance in Distance::ALL {
             answers.push(answer(question, platform, distance)?);
@@ -65,6 +65,7 @@ fn answer(question: &Question, platform: Platform, distance: Distance) -> Result
     let testbed = Testbed { distance, link_gbit: question.link_gbit, ..Testbed::PRISM_APPLICATIONS };
     let load = Load {
         system: question.system,
+        variant: Variant::OURS,
         platform,
         testbed,
         inputs: INPUTS,
@@ -75,7 +76,7 @@ fn answer(question: &Question, platform: Platform, distance: Distance) -> Result
     let peak = curve.iter().max_by(|one, other| one.ops_per_s.total_cmp(&other.ops_per_s));
     let (low, peak) = (curve[0], peak.expect("a curve begins with one client"));
     Ok(Answer {
-        system: question.system.name(),
+        system: question.system,
         platform: platform.name(),
         network: distance.name(),
         round_trips: low.round_trips,

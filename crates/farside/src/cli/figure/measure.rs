@@ -1,10 +1,10 @@
 //! A figure on a real fabric: a node is started, and what the figure compares is measured there in turn.
 
-use super::doubling;
+use super::{doubling, listed};
 use crate::cli::Failure;
 use crate::cli::bench::{Asked, FabricArg, Rounds, Session, System, TURN, far};
-use farside::figure::Figure;
 use farside::figure::ratio::{Loaded, Measurement, Runner};
+use farside::figure::{Figure, OnFabrics, Ops, Stores};
 use farside::parts::{AnyKv, Endpoint};
 use farside_bench::workload::{self, Distribution, Workload};
 use farside_fabrics::executor::block_on;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// What is to be measured, and how.
 pub(super) struct Measure {
-    pub(super) figure: Figure,
+    pub(super) figure: &'static Figure,
     pub(super) fabric: FabricArg,
     /// How far away the node is to be; as far as in the figure if that is left open.
     pub(super) distance: Option<Distance>,
@@ -42,68 +42,50 @@ impl Measure {
     /// # Errors
     /// The figure cannot be had of a real fabric, there is no room for the node, or an operation failed.
     pub(super) fn run(&self) -> Result<Measurement, Failure> {
-        let distance = |usual| self.distance.unwrap_or(usual);
-        match self.figure {
-            Figure::Prism1 => self.ops(distance(Distance::Direct)),
-            Figure::Prism2 => self.indirection(),
-            Figure::Prism3 => self.stores("c", distance(Distance::Rack)),
-            Figure::Prism4 => self.stores("a", distance(Distance::Rack)),
-            Figure::Synchronization4 => Err(Failure::Told(format!(
-                "synchronization-4 is about the atomics of a NIC, of which {} has none: leave --fabric out to have it \
-                 predicted; prism-1, prism-2, prism-3 and prism-4 can be measured",
-                self.fabric.name()
+        match &self.figure.fabrics {
+            OnFabrics::Ops(ops) => self.ops(ops),
+            OnFabrics::Stores(stores) => self.stores(stores),
+            OnFabrics::Nothing(about) => Err(Failure::Told(format!(
+                "{} is about {about}, of which {} has none: leave --fabric out to have it predicted; {} can be measured",
+                self.figure.name,
+                self.fabric.name(),
+                listed(|fabrics| !matches!(fabrics, OnFabrics::Nothing(_)), "and")
             ))),
         }
     }
 
-    /// Both stores, under ever more clients.
-    fn stores(&self, workload: &str, distance: Distance) -> Result<Measurement, Failure> {
-        let asked = |system| self.asked(system, workload, self.records, self.clients);
-        let sessions = Session::start_all(vec![asked(System::PrismKv)?, asked(System::Pilaf)?])?;
+    /// All stores, under ever more clients.
+    fn stores(&self, stores: &Stores) -> Result<Measurement, Failure> {
+        let distance = self.distance.unwrap_or(stores.distance);
+        let asked =
+            |&system: &&str| self.asked(System::named(system), stores.workload, self.records, self.clients);
+        let sessions = Session::start_all(stores.systems.iter().map(asked).collect::<Result<_, _>>()?)?;
         let mut rounds = Rounds::open(&sessions, self.clients, layer(distance))?;
         let mut loads = Vec::new();
         for clients in doubling(self.clients) {
             note!("{clients} at once ...");
             loads.push(Loaded { clients, rounds: rounds.measure(clients, self.rounds)? });
         }
-        Ok(Measurement::of_kv(self.figure, self.fabric.name(), self.runner(), distance, &loads))
+        Ok(Measurement::of_stores(self.figure, stores, self.fabric.name(), self.runner(), distance, &loads))
     }
 
-    fn ops(&self, distance: Distance) -> Result<Measurement, Failure> {
-        let session = self.one_record()?;
-        let mut bench = OpBench::open(&session, &Rc::new(session.endpoint()?), distance)?;
-        let mut measured = Vec::new();
-        // The first is for whatever is only then warm.
-        for round in 0..=self.rounds {
-            let mut latencies = [0.0; MicroOp::FIGURE_1.len()];
-            for (latency, op) in latencies.iter_mut().zip(MicroOp::FIGURE_1) {
-                *latency = bench.turn(op)?;
-            }
-            if round > 0 {
-                measured.push(latencies);
-            }
-        }
-        Ok(Measurement::of_ops(self.fabric.name(), self.runner(), distance, &measured))
-    }
-
-    fn indirection(&self) -> Result<Measurement, Failure> {
+    fn ops(&self, ops: &Ops) -> Result<Measurement, Failure> {
         let session = self.one_record()?;
         let endpoint = Rc::new(session.endpoint()?);
-        let far = self.distance.map_or(Distance::ALL[1..].to_vec(), |distance| vec![distance]);
-        let mut benches = Vec::new();
-        let mut measured: Vec<_> = far.iter().map(|&distance| (distance, Vec::new())).collect();
-        for &distance in &far {
-            benches.push(OpBench::open(&session, &endpoint, distance)?);
-        }
+        let far = self.distance.map_or(ops.distances.to_vec(), |distance| vec![distance]);
+        let bench = |&distance| OpBench::open(&session, &endpoint, distance);
+        let mut benches = far.iter().map(bench).collect::<Result<Vec<_>, _>>()?;
+        let mut measured: Vec<_> = far.into_iter().map(|distance| (distance, Vec::new())).collect();
+        // The first is for whatever is only then warm.
         for round in 0..=self.rounds {
             for (bench, (_, rounds)) in benches.iter_mut().zip(&mut measured) {
-                let latencies = [bench.turn(MicroOp::IndirectRead)?, bench.turn(MicroOp::TwoReads)?];
+                let latencies = ops.ops.iter().map(|&op| bench.turn(op)).collect::<Result<Vec<_>, _>>()?;
                 if round > 0 {
                     rounds.push(latencies);
                 }
             }
         }
-        Ok(Measurement::of_indirection(self.fabric.name(), self.runner(), &measured))
+        Ok(Measurement::of_ops(self.figure, ops, self.fabric.name(), self.runner(), &measured))
     }
 
     /// A store with hardly anything in it.

@@ -59,18 +59,12 @@ impl<'s> Rounds<'s> {
     ///
     /// # Errors
     /// An operation failed, or brought a wrong value.
-    pub(in crate::cli) fn measure<const SESSIONS: usize>(
-        &mut self,
-        clients: u32,
-        rounds: u32,
-    ) -> Result<Vec<[f64; SESSIONS]>, Failure> {
+    pub(in crate::cli) fn measure(&mut self, clients: u32, rounds: u32) -> Result<Vec<Vec<f64>>, Failure> {
         let mut measured = Vec::new();
         // The first is for whatever is only then warm.
         for round in 0..=rounds {
-            let mut rates = [0.0; SESSIONS];
-            for (rate, lane) in rates.iter_mut().zip(&mut self.lanes) {
-                *rate = lane.turn(&self.fabric, clients)?;
-            }
+            let turn = |lane: &mut Lane<'_>| lane.turn(&self.fabric, clients);
+            let rates = self.lanes.iter_mut().map(turn).collect::<Result<Vec<f64>, _>>()?;
             if round > 0 {
                 measured.push(rates);
             }

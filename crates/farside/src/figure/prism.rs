@@ -1,0 +1,313 @@
+//! Figures of Burke et al., *PRISM: Rethinking the RDMA Interface for Distributed Systems* (SOSP 2021), read from its
+//! figures.
+//!
+//! Invariant: the numbers of figures 3 and 4 are no input of the model. Those that it is calibrated on are in
+//! [`farside_sim::micro`].
+
+use super::load::{Load, Variant};
+use super::ratio::Runner;
+use super::{At, Claim, Curve, Figure, OnFabrics, Ops, Predict, Published, Shape, Stores, Value};
+use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
+use farside_sim::micro::{FIGURE_1 as BARS, FIGURE_2 as NETWORKS, MicroOp, latency};
+use farside_systems::kv::{pilaf, prism_kv};
+
+const LATENCY: &str = "latency, us";
+/// The distances of figure 2.
+const FAR: [Distance; 3] = [Distance::Rack, Distance::Cluster, Distance::DataCentre];
+
+fn micros(op: MicroOp, platform: Platform, distance: Distance) -> Option<f64> {
+    latency(op, platform, distance).map(|ns| ns as f64 / 1e3)
+}
+
+/// Figure 1: latency of each op. The model is calibrated on it.
+pub(super) static FIGURE_1: Figure = Figure {
+    name: "prism-1",
+    title: "PRISM, figure 1: latency of an op, 512 bytes, one cable",
+    source: "Burke et al., SOSP 2021, figure 1",
+    axes: ["op", LATENCY],
+    places: || BARS.into_iter().map(|(op, _)| op.name()).collect(),
+    unit: "us",
+    curves: || {
+        let curve = |platform: Platform| {
+            let bars =
+                BARS.into_iter().enumerate().filter_map(|(place, (op, _))| Some((place, bar(op, platform)?)));
+            Curve {
+                name: platform.name(),
+                predict: Predict::Each(Box::new(move |place| {
+                    let (op, _) = BARS[place];
+                    bar(op, platform).and_then(|_| micros(op, platform, Distance::Direct))
+                })),
+                published: bars.map(|bar| published(bar, Shape::Within(0.05))).collect(),
+            }
+        };
+        Platform::ALL.map(curve).into()
+    },
+    claims: &[],
+    fabrics: OnFabrics::Ops(Ops {
+        ops: &MicroOp::FIGURE_1,
+        base: MicroOp::Read,
+        distances: &[Testbed::PRISM_MICRO.distance],
+        curve: "over READ",
+        axes: ["op", "latency / READ's"],
+        point: |op, _| op.name(),
+        // The paper has bars for its one cable alone.
+        published: |runner, op, distance| {
+            let bar = |op| bar(op, runner.platform());
+            (distance == Testbed::PRISM_MICRO.distance).then(|| Some(bar(op)? / bar(MicroOp::Read)?))?
+        },
+    }),
+};
+
+/// A bar of figure 1.
+fn bar(op: MicroOp, platform: Platform) -> Option<f64> {
+    let (_, bars) = BARS.into_iter().find(|&(of, _)| of == op)?;
+    bars[Platform::ALL.into_iter().position(|of| of == platform)?]
+}
+
+fn published((place, value): (usize, f64), judged: Shape) -> Published {
+    Published { at: At::Place(place), value, judged }
+}
+
+/// Figure 2: an indirect READ over networks.
+pub(super) static FIGURE_2: Figure = Figure {
+    name: "prism-2",
+    title: "PRISM, figure 2: latency of an indirect READ, 512 bytes",
+    source: "Burke et al., SOSP 2021, figure 2",
+    axes: ["network", LATENCY],
+    places: || FAR.map(Distance::name).into(),
+    unit: "us",
+    curves: || {
+        let curve = |(platform, op, points): (Platform, MicroOp, [f64; 3])| {
+            let judged = match platform {
+                Platform::Rdma | Platform::PrismSw => Shape::Within(0.10),
+                Platform::PrismHw => Shape::Reported("as if it took 2.5 us, where figure 1 has 3.1"),
+                Platform::BlueField => Shape::Reported("as if it took 11.8 us, where figure 1 has 14.9"),
+            };
+            Curve {
+                name: if op == MicroOp::TwoReads { "rdma, 2 READs" } else { platform.name() },
+                predict: Predict::Each(Box::new(move |place| micros(op, platform, FAR[place]))),
+                published: points.into_iter().enumerate().map(|point| published(point, judged)).collect(),
+            }
+        };
+        NETWORKS.map(curve).into()
+    },
+    claims: &[],
+    fabrics: OnFabrics::Ops(Ops {
+        ops: &[MicroOp::IndirectRead, MicroOp::TwoReads],
+        base: MicroOp::TwoReads,
+        distances: &FAR,
+        curve: "indirect READ",
+        axes: ["network", "latency / that of 2 x READ"],
+        point: |_, distance| distance.name(),
+        published: |runner, _, distance| indirection(runner, distance),
+    }),
+};
+
+/// An indirect READ over two READs. The paper has two READs of plain RDMA alone; those of software are figure 1's,
+/// twice, each over the network.
+fn indirection(runner: Runner, distance: Distance) -> Option<f64> {
+    let place = FAR.into_iter().position(|far| far == distance)?;
+    let of = |platform: Platform| {
+        let (.., points) = NETWORKS.into_iter().find(|&(of, ..)| of == platform)?;
+        Some(points[place])
+    };
+    let two_reads = match runner {
+        Runner::Caller => of(Platform::Rdma)?,
+        Runner::Engine => {
+            2.0 * (bar(MicroOp::Read, Platform::PrismSw)? + distance.round_trip_ns() as f64 / 1e3)
+        }
+    };
+    Some(of(runner.platform())? / two_reads)
+}
+
+const PRISM_KV: &str = "PRISM-KV";
+const PILAF_HW: &str = "Pilaf (HW)";
+const PILAF_SW: &str = "Pilaf (SW)";
+
+/// A curve of figures 3 and 4.
+struct KvCurve {
+    name: &'static str,
+    system: &'static str,
+    variant: Variant,
+    platform: Platform,
+    /// Microseconds at low load, and at how many million operations a second if that can be read.
+    low: (Option<f64>, f64),
+    /// Points between: million operations a second, and microseconds.
+    points: &'static [(f64, f64)],
+    /// The most million operations a second.
+    peak: f64,
+    /// Whether the low load is judged, or why not.
+    low_judged: Shape,
+}
+
+/// How far low-load latency and peak of a curve may be.
+const WITHIN: f64 = 0.15;
+const UNJUDGED: Shape = Shape::Reported("no time here has a spread, so little queues below the peak");
+
+impl KvCurve {
+    /// The curve with that share of reads.
+    fn with_reads(&self, reads: f64) -> Curve {
+        let published = |at, value, judged| Published { at, value, judged };
+        let low = published(At::Low(self.low.0), self.low.1, self.low_judged);
+        let points = self.points.iter().map(|&(mops, us)| published(At::Throughput(mops), us, UNJUDGED));
+        let peak = published(At::Peak, self.peak, Shape::Within(WITHIN));
+        Curve {
+            name: self.name,
+            predict: Predict::UnderLoad(Load {
+                system: self.system,
+                variant: self.variant,
+                platform: self.platform,
+                testbed: Testbed::PRISM_APPLICATIONS,
+                inputs: INPUTS,
+                reads,
+                value_len: 512,
+            }),
+            published: [low].into_iter().chain(points).chain([peak]).collect(),
+        }
+    }
+}
+
+const UNDER_LOAD: [&str; 2] = ["million operations a second", "mean latency, us"];
+
+const fn stores(workload: &'static str) -> OnFabrics {
+    OnFabrics::Stores(Stores {
+        workload,
+        systems: &[prism_kv::KIND, pilaf::KIND],
+        distance: Testbed::PRISM_APPLICATIONS.distance,
+        axes: ["throughput / Pilaf's peak", "latency / Pilaf's at low load"],
+    })
+}
+
+const fn low(curve: &'static str) -> Value {
+    Value::On(curve, At::Low(None))
+}
+
+const fn peak(curve: &'static str) -> Value {
+    Value::On(curve, At::Peak)
+}
+
+/// Figure 3: key-value stores that are read.
+pub(super) static FIGURE_3: Figure = Figure {
+    name: "prism-3",
+    title: "PRISM, figure 3: 100 % reads, 512 bytes, uniform",
+    source: "Burke et al., SOSP 2021, figure 3",
+    axes: UNDER_LOAD,
+    places: Vec::new,
+    unit: "",
+    curves: || FIGURE_3_CURVES.iter().map(|curve| curve.with_reads(1.0)).collect(),
+    claims: &[
+        Claim {
+            what: "at low load PRISM-KV is faster than Pilaf (HW), and that than Pilaf (SW)",
+            ratios: &[
+                (low(PRISM_KV), low(PILAF_HW), Shape::Below(1.0)),
+                (low(PILAF_HW), low(PILAF_SW), Shape::Below(1.0)),
+            ],
+        },
+        Claim {
+            what: "PRISM-KV's peak is higher than both of Pilaf",
+            ratios: &[
+                (peak(PRISM_KV), peak(PILAF_HW), Shape::Above(1.1)),
+                (peak(PRISM_KV), peak(PILAF_SW), Shape::Above(1.1)),
+            ],
+        },
+    ],
+    fabrics: stores("c"),
+};
+
+const FIGURE_3_CURVES: [KvCurve; 3] = [
+    KvCurve {
+        name: PRISM_KV,
+        system: prism_kv::KIND,
+        variant: Variant::OURS,
+        platform: Platform::PrismSw,
+        low: (Some(0.5), 6.5),
+        points: &[(4.1, 6.9), (7.0, 8.1)],
+        peak: 8.2,
+        low_judged: Shape::Within(WITHIN),
+    },
+    KvCurve {
+        name: PILAF_HW,
+        system: pilaf::KIND,
+        variant: Variant::OURS,
+        platform: Platform::Rdma,
+        low: (Some(0.4), 9.0),
+        points: &[(5.6, 10.5)],
+        peak: 6.7,
+        low_judged: Shape::Within(WITHIN),
+    },
+    KvCurve {
+        name: PILAF_SW,
+        system: pilaf::KIND,
+        variant: Variant::OURS,
+        platform: Platform::PrismSw,
+        low: (None, 13.4),
+        points: &[(3.7, 16.4)],
+        peak: 6.6,
+        low_judged: Shape::Within(WITHIN),
+    },
+];
+
+/// Figure 4: key-value stores that are read and written.
+pub(super) static FIGURE_4: Figure = Figure {
+    name: "prism-4",
+    title: "PRISM, figure 4: 50 % reads, 512 bytes, uniform",
+    source: "Burke et al., SOSP 2021, figure 4",
+    axes: UNDER_LOAD,
+    places: Vec::new,
+    unit: "",
+    curves: || FIGURE_4_CURVES.iter().map(|curve| curve.with_reads(0.5)).collect(),
+    claims: &[
+        Claim {
+            what: "at low load Pilaf (HW) is faster than PRISM-KV, and that than Pilaf (SW)",
+            ratios: &[
+                (low(PILAF_HW), low(PRISM_KV), Shape::Below(1.0)),
+                (low(PRISM_KV), low(PILAF_SW), Shape::Below(1.0)),
+            ],
+        },
+        Claim {
+            what: "the peaks of PRISM-KV and Pilaf (HW) are higher than that of Pilaf (SW)",
+            ratios: &[
+                (peak(PRISM_KV), peak(PILAF_SW), Shape::Above(1.05)),
+                (peak(PILAF_HW), peak(PILAF_SW), Shape::Above(1.05)),
+            ],
+        },
+        Claim {
+            what: "the peaks of PRISM-KV and Pilaf (HW) are within 15 % of each other",
+            ratios: &[(peak(PRISM_KV), peak(PILAF_HW), Shape::Within(WITHIN))],
+        },
+    ],
+    fabrics: stores("a"),
+};
+
+const FIGURE_4_CURVES: [KvCurve; 3] = [
+    KvCurve {
+        name: PRISM_KV,
+        system: prism_kv::KIND,
+        variant: Variant::OURS,
+        platform: Platform::PrismSw,
+        low: (None, 9.5),
+        points: &[(9.1, 13.4), (11.8, 21.0)],
+        peak: 11.9,
+        low_judged: Shape::Within(WITHIN),
+    },
+    KvCurve {
+        name: PILAF_HW,
+        system: pilaf::KIND,
+        variant: Variant::OURS,
+        platform: Platform::Rdma,
+        low: (None, 8.7),
+        points: &[(10.2, 11.6)],
+        peak: 11.9,
+        low_judged: Shape::Reported("the paper's text has 8 us for a GET and 6 for a PUT: 7"),
+    },
+    KvCurve {
+        name: PILAF_SW,
+        system: pilaf::KIND,
+        variant: Variant::OURS,
+        platform: Platform::PrismSw,
+        low: (None, 10.6),
+        points: &[(7.7, 20.0)],
+        peak: 9.2,
+        low_judged: Shape::Within(WITHIN),
+    },
+];
