@@ -120,37 +120,44 @@ fn indirection(runner: Runner, distance: Distance) -> Option<f64> {
     Some(of(runner.platform())? / two_reads)
 }
 
-const PRISM_KV: &str = "PRISM-KV";
-const PILAF_HW: &str = "Pilaf (HW)";
-const PILAF_SW: &str = "Pilaf (SW)";
-
-/// A curve of figures 3 and 4.
-struct KvCurve {
+/// A system on its machine, as both figures have it.
+struct Contender {
     name: &'static str,
     system: &'static str,
     variant: Variant,
     platform: Platform,
+}
+
+const PRISM_KV: Contender = Contender {
+    name: "PRISM-KV",
+    system: prism_kv::KIND,
+    variant: Variant::OURS,
+    platform: Platform::PrismSw,
+};
+const PILAF_HW: Contender =
+    Contender { name: "Pilaf (HW)", system: pilaf::KIND, variant: Variant::OURS, platform: Platform::Rdma };
+const PILAF_SW: Contender = Contender { name: "Pilaf (SW)", platform: Platform::PrismSw, ..PILAF_HW };
+
+/// What was published of a contender.
+struct Numbers {
     /// Microseconds at low load, and at how many million operations a second if that can be read.
     low: (Option<f64>, f64),
     /// Points between: million operations a second, and microseconds.
     points: &'static [(f64, f64)],
     /// The most million operations a second.
     peak: f64,
-    /// Whether the low load is judged, or why not.
-    low_judged: Shape,
 }
 
-/// How far low-load latency and peak of a curve may be.
-const WITHIN: f64 = 0.15;
-const UNJUDGED: Shape = Shape::Reported("no time here has a spread, so little queues below the peak");
+/// How low-load latency and peak of a curve are judged.
+const WITHIN: Shape = Shape::Within(0.15);
+const BETWEEN: Shape = Shape::Reported("no time here has a spread, so little queues below the peak");
 
-impl KvCurve {
-    /// The curve with that share of reads.
-    fn with_reads(&self, reads: f64) -> Curve {
+impl Contender {
+    /// Its curve with that share of reads.
+    fn curve(&self, reads: f64, low_judged: Shape, Numbers { low, points, peak }: Numbers) -> Curve {
         let published = |at, value, judged| Published { at, value, judged };
-        let low = published(At::Low(self.low.0), self.low.1, self.low_judged);
-        let points = self.points.iter().map(|&(mops, us)| published(At::Throughput(mops), us, UNJUDGED));
-        let peak = published(At::Peak, self.peak, Shape::Within(WITHIN));
+        let points = points.iter().map(|&(mops, us)| published(At::Throughput(mops), us, BETWEEN));
+        let low = published(At::Low(low.0), low.1, low_judged);
         Curve {
             name: self.name,
             predict: Predict::UnderLoad(Load {
@@ -162,7 +169,7 @@ impl KvCurve {
                 reads,
                 value_len: 512,
             }),
-            published: [low].into_iter().chain(points).chain([peak]).collect(),
+            published: [low].into_iter().chain(points).chain([published(At::Peak, peak, WITHIN)]).collect(),
         }
     }
 }
@@ -178,12 +185,12 @@ const fn stores(workload: &'static str) -> OnFabrics {
     })
 }
 
-const fn low(curve: &'static str) -> Value {
-    Value::On(curve, At::Low(None))
+const fn low(of: Contender) -> Value {
+    Value::On(of.name, At::Low(None))
 }
 
-const fn peak(curve: &'static str) -> Value {
-    Value::On(curve, At::Peak)
+const fn peak(of: Contender) -> Value {
+    Value::On(of.name, At::Peak)
 }
 
 /// Figure 3: key-value stores that are read.
@@ -194,7 +201,17 @@ pub(super) static FIGURE_3: Figure = Figure {
     axes: UNDER_LOAD,
     places: Vec::new,
     unit: "",
-    curves: || FIGURE_3_CURVES.iter().map(|curve| curve.with_reads(1.0)).collect(),
+    curves: || {
+        vec![
+            PRISM_KV.curve(
+                1.0,
+                WITHIN,
+                Numbers { low: (Some(0.5), 6.5), points: &[(4.1, 6.9), (7.0, 8.1)], peak: 8.2 },
+            ),
+            PILAF_HW.curve(1.0, WITHIN, Numbers { low: (Some(0.4), 9.0), points: &[(5.6, 10.5)], peak: 6.7 }),
+            PILAF_SW.curve(1.0, WITHIN, Numbers { low: (None, 13.4), points: &[(3.7, 16.4)], peak: 6.6 }),
+        ]
+    },
     claims: &[
         Claim {
             what: "at low load PRISM-KV is faster than Pilaf (HW), and that than Pilaf (SW)",
@@ -214,39 +231,6 @@ pub(super) static FIGURE_3: Figure = Figure {
     fabrics: stores("c"),
 };
 
-const FIGURE_3_CURVES: [KvCurve; 3] = [
-    KvCurve {
-        name: PRISM_KV,
-        system: prism_kv::KIND,
-        variant: Variant::OURS,
-        platform: Platform::PrismSw,
-        low: (Some(0.5), 6.5),
-        points: &[(4.1, 6.9), (7.0, 8.1)],
-        peak: 8.2,
-        low_judged: Shape::Within(WITHIN),
-    },
-    KvCurve {
-        name: PILAF_HW,
-        system: pilaf::KIND,
-        variant: Variant::OURS,
-        platform: Platform::Rdma,
-        low: (Some(0.4), 9.0),
-        points: &[(5.6, 10.5)],
-        peak: 6.7,
-        low_judged: Shape::Within(WITHIN),
-    },
-    KvCurve {
-        name: PILAF_SW,
-        system: pilaf::KIND,
-        variant: Variant::OURS,
-        platform: Platform::PrismSw,
-        low: (None, 13.4),
-        points: &[(3.7, 16.4)],
-        peak: 6.6,
-        low_judged: Shape::Within(WITHIN),
-    },
-];
-
 /// Figure 4: key-value stores that are read and written.
 pub(super) static FIGURE_4: Figure = Figure {
     name: "prism-4",
@@ -255,7 +239,18 @@ pub(super) static FIGURE_4: Figure = Figure {
     axes: UNDER_LOAD,
     places: Vec::new,
     unit: "",
-    curves: || FIGURE_4_CURVES.iter().map(|curve| curve.with_reads(0.5)).collect(),
+    curves: || {
+        let two = Shape::Reported("the paper's text has 8 us for a GET and 6 for a PUT: 7");
+        vec![
+            PRISM_KV.curve(
+                0.5,
+                WITHIN,
+                Numbers { low: (None, 9.5), points: &[(9.1, 13.4), (11.8, 21.0)], peak: 11.9 },
+            ),
+            PILAF_HW.curve(0.5, two, Numbers { low: (None, 8.7), points: &[(10.2, 11.6)], peak: 11.9 }),
+            PILAF_SW.curve(0.5, WITHIN, Numbers { low: (None, 10.6), points: &[(7.7, 20.0)], peak: 9.2 }),
+        ]
+    },
     claims: &[
         Claim {
             what: "at low load Pilaf (HW) is faster than PRISM-KV, and that than Pilaf (SW)",
@@ -273,41 +268,8 @@ pub(super) static FIGURE_4: Figure = Figure {
         },
         Claim {
             what: "the peaks of PRISM-KV and Pilaf (HW) are within 15 % of each other",
-            ratios: &[(peak(PRISM_KV), peak(PILAF_HW), Shape::Within(WITHIN))],
+            ratios: &[(peak(PRISM_KV), peak(PILAF_HW), WITHIN)],
         },
     ],
     fabrics: stores("a"),
 };
-
-const FIGURE_4_CURVES: [KvCurve; 3] = [
-    KvCurve {
-        name: PRISM_KV,
-        system: prism_kv::KIND,
-        variant: Variant::OURS,
-        platform: Platform::PrismSw,
-        low: (None, 9.5),
-        points: &[(9.1, 13.4), (11.8, 21.0)],
-        peak: 11.9,
-        low_judged: Shape::Within(WITHIN),
-    },
-    KvCurve {
-        name: PILAF_HW,
-        system: pilaf::KIND,
-        variant: Variant::OURS,
-        platform: Platform::Rdma,
-        low: (None, 8.7),
-        points: &[(10.2, 11.6)],
-        peak: 11.9,
-        low_judged: Shape::Reported("the paper's text has 8 us for a GET and 6 for a PUT: 7"),
-    },
-    KvCurve {
-        name: PILAF_SW,
-        system: pilaf::KIND,
-        variant: Variant::OURS,
-        platform: Platform::PrismSw,
-        low: (None, 10.6),
-        points: &[(7.7, 20.0)],
-        peak: 9.2,
-        low_judged: Shape::Within(WITHIN),
-    },
-];
