@@ -6,6 +6,7 @@ mod session;
 
 use super::{Done, Failure, duration, files, value_size, warn_of_unused};
 use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 pub(super) use compare::Compare;
 use farside_bench::report::{
     LatencyUs, LoadReport, Spread, YcsbReport, load_text, operations_table, ycsb_table, ycsb_text,
@@ -13,7 +14,8 @@ use farside_bench::report::{
 use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
-use farside_systems::kv::{pilaf, prism_kv};
+use farside_systems::registry::{self, Registered};
+use farside_systems::system::Family;
 pub(super) use floor::{Floor, is_right};
 pub(super) use session::{Asked, Lent, NodeProcess, Rounds, Session, TURN, far};
 use session::{Log, Phases, SAMPLED};
@@ -43,26 +45,18 @@ enum What {
     RivalServer(compare::RivalServer),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum System {
-    /// GET is one indirect READ, PUT two chains
-    PrismKv,
-    /// GET is two READs, PUT a call
-    Pilaf,
+/// A system that can be measured.
+pub(super) type System = &'static Registered;
+
+/// The system that is measured unless the user names another.
+pub(super) fn usual() -> System {
+    registry::family(Family::Kv).next().expect("there is a key-value store")
 }
 
-impl System {
-    /// The system of that kind, which there is.
-    pub(super) fn named(kind: &str) -> System {
-        System::from_str(kind, false).expect("it is one of those here")
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            System::PrismKv => prism_kv::KIND,
-            System::Pilaf => pilaf::KIND,
-        }
-    }
+/// For clap: a system by its name.
+fn systems() -> impl TypedValueParser<Value = System> {
+    let names = registry::family(Family::Kv).map(|system| system.kind);
+    PossibleValuesParser::new(names).map(|kind| registry::named(&kind).expect("it is one of those listed"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -100,7 +94,7 @@ impl FabricArg {
 #[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
 struct Ycsb {
     /// Which system
-    #[arg(long, value_enum, default_value = "prism-kv")]
+    #[arg(long, value_name = "SYSTEM", value_parser = systems(), default_value = usual().kind)]
     system: System,
     /// What carries the requests to the node that is started: shm if left out; of the node of --pool its url says it
     #[arg(long, value_enum)]
@@ -117,7 +111,7 @@ struct Ycsb {
     /// Records in the store [default: 'recordcount' of a file of yours or of -p, or 1000000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
     records: Option<u64>,
-    /// Bytes of a value, 1 to 16MiB; of Pilaf less than 60KiB [default: 'fieldcount' times 'fieldlength', or 512]
+    /// Bytes of a value, 1 to 16MiB; some systems have less than 60KiB [default: 'fieldcount' times 'fieldlength', or 512]
     #[arg(long, value_name = "BYTES", value_parser = value_size)]
     value_size: Option<u32>,
     /// Client threads
@@ -162,7 +156,7 @@ struct Ycsb {
     /// The store of --phase
     #[arg(long, value_name = "NAME", requires = "phase")]
     store: Option<String>,
-    /// Keys whose slots each task remembers, at most 16777216; 0 for none, and for Pilaf always
+    /// Keys whose slots each task remembers, at most 16777216; 0 for none, and for a system that remembers none
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     slot_cache: u32,
     /// Items that the store's table is made for, if more than there will be: fewer keys share a slot in a larger one

@@ -1,7 +1,7 @@
 //! `whatif`: what a system would do on other machines.
 
 use super::{Done, Failure, warn_of_unused};
-use farside::figure::load::SYSTEMS;
+use farside::figure::load;
 use farside::figure::whatif::{self, Question};
 use farside_bench::workload::{Operation, Workload};
 
@@ -28,9 +28,8 @@ pub(super) struct WhatIf {
 }
 
 /// For clap: a system.
-fn system(name: &str) -> Result<&'static str, String> {
-    let found = SYSTEMS.into_iter().find(|&system| system == name);
-    found.ok_or_else(|| format!("there is no model of '{name}': name {}", SYSTEMS.join(" or ")))
+fn system(kind: &str) -> Result<&'static str, String> {
+    load::system(kind).map(|system| system.kind)
 }
 
 /// Values have so many bytes where a workload does not say, as in PRISM's figures.

@@ -10,62 +10,24 @@ use farside_sim::hardware::{Inputs, Platform, Testbed};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_sim::world::{MILLIS, Nanos, SECONDS, World};
-use farside_systems::kv::pilaf::service::PilafKind;
-use farside_systems::kv::pilaf::{self, Pilaf, layout};
-use farside_systems::kv::prism_kv::service::PrismKvKind;
-use farside_systems::kv::prism_kv::{self, PrismKv};
 use farside_systems::kv::{Kv, KvError};
+use farside_systems::registry::{self, AnyKv, Registered};
+use farside_systems::store::StoreError;
+use farside_systems::system::{Family, Options, Sizing};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What the model must know of a system: the registry's part of it is still enumerated here.
-struct Model {
-    service: ServiceWork,
-    /// How many bytes a client brings into checksums to get a value of so many bytes.
-    checksummed_by_get: fn(usize) -> u64,
-}
-
-/// The systems of which there is a model.
-pub const SYSTEMS: [&str; 2] = [prism_kv::KIND, pilaf::KIND];
-
-fn model(system: &str) -> Result<Model, String> {
-    match system {
-        prism_kv::KIND => Ok(Model { service: ServiceWork::NONE, checksummed_by_get: |_| 0 }),
-        pilaf::KIND => Ok(Model {
-            service: ServiceWork { accesses: PILAF_PUT_ACCESSES, checksummed: pilaf_put_checksummed },
-            checksummed_by_get: |value_len| {
-                (CHECKED_ENTRY + layout::HEADER_SIZE + KEY_LEN + value_len) as u64
-            },
-        }),
-        _ => Err(format!("there is no model of '{system}': name {}", SYSTEMS.join(" or "))),
-    }
-}
-
-/// A system's name as people write it.
-pub fn title(system: &str) -> &'static str {
-    if system == prism_kv::KIND { "PRISM-KV" } else { "Pilaf" }
-}
-
-/// Whether a platform can carry a system.
-pub fn runs_on(system: &str, platform: Platform) -> bool {
-    system != prism_kv::KIND || platform != Platform::Rdma
-}
-
 /// Bytes of a key (PRISM, section 6.2).
 const KEY_LEN: usize = size_of::<u64>();
-/// Bytes of an entry that its own CRC is over.
-const CHECKED_ENTRY: usize = layout::ENTRY_SIZE as usize - size_of::<u64>();
-/// A PUT of Pilaf meets the slot's entry, the item that it names, and the new item's buffer; the table's head is in a
-/// cache.
-const PILAF_PUT_ACCESSES: u64 = 3;
 
-/// Bytes whose CRC a PUT of Pilaf makes or checks: the item, the old entry and the new one, and the head.
-fn pilaf_put_checksummed(request_len: usize) -> u64 {
-    let address_and_request = farside_remote::service::ADDRESS_SIZE + layout::REQUEST_SIZE;
-    let item = layout::HEADER_SIZE + request_len.saturating_sub(address_and_request);
-    let head = layout::HEAD_SIZE as usize - size_of::<u64>();
-    (item + 2 * CHECKED_ENTRY + head) as u64
+/// The system of that kind.
+///
+/// # Errors
+/// There is none, or it is no key-value store.
+pub fn system(kind: &str) -> Result<&'static Registered, String> {
+    let found = registry::named(kind).filter(|system| system.family == Family::Kv);
+    found.ok_or_else(|| format!("there is no model of '{kind}': name {}", registry::names(Family::Kv)))
 }
 
 /// A variant of a system, as far as the model can tell it from others.
@@ -156,11 +118,11 @@ impl Bed {
     /// The store cannot be made, or a record not be put.
     pub fn new(load: Load, seed: u64) -> Result<Bed, String> {
         let world = World::new(seed);
-        let kinds = Rc::new(|| vec![Box::new(PrismKvKind) as Box<_>, Box::new(PilafKind) as Box<_>]);
         // Buffers are of at most a quarter more than is asked for; and as much again is on its way back.
         let quota = (load.records() * (load.value_len as u64 + 256) * 5 / 2 + (16 << 20)) >> 20 << 20;
-        let node = start_node(&world, kinds, quota + (32 << 20));
-        let service = model(load.system)?.service;
+        let node = start_node(&world, Rc::new(registry::kinds), quota + (32 << 20));
+        let work = system(load.system)?.work;
+        let service = ServiceWork { accesses: work.call_accesses, checksummed: work.call_checksummed };
         let mut setup = Setup { service, inputs: load.inputs, ..Setup::new(load.platform, load.testbed) };
         (load.variant.setup)(&mut setup);
         let opened = world.complete(SECONDS, async move { open(&node, load, quota, setup).await });
@@ -265,7 +227,12 @@ async fn open(node: &Node, load: Load, quota: u64, setup: Setup) -> Result<Rc<Ma
         name: STORE.to_owned(),
         kind: load.system.to_owned(),
         // Without collisions, as in the paper's runs.
-        parameters: format!("{{\"items\": {}, \"placement\": \"permuted\"}}", load.records()),
+        parameters: (system(load.system)?.parameters)(&Sizing {
+            items: Some(load.records()),
+            key_len: KEY_LEN,
+            value_len: load.value_len,
+            collision_free: true,
+        }),
         quota,
     };
     node.answer(ask).await?;
@@ -284,42 +251,15 @@ struct Work {
     failed: RefCell<Option<String>>,
 }
 
-/// Any of the systems.
-enum AnyKv {
-    PrismKv(PrismKv<Rc<Client>>),
-    Pilaf(Pilaf<Rc<Client>>),
-}
-
-impl AnyKv {
-    async fn open(client: Rc<Client>, system: &str) -> Result<AnyKv, KvError> {
-        Ok(match system {
-            prism_kv::KIND => AnyKv::PrismKv(PrismKv::open(client, NodeId(0), STORE).await?),
-            _ => AnyKv::Pilaf(Pilaf::open(client, NodeId(0), STORE).await?),
-        })
-    }
-
-    async fn get(&mut self, key: u64) -> Result<Option<usize>, KvError> {
-        let key = key.to_be_bytes();
-        Ok(match self {
-            AnyKv::PrismKv(kv) => Kv::get(kv, &key).await?.map(|item| item.value.len()),
-            AnyKv::Pilaf(kv) => Kv::get(kv, &key).await?.map(|item| item.value.len()),
-        })
-    }
-
-    async fn put(&mut self, key: u64, value: &[u8]) -> Result<(), KvError> {
-        let key = key.to_be_bytes();
-        match self {
-            AnyKv::PrismKv(kv) => Kv::put(kv, &key, value).await,
-            AnyKv::Pilaf(kv) => Kv::put(kv, &key, value).await,
-        }
-    }
+async fn connect(client: &Rc<Client>) -> Result<AnyKv<Rc<Client>>, StoreError> {
+    AnyKv::open(Rc::clone(client), NodeId(0), STORE, &Options::default()).await
 }
 
 async fn put_all(client: Rc<Client>, load: Load, keys: impl Iterator<Item = u64>) -> Result<(), KvError> {
-    let mut kv = AnyKv::open(client, load.system).await?;
+    let mut kv = connect(&client).await?;
     let value = vec![7; load.value_len];
     for key in keys {
-        kv.put(key, &value).await?;
+        kv.put(&key.to_be_bytes(), &value).await?;
     }
     Ok(())
 }
@@ -332,17 +272,18 @@ async fn work_on(
     work: &Work,
     timed: u64,
 ) -> Result<(), KvError> {
-    let mut kv = AnyKv::open(Rc::clone(&client), load.system).await?;
+    let mut kv = connect(&client).await?;
     let value = vec![7; load.value_len];
-    let checksummed_by_get = model(load.system).expect("a bed was made for it").checksummed_by_get;
-    let checking = load.inputs.crc_ns((checksummed_by_get)(load.value_len));
+    let checksummed = system(load.system).expect("a bed was made for it").work.get_checksummed;
+    let checking = load.inputs.crc_ns(checksummed(KEY_LEN, load.value_len));
     while work.left.get() > 0 {
         let (key, since) = (random.below(load.records()), client.now());
         if random.share() < load.reads {
-            assert_eq!(kv.get(key).await?, Some(load.value_len), "every record is there");
+            let len = kv.get(&key.to_be_bytes()).await?.map(|item| item.value.len());
+            assert_eq!(len, Some(load.value_len), "every record is there");
             client.sleep(Duration::from_nanos(checking)).await;
         } else {
-            kv.put(key, &value).await?;
+            kv.put(&key.to_be_bytes(), &value).await?;
         }
         let left = work.left.get();
         if left <= timed && left > 0 {

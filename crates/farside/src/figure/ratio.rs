@@ -5,7 +5,7 @@
 //! machine did in the meantime met both. Two peaks that come with different numbers of clients have no round in common,
 //! so there every round of one is held to every round of the other.
 
-use super::load::title;
+use super::load::system;
 use super::{
     At, Curve, Drawn, Figure, MEASURED, Ops, Picture, Point, Predict, Published, Stores, json_lines,
 };
@@ -158,7 +158,7 @@ impl Measurement {
                 |curve: &Curve| curve.published.iter().find(|published| at(published.at)).map(|of| of.value);
             Some(value(of_system(system)?)? / value(of_system(base)?)?)
         };
-        let title = |system: usize| title(stores.systems[system]);
+        let title = |place: usize| system(stores.systems[place]).expect("it is registered").title;
         let mut ratios = Vec::new();
         for load in loads {
             for system in 0..base {

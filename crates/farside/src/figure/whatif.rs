@@ -1,7 +1,7 @@
 //! What a system would do on other machines: its round trips and bytes, latency and throughput, on each platform, over
 //! each network.
 
-use super::load::{Bed, Load, Variant, runs_on};
+use super::load::{Bed, Load, Variant, system};
 use farside_bench::report::Table;
 use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
 use serde::Serialize;
@@ -52,7 +52,8 @@ pub struct Answer {
 /// A simulated operation failed.
 pub fn ask(question: &Question) -> Result<Vec<Answer>, String> {
     let mut answers = Vec::new();
-    let platforms = Platform::ALL.into_iter().filter(|&platform| runs_on(question.system, platform));
+    let needs = system(question.system)?.needs;
+    let platforms = Platform::ALL.into_iter().filter(|platform| platform.capabilities().contains(needs));
     for platform in platforms {
         for distance in Distance::ALL {
             answers.push(answer(question, platform, distance)?);

@@ -12,7 +12,7 @@ mod servers;
 mod telling;
 
 use super::session::Asked;
-use super::{Done, FabricArg, Failure, Session, System, fewer, seconds};
+use super::{Done, FabricArg, Failure, Session, fewer, seconds, usual};
 use crate::cli::files::Folder;
 use crate::cli::machine::Machine;
 use crate::cli::{check_available, progress, value_size, warn_of_unused};
@@ -26,7 +26,7 @@ use farside_bench::compare::{self, Address, Client, Dialect, Waiting};
 use farside_bench::kv::{Run, Thread};
 use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
-use farside_systems::kv::prism_kv::layout::{slots_for, table_len};
+use farside_systems::system::Sizing;
 use lanes::{Lane, Who};
 pub(super) use servers::RivalServer;
 use servers::{Server, memcached_table};
@@ -57,7 +57,7 @@ pub(in crate::cli) struct Compare {
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 28))]
     records: u64,
-    /// Items that the tables of PRISM-KV and memcached are made for: fewer keys share a slot in larger ones [default:
+    /// Items that the tables of Farside and memcached are made for: fewer keys share a slot in larger ones [default:
     /// twice the records]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     items: Option<u64>,
@@ -261,7 +261,7 @@ impl Compare {
         self.items.unwrap_or(2 * self.records)
     }
 
-    /// What is asked of PRISM-KV.
+    /// What is asked of Farside.
     fn asked(&self, workload: &Workload) -> Asked {
         Asked {
             fabric: Some(FabricArg::Shm),
@@ -269,7 +269,7 @@ impl Compare {
             items: Some(self.items()),
             threads: self.threads,
             tasks: self.depth,
-            ..Asked::new(System::PrismKv, workload.clone())
+            ..Asked::new(usual(), workload.clone())
         }
     }
 
@@ -287,10 +287,10 @@ impl Compare {
     }
 }
 
-/// Bytes of PRISM-KV's table for so many items.
+/// Bytes of our table for so many items.
 fn our_table(items: u64) -> u64 {
-    let bytes = slots_for(items).and_then(table_len);
-    bytes.expect("fewer can be asked for than the largest table has room for")
+    let footprint = (usual().footprint)(&Sizing { items: Some(items), ..Sizing::default() });
+    footprint.expect("fewer can be asked for than the largest table has room for").table_bytes
 }
 
 /// Rivals that take part.

@@ -12,7 +12,7 @@ pub(in crate::cli) use lent::Lent;
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
 
-use super::{FabricArg, System};
+use super::FabricArg;
 use crate::cli::{Failure, check_available, files, progress};
 use asked::quota;
 use farside::parts::{AnyKv, Endpoint};
@@ -31,6 +31,7 @@ use farside_fabrics::memory::Mapping;
 use farside_remote::NodeId;
 use farside_systems::kv::{Kv, KvError};
 use farside_systems::system::Options;
+use farside_systems::with_kv;
 use node::reach;
 use outcome::{Ended, Sampled, difference};
 use pace::{Pace, Start, Step};
@@ -107,13 +108,13 @@ impl Session {
         quota: u64,
     ) -> Result<Session, Failure> {
         let store = match &asked.phases {
-            Phases::Both => format!("ycsb-{}-{}", asked.system.name(), std::process::id()),
+            Phases::Both => format!("ycsb-{}-{}", asked.system.kind, std::process::id()),
             Phases::Load(name) | Phases::Run(name) => name.clone(),
         };
         let new = NewStore {
             items: Some(asked.items()),
             collision_free: asked.collision_free,
-            kind: asked.system.name().into(),
+            kind: asked.system.kind.into(),
             ..NewStore::prism_kv(&store, quota)
         };
         let lent = match (&asked.pool, &asked.phases) {
@@ -252,10 +253,7 @@ impl Session {
                     // Nobody shows progress once the load has failed elsewhere.
                     told.send(count).unwrap_or(());
                 };
-                let loaded = match &mut kv {
-                    AnyKv::PrismKv(kv) => self.run.load(kv, first, tasks, tell).await,
-                    AnyKv::Pilaf(kv) => self.run.load(kv, first, tasks, tell).await,
-                };
+                let loaded = with_kv!(&mut kv, kv => self.run.load(kv, first, tasks, tell).await);
                 if let Err(reason) = loaded {
                     failed.borrow_mut().get_or_insert(reason);
                 }
@@ -422,10 +420,7 @@ impl Session {
                     warm.send(()).unwrap_or(()); // The conductor outlives its clients.
                 };
                 let warmed_up = (task == 0).then_some(warmed_up);
-                match kv {
-                    AnyKv::PrismKv(kv) => pace.task(&self.run, kv, drawn, writer, start, warmed_up).await,
-                    AnyKv::Pilaf(kv) => pace.task(&self.run, kv, drawn, writer, start, warmed_up).await,
-                }
+                with_kv!(kv, kv => pace.task(&self.run, kv, drawn, writer, start, warmed_up).await);
             });
         }
         core.run();
@@ -464,10 +459,7 @@ impl Session {
             core.spawn(async move {
                 let mut is_connected = true;
                 while is_connected && !self.run.is_stopped() {
-                    is_connected = match &mut kv {
-                        AnyKv::PrismKv(kv) => self.run.task(kv, drawn, task, STEP).await,
-                        AnyKv::Pilaf(kv) => self.run.task(kv, drawn, task, STEP).await,
-                    };
+                    is_connected = with_kv!(&mut kv, kv => self.run.task(kv, drawn, task, STEP).await);
                     count.fetch_add(STEP, Ordering::Relaxed);
                 }
             });
@@ -494,10 +486,8 @@ impl Session {
         let mut is_connected = true;
         while is_connected && (operations == 0 || operations < COUNTED && began.elapsed() < COUNT_MAX) {
             let so_many = step.next();
-            is_connected = match &mut kv {
-                AnyKv::PrismKv(kv) => block_on(counted.inner(), self.run.task(kv, &drawn, 0, so_many)),
-                AnyKv::Pilaf(kv) => block_on(counted.inner(), self.run.task(kv, &drawn, 0, so_many)),
-            };
+            is_connected =
+                with_kv!(&mut kv, kv => block_on(counted.inner(), self.run.task(kv, &drawn, 0, so_many)));
             operations += so_many;
         }
         let all = counted.take();
@@ -508,11 +498,8 @@ impl Session {
             block_on(counted.inner(), kv.get(&key))?;
             read += 1;
         }
-        let reads_of_a_probe = match self.asked.system {
-            System::PrismKv => 1.0,
-            System::Pilaf => 2.0,
-        };
-        let probes = counted.take().requests as f64 / read as f64 / reads_of_a_probe;
+        let chains_per_probe = self.asked.system.work.chains_per_probe;
+        let probes = counted.take().requests as f64 / read as f64 / f64::from(chains_per_probe);
         Ok(Sampled { costs: all, operations: operations as f64, probes })
     }
 }
@@ -533,12 +520,10 @@ fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failur
             "there is no store '{store}' to run on: load it first, by the same command with --phase load"
         )));
     };
-    if found.kind != asked.system.name() {
+    if found.kind != asked.system.kind {
         return Err(Failure::Told(format!(
             "store '{store}' is a {}, not a {}: give --system {}",
-            found.kind,
-            asked.system.name(),
-            found.kind
+            found.kind, asked.system.kind, found.kind
         )));
     }
     let endpoint = Rc::new(pool.endpoint_here()?);

@@ -3,7 +3,7 @@
 //! Invariant: a run and the floor that it is held to are of the same records, values and operations under way, one
 //! client thread each.
 
-use crate::cli::bench::{Asked, Compare, FabricArg, Floor as Echo, Session, System, is_right};
+use crate::cli::bench::{Asked, Compare, FabricArg, Floor as Echo, Session, is_right, usual};
 use crate::cli::machine::Machine;
 use crate::cli::{Done, Failure};
 use farside_bench::compare::rows::CompareReport;
@@ -142,7 +142,7 @@ impl Settings {
             value_size: self.value_size as usize,
             tasks: DEPTHS[DEPTHS.len() - 1],
             warm_up: self.warm_up(),
-            ..Asked::new(System::PrismKv, self.workload("c")?)
+            ..Asked::new(usual(), self.workload("c")?)
         })
     }
 

@@ -2,9 +2,9 @@
 
 use super::{doubling, listed};
 use crate::cli::Failure;
-use crate::cli::bench::{Asked, FabricArg, Rounds, Session, System, TURN, far};
+use crate::cli::bench::{Asked, FabricArg, Rounds, Session, TURN, far};
 use farside::figure::ratio::{Loaded, Measurement, Runner};
-use farside::figure::{Figure, OnFabrics, Ops, Stores};
+use farside::figure::{Figure, OnFabrics, Ops, Stores, load};
 use farside::parts::{AnyKv, Endpoint};
 use farside_bench::workload::{self, Distribution, Workload};
 use farside_fabrics::executor::block_on;
@@ -15,6 +15,7 @@ use farside_remote::{
 };
 use farside_sim::hardware::Distance;
 use farside_sim::micro::MicroOp;
+use farside_systems::kv::prism_kv;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -57,8 +58,7 @@ impl Measure {
     /// All stores, under ever more clients.
     fn stores(&self, stores: &Stores) -> Result<Measurement, Failure> {
         let distance = self.distance.unwrap_or(stores.distance);
-        let asked =
-            |&system: &&str| self.asked(System::named(system), stores.workload, self.records, self.clients);
+        let asked = |&system: &&str| self.asked(system, stores.workload, self.records, self.clients);
         let sessions = Session::start_all(stores.systems.iter().map(asked).collect::<Result<_, _>>()?)?;
         let mut rounds = Rounds::open(&sessions, self.clients, layer(distance))?;
         let mut loads = Vec::new();
@@ -91,12 +91,12 @@ impl Measure {
     /// A store with hardly anything in it.
     fn one_record(&self) -> Result<Session, Failure> {
         const RECORDS: u64 = 64;
-        let session = Session::start(self.asked(System::PrismKv, "c", RECORDS, 1)?)?;
+        let session = Session::start(self.asked(prism_kv::KIND, "c", RECORDS, 1)?)?;
         note!("measuring ops ...");
         Ok(session)
     }
 
-    fn asked(&self, system: System, workload: &str, records: u64, clients: u32) -> Result<Asked, Failure> {
+    fn asked(&self, system: &str, workload: &str, records: u64, clients: u32) -> Result<Asked, Failure> {
         let mut workload = Workload::resolve(workload)?;
         (workload.records, workload.distribution) = (records, Distribution::Uniform);
         Ok(Asked {
@@ -105,7 +105,7 @@ impl Measure {
             tasks: clients,
             // As in the paper's runs.
             collision_free: true,
-            ..Asked::new(system, workload)
+            ..Asked::new(load::system(system).map_err(Failure::Told)?, workload)
         })
     }
 

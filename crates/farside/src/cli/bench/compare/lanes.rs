@@ -18,6 +18,7 @@ use farside_bench::kv::{Run, Thread};
 use farside_bench::report::{Latencies, cpu_time_of, own_cpu_time};
 use farside_fabrics::executor::Core;
 use farside_fabrics::spin;
+use farside_systems::with_kv;
 use std::process::Stdio;
 use std::rc::Rc;
 use std::sync::mpsc;
@@ -423,8 +424,5 @@ async fn some<F>(run: &Run, kv: &mut AnyKv<Rc<F>>, thread: &Thread, task: u32, o
 where
     F: farside_remote::Fabric + farside_remote::clock::Clock,
 {
-    match kv {
-        AnyKv::PrismKv(kv) => run.task(kv, thread, task, operations).await,
-        AnyKv::Pilaf(kv) => run.task(kv, thread, task, operations).await,
-    }
+    with_kv!(kv, kv => run.task(kv, thread, task, operations).await)
 }

@@ -5,6 +5,7 @@
 use super::our_table;
 use super::servers::memcached_table;
 use crate::cli::Done;
+use crate::cli::bench::usual;
 use farside_bench::compare::rows::{Client, CompareReport, Cores, table};
 
 /// Columns that a paragraph has at most.
@@ -85,9 +86,11 @@ pub(super) fn tell_caveats(
                 .to_owned(),
         ),
         Some(
-            "Redis and memcached do more than PRISM-KV: types, expiry, eviction, replication. Keys have 8 bytes with \
-             everyone; memcached's are made of letters."
-                .to_owned(),
+            format!(
+                "Redis and memcached do more than {}: types, expiry, eviction, replication. Keys have 8 bytes with \
+                 everyone; memcached's are made of letters.",
+                usual().title
+            ),
         ),
         Some(
             "shm, ring, LMDB and unix sockets are for the processes of one host, and all of this was measured within \
@@ -109,8 +112,9 @@ pub(super) fn tell_caveats(
 pub(super) fn told_tables(reports: &[CompareReport], records: u64, items: u64) -> String {
     let of_each = |bytes: u64| bytes as f64 / records as f64;
     let mut told = format!(
-        "PRISM-KV's table is made for {items} items: {:.0} bytes of it for each record. The larger it is, the fewer \
+        "{}'s table is made for {items} items: {:.0} bytes of it for each record. The larger it is, the fewer \
          gets need a second request; --items says how large.",
+        usual().title,
         of_each(our_table(items)),
     );
     if is_among(reports, "memcached") {

@@ -1,6 +1,6 @@
 //! What is to be measured, and the store that this takes.
 
-use super::super::{FabricArg, System, fewer};
+use super::super::{FabricArg, System, fewer, usual};
 use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
@@ -9,10 +9,7 @@ use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_remote::arena::Geometry;
-use farside_remote::arena::class::Class;
-use farside_systems::kv::pilaf::layout as pilaf;
-use farside_systems::kv::prism_kv::layout as prism_kv;
-use farside_systems::kv::prism_kv::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX};
+use farside_systems::system::{Footprint, Misfit, Sizing};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,6 +19,9 @@ const WARM_UP: Duration = Duration::from_millis(500);
 const COUNTED_MAX: u64 = COUNTED + Step::MAX;
 /// One latency is taken in so many operations, if nobody says.
 pub(in crate::cli) const SAMPLED: u64 = 64;
+
+/// Bytes of a key.
+const KEY_SIZE: usize = 8;
 
 /// What is to be measured.
 #[derive(Clone)]
@@ -118,12 +118,11 @@ impl Asked {
         self.items.unwrap_or_else(|| self.records_max())
     }
 
-    /// Slots of that table. Nothing where it would be larger than any.
-    pub(super) fn slots(&self) -> Option<u64> {
-        match self.system {
-            System::PrismKv => prism_kv::slots_for(self.items()),
-            System::Pilaf => pilaf::slots_for(self.items()),
-        }
+    /// The memory that the store takes.
+    pub(super) fn footprint(&self) -> Result<Footprint, Misfit> {
+        let (items, value_len) = (Some(self.items()), self.value_size);
+        let sizing = Sizing { items, key_len: KEY_SIZE, value_len, collision_free: self.collision_free };
+        (self.system.footprint)(&sizing)
     }
 
     /// Whether the table has room for all that can come to be: one that has not would grow while it is measured, or be
@@ -208,46 +207,30 @@ impl Asked {
 /// # Errors
 /// The system has no items of that size, or no store is so large.
 pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
-    const KEY_SIZE: usize = 8;
-    const STATE_SIZE: u64 = 16;
     const SLACK: u64 = 96 << 20;
     if matches!(asked.phases, Phases::Run(_)) {
         return Ok(0);
     }
-    let (system, tasks) = (asked.system, asked.threads * asked.tasks);
-    let item = HEADER_SIZE + KEY_SIZE + asked.value_size;
-    const _: () = assert!(HEADER_SIZE == pilaf::HEADER_SIZE && ITEM_MAX == pilaf::ITEM_MAX);
-    if system == System::Pilaf && item > ITEM_MAX {
-        return Err(Failure::Told(format!(
-            "a value of Pilaf has at most {} bytes here: give a smaller --value-size, or --system prism-kv",
-            pilaf::PAIR_MAX - KEY_SIZE
-        )));
-    }
-    let whole = (item / PART_MAX) as u64;
-    let size_of = |len: usize| {
-        let class = Class::for_len(len).expect("a buffer holds any item of one piece, and any part");
-        u64::from(class.size) + STATE_SIZE
-    };
-    let each = if item <= ITEM_MAX {
-        size_of(item)
-    } else {
-        whole * size_of(PART_MAX) + size_of(item % PART_MAX) + size_of(ITEM_MAX / 8)
-    };
-    let table_len = match system {
-        System::PrismKv => prism_kv::table_len,
-        System::Pilaf => pilaf::table_len,
-    };
     let records = asked.records_max();
-    let bytes = |table: u64| {
-        let (table, items) = (u128::from(table), u128::from(records) * u128::from(each));
-        let on_the_way = (u64::from(tasks) * each * 1024).min(1 << 30);
-        table + items + items / 16 + u128::from(on_the_way + SLACK)
-    };
-    match asked.slots().and_then(table_len).map(bytes).filter(|&bytes| bytes <= Geometry::SIZE_MAX.into()) {
-        Some(bytes) => Ok((bytes as u64).next_multiple_of(1 << 20)),
-        None => Err(Failure::Told(format!(
+    let no_room = || {
+        Failure::Told(format!(
             "no node has room for the {records} records that there can come to be: {}",
             asked.remedy()
-        ))),
+        ))
+    };
+    let Footprint { table_bytes, item_bytes, .. } = asked.footprint().map_err(|misfit| match misfit {
+        Misfit::Items => no_room(),
+        Misfit::Value(max) => Failure::Told(format!(
+            "a value of {} has at most {max} bytes here: give a smaller --value-size, or --system {}",
+            asked.system.title,
+            usual().kind
+        )),
+    })?;
+    let items = u128::from(records) * u128::from(item_bytes);
+    let on_the_way = (u64::from(asked.threads * asked.tasks) * item_bytes * 1024).min(1 << 30);
+    let bytes = u128::from(table_bytes) + items + items / 16 + u128::from(on_the_way + SLACK);
+    if bytes > Geometry::SIZE_MAX.into() {
+        return Err(no_room());
     }
+    Ok((bytes as u64).next_multiple_of(1 << 20))
 }

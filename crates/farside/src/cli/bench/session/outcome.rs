@@ -1,10 +1,10 @@
 //! What a measurement came to: of one client, of all, of all repeats, and as it is reported.
 
 use super::{Phases, Session};
-use crate::cli::bench::System;
 use farside_bench::driver::{ByKind, Tally};
 use farside_bench::report::{CpuSeconds, LatencyUs, OperationReport, PerOp, Spread, YcsbReport};
 use farside_fabrics::layer::count::Costs;
+use farside_remote::Capabilities;
 use farside_remote::arena::session::Counters;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,11 +22,11 @@ impl Session {
         let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
         let slots = match self.asked.phases {
             Phases::Run(_) => None, // Who loaded the store may have asked for another table.
-            Phases::Both | Phases::Load(_) => self.asked.slots(),
+            Phases::Both | Phases::Load(_) => self.asked.footprint().ok().map(|footprint| footprint.slots),
         };
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
-            system: self.asked.system.name().into(),
+            system: self.asked.system.kind.into(),
             fabric: self.pool.fabric().into(),
             workload: self.asked.workload.name.clone(),
             distribution: self.asked.workload.distribution.name().into(),
@@ -45,16 +45,16 @@ impl Session {
             repeats_ops_per_s: rates,
             latency_us: LatencyUs::from(&tally.latencies.all()),
             operations: operations_of(tally),
-            per_op: match self.asked.system {
-                System::PrismKv => PerOp {
+            per_op: if self.asked.system.needs.contains(Capabilities::CALLS) {
+                sampled.per_op() // Session slots count no calls.
+            } else {
+                PerOp {
                     round_trips: sampled.costs.round_trips as f64 / sampled.operations,
                     requests: ended.counters.chains as f64 / operations,
                     bytes_out: ended.counters.bytes_in as f64 / operations,
                     bytes_in: ended.counters.bytes_out as f64 / operations,
                     atomics: ended.counters.atomics as f64 / operations,
-                },
-                // Whoever runs chains counts no calls.
-                System::Pilaf => sampled.per_op(),
+                }
             },
             cpu_s_per_mop: CpuSeconds { client: per_mop(ended.own_cpu), node: ended.node_cpu.map(per_mop) },
             errors: tally.errors,

@@ -10,6 +10,7 @@ use farside::parts::{AnyKv, Endpoint};
 use farside_bench::kv::Thread;
 use farside_fabrics::executor::{Core, TASKS_MAX};
 use farside_fabrics::layer::delay::{Delay, Distance};
+use farside_systems::with_kv;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -106,9 +107,6 @@ impl Lane<'_> {
 impl Session {
     /// Does so many operations of the workload, or fewer if it is stopped. False if its connection is gone.
     async fn some(&self, kv: &mut AnyKv<Far>, drawn: &Thread, client: u32, operations: u64) -> bool {
-        match kv {
-            AnyKv::PrismKv(kv) => self.run.task(kv, drawn, client, operations).await,
-            AnyKv::Pilaf(kv) => self.run.task(kv, drawn, client, operations).await,
-        }
+        with_kv!(kv, kv => self.run.task(kv, drawn, client, operations).await)
     }
 }
