@@ -3,7 +3,7 @@
 //! Invariant: a store's region is known to clients only once everything was granted; it is unknown, and its key
 //! opens nothing, before anything is taken back.
 
-use crate::rebuild::Rebuild;
+use crate::rebuild::{self, Rebuild};
 use crate::served::Served;
 use farside_remote::Memory;
 use farside_remote::arena::{REGIONS_MAX, SEGMENT_SIZE};
@@ -122,6 +122,18 @@ impl<M: Memory> Catalog<M> {
             let known: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
             format!("no store can be of kind '{name}': name one of {}", known.join(", "))
         })
+    }
+
+    /// The service of a store, with those of its former tables.
+    ///
+    /// # Errors
+    /// The store is of no known kind, or its parameters are not such as its kind plans.
+    pub(crate) fn serve(&self, store: &Store) -> Result<Box<dyn Service<M>>, String> {
+        let mut service = self.kind(&store.kind)?.serve(&store.parameters, store.extent())?;
+        match &store.formers()[..] {
+            [] => Ok(service),
+            formers => rebuild::of(&mut *service)?.succeed(formers),
+        }
     }
 
     /// The store of that name.

@@ -21,7 +21,7 @@ use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::state::Stage;
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
-use farside_remote::service::{Kind, Plan, Tick};
+use farside_remote::service::{Kind, Plan, Step, Tick};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -507,7 +507,7 @@ impl<M: NodeMemory> Node<M> {
         let mut served =
             entry.served.try_attend().ok_or("its service is in the middle of a call: ask again")?;
         let quota = entry.store.quota + Division::reserve_of(entry.store.quota / SEGMENT_SIZE) * SEGMENT_SIZE;
-        served.service().rebuild(parameters.unwrap_or("{}"), quota, seed)?;
+        rebuild::of(served.service())?.survey(parameters.unwrap_or("{}"), quota, seed)?;
         drop(served);
         // Of one that is under way, the catalog knows which secret the store has in the end.
         let next_secret = entry.rebuild.as_ref().map_or(secret.max(1), |rebuild| rebuild.next_secret);
@@ -653,18 +653,19 @@ impl<M: NodeMemory> Node<M> {
         let Some(mut served) = entry.served.try_attend() else { return Ok(false) }; // In the middle of a call.
         let service = served.service();
         let Some(Rebuild { stage, next_secret, is_stuck, .. }) = &mut entry.rebuild else {
-            let tick = service.tick(memory, &mut Vec::new())?;
-            entry.is_crowded |= tick == Tick::Crowded;
+            let tick = service.tick(memory)?;
+            entry.is_crowded |= service.rebuild().is_some_and(|rebuild| rebuild.is_crowded());
             return Ok(tick == Tick::Made);
         };
+        let Some(service) = service.rebuild() else { return Ok(false) };
         let next_secret = *next_secret;
         match stage {
             RebuildStage::Survey => {
-                let tick = service.tick(memory, &mut Vec::new())?;
+                let step = service.step(memory, &mut Vec::new())?;
                 drop(served);
-                match tick {
-                    Tick::Wants(plan) => self.grant_table(region, plan),
-                    Tick::Content => self.end_rebuild(region, Err(NOT_CROWDED.into())),
+                match step {
+                    Step::Wants(plan) => self.grant_table(region, plan),
+                    Step::Content => self.end_rebuild(region, Err(NOT_CROWDED.into())),
                     _ => {}
                 }
             }
@@ -680,17 +681,17 @@ impl<M: NodeMemory> Node<M> {
             }
             RebuildStage::Move => {
                 let mut dropped = Vec::new();
-                let tick = service.tick(memory, &mut dropped)?;
+                let step = service.step(memory, &mut dropped)?;
                 drop(served);
                 dropped.into_iter().for_each(|at| self.reclaim.add(at));
-                match tick {
-                    Tick::Moved if is_scanned => return Ok(false), // It counts slots in the order of both tables.
-                    Tick::Moved => {
+                match step {
+                    Step::Moved if is_scanned => return Ok(false), // It counts slots in the order of both tables.
+                    Step::Moved => {
                         let store = rebuild::with_one(&entry.store, next_secret);
                         self.publish_one(memory, sequence, store)?;
                     }
-                    Tick::Made => {}
-                    Tick::Crowded => {
+                    Step::Made => {}
+                    Step::Stuck => {
                         (*is_stuck, entry.is_crowded) = (true, true);
                         return Ok(false);
                     }
@@ -734,8 +735,7 @@ impl<M: NodeMemory> Node<M> {
     /// The store has both tables from now on; or what was granted goes back, where it cannot.
     fn publish_both(&mut self, memory: &M, store: Store, segments: Vec<u32>) -> Result<(), M::Wait> {
         let region = store.region;
-        let kind = self.catalog.kind(&store.kind);
-        let served = kind.and_then(|kind| kind.succeed(&store.formers(), &store.parameters, store.extent()));
+        let served = self.catalog.serve(&store);
         let stores = self.stores_with(&store);
         let fits = restart::record(1, &stores.iter().copied().chain(self.being_made()).collect::<Vec<_>>());
         let service = match served.and_then(|service| fits.map(|_| service)) {
@@ -762,9 +762,7 @@ impl<M: NodeMemory> Node<M> {
 
     /// The store has its next table alone from now on, and another key.
     fn publish_one(&mut self, memory: &M, sequence: u64, store: Store) -> Result<(), M::Wait> {
-        let kind = self.catalog.kind(&store.kind).expect("it was served until now");
-        let service = kind.serve(&store.parameters, store.extent());
-        let service = service.expect("it was served, with another table beside it");
+        let service = self.catalog.serve(&store).expect("it was served, with another table beside it");
         let record = restart::record(sequence, &self.stores_with(&store)).expect("there was more before");
         self.write_catalog(memory, &record)?;
         let Some(entry) = self.catalog.by_region_mut(store.region) else { return Ok(()) };

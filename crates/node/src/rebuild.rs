@@ -15,10 +15,11 @@ use crate::extents::Extents;
 use crate::mutants;
 use crate::node::{NodeMemory, Ticket};
 use crate::session::{Grace, Sessions};
+use farside_remote::Memory;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Former, Store};
-use farside_remote::service::Plan;
+use farside_remote::service::{self, Plan, Service};
 
 /// A rebuild that is under way.
 pub struct Rebuild {
@@ -86,6 +87,16 @@ impl Rebuild {
     }
 }
 
+/// A service as one that gives its store another table.
+///
+/// # Errors
+/// It cannot.
+pub(crate) fn of<M: Memory>(service: &mut dyn Service<M>) -> Result<&mut dyn service::Rebuild<M>, String> {
+    service.rebuild().ok_or_else(|| {
+        "a store of this kind keeps its table: make another store, and put into it what is in this one".into()
+    })
+}
+
 /// What a store is once the catalog shows a further table beside what it has.
 pub(crate) fn with_both(store: &Store, plan: &Plan, table_at: u64, next_secret: u64) -> Store {
     let before = store.former.as_ref().map(|former| Box::new(Former { next_secret: 0, ..former.clone() }));
@@ -108,7 +119,8 @@ pub(crate) fn with_one(store: &Store, secret: u64) -> Store {
 
 /// A store, as whoever asks may know it.
 pub(crate) fn shown<M: NodeMemory>(entry: &Entry<M>) -> Store {
-    let moved_percent = entry.served.try_attend().map_or(0, |mut served| served.service().moved_percent());
+    let moved = |service: &mut dyn Service<M>| service.rebuild().map(|rebuild| rebuild.moved_percent());
+    let moved_percent = entry.served.try_attend().and_then(|mut served| moved(served.service())).unwrap_or(0);
     let former =
         entry.store.former.as_ref().map(|former| Former { moved_percent, next_secret: 0, ..former.clone() });
     Store { former, ..entry.store.clone() }

@@ -101,11 +101,7 @@ pub(crate) fn restore<M: NodeMemory>(
     let mut segments: BTreeMap<u32, Vec<u32>> =
         stores.iter().map(|store| (store.region, Vec::new())).collect();
     for store in &stores {
-        let service = catalog.kind(&store.kind).and_then(|kind| match &store.formers()[..] {
-            [] => kind.serve(&store.parameters, store.extent()),
-            formers => kind.succeed(formers, &store.parameters, store.extent()),
-        });
-        let service = match service {
+        let service = match catalog.serve(store) {
             Ok(service) => service,
             Err(reason) => return Ok(Err(format!("store '{}' cannot be served: {reason}", store.name))),
         };

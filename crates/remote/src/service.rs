@@ -90,43 +90,74 @@ pub trait Service<M: Memory>: Send {
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait>;
 
     /// A step of what the structure wants done without being asked, in at most about 16 accesses; changes nothing of
-    /// its own but after the last of them. `dropped` takes buffers that it has made RETIRED and the node's
-    /// ([`crate::arena::Arena::condemn`]): they come back like any.
-    fn tick(&mut self, _memory: &M, _dropped: &mut Vec<u64>) -> Result<Tick, M::Wait> {
+    /// its own but after the last of them.
+    fn tick(&mut self, _memory: &M) -> Result<Tick, M::Wait> {
         Ok(Tick::Idle)
     }
 
-    /// Is to have another table, such as these parameters say: it tells by [`Tick::Wants`] which. `quota` is what its
-    /// buffers take at most, in bytes; `entropy` is random.
-    ///
-    /// # Errors
-    /// It cannot have one, or not such.
-    fn rebuild(&mut self, _parameters: &str, _quota: u64, _entropy: u64) -> Result<(), String> {
-        Err("a store of this kind keeps its table: make another store, and put into it what is in this one"
-            .into())
-    }
-
-    /// How far it has moved from its former table to the next, in percent.
-    fn moved_percent(&self) -> u8 {
-        0
+    /// The service as one that gives its store another table, if it can.
+    fn rebuild(&mut self) -> Option<&mut dyn Rebuild<M>> {
+        None
     }
 }
 
 /// What a service's own step came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tick {
     /// There was nothing to do, until somebody changes something.
     Idle,
     /// Something was done: have it make another.
     Made,
-    /// Its table has become crowded: it would be rebuilt, if it were told to.
-    Crowded,
-    /// It is to have a table like this, and its [`Kind::succeed`] is to serve both.
+}
+
+/// A service that gives its store another table while the store is used: it says which, and once it has both, moves
+/// what is in the former one.
+pub trait Rebuild<M: Memory> {
+    /// Whether its ticks have found the table crowded since this was asked last.
+    fn is_crowded(&mut self) -> bool {
+        false
+    }
+
+    /// Begins to survey what is in its tables, for a table such as these parameters say: [`Rebuild::step`] answers
+    /// which. `quota` is the most bytes that its buffers take; `entropy` is random.
+    ///
+    /// # Errors
+    /// It cannot have such a table.
+    fn survey(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String>;
+
+    /// The service of the store on its way from former tables, oldest first, each with its parameters, to the table
+    /// that this service, which [`Kind::serve`] has made, has alone.
+    ///
+    /// # Errors
+    /// The parameters are not such as [`Step::Wants`] answers.
+    fn succeed(&mut self, _formers: &[(&str, Extent)]) -> Result<Box<dyn Service<M>>, String> {
+        Err("the service has former tables already".into())
+    }
+
+    /// A step of the survey that was begun, or else of the move, in at most about 16 accesses; changes nothing of its
+    /// own but after the last of them. `dropped` takes buffers that it has made RETIRED and the node's
+    /// ([`crate::arena::Arena::condemn`]): they come back like any.
+    fn step(&mut self, memory: &M, dropped: &mut Vec<u64>) -> Result<Step, M::Wait>;
+
+    /// How much it has moved from its former tables, in percent.
+    fn moved_percent(&self) -> u8 {
+        0
+    }
+}
+
+/// What a step of a survey or of a move came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Something was done: have it make another.
+    Made,
+    /// The survey has ended: the store is to have a table like this, and [`Rebuild::succeed`] is to serve both.
     Wants(Plan),
-    /// It needs no other table, and will not have been rebuilt.
+    /// The survey has ended: the store needs no other table, and is not rebuilt.
     Content,
-    /// Nothing is in its former tables any more.
+    /// The move has ended: nothing is in the former tables any more.
     Moved,
+    /// The next table has no place for all: a further one may be surveyed for.
+    Stuck,
 }
 
 /// A kind of store that a node can create.
@@ -147,21 +178,6 @@ pub trait Kind<M: Memory>: Send + Sync {
     /// # Errors
     /// The parameters are not such as [`Kind::plan`] answers.
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String>;
-
-    /// The service of a store on its way from former tables, oldest first, to this one, each with its parameters. It
-    /// moves what is in the former ones, by [`Service::tick`], until that answers [`Tick::Moved`]; if not all has a
-    /// place, that answers [`Tick::Crowded`], and the service may be told to have a further table.
-    ///
-    /// # Errors
-    /// The parameters are not such as [`Tick::Wants`] answers.
-    fn succeed(
-        &self,
-        _formers: &[(&str, Extent)],
-        _parameters: &str,
-        _table: Extent,
-    ) -> Result<Box<dyn Service<M>>, String> {
-        Err(format!("a store of kind '{}' keeps its table", self.name()))
-    }
 }
 
 /// What a store needs.

@@ -15,7 +15,7 @@ use super::mutants;
 use super::service::{Survey, live_of, points_to_item, read_slots};
 use crate::kv::KEY_MAX;
 use farside_remote::arena::Arena;
-use farside_remote::service::{Service, Tick};
+use farside_remote::service::{Rebuild, Service, Step};
 use farside_remote::{Memory, Width};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -101,7 +101,7 @@ impl Moving {
         memory: &M,
         (first, others): (Place, usize),
         dropped: &mut Vec<u64>,
-    ) -> Result<Tick, M::Wait> {
+    ) -> Result<Step, M::Wait> {
         let mut slots = [Slot::default(); SLOTS_PER_STEP];
         let count = read_slots(memory, &self.tables[first.table], first.slot, &mut slots)?;
         let successor = &self.tables[first.table + 1];
@@ -123,24 +123,24 @@ impl Moving {
             Moved::Yes | Moved::NoPlace => self.pass(place, 1),
             Moved::NotYet { others } => {
                 self.at = Stage::Move(place, others);
-                Tick::Made
+                Step::Made
             }
         })
     }
 
     /// All slots before those `count` after `place` are left, and they too; or they have keys without a place.
-    fn pass(&mut self, place: Place, count: u64) -> Tick {
+    fn pass(&mut self, place: Place, count: u64) -> Step {
         if let Some(next) = self.place(place, count) {
             self.at = Stage::Move(next, 0);
-            return Tick::Made;
+            return Step::Made;
         }
         if self.without_place == 0 {
             self.at = Stage::Done;
-            return Tick::Made;
+            return Step::Made;
         }
         (self.at, self.without_place) = (Stage::Move(Place::default(), 0), 0);
         self.round = self.round.saturating_add(1);
-        Tick::Crowded
+        Step::Stuck
     }
 
     /// The place so many slots behind another; nothing behind the last slot that is being left.
@@ -256,26 +256,28 @@ impl<M: Memory> Service<M> for Moving {
         Ok(None)
     }
 
-    fn tick(&mut self, memory: &M, dropped: &mut Vec<u64>) -> Result<Tick, M::Wait> {
-        if let Some(survey) = &mut self.survey {
-            let wanted = survey.step(memory, &self.tables)?;
-            if wanted != Tick::Made {
-                self.survey = None;
-            }
-            return Ok(wanted);
+    fn rebuild(&mut self) -> Option<&mut dyn Rebuild<M>> {
+        Some(self)
+    }
+}
+
+impl<M: Memory> Rebuild<M> for Moving {
+    fn survey(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String> {
+        self.survey = Some(Survey::new(parameters, quota, entropy)?);
+        Ok(())
+    }
+
+    fn step(&mut self, memory: &M, dropped: &mut Vec<u64>) -> Result<Step, M::Wait> {
+        if let Some(step) = Survey::step_of(&mut self.survey, memory, &self.tables)? {
+            return Ok(step);
         }
         match self.at {
             Stage::Begin => self.begin(memory)?,
             Stage::Close(first) => self.close_some(memory, first)?,
             Stage::Move(first, others) => return self.move_some(memory, (first, others), dropped),
-            Stage::Done => return Ok(Tick::Moved),
+            Stage::Done => return Ok(Step::Moved),
         }
-        Ok(Tick::Made)
-    }
-
-    fn rebuild(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String> {
-        self.survey = Some(Survey::new(parameters, quota, entropy)?);
-        Ok(())
+        Ok(Step::Made)
     }
 
     fn moved_percent(&self) -> u8 {

@@ -9,7 +9,7 @@ use super::layout::{
 use super::rebuild::Moving;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::{Arena, SEGMENT_SIZE};
-use farside_remote::service::{Extent, Kind, Plan, Service, Tick};
+use farside_remote::service::{Extent, Kind, Plan, Rebuild, Service, Step, Tick};
 use farside_remote::{BoundedPtr, Memory};
 use zerocopy::FromBytes;
 
@@ -44,17 +44,6 @@ impl<M: Memory> Kind<M> for PrismKvKind {
             survey: None,
         }))
     }
-
-    fn succeed(
-        &self,
-        formers: &[(&str, Extent)],
-        parameters: &str,
-        table: Extent,
-    ) -> Result<Box<dyn Service<M>>, String> {
-        let tables = formers.iter().copied().chain([(parameters, table)]);
-        let tables = tables.map(|(parameters, extent)| Table::new(parameters, extent));
-        Ok(Box::new(Moving::new(tables.collect::<Result<_, _>>()?)))
-    }
 }
 
 fn too_many(items: u64) -> String {
@@ -79,6 +68,7 @@ struct Watch {
     next: u64,
     seen: u64,
     taken: u64,
+    is_crowded: bool,
 }
 
 /// Slots looked at in one step of that, and before it is judged by them.
@@ -118,18 +108,34 @@ impl<M: Memory> Service<M> for PrismKvService {
         Ok((next < self.table.spec.slots).then_some(next))
     }
 
-    fn tick(&mut self, memory: &M, _dropped: &mut Vec<u64>) -> Result<Tick, M::Wait> {
-        let Some(survey) = &mut self.survey else { return self.watch.step(memory, &self.table) };
-        let wanted = survey.step(memory, std::slice::from_ref(&self.table))?;
-        if wanted != Tick::Made {
-            self.survey = None;
-        }
-        Ok(wanted)
+    fn tick(&mut self, memory: &M) -> Result<Tick, M::Wait> {
+        self.watch.step(memory, &self.table)
     }
 
-    fn rebuild(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String> {
+    fn rebuild(&mut self) -> Option<&mut dyn Rebuild<M>> {
+        Some(self)
+    }
+}
+
+impl<M: Memory> Rebuild<M> for PrismKvService {
+    fn is_crowded(&mut self) -> bool {
+        std::mem::take(&mut self.watch.is_crowded)
+    }
+
+    fn survey(&mut self, parameters: &str, quota: u64, entropy: u64) -> Result<(), String> {
         self.survey = Some(Survey::new(parameters, quota, entropy)?);
         Ok(())
+    }
+
+    fn succeed(&mut self, formers: &[(&str, Extent)]) -> Result<Box<dyn Service<M>>, String> {
+        let formers = formers.iter().map(|&(parameters, extent)| Table::new(parameters, extent));
+        let tables = formers.chain([Ok(self.table.clone())]).collect::<Result<_, _>>()?;
+        Ok(Box::new(Moving::new(tables)))
+    }
+
+    fn step(&mut self, memory: &M, _dropped: &mut Vec<u64>) -> Result<Step, M::Wait> {
+        let surveyed = Survey::step_of(&mut self.survey, memory, std::slice::from_ref(&self.table))?;
+        Ok(surveyed.unwrap_or(Step::Content))
     }
 }
 
@@ -145,9 +151,9 @@ impl Watch {
         if self.seen < enough {
             return Ok(Tick::Made);
         }
-        let is_crowded = self.taken * 2 >= self.seen;
+        self.is_crowded = self.taken * 2 >= self.seen;
         (self.seen, self.taken) = (0, 0);
-        Ok(if is_crowded { Tick::Crowded } else { Tick::Idle })
+        Ok(Tick::Idle)
     }
 }
 
@@ -168,8 +174,22 @@ impl Survey {
         Ok(Survey { items, seed, most, next: (0, 0), taken: 0, empty: 0, staying: 0, rise: 0 })
     }
 
+    /// A step of the survey that is under way, if any is.
+    pub(super) fn step_of<M: Memory>(
+        survey: &mut Option<Survey>,
+        memory: &M,
+        tables: &[Table],
+    ) -> Result<Option<Step>, M::Wait> {
+        let Some(under_way) = survey else { return Ok(None) };
+        let step = under_way.step(memory, tables)?;
+        if step != Step::Made {
+            *survey = None;
+        }
+        Ok(Some(step))
+    }
+
     /// Looks at some slots; when all were seen, answers what the tables are to be succeeded by.
-    pub(super) fn step<M: Memory>(&mut self, memory: &M, tables: &[Table]) -> Result<Tick, M::Wait> {
+    fn step<M: Memory>(&mut self, memory: &M, tables: &[Table]) -> Result<Step, M::Wait> {
         let (of, first) = self.next;
         let Some(table) = tables.get(of) else { return Ok(self.next_table(tables)) };
         let current = &tables[tables.len() - 1];
@@ -192,25 +212,25 @@ impl Survey {
         (self.staying, self.rise) = (self.staying + staying, rise);
         let next = first + count as u64;
         self.next = if next < table.spec.slots { (of, next) } else { (of + 1, 0) };
-        Ok(Tick::Made)
+        Ok(Step::Made)
     }
 
-    fn next_table(&self, tables: &[Table]) -> Tick {
+    fn next_table(&self, tables: &[Table]) -> Step {
         let TableSpec { slots, placement, epoch, floor, .. } = tables[tables.len() - 1].spec;
         let is_stuck = tables.len() > 1;
         // Who asks for no size does so because the table is crowded, or a path of it.
         if self.items.is_none() && !is_stuck && self.taken * 4 < slots {
-            return Tick::Content;
+            return Step::Content;
         }
         // Where there was no place once, there is to be one for whatever may come until all is closed.
         let coming = if is_stuck { self.empty } else { 0 };
         let least = if self.items.is_none() || is_stuck { slots } else { 0 };
         let items = (self.staying + coming).min(self.most).max(self.items.unwrap_or(0));
-        let Some(needed) = slots_for(items) else { return Tick::Content };
+        let Some(needed) = slots_for(items) else { return Step::Content };
         let floor = floor.wrapping_add(self.rise + RISE_BEYOND) & GENERATION_MASK;
         let spec =
             TableSpec { slots: needed.max(least), seed: self.seed, placement, epoch: epoch + 1, floor };
-        plan_of(&spec).map_or(Tick::Content, Tick::Wants)
+        plan_of(&spec).map_or(Step::Content, Step::Wants)
     }
 }
 
