@@ -12,12 +12,11 @@
 //! All is little-endian; CRCs are CRC-64/NVME. An entry of zeros never had a key. Invariant: but for those zeros, no
 //! bytes of an entry or item are believed before their CRC was seen to be theirs, its size least of all.
 
+use crate::hash_slots;
 pub use crate::hash_slots::Placement;
-use crate::hash_slots::first_slot;
 use crate::kv::{KEY_MAX, KvError, Version};
 use farside_remote::fabric::CALL_BYTES_MAX;
-use farside_remote::service::{ADDRESS_SIZE, Extent};
-use rapidhash::v3::RapidSecrets;
+use farside_remote::service::ADDRESS_SIZE;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -372,16 +371,6 @@ pub fn table_len(slots: u64) -> Option<u64> {
     slots.checked_mul(ENTRY_SIZE)?.checked_add(HEAD_SIZE)
 }
 
-/// What a store is asked for, as JSON.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Wanted {
-    /// Items that the table is to have room for; from the quota if absent.
-    pub items: Option<u64>,
-    /// See [`Placement`].
-    pub placement: Placement,
-}
-
 /// What every client must know of the table, as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -394,38 +383,25 @@ pub struct TableSpec {
     pub placement: Placement,
 }
 
-/// A table, as a client that has the catalog's word for it sees it.
-#[derive(Clone, Debug)]
-pub struct Table {
-    /// What it is.
-    pub spec: TableSpec,
-    /// Where it is, and the key of the region.
-    pub extent: Extent,
-    secrets: RapidSecrets,
-}
-
-impl Table {
-    /// The table that the catalog describes.
-    ///
-    /// # Errors
-    /// The description makes no sense.
-    pub fn new(parameters: &str, extent: Extent) -> Result<Table, String> {
-        let spec: TableSpec = serde_json::from_str(parameters)
-            .map_err(|error| format!("the catalog's description of the table is no such: {error}"))?;
-        let fits = table_len(spec.slots).is_some_and(|len| len <= extent.len);
-        if !spec.slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
-            return Err(format!(
-                "the catalog describes a table of {} slots in {} bytes at {:#x}",
-                spec.slots, extent.len, extent.at
-            ));
-        }
-        Ok(Table { spec, extent, secrets: RapidSecrets::seed(spec.seed) })
+impl hash_slots::Spec for TableSpec {
+    #[inline]
+    fn slots(&self) -> (u64, u64, Placement) {
+        (self.slots, self.seed, self.placement)
     }
 
+    fn table_len(slots: u64) -> Option<u64> {
+        table_len(slots)
+    }
+}
+
+/// A table, as a client that has the catalog's word for it sees it.
+pub type Table = hash_slots::Table<TableSpec>;
+
+impl Table {
     /// The slots that `key` may have, in the order in which they are probed.
     pub fn probe(&self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
         let mask = self.spec.slots - 1;
-        let first = first_slot(self.spec.placement, &self.secrets, self.spec.slots, key);
+        let first = self.first_slot(key);
         (0..PROBES_MAX.min(self.spec.slots)).map(move |step| (first + step) & mask)
     }
 
@@ -444,6 +420,7 @@ impl Table {
 mod tests {
     use super::*;
     use farside_remote::Key;
+    use farside_remote::service::Extent;
 
     #[test]
     fn what_is_stored_never_changes() {

@@ -16,8 +16,9 @@
 use super::KIND;
 use super::layout::{
     Answer, Entry, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Op, Outcome, Request, Said,
-    Table, TableSpec, Wanted, crc, put_item, slots_for, table_len, version_of,
+    Table, TableSpec, crc, put_item, slots_for, table_len, version_of,
 };
+use crate::hash_slots;
 use crate::kv::Version;
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
@@ -30,23 +31,18 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 /// Pilaf, as a node knows it.
 pub struct PilafKind;
 
-/// The item size for which a table is planned if nobody says how many items there will be.
-const ITEM_SIZE_ASSUMED: u64 = 512;
-
 impl<M: Memory> Kind<M> for PilafKind {
     fn name(&self) -> &'static str {
         KIND
     }
 
     fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String> {
-        let wanted: Wanted = serde_json::from_str(parameters).map_err(|error| {
-            format!("a {KIND} store takes {{\"items\": N, \"placement\": \"hashed\"|\"permuted\"}}: {error}")
-        })?;
-        let items = wanted.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2);
+        let request = hash_slots::Request::parse(parameters, KIND)?;
+        let items = request.items(quota);
         let too_many = || format!("{items} items are too many for one store: give at most {ITEM_COUNT_MAX}");
         let slots = slots_for(items).ok_or_else(too_many)?;
         let table_len = table_len(slots).ok_or_else(too_many)?;
-        let spec = TableSpec { slots, seed: entropy, placement: wanted.placement };
+        let spec = TableSpec { slots, seed: entropy, placement: request.placement };
         let parameters = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
         Ok(Plan { table_len, parameters, wide: false })
     }

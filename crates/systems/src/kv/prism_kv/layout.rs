@@ -14,12 +14,10 @@
 //! Invariant: what is left behind by a rebuild points to one of two items behind the next table, and is FROZEN.
 
 use super::mutants;
+use crate::hash_slots;
 pub use crate::hash_slots::Placement;
-use crate::hash_slots::first_slot;
 use crate::kv::{KEY_MAX, KvError, VALUE_MAX, Version};
 use farside_remote::BoundedPtr;
-use farside_remote::service::Extent;
-use rapidhash::v3::RapidSecrets;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -270,16 +268,6 @@ pub fn table_len(slots: u64) -> Option<u64> {
     slots.checked_add(1)?.checked_mul(SLOT_SIZE)?.checked_add(2 * HEADER_SIZE as u64)
 }
 
-/// What a store is asked for, as JSON.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Request {
-    /// Items that the table is to have room for; from the quota if absent.
-    pub items: Option<u64>,
-    /// See [`Placement`].
-    pub placement: Placement,
-}
-
 /// What every client must know of the table, as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -302,34 +290,21 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// A table, as a client that has the catalog's word for it sees it.
-#[derive(Clone, Debug)]
-pub struct Table {
-    /// What it is.
-    pub spec: TableSpec,
-    /// Where it is, and the key of the region.
-    pub extent: Extent,
-    secrets: RapidSecrets,
-}
-
-impl Table {
-    /// The table that the catalog describes.
-    ///
-    /// # Errors
-    /// The description makes no sense.
-    pub fn new(parameters: &str, extent: Extent) -> Result<Table, String> {
-        let spec: TableSpec = serde_json::from_str(parameters)
-            .map_err(|error| format!("the catalog's description of the table is no such: {error}"))?;
-        let fits = table_len(spec.slots).is_some_and(|len| len <= extent.len);
-        if !spec.slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
-            return Err(format!(
-                "the catalog describes a table of {} slots in {} bytes at {:#x}",
-                spec.slots, extent.len, extent.at
-            ));
-        }
-        Ok(Table { spec, extent, secrets: RapidSecrets::seed(spec.seed) })
+impl hash_slots::Spec for TableSpec {
+    #[inline]
+    fn slots(&self) -> (u64, u64, Placement) {
+        (self.slots, self.seed, self.placement)
     }
 
+    fn table_len(slots: u64) -> Option<u64> {
+        table_len(slots)
+    }
+}
+
+/// A table, as a client that has the catalog's word for it sees it.
+pub type Table = hash_slots::Table<TableSpec>;
+
+impl Table {
     /// The indexes of the slots that `key` may have, in the order in which they are probed; and behind them that of the
     /// end slot, which no key has.
     #[inline]
@@ -379,11 +354,6 @@ impl Table {
         self.extent.at + (self.end() + 1) * SLOT_SIZE + behind
     }
 
-    #[inline]
-    fn first_slot(&self, key: &[u8]) -> u64 {
-        first_slot(self.spec.placement, &self.secrets, self.spec.slots, key)
-    }
-
     /// The address of slot `index`.
     #[inline]
     pub fn slot_at(&self, index: u64) -> farside_remote::Addr {
@@ -394,6 +364,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farside_remote::service::Extent;
     use farside_remote::{Addr, Key};
 
     fn table(placement: Placement) -> Table {

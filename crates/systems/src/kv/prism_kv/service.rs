@@ -4,9 +4,10 @@
 use super::KIND;
 use super::layout::{
     GENERATION_MASK, HEADER_SIZE, ITEM_COUNT_MAX, ITEM_MAX, ItemHeader, ItemView, Kind as ItemKind,
-    Placement, Request, SLOT_SIZE, Slot, Table, TableSpec, above, slots_for, table_len,
+    Placement, SLOT_SIZE, Slot, Table, TableSpec, above, slots_for, table_len,
 };
 use super::rebuild::Moving;
+use crate::hash_slots::Request;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::{Arena, SEGMENT_SIZE};
 use farside_remote::service::{Extent, Kind, Plan, Rebuild, Service, Step, Tick};
@@ -16,19 +17,14 @@ use zerocopy::FromBytes;
 /// PRISM-KV, as a node knows it.
 pub struct PrismKvKind;
 
-/// The item size for which a table is planned if nobody says how many items there will be.
-const ITEM_SIZE_ASSUMED: u64 = 512;
-
 impl<M: Memory> Kind<M> for PrismKvKind {
     fn name(&self) -> &'static str {
         KIND
     }
 
     fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String> {
-        let request: Request = serde_json::from_str(parameters).map_err(|error| {
-            format!("a {KIND} store takes {{\"items\": N, \"placement\": \"hashed\"|\"permuted\"}}: {error}")
-        })?;
-        let items = request.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2);
+        let request = Request::parse(parameters, KIND)?;
+        let items = request.items(quota);
         let mut slots = slots_for(items).ok_or_else(|| too_many(items))?;
         // With its end slot it would take a segment more, for a number that is a guess; and it grows.
         if request.items.is_none() && (slots * SLOT_SIZE).is_multiple_of(SEGMENT_SIZE) {
