@@ -35,8 +35,8 @@ use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::{DEADLINE, ServiceId};
 use farside_remote::op::ListId;
 use farside_remote::{
-    Addr, BoundedPtr, ChainBuf, Fabric, FabricError, NodeId, Reply, Status, allocate, cas_from, read,
-    read_as, write,
+    Addr, BoundedPtr, Chain, ChainBuf, Fabric, FabricError, NodeId, Out, Reply, Status, allocate, cas_from,
+    read, read_as, write,
 };
 use layout::{HEADER_SIZE, ITEM_MAX, ItemHeader, ItemView, Kind, PROBES_MAX, Slot, Table, UNCONDITIONAL};
 use quick_cache::unsync::Cache;
@@ -432,52 +432,30 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// As [`PrismKv::find`], in one table: slot and key from one snapshot, since both follow the one copy of the slot
-    /// that the chain made in scratch.
+    /// As [`PrismKv::find`], in one table.
     async fn find_in(&mut self, epoch: Epoch, key: &[u8]) -> Result<Place, KvError> {
         let path = self.table_of(epoch).probe(key);
         for (step, index) in (0..).zip(path) {
             let at = self.table_of(epoch).slot_at(index);
             let mut chain = self.chain.begin(self.table.extent.key);
-            chain.also(read(at, layout::SLOT_SIZE as u32).redirect(TMP));
-            let slot = chain.then(read_as::<BoundedPtr>(TMP));
-            let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
-            let slot = if mutants::TWO_SNAPSHOTS.is_on() { chain.then(read_as(at)) } else { slot };
+            let look = add_look(&mut chain, at, key);
             self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
-            let refused = |_| KvError::Refused(self.reply.verdict());
-            let slot = Slot(*self.reply.get(slot).map_err(refused)?);
-            let bytes = self.reply.get(item).map_err(refused)?;
-            let table = self.table_of(epoch);
-            let next_generation = table.next_generation(slot);
-            if slot.is_empty() {
-                if epoch != Epoch::Current && mutants::WRITE_BEFORE_MOVED.is_on() {
-                    return Ok(Place::Left);
+            match seen(&self.reply, self.table_of(epoch), at, look, key)? {
+                Seen::Empty(found) => {
+                    let mutant = mutants::WRITE_BEFORE_MOVED;
+                    return Ok(if epoch != Epoch::Current && mutant.is_on() {
+                        Place::Left
+                    } else if index == self.table_of(epoch).end() || step >= self.new_key_probes(epoch) {
+                        Place::Full
+                    } else {
+                        Place::Found(found)
+                    });
                 }
-                if index == table.end() || step >= self.new_key_probes(epoch) {
-                    return Ok(Place::Full);
-                }
-                let found = Found { at, slot, next_generation, kind: None, unconditional: false };
-                return Ok(Place::Found(found));
-            }
-            let item = ItemView::decode(bytes)?;
-            match item.kind {
-                Kind::Closed => return Ok(Place::Left),
-                Kind::Moved if epoch != Epoch::Current => {}
-                Kind::Moved => return Ok(Place::Left),
-                kind if item.is_of(key) || mutants::SLOT_REUSE.is_on() && kind == Kind::Tombstone => {
-                    if slot.is_frozen() && !mutants::FROZEN_IS_COMPARED.is_on() {
-                        return Ok(Place::Frozen);
-                    }
-                    let unconditional = item.is_unconditional();
-                    return Ok(Place::Found(Found {
-                        at,
-                        slot,
-                        next_generation,
-                        kind: Some(kind),
-                        unconditional,
-                    }));
-                }
-                _ => {}
+                Seen::Own(found) => return Ok(Place::Found(found)),
+                Seen::Frozen => return Ok(Place::Frozen),
+                Seen::Moved if epoch != Epoch::Current => {}
+                Seen::Moved | Seen::Closed => return Ok(Place::Left),
+                Seen::Other => {}
             }
         }
         Ok(Place::Full)
@@ -749,6 +727,61 @@ enum Place {
     Frozen,
     /// Nowhere: all slots that it could have are others', or kept free for what is being moved.
     Full,
+}
+
+/// What a slot on a key's path has.
+enum Seen {
+    /// Nothing: it never had a key.
+    Empty(Found),
+    /// The key's item.
+    Own(Found),
+    /// The key's item, which is being moved just now.
+    Frozen,
+    /// Another key's item.
+    Other,
+    Moved,
+    Closed,
+}
+
+/// READs a slot, and of its item what tells whose that is: from one snapshot, since both follow the one copy of the
+/// slot that the chain makes in scratch.
+#[inline]
+fn add_look(chain: &mut Chain<'_>, at: Addr, key: &[u8]) -> (Out<BoundedPtr>, Out<[u8]>) {
+    chain.also(read(at, layout::SLOT_SIZE as u32).redirect(TMP));
+    let slot = chain.then(read_as::<BoundedPtr>(TMP));
+    let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
+    (if mutants::TWO_SNAPSHOTS.is_on() { chain.then(read_as(at)) } else { slot }, item)
+}
+
+/// What a chain with [`add_look`] has seen of the slot at `at`.
+#[inline]
+fn seen(
+    reply: &Reply,
+    table: &Table,
+    at: Addr,
+    (slot, item): (Out<BoundedPtr>, Out<[u8]>),
+    key: &[u8],
+) -> Result<Seen, KvError> {
+    let refused = |_| KvError::Refused(reply.verdict());
+    let slot = Slot(*reply.get(slot).map_err(refused)?);
+    let bytes = reply.get(item).map_err(refused)?;
+    let next_generation = table.next_generation(slot);
+    let found = Found { at, slot, next_generation, kind: None, unconditional: false };
+    if slot.is_empty() {
+        return Ok(Seen::Empty(found));
+    }
+    let item = ItemView::decode(bytes)?;
+    Ok(match item.kind {
+        Kind::Closed => Seen::Closed,
+        Kind::Moved => Seen::Moved,
+        kind if item.is_of(key) || mutants::SLOT_REUSE.is_on() && kind == Kind::Tombstone => {
+            if slot.is_frozen() && !mutants::FROZEN_IS_COMPARED.is_on() {
+                return Ok(Seen::Frozen);
+            }
+            Seen::Own(Found { kind: Some(kind), unconditional: item.is_unconditional(), ..found })
+        }
+        _ => Seen::Other,
+    })
 }
 
 /// As much of an item as one reply holds.

@@ -1,7 +1,9 @@
 //! Several keys at a time, and all of them in turn.
 
-use super::layout::{HEADER_SIZE, ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDITIONAL};
-use super::{Buffer, Found, NewItem, PrismKv, READ_MAX, TMP, TMP_BOUND_AND_TAG, Waits, check_put};
+use super::layout::{ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDITIONAL};
+use super::{
+    Buffer, Found, NewItem, PrismKv, READ_MAX, Seen, TMP, TMP_BOUND_AND_TAG, Waits, add_look, check_put, seen,
+};
 use crate::kv::{Cursor, Item, KvError, check_key};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
@@ -178,29 +180,18 @@ impl<F: Fabric + Clock> PrismKv<F> {
         for (key, _) in group {
             let index = table.probe(key).next().expect("a table has a slot");
             let at = table.slot_at(index);
-            chain.also(read(at, SLOT_SIZE as u32).redirect(TMP));
-            let slot = chain.then(read_as::<BoundedPtr>(TMP));
-            let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
-            outs.push((at, slot, item));
+            outs.push((at, add_look(&mut chain, at, key)));
         }
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         if self.reply.verdict() == Status::Access {
             return Ok(vec![None; group.len()]);
         }
         let mut all = Vec::with_capacity(group.len());
-        for ((key, _), (at, slot, item)) in group.iter().zip(outs) {
-            let slot = Slot(*self.reply.get(slot).map_err(KvError::Refused)?);
-            let bytes = self.reply.get(item).map_err(KvError::Refused)?;
-            let next_generation = table.next_generation(slot);
-            let found = Found { at, slot, next_generation, kind: None, unconditional: false };
-            all.push(if slot.is_frozen() {
-                None
-            } else if slot.is_empty() {
-                Some(found)
-            } else {
-                let item = ItemView::decode(bytes)?;
-                let plain = item.is_of(key) && item.kind != Kind::Large;
-                plain.then_some(Found { kind: Some(item.kind), ..found })
+        for ((key, _), (at, look)) in group.iter().zip(outs) {
+            all.push(match seen(&self.reply, table, at, look, key)? {
+                Seen::Empty(found) => Some(found),
+                Seen::Own(found) if found.kind != Some(Kind::Large) => Some(found),
+                _ => None,
             });
         }
         Ok(all)
