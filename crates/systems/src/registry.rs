@@ -7,7 +7,7 @@ use crate::kv::pilaf::service::PilafKind;
 use crate::kv::prism_kv::service::PrismKvKind;
 use crate::raw::RawKind;
 use crate::store::{self, Members, StoreError};
-use crate::system::{Family, Footprint, Misfit, Nodes, Options, Sizing, System, Work};
+use crate::system::{Family, Footprint, Misfit, Nodes, Options, Shape, Sizing, System, Work};
 use farside_remote::clock::Clock;
 use farside_remote::control::Store;
 use farside_remote::mutant::Mutant;
@@ -126,6 +126,8 @@ pub struct Registered {
     pub parameters: fn(&Sizing) -> String,
     /// [`System::footprint`].
     pub footprint: fn(&Sizing) -> Result<Footprint, Misfit>,
+    /// [`System::shape`].
+    pub shape: fn(&str) -> Option<Shape>,
 }
 
 impl Registered {
@@ -142,6 +144,7 @@ impl Registered {
             work: S::WORK,
             parameters: S::parameters,
             footprint: S::footprint,
+            shape: S::shape,
         }
     }
 }
@@ -154,6 +157,11 @@ pub fn family(family: Family) -> impl Iterator<Item = &'static Registered> {
 /// The system that the catalog knows by this name.
 pub fn named(kind: &str) -> Option<&'static Registered> {
     ALL.iter().find(|system| system.kind == kind)
+}
+
+/// The table of a store, if its system can give it another.
+pub fn shape_of(store: &Store) -> Option<Shape> {
+    named(&store.kind).and_then(|system| (system.shape)(&store.parameters))
 }
 
 /// The names of a family's systems, in a sentence: `prism-kv or pilaf`.

@@ -81,6 +81,19 @@ pub struct Footprint {
     pub item_bytes: u64,
 }
 
+/// A table of slots that a system can replace by another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Grows with every rebuild.
+    pub epoch: u64,
+    /// Slots of the table.
+    pub slots: u64,
+    /// Items that it has room for.
+    pub items: u64,
+    /// Whether keys of 8 bytes are numbers that have a slot each.
+    pub is_collision_free: bool,
+}
+
 /// Why there is no store of a [`Sizing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misfit {
@@ -149,6 +162,11 @@ pub trait System: 'static {
     /// # Errors
     /// There is no such store.
     fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit>;
+
+    /// The table of a store with such parameters in the catalog, if the system can give it another.
+    fn shape(_parameters: &str) -> Option<Shape> {
+        None
+    }
 
     /// The node's half.
     fn kind<M: Memory>() -> Box<dyn Kind<M>>;

@@ -11,7 +11,7 @@ mod records;
 mod view;
 mod watch;
 
-use super::store::{spec_of, table_of};
+use super::store::table_of;
 use super::{Done, Failure, StoreTarget, human_bytes, written};
 use farside::KvError;
 use farside::local::Client;
@@ -20,6 +20,7 @@ use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::trace::Trace;
 use farside_remote::NodeId;
 use farside_systems::kv::Kv as _;
+use farside_systems::registry::shape_of;
 use farside_systems::store::StoreError;
 use farside_systems::system::Options;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, makedev};
@@ -235,7 +236,7 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     let known = pool.stores()?.into_iter().find(|known| known.name == store);
     if json {
         let mut stat = serde_json::to_value(&stat)?;
-        stat["epoch"] = known.and_then(|store| spec_of(&store)).map(|table| table.epoch).into();
+        stat["epoch"] = known.and_then(|store| shape_of(&store)).map(|table| table.epoch).into();
         tell!("{stat}");
         return Ok(());
     }

@@ -11,7 +11,8 @@ use farside_node::catalog::Division;
 use farside_node::host::{Admin, Host, Listen, Options};
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store};
-use farside_systems::kv::prism_kv::layout::{Placement, SLOTS_PER_ITEM, TableSpec, slots_for};
+use farside_systems::registry::{named, shape_of};
+use farside_systems::system::Sizing;
 use std::ffi::c_int;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -386,11 +387,15 @@ impl Serve {
     /// Warns where a store that came with the memory is not what was asked for.
     fn compare(&self, store: &Store) {
         // A table of another kind is not what was asked for either, and has no slots that are known here.
-        let table: Option<TableSpec> = serde_json::from_str(&store.parameters).ok();
-        let is_collision_free = table.is_some_and(|table| table.placement == Placement::Permuted);
-        let slots = table.map_or(0, |table| table.slots);
+        let shape = shape_of(store).unwrap_or_default();
+        let is_collision_free = shape.is_collision_free;
+        let slots = named(&store.kind).and_then(|system| {
+            (system.footprint)(&Sizing { items: self.items, ..Sizing::default() })
+                .ok()
+                .map(|asked| asked.slots)
+        });
         let is_other = self.quota.is_some_and(|quota| quota != store.quota)
-            || self.items.is_some_and(|items| slots_for(items) != Some(slots))
+            || self.items.is_some() && slots != Some(shape.slots)
             || self.collision_free && !is_collision_free;
         if is_other {
             tracing::warn!(
@@ -398,7 +403,7 @@ impl Serve {
                  items{}; to have another, drop it or choose another name",
                 store.name,
                 human_bytes(store.quota),
-                slots / SLOTS_PER_ITEM,
+                shape.items,
                 if is_collision_free { ", collision-free" } else { "" }
             );
         }

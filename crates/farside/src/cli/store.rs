@@ -2,7 +2,9 @@
 
 use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;
-use farside_systems::kv::prism_kv::layout::TableSpec;
+use farside_systems::kv::prism_kv;
+use farside_systems::registry::{names, shape_of};
+use farside_systems::system::{Family, Shape};
 use std::time::Duration;
 
 /// Make, list, rebuild and drop stores.
@@ -26,8 +28,7 @@ enum Action {
         /// Items that its table is to have room for [default: from the quota]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         items: Option<u64>,
-        /// Which system: prism-kv or pilaf; or raw, plain memory that 'farside perf' measures with
-        #[arg(long, default_value = "prism-kv")]
+        #[arg(long, default_value = prism_kv::KIND, help = help_of_kind())]
         kind: String,
         /// Give each key of 8 bytes a slot of its own (the paper's collision-free layout)
         #[arg(long)]
@@ -52,6 +53,10 @@ enum Action {
         /// Its name
         name: String,
     },
+}
+
+fn help_of_kind() -> String {
+    format!("Which system: {}; or raw, plain memory that 'farside perf' measures with", names(Family::Kv))
 }
 
 impl Store {
@@ -104,15 +109,10 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// A store's table, as people are told of it.
 pub(super) fn table_of(store: &farside::Store) -> String {
-    let Some(TableSpec { slots, epoch, .. }) = spec_of(store) else { return String::new() };
+    let Some(Shape { slots, epoch, .. }) = shape_of(store) else { return String::new() };
     let moved =
         store.former.as_ref().map(|former| format!(", {} % moved from the former", former.moved_percent));
     format!("table {epoch}, of {slots} slots{}", moved.unwrap_or_default())
-}
-
-/// What the catalog says of a store's table, if it is one of slots.
-pub(super) fn spec_of(store: &farside::Store) -> Option<TableSpec> {
-    serde_json::from_str(&store.parameters).ok()
 }
 
 /// What scripts are told of a store: nothing that opens it, or that says where it lies.

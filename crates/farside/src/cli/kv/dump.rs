@@ -6,11 +6,11 @@
 
 use super::progress::{Beside, Ending, Identity, Progress, Work};
 use super::records::{Format, Position, Writer, position_at};
-use crate::cli::store::spec_of;
 use crate::cli::{Done, Failure, progress, signals, written};
 use farside::KvError;
 use farside::local::Client;
 use farside_systems::kv::{Cursor, Kv, Place};
+use farside_systems::registry::shape_of;
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ impl Dump {
             (create(path, self.force)?, None, first)
         };
         let ending = Ending::watch()?;
-        let bar = progress("dumping slots", spec_of(&store).map_or(0, |table| table.slots), self.quiet);
+        let bar = progress("dumping slots", shape_of(&store).map_or(0, |table| table.slots), self.quiet);
         let cannot = |error: &io::Error| {
             Failure::Told(format!(
                 "could not write {}: {error}; make room, then go on by --resume, or write elsewhere",

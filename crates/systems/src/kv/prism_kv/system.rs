@@ -1,11 +1,13 @@
 //! What the registry says of PRISM-KV.
 
-use super::layout::{HEADER_SIZE, ITEM_MAX, PART_MAX, slots_for, table_len};
+use super::layout::{
+    HEADER_SIZE, ITEM_MAX, PART_MAX, Placement, SLOTS_PER_ITEM, TableSpec, slots_for, table_len,
+};
 use super::service::PrismKvKind;
 use super::{KIND, PrismKv, mutants};
 use crate::kv::VALUE_MAX;
 use crate::store::{Members, StoreError, buffer_bytes};
-use crate::system::{Family, Footprint, Misfit, Options, Sizing, System};
+use crate::system::{Family, Footprint, Misfit, Options, Shape, Sizing, System};
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
@@ -38,6 +40,12 @@ impl System for PrismKvKind {
             whole * buffer_bytes(PART_MAX) + buffer_bytes(item % PART_MAX) + buffer_bytes(ITEM_MAX / 8)
         };
         Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(Misfit::Items)?, item_bytes })
+    }
+
+    fn shape(parameters: &str) -> Option<Shape> {
+        let TableSpec { epoch, slots, placement, .. } = serde_json::from_str(parameters).ok()?;
+        let is_collision_free = placement == Placement::Permuted;
+        Some(Shape { epoch, slots, items: slots / SLOTS_PER_ITEM, is_collision_free })
     }
 
     fn kind<M: Memory>() -> Box<dyn Kind<M>> {
