@@ -184,6 +184,10 @@ impl<F: Fabric + Clock> Kv for AnyKv<F> {
         with_kv!(self, kv => kv.item(fetched))
     }
 
+    async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
+        with_kv!(self, kv => kv.get(key).await)
+    }
+
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         with_kv!(self, kv => kv.put(key, value).await)
     }
