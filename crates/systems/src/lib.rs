@@ -11,6 +11,7 @@ pub mod registry;
 
 mod hash_slots;
 pub mod kv;
+pub mod queue;
 pub mod raw;
 mod ready;
 pub mod store;

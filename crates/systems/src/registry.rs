@@ -5,6 +5,7 @@
 
 use crate::kv::pilaf::service::PilafKind;
 use crate::kv::prism_kv::service::PrismKvKind;
+use crate::queue::ring_queue::RingQueueKind;
 use crate::raw::RawKind;
 use crate::store::{self, Members, StoreError};
 use crate::system::{Family, Footprint, Misfit, Nodes, Options, Shape, Sizing, System, Work};
@@ -28,7 +29,7 @@ macro_rules! registry {
             &[$($(Registered::of::<$system>(),)*)* $(Registered::of::<$alone>(),)*];
 
         /// The nodes' halves of all systems.
-        pub fn kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
+        pub fn all_kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
             vec![$($(<$system as System>::kind::<M>(),)*)* $(<$alone as System>::kind::<M>(),)*]
         }
 
@@ -98,9 +99,19 @@ registry! {
         PrismKv = PrismKvKind;
         Pilaf = PilafKind;
     }
+    /// A client of a queue of any kind.
+    family Queue: AnyQueue by with_queue $ {
+        RingQueue = RingQueueKind;
+    }
     alone {
         RawKind;
     }
+}
+
+/// The nodes' halves of all systems but those for tests alone.
+pub fn kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
+    let is_for_tests = |kind: &dyn Kind<M>| named(kind.name()).is_some_and(|system| system.for_tests);
+    all_kinds().into_iter().filter(|kind| !is_for_tests(&**kind)).collect()
 }
 
 /// A system's constants and functions, as data.
@@ -114,6 +125,8 @@ pub struct Registered {
     pub family: Family,
     /// [`System::NODES`].
     pub nodes: Nodes,
+    /// [`System::FOR_TESTS`].
+    pub for_tests: bool,
     /// [`System::NEEDS`].
     pub needs: Capabilities,
     /// [`System::MUTANTS`].
@@ -138,6 +151,7 @@ impl Registered {
             title: S::TITLE,
             family: S::FAMILY,
             nodes: S::NODES,
+            for_tests: S::FOR_TESTS,
             needs: S::NEEDS,
             mutants: S::MUTANTS,
             rare_mutants: S::RARE_MUTANTS,

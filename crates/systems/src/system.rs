@@ -14,6 +14,8 @@ use farside_remote::{Capabilities, Fabric, Memory};
 pub enum Family {
     /// Keys and values: [`crate::kv::Kv`].
     Kv,
+    /// Values in order: [`crate::queue::Queue`].
+    Queue,
     /// Plain memory, to measure with: [`crate::raw::Raw`].
     Memory,
 }
@@ -23,6 +25,7 @@ impl Family {
     pub const fn noun(self) -> &'static str {
         match self {
             Family::Kv => "a key-value store",
+            Family::Queue => "a queue",
             Family::Memory => "plain memory",
         }
     }
@@ -31,6 +34,7 @@ impl Family {
     pub const fn contents(self) -> &'static str {
         match self {
             Family::Kv => "keys",
+            Family::Queue => "values in order",
             Family::Memory => "slots",
         }
     }
@@ -140,6 +144,8 @@ pub trait System: 'static {
     const FAMILY: Family;
     /// On which nodes a store lies.
     const NODES: Nodes = Nodes::One;
+    /// Whether it is for tests alone: no node of `farside` serves it.
+    const FOR_TESTS: bool = false;
     /// What it needs a fabric to have.
     const NEEDS: Capabilities;
     /// Its broken variants, which its tests find.

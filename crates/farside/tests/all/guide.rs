@@ -11,7 +11,7 @@ const TROUBLES: &str = include_str!("../../../../docs/guide/troubleshooting.md")
 const OPERATIONS: &str = include_str!("../../../../docs/guide/operations.md");
 
 /// What can be shown and is no error of its own: parts of other texts, or what nobody meets who uses the product.
-const NO_ERRORS: [&str; 10] = [
+const NO_ERRORS: [&str; 11] = [
     "Source",      // An address.
     "Listen",      // A url.
     "OpView",      // An op, in a trace.
@@ -22,6 +22,7 @@ const NO_ERRORS: [&str; 10] = [
     "Impossible",  // Of '--fault', which says what it takes.
     "Strikes",     // What faults have struck.
     "Judged",      // The verdict on a simulated run.
+    "QueueError",  // Of stores that no node of users serves.
 ];
 
 fn root() -> PathBuf {

@@ -19,5 +19,6 @@ mod prism_kv_reach;
 mod prism_kv_rebuild;
 mod prism_kv_steps;
 mod raw;
+mod ring_queue;
 #[path = "../support/mod.rs"]
 mod support;

@@ -22,11 +22,8 @@ use farside_fabrics::memory::{Mapping, Pages};
 use farside_node::host::{Host, Options};
 use farside_remote::NodeId;
 use farside_remote::control::{Answer, Ask, Store, StoreStat};
-use farside_remote::service::Kind;
-use farside_systems::kv::pilaf::service::PilafKind;
-use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
-use farside_systems::raw::RawKind;
+use farside_systems::registry::all_kinds;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,9 +41,7 @@ impl Home {
     }
 
     pub(crate) fn with(memory: Mapping, options: Options) -> Home {
-        let kinds: Vec<Box<dyn Kind<Mapping>>> =
-            vec![Box::new(PrismKvKind), Box::new(PilafKind), Box::new(RawKind)];
-        let host = Host::start(memory, kinds, options);
+        let host = Host::start(memory, all_kinds(), options);
         Home { host: Arc::new(host.expect("a node")) }
     }
 

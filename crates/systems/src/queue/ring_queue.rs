@@ -1,0 +1,353 @@
+//! A bounded queue: a ring of slots that clients fill and empty in turn, each by one CAS.
+//!
+//! A *ticket* is the place of a value among all that were ever put: ticket t has slot t mod n, in round t / n.
+//!
+//! ```text
+//! table | head u64 | 0 x 56 | tail u64 | 0 x 56 | slot 0 | slot 1 | ... | slot n - 1 |
+//! slot  | value address u64 | bytes of the value u32 | round u32 |    16 bytes, aligned; no address while empty
+//! ```
+//!
+//! A PUT is two round trips: read the tail; allocate the value and swing the slot from empty to it, which raises the
+//! tail. A TAKE is two or three: read the head; read the slot and its value; swing the slot from that value to empty in
+//! the next round, which raises the head. Head and tail may lag behind the slots, since a client may die between the
+//! two: the next client that meets such a counter raises it. So no client waits for another.
+//!
+//! Invariant: a slot's word never returns to an earlier one: its round grows by one with every value that leaves it
+//! (32 bits, wrapping).
+//! Invariant: no counter is ahead of the slots. So values are put and taken in the order of their tickets, the queue
+//! was empty when the slot of the next ticket to take had no value, and full when the slot of the next ticket to put
+//! still had that of the round before.
+
+use super::{Queue, QueueError};
+use crate::ready::run_until_ready;
+use crate::store::{self, Members, StoreError, buffer_bytes};
+use crate::system::{Family, Footprint, Misfit, Options, Sizing, System};
+use farside_remote::arena::class::Class;
+use farside_remote::clock::Clock;
+use farside_remote::fabric::Ran;
+use farside_remote::mutant::Mutant;
+use farside_remote::service::{Extent, Kind, Plan, Service};
+use farside_remote::{
+    Addr, BoundedPtr, Capabilities, ChainBuf, Fabric, FabricError, Memory, Mode, NodeId, Reply, Status,
+    Width, allocate, cas, cas_from, read, read_as, write,
+};
+use serde::{Deserialize, Serialize};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The kind of store that the catalog knows this by.
+pub const KIND: &str = "ring-queue";
+/// The longest value, in bytes.
+pub const VALUE_MAX: usize = 60 * 1024;
+
+const HEAD_OFFSET: u64 = 0;
+const TAIL_OFFSET: u64 = 64;
+const SLOTS_OFFSET: u64 = 128;
+const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
+/// Slots of the largest ring.
+const SLOTS_MAX: u64 = 1 << 32;
+
+/// Scratch: the slot's word.
+const WORD: Addr = Addr::scratch(0);
+const BOUND_AND_ROUND: Addr = Addr::scratch(8);
+
+/// Broken variants.
+pub mod mutants {
+    farside_remote::mutants! {
+        /// A take does not see whether another one took the value meanwhile.
+        TAKEN_TWICE = "QueueTakenTwice";
+        /// A client that meets a counter that lags leaves it there and looks no further.
+        COUNTER_LAGS = "QueueCounterLags";
+    }
+}
+
+/// The parameters of a store, as JSON.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Spec {
+    /// Slots of the ring: a power of two.
+    slots: u64,
+}
+
+/// Where the ring lies.
+#[derive(Clone, Copy)]
+struct Ring {
+    slots: u64,
+    extent: Extent,
+}
+
+impl Ring {
+    fn new(parameters: &str, extent: Extent) -> Result<Ring, String> {
+        let Spec { slots } = serde_json::from_str(parameters)
+            .map_err(|error| format!("the catalog's description of the ring is not understood: {error}"))?;
+        let fits = table_len(slots).is_some_and(|len| len <= extent.len);
+        if !slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
+            return Err(format!("the catalog describes a ring of {slots} slots in {} bytes", extent.len));
+        }
+        Ok(Ring { slots, extent })
+    }
+
+    fn counter(&self, offset: u64) -> Addr {
+        Addr::new(self.extent.at + offset)
+    }
+
+    fn slot(&self, ticket: u64) -> Addr {
+        Addr::new(self.extent.at + SLOTS_OFFSET + ticket % self.slots * SLOT_SIZE)
+    }
+
+    /// The round of a ticket, modulo 2^32.
+    fn round(&self, ticket: u64) -> u32 {
+        (ticket / self.slots) as u32
+    }
+
+    /// The word of a ticket's slot before its value is there.
+    fn empty(&self, ticket: u64) -> BoundedPtr {
+        BoundedPtr { tag: self.round(ticket).into(), ..BoundedPtr::default() }
+    }
+}
+
+fn table_len(slots: u64) -> Option<u64> {
+    slots.checked_mul(SLOT_SIZE)?.checked_add(SLOTS_OFFSET)
+}
+
+/// How a slot stands to a ticket.
+enum Standing {
+    /// The ticket's value is to come.
+    Empty,
+    /// It has the ticket's value.
+    Filled,
+    /// The ticket's value has left it.
+    Passed,
+    /// It still has the value of a round before.
+    Before,
+}
+
+fn standing(ring: &Ring, ticket: u64, word: BoundedPtr) -> Result<Standing, QueueError> {
+    let ahead = word.tag.get().wrapping_sub(ring.round(ticket)) as i32;
+    match (ahead, word.ptr.is_null()) {
+        (0, true) => Ok(Standing::Empty),
+        (0, false) => Ok(Standing::Filled),
+        (1.., _) => Ok(Standing::Passed),
+        (-1, false) => Ok(Standing::Before),
+        _ => Err(QueueError::Damaged("a slot and a counter that do not belong together")),
+    }
+}
+
+/// A client of one queue. One operation at a time; use several for several tasks.
+pub struct RingQueue<F> {
+    fabric: F,
+    node: NodeId,
+    ring: Ring,
+    chain: ChainBuf,
+    reply: Reply,
+    /// The value that was taken last.
+    value: Reply,
+}
+
+impl<F: Fabric + Clock> RingQueue<F> {
+    /// Opens the store called `name` at `node`.
+    ///
+    /// # Errors
+    /// [`StoreError`]; nothing was changed.
+    pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<RingQueue<F>, StoreError> {
+        store::open::<RingQueueKind, F>(fabric, node, name).await
+    }
+
+    async fn counter(&mut self, offset: u64) -> Result<u64, QueueError> {
+        let mut chain = self.chain.begin(self.ring.extent.key);
+        let counter = chain.also(read_as::<U64>(self.ring.counter(offset)));
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_look)?;
+        self.reply.get(counter).map(|counter| counter.get()).map_err(QueueError::Refused)
+    }
+
+    fn retire(&self, buffer: Addr) {
+        self.fabric.retire(self.node, self.ring.extent.key, buffer);
+    }
+
+    /// The ticket after one that a counter lags behind; raises the counter, if nobody else has.
+    #[cold]
+    async fn after(&mut self, offset: u64, ticket: u64) -> Result<u64, QueueError> {
+        let mut chain = self.chain.begin(self.ring.extent.key);
+        let next = ticket.wrapping_add(1);
+        let (old, new) = (U64::new(ticket), U64::new(next));
+        let counter = chain.also(cas(Mode::Eq, self.ring.counter(offset), &old, &new));
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_look)?;
+        let found = self.reply.get(counter).map_err(QueueError::Refused)?.get();
+        Ok(if found.wrapping_sub(next) as i64 > 0 { found } else { next })
+    }
+}
+
+impl<F: Fabric + Clock> Queue for RingQueue<F> {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    async fn put(&mut self, value: &[u8]) -> Result<bool, QueueError> {
+        let class = Class::for_len(value.len()).filter(|_| value.len() <= VALUE_MAX);
+        let list = class.ok_or(QueueError::Length { len: value.len(), max: VALUE_MAX })?.list();
+        let mut ticket = self.counter(TAIL_OFFSET).await?;
+        loop {
+            let (at, empty) = (self.ring.slot(ticket), self.ring.empty(ticket));
+            let bound_and_round = [(value.len() as u32).to_le_bytes(), self.ring.round(ticket).to_le_bytes()];
+            let (old, new) = (U64::new(ticket), U64::new(ticket.wrapping_add(1)));
+            let mut chain = self.chain.begin(self.ring.extent.key);
+            chain.also(write(BOUND_AND_ROUND, bound_and_round.as_bytes()));
+            chain.then(allocate(list, [value, &[], &[]]).redirect(WORD));
+            let swung = chain.then(cas_from::<BoundedPtr>(at, &empty, WORD));
+            chain.then(cas(Mode::Eq, self.ring.counter(TAIL_OFFSET), &old, &new));
+            let fresh = chain.also(read_as::<Addr>(WORD));
+            let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
+            if !ready.map_err(of_swing)? {
+                return Err(QueueError::OutOfMemory);
+            }
+            let found = match self.reply.status(swung) {
+                Status::Ok => return Ok(true),
+                Status::CasFailed => *self.reply.get(swung).map_err(QueueError::Refused)?,
+                _ => return Err(QueueError::Refused(self.reply.verdict())),
+            };
+            self.retire(*self.reply.get(fresh).map_err(QueueError::Refused)?);
+            match standing(&self.ring, ticket, found)? {
+                Standing::Before => return Ok(false),
+                Standing::Empty => return Err(QueueError::Damaged("an empty slot that has bytes")),
+                _ if mutants::COUNTER_LAGS.is_on() => return Ok(false),
+                // Another put was faster, or died before it raised the tail.
+                _ => ticket = self.after(TAIL_OFFSET, ticket).await?,
+            }
+        }
+    }
+
+    async fn take(&mut self) -> Result<Option<&[u8]>, QueueError> {
+        let mut ticket = self.counter(HEAD_OFFSET).await?;
+        let value = loop {
+            let at = self.ring.slot(ticket);
+            let mut chain = self.chain.begin(self.ring.extent.key);
+            chain.also(read(at, SLOT_SIZE as u32).redirect(WORD));
+            let word = chain.then(read_as::<BoundedPtr>(WORD));
+            let value = chain.then(read(WORD, VALUE_MAX as u32).indirect().bounded());
+            self.fabric.run(self.node, &chain, &mut self.value).await.map_err(of_look)?;
+            let refused = |_| QueueError::Refused(self.value.verdict());
+            let word = *self.value.get(word).map_err(refused)?;
+            match standing(&self.ring, ticket, word)? {
+                Standing::Empty => return Ok(None),
+                Standing::Passed if mutants::COUNTER_LAGS.is_on() => return Ok(None),
+                // Another take was faster, or died before it raised the head.
+                Standing::Passed => ticket = self.after(HEAD_OFFSET, ticket).await?,
+                Standing::Before => return Err(QueueError::Damaged("a head that is ahead of the slots")),
+                Standing::Filled => {
+                    self.value.get(value).map_err(refused)?;
+                    if self.empty_slot(ticket, word).await? {
+                        break value;
+                    }
+                }
+            }
+        };
+        self.value.get(value).map(Some).map_err(QueueError::Refused)
+    }
+}
+
+impl<F: Fabric + Clock> RingQueue<F> {
+    /// Swings a ticket's slot from its value to empty, in the next round; false if another take did.
+    async fn empty_slot(&mut self, ticket: u64, word: BoundedPtr) -> Result<bool, QueueError> {
+        let at = self.ring.slot(ticket);
+        let empty = self.ring.empty(ticket.wrapping_add(self.ring.slots));
+        let (old, new) = (U64::new(ticket), U64::new(ticket.wrapping_add(1)));
+        let mut chain = self.chain.begin(self.ring.extent.key);
+        let swung = chain.also(cas(Mode::Eq, at, &word, &empty));
+        chain.then(cas(Mode::Eq, self.ring.counter(HEAD_OFFSET), &old, &new));
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_swing)?;
+        match self.reply.status(swung) {
+            Status::Ok => {
+                self.retire(word.ptr);
+                Ok(true)
+            }
+            Status::CasFailed => Ok(mutants::TAKEN_TWICE.is_on()),
+            refused => Err(QueueError::Refused(refused)),
+        }
+    }
+}
+
+/// The error of a chain that only looks: whatever became of it, the operation was not carried out.
+fn of_look(error: FabricError) -> QueueError {
+    QueueError::Fabric(error.map_ran(|_| Ran::No))
+}
+
+/// The error of a chain that swings a slot: that it ran does not say whether its CAS found what it expected.
+fn of_swing(error: FabricError) -> QueueError {
+    QueueError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
+}
+
+/// The queue, as a node knows it.
+pub struct RingQueueKind;
+
+impl System for RingQueueKind {
+    const KIND: &'static str = KIND;
+    const TITLE: &'static str = "ring queue";
+    const FAMILY: Family = Family::Queue;
+    const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS;
+    const FOR_TESTS: bool = true;
+    const MUTANTS: &'static [Mutant] = mutants::ALL;
+
+    type Client<F: Fabric + Clock> = RingQueue<F>;
+
+    fn parameters(sizing: &Sizing) -> String {
+        serde_json::json!({ "slots": sizing.items.unwrap_or(1).next_power_of_two() }).to_string()
+    }
+
+    fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit> {
+        if sizing.value_len > VALUE_MAX {
+            return Err(Misfit::Value(VALUE_MAX));
+        }
+        let slots = sizing.items.unwrap_or(1).checked_next_power_of_two().filter(|&slots| slots <= SLOTS_MAX);
+        let (slots, item_bytes) = (slots.ok_or(Misfit::Items)?, buffer_bytes(sizing.value_len));
+        Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(Misfit::Items)?, item_bytes })
+    }
+
+    fn kind<M: Memory>() -> Box<dyn Kind<M>> {
+        Box::new(RingQueueKind)
+    }
+
+    async fn open<F: Fabric + Clock>(
+        fabric: F,
+        members: &Members,
+        _options: &Options,
+    ) -> Result<RingQueue<F>, StoreError> {
+        let (node, store) = members.one_of::<Self>(&fabric)?;
+        let ring = Ring::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
+        Ok(RingQueue { fabric, node, ring, chain: ChainBuf::new(), reply: Reply::new(), value: Reply::new() })
+    }
+}
+
+impl<M: Memory> Kind<M> for RingQueueKind {
+    fn name(&self) -> &'static str {
+        KIND
+    }
+
+    fn plan(&self, parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
+        let wrong = |error: &dyn std::fmt::Display| {
+            format!("a {KIND} store takes {{\"slots\": N}}, a power of two up to {SLOTS_MAX}: {error}")
+        };
+        let Spec { slots } = serde_json::from_str(parameters).map_err(|error| wrong(&error))?;
+        let sound = slots.is_power_of_two() && slots <= SLOTS_MAX;
+        let table_len = table_len(slots).filter(|_| sound).ok_or_else(|| wrong(&slots))?;
+        Ok(Plan { table_len, parameters: parameters.into(), wide: false })
+    }
+
+    fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
+        Ok(Box::new(Ring::new(parameters, table)?))
+    }
+}
+
+impl<M: Memory> Service<M> for Ring {
+    fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        const PER_STEP: u64 = 16;
+        let next = (cursor + PER_STEP).min(self.slots);
+        for slot in cursor..next {
+            let word = memory.load(self.slot(slot).raw(), Width::W16)?;
+            let word = BoundedPtr::read_from_bytes(&word.to_le_bytes()).expect("a slot's size");
+            if !word.ptr.is_null() {
+                found.push(word.ptr.raw());
+            }
+        }
+        Ok((next < self.slots).then_some(next))
+    }
+}
