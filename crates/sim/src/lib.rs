@@ -21,5 +21,6 @@ pub mod nic;
 pub mod node;
 pub mod picture;
 pub mod random;
+mod search;
 pub mod station;
 pub mod world;

@@ -1,19 +1,16 @@
 //! Whether every key of a history behaved as one register: each operation at one instant between call and return.
 //!
-//! The search is `porcupine-rs`'s (Lowe, "Testing for linearizability", 2016, after Wing and Gong); the register is
-//! ours. Linearizability is local (Herlihy and Wing 1990, theorem 1), so keys are judged one by one.
+//! Linearizability is local (Herlihy and Wing 1990, theorem 1), so keys are judged one by one.
 //!
 //! Invariant: what was not decided is never called good. The bound is a number of steps, not of seconds, so that a
 //! verdict is the same on every machine.
 //! Invariant: operations are ordered by the order of their events, not by their nanoseconds, of which many are equal.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use porcupine_rs::{Model, check_operations};
-
 use crate::history::{Ask, History, Operation, Outcome, Value, Version};
+use crate::search::{Span, is_explained};
 
 /// How much work one key may be.
 #[derive(Clone, Copy, Debug)]
@@ -99,10 +96,16 @@ pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
     if entries.len() > limits.operations_max {
         return (Verdict::Undecided(Undecided::TooLong(entries.len())), 0);
     }
-    STEPS_LEFT.set(limits.steps_max);
-    // Runs on this thread, whose steps are counted, for it is one partition without a timeout.
-    let is_linearizable = check_operations::<Register>(&entries);
-    let left = STEPS_LEFT.get();
+    let spans: Vec<Span> = entries.iter().map(Entry::span).collect();
+    let mut left = limits.steps_max;
+    let is_linearizable = is_explained(&spans, State::default(), |state, at| {
+        left = left.checked_sub(1)?;
+        let entry = &entries[at];
+        match entry.outcome {
+            Outcome::Unknown => state.clone().unanswered(entry),
+            _ => state.clone().answered(entry),
+        }
+    });
     let verdict = match (is_linearizable, left) {
         (true, _) => Verdict::Linearizable,
         // From its last step on every operation was refused, so the search ended without having seen everything.
@@ -113,7 +116,7 @@ pub fn check_key(operations: &[Operation], limits: Limits) -> (Verdict, u64) {
 }
 
 /// The search's form of what matters.
-fn entries(operations: &[Operation]) -> Vec<porcupine_rs::Operation<Register>> {
+fn entries(operations: &[Operation]) -> Vec<Entry> {
     let seen = Seen::by(operations);
     let mut named: BTreeMap<Version, u32> = BTreeMap::new();
     for version in operations.iter().flat_map(|operation| names(&operation.ask, &operation.outcome)).flatten()
@@ -145,24 +148,14 @@ fn entries(operations: &[Operation]) -> Vec<porcupine_rs::Operation<Register>> {
             _ => 0,
         };
         let told = told(&operation.outcome).map_or(0, times);
-        porcupine_rs::Operation {
-            client_id: Some(operation.client),
-            call_time: operation.called.index as i64,
-            return_time: match operation.outcome {
-                // Whatever had no effect comes last; what had must have it in time, see `State::unanswered`.
-                Outcome::Unknown => i64::MAX,
-                _ => i64::try_from(end_of(operation)).unwrap_or(i64::MAX),
-            },
-            op: Entry {
-                called: operation.called.index,
-                end: end_of(operation),
-                ask: operation.ask,
-                outcome: operation.outcome,
-                expected,
-                told,
-                reads: written_by(&operation.ask).and_then(reads).unwrap_or(0),
-            },
-            metadata: None,
+        Entry {
+            called: operation.called.index,
+            end: end_of(operation),
+            ask: operation.ask,
+            outcome: operation.outcome,
+            expected,
+            told,
+            reads: written_by(&operation.ask).and_then(reads).unwrap_or(0),
         }
     };
     operations.iter().filter(matters).map(entry).collect()
@@ -180,6 +173,17 @@ struct Entry {
     expected: u32,
     told: u32,
     reads: u32,
+}
+
+impl Entry {
+    fn span(&self) -> Span {
+        let returned = match self.outcome {
+            // Whatever had no effect comes last; what had must have it in time, see `State::unanswered`.
+            Outcome::Unknown => u64::MAX,
+            _ => self.end,
+        };
+        Span { called: self.called, returned }
+    }
 }
 
 /// The value that an operation may put.
@@ -301,15 +305,6 @@ impl Spans {
         later.and_then(|later| later.map(|(_, &end)| end).min()).unwrap_or(u64::MAX)
     }
 }
-
-thread_local! {
-    /// How many steps the search of this thread may still take. The library hands a model nothing but the state.
-    static STEPS_LEFT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// One key of a store.
-#[derive(Clone)]
-struct Register;
 
 /// What the key has, and which versions are over that no answer names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -453,29 +448,6 @@ impl State {
             _ => {}
         }
         Some(self)
-    }
-}
-
-impl Model for Register {
-    type State = State;
-    type Op = Entry;
-    type Metadata = ();
-
-    fn init() -> State {
-        State::default()
-    }
-
-    fn step(state: &State, entry: &Entry) -> (bool, State) {
-        let left = STEPS_LEFT.get();
-        if left == 0 {
-            return (false, State::default());
-        }
-        STEPS_LEFT.set(left - 1);
-        let next = match entry.outcome {
-            Outcome::Unknown => state.clone().unanswered(entry),
-            _ => state.clone().answered(entry),
-        };
-        next.map_or((false, State::default()), |next| (true, next))
     }
 }
 
