@@ -111,7 +111,7 @@ struct Ycsb {
     /// Records in the store [default: 'recordcount' of a file of yours or of -p, or 1000000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
     records: Option<u64>,
-    /// Bytes of a value, 1 to 16MiB; some systems have less than 60KiB [default: 'fieldcount' times 'fieldlength', or 512]
+    /// Bytes of a value, 1 to 16MiB; with some systems less than 60KiB [default: 'fieldcount' times 'fieldlength', or 512]
     #[arg(long, value_name = "BYTES", value_parser = value_size)]
     value_size: Option<u32>,
     /// Client threads
@@ -176,6 +176,19 @@ struct Ycsb {
     /// wait=100us..2ms says how long a late one takes, and seed=N draws others. For example loss=0.02,reorder=0.02
     #[arg(long, value_name = "NAME=VALUE,...", value_parser = faults)]
     fault: Option<Faults>,
+    #[command(flatten)]
+    there: There,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+    /// The result as YCSB prints it
+    #[arg(long, conflicts_with = "json")]
+    ycsb: bool,
+}
+
+/// A node that is there, and what it takes to reach it.
+#[derive(clap::Args, Clone, Default)]
+pub(super) struct There {
     /// Use this node instead of starting one; the run makes a store of its own there, and drops it at the end
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
@@ -189,12 +202,6 @@ struct Ycsb {
     /// Send udp:// packets to the node of --pool in the clear although there is a token, if it was started so
     #[arg(long, requires = "pool")]
     insecure_udp: bool,
-    /// The result as one JSON object on the last line
-    #[arg(long)]
-    json: bool,
-    /// The result as YCSB prints it
-    #[arg(long, conflicts_with = "json")]
-    ycsb: bool,
 }
 
 /// One of YCSB's two phases.
@@ -341,7 +348,7 @@ impl Ycsb {
             })?;
         }
         warn_of_unused(&workload);
-        if self.pool.is_some() && self.fabric == Some(FabricArg::Local) {
+        if self.there.pool.is_some() && self.fabric == Some(FabricArg::Local) {
             return Err(Failure::Told(
                 "--fabric local has its node in this process: leave --pool out".into(),
             ));
@@ -366,10 +373,7 @@ impl Ycsb {
         };
         let asked = Asked {
             fabric: self.fabric,
-            pool: self.pool.clone(),
-            token_file: self.token_file.clone(),
-            tls_ca: self.tls_ca.clone(),
-            insecure_udp: self.insecure_udp,
+            there: self.there.clone(),
             idle: self.idle_ms.map(Duration::from_millis),
             value_size: value_size as usize,
             items: self.items,

@@ -153,9 +153,7 @@ impl Measurement {
         let curves = if is_theirs { (figure.curves)() } else { Vec::new() };
         let of_system =
             |system: usize| curves.iter().find(|curve| curve.is_in_software(stores.systems[system]));
-        let published = |system, at: fn(At) -> bool| {
-            let value =
-                |curve: &Curve| curve.published.iter().find(|published| at(published.at)).map(|of| of.value);
+        let published = |system, value: fn(&Curve) -> Option<f64>| {
             Some(value(of_system(system)?)? / value(of_system(base)?)?)
         };
         let title = |place: usize| system(stores.systems[place]).expect("it is registered").title;
@@ -175,7 +173,7 @@ impl Measurement {
                     // The more a second, the shorter each: the ratio is the other way round.
                     ratio: by_round(&load.rounds, base, system),
                     rounds: load.rounds.len(),
-                    published: published(system, |at| matches!(at, At::Low(_))).filter(|_| load.clients == 1),
+                    published: published(system, Curve::low).filter(|_| load.clients == 1),
                 });
             }
         }
@@ -200,7 +198,7 @@ impl Measurement {
                 medians: [at_system.rate(system) / 1e3, at_base.rate(base) / 1e3],
                 ratio,
                 rounds: at_base.rounds.len(),
-                published: published(system, |at| matches!(at, At::Peak)),
+                published: published(system, Curve::peak),
             });
         }
         let (low, peak) = (loads[0].latency_us(base), at_base.rate(base));
@@ -344,14 +342,21 @@ impl Curve {
         matches!(&self.predict, Predict::UnderLoad(load)
             if load.system == system && load.variant.name.is_empty() && load.platform == Platform::PrismSw)
     }
+
+    /// The published latency at low load.
+    fn low(&self) -> Option<f64> {
+        self.published.iter().find(|of| matches!(of.at, At::Low(_))).map(|of| of.value)
+    }
+
+    /// The published peak.
+    fn peak(&self) -> Option<f64> {
+        self.published.iter().find(|of| matches!(of.at, At::Peak)).map(|of| of.value)
+    }
 }
 
 /// The points of a published curve that are known both ways, as shares of another's low load and peak.
 fn relative(of: &Curve, to: &Curve) -> Vec<Point> {
-    let value =
-        |at: fn(At) -> bool| to.published.iter().find(|published| at(published.at)).map(|of| of.value);
-    let base = value(|at| matches!(at, At::Low(_))).zip(value(|at| matches!(at, At::Peak)));
-    let Some((low, peak)) = base else { return Vec::new() };
+    let Some((low, peak)) = to.low().zip(to.peak()) else { return Vec::new() };
     let points = of.published.iter().filter_map(Published::point);
     points.map(|Point { x, y }| Point { x: x / peak, y: y / low }).collect()
 }
@@ -381,7 +386,7 @@ mod tests {
         (figure, ops)
     }
 
-    /// One client of PRISM-KV takes 10 us and one of Pilaf 20; one round in three is disturbed, in both.
+    /// One client of the first store takes 10 us and one of the second 20; one round in three is disturbed, in both.
     fn loads() -> [Loaded; 2] {
         let loaded =
             |clients, rounds: [[f64; 2]; 3]| Loaded { clients, rounds: rounds.map(Vec::from).into() };
@@ -404,7 +409,9 @@ mod tests {
         assert_eq!(published(&software), [Some(6.5 / 13.4), None, Some(8.2 / 6.6)]);
         assert_eq!(published(&measured(Runner::Caller)), [None; 3]);
         let csv = software.picture.csv();
-        assert!(csv.contains("\nPilaf,measured,0.125,1\n") && csv.contains("\nPilaf,published,"), "{csv}");
+        let [of, to] = [0, 1].map(|place| system(stores.systems[place]).expect("it is registered").title);
+        let has = |line: &str| csv.contains(&format!("\n{to},{line}"));
+        assert!(has("measured,0.125,1\n") && has("published,"), "{csv}");
         assert!(draw::svg(&software.picture).starts_with("<svg"));
         assert!(
             draw::svg(&measured(Runner::Caller).picture).starts_with("<svg"),
@@ -412,10 +419,7 @@ mod tests {
         );
         let line: serde_json::Value =
             serde_json::from_str(software.json().lines().next().expect("a line")).unwrap();
-        assert_eq!(
-            (&line["of"], &line["to"], &line["ratio"]),
-            (&"PRISM-KV".into(), &"Pilaf".into(), &0.5.into())
-        );
+        assert_eq!((&line["of"], &line["to"], &line["ratio"]), (&of.into(), &to.into(), &0.5.into()));
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl Session {
         let quota: u64 = quotas.iter().sum();
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
         let first = all.first().expect("something is to be measured");
-        if first.pool.is_none() {
+        if first.there.pool.is_none() {
             check_available(memory, &first.remedy())?;
         }
         let runs = all.iter().map(Asked::planned).collect::<Result<Vec<Run>, Failure>>()?;
@@ -117,7 +117,7 @@ impl Session {
             kind: asked.system.kind.into(),
             ..NewStore::prism_kv(&store, quota)
         };
-        let lent = match (&asked.pool, &asked.phases) {
+        let lent = match (&asked.there.pool, &asked.phases) {
             (_, Phases::Run(_)) => {
                 check_is_loaded(pool, &asked, &store)?;
                 None

@@ -7,14 +7,13 @@ use super::servers::{Server, command};
 use super::{Contenders, FabricArg};
 use crate::cli::Failure;
 use farside::Pool;
-use farside::parts::AnyKv;
 use farside_bench::compare::benchmark;
 use farside_bench::compare::memcached::Memcached;
 use farside_bench::compare::redis::{Get, MGet, OfBenchmark};
 use farside_bench::compare::rows::{self, Measured, Way};
 use farside_bench::compare::{Address, Client, Dialect, Shape, Waiting};
 use farside_bench::driver::Tally;
-use farside_bench::kv::{Run, Thread};
+use farside_bench::kv::Thread;
 use farside_bench::report::{Latencies, cpu_time_of, own_cpu_time};
 use farside_fabrics::executor::Core;
 use farside_fabrics::spin;
@@ -358,18 +357,20 @@ impl Field<'_> {
         for (task, kv) in (0u32..).zip(&mut kvs) {
             let (mark, thread) = (&mark, thread);
             core.spawn(async move {
-                let mut is_connected = true;
-                if task == 0 {
-                    // All work meanwhile; what they do until then is forgotten.
-                    let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
-                    while is_connected && began.elapsed() < warm_up && !run.is_stopped() {
-                        is_connected = some(run, kv, thread, task, 1).await;
+                with_kv!(kv, kv => {
+                    let mut is_connected = true;
+                    if task == 0 {
+                        // All work meanwhile; what they do until then is forgotten.
+                        let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
+                        while is_connected && began.elapsed() < warm_up && !run.is_stopped() {
+                            is_connected = run.task(kv, thread, task, 1).await;
+                        }
+                        mark.set(Some(counts_from_here(thread, warm)));
                     }
-                    mark.set(Some(counts_from_here(thread, warm)));
-                }
-                if is_connected {
-                    some(run, kv, thread, task, u64::MAX).await;
-                }
+                    if is_connected {
+                        run.task(kv, thread, task, u64::MAX).await;
+                    }
+                });
             });
         }
         core.run();
@@ -417,12 +418,4 @@ fn counts_from_here(thread: &Thread, warm: &mpsc::Sender<()>) -> Instant {
     thread.forget_warm_up();
     warm.send(()).unwrap_or(()); // The turn outlives its clients.
     Instant::now()
-}
-
-/// Does so many operations of the workload, or fewer if it is stopped. False if its connection is gone.
-async fn some<F>(run: &Run, kv: &mut AnyKv<Rc<F>>, thread: &Thread, task: u32, operations: u64) -> bool
-where
-    F: farside_remote::Fabric + farside_remote::clock::Clock,
-{
-    with_kv!(kv, kv => run.task(kv, thread, task, operations).await)
 }

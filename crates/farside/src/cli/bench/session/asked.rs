@@ -1,6 +1,6 @@
 //! What is to be measured, and the store that this takes.
 
-use super::super::{FabricArg, System, fewer, usual};
+use super::super::{FabricArg, System, There, fewer, usual};
 use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
@@ -29,10 +29,8 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) system: System,
     /// Of the node that is started for it; of one that is named, what it is reached by, if that was said.
     pub(in crate::cli) fabric: Option<FabricArg>,
-    pub(in crate::cli) pool: Option<String>,
-    pub(in crate::cli) token_file: Option<String>,
-    pub(in crate::cli) tls_ca: Option<String>,
-    pub(in crate::cli) insecure_udp: bool,
+    /// The node that is named, if one is.
+    pub(in crate::cli) there: There,
     /// How long each task waits before each operation, if it does.
     pub(in crate::cli) idle: Option<Duration>,
     pub(in crate::cli) workload: Workload,
@@ -86,10 +84,7 @@ impl Asked {
         Asked {
             system,
             fabric: None,
-            pool: None,
-            token_file: None,
-            tls_ca: None,
-            insecure_udp: false,
+            there: There::default(),
             idle: None,
             workload,
             value_size: 512,

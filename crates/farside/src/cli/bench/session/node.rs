@@ -105,16 +105,17 @@ pub(super) fn reach(
     memory: u64,
     also: &[FabricArg],
 ) -> Result<(Pool, Option<Arc<NodeProcess>>), Failure> {
-    match (&asked.pool, asked.fabric.unwrap_or(FabricArg::Shm)) {
+    let there = &asked.there;
+    match (&there.pool, asked.fabric.unwrap_or(FabricArg::Shm)) {
         (Some(url), _) => {
             let settings = Settings::resolve(File {
                 pool: Some(url.clone()),
-                token_file: asked.token_file.clone(),
-                tls_ca: asked.tls_ca.clone(),
+                token_file: there.token_file.clone(),
+                tls_ca: there.tls_ca.clone(),
                 ..File::default()
             });
             let settings = settings.map_err(Failure::Told)?;
-            let pool = connect(&Settings { insecure_udp: asked.insecure_udp, ..settings })?;
+            let pool = connect(&Settings { insecure_udp: there.insecure_udp, ..settings })?;
             if let Some(fabric) = asked.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
                 return Err(Failure::Told(format!(
                     "the node of --pool is reached by {}, not by {}: leave --fabric out",

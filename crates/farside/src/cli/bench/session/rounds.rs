@@ -76,21 +76,23 @@ impl<'s> Rounds<'s> {
 
 impl Lane<'_> {
     fn turn(&mut self, fabric: &Far, clients: u32) -> Result<f64, Failure> {
-        let Lane { session, drawn, kvs } = self;
-        session.run.resume();
+        let Lane { session: Session { run, .. }, drawn, kvs } = self;
+        run.resume();
         let mut core = Core::new(fabric);
         let began = Instant::now();
         for (client, kv) in (0..clients).zip(kvs) {
-            let (session, drawn) = (&*session, &*drawn);
+            let drawn = &*drawn;
             core.spawn(async move {
-                // The first looks at the clock for all.
-                if client > 0 {
-                    session.some(kv, drawn, client, u64::MAX).await;
-                    return;
-                }
-                let mut step = Step::default();
-                while began.elapsed() < TURN && session.some(kv, drawn, client, step.next()).await {}
-                session.run.stop();
+                with_kv!(kv, kv => {
+                    // The first looks at the clock for all.
+                    if client > 0 {
+                        run.task(kv, drawn, client, u64::MAX).await;
+                        return;
+                    }
+                    let mut step = Step::default();
+                    while began.elapsed() < TURN && run.task(kv, drawn, client, step.next()).await {}
+                    run.stop();
+                });
             });
         }
         core.run();
@@ -101,12 +103,5 @@ impl Lane<'_> {
             Some(wrong) => Err(Failure::Told(format!("while it was measured: {wrong}"))),
             None => Ok(tally.operations() as f64 / seconds),
         }
-    }
-}
-
-impl Session {
-    /// Does so many operations of the workload, or fewer if it is stopped. False if its connection is gone.
-    async fn some(&self, kv: &mut AnyKv<Far>, drawn: &Thread, client: u32, operations: u64) -> bool {
-        with_kv!(kv, kv => self.run.task(kv, drawn, client, operations).await)
     }
 }
