@@ -5,8 +5,8 @@
 //! the work's; loops, pacing, counting and histograms are the driver's.
 //! Invariant: operations are drawn before the clock runs, unless what is drawn depends on what has been done; and the
 //! answer to every operation is judged.
-//! Invariant: which operation a task performs next depends on whether the last answer was right, so that no processor can
-//! overlap two operations that a program could not.
+//! Invariant: which operation a task performs next depends on whether the last answer was right, so that no processor
+//! can overlap two operations that a program could not.
 //! Invariant: by a schedule, an operation's latency begins when it was due, however late it was begun: what waited
 //! because the store stood still is counted (Tene's "coordinated omission").
 //! Invariant: nothing is allocated per operation.

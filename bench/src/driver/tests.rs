@@ -14,29 +14,17 @@ enum Entry {
     Tail,
 }
 
-enum LogTrouble {
-    Full(u64),
-    Lost,
-    Gone,
-}
+struct LogTrouble(Fault);
 
 impl fmt::Display for LogTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LogTrouble::Full(entry) => write!(f, "no room for {entry}"),
-            LogTrouble::Lost => f.write_str("an entry is lost"),
-            LogTrouble::Gone => f.write_str("the log is gone"),
-        }
+        write!(f, "{:?}", self.0)
     }
 }
 
 impl Trouble for LogTrouble {
     fn fault(&self) -> Fault {
-        match self {
-            LogTrouble::Full(_) => Fault::Failed,
-            LogTrouble::Lost => Fault::Violated,
-            LogTrouble::Gone => Fault::Disconnected,
-        }
+        self.0
     }
 }
 
@@ -87,15 +75,15 @@ impl Perform<Entries> for Log {
 
     async fn perform(&self, log: &mut Entries, drawn: Entry, last: &mut u64) -> Result<(), LogTrouble> {
         match drawn {
-            _ if log.all.len() >= log.max => Err(LogTrouble::Gone),
-            Entry::Append(entry) if entry.is_multiple_of(7) => Err(LogTrouble::Full(entry)),
+            _ if log.all.len() >= log.max => Err(LogTrouble(Fault::Disconnected)),
+            Entry::Append(entry) if entry.is_multiple_of(7) => Err(LogTrouble(Fault::Failed)),
             Entry::Append(entry) => {
                 log.all.push(entry);
                 *last = entry;
                 Ok(())
             }
             Entry::Tail if log.all.last() == Some(last) => Ok(()),
-            Entry::Tail => Err(LogTrouble::Lost),
+            Entry::Tail => Err(LogTrouble(Fault::Violated)),
         }
     }
 }
@@ -130,18 +118,13 @@ fn trouble_is_counted_by_what_it_means_and_a_lost_connection_ends_a_task() {
     let (run, mut log) = (run(), Entries { all: Vec::new(), max: 8 });
     let thread = run.thread(0);
     log.all.push(0);
-    now(run.scheduled(
-        &mut log,
-        &thread,
-        0,
-        Schedule { first: Instant::now(), every: Duration::ZERO },
-        async |_| true,
-    ));
+    let at_once = Schedule { first: Instant::now(), every: Duration::ZERO };
+    now(run.scheduled(&mut log, &thread, 0, at_once, async |_| true));
     let mut all = Tally::default();
     all.merge(thread.take_tally());
     // 1, 2, 3, tail, 5, 6, 7 which does not fit, tail, 9, 10, and then it is gone.
     assert_eq!((all.errors, all.violations), (2, 0));
-    assert_eq!(all.told, ["no room for 7", "the log is gone"]);
+    assert_eq!(all.told, ["Failed", "Disconnected"]);
     assert_eq!(all.service.all().count(), all.operations());
     let mut other = Entries { all: Vec::new(), max: usize::MAX };
     let thread = run.thread(0);

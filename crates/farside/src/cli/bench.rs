@@ -111,7 +111,7 @@ struct Ycsb {
     /// Records in the store [default: 'recordcount' of a file of yours or of -p, or 1000000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
     records: Option<u64>,
-    /// Bytes of a value, 1 to 16MiB; with some systems less than 60KiB [default: 'fieldcount' times 'fieldlength', or 512]
+    /// Bytes of a value, 1 to 16MiB; some systems: under 60KiB [default: 'fieldcount' times 'fieldlength', or 512]
     #[arg(long, value_name = "BYTES", value_parser = value_size)]
     value_size: Option<u32>,
     /// Client threads

@@ -47,7 +47,8 @@ impl Measure {
             OnFabrics::Ops(ops) => self.ops(ops),
             OnFabrics::Stores(stores) => self.stores(stores),
             OnFabrics::Nothing(about) => Err(Failure::Told(format!(
-                "{} is about {about}, of which {} has none: leave --fabric out to have it predicted; {} can be measured",
+                "{} is about {about}, of which {} has none: leave --fabric out to have it predicted; \
+                 {} can be measured",
                 self.figure.name,
                 self.fabric.name(),
                 listed(|fabrics| !matches!(fabrics, OnFabrics::Nothing(_)), "and")
