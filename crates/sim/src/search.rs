@@ -120,7 +120,10 @@ impl Left {
 }
 
 /// Sets of ordered operations, each with a state that it led to, by the hash of both.
-struct Visited<S>(HashMap<u64, Vec<(Box<[u64]>, S)>, FixedState>);
+struct Visited<S>(HashMap<u64, Alike<S>, FixedState>);
+
+/// Those with the same hash.
+type Alike<S> = Vec<(Box<[u64]>, S)>;
 
 impl<S> Default for Visited<S> {
     fn default() -> Visited<S> {

@@ -317,6 +317,7 @@ impl<M: Memory> Kind<M> for RawKind {
 impl System for RawKind {
     const KIND: &'static str = KIND;
     const TITLE: &'static str = "plain memory";
+    const SUMMARY: &'static str = "each operation is one chain or one call";
     const FAMILY: Family = Family::Memory;
     const NEEDS: Capabilities = Capabilities::CALLS.and(Capabilities::CONDITIONAL_OPS);
 

@@ -121,6 +121,8 @@ pub struct Registered {
     pub kind: &'static str,
     /// [`System::TITLE`].
     pub title: &'static str,
+    /// [`System::SUMMARY`].
+    pub summary: &'static str,
     /// [`System::FAMILY`].
     pub family: Family,
     /// [`System::NODES`].
@@ -149,6 +151,7 @@ impl Registered {
         Registered {
             kind: S::KIND,
             title: S::TITLE,
+            summary: S::SUMMARY,
             family: S::FAMILY,
             nodes: S::NODES,
             for_tests: S::FOR_TESTS,

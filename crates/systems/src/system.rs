@@ -140,6 +140,8 @@ pub trait System: 'static {
     const KIND: &'static str;
     /// Its name as its paper writes it: `PRISM-KV`.
     const TITLE: &'static str;
+    /// What its operations cost, in a few words for help texts.
+    const SUMMARY: &'static str;
     /// What it is to its users.
     const FAMILY: Family;
     /// On which nodes a store lies.

@@ -6,7 +6,7 @@ mod session;
 
 use super::{Done, Failure, duration, files, value_size, warn_of_unused};
 use clap::ValueEnum;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub(super) use compare::Compare;
 use farside_bench::report::{
     LatencyUs, LoadReport, Spread, YcsbReport, load_text, operations_table, ycsb_table, ycsb_text,
@@ -55,7 +55,8 @@ pub(super) fn usual() -> System {
 
 /// For clap: a system by its name.
 fn systems() -> impl TypedValueParser<Value = System> {
-    let names = registry::family(Family::Kv).map(|system| system.kind);
+    let names =
+        registry::family(Family::Kv).map(|system| PossibleValue::new(system.kind).help(system.summary));
     PossibleValuesParser::new(names).map(|kind| registry::named(&kind).expect("it is one of those listed"))
 }
 

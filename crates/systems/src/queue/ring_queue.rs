@@ -282,6 +282,7 @@ pub struct RingQueueKind;
 impl System for RingQueueKind {
     const KIND: &'static str = KIND;
     const TITLE: &'static str = "ring queue";
+    const SUMMARY: &'static str = "put and take are two chains each";
     const FAMILY: Family = Family::Queue;
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS;
     const FOR_TESTS: bool = true;

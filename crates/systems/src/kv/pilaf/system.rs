@@ -18,6 +18,7 @@ const CHECKED_ENTRY: usize = ENTRY_SIZE as usize - CRC_SIZE;
 impl System for PilafKind {
     const KIND: &'static str = KIND;
     const TITLE: &'static str = "Pilaf";
+    const SUMMARY: &'static str = "GET is two READs, PUT a call";
     const FAMILY: Family = Family::Kv;
     const NEEDS: Capabilities = Capabilities::CALLS;
     const MUTANTS: &'static [Mutant] = mutants::ALL;

@@ -16,6 +16,7 @@ use farside_remote::{Capabilities, Fabric, Memory};
 impl System for PrismKvKind {
     const KIND: &'static str = KIND;
     const TITLE: &'static str = "PRISM-KV";
+    const SUMMARY: &'static str = "GET is one indirect READ, PUT two chains";
     const FAMILY: Family = Family::Kv;
     /// A PUT to a slot that the client remembers compares the tag alone.
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
