@@ -9,6 +9,7 @@ mod support;
 use farside_bench::floor::{Floor, HugePages, Layout};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::Core;
+use farside_systems::kv::Kv;
 use std::cell::Cell;
 use std::hint::black_box;
 use std::rc::Rc;

@@ -17,6 +17,7 @@ use farside_fabrics::session::server::{self, End, Hello, Host, Outcome, Request,
 use farside_node::engine::{Guarded, Keys};
 use farside_remote::control::{Answer, Ask, Store as StoreInfo};
 use farside_remote::{ChainView, NodeId, Reply, Rights};
+use farside_systems::kv::Kv;
 use farside_systems::kv::prism_kv::PrismKv;
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::{Cell, RefCell};

@@ -10,6 +10,7 @@ use farside_fabrics::shm;
 use farside_node::host::{Host, Options};
 use farside_remote::NodeId;
 use farside_remote::control::Ask;
+use farside_systems::kv::Kv;
 use farside_systems::kv::prism_kv::layout::Table;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};

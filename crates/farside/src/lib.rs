@@ -38,7 +38,7 @@ pub use client::{Client, Pending, Value};
 pub use error::Error;
 pub use farside_remote::control::{NodeInfo, Store, StoreStat};
 pub use farside_remote::fabric::Ran;
-pub use farside_systems::kv::{Conflict, KEY_MAX, Kv, KvError, VALUE_MAX, Version};
+pub use farside_systems::kv::{Conflict, KEY_MAX, KvError, VALUE_MAX, Version};
 pub use farside_systems::store::StoreError;
 pub use pool::{NewStore, Options, Pool, connect, connect_with};
 

@@ -14,6 +14,7 @@ use farside_node::host::{Listen, Options};
 use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::control::Ask;
 use farside_remote::{Memory, NodeId};
+use farside_systems::kv::Kv;
 use farside_systems::kv::prism_kv::PrismKv;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;

@@ -16,7 +16,7 @@ use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
 use farside_systems::kv::pilaf::Pilaf;
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::layout::TableSpec;
-use farside_systems::kv::{KvError, Version as Installed};
+use farside_systems::kv::{Kv, KvError, Version as Installed};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

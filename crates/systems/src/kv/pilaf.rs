@@ -106,22 +106,15 @@ impl<F: Fabric + Clock> Pilaf<F> {
     pub fn fabric(&self) -> &F {
         &self.fabric
     }
+}
 
-    /// The value of `key`. Two round trips per probe.
-    ///
-    /// # Errors
-    /// [`KvError`]; nothing was changed.
-    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        let fetched = self.fetch(key).await?;
-        Ok(fetched.map(|fetched| self.item(fetched)))
+impl<F: Fabric + Clock> Kv for Pilaf<F> {
+    fn kind(&self) -> &'static str {
+        KIND
     }
 
-    /// As [`Pilaf::get`], of which [`Pilaf::item`] is the other half: for whoever tries again after an error, and must
-    /// not hold this client borrowed.
-    ///
-    /// # Errors
-    /// As [`Pilaf::get`].
-    pub async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+    /// Two round trips per probe.
+    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
         for slot in self.table.probe(key) {
             match self.look(key, slot).await? {
@@ -134,8 +127,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         Ok(None)
     }
 
-    /// What the last operation, a [`Pilaf::fetch`] that answered this, has read.
-    pub fn item(&self, fetched: Fetched) -> Item<'_> {
+    fn item(&self, fetched: Fetched) -> Item<'_> {
         let Fetched { at, version } = fetched;
         let value = match at {
             Some(at) => self.reply.output(0).get(at..).unwrap_or_default(),
@@ -144,11 +136,8 @@ impl<F: Fabric + Clock> Pilaf<F> {
         Item { value, version }
     }
 
-    /// Gives `key` a value. One call.
-    ///
-    /// # Errors
-    /// [`KvError`], which says whether the value may have been stored.
-    pub async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+    /// One call.
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
         let request = Request { op: Op::Put, key, value };
         let mut outcome = self.call(&request).await.map_err(KvError::of_install)?;
@@ -163,11 +152,8 @@ impl<F: Fabric + Clock> Pilaf<F> {
         }
     }
 
-    /// Takes the value of `key` away; answers whether it had one. One call.
-    ///
-    /// # Errors
-    /// [`KvError`], which says whether it may have been taken away.
-    pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+    /// One call.
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
         let request = Request { op: Op::Delete, key, value: &[] };
         match self.call(&request).await.map_err(KvError::of_install)? {
@@ -177,7 +163,9 @@ impl<F: Fabric + Clock> Pilaf<F> {
             _ => Err(self.misunderstood()),
         }
     }
+}
 
+impl<F: Fabric + Clock> Pilaf<F> {
     /// READs the slot's entry, then the item that it names; from the entry on once more where either is torn.
     async fn look(&mut self, key: &[u8], slot: u64) -> Result<Looked, KvError> {
         let mut refused: Option<Entry> = None;
@@ -277,26 +265,4 @@ fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
     check_key(key)?;
     let len = key.len() + value.len();
     if len > PAIR_MAX { Err(KvError::PairLength { len, max: PAIR_MAX }) } else { Ok(()) }
-}
-
-impl<F: Fabric + Clock> Kv for Pilaf<F> {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
-    fn fetch(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Fetched>, KvError>> {
-        Pilaf::fetch(self, key)
-    }
-
-    fn item(&self, fetched: Fetched) -> Item<'_> {
-        Pilaf::item(self, fetched)
-    }
-
-    fn put(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<(), KvError>> {
-        Pilaf::put(self, key, value)
-    }
-
-    fn delete(&mut self, key: &[u8]) -> impl Future<Output = Result<bool, KvError>> {
-        Pilaf::delete(self, key)
-    }
 }

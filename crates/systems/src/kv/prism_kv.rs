@@ -171,23 +171,16 @@ impl<F: Fabric + Clock> PrismKv<F> {
     pub fn fabric(&self) -> &F {
         &self.fabric
     }
+}
 
-    /// The value of `key`. One round trip per probe.
-    ///
-    /// # Errors
-    /// [`KvError`]; nothing was changed.
-    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Item<'_>>, KvError> {
-        let fetched = self.fetch(key).await?;
-        Ok(fetched.map(|fetched| self.item(fetched)))
+impl<F: Fabric + Clock> Kv for PrismKv<F> {
+    fn kind(&self) -> &'static str {
+        KIND
     }
 
-    /// As [`PrismKv::get`], of which [`PrismKv::item`] is the other half: for whoever tries again after an error, and
-    /// must not hold this client borrowed.
-    ///
-    /// # Errors
-    /// As [`PrismKv::get`].
+    /// One round trip per probe.
     #[inline]
-    pub async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
         self.waits = Waits::default();
         loop {
@@ -206,19 +199,15 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// What the last operation, a [`PrismKv::fetch`] that answered this, has read.
     #[inline]
-    pub fn item(&self, fetched: Fetched) -> Item<'_> {
+    fn item(&self, fetched: Fetched) -> Item<'_> {
         let Fetched { at, version } = fetched;
         let value = at.map_or(&self.value[..], |at| self.reply.output(0).get(at..).unwrap_or_default());
         Item { value, version }
     }
 
-    /// Gives `key` a value. Two round trips, or one where the slot is cached.
-    ///
-    /// # Errors
-    /// [`KvError`], which says whether the value may have been stored.
-    pub async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+    /// Two round trips, or one where the slot is cached.
+    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
         self.waits = Waits::default();
         if is_large(key, value) {
@@ -233,11 +222,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         self.install_blindly(&item).await.map(drop)
     }
 
-    /// Takes the value of `key` away; answers whether it had one. Two round trips.
-    ///
-    /// # Errors
-    /// [`KvError`], which says whether it may have been taken away.
-    pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+    /// Two round trips.
+    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
         self.waits = Waits::default();
         // A delete that loses always looks again: it answers what it saw, so it cannot be said to have come before
@@ -255,19 +241,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Gives `key` a value if it has none; answers whether it did.
-    ///
-    /// # Errors
-    /// [`KvError`], which says whether the value may have been stored.
-    pub async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
+    async fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, KvError> {
         Ok(self.put_if(key, value, None).await?.is_ok())
     }
 
-    /// Gives `key` another value if it still has the version that a `get` answered; answers the new version.
-    ///
-    /// # Errors
-    /// [`KvError`], which says whether the value may have been stored. A [`Conflict`] stored nothing.
-    pub async fn compare_and_put(
+    async fn compare_and_put(
         &mut self,
         key: &[u8],
         expected: Version,
@@ -276,6 +254,32 @@ impl<F: Fabric + Clock> PrismKv<F> {
         self.put_if(key, value, Some(expected)).await
     }
 
+    fn get_many(
+        &mut self,
+        keys: &[&[u8]],
+        visit: impl FnMut(usize, Option<Item<'_>>),
+    ) -> impl Future<Output = Result<(), KvError>> {
+        self.get_group(keys, visit)
+    }
+
+    fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> impl Future<Output = Result<(), KvError>> {
+        self.put_groups(items)
+    }
+
+    fn first(&self) -> Result<Cursor, KvError> {
+        Ok(Cursor::default())
+    }
+
+    fn next(
+        &mut self,
+        cursor: &mut Cursor,
+        visit: impl FnMut(&[u8], Item<'_>),
+    ) -> impl Future<Output = Result<bool, KvError>> {
+        self.visit_next(cursor, visit)
+    }
+}
+
+impl<F: Fabric + Clock> PrismKv<F> {
     /// Puts if the key has this version, or no value if that is what is expected.
     async fn put_if(
         &mut self,
@@ -876,64 +880,4 @@ async fn ask<F: Fabric>(fabric: &F, node: NodeId, ask: &Ask) -> Result<Option<An
     let mut answer = Vec::new();
     fabric.call(node, ServiceId::NODE, &request, &mut answer).await?;
     Ok(serde_json::from_slice(&answer).ok())
-}
-
-impl<F: Fabric + Clock> Kv for PrismKv<F> {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
-    fn fetch(&mut self, key: &[u8]) -> impl Future<Output = Result<Option<Fetched>, KvError>> {
-        PrismKv::fetch(self, key)
-    }
-
-    #[inline]
-    fn item(&self, fetched: Fetched) -> Item<'_> {
-        PrismKv::item(self, fetched)
-    }
-
-    fn put(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<(), KvError>> {
-        PrismKv::put(self, key, value)
-    }
-
-    fn delete(&mut self, key: &[u8]) -> impl Future<Output = Result<bool, KvError>> {
-        PrismKv::delete(self, key)
-    }
-
-    fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<bool, KvError>> {
-        PrismKv::put_if_absent(self, key, value)
-    }
-
-    fn compare_and_put(
-        &mut self,
-        key: &[u8],
-        expected: Version,
-        value: &[u8],
-    ) -> impl Future<Output = Result<Result<Version, Conflict>, KvError>> {
-        PrismKv::compare_and_put(self, key, expected, value)
-    }
-
-    fn get_many(
-        &mut self,
-        keys: &[&[u8]],
-        visit: impl FnMut(usize, Option<Item<'_>>),
-    ) -> impl Future<Output = Result<(), KvError>> {
-        PrismKv::get_many(self, keys, visit)
-    }
-
-    fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> impl Future<Output = Result<(), KvError>> {
-        PrismKv::put_many(self, items)
-    }
-
-    fn first(&self) -> Result<Cursor, KvError> {
-        Ok(Cursor::default())
-    }
-
-    fn next(
-        &mut self,
-        cursor: &mut Cursor,
-        visit: impl FnMut(&[u8], Item<'_>),
-    ) -> impl Future<Output = Result<bool, KvError>> {
-        PrismKv::next(self, cursor, visit)
-    }
 }

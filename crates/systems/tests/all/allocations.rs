@@ -6,6 +6,7 @@ use crate::support::counting::{Counting, allocations};
 use crate::support::{Client, Home};
 use farside_fabrics::executor::{Core, block_on, yield_now};
 use farside_remote::NodeId;
+use farside_systems::kv::Kv;
 use farside_systems::kv::pilaf::{self, Pilaf};
 use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::raw::{self, Raw};

@@ -18,7 +18,7 @@ use farside_remote::clock::Clock;
 use farside_remote::{Fabric, NodeId, Rights};
 use farside_systems::kv::pilaf::layout::{ANSWER_SIZE, ENTRY_SIZE, HEADER_SIZE, PAIR_MAX, REQUEST_SIZE};
 use farside_systems::kv::pilaf::{KIND, Pilaf};
-use farside_systems::kv::{KEY_MAX, KvError};
+use farside_systems::kv::{KEY_MAX, Kv, KvError};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;

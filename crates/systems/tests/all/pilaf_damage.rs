@@ -9,11 +9,11 @@ use farside_node::host::Options;
 use farside_remote::control::{Ask, Store};
 use farside_remote::service::address;
 use farside_remote::{Fabric, FabricError, Memory, NodeId, Status};
-use farside_systems::kv::KvError;
 use farside_systems::kv::pilaf::layout::{
     Answer, ENTRY_SIZE, Entry, IN_USE, ITEM_MAX, Op, Outcome, Said, Table, crc,
 };
 use farside_systems::kv::pilaf::{ATTEMPTS_MAX, KIND, Pilaf};
+use farside_systems::kv::{Kv, KvError};
 use std::rc::Rc;
 use zerocopy::{FromBytes, IntoBytes};
 

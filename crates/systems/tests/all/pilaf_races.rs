@@ -7,6 +7,7 @@ use farside_fabrics::local::{self, LocalNode};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_systems::kv::Kv;
 use farside_systems::kv::pilaf::{ATTEMPTS_MAX, KIND, Pilaf};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

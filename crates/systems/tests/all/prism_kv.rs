@@ -3,7 +3,7 @@
 use crate::support::{Client, Home, run};
 use farside_remote::fabric::Ran;
 use farside_systems::kv::Cursor;
-use farside_systems::kv::{KEY_MAX, KvError, VALUE_MAX};
+use farside_systems::kv::{KEY_MAX, Kv, KvError, VALUE_MAX};
 use std::collections::BTreeMap;
 
 macro_rules! go {

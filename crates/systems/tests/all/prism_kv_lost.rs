@@ -10,6 +10,7 @@ use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Ask};
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_systems::kv::Kv;
 use farside_systems::kv::prism_kv::layout::PART_MAX;
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};

@@ -6,6 +6,7 @@ use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
 use farside_remote::NodeId;
+use farside_systems::kv::Kv;
 use farside_systems::kv::prism_kv::PrismKv;
 use std::rc::Rc;
 

@@ -4,7 +4,7 @@ use crate::support::audit::Audit;
 use crate::support::{Client, Home, run, script};
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::{ChainBuf, Fabric, NodeId, Reply, read, write};
-use farside_systems::kv::Version;
+use farside_systems::kv::{Kv, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;

@@ -16,6 +16,7 @@ use farside_remote::service::{Call, Kind, Service};
 use farside_remote::{
     Addr, Capabilities, Chain, Fabric, FabricError, Key, Memory, NodeId, Reply, Rights, Width,
 };
+use farside_systems::kv::Kv;
 use farside_systems::kv::pilaf::layout::{Op, Request};
 use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::pilaf::{KIND, Pilaf};

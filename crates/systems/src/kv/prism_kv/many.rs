@@ -4,7 +4,7 @@ use super::layout::{ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDITIONAL};
 use super::{
     Buffer, Found, NewItem, PrismKv, READ_MAX, Seen, TMP, TMP_BOUND_AND_TAG, Waits, add_look, check_put, seen,
 };
-use crate::kv::{Cursor, Item, KvError, check_key};
+use crate::kv::{Cursor, Item, Kv, KvError, check_key};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use farside_remote::wire::{ALLOCATES_MAX, OPS_MAX};
@@ -28,10 +28,7 @@ const SLOTS_PER_READ: u64 = 2048;
 impl<F: Fabric + Clock> PrismKv<F> {
     /// The values of several keys, each at some instant of this call. One round trip for as many of them as have
     /// their first slot and fit into one reply (64 KiB); the rest are asked for one by one.
-    ///
-    /// # Errors
-    /// [`KvError`]; nothing was changed.
-    pub async fn get_many(
+    pub(super) async fn get_group(
         &mut self,
         keys: &[&[u8]],
         mut visit: impl FnMut(usize, Option<Item<'_>>),
@@ -84,10 +81,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Gives several keys values: two round trips for as many of them as find their first slot their own or empty
     /// and fit into one chain; the rest are put one by one, and all where there are not as many buffers at once. Each
     /// is a put of its own; of a key that comes twice, the later value stays.
-    ///
-    /// # Errors
-    /// [`KvError`]. [`Ran::No`]: none of the keys was stored; else any may have been.
-    pub async fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
+    pub(super) async fn put_groups(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
         for (key, value) in items {
             check_put(key, value)?;
         }
@@ -200,10 +194,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
     /// visited exactly once; one that comes or goes meanwhile, once or never. It begins once the store has one table
     /// alone, and is to be begun again where that is rebuilt meanwhile.
-    ///
-    /// # Errors
-    /// [`KvError`]; the cursor stays where it was.
-    pub async fn next(
+    pub(super) async fn visit_next(
         &mut self,
         cursor: &mut Cursor,
         mut visit: impl FnMut(&[u8], Item<'_>),
