@@ -183,7 +183,7 @@ pub fn shape_of(store: &Store) -> Option<Shape> {
 
 /// The names of a family's systems, in a sentence: `prism-kv or pilaf`.
 pub fn names(of: Family) -> String {
-    let names: Vec<&str> = family(of).map(|system| system.kind).collect();
+    let names: Vec<&str> = family(of).filter(|system| !system.for_tests).map(|system| system.kind).collect();
     match names.split_last() {
         Some((last, before)) if !before.is_empty() => format!("{} or {last}", before.join(", ")),
         _ => names.concat(),

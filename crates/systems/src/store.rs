@@ -137,8 +137,8 @@ impl Members {
         &self.store
     }
 
-    /// The one member of a store that `S` keeps on one node, if `S` can use it over `fabric`: the store is of that kind,
-    /// and the fabric has all that `S` needs.
+    /// The one member of a store that `S` keeps on one node, if `S` can use it over `fabric`: the store is of that
+    /// kind, and the fabric has all that `S` needs.
     ///
     /// # Errors
     /// `S` cannot use it.
