@@ -57,7 +57,7 @@ enum Predict {
     /// Place by place; nothing where the curve has no point.
     Each(Box<dyn Fn(usize) -> Option<f64>>),
     /// A system with ever more clients: mean latency over throughput.
-    UnderLoad(Load),
+    UnderLoad(Box<Load>),
 }
 
 /// A published number.
@@ -222,7 +222,7 @@ impl Predict {
                 Ok((0..places).filter_map(at).collect())
             }
             Predict::UnderLoad(load) => {
-                let measured = Bed::new(*load, 1)?.curve(operations)?;
+                let measured = Bed::new(**load, 1)?.curve(operations)?;
                 Ok(measured.iter().map(|at| Point { x: at.ops_per_s, y: at.mean_us }).collect())
             }
         }

@@ -160,7 +160,7 @@ impl Contender {
         let low = published(At::Low(low.0), low.1, low_judged);
         Curve {
             name: self.name,
-            predict: Predict::UnderLoad(Load {
+            predict: Predict::UnderLoad(Box::new(Load {
                 system: self.system,
                 variant: self.variant,
                 platform: self.platform,
@@ -168,7 +168,7 @@ impl Contender {
                 inputs: INPUTS,
                 reads,
                 value_len: 512,
-            }),
+            })),
             published: [low].into_iter().chain(points).chain([published(At::Peak, peak, WITHIN)]).collect(),
         }
     }
