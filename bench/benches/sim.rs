@@ -11,13 +11,13 @@
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use farside::trial::{self, Setup, System};
 use farside_sim::fault::{Fault, Struck};
 use farside_sim::memory::Bytes;
 use farside_sim::network::{Arrival, Inbox, Network, Wire};
 use farside_sim::nic::{Completion, Connection, Nic, Timing, Verb};
 use farside_sim::random::Random;
 use farside_sim::world::{MICROS, World};
+use farside_trial::{Setup, System};
 use rustix::time::{ClockId, clock_gettime};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -47,7 +47,9 @@ fn sim(criterion: &mut Criterion) {
         for (how, faults) in [("calm", &[][..]), ("all faults", &Fault::ALL)] {
             let name = format!("{} trials, {how}", system.name());
             let setup = Setup { clients: Some(CLIENTS), faults: faults.to_vec(), ..Setup::of(system) };
-            measure(&mut group, &name, || (0..SEEDS).map(|seed| trial::run(&setup, seed).events).sum());
+            measure(&mut group, &name, || {
+                (0..SEEDS).map(|seed| farside_trial::run(&setup, seed).events).sum()
+            });
         }
     }
     group.finish();

@@ -25,8 +25,6 @@ pub mod config;
 #[doc(hidden)]
 pub mod figure;
 pub mod local;
-#[doc(hidden)]
-pub mod trial;
 
 mod client;
 mod endpoint;

@@ -10,7 +10,7 @@ struct Arrows {
     tests_use: &'static [&'static str],
 }
 
-const ARROWS: [Arrows; 8] = [
+const ARROWS: [Arrows; 9] = [
     Arrows { package: "farside-remote", uses: &[], tests_use: &[] },
     // The conformance suite runs fabrics against a real node.
     Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &["farside-node"] },
@@ -18,12 +18,17 @@ const ARROWS: [Arrows; 8] = [
     Arrows {
         package: "farside-systems",
         uses: &["farside-remote"],
-        tests_use: &["farside-fabrics", "farside-node", "farside-sim"],
+        tests_use: &["farside-fabrics", "farside-node", "farside-sim", "farside-trial"],
     },
     // It runs the sessions and the node that are run in earnest, and no system.
     Arrows {
         package: "farside-sim",
         uses: &["farside-remote", "farside-fabrics", "farside-node"],
+        tests_use: &[],
+    },
+    Arrows {
+        package: "farside-trial",
+        uses: &["farside-remote", "farside-fabrics", "farside-node", "farside-sim", "farside-systems"],
         tests_use: &[],
     },
     Arrows {
@@ -34,6 +39,7 @@ const ARROWS: [Arrows; 8] = [
             "farside-node",
             "farside-sim",
             "farside-systems",
+            "farside-trial",
             "farside-bench",
         ],
         tests_use: &[],
@@ -41,7 +47,7 @@ const ARROWS: [Arrows; 8] = [
     Arrows {
         package: "farside-bench",
         uses: &["farside-remote", "farside-systems"],
-        tests_use: &["farside", "farside-fabrics", "farside-node", "farside-sim"],
+        tests_use: &["farside", "farside-fabrics", "farside-node", "farside-sim", "farside-trial"],
     },
     Arrows { package: "xtask", uses: &[], tests_use: &[] },
 ];

@@ -4,13 +4,13 @@
 
 use super::{Done, Failure, files, progress};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use farside::trial::judge::{Judged, Verdict, judge, replay};
-use farside::trial::{Carrier, Counts, Setup, System};
 #[cfg(farside_mutants)]
 use farside_remote::mutant::Mutant;
 use farside_sim::fault::Fault;
 use farside_sim::history::lines;
 use farside_sim::picture;
+use farside_trial::judge::{Judged, Verdict, judge, replay};
+use farside_trial::{Carrier, Counts, Setup, System};
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

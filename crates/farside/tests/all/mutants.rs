@@ -3,12 +3,12 @@
 
 use crate::support;
 use crate::support::driven::{Driven, drive, plain};
-use farside::trial::judge::{Verdict, judge};
-use farside::trial::{Setup, System};
 use farside_fabrics::mutants::OLD_SESSION_LIVES;
 use farside_remote::mutant::Mutant;
 use farside_systems::kv::pilaf::mutants::{ENTRY_UNCHECKED, ITEM_UNCHECKED};
 use farside_systems::kv::prism_kv::mutants::{CACHED_PUT_YIELDS, FROZEN_IS_COMPARED};
+use farside_trial::judge::{Verdict, judge};
+use farside_trial::{Setup, System};
 use std::sync::Mutex;
 
 /// A variant is dead once one of so many seeds is not good.

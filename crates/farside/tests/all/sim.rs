@@ -2,7 +2,7 @@
 
 mod digests;
 mod seeds;
-use farside::trial::{Carrier, Setup, System};
+use farside_trial::{Carrier, Setup, System};
 
 /// A line of a file of runs.
 struct Run<'a> {

@@ -5,8 +5,8 @@
 
 use crate::sim::{Run, runs};
 use crate::support;
-use farside::trial::Carrier;
-use farside::trial::judge::judge;
+use farside_trial::Carrier;
+use farside_trial::judge::judge;
 
 const DIGESTS: &str = include_str!("digests.txt");
 

@@ -1,9 +1,9 @@
 //! As many seeds as every change can wait for, and those that have found something once.
 
 use crate::sim::runs;
-use farside::trial::judge::{Verdict, judge};
-use farside::trial::{Carrier, Setup, System};
 use farside_sim::fault::Fault;
+use farside_trial::judge::{Verdict, judge};
+use farside_trial::{Carrier, Setup, System};
 
 /// Of each system over each carrier.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=60;

@@ -193,7 +193,7 @@ fn keep(panic: &PanicHookInfo<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::{Carrier, System};
+    use crate::{Carrier, System};
 
     #[test]
     fn a_replay_says_what_is_not_drawn() {
