@@ -43,7 +43,7 @@ fn sim(criterion: &mut Criterion) {
     measure(&mut group, "sleeps", || in_a_world(sleeps));
     measure(&mut group, "datagrams", || in_a_world(datagrams));
     measure(&mut group, "verbs", || in_a_world(verbs));
-    for system in System::ALL {
+    for system in System::all() {
         for (how, faults) in [("calm", &[][..]), ("all faults", &Fault::ALL)] {
             let name = format!("{} trials, {how}", system.name());
             let setup = Setup { clients: Some(CLIENTS), faults: faults.to_vec(), ..Setup::of(system) };

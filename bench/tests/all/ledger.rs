@@ -5,7 +5,7 @@ use std::sync::{Barrier, Mutex};
 
 use farside_bench::verify::{Begun, Ledger, Stamp, Violation, Written, encode};
 use farside_bench::workload::random;
-use farside_sim::history::{Ask, History, Outcome, Value};
+use farside_sim::history::register::{Ask, History, Outcome, Value};
 use farside_sim::linearizable::{Limits, check};
 use rand_core::Rng;
 

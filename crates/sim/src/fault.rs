@@ -2,8 +2,9 @@
 //!
 //! Invariant: a fault that is counted has struck something: a partition that no message met is none.
 
+use crate::network::HostId;
 use crate::world::{MICROS, MILLIS, Nanos};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,20 +97,47 @@ impl Fault {
     }
 }
 
+/// Whom a fault strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whom {
+    /// A message between these hosts.
+    Session(HostId, HostId),
+    /// The client of that number.
+    Client(u32),
+    /// The node of that number, and everyone who uses it.
+    Node(u32),
+    /// Whoever counts it knows more than this.
+    Nobody,
+}
+
+/// Hears of every fault that strikes.
+type Observer = Box<dyn Fn(Fault, Whom)>;
+
 /// How often each fault has struck.
-#[derive(Debug, Default)]
-pub struct Struck([Cell<u64>; Fault::ALL.len()]);
+#[derive(Default)]
+pub struct Struck {
+    counts: [Cell<u64>; Fault::ALL.len()],
+    observer: RefCell<Option<Observer>>,
+}
 
 impl Struck {
     /// One more time.
-    pub fn count(&self, fault: Fault) {
-        let count = &self.0[fault as usize];
+    pub fn count(&self, fault: Fault, whom: Whom) {
+        let count = &self.counts[fault as usize];
         count.set(count.get() + 1);
+        if let Some(observer) = &*self.observer.borrow() {
+            observer(fault, whom);
+        }
+    }
+
+    /// From now on `observer` hears of every fault before it takes effect.
+    pub fn observe(&self, observer: impl Fn(Fault, Whom) + 'static) {
+        *self.observer.borrow_mut() = Some(Box::new(observer));
     }
 
     /// How often this one has.
     pub fn of(&self, fault: Fault) -> u64 {
-        self.0[fault as usize].get()
+        self.counts[fault as usize].get()
     }
 }
 

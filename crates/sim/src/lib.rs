@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checker;
 pub mod clock;
 pub mod fabric;
 pub mod fault;

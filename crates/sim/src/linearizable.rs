@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::history::{Ask, History, Operation, Outcome, Value, Version};
+use crate::checker::{Checked, Checker};
+use crate::history::Ask as _;
+use crate::history::register::{Ask, History, Operation, Outcome, Value, Version};
 use crate::search::{Span, is_explained};
 
 /// How much work one key may be.
@@ -66,6 +68,27 @@ impl Report {
     /// Whether every key was decided, and is good.
     pub fn is_linearizable(&self) -> bool {
         self.violated.is_empty() && self.undecided.is_empty()
+    }
+}
+
+/// The checker of registers: every key by itself.
+pub struct Registers(pub Limits);
+
+impl Checker for Registers {
+    type Ask = Ask;
+
+    fn check(&self, history: &History) -> Checked<Ask> {
+        let Report { violated, undecided, .. } = check(history, self.0);
+        let undecided = undecided.iter().map(|(key, why)| format!("key {key} is undecided: {why}"));
+        let said = violated.first().map(|first| match violated.len() {
+            1 => format!("key {first} is not linearizable"),
+            more => format!("{more} keys are not linearizable; the first is {first}"),
+        });
+        Checked {
+            violated: said.into_iter().collect(),
+            undecided: undecided.collect(),
+            window: violated.first().and_then(|key| explain(history, *key, self.0)),
+        }
     }
 }
 
@@ -452,20 +475,7 @@ impl State {
 }
 
 /// A few operations of one key that no order explains.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// The key.
-    pub key: u64,
-    /// The operations, in the order in which they were called. Those that are not answered here were answered after
-    /// the last one that is, if ever.
-    pub operations: Vec<Operation>,
-    /// Which of them has the answer that cannot be: without its answer, an order explains the others.
-    pub offender: usize,
-    /// What could have been answered in its place.
-    pub instead: Vec<Outcome>,
-    /// How many operations the key had.
-    pub of: usize,
-}
+pub type Violation = crate::checker::Violation<Ask>;
 
 /// The most searches that making a violation smaller may take.
 const SEARCHES_MAX: u32 = 5_000;
@@ -500,7 +510,8 @@ pub fn explain(history: &History, key: u64, limits: Limits) -> Option<Violation>
         .max_by_key(|(_, returned)| returned.index)
         .expect("without any answer every order will do");
     let instead = instead(&operations, offender, limits);
-    Some(Violation { key, operations, offender, instead, of })
+    let what = format!("key {key} is not linearizable");
+    Some(Violation { what, operations, offender, instead, of })
 }
 
 /// What is known when the event of this index has happened.
@@ -582,7 +593,7 @@ fn instead(operations: &[Operation], offender: usize, limits: Limits) -> Vec<Out
     let could_be = |other: &Outcome| {
         let mut operations = operations.to_vec();
         operations[offender].outcome = *other;
-        other.answers(&ask)
+        ask.can_have(other)
             && *other != without_version
             && check_key(&operations, limits).0 == Verdict::Linearizable
     };

@@ -4,7 +4,7 @@
 //! Invariant: between two ends of a connection nothing is lost but by its end, of which both hear unless the way is
 //! cut. Invariant: what was sent to an address whose owner is gone reaches nobody, not even its next owner.
 
-use crate::fault::{Fault, Struck, Weather};
+use crate::fault::{Fault, Struck, Weather, Whom};
 use crate::world::{Bell, Nanos, World};
 use foldhash::fast::FixedState;
 use std::cell::{Cell, RefCell};
@@ -77,6 +77,8 @@ struct Inner {
     world: World,
     wire: Cell<Wire>,
     weather: Cell<Weather>,
+    /// The weather at hosts that have their own.
+    local: RefCell<Lookup<HostId, Weather>>,
     struck: Rc<Struck>,
     hosts: Cell<u32>,
     inboxes: RefCell<Lookup<Address, Weak<Inbox>>>,
@@ -96,6 +98,7 @@ impl Network {
             world: world.clone(),
             wire: Cell::new(wire),
             weather: Cell::new(Weather::FAIR),
+            local: RefCell::default(),
             struck: Rc::clone(struck),
             hosts: Cell::new(0),
             inboxes: RefCell::default(),
@@ -106,9 +109,21 @@ impl Network {
         }))
     }
 
-    /// From now on this goes wrong with messages.
+    /// From now on this goes wrong with messages, everywhere.
     pub fn set_weather(&self, weather: Weather) {
+        self.0.local.borrow_mut().clear();
         self.0.weather.set(weather);
+    }
+
+    /// From now on this goes wrong with messages to that host and from it.
+    pub fn set_weather_of(&self, host: HostId, weather: Weather) {
+        self.0.local.borrow_mut().insert(host, weather);
+    }
+
+    fn weather(&self, from: Address, to: Address) -> Weather {
+        let local = self.0.local.borrow();
+        let at = |host: HostId| local.get(&host).copied();
+        at(from.host).or_else(|| at(to.host)).unwrap_or(self.0.weather.get())
     }
 
     /// Another host.
@@ -143,22 +158,22 @@ impl Network {
 
     /// Sends a datagram.
     pub fn send(&self, from: Address, to: Address, bytes: Vec<u8>) {
-        let Inner { world, weather, struck, .. } = &*self.0;
-        let (weather, random) = (weather.get(), world.random());
+        let Inner { world, struck, .. } = &*self.0;
+        let (weather, random, session) = (self.weather(from, to), world.random(), session(from, to));
         if let Some((_, fault)) = self.is_cut(from.host, to.host) {
-            return struck.count(fault);
+            return struck.count(fault, session);
         }
         if random.one_in(weather.loss_one_in) {
-            return struck.count(Fault::Loss);
+            return struck.count(Fault::Loss, session);
         }
         if random.one_in(weather.duplicate_one_in) {
-            struck.count(Fault::Duplicate);
+            struck.count(Fault::Duplicate, session);
             let late = self.flight() + random.heavy(weather.late_ns);
             self.deliver(world.now() + late, to, Arrival::Message(from, bytes.clone()), None);
         }
         let mut at = world.now() + self.flight();
         if random.one_in(weather.reorder_one_in) {
-            struck.count(Fault::Reorder);
+            struck.count(Fault::Reorder, session);
             at += random.heavy(weather.late_ns);
         } else {
             at = self.in_order(from, to, at, weather);
@@ -174,16 +189,16 @@ impl Network {
     /// Sends over the connection between these two, whichever of them connected. False if there is none.
     pub fn send_on(&self, from: Address, to: Address, bytes: Vec<u8>) -> bool {
         let Some(connection) = self.connection(from, to) else { return false };
-        let Inner { world, weather, struck, .. } = &*self.0;
-        let weather = weather.get();
+        let Inner { world, struck, .. } = &*self.0;
+        let weather = self.weather(from, to);
         if world.random().one_in(weather.reset_one_in) {
-            struck.count(Fault::Reset);
+            struck.count(Fault::Reset, session(from, to));
             self.hang_up(from, to);
             return false;
         }
         let mut at = world.now() + self.flight();
         if let Some((until, fault)) = self.is_cut(from.host, to.host) {
-            struck.count(fault);
+            struck.count(fault, session(from, to));
             at += until - world.now();
         }
         let at = self.in_order(from, to, at, weather);
@@ -224,7 +239,7 @@ impl Network {
     fn in_order(&self, from: Address, to: Address, mut at: Nanos, weather: Weather) -> Nanos {
         let random = self.0.world.random();
         if random.one_in(weather.delay_one_in) {
-            self.0.struck.count(Fault::Delay);
+            self.0.struck.count(Fault::Delay, session(from, to));
             at += random.heavy(weather.late_ns);
         }
         let mut last = self.0.last.borrow_mut();
@@ -252,4 +267,9 @@ impl Network {
             inbox.bell.ring();
         });
     }
+}
+
+/// What a fault strikes that strikes a message between these.
+fn session(from: Address, to: Address) -> Whom {
+    Whom::Session(from.host, to.host)
 }

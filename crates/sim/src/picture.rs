@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
+use crate::checker::Violation;
 use crate::history::{Ask, Operation, Outcome};
-use crate::linearizable::Violation;
 
 /// One operation's place in a picture, in units of the caller's.
 struct Bar {
@@ -29,7 +29,7 @@ struct Layout {
 }
 
 /// What a bar says.
-fn label(operation: &Operation) -> String {
+fn label<A: Ask>(operation: &Operation<A>) -> String {
     match operation.returned {
         Some(_) => operation.to_string(),
         None => format!("{} -> ?", operation.ask),
@@ -37,7 +37,7 @@ fn label(operation: &Operation) -> String {
 }
 
 /// Places bars so that each label fits, with `gap` between events; `room` is what a label needs.
-fn layout(violation: &Violation, gap: usize, room: impl Fn(&str) -> usize) -> Layout {
+fn layout<A: Ask>(violation: &Violation<A>, gap: usize, room: impl Fn(&str) -> usize) -> Layout {
     let operations = &violation.operations;
     let mut events: BTreeMap<u64, (usize, bool, u64)> = BTreeMap::new();
     for (at, operation) in operations.iter().enumerate() {
@@ -82,13 +82,12 @@ fn layout(violation: &Violation, gap: usize, room: impl Fn(&str) -> usize) -> La
 }
 
 /// What is wrong, in one line.
-fn headline(violation: &Violation) -> String {
-    let Violation { key, operations, offender, instead, of } = violation;
-    let Operation { client, ask, outcome, .. } = operations[*offender];
-    let mut text =
-        format!("key {key} is not linearizable: client {client} asked '{ask}' and was answered '{outcome}'");
+fn headline<A: Ask>(violation: &Violation<A>) -> String {
+    let Violation { what, operations, offender, instead, of } = violation;
+    let Operation { client, ask, outcome, .. } = &operations[*offender];
+    let mut text = format!("{what}: client {client} asked '{ask}' and was answered '{outcome}'");
     if !instead.is_empty() {
-        let others: Vec<String> = instead.iter().map(Outcome::to_string).collect();
+        let others: Vec<String> = instead.iter().map(A::Outcome::to_string).collect();
         text += &format!(", which could be {}", others.join(" or "));
     }
     text + &format!(" ({} of {of} operations shown)", operations.len())
@@ -98,7 +97,7 @@ fn headline(violation: &Violation) -> String {
 const COLUMNS_MAX: usize = 64;
 
 /// The picture for a terminal: a line for each operation, in the order of their calls.
-pub fn text(violation: &Violation) -> String {
+pub fn text<A: Ask>(violation: &Violation<A>) -> String {
     let operations = &violation.operations;
     let Layout { bars, width, .. } = layout(violation, 2, |_| 3);
     let scale = |x: usize| if width > COLUMNS_MAX { x * COLUMNS_MAX / width } else { x };
@@ -151,13 +150,13 @@ text { fill: #e6e9ed } .page { fill: #14181d } .dim { fill: #97a1ad } .line { st
 ";
 
 /// The picture as an SVG file of its own, for light and dark pages.
-pub fn svg(violation: &Violation) -> String {
+pub fn svg<A: Ask>(violation: &Violation<A>) -> String {
     let mut out = String::new();
     draw(violation, &mut out).expect("a String takes everything");
     out
 }
 
-fn draw(violation: &Violation, out: &mut String) -> fmt::Result {
+fn draw<A: Ask>(violation: &Violation<A>, out: &mut String) -> fmt::Result {
     let Layout { bars, rows, width, events } =
         layout(violation, 2 * LETTER, |label| (label.chars().count() + 2) * LETTER);
     let headline = headline(violation);
@@ -185,9 +184,9 @@ fn draw(violation: &Violation, out: &mut String) -> fmt::Result {
     }
     for (at, (operation, bar)) in violation.operations.iter().zip(&bars).enumerate() {
         let (x, y) = (LEFT + bar.from, TOP + bar.row * ROW_HEIGHT + (ROW_HEIGHT - BAR_HEIGHT) / 2);
-        let changes = operation.ask != Ask::Get;
+        let changes = !operation.ask.is_read();
         let mut class = if changes { "bar write" } else { "bar read" }.to_owned();
-        if operation.outcome == Outcome::Unknown {
+        if operation.outcome == A::Outcome::UNKNOWN {
             class += " open";
         }
         if at == violation.offender {

@@ -556,20 +556,10 @@ impl Turnstile {
         Passage(self)
     }
 
-    /// Takes it if it is free.
-    pub fn try_enter(&self) -> Option<Passage<'_>> {
-        (!self.is_taken.replace(true)).then_some(Passage(self))
-    }
-
     /// Whether somebody waits for it.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         !self.line.borrow().is_empty()
-    }
-
-    /// Whether nobody has it.
-    pub fn is_free(&self) -> bool {
-        !self.is_taken.get()
     }
 
     fn leave(&self) {

@@ -3,10 +3,8 @@
 //! Invariant: what nobody knows is never called good. Invariant: a panic within a trial is a finding of that trial, and
 //! ends nothing else.
 
-use super::{Report, Setup};
+use crate::{Report, Setup, Window};
 use farside_sim::fault::Fault;
-use farside_sim::linearizable::{self, Limits, Violation};
-use farside_sim::picture;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
 use std::fmt::{self, Write};
@@ -16,11 +14,11 @@ use std::sync::Once;
 /// What is known of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every key was linearizable, and nothing else was wrong.
+    /// The history is one that its family allows, and nothing else was wrong.
     Good,
     /// Nothing else was wrong; of the history nobody has asked.
     NotChecked,
-    /// Of at least one key nobody knows, and nothing is known to be wrong.
+    /// Of a part of the history nobody knows, and nothing is known to be wrong.
     Undecided,
     /// Something is wrong.
     Violated,
@@ -48,10 +46,10 @@ pub struct Judged {
     pub report: Option<Report>,
     /// What is known of it.
     pub verdict: Verdict,
-    /// What is wrong, and of which keys nobody knows.
+    /// What is wrong, and what nobody knows.
     pub reasons: Vec<String>,
-    /// The operations that show what is wrong with a key's history, if that is.
-    pub window: Option<Violation>,
+    /// The operations that show what is wrong with the history, if that is.
+    pub window: Option<Window>,
 }
 
 /// Runs a trial and judges it: always by what it says of itself, and by its history if `check`.
@@ -64,7 +62,7 @@ pub fn judge(setup: &Setup, seed: u64, check: bool) -> Judged {
         reasons: Vec::new(),
         window: None,
     };
-    let report = match caught(|| super::run(setup, seed)) {
+    let report = match caught(|| crate::run(setup, seed)) {
         Ok(report) => report,
         Err(panic) => {
             judged.blame(format!("an assertion of ours failed: {panic}"));
@@ -88,20 +86,13 @@ impl Judged {
     }
 
     fn check(&mut self, report: &Report) {
-        let checked = linearizable::check(&report.history, Limits::default());
-        for (key, why) in &checked.undecided {
-            self.reasons.push(format!("key {key} is undecided: {why}"));
-            if self.verdict == Verdict::Good {
-                self.verdict = Verdict::Undecided;
-            }
+        let checked = report.record.check();
+        if !checked.undecided.is_empty() && self.verdict == Verdict::Good {
+            self.verdict = Verdict::Undecided;
         }
-        if let Some(&key) = checked.violated.first() {
-            self.blame(match checked.violated.len() {
-                1 => format!("key {key} is not linearizable"),
-                more => format!("{more} keys are not linearizable; the first is {key}"),
-            });
-            self.window = linearizable::explain(&report.history, key, Limits::default());
-        }
+        self.reasons.extend(checked.undecided);
+        checked.violated.into_iter().for_each(|reason| self.blame(reason));
+        self.window = checked.window;
     }
 
     fn blame(&mut self, reason: String) {
@@ -117,7 +108,7 @@ impl fmt::Display for Judged {
             writeln!(f, "  {reason}")?;
         }
         if let Some(window) = &self.window {
-            write!(f, "{}", picture::text(window))?;
+            f.write_str(&window.text)?;
         }
         write!(f, "  replay: {}", replay(&self.setup, self.seed))
     }
@@ -135,12 +126,12 @@ pub fn replay(setup: &Setup, seed: u64) -> String {
             write!(command, " --{flag} {value}").expect("a String takes everything");
         }
     };
+    add("nodes", setup.nodes.map(|nodes| nodes.to_string()));
     add("carrier", setup.carrier.map(|carrier| carrier.name().to_owned()));
     add("clients", setup.clients.map(|clients| clients.to_string()));
     add("keys", setup.keys.map(|keys| keys.to_string()));
     add("operations", setup.operations.map(|operations| operations.to_string()));
     add("faults", (setup.faults != Fault::ALL).then(|| names(&setup.faults)));
-    #[cfg(farside_mutants)]
     for mutant in setup.system.mutants().into_iter().filter(|mutant| mutant.is_on()) {
         add("mutant", Some(format!("{mutant:?}")));
     }
@@ -195,9 +186,13 @@ mod tests {
     use super::*;
     use crate::{Carrier, System};
 
+    fn prism_kv() -> System {
+        System::named("prism-kv").expect("it can be tried")
+    }
+
     #[test]
     fn a_replay_says_what_is_not_drawn() {
-        let mut setup = Setup::of(System::PrismKv);
+        let mut setup = Setup::of(prism_kv());
         assert_eq!(replay(&setup, 7), "farside sim --system prism-kv --seed 7");
         setup.carrier = Some(Carrier::Datagrams);
         (setup.clients, setup.keys, setup.operations) = (Some(3), Some(1), Some(90));
@@ -214,6 +209,6 @@ mod tests {
         let told = caught(|| panic!("two parts in one step")).expect_err("it panics");
         assert!(told.starts_with("two parts in one step (") && told.contains("judge.rs:"), "{told}");
         assert_eq!(caught(|| 7), Ok(7));
-        assert_eq!(judge(&Setup::of(System::PrismKv), 1, true).verdict, Verdict::Good);
+        assert_eq!(judge(&Setup::of(prism_kv()), 1, true).verdict, Verdict::Good);
     }
 }

@@ -2,99 +2,40 @@
 //! what was seen.
 //!
 //! Everything that is not asked for is drawn from the seed: how many clients there are and how they reach the node,
-//! what they ask, when processes are stopped and killed. Invariant: the same setup and seed give the same history.
+//! what they ask, when processes are stopped and killed. [`family`] is what differs between families of systems;
+//! nothing else here knows them. Invariant: the same setup and seed give the same history.
 
+#![forbid(unsafe_code)]
+
+pub mod flight;
 pub mod judge;
 
+mod family;
+mod kv;
 mod mishaps;
 mod registers;
+mod systems;
 mod values;
 mod work;
 
+pub use systems::System;
+
+use family::Family;
 use farside_remote::NodeId;
 use farside_remote::control::Ask;
-use farside_remote::service::Kind;
-use farside_sim::fabric::AnyFabric;
-use farside_sim::fault::{Fault, Struck, Weather};
-use farside_sim::history::History;
-use farside_sim::memory::{Pace, Replay, Seen};
+use farside_sim::checker::{Checked, Checker};
+use farside_sim::fault::{Fault, Struck, Weather, Whom};
+use farside_sim::history::{History, OperationId, lines};
+use farside_sim::memory::{Pace, Seen};
 use farside_sim::network::{HostId, Network, Wire};
 use farside_sim::node::{Kinds, Node, Options};
+use farside_sim::picture;
 use farside_sim::random::Random;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS, World};
-use farside_systems::kv::pilaf::service::PilafKind;
-use farside_systems::kv::prism_kv::service::PrismKvKind;
-use farside_systems::kv::{pilaf, prism_kv};
-use registers::RegistersKind;
+use flight::{Flights, Matrix, Phases};
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::rc::Rc;
-#[cfg(farside_mutants)]
-use {
-    farside_fabrics::mutants as sessions, farside_node::mutants as lives, farside_remote::mutant::Mutant,
-    farside_remote::mutants as chains,
-};
-
-/// The systems that can be tried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum System {
-    /// PRISM-KV.
-    PrismKv,
-    /// Pilaf.
-    Pilaf,
-    /// Registers, which are only here: what chains can do and the others do without.
-    Registers,
-}
-
-impl System {
-    /// All of them.
-    pub const ALL: [System; 3] = [System::PrismKv, System::Pilaf, System::Registers];
-
-    /// As flags and reports name it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            System::PrismKv => prism_kv::KIND,
-            System::Pilaf => pilaf::KIND,
-            System::Registers => registers::KIND,
-        }
-    }
-
-    /// Whether clients ask no service: their chains do everything.
-    const fn is_one_sided(self) -> bool {
-        matches!(self, System::PrismKv | System::Registers)
-    }
-
-    /// The broken variants that its trials are to find.
-    #[cfg(farside_mutants)]
-    pub fn mutants(self) -> Vec<Mutant> {
-        match self {
-            System::PrismKv => {
-                // The tests of single steps find two that hardly occur or show by chance: one takes a path whose every
-                // slot is taken, the other a death between two exchanges and then a put of that very key.
-                let rare = [prism_kv::mutants::END_SLOT_STAYS, prism_kv::mutants::MOVED_TWICE];
-                let own = prism_kv::mutants::ALL.iter().copied().filter(|mutant| !rare.contains(mutant));
-                own.chain([lives::OLD_TABLE_FREED_AT_ONCE]).collect()
-            }
-            System::Pilaf => pilaf::mutants::ALL.to_vec(),
-            // The node's own tests find two that no client meets by chance: DROP_WITHOUT_TAKING_LISTS takes retired
-            // buffers of two stores in one session, REUSE_WHILE_ADOPTING a death right after a reuse within a scan.
-            System::Registers => vec![
-                chains::UNUSED_RESERVATION_IS_KEPT,
-                chains::SKIPPED_COUNTS_AS_SUCCESS,
-                chains::LITTLE_ENDIAN_COMPARE,
-                chains::SCRATCH_IS_NOT_ZEROED,
-                chains::SHARED_SCRATCH,
-                chains::NO_CLAMP,
-                chains::POINTEE_IS_NOT_CHECKED,
-                chains::RETIRE_WHAT_IS_NOT_LIVE,
-                lives::REPOST_AT_ONCE,
-                lives::SCAN_BY_REACHABILITY_ALONE,
-                lives::SWEEP_WITHOUT_GRACE,
-                sessions::DUPLICATE_RUNS_AGAIN,
-                sessions::OLD_SESSION_LIVES,
-            ],
-        }
-    }
-}
 
 /// How clients reach the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +61,11 @@ impl Carrier {
         }
     }
 
+    /// The carrier of that name.
+    pub fn named(name: &str) -> Option<Carrier> {
+        Carrier::ALL.into_iter().find(|carrier| carrier.name() == name)
+    }
+
     /// Whether such a fault can strike there.
     pub const fn can_have(self, fault: Fault) -> bool {
         match fault {
@@ -138,6 +84,8 @@ pub struct Setup {
     pub system: System,
     /// How clients reach the node.
     pub carrier: Option<Carrier>,
+    /// How many nodes, each with a store of its own that every client uses; one if not said.
+    pub nodes: Option<u32>,
     /// How many clients.
     pub clients: Option<u32>,
     /// How many keys they share.
@@ -154,51 +102,52 @@ impl Setup {
         Setup {
             system,
             carrier: None,
+            nodes: None,
             clients: None,
             keys: None,
             operations: None,
             faults: Fault::ALL.to_vec(),
         }
     }
+
+    /// The carriers that a seed may draw.
+    pub fn carriers(&self) -> Vec<Carrier> {
+        self.carrier.map_or(Carrier::ALL.to_vec(), |carrier| vec![carrier])
+    }
 }
 
-/// What a seed has made of a setup.
+/// What a seed has made of a setup, whatever the family.
 #[derive(Clone, Debug)]
 pub struct Drawn {
-    /// The setup's.
-    pub system: System,
-    /// How clients reach the node.
+    /// How clients reach nodes.
     pub carrier: Carrier,
-    /// How many of them there are, and how many operations each has under way at once.
+    /// See [`Setup::nodes`].
+    pub nodes: u32,
+    /// How many clients there are, and how many operations each has under way at once at a node.
     pub clients: u32,
     /// See [`Drawn::clients`].
     pub tasks: u32,
     /// How many keys they share.
     pub keys: u64,
+    /// Whether these are so many that they fill a table.
+    pub is_crowded: bool,
     /// How many operations all of them carry out together.
     pub operations: u32,
     /// Of [`Setup::faults`], those that may strike.
     pub faults: Vec<Fault>,
-    /// For how many items the store is made, and its quota in MiB.
-    pub items: u64,
-    /// See [`Drawn::items`].
+    /// A store's quota in MiB.
     pub quota_mib: u64,
-    /// The most bytes of a value, but of the large ones.
-    pub value_max: u64,
-    /// One value in so many is large.
-    pub large_one_in: u64,
-    /// How many slots each client remembers.
-    pub slot_cache: usize,
     /// One operation in so many brings something about that happens to processes, hosts or stores.
     pub mishap_one_in: u64,
-    /// One operation in so many has the node replace the store's table; none if 0.
+    /// One operation in so many has the node replace the store's structure; none if 0.
     pub rebuild_one_in: u64,
     /// One operation in so many has the node look for lost buffers; none if 0.
     pub scan_one_in: u64,
 }
 
 impl Drawn {
-    fn new(setup: &Setup, random: &Random) -> Drawn {
+    /// Draws all of it, and the family's options.
+    fn new<F: Family>(setup: &Setup, random: &Random) -> (Drawn, F) {
         let carrier = Carrier::ALL[random.below(3) as usize];
         let carrier = setup.carrier.unwrap_or(carrier);
         let clients = setup.clients.unwrap_or(random.between(2, 5) as u32);
@@ -215,29 +164,26 @@ impl Drawn {
         let faults = setup.faults.iter().copied().filter(|fault| carrier.can_have(*fault));
         let faults = faults.filter(|_| !random.one_in(2) && !is_calm).collect::<Vec<_>>();
         let is_short = faults.contains(&Fault::Exhaustion);
-        Drawn {
-            system: setup.system,
+        let mut drawn = Drawn {
             carrier,
+            nodes: setup.nodes.unwrap_or(1),
             clients,
             tasks: random.between(1, 3) as u32,
             keys,
+            is_crowded,
             operations,
             faults,
-            items: if is_crowded { 4 } else { random.between(keys, 4 * keys).max(4) },
             // Each size of buffers takes a segment.
             quota_mib: if is_short { 4 } else { 40 },
-            value_max: [16, 200, 1500][random.below(3) as usize],
-            // Pilaf has no values of several parts.
-            large_one_in: if random.one_in(8) && setup.system == System::PrismKv { 40 } else { 0 },
-            slot_cache: [0, 2, 16][random.below(3) as usize],
-            mishap_one_in: [6, 20, 80][random.below(3) as usize],
-            scan_one_in: [0, 0, 8, 40][random.below(4) as usize],
-            rebuild_one_in: if setup.system == System::PrismKv {
-                [0, 0, 5, 40][random.below(4) as usize]
-            } else {
-                0
-            },
-        }
+            mishap_one_in: 0,
+            rebuild_one_in: 0,
+            scan_one_in: 0,
+        };
+        let family = F::drawn(setup.system, &drawn, random);
+        drawn.mishap_one_in = [6, 20, 80][random.below(3) as usize];
+        drawn.scan_one_in = [0, 0, 8, 40][random.below(4) as usize];
+        drawn.rebuild_one_in = family.rebuild_one_in(random);
+        (drawn, family)
     }
 }
 
@@ -245,10 +191,16 @@ impl Drawn {
 pub struct Report {
     /// What the seed made of the setup.
     pub drawn: Drawn,
+    /// The options that it drew for the system.
+    pub options: serde_json::Map<String, serde_json::Value>,
     /// What clients asked and were answered.
-    pub history: History,
+    pub record: Box<dyn Recorded>,
     /// How often each fault has struck.
     pub struck: Rc<Struck>,
+    /// The phases of the system's protocol, and how often each fault has struck within each.
+    pub phases: &'static Phases,
+    /// See [`Report::phases`].
+    pub matrix: Matrix,
     /// What accesses have seen.
     pub seen: Seen,
     /// How often what is worth knowing has happened to operations.
@@ -259,6 +211,64 @@ pub struct Report {
     pub lasted: Nanos,
     /// What is wrong, whatever a checker says of the history.
     pub violation: Option<String>,
+}
+
+/// A history in the words of any family, with its checker.
+pub trait Recorded {
+    /// How many operations it has.
+    fn operations(&self) -> usize;
+    /// See [`History::digest`].
+    fn digest(&self) -> u64;
+    /// Writes it as JSON lines.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    fn write(&self, out: &mut dyn io::Write) -> io::Result<()>;
+    /// Judges it.
+    fn check(&self) -> Judgement;
+}
+
+/// What a checker says of a history.
+pub struct Judgement {
+    /// What is wrong, a sentence each.
+    pub violated: Vec<String>,
+    /// What nobody knows, a sentence each.
+    pub undecided: Vec<String>,
+    /// The operations that show what is wrong.
+    pub window: Option<Window>,
+}
+
+/// The operations that show what is wrong, drawn.
+pub struct Window {
+    /// For a terminal.
+    pub text: String,
+    /// As a file of its own.
+    pub svg: String,
+}
+
+struct Record<F: Family> {
+    family: Rc<F>,
+    history: History<F::Ask>,
+}
+
+impl<F: Family> Recorded for Record<F> {
+    fn operations(&self) -> usize {
+        self.history.operations().len()
+    }
+
+    fn digest(&self) -> u64 {
+        self.history.digest()
+    }
+
+    fn write(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        lines::write(&self.history, out)
+    }
+
+    fn check(&self) -> Judgement {
+        let Checked { violated, undecided, window } = self.family.checker().check(&self.history);
+        let window = window.map(|window| Window { text: picture::text(&window), svg: picture::svg(&window) });
+        Judgement { violated, undecided, window }
+    }
 }
 
 /// How often what is worth knowing has happened.
@@ -283,27 +293,62 @@ pub struct Counts {
 const LASTS_MAX: Nanos = 60 * SECONDS;
 const OPERATION_LASTS_MAX: Nanos = 100 * MILLIS;
 
-/// What all of a trial's parts share.
+/// What all of a trial's parts share that is the same for every family.
 struct Scene {
     world: World,
     network: Network,
-    node: Node,
+    sites: Vec<Rc<Site>>,
     drawn: Drawn,
     struck: Rc<Struck>,
-    history: RefCell<History>,
+    flights: Flights,
     counts: Cell<Counts>,
     violation: RefCell<Option<String>>,
     /// Operations that are still to be begun.
     left: Cell<u32>,
-    /// The store that clients are to use: stores have different names, so that each is another history.
-    store: Cell<u32>,
-    /// Whether a client has opened that store, so that it is there.
-    is_opened: Cell<bool>,
     /// The process of each client, and where it is.
     clients: RefCell<Vec<Option<ProcessId>>>,
     hosts: Vec<HostId>,
     /// Values that were written; each is written once.
-    next_tag: Cell<u64>,
+    tags: Cell<u64>,
+    kind: &'static str,
+    /// The parameters of a store, and those of another structure for it.
+    parameters: String,
+    rebuilt: Box<dyn Fn(&Random) -> String>,
+}
+
+/// A node, what may go wrong with it, and the store on it that clients use.
+struct Site {
+    index: usize,
+    node: Node,
+    faults: Vec<Fault>,
+    /// The store that clients are to use: stores have different names, so that each is another history.
+    store: Cell<u32>,
+    /// Whether a client has opened that store, so that it is there.
+    is_opened: Cell<bool>,
+}
+
+impl Site {
+    fn store_name(&self) -> String {
+        name_of(self.store.get())
+    }
+
+    /// Everyone at this node.
+    fn whom(&self) -> Whom {
+        Whom::Node(self.index as u32)
+    }
+}
+
+/// A trial of a system of one family.
+struct Trial<F: Family> {
+    scene: Rc<Scene>,
+    family: Rc<F>,
+    history: RefCell<History<F::Ask>>,
+}
+
+impl<F: Family> Trial<F> {
+    fn returned(&self, id: OperationId, outcome: family::OutcomeOf<F>) {
+        self.history.borrow_mut().returned(id, outcome, self.scene.world.now());
+    }
 }
 
 impl Scene {
@@ -317,11 +362,14 @@ impl Scene {
         self.violation.borrow_mut().get_or_insert(violation);
     }
 
-    fn store_name(&self) -> String {
-        name_of(self.store.get())
+    /// The number of a value that nobody has written.
+    fn next_tag(&self) -> u64 {
+        let tag = self.tags.get() + 1;
+        self.tags.set(tag);
+        tag
     }
 
-    /// Whether the node may have been too slow to hand out memory.
+    /// Whether a node may have been too slow to hand out memory.
     fn has_node_stood_still(&self) -> bool {
         [Fault::NodePause, Fault::NodeRestart, Fault::NodeLoss].iter().any(|&fault| self.struck.of(fault) > 0)
     }
@@ -337,110 +385,128 @@ fn name_of(store: u32) -> String {
 
 /// Runs a trial.
 pub fn run(setup: &Setup, seed: u64) -> Report {
+    setup.system.run(setup, seed)
+}
+
+/// Runs a trial of a system of that family.
+fn run_family<F: Family>(setup: &Setup, seed: u64) -> Report {
     let world = World::new(seed);
-    let drawn = Drawn::new(setup, world.random());
+    let (drawn, family) = Drawn::new::<F>(setup, world.random());
+    let family = Rc::new(family);
     let struck = Rc::new(Struck::default());
-    let wire = Wire { delay_ns: 2 * MICROS, jitter_ns: MICROS };
-    let network = Network::new(&world, wire, &struck);
-    let host = network.add_host();
-    let hosts = (0..drawn.clients)
-        .map(|_| match drawn.carrier {
-            Carrier::Direct => host,
-            _ => network.add_host(),
-        })
-        .collect();
-    let first_look = [MICROS, 20 * MICROS, MILLIS / 4][world.random().below(3) as usize];
-    let options = Options {
-        memory_bytes: 128 << 20,
-        look: [first_look, 8 * MILLIS],
-        engines: if drawn.carrier == Carrier::Direct { 0 } else { world.random().between(1, 2) as u32 },
-        is_reliable: drawn.carrier == Carrier::Connections,
-        ..Options::default()
-    };
-    let kinds: Kinds = Rc::new(|| {
-        vec![Box::new(PrismKvKind) as Box<dyn Kind<Replay>>, Box::new(PilafKind), Box::new(RegistersKind)]
+    let network = Network::new(&world, Wire { delay_ns: 2 * MICROS, jitter_ns: MICROS }, &struck);
+    let at: Vec<HostId> = (0..drawn.nodes).map(|_| network.add_host()).collect();
+    let hosts = (0..drawn.clients).map(|_| match drawn.carrier {
+        Carrier::Direct => at[0],
+        _ => network.add_host(),
     });
-    let node = Node::start(&world, &network, host, NodeId(0), kinds, options);
+    let hosts = hosts.collect();
+    let sites = at.into_iter().enumerate().map(|(index, host)| start(&world, &network, &drawn, index, host));
+    let rebuilds = Rc::clone(&family);
     let scene = Rc::new(Scene {
+        sites: sites.map(Rc::new).collect(),
         world: world.clone(),
         network,
-        node,
         struck,
-        history: RefCell::default(),
+        flights: Flights::new(family.phases()),
         counts: Cell::default(),
         violation: RefCell::new(None),
         left: Cell::new(drawn.operations),
-        store: Cell::new(1),
-        is_opened: Cell::new(false),
         clients: RefCell::new(vec![None; drawn.clients as usize]),
         hosts,
-        next_tag: Cell::new(1),
+        tags: Cell::new(0),
+        kind: setup.system.name(),
+        parameters: family.parameters(),
+        rebuilt: Box::new(move |random| rebuilds.rebuilt(random)),
         drawn,
     });
-    create_store(&scene);
-    for client in 0..scene.drawn.clients {
-        work::employ(&scene, client);
-    }
+    let struck = Rc::downgrade(&scene);
+    scene.struck.observe(move |fault, whom| {
+        if let Some(scene) = struck.upgrade() {
+            flight::note(&scene, fault, whom);
+        }
+    });
+    let trial =
+        Rc::new(Trial { scene: Rc::clone(&scene), family: Rc::clone(&family), history: RefCell::default() });
+    scene.sites.iter().for_each(|site| create_store(&scene, site));
+    (0..scene.drawn.clients).for_each(|client| work::employ(&trial, client));
     mishaps::begin(&scene);
     let until = LASTS_MAX.max(u64::from(scene.drawn.operations) * OPERATION_LASTS_MAX);
     world.run_while(until, || !work::is_done(&scene));
     if !work::is_done(&scene) && scene.violation.borrow().is_none() {
         scene.blame(format!("{} operations were never begun, or never ended", scene.left.get()));
     }
-    work::look_at_all(&scene);
-    work::audit(&scene);
+    work::look_at_all(&trial);
+    work::audit(&trial);
     let (events, lasted) = (world.events(), world.now());
     world.end();
+    let seen = scene.sites.iter().map(|site| site.node.seen()).fold(Seen::default(), |all, seen| Seen {
+        accesses: all.accesses + seen.accesses,
+        torn_reads: all.torn_reads + seen.torn_reads,
+    });
     Report {
-        history: scene.history.take(),
+        drawn: scene.drawn.clone(),
+        options: family.options(),
+        record: Box::new(Record { family, history: trial.history.take() }),
         struck: Rc::clone(&scene.struck),
-        seen: scene.node.seen(),
+        phases: trial.family.phases(),
+        matrix: scene.flights.matrix(),
+        seen,
         counts: scene.counts.get(),
         events,
         lasted,
         violation: scene.violation.take(),
-        drawn: scene.drawn.clone(),
     }
 }
 
+/// Starts a node. The only one has all faults of the trial; of several, each has some.
+fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: HostId) -> Site {
+    let random = world.random();
+    let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3)).collect();
+    let first_look = [MICROS, 20 * MICROS, MILLIS / 4][random.below(3) as usize];
+    let options = Options {
+        memory_bytes: 128 << 20,
+        look: [first_look, 8 * MILLIS],
+        engines: if drawn.carrier == Carrier::Direct { 0 } else { random.between(1, 2) as u32 },
+        is_reliable: drawn.carrier == Carrier::Connections,
+        ..Options::default()
+    };
+    let kinds: Kinds = Rc::new(systems::kinds);
+    let node = Node::start(world, network, host, NodeId(index as u32), kinds, options);
+    Site { index, node, faults, store: Cell::new(1), is_opened: Cell::new(false) }
+}
+
 /// The store that clients use is gone; has the node make the one that they are to use next.
-fn create_next_store(scene: &Rc<Scene>) {
-    scene.store.set(scene.store.get() + 1);
-    scene.is_opened.set(false);
-    create_store(scene);
+fn create_next_store(scene: &Rc<Scene>, site: &Rc<Site>) {
+    site.store.set(site.store.get() + 1);
+    site.is_opened.set(false);
+    create_store(scene, site);
 }
 
 /// Has the node make the store, and asks it again until a client has found it: it may die before it is made, or have
 /// no room while the one before is still being dropped.
-fn create_store(scene: &Rc<Scene>) {
-    let items = scene.drawn.items;
-    let parameters = match scene.drawn.system {
-        System::PrismKv => format!("{{\"items\": {items}, \"placement\": \"hashed\"}}"),
-        System::Pilaf => format!("{{\"items\": {items}}}"),
-        System::Registers => String::new(),
-    };
-    let ask = Ask::CreateStore {
-        name: scene.store_name(),
-        kind: scene.drawn.system.name().to_owned(),
-        parameters,
+fn create_store(scene: &Rc<Scene>, site: &Rc<Site>) {
+    site.node.ask(Ask::CreateStore {
+        name: site.store_name(),
+        kind: scene.kind.to_owned(),
+        parameters: scene.parameters.clone(),
         quota: scene.drawn.quota_mib << 20,
-    };
-    scene.node.ask(ask);
-    let (theirs, store) = (Rc::clone(scene), scene.store.get());
+    });
+    let (theirs, site, store) = (Rc::clone(scene), Rc::clone(site), site.store.get());
     scene.world.at(scene.world.now() + 5 * MILLIS, move || {
-        if theirs.store.get() == store && !theirs.is_opened.get() && !theirs.is_over() {
+        if site.store.get() == store && !site.is_opened.get() && !theirs.is_over() {
             // It may have died before it dropped those.
             for before in 1..store {
-                theirs.node.ask(Ask::DropStore { name: name_of(before) });
+                site.node.ask(Ask::DropStore { name: name_of(before) });
             }
-            create_store(&theirs);
+            create_store(&theirs, &site);
         }
     });
 }
 
-/// The weather of a trial.
-fn weather(drawn: &Drawn) -> Weather {
-    let one_in = |fault: Fault, often: u64| if drawn.faults.contains(&fault) { often } else { 0 };
+/// The weather at a node.
+fn weather(site: &Site) -> Weather {
+    let one_in = |fault: Fault, often: u64| if site.faults.contains(&fault) { often } else { 0 };
     let foul = Weather::FOUL;
     Weather {
         loss_one_in: one_in(Fault::Loss, foul.loss_one_in),
@@ -457,6 +523,3 @@ const PACE: Pace = Pace::CPU;
 
 /// How long a client waits until it tries again to reach a node that it could not.
 const AGAIN: Nanos = MILLIS;
-
-/// A fabric that a client has, and whether it is worth keeping after an error.
-type Fabric = AnyFabric;

@@ -1,8 +1,8 @@
 //! What happens to processes, hosts and stores while clients are at work.
 
-use super::{Carrier, Scene, create_next_store, weather};
+use crate::{Carrier, Scene, Site, create_next_store, weather};
 use farside_remote::control::Ask;
-use farside_sim::fault::{Fault, OUTAGE, Weather};
+use farside_sim::fault::{Fault, OUTAGE, Weather, Whom};
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId};
 use std::rc::Rc;
 
@@ -25,73 +25,75 @@ const EVENTS: [Fault; 8] = [
 const SOON: Nanos = 20 * MICROS;
 
 /// From now on things go wrong with messages.
-pub(super) fn begin(scene: &Scene) {
-    scene.network.set_weather(weather(&scene.drawn));
+pub(crate) fn begin(scene: &Scene) {
+    scene.sites.iter().for_each(|site| scene.network.set_weather_of(site.node.host(), weather(site)));
 }
 
 /// An operation begins; now and then something happens soon. So what happens meets clients at work, and where they
 /// cannot work, nothing more happens to them.
-pub(super) fn perhaps(scene: &Rc<Scene>) {
+pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
     let (drawn, random) = (&scene.drawn, scene.world.random());
     if random.one_in(drawn.mishap_one_in) {
-        let mut faults = EVENTS.into_iter().filter(|fault| drawn.faults.contains(fault));
+        let mut faults = EVENTS.into_iter().filter(|fault| site.faults.contains(fault));
         let count = faults.clone().count() as u64;
         if count > 0 {
             let fault = faults.nth(random.below(count) as usize).expect("there are so many");
-            soon(scene, move |scene| strike(scene, fault));
+            soon(scene, site, move |scene, site| strike(scene, site, fault));
         }
     }
     if random.one_in(drawn.scan_one_in) {
-        soon(scene, |scene| scene.node.ask(Ask::Scan { name: scene.store_name() }));
+        soon(scene, site, |_, site| site.node.ask(Ask::Scan { name: site.store_name() }));
     }
     if random.one_in(drawn.rebuild_one_in) {
-        let items = random.between(4, 4 * drawn.items);
-        soon(scene, move |scene| {
-            let parameters = format!("{{\"items\": {items}}}");
-            scene.node.ask(Ask::RebuildStore { name: scene.store_name(), parameters });
+        let parameters = (scene.rebuilt)(random);
+        soon(scene, site, move |scene, site| {
+            site.node.ask(Ask::RebuildStore { name: site.store_name(), parameters });
             // It stops within it, too, wherever that is.
             let random = scene.world.random();
-            if scene.drawn.faults.contains(&Fault::NodePause) && random.one_in(2) {
-                let (at, theirs) = (scene.world.now() + (MICROS << random.below(10)), Rc::clone(scene));
-                scene.world.at(at, move || pause(&theirs, theirs.node.process(), Fault::NodePause));
+            if site.faults.contains(&Fault::NodePause) && random.one_in(2) {
+                let at = scene.world.now() + (MICROS << random.below(10));
+                let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
+                scene.world.at(at, move || pause_node(&theirs, &site));
             }
         });
     }
 }
 
-fn soon(scene: &Rc<Scene>, happen: impl FnOnce(&Rc<Scene>) + 'static) {
-    let (at, theirs) = (scene.world.now() + scene.world.random().heavy(SOON), Rc::clone(scene));
+fn soon(scene: &Rc<Scene>, site: &Rc<Site>, happen: impl FnOnce(&Rc<Scene>, &Rc<Site>) + 'static) {
+    let at = scene.world.now() + scene.world.random().heavy(SOON);
+    let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
     scene.world.at(at, move || {
         if !theirs.is_over() {
-            happen(&theirs);
+            happen(&theirs, &site);
         }
     });
 }
 
-fn strike(scene: &Rc<Scene>, fault: Fault) {
+fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault) {
     let (world, random) = (&scene.world, scene.world.random());
     let client = random.below(scene.drawn.clients.into()) as usize;
     let process = scene.clients.borrow()[client];
     match fault {
         Fault::ClientDeath => {
             let Some(process) = process else { return };
-            if !scene.drawn.faults.contains(&Fault::Delay) || random.one_in(2) {
-                return kill(scene, process);
+            if !site.faults.contains(&Fault::Delay) || random.one_in(2) {
+                return kill(scene, client, process);
             }
             // What it sends last is late, and comes when its next process is there already.
-            scene.network.set_weather(Weather { delay_one_in: 1, ..weather(&scene.drawn) });
-            let theirs = Rc::clone(scene);
+            let late = Weather { delay_one_in: 1, ..weather(site) };
+            scene.network.set_weather_of(site.node.host(), late);
+            let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
             world.at(world.now() + random.heavy(LAST_WORDS), move || {
                 if !theirs.is_over() {
-                    theirs.network.set_weather(weather(&theirs.drawn));
-                    kill(&theirs, process);
+                    theirs.network.set_weather_of(site.node.host(), weather(&site));
+                    kill(&theirs, client, process);
                 }
             });
         }
-        Fault::ClientPause => pause(scene, process, fault),
-        Fault::NodePause => pause(scene, scene.node.process(), fault),
+        Fault::ClientPause => pause(scene, process, fault, Whom::Client(client as u32)),
+        Fault::NodePause => pause_node(scene, site),
         Fault::Partition | Fault::OneWayPartition => {
-            let (node, host) = (scene.node.host(), scene.hosts[client]);
+            let (node, host) = (site.node.host(), scene.hosts[client]);
             let until = world.now() + outage(scene);
             let [from, to] = if random.one_in(2) { [node, host] } else { [host, node] };
             scene.network.cut(from, to, until, fault);
@@ -102,54 +104,60 @@ fn strike(scene: &Rc<Scene>, fault: Fault) {
         // Rarer than the rest: each begins a new story.
         Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !random.one_in(3) => {}
         // It is down already.
-        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !scene.node.is_served() => {}
-        Fault::NodeRestart => take_down(scene, fault, take_over),
-        Fault::NodeLoss => take_down(scene, fault, |scene| {
-            scene.node.lose_memory();
-            create_next_store(scene);
+        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !site.node.is_served() => {}
+        Fault::NodeRestart => take_down(scene, site, fault, take_over),
+        Fault::NodeLoss => take_down(scene, site, fault, |scene, site| {
+            site.node.lose_memory();
+            create_next_store(scene, site);
         }),
         Fault::Revocation => {
-            scene.struck.count(fault);
-            scene.node.ask(Ask::DropStore { name: scene.store_name() });
-            create_next_store(scene);
+            scene.struck.count(fault, site.whom());
+            site.node.ask(Ask::DropStore { name: site.store_name() });
+            create_next_store(scene, site);
         }
         _ => unreachable!("{fault:?} strikes messages, or clocks, or memory"),
     }
 }
 
-fn kill(scene: &Scene, client: ProcessId) {
-    if scene.world.is_alive(client) {
-        scene.struck.count(Fault::ClientDeath);
-        scene.world.kill(client);
+fn kill(scene: &Scene, client: usize, process: ProcessId) {
+    if scene.world.is_alive(process) {
+        scene.struck.count(Fault::ClientDeath, Whom::Client(client as u32));
+        scene.world.kill(process);
     }
 }
 
 /// The node's process ends, and after a while something takes its place.
-fn take_down(scene: &Rc<Scene>, fault: Fault, bring_up: impl FnOnce(&Rc<Scene>) + 'static) {
-    scene.struck.count(fault);
-    scene.node.kill();
+fn take_down(
+    scene: &Rc<Scene>,
+    site: &Rc<Site>,
+    fault: Fault,
+    bring_up: impl FnOnce(&Rc<Scene>, &Rc<Site>) + 'static,
+) {
+    scene.struck.count(fault, site.whom());
+    site.node.kill();
     end_runners(scene);
-    let theirs = Rc::clone(scene);
+    let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
     let after = scene.world.random().heavy(MILLIS);
-    scene.world.at(scene.world.now() + after, move || bring_up(&theirs));
+    scene.world.at(scene.world.now() + after, move || bring_up(&theirs, &site));
 }
 
 /// The node's next process takes over what the last one left, and may die of that, too.
-fn take_over(scene: &Rc<Scene>) {
-    scene.node.restart();
-    let (random, theirs) = (scene.world.random(), Rc::clone(scene));
+fn take_over(scene: &Rc<Scene>, site: &Rc<Site>) {
+    site.node.restart();
+    let random = scene.world.random();
     if random.one_in(2) {
-        let process = scene.node.process();
+        let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
+        let process = site.node.process();
         scene.world.at(scene.world.now() + random.heavy(20 * MICROS), move || {
             // It may have died since of something else, which brings up another.
-            if !theirs.node.is_served() && theirs.node.process() == process {
-                take_down(&theirs, Fault::NodeRestart, take_over);
+            if !site.node.is_served() && site.node.process() == process {
+                take_down(&theirs, &site, Fault::NodeRestart, take_over);
             }
         });
     }
 }
 
-/// Whoever ran chains on a memory that another node is to serve must be dead.
+/// Processes that ran chains on a memory that another node is to serve must be dead.
 fn end_runners(scene: &Rc<Scene>) {
     if scene.drawn.carrier == Carrier::Direct {
         let processes: Vec<ProcessId> = scene.clients.borrow().iter().flatten().copied().collect();
@@ -157,9 +165,13 @@ fn end_runners(scene: &Rc<Scene>) {
     }
 }
 
-fn pause(scene: &Rc<Scene>, process: Option<ProcessId>, fault: Fault) {
+fn pause_node(scene: &Rc<Scene>, site: &Site) {
+    pause(scene, site.node.process(), Fault::NodePause, site.whom());
+}
+
+fn pause(scene: &Rc<Scene>, process: Option<ProcessId>, fault: Fault, whom: Whom) {
     let Some(process) = process.filter(|process| !scene.world.is_stopped(*process)) else { return };
-    scene.struck.count(fault);
+    scene.struck.count(fault, whom);
     scene.world.stop(process);
     let theirs = Rc::clone(scene);
     scene.world.at(scene.world.now() + outage(scene), move || theirs.world.resume(process));

@@ -15,6 +15,11 @@
 //!
 //! Invariant: no two puts have one tag. Invariant: an entry's check is written before its word.
 
+use crate::family::{Failure, Family};
+use crate::flight::{Phase, Phases, Request, Tracked};
+use crate::kv::{Sizes, unknown_bytes};
+use crate::systems::System;
+use crate::{Drawn, Scene, values};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
@@ -24,17 +29,20 @@ use farside_remote::{
     Addr, ChainBuf, Fabric, FabricError, Key, Memory, Mode, NodeId, Reply, Status, Width, allocate, cas_from,
     read, read_as, write,
 };
+use farside_sim::history::register::{Ask, Outcome};
+use farside_sim::linearizable::{self, Limits};
+use farside_sim::random::Random;
 use farside_systems::kv::KvError;
 use farside_systems::store;
 use std::time::Duration;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian};
 
-pub(super) const KIND: &str = "registers";
-/// Blocks of a table.
-pub(super) const BLOCKS: u64 = 1024;
+pub(crate) const KIND: &str = "registers";
+/// Blocks of a table. The key of a block is its number; that of an entry comes after all blocks.
+const BLOCKS: u64 = 1024;
 /// Entries of a table.
-pub(super) const ENTRIES: u64 = 64;
+const ENTRIES: u64 = 64;
 
 const BLOCK_SIZE: u64 = 16;
 const ENTRY_SIZE: u64 = 32;
@@ -80,8 +88,119 @@ struct Entry {
 const TMP: Addr = Addr::scratch(0);
 const TMP_AT: Addr = Addr::scratch(8);
 
+static PHASES: Phases = Phases {
+    all: &[
+        Phase::new("idle"),
+        Phase::new("look"),
+        Phase::allocating("swing"),
+        Phase::new("claim"),
+        Phase::new("catalog"),
+    ],
+    of: |request, _| match request {
+        Request::Call(_) => 4,
+        Request::Chain(chain) => match (chain.allocates(), chain.atomics()) {
+            (0, 0) => 1,
+            (0, _) => 3,
+            _ => 2,
+        },
+    },
+};
+
+/// Registers under trial.
+pub(crate) struct Trial {
+    sizes: Sizes,
+}
+
+impl Family for Trial {
+    type Ask = Ask;
+    type Client = Registers<Tracked>;
+    type Checker = linearizable::Registers;
+
+    fn drawn(_system: System, drawn: &Drawn, random: &Random) -> Trial {
+        Trial { sizes: Sizes::drawn(drawn, false, random) }
+    }
+
+    fn options(&self) -> serde_json::Map<String, serde_json::Value> {
+        self.sizes.options()
+    }
+
+    fn parameters(&self) -> String {
+        String::new()
+    }
+
+    fn is_one_sided(&self) -> bool {
+        true
+    }
+
+    fn phases(&self) -> &'static Phases {
+        &PHASES
+    }
+
+    fn checker(&self) -> linearizable::Registers {
+        linearizable::Registers(Limits::default())
+    }
+
+    async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Registers<Tracked>, Failure> {
+        Ok(Registers::open(fabric, node, name).await?)
+    }
+
+    fn draw(&self, scene: &Scene, _client: &mut Registers<Tracked>) -> (u64, Ask) {
+        let random = scene.world.random();
+        let (block, entry) = (random.below(scene.drawn.keys), BLOCKS + random.below(ENTRIES));
+        match random.below(16) {
+            0..6 => (block, Ask::Get),
+            6..12 => (block, Ask::Put(self.sizes.value(scene))),
+            12..14 => (entry, Ask::Get),
+            _ => (entry, Ask::PutIfAbsent(self.sizes.value(scene))),
+        }
+    }
+
+    async fn perform(
+        &self,
+        _scene: &Scene,
+        client: &mut Registers<Tracked>,
+        who: u32,
+        key: u64,
+        ask: &Ask,
+    ) -> Result<Outcome, Failure> {
+        Ok(match (*ask, key.checked_sub(BLOCKS)) {
+            (Ask::Get, None) => match client.get(key).await? {
+                Some(bytes) => Outcome::Found(values::known(bytes).ok_or_else(|| unknown_bytes(key))?, None),
+                None => Outcome::Absent,
+            },
+            (Ask::Get, Some(entry)) => match client.word(entry).await? {
+                Some(word) => Outcome::Found(values::of_word(word), None),
+                None => Outcome::Absent,
+            },
+            (Ask::Put(value), None) => {
+                client.put(key, &values::bytes(value), value.tag).await?;
+                Outcome::Done(None)
+            }
+            (Ask::PutIfAbsent(value), Some(entry)) => {
+                match client.claim(entry, u64::from(who) + 1, values::word(value)).await? {
+                    true => Outcome::Done(None),
+                    // Another client has claimed it, and may not have written it yet, so this tells nothing.
+                    false => Outcome::Failed,
+                }
+            }
+            _ => unreachable!("registers are not asked for {ask}"),
+        })
+    }
+
+    async fn trespass(&self, scene: &Scene, client: &mut Registers<Tracked>) -> Result<(), Failure> {
+        if scene.world.random().one_in(16) {
+            client.trespass().await?;
+        }
+        Ok(())
+    }
+
+    fn look_at_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
+        (0..scene.drawn.keys).chain(BLOCKS..BLOCKS + ENTRIES).map(|key| (key, Ask::Get)).collect()
+    }
+}
+
 /// A client of one store of registers.
-pub(super) struct Registers<F> {
+pub(crate) struct Registers<F> {
     fabric: F,
     node: NodeId,
     key: Key,
@@ -91,13 +210,13 @@ pub(super) struct Registers<F> {
 }
 
 impl<F: Fabric + Clock> Registers<F> {
-    pub(super) async fn open(fabric: F, node: NodeId, name: &str) -> Result<Registers<F>, KvError> {
+    async fn open(fabric: F, node: NodeId, name: &str) -> Result<Registers<F>, KvError> {
         let Extent { key, at, .. } = store::fetch_of(&fabric, node, name, KIND).await?.extent();
         Ok(Registers { fabric, node, key, at, chain: ChainBuf::new(), reply: Reply::new() })
     }
 
     /// The value of a block, if it was ever put.
-    pub(super) async fn get(&mut self, block: u64) -> Result<Option<&[u8]>, KvError> {
+    async fn get(&mut self, block: u64) -> Result<Option<&[u8]>, KvError> {
         let at = self.block(block);
         let mut chain = self.chain.begin(self.key);
         chain.also(read(at, BLOCK_SIZE as u32).redirect(TMP));
@@ -122,7 +241,7 @@ impl<F: Fabric + Clock> Registers<F> {
     }
 
     /// Puts a value into a block; `writer` is nobody else's.
-    pub(super) async fn put(&mut self, block: u64, value: &[u8], writer: u64) -> Result<(), KvError> {
+    async fn put(&mut self, block: u64, value: &[u8], writer: u64) -> Result<(), KvError> {
         let at = self.block(block);
         let mut chain = self.chain.begin(self.key);
         let seen = chain.also(read_as::<big_endian::U64>(at));
@@ -167,7 +286,7 @@ impl<F: Fabric + Clock> Registers<F> {
     }
 
     /// Claims an entry for `who` and writes its word, neither of which is 0; false if it was claimed before.
-    pub(super) async fn claim(&mut self, entry: u64, who: u64, word: u64) -> Result<bool, KvError> {
+    async fn claim(&mut self, entry: u64, who: u64, word: u64) -> Result<bool, KvError> {
         let (at, who) = (self.entry(entry), U64::new(who));
         let [word, check] = [U64::new(word), U64::new(check(who.get(), word))];
         let mut chain = self.chain.begin(self.key);
@@ -185,7 +304,7 @@ impl<F: Fabric + Clock> Registers<F> {
     }
 
     /// The word of an entry, if one is written.
-    pub(super) async fn word(&mut self, entry: u64) -> Result<Option<u64>, KvError> {
+    async fn word(&mut self, entry: u64) -> Result<Option<u64>, KvError> {
         let at = self.entry(entry);
         let mut chain = self.chain.begin(self.key);
         let first = chain.also(read_as::<U64>(Addr::new(at + 8)));
@@ -202,7 +321,7 @@ impl<F: Fabric + Clock> Registers<F> {
     }
 
     /// Follows a pointer out of the store, which nobody may.
-    pub(super) async fn trespass(&mut self) -> Result<(), KvError> {
+    async fn trespass(&mut self) -> Result<(), KvError> {
         /// In the node's own header.
         const ELSEWHERE: Addr = Addr::new(8);
         let mut chain = self.chain.begin(self.key);
@@ -244,7 +363,7 @@ fn check(who: u64, word: u64) -> u64 {
 }
 
 /// Registers, as a node knows them.
-pub(super) struct RegistersKind;
+pub(crate) struct RegistersKind;
 
 impl<M: Memory> Kind<M> for RegistersKind {
     fn name(&self) -> &'static str {

@@ -1,6 +1,6 @@
 //! Values that prove themselves: all their bytes follow from a number, so one that is torn or another's shows.
 
-use farside_sim::history::Value;
+use farside_sim::history::register::Value;
 
 /// The bytes of a value.
 pub(super) fn bytes(value: Value) -> Vec<u8> {

@@ -1,31 +1,30 @@
 //! Clients at work: each is a process that opens a session and the store, carries out operations, and writes down what
 //! it asked and was answered. One that dies is followed by another.
 
-use super::registers::{BLOCKS, ENTRIES, Registers};
-use super::{AGAIN, Carrier, Fabric, PACE, Scene, System, mishaps, values};
+use crate::family::{Failure, Family, OutcomeOf, Why};
+use crate::flight::Tracked;
+use crate::{AGAIN, Carrier, PACE, Scene, Site, Trial, mishaps};
+use farside_remote::FabricError;
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::Ran;
-use farside_remote::{FabricError, NodeId};
 use farside_sim::clock::ProcessClock;
+use farside_sim::fabric::AnyFabric;
 use farside_sim::fabric::direct::Direct;
 use farside_sim::fabric::session::{Endpoint, Identity};
-use farside_sim::fault::Fault;
-use farside_sim::history::{Ask, OperationId, Outcome, Value, Version};
+use farside_sim::fault::{Fault, Weather, Whom};
+use farside_sim::history::{Ask, OperationId, Outcome};
 use farside_sim::node::Node;
 use farside_sim::world::{MICROS, MILLIS, Nanos, ProcessId, SECONDS};
-use farside_systems::kv::pilaf::Pilaf;
-use farside_systems::kv::prism_kv::PrismKv;
-use farside_systems::kv::prism_kv::layout::TableSpec;
-use farside_systems::kv::{Kv, KvError, Version as Installed};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// How long a node and its clients may be silent to each other: shorter than in earnest, so that a trial is short.
 const SILENCE: Nanos = 60 * MILLIS;
-/// Keys of different stores are different keys of the history.
+/// Keys of different stores are different keys of the history, and so are those of different nodes.
 const KEYS_PER_STORE: u64 = 1 << 16;
+const KEYS_PER_SITE: u64 = 1 << 40;
 
-/// What is known of a client through all its processes.
+/// What is known of a client's dealings with one node, through all its processes.
 #[derive(Default)]
 struct Career {
     /// How many sessions it has opened.
@@ -36,118 +35,134 @@ struct Career {
 
 impl Career {
     /// Nothing that acted for the client is left: what was not answered is done, or never will be.
-    fn settle(&self, scene: &Scene) {
+    fn settle<F: Family>(&self, trial: &Trial<F>) {
         for id in self.unanswered.take() {
-            scene.history.borrow_mut().returned(id, Outcome::Unknown, scene.world.now());
+            trial.returned(id, OutcomeOf::<F>::UNKNOWN);
         }
     }
 }
 
 /// Has a client begin, in a process of its own.
-pub(super) fn employ(scene: &Rc<Scene>, client: u32) {
-    start(scene, client, &Rc::default());
+pub(crate) fn employ<F: Family>(trial: &Rc<Trial<F>>, client: u32) {
+    start(trial, client, &trial.scene.sites.iter().map(|_| Career::default()).collect());
 }
 
 /// Starts the client's next process, and the one after it when that has died.
-fn start(scene: &Rc<Scene>, client: u32, career: &Rc<Career>) {
+fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
+    let scene = &trial.scene;
     if scene.is_over() {
         return;
     }
     let world = &scene.world;
     let process = world.start_process();
     scene.clients.borrow_mut()[client as usize] = Some(process);
-    let (theirs, next) = (Rc::clone(scene), Rc::clone(career));
+    let (theirs, next) = (Rc::clone(trial), Rc::clone(careers));
     world.on_death(process, move || {
-        if theirs.drawn.carrier == Carrier::Direct && theirs.drawn.system.is_one_sided() {
-            next.settle(&theirs); // Its CPU ran its chains, and calls nobody.
+        let Trial { scene, family, .. } = &*theirs;
+        if scene.drawn.carrier == Carrier::Direct && family.is_one_sided() {
+            next.iter().for_each(|career| career.settle(&theirs)); // Its CPU ran its chains, and calls nobody.
         }
-        theirs.clients.borrow_mut()[client as usize] = None;
+        scene.clients.borrow_mut()[client as usize] = None;
         // Some are back while what they have sent is still on its way.
-        let usual = if theirs.world.random().one_in(2) { 20 * MICROS } else { MILLIS };
-        let after = theirs.world.now() + theirs.world.random().heavy(usual);
-        let (scene, next) = (Rc::clone(&theirs), Rc::clone(&next));
-        theirs.world.at(after, move || start(&scene, client, &next));
+        let random = scene.world.random();
+        let usual = if random.one_in(2) { 20 * MICROS } else { MILLIS };
+        let after = scene.world.now() + random.heavy(usual);
+        let (theirs, next) = (Rc::clone(&theirs), Rc::clone(&next));
+        scene.world.at(after, move || start(&theirs, client, &next));
     });
     let skew = if scene.drawn.faults.contains(&Fault::ClockSkew) {
         world.random().below(400_000) as i64 - 200_000
     } else {
         0
     };
-    let clock = ProcessClock::new(world, skew, &scene.struck);
-    let employed =
-        Rc::new(Client { scene: Rc::clone(scene), client, clock, career: Rc::clone(career), process });
+    let clock = ProcessClock::new(world, skew, &scene.struck, Whom::Client(client));
+    let careers = Rc::clone(careers);
+    let open = Cell::new(scene.sites.len());
+    let employed = Rc::new(Client { trial: Rc::clone(trial), client, clock, careers, process, open });
     if scene.drawn.faults.contains(&Fault::ClockJump) {
         let jumping = Rc::clone(&employed);
         world.spawn(process, async move {
             loop {
-                let scene = &jumping.scene;
+                let scene = &jumping.trial.scene;
                 scene.world.sleep(scene.world.random().heavy(4 * MILLIS)).await;
                 jumping.clock.jump(scene.world.random().heavy(MILLIS));
             }
         });
     }
-    world.spawn(process, async move { employed.live().await });
+    for site in &scene.sites {
+        let (employed, site) = (Rc::clone(&employed), Rc::clone(site));
+        world.spawn(process, async move { employed.live(&site).await });
+    }
 }
 
 /// Whether all has been asked, and nobody waits for anything any more.
-pub(super) fn is_done(scene: &Scene) -> bool {
+pub(crate) fn is_done(scene: &Scene) -> bool {
     scene.violation.borrow().is_some()
-        || scene.is_over() && scene.node.is_served() && scene.clients.borrow().iter().all(Option::is_none)
+        || scene.is_over()
+            && scene.sites.iter().all(|site| site.node.is_served())
+            && scene.clients.borrow().iter().all(Option::is_none)
 }
 
 /// A client's process.
-struct Client {
-    scene: Rc<Scene>,
+struct Client<F: Family> {
+    trial: Rc<Trial<F>>,
     client: u32,
     clock: ProcessClock,
-    career: Rc<Career>,
+    /// A career for each site.
+    careers: Rc<[Career]>,
     process: ProcessId,
+    /// Sites at which it is still at work.
+    open: Cell<usize>,
 }
 
-impl Client {
-    /// Works until all is asked, then ends.
-    async fn live(self: &Rc<Self>) {
-        let scene = &self.scene;
+impl<F: Family> Client<F> {
+    /// Works at one site until all is asked, then ends.
+    async fn live(self: &Rc<Self>, site: &Rc<Site>) {
+        let scene = &self.trial.scene;
         while !scene.is_over() {
-            match self.connect().await {
-                Ok(fabric) => self.work(fabric).await,
+            match self.connect(site).await {
+                Ok(fabric) => self.work(site, fabric).await,
                 Err(_) => scene.world.sleep(scene.world.random().heavy(AGAIN)).await,
             }
         }
-        scene.clients.borrow_mut()[self.client as usize] = None;
+        self.open.set(self.open.get() - 1);
+        if self.open.get() == 0 {
+            scene.clients.borrow_mut()[self.client as usize] = None;
+        }
     }
 
-    async fn connect(&self) -> Result<Fabric, FabricError> {
-        let scene = &self.scene;
-        let incarnation = self.career.incarnation.get() + 1;
-        self.career.incarnation.set(incarnation);
+    async fn connect(&self, site: &Site) -> Result<AnyFabric, FabricError> {
+        let (scene, career) = (&self.trial.scene, &self.careers[site.index]);
+        let incarnation = career.incarnation.get() + 1;
+        career.incarnation.set(incarnation);
         scene.count(|counts| counts.sessions += 1);
         if scene.drawn.carrier == Carrier::Direct {
-            let direct = Direct::open(&scene.node, self.process, &self.clock, PACE).await?;
-            return Ok(Fabric::Direct(direct));
+            let direct = Direct::open(&site.node, self.process, &self.clock, PACE).await?;
+            return Ok(AnyFabric::Direct(direct));
         }
         let identity = Identity { identity: u128::from(self.client) + 1, incarnation, silence: SILENCE };
-        let engine = self.client % scene.node.options().engines;
+        let engine = self.client % site.node.options().engines;
         let host = scene.hosts[self.client as usize];
-        let endpoint = Endpoint::open(&scene.node, engine, self.process, host, &self.clock, identity).await?;
-        if scene.drawn.system.is_one_sided() {
-            self.career.settle(scene); // The session before is over, and so are its chains.
+        let endpoint = Endpoint::open(&site.node, engine, self.process, host, &self.clock, identity).await?;
+        if self.trial.family.is_one_sided() {
+            career.settle(&self.trial); // The session before is over, and so are its chains.
         }
-        Ok(Fabric::Session(endpoint))
+        Ok(AnyFabric::Session(endpoint))
     }
 
     /// Carries out operations over one session, several at once, until that is over.
-    async fn work(self: &Rc<Self>, fabric: Fabric) {
-        let scene = &self.scene;
+    async fn work(self: &Rc<Self>, site: &Rc<Site>, fabric: AnyFabric) {
+        let scene = &self.trial.scene;
         let tasks = Rc::new(Cell::new(scene.drawn.tasks));
         for _ in 1..scene.drawn.tasks {
-            let (mine, fabric, tasks) = (Rc::clone(self), fabric.clone(), Rc::clone(&tasks));
+            let (mine, site) = (Rc::clone(self), Rc::clone(site));
+            let (fabric, tasks) = (fabric.clone(), Rc::clone(&tasks));
             scene.world.spawn(self.process, async move {
-                mine.ask_all(&fabric).await;
+                mine.ask_all(&site, &fabric).await;
                 tasks.set(tasks.get() - 1);
             });
         }
-        self.ask_all(&fabric).await;
+        self.ask_all(site, &fabric).await;
         tasks.set(tasks.get() - 1);
         while tasks.get() > 0 {
             scene.world.sleep(20 * MICROS).await;
@@ -155,20 +170,12 @@ impl Client {
         fabric.close().await;
     }
 
-    async fn ask_all(&self, fabric: &Fabric) {
-        let scene = &self.scene;
-        let node = scene.node.id();
-        let name = scene.store_name();
-        let store = u64::from(scene.store.get());
-        let Ok(kv) = AnyKv::open(scene, fabric, node, &name).await else {
-            // It may be on its way.
+    async fn ask_all(&self, site: &Rc<Site>, fabric: &AnyFabric) {
+        let scene = &self.trial.scene;
+        let Some(mut asker) = self.asker(site, fabric).await else {
+            // The store may be on its way.
             return scene.world.sleep(scene.world.random().heavy(AGAIN)).await;
         };
-        if name == scene.store_name() {
-            scene.is_opened.set(true);
-        }
-        let career = Rc::clone(&self.career);
-        let mut asker = Asker { scene, client: self.client, career, store, kv, seen: None };
         while scene.left.get() > 0 {
             scene.left.set(scene.left.get() - 1);
             if asker.ask_something().await.is_err() {
@@ -179,372 +186,214 @@ impl Client {
             }
         }
     }
-}
 
-/// A client of whichever system is tried.
-enum AnyKv {
-    PrismKv(PrismKv<Fabric>),
-    Pilaf(Pilaf<Fabric>),
-    Registers(Registers<Fabric>),
-}
-
-impl AnyKv {
-    async fn open(scene: &Scene, fabric: &Fabric, node: NodeId, name: &str) -> Result<AnyKv, KvError> {
-        Ok(match scene.drawn.system {
-            System::PrismKv => {
-                let kv = PrismKv::open(fabric.clone(), node, name).await?;
-                AnyKv::PrismKv(kv.with_slot_cache(scene.drawn.slot_cache))
-            }
-            System::Pilaf => AnyKv::Pilaf(Pilaf::open(fabric.clone(), node, name).await?),
-            System::Registers => AnyKv::Registers(Registers::open(fabric.clone(), node, name).await?),
-        })
-    }
-
-    /// The value of a key, if it is one that was ever put, and its version, where it has one.
-    async fn get(&mut self, number: u64) -> Result<Option<(Option<Value>, Option<Installed>)>, KvError> {
-        let key = values::key(number);
-        let found = match self {
-            AnyKv::PrismKv(kv) => kv.get(&key).await?,
-            AnyKv::Pilaf(kv) => kv.get(&key).await?,
-            AnyKv::Registers(registers) => match number.checked_sub(BLOCKS) {
-                None => return Ok(registers.get(number).await?.map(|value| (values::known(value), None))),
-                Some(entry) => {
-                    return Ok(registers.word(entry).await?.map(|word| (Some(values::of_word(word)), None)));
-                }
-            },
-        };
-        Ok(found.map(|item| (values::known(item.value), Some(item.version))))
-    }
-
-    async fn put(&mut self, number: u64, value: Value) -> Result<(), KvError> {
-        let (key, bytes) = (values::key(number), values::bytes(value));
-        match self {
-            AnyKv::PrismKv(kv) => kv.put(&key, &bytes).await,
-            AnyKv::Pilaf(kv) => kv.put(&key, &bytes).await,
-            AnyKv::Registers(registers) => registers.put(number, &bytes, value.tag).await,
+    /// Opens the store that clients are to use now.
+    async fn asker<'a>(&'a self, site: &'a Rc<Site>, fabric: &AnyFabric) -> Option<Asker<'a, F>> {
+        let Trial { scene, family, .. } = &*self.trial;
+        let (name, store) = (site.store_name(), site.store.get());
+        let fabric = Tracked::new(fabric.clone(), scene, self.client, site.index);
+        let opened = family.open(fabric.clone(), site.node.id(), &name).await.ok()?;
+        if name == site.store_name() {
+            site.is_opened.set(true);
         }
+        Some(Asker { client: self, site, fabric, store, opened })
     }
 }
 
 /// The session is worth nothing any more.
 struct Over;
 
-/// Who asks one thing after the other.
-struct Asker<'a> {
-    scene: &'a Rc<Scene>,
-    client: u32,
-    career: Rc<Career>,
-    store: u64,
-    kv: AnyKv,
-    /// A version that it has seen, and of which key.
-    seen: Option<(u64, Installed)>,
+/// A task that asks one thing after the other.
+struct Asker<'a, F: Family> {
+    client: &'a Client<F>,
+    site: &'a Rc<Site>,
+    fabric: Tracked,
+    store: u32,
+    opened: F::Client,
 }
 
-impl Asker<'_> {
+impl<F: Family> Asker<'_, F> {
     async fn ask_something(&mut self) -> Result<(), Over> {
-        mishaps::perhaps(self.scene);
-        let (number, ask) = match &self.kv {
-            AnyKv::Registers(_) => self.of_registers(),
-            _ => self.of_keys(),
-        };
-        let id = self.call(number, ask);
-        let done = match ask {
-            Ask::Get => self.get(number).await,
-            Ask::Put(value) => self.kv.put(number, value).await.map(|()| Outcome::Done(None)),
-            Ask::Delete => self.delete(number).await,
-            Ask::PutIfAbsent(value) => self.put_if_absent(number, value).await,
-            Ask::CompareAndPut { expected, value } => self.compare_and_put(number, expected, value).await,
-        };
-        match done {
+        let Trial { scene, family, .. } = &*self.client.trial;
+        mishaps::perhaps(scene, self.site);
+        let (key, ask) = family.draw(scene, &mut self.opened);
+        let id = self.call(key, ask.clone());
+        match self.perform(key, &ask).await {
             Ok(outcome) => self.returned(id, outcome),
-            Err(error) => return self.failed(id, &error, matches!(ask, Ask::Get)),
+            Err(failure) => return self.failed(id, &failure, ask.is_read()),
         }
-        if let AnyKv::Registers(registers) = &mut self.kv
-            && self.scene.world.random().one_in(16)
-            && let Err(error) = registers.trespass().await
-        {
-            self.blame(&error);
+        if let Err(failure) = family.trespass(scene, &mut self.opened).await {
+            self.blame(&failure);
             return Err(Over);
         }
         Ok(())
     }
 
-    /// What a store of keys is asked.
-    fn of_keys(&mut self) -> (u64, Ask) {
-        let random = self.scene.world.random();
-        let number = random.below(self.scene.drawn.keys);
-        let ask = match random.below(16) {
-            0..6 => Ask::Get,
-            6..10 => Ask::Put(self.new_value()),
-            10..13 => Ask::Delete,
-            13 if self.is_conditional() => Ask::PutIfAbsent(self.new_value()),
-            13 => Ask::Put(self.new_value()),
-            _ => match self.seen.take().filter(|(seen, _)| *seen == number) {
-                Some((_, version)) => {
-                    Ask::CompareAndPut { expected: Version(version.0.into()), value: self.new_value() }
-                }
-                None => Ask::Get,
-            },
-        };
-        (number, ask)
+    async fn perform(&mut self, key: u64, ask: &F::Ask) -> Result<OutcomeOf<F>, Failure> {
+        let Trial { scene, family, .. } = &*self.client.trial;
+        self.fabric.begin();
+        family.perform(scene, &mut self.opened, self.client.client, key, ask).await
     }
 
-    /// What a store of registers is asked.
-    fn of_registers(&self) -> (u64, Ask) {
-        let random = self.scene.world.random();
-        let (block, entry) = (random.below(self.scene.drawn.keys), BLOCKS + random.below(ENTRIES));
-        match random.below(16) {
-            0..6 => (block, Ask::Get),
-            6..12 => (block, Ask::Put(self.new_value())),
-            12..14 => (entry, Ask::Get),
-            _ => (entry, Ask::PutIfAbsent(self.new_value())),
-        }
+    fn unanswered(&self) -> &RefCell<Vec<OperationId>> {
+        &self.client.careers[self.site.index].unanswered
     }
 
-    async fn get(&mut self, number: u64) -> Result<Outcome, KvError> {
-        Ok(match self.kv.get(number).await? {
-            None => Outcome::Absent,
-            Some((Some(value), version)) => {
-                self.seen = version.filter(|_| self.is_conditional()).map(|version| (number, version));
-                Outcome::Found(value, version.map(told))
-            }
-            Some((None, _)) => {
-                self.scene.blame(format!("a get of key {number} has read bytes that nobody has put"));
-                Outcome::Failed
-            }
-        })
-    }
-
-    async fn delete(&mut self, number: u64) -> Result<Outcome, KvError> {
-        let key = values::key(number);
-        let had_one = match &mut self.kv {
-            AnyKv::PrismKv(kv) => kv.delete(&key).await?,
-            AnyKv::Pilaf(kv) => kv.delete(&key).await?,
-            AnyKv::Registers(_) => unreachable!("registers have no delete"),
-        };
-        Ok(if had_one { Outcome::Done(None) } else { Outcome::Absent })
-    }
-
-    async fn put_if_absent(&mut self, number: u64, value: Value) -> Result<Outcome, KvError> {
-        Ok(match &mut self.kv {
-            AnyKv::PrismKv(kv) => {
-                match kv.put_if_absent(&values::key(number), &values::bytes(value)).await? {
-                    true => Outcome::Done(None),
-                    false => Outcome::Conflict(None),
-                }
-            }
-            AnyKv::Registers(registers) => {
-                let (entry, who) = (number - BLOCKS, u64::from(self.client) + 1);
-                match registers.claim(entry, who, values::word(value)).await? {
-                    true => Outcome::Done(None),
-                    // Whoever has claimed it may not have written it yet, so this tells nothing.
-                    false => Outcome::Failed,
-                }
-            }
-            AnyKv::Pilaf(_) => unreachable!("Pilaf has no conditional put"),
-        })
-    }
-
-    async fn compare_and_put(
-        &mut self,
-        number: u64,
-        expected: Version,
-        value: Value,
-    ) -> Result<Outcome, KvError> {
-        let AnyKv::PrismKv(kv) = &mut self.kv else { unreachable!("only PRISM-KV was asked for that") };
-        let expected = Installed(expected.0 as u32);
-        Ok(match kv.compare_and_put(&values::key(number), expected, &values::bytes(value)).await? {
-            Ok(version) => Outcome::Done(Some(told(version))),
-            Err(conflict) => {
-                self.scene.count(|counts| counts.conflicts += 1);
-                conflict.version.map_or(Outcome::Absent, |version| Outcome::Conflict(Some(told(version))))
-            }
-        })
-    }
-
-    fn new_value(&self) -> Value {
-        let (scene, random) = (self.scene, self.scene.world.random());
-        let tag = scene.next_tag.get();
-        scene.next_tag.set(tag + 1);
-        let len = if random.one_in(scene.drawn.large_one_in) {
-            random.between(61_000, 140_000)
-        } else {
-            random.between(8, scene.drawn.value_max)
-        };
-        Value { tag, len: len as u32 }
-    }
-
-    /// Whether the system has conditional puts.
-    fn is_conditional(&self) -> bool {
-        matches!(self.kv, AnyKv::PrismKv(_))
-    }
-
-    fn call(&self, number: u64, ask: Ask) -> OperationId {
-        let key = self.store * KEYS_PER_STORE + number;
-        let id = self.scene.history.borrow_mut().call(self.client, key, ask, self.scene.world.now());
-        self.career.unanswered.borrow_mut().push(id);
+    fn call(&self, key: u64, ask: F::Ask) -> OperationId {
+        let Client { trial, client, .. } = self.client;
+        let key = self.site.index as u64 * KEYS_PER_SITE + u64::from(self.store) * KEYS_PER_STORE + key;
+        let id = trial.history.borrow_mut().call(*client, key, ask, trial.scene.world.now());
+        self.unanswered().borrow_mut().push(id);
         id
     }
 
-    fn returned(&self, id: OperationId, outcome: Outcome) {
-        self.career.unanswered.borrow_mut().retain(|unanswered| *unanswered != id);
-        self.scene.history.borrow_mut().returned(id, outcome, self.scene.world.now());
+    fn returned(&self, id: OperationId, outcome: OutcomeOf<F>) {
+        self.unanswered().borrow_mut().retain(|unanswered| *unanswered != id);
+        self.client.trial.returned(id, outcome);
     }
 
-    /// What an error says of an operation, and whether the session is any good after it.
-    fn failed(&self, id: OperationId, error: &KvError, is_read: bool) -> Result<(), Over> {
-        let is_unknown = !is_read && error.ran() != Ran::No;
-        self.scene.count(|counts| match error {
-            KvError::OutOfMemory => counts.out_of_memory += 1,
+    /// What a failure says of an operation, and whether the session is any good after it.
+    fn failed(&self, id: OperationId, failure: &Failure, is_read: bool) -> Result<(), Over> {
+        let scene = &self.client.trial.scene;
+        let is_unknown = !is_read && failure.ran != Ran::No;
+        scene.count(|counts| match failure.why {
+            Why::OutOfMemory => counts.out_of_memory += 1,
             _ if is_unknown => counts.unknown += 1,
             _ => counts.failed += 1,
         });
-        if matches!(error, KvError::OutOfMemory) {
-            if self.scene.drawn.faults.contains(&Fault::Exhaustion) {
-                self.scene.struck.count(Fault::Exhaustion);
-            } else if !self.scene.has_node_stood_still() {
-                self.scene.blame("there was no memory, although its node had more than enough".to_owned());
+        if failure.why == Why::OutOfMemory {
+            if self.site.faults.contains(&Fault::Exhaustion) {
+                scene.struck.count(Fault::Exhaustion, Whom::Nobody);
+                scene.flights.strike_phase(Fault::Exhaustion, self.fabric.last_phase());
+            } else if !scene.has_node_stood_still() {
+                scene.blame("there was no memory, although its node had more than enough".to_owned());
             }
         }
-        self.blame(error);
+        self.blame(failure);
         if !is_unknown {
-            self.returned(id, Outcome::Failed);
+            self.returned(id, OutcomeOf::<F>::FAILED);
         }
-        match error {
-            KvError::OutOfMemory | KvError::TableFull(_) | KvError::NotMoved => Ok(()),
-            KvError::Fabric(FabricError::Deadline { .. }) => Ok(()),
-            _ => Err(Over),
+        match failure.why {
+            Why::OutOfMemory | Why::Declined => Ok(()),
+            Why::Refused | Why::Wrong | Why::Over => Err(Over),
         }
     }
 
-    /// An error may be a finding.
-    fn blame(&self, error: &KvError) {
-        match error {
-            KvError::Damaged(what) => {
-                self.scene.blame(format!("a client has found the store damaged: {what}"));
-            }
-            // Of a store that was dropped a client may be refused anything.
-            KvError::Refused(status) if self.store == u64::from(self.scene.store.get()) => {
-                self.scene.blame(format!("a client was refused what is its right: {status}"));
-            }
-            _ => {}
+    /// A failure may be a finding.
+    fn blame(&self, failure: &Failure) {
+        // Of a store that was dropped a client may be refused anything.
+        let is_current = self.store == self.site.store.get();
+        if failure.why == Why::Wrong || failure.why == Why::Refused && is_current {
+            self.client.trial.scene.blame(failure.said.clone());
         }
     }
 }
 
-/// As histories have versions.
-fn told(version: Installed) -> Version {
-    Version(version.0.into())
-}
-
-/// When all have gone, another client reads every key: what was lost, and nobody has looked at since, shows.
-pub(super) fn look_at_all(scene: &Rc<Scene>) {
-    if scene.violation.borrow().is_some() || !scene.node.is_served() {
+/// When all have gone, another client reads everything: what was lost, and nobody has looked at since, shows.
+pub(crate) fn look_at_all<F: Family>(trial: &Rc<Trial<F>>) {
+    let scene = &trial.scene;
+    if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
         return;
     }
-    scene.network.set_weather(farside_sim::fault::Weather::FAIR);
-    let process = scene.world.start_process();
-    let client = Client {
-        scene: Rc::clone(scene),
-        client: scene.drawn.clients,
-        clock: ProcessClock::new(&scene.world, 0, &scene.struck),
-        career: Rc::default(),
-        process,
-    };
-    let host = scene.hosts[0];
-    let looked = async move {
-        let scene = &client.scene;
-        let node: NodeId = scene.node.id();
+    scene.network.set_weather(Weather::FAIR);
+    for site in &scene.sites {
+        let process = scene.world.start_process();
+        let client = scene.drawn.clients;
+        let client = Client {
+            trial: Rc::clone(trial),
+            client,
+            clock: ProcessClock::new(&scene.world, 0, &scene.struck, Whom::Client(client)),
+            careers: scene.sites.iter().map(|_| Career::default()).collect(),
+            process,
+            open: Cell::new(1),
+        };
+        let (done, theirs, site) = (Rc::new(Cell::new(None)), Rc::clone(site), Rc::clone(site));
+        let set = Rc::clone(&done);
+        scene.world.spawn(process, async move { set.set(Some(client.look(&theirs).await)) });
+        let until = scene.world.now() + 10 * SECONDS;
+        scene.world.run_while(until, || {
+            let is_done = done.take();
+            let goes_on = is_done.is_none();
+            done.set(is_done);
+            goes_on
+        });
+        match done.take() {
+            Some(Ok(())) => {}
+            Some(Err(error)) => scene.blame(format!("nobody can connect when all is quiet: {error}")),
+            None => {
+                scene.blame(format!("reading all of node {} takes for ever when all is quiet", site.index))
+            }
+        }
+    }
+}
+
+impl<F: Family> Client<F> {
+    /// Reads all of the store of a site.
+    async fn look(&self, site: &Rc<Site>) -> Result<(), FabricError> {
+        let Trial { scene, family, .. } = &*self.trial;
         let fabric = if scene.drawn.carrier == Carrier::Direct {
-            Fabric::Direct(Direct::open(&scene.node, client.process, &client.clock, PACE).await?)
+            AnyFabric::Direct(Direct::open(&site.node, self.process, &self.clock, PACE).await?)
         } else {
             let identity = Identity { identity: u128::MAX, incarnation: 1, silence: SILENCE };
-            let clock = &client.clock;
-            Fabric::Session(Endpoint::open(&scene.node, 0, client.process, host, clock, identity).await?)
+            let (host, clock) = (scene.hosts[0], &self.clock);
+            AnyFabric::Session(Endpoint::open(&site.node, 0, self.process, host, clock, identity).await?)
         };
-        let kv = match AnyKv::open(scene, &fabric, node, &scene.store_name()).await {
-            Ok(kv) => kv,
+        let Some(mut asker) = self.asker(site, &fabric).await else {
             // The node may have died before it had made it.
-            Err(_) if !scene.is_opened.get() => return Ok(()),
-            Err(error) => {
-                scene.blame(format!("a store that was there cannot be opened when all is quiet: {error}"));
-                return Ok(());
+            if site.is_opened.get() {
+                scene.blame("a store that was there cannot be opened when all is quiet".to_owned());
             }
+            return Ok(());
         };
-        let (career, store) = (Rc::clone(&client.career), u64::from(scene.store.get()));
-        let mut asker = Asker { scene, client: client.client, career, store, kv, seen: None };
-        let entries = if scene.drawn.system == System::Registers { BLOCKS..BLOCKS + ENTRIES } else { 0..0 };
-        for number in (0..scene.drawn.keys).chain(entries) {
-            let id = asker.call(number, Ask::Get);
-            let outcome = asker.get(number).await.unwrap_or_else(|error| {
-                scene.blame(format!("key {number} cannot be read when all is quiet: {error}"));
-                Outcome::Failed
+        for (key, ask) in family.look_at_all(scene) {
+            let id = asker.call(key, ask.clone());
+            let outcome = asker.perform(key, &ask).await.unwrap_or_else(|failure| {
+                let said = failure.said;
+                scene.blame(format!("'{ask}' of key {key} fails when all is quiet: {said}"));
+                OutcomeOf::<F>::FAILED
             });
             asker.returned(id, outcome);
         }
         fabric.close().await;
-        Ok::<(), FabricError>(())
-    };
-    let (done, told) = (Rc::new(Cell::new(None)), scene.world.clone());
-    let theirs = Rc::clone(&done);
-    told.spawn(process, async move { theirs.set(Some(looked.await)) });
-    let until = scene.world.now() + 10 * SECONDS;
-    scene.world.run_while(until, || {
-        let is_done = done.take();
-        let goes_on = is_done.is_none();
-        done.set(is_done);
-        goes_on
-    });
-    match done.take() {
-        Some(Ok(())) => {}
-        Some(Err(error)) => scene.blame(format!("nobody can connect when all is quiet: {error}")),
-        None => scene.blame("reading all keys when all is quiet takes for ever".to_owned()),
+        Ok(())
     }
 }
 
 /// When all is quiet, every buffer is reachable, or free, or on its way there: nothing was lost, and nothing is held
 /// twice.
-pub(super) fn audit(scene: &Rc<Scene>) {
-    if scene.violation.borrow().is_some() || !scene.node.is_served() {
+pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
+    let scene = &trial.scene;
+    if scene.violation.borrow().is_some() || scene.sites.iter().any(|site| !site.node.is_served()) {
         return;
     }
     // Nobody has left anything behind, so there is nothing that only a scan would find.
     let left_nothing = [Fault::ClientDeath, Fault::NodeRestart, Fault::NodeLoss, Fault::Revocation];
     let is_calm = left_nothing.into_iter().all(|fault| scene.struck.of(fault) == 0)
         && (scene.counts.get().unknown, scene.counts.get().failed) == (0, 0);
-    let theirs = Rc::clone(scene);
-    let audited = scene.world.complete(20 * SECONDS, async move {
-        let Scene { world, node, .. } = &*theirs;
-        let name = theirs.store_name();
-        // Sessions whose clients are dead end by their silence; what they held is looked for then.
-        world.sleep(4 * SILENCE).await;
-        if is_calm {
-            compare(node, &name).await?;
+    for site in &scene.sites {
+        let (theirs, site) = (Rc::clone(trial), Rc::clone(site));
+        let is_opened = site.is_opened.get();
+        let audited = scene.world.complete(20 * SECONDS, async move {
+            let Trial { scene, family, .. } = &*theirs;
+            let (node, name) = (&site.node, site.store_name());
+            // Sessions whose clients are dead end by their silence; what they held is looked for then.
+            scene.world.sleep(4 * SILENCE).await;
+            if is_calm {
+                compare(node, &name).await?;
+            }
+            node.answer(control::Ask::Scan { name: name.clone() }).await?;
+            scene.world.sleep(20 * MILLIS).await;
+            family.audit(scene, node, &name).await?;
+            compare(node, &name).await
+        });
+        match audited {
+            Some(Ok(())) => {}
+            // The node may have died before it had made it.
+            Some(Err(reason)) if reason.contains("no store") && !is_opened => {}
+            Some(Err(reason)) => scene.blame(reason),
+            None => scene.blame("a scan takes for ever when all is quiet".to_owned()),
         }
-        node.answer(control::Ask::Scan { name: name.clone() }).await?;
-        world.sleep(20 * MILLIS).await;
-        if theirs.drawn.system == System::PrismKv {
-            let left = tables_left(node, &name).await?;
-            theirs.count(|counts| counts.rebuilds = left);
-        }
-        compare(node, &name).await
-    });
-    match audited {
-        Some(Ok(())) => {}
-        // The node may have died before it had made it.
-        Some(Err(reason)) if reason.contains("no store") && !scene.is_opened.get() => {}
-        Some(Err(reason)) => scene.blame(reason),
-        None => scene.blame("a scan takes for ever when all is quiet".to_owned()),
     }
-}
-
-/// How many tables a store of PRISM-KV has left behind: its first has the epoch 1.
-async fn tables_left(node: &Node, name: &str) -> Result<u64, String> {
-    let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
-    let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };
-    let spec: TableSpec = serde_json::from_str(&store.parameters)
-        .map_err(|error| format!("the catalog describes no table: {error}: {}", store.parameters))?;
-    Ok(spec.epoch - 1)
 }
 
 /// Whether as many buffers of a store are live as its structure reaches.

@@ -7,8 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 #[cfg(farside_mutants)]
 use farside_remote::mutant::Mutant;
 use farside_sim::fault::Fault;
-use farside_sim::history::lines;
-use farside_sim::picture;
+use farside_trial::flight::{Matrix, Phases, can_strike};
 use farside_trial::judge::{Judged, Verdict, judge, replay};
 use farside_trial::{Carrier, Counts, Setup, System};
 use std::io::{self, Write};
@@ -32,6 +31,9 @@ pub(super) struct Sim {
     /// Run the seeds from A to B, both included, and tell what they come to [default: 1..100]
     #[arg(long, value_name = "A..B", value_parser = seeds)]
     seeds: Option<Seeds>,
+    /// How many nodes, 1 to 8, each with a store of its own that every client uses [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    nodes: Option<u32>,
     /// How many clients, 1 to 32
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32))]
     clients: Option<u32>,
@@ -49,7 +51,7 @@ pub(super) struct Sim {
     /// revocation, with commas between; each seed has some of these
     #[arg(long, value_name = "NAMES", default_value = "all", value_parser = faults)]
     faults: Faults,
-    /// Check that every key was linearizable: the default
+    /// Check that histories are right: that every key was linearizable, where there are keys: the default
     #[arg(long, overrides_with = "no_check")]
     check: bool,
     /// Do not: a run is then judged by what it says of itself alone
@@ -82,26 +84,22 @@ pub(super) struct Faults(Vec<Fault>);
 
 /// For clap: a system by its name.
 fn systems() -> impl TypedValueParser<Value = System> {
-    PossibleValuesParser::new(System::ALL.map(System::name))
-        .map(|name| one_named(System::ALL, System::name, &name))
+    PossibleValuesParser::new(System::all().map(System::name))
+        .map(|name| System::named(&name).expect("clap lets no other through"))
 }
 
 /// For clap: a carrier by its name.
 fn carriers() -> impl TypedValueParser<Value = Carrier> {
     PossibleValuesParser::new(Carrier::ALL.map(Carrier::name))
-        .map(|name| one_named(Carrier::ALL, Carrier::name, &name))
+        .map(|name| Carrier::named(&name).expect("clap lets no other through"))
 }
 
 /// For clap: a broken variant by its name in the code.
 #[cfg(farside_mutants)]
 fn mutant(name: &str) -> Result<Mutant, String> {
-    let mut all = System::ALL.into_iter().flat_map(System::mutants);
+    let mut all = System::all().flat_map(System::mutants);
     let named = all.find(|mutant| format!("{mutant:?}") == name);
     named.ok_or_else(|| format!("there is no broken variant '{name}': --list-mutants names all"))
-}
-
-fn one_named<T: Copy, const N: usize>(all: [T; N], name_of: impl Fn(T) -> &'static str, name: &str) -> T {
-    all.into_iter().find(|one| name_of(*one) == name).expect("clap lets no other through")
 }
 
 /// For clap: seeds from one to another.
@@ -140,7 +138,7 @@ impl Sim {
     pub(super) fn run(self) -> Done {
         #[cfg(farside_mutants)]
         if self.list_mutants {
-            for system in System::ALL {
+            for system in System::all() {
                 for mutant in system.mutants() {
                     tell!("{mutant:?} {}", system.name());
                 }
@@ -165,6 +163,7 @@ impl Sim {
         Ok(Setup {
             system: self.system,
             carrier: self.carrier,
+            nodes: self.nodes,
             clients: self.clients,
             keys: self.keys,
             operations: self.operations,
@@ -232,7 +231,7 @@ impl Sim {
         };
         let write = || {
             let mut out = io::BufWriter::new(std::fs::File::create(path)?);
-            lines::write(&report.history, &mut out)?;
+            report.record.write(&mut out)?;
             out.flush()
         };
         write().map_err(|error| files::unwritable(path, &error))
@@ -241,11 +240,11 @@ impl Sim {
     fn write_picture(&self, judged: &Judged) -> Done {
         let (Some(path), Some(window)) = (&self.picture, &judged.window) else {
             if self.picture.is_some() {
-                note!("farside: there is no picture: no key's history is known to be wrong");
+                note!("farside: there is no picture: no operation is known to be wrong");
             }
             return Ok(());
         };
-        files::write(path, picture::svg(window))
+        files::write(path, &window.svg)
     }
 }
 
@@ -270,23 +269,20 @@ fn good(bad: u64, of: u64) -> Done {
 
 fn verdict_on_many(bad: usize, is_unchecked: bool) -> String {
     match (bad, is_unchecked) {
-        (0, false) => "verdict  good: every key of every seed was linearizable".into(),
-        (0, true) => {
-            "verdict  not checked: leave --no-check out to know whether keys were linearizable".into()
-        }
+        (0, false) => GOOD.into(),
+        (0, true) => "verdict  not checked: leave --no-check out to know whether histories were right".into(),
         (bad, _) => format!("verdict  {bad} seeds are not good"),
     }
 }
+
+const GOOD: &str = "verdict  good: every history was as it must be";
 
 /// All about one run, for people.
 fn told(judged: &Judged) -> String {
     let mut out = Vec::new();
     if let Some(report) = &judged.report {
         let drawn = &report.drawn;
-        let large = match drawn.large_one_in {
-            0 => String::new(),
-            one_in => format!(", 1 in {one_in} of 61000 to 140000"),
-        };
+        let options = report.options.iter().map(|(name, value)| format!("{name} {value}"));
         out.push(format!("{} seed {}", judged.setup.system.name(), judged.seed));
         out.push(format!(
             "drawn    {}; {} clients with {} operations at once, {} operations on {} keys",
@@ -296,17 +292,14 @@ fn told(judged: &Judged) -> String {
             drawn.operations,
             drawn.keys
         ));
-        out.push(format!(
-            "         a store for {} items with {} MiB, values to {} bytes{large}; {} slots remembered",
-            drawn.items, drawn.quota_mib, drawn.value_max, drawn.slot_cache
-        ));
+        out.push(format!("         a store of {} MiB; {}", drawn.quota_mib, listed(options)));
         let mut totals = Totals::default();
         totals.add(judged);
         out.push(totals.told(&Setup { faults: drawn.faults.clone(), ..judged.setup.clone() }));
-        out.push(format!("digest   {:016x}", report.history.digest()));
+        out.push(format!("digest   {:016x}", report.record.digest()));
     }
     out.push(match judged.verdict {
-        Verdict::Good => "verdict  good: every key was linearizable".into(),
+        Verdict::Good => GOOD.into(),
         Verdict::NotChecked => verdict_on_many(0, true),
         Verdict::Undecided | Verdict::Violated => judged.to_string(),
     });
@@ -323,12 +316,14 @@ struct Totals {
     torn_reads: u64,
     counts: Counts,
     struck: [u64; Fault::ALL.len()],
+    phases: Option<&'static Phases>,
+    matrix: Matrix,
 }
 
 impl Totals {
     fn add(&mut self, judged: &Judged) {
         let Some(report) = &judged.report else { return };
-        self.operations += report.history.operations().len() as u64;
+        self.operations += report.record.operations() as u64;
         self.events += report.events;
         self.virtual_ns += report.lasted;
         self.accesses += report.seen.accesses;
@@ -343,6 +338,8 @@ impl Totals {
         for fault in Fault::ALL {
             self.struck[fault as usize] += report.struck.of(fault);
         }
+        self.phases = Some(report.phases);
+        self.matrix.add(&report.matrix);
     }
 
     fn told(&self, setup: &Setup) -> String {
@@ -356,11 +353,28 @@ impl Totals {
              seen     {accesses} accesses, {torn_reads} torn reads; {sessions} sessions, {unknown} unknown outcomes, \
              {failed} failed, {out_of_memory} out of memory, {conflicts} conflicts, {rebuilds} rebuilds\n\
              faults   {}\n\
-             never    {}",
+             never    {}{}",
             *virtual_ns as f64 / 1e6,
             listed(struck),
-            listed(never.map(str::to_owned))
+            listed(never.map(str::to_owned)),
+            self.within_phases(setup)
         )
+    }
+
+    /// How often each fault has struck within each phase, a line for each fault; `-` where it cannot.
+    fn within_phases(&self, setup: &Setup) -> String {
+        let Some(Phases { all, .. }) = self.phases else { return String::new() };
+        let mut out = format!("\n{:14}", "within");
+        all.iter().for_each(|phase| out += &format!(" {:>9}", phase.name));
+        for fault in possible(setup) {
+            out += &format!("\n  {:12}", fault.name());
+            for (at, phase) in all.iter().enumerate() {
+                let times = self.matrix.of(fault, at).to_string();
+                let told = if can_strike(fault, phase, &setup.carriers()) { times.as_str() } else { "-" };
+                out += &format!(" {told:>9}");
+            }
+        }
+        out
     }
 }
 
@@ -385,7 +399,7 @@ fn json(judged: &Judged) -> serde_json::Value {
         "seed": seed,
         "verdict": verdict.name(),
         "reasons": reasons,
-        "window": window.as_ref().map(picture::text),
+        "window": window.as_ref().map(|window| &window.text),
         "replay": replay(setup, *seed),
         "struck": struck.collect::<serde_json::Map<_, _>>(),
     });
@@ -398,15 +412,15 @@ fn json(judged: &Judged) -> serde_json::Value {
             "keys": drawn.keys,
             "operations": drawn.operations,
             "faults": drawn.faults.iter().map(|fault| fault.name()).collect::<Vec<_>>(),
-            "items": drawn.items,
+            "nodes": drawn.nodes,
             "quota_bytes": drawn.quota_mib << 20,
-            "value_bytes_max": drawn.value_max,
-            "large_one_in": drawn.large_one_in,
-            "slot_cache": drawn.slot_cache,
             "mishap_one_in": drawn.mishap_one_in,
             "rebuild_one_in": drawn.rebuild_one_in,
             "scan_one_in": drawn.scan_one_in,
         });
+        let drawn = object["drawn"].as_object_mut().expect("it is one");
+        drawn.extend(report.options.clone());
+        object["within"] = within(setup, report.phases, &report.matrix);
         object["counts"] = serde_json::json!({
             "sessions": counts.sessions,
             "unknown": counts.unknown,
@@ -417,10 +431,22 @@ fn json(judged: &Judged) -> serde_json::Value {
             "accesses": seen.accesses,
             "torn_reads": seen.torn_reads,
         });
-        object["operations"] = report.history.operations().len().into();
+        object["operations"] = report.record.operations().into();
         object["events"] = report.events.into();
         object["virtual_ns"] = report.lasted.into();
-        object["digest"] = format!("{:016x}", report.history.digest()).into();
+        object["digest"] = format!("{:016x}", report.record.digest()).into();
     }
     object
+}
+
+/// How often each fault has struck within each phase; null where it cannot.
+fn within(setup: &Setup, phases: &Phases, matrix: &Matrix) -> serde_json::Value {
+    let row = |fault: Fault| {
+        let cells = phases.all.iter().enumerate().map(|(at, phase)| {
+            let times = can_strike(fault, phase, &setup.carriers()).then(|| matrix.of(fault, at));
+            (phase.name.to_owned(), times.into())
+        });
+        (fault.name().to_owned(), serde_json::Value::Object(cells.collect()))
+    };
+    serde_json::Value::Object(possible(setup).map(row).collect())
 }

@@ -17,9 +17,9 @@ fn runs(text: &str) -> impl Iterator<Item = Run<'_>> {
     text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).map(|line| {
         let words: Vec<&str> = line.splitn(4, ' ').collect();
         let &[system, carrier, seed, rest] = &words[..] else { panic!("'{line}' is no run") };
-        let system = System::ALL.into_iter().find(|known| known.name() == system).expect("a system");
+        let system = System::named(system).expect("a system");
         let mut setup = Setup::of(system);
-        setup.carrier = Carrier::ALL.into_iter().find(|known| known.name() == carrier);
+        setup.carrier = Carrier::named(carrier);
         assert!(setup.carrier.is_some() || carrier == "any", "'{carrier}' is no carrier, and not 'any'");
         Run { setup, seed: seed.parse().expect("a seed"), rest }
     })

@@ -7,77 +7,83 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, BufRead, Write};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Ask, History, Operation, OperationId, Outcome, Value, Version};
+use super::{Ask, History, Operation, OperationId, Outcome};
 
 /// The longest line that is read. Those that are written have less than 300 bytes.
 const LINE_BYTES_MAX: usize = 1 << 16;
 
-/// One event. What is not said is left out.
+/// How the words of a family stand on lines.
+pub trait Lines: Ask {
+    /// The kinds of requests, by their names on a line.
+    type Function: Copy + PartialEq + fmt::Debug + Serialize + DeserializeOwned;
+    /// What a line has beside that, and beside the fields of every family.
+    type Fields: Serialize + DeserializeOwned;
+
+    /// Which kind this is.
+    fn function(&self) -> Self::Function;
+
+    /// The fields of the line that asks this.
+    fn asked(&self) -> Self::Fields;
+
+    /// The kind and the fields of the line that answers it so.
+    fn answered(&self, outcome: &Self::Outcome) -> (Kind, Self::Fields);
+
+    /// The request of a line.
+    ///
+    /// # Errors
+    /// What is wrong with the line, and the remedy.
+    fn read(function: Self::Function, fields: &Self::Fields) -> Result<Self, Fault>;
+
+    /// The answer of a line to this request.
+    ///
+    /// # Errors
+    /// What is wrong with the line, and the remedy.
+    fn read_answer(&self, kind: Kind, fields: &Self::Fields) -> Result<Self::Outcome, Fault>;
+}
+
+/// What is wrong with a line, and the remedy.
+pub type Fault = (String, &'static str);
+
+/// Kinds of lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A request.
+    Invoke,
+    /// Its answer.
+    Ok,
+    /// It was certainly not carried out.
+    Fail,
+    /// Perhaps it was carried out.
+    Info,
+}
+
+/// One event.
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct Line<F, R> {
     index: u64,
     #[serde(rename = "type")]
     kind: Kind,
     process: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     client: Option<u32>,
-    f: Function,
+    f: F,
     key: u64,
-    value: Content,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    len: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    expected: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    version: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    error: Option<Refusal>,
+    #[serde(flatten)]
+    fields: R,
     time: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Kind {
-    Invoke,
-    Ok,
-    Fail,
-    Info,
-}
-
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Function {
-    Read,
-    Write,
-    Delete,
-    WriteIfAbsent,
-    Cas,
-}
-
-/// A value's tag, whether a delete found anything, or nothing.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Tag(u64),
-    Had(bool),
-    Nothing(()),
-}
-
-/// Why something answered that it did nothing.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Refusal {
-    Absent,
-    Conflict,
-}
+type LineOf<A> = Line<<A as Lines>::Function, <A as Lines>::Fields>;
 
 /// Writes a history, an event a line.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(history: &History, out: &mut impl Write) -> io::Result<()> {
+pub fn write<A: Lines>(history: &History<A>, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     let operations = history.operations();
     let clients = operations.iter().map(|operation| u64::from(operation.client) + 1).max().unwrap_or(0);
     // A process asks one thing at a time, and nothing after what may still be carried out: a client is as many
@@ -104,7 +110,7 @@ pub fn write(history: &History, out: &mut impl Write) -> io::Result<()> {
                 open.remove(&index).expect("every event is a call, or the return of an earlier one");
             let operation = &operations[at];
             if let Some(lanes) = busy.get_mut(&operation.client) {
-                lanes[lane] = operation.outcome == Outcome::Unknown;
+                lanes[lane] = operation.outcome == A::Outcome::UNKNOWN;
             }
             return_line(operation, process(operation.client, lane))
         };
@@ -114,54 +120,23 @@ pub fn write(history: &History, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-fn call_line(operation: &Operation, process: u64) -> Line {
-    let (f, value, expected) = match operation.ask {
-        Ask::Get => (Function::Read, None, None),
-        Ask::Put(value) => (Function::Write, Some(value), None),
-        Ask::Delete => (Function::Delete, None, None),
-        Ask::PutIfAbsent(value) => (Function::WriteIfAbsent, Some(value), None),
-        Ask::CompareAndPut { expected, value } => (Function::Cas, Some(value), Some(expected.0)),
-    };
+fn call_line<A: Lines>(operation: &Operation<A>, process: u64) -> LineOf<A> {
     Line {
         index: operation.called.index,
         kind: Kind::Invoke,
         process,
         client: Some(operation.client),
-        f,
+        f: operation.ask.function(),
         key: operation.key,
-        value: value.map_or(Content::Nothing(()), |value| Content::Tag(value.tag)),
-        len: value.map(|value| value.len),
-        expected,
-        version: None,
-        error: None,
+        fields: operation.ask.asked(),
         time: operation.called.ns,
     }
 }
 
-fn return_line(operation: &Operation, process: u64) -> Line {
+fn return_line<A: Lines>(operation: &Operation<A>, process: u64) -> LineOf<A> {
     let returned = operation.returned.expect("only what returned has such a line");
-    let line = Line { index: returned.index, time: returned.ns, ..call_line(operation, process) };
-    let told = |version: Option<Version>| version.map(|version| version.0);
-    let is_delete = operation.ask == Ask::Delete;
-    match operation.outcome {
-        Outcome::Found(value, version) => Line {
-            kind: Kind::Ok,
-            value: Content::Tag(value.tag),
-            len: Some(value.len),
-            version: told(version),
-            ..line
-        },
-        Outcome::Absent if is_delete => Line { kind: Kind::Ok, value: Content::Had(false), ..line },
-        Outcome::Absent if operation.ask == Ask::Get => Line { kind: Kind::Ok, ..line },
-        Outcome::Absent => Line { kind: Kind::Fail, error: Some(Refusal::Absent), ..line },
-        Outcome::Done(_) if is_delete => Line { kind: Kind::Ok, value: Content::Had(true), ..line },
-        Outcome::Done(version) => Line { kind: Kind::Ok, version: told(version), ..line },
-        Outcome::Conflict(version) => {
-            Line { kind: Kind::Fail, version: told(version), error: Some(Refusal::Conflict), ..line }
-        }
-        Outcome::Failed => Line { kind: Kind::Fail, ..line },
-        Outcome::Unknown => Line { kind: Kind::Info, ..line },
-    }
+    let (kind, fields) = operation.ask.answered(&operation.outcome);
+    Line { index: returned.index, time: returned.ns, kind, fields, ..call_line(operation, process) }
 }
 
 /// Why lines are no history.
@@ -185,7 +160,7 @@ impl std::error::Error for LineError {}
 ///
 /// # Errors
 /// [`LineError`] names the first line that is none of a history, and what to do.
-pub fn read(mut from: impl BufRead) -> Result<History, LineError> {
+pub fn read<A: Lines>(mut from: impl BufRead) -> Result<History<A>, LineError> {
     let mut history = History::new();
     let mut open: BTreeMap<u64, OperationId> = BTreeMap::new();
     let mut text = Vec::new();
@@ -211,12 +186,13 @@ pub fn read(mut from: impl BufRead) -> Result<History, LineError> {
     Ok(history)
 }
 
-/// What is wrong, and what to do.
-type Fault = (String, &'static str);
-
 /// Adds the event of one line to the history.
-fn event(text: &[u8], history: &mut History, open: &mut BTreeMap<u64, OperationId>) -> Result<(), Fault> {
-    let line: Line = serde_json::from_slice(text)
+fn event<A: Lines>(
+    text: &[u8],
+    history: &mut History<A>,
+    open: &mut BTreeMap<u64, OperationId>,
+) -> Result<(), Fault> {
+    let line: LineOf<A> = serde_json::from_slice(text)
         .map_err(|error| (error.to_string(), "give it the fields that docs/sim-histories.md lists"))?;
     if line.index != history.events {
         let what = format!("its index is {}, where {} is next", line.index, history.events);
@@ -234,7 +210,7 @@ fn event(text: &[u8], history: &mut History, open: &mut BTreeMap<u64, OperationI
                 "name the client, below 2^32",
             )
         })?;
-        let ask = asked(&line)?;
+        let ask = A::read(line.f, &line.fields)?;
         if let Some(earlier) = open.get(&line.process) {
             let earlier = &history.operations[earlier.0];
             let what = format!(
@@ -253,77 +229,27 @@ fn event(text: &[u8], history: &mut History, open: &mut BTreeMap<u64, OperationI
             "write its call's line first",
         )
     })?;
-    let operation = history.operations[id.0];
+    let operation = &history.operations[id.0];
     if operation.returned.is_some() {
         let what = format!("process {} is answered twice", line.process);
         return Err((what, "leave out whatever comes after its info"));
     }
-    if operation.key != line.key || call_line(&operation, 0).f != line.f {
+    if operation.key != line.key || operation.ask.function() != line.f {
         let what = format!(
             "an answer for key {}, {:?}, where process {} asked otherwise",
             line.key, line.f, line.process
         );
         return Err((what, "repeat f and key of the call in the answer"));
     }
-    let outcome = answered(&line, &operation.ask)?;
-    if !outcome.answers(&operation.ask) {
+    let outcome = operation.ask.read_answer(line.kind, &line.fields)?;
+    if !operation.ask.can_have(&outcome) {
         let what = format!("'{}' cannot be answered by '{outcome}'", operation.ask);
         return Err((what, "see docs/sim-histories.md for the answers of each f"));
     }
-    history.returned(id, outcome, line.time);
     // A process that does not know what became of its operation asks nothing more.
-    if outcome != Outcome::Unknown {
+    if outcome != A::Outcome::UNKNOWN {
         open.remove(&line.process);
     }
+    history.returned(id, outcome, line.time);
     Ok(())
-}
-
-fn value_of(line: &Line) -> Result<Value, Fault> {
-    match (line.value, line.len) {
-        (Content::Tag(tag), len) => Ok(Value { tag, len: len.unwrap_or(0) }),
-        _ => Err(("its value is no number".into(), "name the value by a number below 2^64")),
-    }
-}
-
-fn asked(line: &Line) -> Result<Ask, Fault> {
-    Ok(match line.f {
-        Function::Read => Ask::Get,
-        Function::Write => Ask::Put(value_of(line)?),
-        Function::Delete => Ask::Delete,
-        Function::WriteIfAbsent => Ask::PutIfAbsent(value_of(line)?),
-        Function::Cas => {
-            let expected = line.expected.ok_or_else(|| {
-                (
-                    "a cas without the version that it expects".to_owned(),
-                    "add \"expected\", a number below 2^64",
-                )
-            })?;
-            Ask::CompareAndPut { expected: Version(expected), value: value_of(line)? }
-        }
-    })
-}
-
-fn answered(line: &Line, ask: &Ask) -> Result<Outcome, Fault> {
-    let version = line.version.map(Version);
-    Ok(match (line.kind, line.error, ask) {
-        (Kind::Ok, None, Ask::Get) if line.value == Content::Nothing(()) => Outcome::Absent,
-        (Kind::Ok, None, Ask::Get) => Outcome::Found(value_of(line)?, version),
-        (Kind::Ok, None, Ask::Delete) => match line.value {
-            Content::Had(true) => Outcome::Done(version),
-            Content::Had(false) => Outcome::Absent,
-            _ => {
-                let what = "a delete's answer is neither true nor false".to_owned();
-                return Err((what, "give \"value\": true if the key had a value, else false"));
-            }
-        },
-        (Kind::Ok, None, _) => Outcome::Done(version),
-        (Kind::Fail, None, _) => Outcome::Failed,
-        (Kind::Fail, Some(Refusal::Absent), _) => Outcome::Absent,
-        (Kind::Fail, Some(Refusal::Conflict), _) => Outcome::Conflict(version),
-        (Kind::Info, None, _) => Outcome::Unknown,
-        (Kind::Ok | Kind::Info, Some(_), _) => {
-            return Err(("an error on what did not fail".into(), "leave \"error\" to lines of type fail"));
-        }
-        (Kind::Invoke, ..) => panic!("a call is no answer"),
-    })
 }

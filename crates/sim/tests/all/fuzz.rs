@@ -7,7 +7,8 @@ mod driver;
 
 use crate::support::draws::Draws;
 use driver::{Change, Executions, budget, change};
-use farside_sim::history::{Ask, History, Outcome, Value, Version, lines};
+use farside_sim::history::lines;
+use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, check};
 use farside_sim::litmus::{Program, programs};
 
@@ -41,10 +42,10 @@ fn written(seed: u64) -> Vec<u8> {
 
 /// What is read as a history is written and read again, and judged, as any.
 fn is_sound(text: &[u8]) -> bool {
-    let Ok(history) = lines::read(text) else { return false };
+    let Ok(history) = lines::read::<Ask>(text) else { return false };
     let mut again = Vec::new();
     lines::write(&history, &mut again).expect("a Vec takes everything");
-    let back = lines::read(&again[..]).unwrap_or_else(|error| panic!("{error}"));
+    let back: History = lines::read(&again[..]).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((back.digest(), &back), (history.digest(), &history));
     check(&history, Limits { steps_max: 1_000, ..Limits::default() });
     true

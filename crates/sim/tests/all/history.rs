@@ -1,6 +1,7 @@
 //! Histories are the same for the same run, and survive being written down.
 
-use farside_sim::history::{Ask, History, Outcome, Value, Version, lines};
+use farside_sim::history::lines;
+use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
 
 fn value(tag: u64) -> Value {
     Value { tag, len: 64 }
@@ -93,7 +94,7 @@ fn what_is_written_is_read_back() {
     let history = everything();
     let text = written(&history);
     assert_eq!(text.lines().count() as u64, history.events());
-    let again = lines::read(text.as_bytes()).unwrap();
+    let again: History = lines::read(text.as_bytes()).unwrap();
     assert_eq!(again, history);
     assert_eq!(written(&again), text);
 }
@@ -129,7 +130,7 @@ fn a_client_is_another_process_after_an_unknown_outcome_and_for_a_second_operati
         .map(|line| line.split("\"process\":").nth(1).and_then(|rest| rest.split(',').next()).unwrap())
         .collect();
     assert_eq!(processes, ["1", "1", "3", "5", "3", "5", "3"]);
-    assert_eq!(lines::read(text.as_bytes()).unwrap(), history);
+    assert_eq!(lines::read::<Ask>(text.as_bytes()).unwrap(), history);
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn what_others_write_is_read_too() {
     let text = r#"{"process":4,"type":"invoke","f":"write","value":5,"key":1,"time":10,"index":0,"node":"n1"}
 
 {"process":4,"type":"ok","f":"write","value":5,"key":1,"time":20,"index":1}"#;
-    let history = lines::read(text.as_bytes()).unwrap();
+    let history: History = lines::read(text.as_bytes()).unwrap();
     let operation = history.operations()[0];
     assert_eq!((operation.client, operation.outcome), (4, Outcome::Done(None)));
 }
@@ -204,7 +205,7 @@ fn bad_lines_are_refused_with_their_number_and_a_remedy() {
         (&" ".repeat(70_000), "line 1: more than 65536 bytes without an end of line"),
     ];
     for (text, expected) in refusals {
-        let said = lines::read(text.as_bytes()).unwrap_err().to_string();
+        let said = lines::read::<Ask>(text.as_bytes()).unwrap_err().to_string();
         assert!(said.starts_with(expected), "{said}\nexpected: {expected}");
     }
 }

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::draws::Draws;
 use crate::support::operations::{DONE, NEVER, Row, cas, found, found_at, history, put, value};
-use farside_sim::history::{Ask, History, Operation, Outcome, Value, Version};
+use farside_sim::history::Ask as _;
+use farside_sim::history::register::{Ask, History, Operation, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, Report, Undecided, Verdict, check, check_key, explain};
 
 fn is_good(rows: &[Row]) -> bool {
@@ -264,7 +265,7 @@ fn drawn(seed: u64) -> Vec<Row> {
             2 => Outcome::Absent,
             _ => rows[other].4,
         };
-        if outcome.answers(&rows[at].3) && rows[at].2 != NEVER {
+        if rows[at].3.can_have(&outcome) && rows[at].2 != NEVER {
             rows[at].4 = outcome;
         }
     }

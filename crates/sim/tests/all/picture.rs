@@ -1,7 +1,7 @@
 //! Pictures show what they must, always alike, and are XML.
 
 use crate::support::operations::{DONE, NEVER, cas, found, found_at, history, put};
-use farside_sim::history::{Ask, Outcome};
+use farside_sim::history::register::{Ask, Outcome};
 use farside_sim::linearizable::{Limits, Violation, explain};
 use farside_sim::picture;
 

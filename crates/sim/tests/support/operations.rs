@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use farside_sim::history::{Ask, History, Outcome, Value, Version};
+use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
 
 /// `(client, from, to, ask, outcome)`. All times differ; `to` of [`NEVER`] is no answer.
 pub(crate) type Row = (u32, u64, u64, Ask, Outcome);

@@ -16,7 +16,7 @@ type Trace = (String, u64, u64);
 fn trace_here(run: &Run<'_>) -> Trace {
     let judged = judge(&run.setup, run.seed, true);
     let report = judged.report.as_ref().unwrap_or_else(|| panic!("{judged}"));
-    (format!("{:016x}", report.history.digest()), report.events, report.lasted)
+    (format!("{:016x}", report.record.digest()), report.events, report.lasted)
 }
 
 fn trace_elsewhere(run: &Run<'_>) -> Trace {

@@ -11,7 +11,7 @@ const SEEDS: std::ops::RangeInclusive<u64> = 1..=60;
 /// Nothing is wrong, nothing undecided, and every fault that can be there has struck.
 #[track_caller]
 fn nothing_is_found(carrier: Carrier) {
-    for system in System::ALL {
+    for system in System::all() {
         let setup = Setup { carrier: Some(carrier), ..Setup::of(system) };
         let mut struck = [0; Fault::ALL.len()];
         let mut operations = 0;
@@ -20,7 +20,7 @@ fn nothing_is_found(carrier: Carrier) {
             assert_eq!(judged.verdict, Verdict::Good, "{judged}");
             let report = judged.report.expect("a good run has a report");
             Fault::ALL.iter().for_each(|fault| struck[*fault as usize] += report.struck.of(*fault));
-            operations += report.history.operations().len();
+            operations += report.record.operations();
         }
         let possible = Fault::ALL.into_iter().filter(|fault| carrier.can_have(*fault));
         let never: Vec<&str> =

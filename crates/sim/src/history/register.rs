@@ -1,0 +1,322 @@
+//! The words of a key-value store: every key is a register.
+
+use super::lines::{Fault, Kind, Lines};
+use super::record_word;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A history of registers.
+pub type History = super::History<Ask>;
+/// An operation on a register.
+pub type Operation = super::Operation<Ask>;
+
+/// A value as tests write them: known by a number, for whoever wrote it can prove it from its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Value {
+    /// Which value it is.
+    pub tag: u64,
+    /// Its bytes.
+    pub len: u32,
+}
+
+/// Which install of a key's value a client has seen. Opaque: equal versions of one key mean the same install.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(pub u64);
+
+/// What was asked for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Ask {
+    /// Its value.
+    Get,
+    /// To have this value, whether it had one or not.
+    Put(Value),
+    /// To have no value.
+    Delete,
+    /// To have this value if it has none.
+    PutIfAbsent(Value),
+    /// To have this value if it still has that version.
+    CompareAndPut {
+        /// What an earlier answer said.
+        expected: Version,
+        /// What to put.
+        value: Value,
+    },
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// The key had this value, and this version where the system tells it. Of a `Get`.
+    Found(Value, Option<Version>),
+    /// The key had no value: nothing was found, taken away, or compared. Of `Get`, `Delete` and `CompareAndPut`.
+    Absent,
+    /// It was stored or taken away; the version that it has now, where the system tells it. Of all but `Get`.
+    Done(Option<Version>),
+    /// Nothing was stored. Of `PutIfAbsent`: the key had a value, of this version where the system tells it. Of
+    /// `CompareAndPut`: it had this other version; where none is told, it had another or no value.
+    Conflict(Option<Version>),
+    /// It was certainly not carried out, and never will be.
+    Failed,
+    /// It may have been carried out, or never. Until it returned, that is: as long as it has not, it may be carried out
+    /// at any later time.
+    Unknown,
+}
+
+impl super::Ask for Ask {
+    type Outcome = Outcome;
+
+    fn can_have(&self, outcome: &Outcome) -> bool {
+        match outcome {
+            Outcome::Found(..) => matches!(self, Ask::Get),
+            Outcome::Absent => matches!(self, Ask::Get | Ask::Delete | Ask::CompareAndPut { .. }),
+            Outcome::Done(version) => match self {
+                Ask::Get => false,
+                Ask::Delete => version.is_none(),
+                Ask::Put(_) | Ask::PutIfAbsent(_) | Ask::CompareAndPut { .. } => true,
+            },
+            Outcome::Conflict(version) => match self {
+                Ask::PutIfAbsent(_) => true,
+                Ask::CompareAndPut { expected, .. } => *version != Some(*expected),
+                Ask::Get | Ask::Put(_) | Ask::Delete => false,
+            },
+            Outcome::Failed | Outcome::Unknown => true,
+        }
+    }
+
+    fn is_read(&self) -> bool {
+        *self == Ask::Get
+    }
+
+    fn record(&self, out: &mut Vec<u8>) {
+        let (kind, value, expected) = match *self {
+            Ask::Get => (0, None, None),
+            Ask::Put(value) => (1, Some(value), None),
+            Ask::Delete => (2, None, None),
+            Ask::PutIfAbsent(value) => (3, Some(value), None),
+            Ask::CompareAndPut { expected, value } => (4, Some(value), Some(expected)),
+        };
+        out.push(kind);
+        record_value(value, out);
+        record_word(expected.map(|version| version.0), out);
+    }
+}
+
+impl super::Outcome for Outcome {
+    const UNKNOWN: Outcome = Outcome::Unknown;
+    const FAILED: Outcome = Outcome::Failed;
+
+    fn record(&self, out: &mut Vec<u8>) {
+        let (kind, value, version) = match *self {
+            Outcome::Found(value, version) => (0, Some(value), version),
+            Outcome::Absent => (1, None, None),
+            Outcome::Done(version) => (2, None, version),
+            Outcome::Conflict(version) => (3, None, version),
+            Outcome::Failed => (4, None, None),
+            Outcome::Unknown => (5, None, None),
+        };
+        out.push(kind);
+        record_value(value, out);
+        record_word(version.map(|version| version.0), out);
+    }
+}
+
+/// Every field at its own place, whether there is a value or not.
+fn record_value(value: Option<Value>, out: &mut Vec<u8>) {
+    let Value { tag, len } = value.unwrap_or(Value { tag: 0, len: 0 });
+    record_word(value.map(|_| tag), out);
+    out.extend_from_slice(&len.to_le_bytes());
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.tag)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ask::Get => f.write_str("get"),
+            Ask::Put(value) => write!(f, "put {value}"),
+            Ask::Delete => f.write_str("delete"),
+            Ask::PutIfAbsent(value) => write!(f, "put {value} if absent"),
+            Ask::CompareAndPut { expected, value } => write!(f, "put {value} if {expected}"),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Found(value, None) => write!(f, "{value}"),
+            Outcome::Found(value, Some(version)) => write!(f, "{value} {version}"),
+            Outcome::Absent => f.write_str("absent"),
+            Outcome::Done(None) => f.write_str("done"),
+            Outcome::Done(Some(version)) => write!(f, "done {version}"),
+            Outcome::Conflict(None) => f.write_str("conflict"),
+            Outcome::Conflict(Some(version)) => write!(f, "conflict {version}"),
+            Outcome::Failed => f.write_str("failed"),
+            Outcome::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+/// A register's kinds of requests, as lines name them.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Function {
+    /// [`Ask::Get`]
+    Read,
+    /// [`Ask::Put`]
+    Write,
+    /// [`Ask::Delete`]
+    Delete,
+    /// [`Ask::PutIfAbsent`]
+    WriteIfAbsent,
+    /// [`Ask::CompareAndPut`]
+    Cas,
+}
+
+/// What a line says of a register. What is not said is left out.
+#[derive(Serialize, Deserialize)]
+pub struct Fields {
+    value: Content,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    len: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expected: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<Refusal>,
+}
+
+/// A value's tag, whether a delete found anything, or nothing.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Tag(u64),
+    Had(bool),
+    Nothing(()),
+}
+
+/// Why something answered that it did nothing.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Refusal {
+    Absent,
+    Conflict,
+}
+
+impl Lines for Ask {
+    type Function = Function;
+    type Fields = Fields;
+
+    fn function(&self) -> Function {
+        match self {
+            Ask::Get => Function::Read,
+            Ask::Put(_) => Function::Write,
+            Ask::Delete => Function::Delete,
+            Ask::PutIfAbsent(_) => Function::WriteIfAbsent,
+            Ask::CompareAndPut { .. } => Function::Cas,
+        }
+    }
+
+    fn asked(&self) -> Fields {
+        let (value, expected) = match *self {
+            Ask::Get | Ask::Delete => (None, None),
+            Ask::Put(value) | Ask::PutIfAbsent(value) => (Some(value), None),
+            Ask::CompareAndPut { expected, value } => (Some(value), Some(expected.0)),
+        };
+        Fields {
+            value: value.map_or(Content::Nothing(()), |value| Content::Tag(value.tag)),
+            len: value.map(|value| value.len),
+            expected,
+            version: None,
+            error: None,
+        }
+    }
+
+    fn answered(&self, outcome: &Outcome) -> (Kind, Fields) {
+        let asked = self.asked();
+        let told = |version: Option<Version>| version.map(|version| version.0);
+        let is_delete = *self == Ask::Delete;
+        match *outcome {
+            Outcome::Found(value, version) => {
+                let (len, version) = (Some(value.len), told(version));
+                (Kind::Ok, Fields { value: Content::Tag(value.tag), len, version, ..asked })
+            }
+            Outcome::Absent if is_delete => (Kind::Ok, Fields { value: Content::Had(false), ..asked }),
+            Outcome::Absent if *self == Ask::Get => (Kind::Ok, asked),
+            Outcome::Absent => (Kind::Fail, Fields { error: Some(Refusal::Absent), ..asked }),
+            Outcome::Done(_) if is_delete => (Kind::Ok, Fields { value: Content::Had(true), ..asked }),
+            Outcome::Done(version) => (Kind::Ok, Fields { version: told(version), ..asked }),
+            Outcome::Conflict(version) => {
+                (Kind::Fail, Fields { version: told(version), error: Some(Refusal::Conflict), ..asked })
+            }
+            Outcome::Failed => (Kind::Fail, asked),
+            Outcome::Unknown => (Kind::Info, asked),
+        }
+    }
+
+    fn read(function: Function, fields: &Fields) -> Result<Ask, Fault> {
+        Ok(match function {
+            Function::Read => Ask::Get,
+            Function::Write => Ask::Put(fields.value()?),
+            Function::Delete => Ask::Delete,
+            Function::WriteIfAbsent => Ask::PutIfAbsent(fields.value()?),
+            Function::Cas => {
+                let expected = fields.expected.ok_or_else(|| {
+                    (
+                        "a cas without the version that it expects".to_owned(),
+                        "add \"expected\", a number below 2^64",
+                    )
+                })?;
+                Ask::CompareAndPut { expected: Version(expected), value: fields.value()? }
+            }
+        })
+    }
+
+    fn read_answer(&self, kind: Kind, fields: &Fields) -> Result<Outcome, Fault> {
+        let version = fields.version.map(Version);
+        Ok(match (kind, fields.error, self) {
+            (Kind::Ok, None, Ask::Get) if fields.value == Content::Nothing(()) => Outcome::Absent,
+            (Kind::Ok, None, Ask::Get) => Outcome::Found(fields.value()?, version),
+            (Kind::Ok, None, Ask::Delete) => match fields.value {
+                Content::Had(true) => Outcome::Done(version),
+                Content::Had(false) => Outcome::Absent,
+                _ => {
+                    let what = "a delete's answer is neither true nor false".to_owned();
+                    return Err((what, "give \"value\": true if the key had a value, else false"));
+                }
+            },
+            (Kind::Ok, None, _) => Outcome::Done(version),
+            (Kind::Fail, None, _) => Outcome::Failed,
+            (Kind::Fail, Some(Refusal::Absent), _) => Outcome::Absent,
+            (Kind::Fail, Some(Refusal::Conflict), _) => Outcome::Conflict(version),
+            (Kind::Info, None, _) => Outcome::Unknown,
+            (Kind::Ok | Kind::Info, Some(_), _) => {
+                return Err((
+                    "an error on what did not fail".into(),
+                    "leave \"error\" to lines of type fail",
+                ));
+            }
+            (Kind::Invoke, ..) => panic!("a call is no answer"),
+        })
+    }
+}
+
+impl Fields {
+    fn value(&self) -> Result<Value, Fault> {
+        match (self.value, self.len) {
+            (Content::Tag(tag), len) => Ok(Value { tag, len: len.unwrap_or(0) }),
+            _ => Err(("its value is no number".into(), "name the value by a number below 2^64")),
+        }
+    }
+}

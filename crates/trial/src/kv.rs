@@ -1,0 +1,283 @@
+//! Key-value stores under trial: every key is a register.
+
+use crate::family::{Failure, Family, Why};
+use crate::flight::{Phase, Phases, Request, Tracked};
+use crate::systems::System;
+use crate::{Drawn, Scene, values};
+use farside_remote::NodeId;
+use farside_remote::control::{self, Answer};
+use farside_remote::fabric::{Ran, ServiceId};
+use farside_sim::history::register::{Ask, Outcome, Value, Version};
+use farside_sim::linearizable::{Limits, Registers};
+use farside_sim::node::Node;
+use farside_sim::random::Random;
+use farside_systems::kv::{Kv as _, Version as Installed};
+use farside_systems::kv::pilaf::{self, Pilaf};
+use farside_systems::kv::prism_kv::PrismKv;
+use farside_systems::kv::prism_kv::layout::TableSpec;
+
+/// A key-value system, and what a seed has drawn for it.
+pub(crate) struct Kv {
+    system: System,
+    sizes: Sizes,
+}
+
+/// The sizes of a store and of its values.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    /// For how many items the store is made.
+    items: u64,
+    /// The most bytes of a value, but of the large ones.
+    value_max: u64,
+    /// One value in so many is large.
+    large_one_in: u64,
+    /// How many slots each client remembers.
+    slot_cache: usize,
+}
+
+impl Sizes {
+    pub(crate) fn drawn(drawn: &Drawn, has_large: bool, random: &Random) -> Sizes {
+        Sizes {
+            items: if drawn.is_crowded { 4 } else { random.between(drawn.keys, 4 * drawn.keys).max(4) },
+            value_max: [16, 200, 1500][random.below(3) as usize],
+            large_one_in: if random.one_in(8) && has_large { 40 } else { 0 },
+            slot_cache: [0, 2, 16][random.below(3) as usize],
+        }
+    }
+
+    /// A value that nobody has written.
+    pub(crate) fn value(&self, scene: &Scene) -> Value {
+        let (tag, random) = (scene.next_tag(), scene.world.random());
+        let len = if random.one_in(self.large_one_in) {
+            random.between(61_000, 140_000)
+        } else {
+            random.between(8, self.value_max)
+        };
+        Value { tag, len: len as u32 }
+    }
+
+    pub(crate) fn options(&self) -> serde_json::Map<String, serde_json::Value> {
+        let Sizes { items, value_max, large_one_in, slot_cache } = self;
+        let options = serde_json::json!({
+            "items": items,
+            "value_bytes_max": value_max,
+            "large_one_in": large_one_in,
+            "slot_cache": slot_cache,
+        });
+        options.as_object().expect("it is an object").clone()
+    }
+}
+
+/// A client of whichever system is tried, and a version that it has seen, and of which key.
+pub(crate) struct Client {
+    kv: AnyKv,
+    seen: Option<(u64, Installed)>,
+}
+
+enum AnyKv {
+    PrismKv(PrismKv<Tracked>),
+    Pilaf(Pilaf<Tracked>),
+}
+
+static PHASES: Phases = Phases {
+    all: &[
+        Phase::new("idle"),
+        Phase::new("look"),
+        Phase::allocating("part"),
+        Phase::allocating("install"),
+        Phase::allocating("swing"),
+        Phase::new("catalog"),
+    ],
+    of: |request, seen| match request {
+        Request::Call(_) => 5,
+        Request::Chain(chain) => match (chain.allocates(), chain.atomics()) {
+            (0, 0) => 1,
+            (_, 0) => 2,
+            // The head of a value whose parts were written before.
+            _ if seen >> 2 & 1 == 1 => 4,
+            _ => 3,
+        },
+    },
+};
+
+static PHASES_OF_CALLS: Phases = Phases {
+    all: &[Phase::new("idle"), Phase::new("look"), Phase::allocating("call"), Phase::new("catalog")],
+    of: |request, _| match request {
+        Request::Chain(_) => 1,
+        Request::Call(ServiceId::NODE) => 3,
+        Request::Call(_) => 2,
+    },
+};
+
+impl Kv {
+    fn is_pilaf(&self) -> bool {
+        self.system.name() == pilaf::KIND
+    }
+}
+
+impl Family for Kv {
+    type Ask = Ask;
+    type Client = Client;
+    type Checker = Registers;
+
+    fn drawn(system: System, drawn: &Drawn, random: &Random) -> Kv {
+        Kv { system, sizes: Sizes::drawn(drawn, system.name() != pilaf::KIND, random) }
+    }
+
+    fn rebuild_one_in(&self, random: &Random) -> u64 {
+        if self.is_pilaf() { 0 } else { [0, 0, 5, 40][random.below(4) as usize] }
+    }
+
+    fn options(&self) -> serde_json::Map<String, serde_json::Value> {
+        self.sizes.options()
+    }
+
+    fn parameters(&self) -> String {
+        let items = self.sizes.items;
+        if self.is_pilaf() {
+            format!("{{\"items\": {items}}}")
+        } else {
+            format!("{{\"items\": {items}, \"placement\": \"hashed\"}}")
+        }
+    }
+
+    fn rebuilt(&self, random: &Random) -> String {
+        format!("{{\"items\": {}}}", random.between(4, 4 * self.sizes.items))
+    }
+
+    fn is_one_sided(&self) -> bool {
+        !self.is_pilaf()
+    }
+
+    fn phases(&self) -> &'static Phases {
+        if self.is_pilaf() { &PHASES_OF_CALLS } else { &PHASES }
+    }
+
+    fn checker(&self) -> Registers {
+        Registers(Limits::default())
+    }
+
+    async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Client, Failure> {
+        let kv = if self.is_pilaf() {
+            AnyKv::Pilaf(Pilaf::open(fabric, node, name).await?)
+        } else {
+            let kv = PrismKv::open(fabric, node, name).await?;
+            AnyKv::PrismKv(kv.with_slot_cache(self.sizes.slot_cache))
+        };
+        Ok(Client { kv, seen: None })
+    }
+
+    fn draw(&self, scene: &Scene, client: &mut Client) -> (u64, Ask) {
+        let random = scene.world.random();
+        let key = random.below(scene.drawn.keys);
+        let value = || self.sizes.value(scene);
+        let ask = match random.below(16) {
+            0..6 => Ask::Get,
+            6..10 => Ask::Put(value()),
+            10..13 => Ask::Delete,
+            13 if self.is_pilaf() => Ask::Put(value()),
+            13 => Ask::PutIfAbsent(value()),
+            _ => match client.seen.take().filter(|(seen, _)| *seen == key) {
+                Some((_, version)) => Ask::CompareAndPut { expected: told(version), value: value() },
+                None => Ask::Get,
+            },
+        };
+        (key, ask)
+    }
+
+    async fn perform(
+        &self,
+        scene: &Scene,
+        client: &mut Client,
+        _who: u32,
+        number: u64,
+        ask: &Ask,
+    ) -> Result<Outcome, Failure> {
+        let key = values::key(number);
+        let Client { kv, seen } = client;
+        Ok(match *ask {
+            Ask::Get => {
+                let found = match kv {
+                    AnyKv::PrismKv(kv) => kv.get(&key).await?,
+                    AnyKv::Pilaf(kv) => kv.get(&key).await?,
+                };
+                let Some(item) = found else { return Ok(Outcome::Absent) };
+                let value = values::known(item.value).ok_or_else(|| unknown_bytes(number))?;
+                // Pilaf's conditional puts are none.
+                *seen = (!self.is_pilaf()).then_some((number, item.version));
+                Outcome::Found(value, Some(told(item.version)))
+            }
+            Ask::Put(value) => {
+                let bytes = values::bytes(value);
+                match kv {
+                    AnyKv::PrismKv(kv) => kv.put(&key, &bytes).await?,
+                    AnyKv::Pilaf(kv) => kv.put(&key, &bytes).await?,
+                }
+                Outcome::Done(None)
+            }
+            Ask::Delete => {
+                let had_one = match kv {
+                    AnyKv::PrismKv(kv) => kv.delete(&key).await?,
+                    AnyKv::Pilaf(kv) => kv.delete(&key).await?,
+                };
+                if had_one { Outcome::Done(None) } else { Outcome::Absent }
+            }
+            Ask::PutIfAbsent(value) => {
+                match conditional(kv).put_if_absent(&key, &values::bytes(value)).await? {
+                    true => Outcome::Done(None),
+                    false => Outcome::Conflict(None),
+                }
+            }
+            Ask::CompareAndPut { expected, value } => {
+                let (expected, bytes) = (Installed(expected.0 as u32), values::bytes(value));
+                match conditional(kv).compare_and_put(&key, expected, &bytes).await? {
+                    Ok(version) => Outcome::Done(Some(told(version))),
+                    Err(conflict) => {
+                        scene.count(|counts| counts.conflicts += 1);
+                        let version = conflict.version.map(told);
+                        version.map_or(Outcome::Absent, |version| Outcome::Conflict(Some(version)))
+                    }
+                }
+            }
+        })
+    }
+
+    fn look_at_all(&self, scene: &Scene) -> Vec<(u64, Ask)> {
+        (0..scene.drawn.keys).map(|key| (key, Ask::Get)).collect()
+    }
+
+    async fn audit(&self, scene: &Scene, node: &Node, store: &str) -> Result<(), String> {
+        if !self.is_pilaf() {
+            let left = tables_left(node, store).await?;
+            scene.count(|counts| counts.rebuilds += left);
+        }
+        Ok(())
+    }
+}
+
+fn conditional(kv: &mut AnyKv) -> &mut PrismKv<Tracked> {
+    match kv {
+        AnyKv::PrismKv(kv) => kv,
+        AnyKv::Pilaf(_) => unreachable!("Pilaf has no conditional put"),
+    }
+}
+
+/// A get has read bytes that prove to be no value.
+pub(crate) fn unknown_bytes(key: u64) -> Failure {
+    let said = format!("a get of key {key} has read bytes that nobody has put");
+    Failure { ran: Ran::No, why: Why::Wrong, said }
+}
+
+/// As histories have versions.
+fn told(version: Installed) -> Version {
+    Version(version.0.into())
+}
+
+/// How many tables a store of PRISM-KV has left behind: its first has the epoch 1.
+async fn tables_left(node: &Node, name: &str) -> Result<u64, String> {
+    let opened = node.answer(control::Ask::OpenStore { name: name.to_owned() }).await?;
+    let Answer::Store(store) = opened else { return Err(format!("{opened:?}")) };
+    let spec: TableSpec = serde_json::from_str(&store.parameters)
+        .map_err(|error| format!("the catalog describes no table: {error}: {}", store.parameters))?;
+    Ok(spec.epoch - 1)
+}
