@@ -48,7 +48,7 @@ fn sim(criterion: &mut Criterion) {
             let name = format!("{} trials, {how}", system.name());
             let setup = Setup { clients: Some(CLIENTS), faults: faults.to_vec(), ..Setup::of(system) };
             measure(&mut group, &name, || {
-                (0..SEEDS).map(|seed| farside_trial::run(&setup, seed).events).sum()
+                (0..SEEDS).map(|seed| farside_trial::run(&setup, seed, None).events).sum()
             });
         }
     }

@@ -42,6 +42,45 @@ pub enum Arrival {
     HungUp(Address),
 }
 
+/// Something that has happened to a packet, for those who look for a lost message.
+#[derive(Clone, Copy, Debug)]
+pub struct Event<'a> {
+    /// When.
+    pub at: Nanos,
+    /// The packet's number: all events of a packet have it, also those of its duplicate.
+    pub packet: u64,
+    /// Where it was sent from, and where to.
+    pub from: Address,
+    /// See [`Event::from`].
+    pub to: Address,
+    /// What has happened.
+    pub what: What,
+    /// What it carries; nothing if it is no message.
+    pub bytes: &'a [u8],
+}
+
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// It was sent.
+    Send,
+    /// It will not arrive.
+    Drop(Fault),
+    /// It will arrive twice.
+    Duplicate,
+    /// It will be late by so many nanoseconds.
+    Delay(Fault, Nanos),
+    /// It was delivered.
+    Deliver,
+    /// Nobody was there to take it: the address has no owner any more, or its connection is over.
+    Miss,
+    /// The connection is over. Its packet tells the two ends.
+    HangUp(Option<Fault>),
+}
+
+/// Hears of events.
+type Recorder = Box<dyn FnMut(&Event<'_>)>;
+
 /// Where what arrives waits for its owner.
 pub struct Inbox {
     address: Address,
@@ -89,6 +128,18 @@ struct Inner {
     last: RefCell<Lookup<(Address, Address), Nanos>>,
     /// Connections that are open, as whoever connected and whoever was connected to.
     connections: RefCell<BTreeMap<(Address, Address), ()>>,
+    /// Packets that were sent, and who hears of what happens to them.
+    packets: Cell<u64>,
+    recorder: RefCell<Option<Recorder>>,
+    is_recorded: Cell<bool>,
+}
+
+/// A packet on its way.
+#[derive(Clone, Copy)]
+struct Packet {
+    number: u64,
+    from: Address,
+    to: Address,
 }
 
 impl Network {
@@ -106,7 +157,22 @@ impl Network {
             cuts: RefCell::default(),
             last: RefCell::default(),
             connections: RefCell::default(),
+            packets: Cell::new(0),
+            recorder: RefCell::new(None),
+            is_recorded: Cell::new(false),
         }))
+    }
+
+    /// From now on `recorder` hears of everything that happens to packets. It has no effect on that.
+    pub fn record(&self, recorder: impl FnMut(&Event<'_>) + 'static) {
+        *self.0.recorder.borrow_mut() = Some(Box::new(recorder));
+        self.0.is_recorded.set(true);
+    }
+
+    fn packet(&self, from: Address, to: Address) -> Packet {
+        let number = self.0.packets.get();
+        self.0.packets.set(number + 1);
+        Packet { number, from, to }
     }
 
     /// From now on this goes wrong with messages, everywhere.
@@ -158,27 +224,30 @@ impl Network {
 
     /// Sends a datagram.
     pub fn send(&self, from: Address, to: Address, bytes: Vec<u8>) {
-        let Inner { world, struck, .. } = &*self.0;
-        let (weather, random, session) = (self.weather(from, to), world.random(), session(from, to));
+        let (weather, packet) = (self.weather(from, to), self.packet(from, to));
+        self.0.tell(packet, What::Send, &bytes);
         if let Some((_, fault)) = self.is_cut(from.host, to.host) {
-            return struck.count(fault, session);
+            return self.0.strike(packet, fault, What::Drop(fault), &bytes);
         }
+        let Inner { world, .. } = &*self.0;
+        let random = world.random();
         if random.one_in(weather.loss_one_in) {
-            return struck.count(Fault::Loss, session);
+            return self.0.strike(packet, Fault::Loss, What::Drop(Fault::Loss), &bytes);
         }
         if random.one_in(weather.duplicate_one_in) {
-            struck.count(Fault::Duplicate, session);
+            self.0.strike(packet, Fault::Duplicate, What::Duplicate, &bytes);
             let late = self.flight() + random.heavy(weather.late_ns);
-            self.deliver(world.now() + late, to, Arrival::Message(from, bytes.clone()), None);
+            self.deliver(world.now() + late, packet, Arrival::Message(from, bytes.clone()), None);
         }
         let mut at = world.now() + self.flight();
         if random.one_in(weather.reorder_one_in) {
-            struck.count(Fault::Reorder, session);
-            at += random.heavy(weather.late_ns);
+            let late = random.heavy(weather.late_ns);
+            self.0.strike(packet, Fault::Reorder, What::Delay(Fault::Reorder, late), &bytes);
+            at += late;
         } else {
-            at = self.in_order(from, to, at, weather);
+            at = self.in_order(packet, at, weather, &bytes);
         }
-        self.deliver(at, to, Arrival::Message(from, bytes), None);
+        self.deliver(at, packet, Arrival::Message(from, bytes), None);
     }
 
     /// Opens a connection from one address to another.
@@ -189,31 +258,39 @@ impl Network {
     /// Sends over the connection between these two, whichever of them connected. False if there is none.
     pub fn send_on(&self, from: Address, to: Address, bytes: Vec<u8>) -> bool {
         let Some(connection) = self.connection(from, to) else { return false };
+        let (weather, packet) = (self.weather(from, to), self.packet(from, to));
+        self.0.tell(packet, What::Send, &bytes);
         let Inner { world, struck, .. } = &*self.0;
-        let weather = self.weather(from, to);
         if world.random().one_in(weather.reset_one_in) {
             struck.count(Fault::Reset, session(from, to));
-            self.hang_up(from, to);
+            self.end(from, to, Some(Fault::Reset));
             return false;
         }
         let mut at = world.now() + self.flight();
         if let Some((until, fault)) = self.is_cut(from.host, to.host) {
-            struck.count(fault, session(from, to));
-            at += until - world.now();
+            let late = until - world.now();
+            self.0.strike(packet, fault, What::Delay(fault, late), &bytes);
+            at += late;
         }
-        let at = self.in_order(from, to, at, weather);
-        self.deliver(at, to, Arrival::Message(from, bytes), Some(connection));
+        let at = self.in_order(packet, at, weather, &bytes);
+        self.deliver(at, packet, Arrival::Message(from, bytes), Some(connection));
         true
     }
 
     /// Ends the connection between these two, if there is one. What is on its way over it is lost; both hear of it.
     pub fn hang_up(&self, from: Address, to: Address) {
+        self.end(from, to, None);
+    }
+
+    fn end(&self, from: Address, to: Address, fault: Option<Fault>) {
         let Some(connection) = self.connection(from, to) else { return };
         self.0.connections.borrow_mut().remove(&connection);
         for (one, other) in [(from, to), (to, from)] {
             let cut = self.is_cut(other.host, one.host).map_or(0, |(until, _)| until - self.0.world.now());
             let at = self.0.world.now() + self.flight() + cut;
-            self.deliver(at, one, Arrival::HungUp(other), None);
+            let packet = self.packet(other, one);
+            self.0.tell(packet, What::HangUp(fault), &[]);
+            self.deliver(at, packet, Arrival::HungUp(other), None);
         }
     }
 
@@ -236,14 +313,15 @@ impl Network {
     }
 
     /// When a message arrives that overtakes nothing, and that the weather may delay with all behind it.
-    fn in_order(&self, from: Address, to: Address, mut at: Nanos, weather: Weather) -> Nanos {
+    fn in_order(&self, packet: Packet, mut at: Nanos, weather: Weather, bytes: &[u8]) -> Nanos {
         let random = self.0.world.random();
         if random.one_in(weather.delay_one_in) {
-            self.0.struck.count(Fault::Delay, session(from, to));
-            at += random.heavy(weather.late_ns);
+            let late = random.heavy(weather.late_ns);
+            self.0.strike(packet, Fault::Delay, What::Delay(Fault::Delay, late), bytes);
+            at += late;
         }
         let mut last = self.0.last.borrow_mut();
-        let last = last.entry((from, to)).or_default();
+        let last = last.entry((packet.from, packet.to)).or_default();
         *last = at.max(*last);
         *last
     }
@@ -255,17 +333,37 @@ impl Network {
 
     /// Has something arrive then, if its address has an owner by then, who need not be the one that it was sent to, and
     /// its connection is still open.
-    fn deliver(&self, at: Nanos, to: Address, arrival: Arrival, over: Option<(Address, Address)>) {
+    fn deliver(&self, at: Nanos, packet: Packet, arrival: Arrival, over: Option<(Address, Address)>) {
         let network = Rc::downgrade(&self.0);
         self.0.world.at(at, move || {
             let Some(network) = network.upgrade() else { return };
-            let Some(inbox) = network.inboxes.borrow().get(&to).and_then(Weak::upgrade) else { return };
-            if over.is_some_and(|over| !network.connections.borrow().contains_key(&over)) {
-                return;
-            }
+            let bytes = if let Arrival::Message(_, bytes) = &arrival { &bytes[..] } else { &[] };
+            let inbox = network.inboxes.borrow().get(&packet.to).and_then(Weak::upgrade);
+            let is_open = over.is_none_or(|over| network.connections.borrow().contains_key(&over));
+            let Some(inbox) = inbox.filter(|_| is_open) else {
+                return network.tell(packet, What::Miss, bytes);
+            };
+            network.tell(packet, What::Deliver, bytes);
             inbox.arrived.borrow_mut().push_back(arrival);
             inbox.bell.ring();
         });
+    }
+}
+
+impl Inner {
+    fn tell(&self, packet: Packet, what: What, bytes: &[u8]) {
+        if self.is_recorded.get()
+            && let Some(recorder) = &mut *self.recorder.borrow_mut()
+        {
+            let Packet { number, from, to } = packet;
+            recorder(&Event { at: self.world.now(), packet: number, from, to, what, bytes });
+        }
+    }
+
+    /// A fault strikes a packet.
+    fn strike(&self, packet: Packet, fault: Fault, what: What, bytes: &[u8]) {
+        self.struck.count(fault, session(packet.from, packet.to));
+        self.tell(packet, what, bytes);
     }
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: what nobody knows is never called good. Invariant: a panic within a trial is a finding of that trial, and
 //! ends nothing else.
 
-use crate::{Report, Setup, Window};
+use crate::{Report, Setup, Window, events};
 use farside_sim::fault::Fault;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
@@ -54,6 +54,11 @@ pub struct Judged {
 
 /// Runs a trial and judges it: always by what it says of itself, and by its history if `check`.
 pub fn judge(setup: &Setup, seed: u64, check: bool) -> Judged {
+    judge_recorded(setup, seed, check, None)
+}
+
+/// As [`judge`]; the events of its network go to `events`.
+pub fn judge_recorded(setup: &Setup, seed: u64, check: bool, events: Option<events::Lines>) -> Judged {
     let mut judged = Judged {
         setup: setup.clone(),
         seed,
@@ -62,7 +67,7 @@ pub fn judge(setup: &Setup, seed: u64, check: bool) -> Judged {
         reasons: Vec::new(),
         window: None,
     };
-    let report = match caught(|| crate::run(setup, seed)) {
+    let report = match caught(|| crate::run(setup, seed, events)) {
         Ok(report) => report,
         Err(panic) => {
             judged.blame(format!("an assertion of ours failed: {panic}"));

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod events;
 pub mod flight;
 pub mod judge;
 
@@ -383,13 +384,13 @@ fn name_of(store: u32) -> String {
     format!("s{store}")
 }
 
-/// Runs a trial.
-pub fn run(setup: &Setup, seed: u64) -> Report {
-    setup.system.run(setup, seed)
+/// Runs a trial. Its network's events go to `events`, if that is given, with no effect on the run.
+pub fn run(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
+    setup.system.run(setup, seed, events)
 }
 
 /// Runs a trial of a system of that family.
-fn run_family<F: Family>(setup: &Setup, seed: u64) -> Report {
+fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
     let world = World::new(seed);
     let (drawn, family) = Drawn::new::<F>(setup, world.random());
     let family = Rc::new(family);
@@ -426,6 +427,9 @@ fn run_family<F: Family>(setup: &Setup, seed: u64) -> Report {
             flight::note(&scene, fault, whom);
         }
     });
+    if let Some(events) = events {
+        events::record(&scene, events);
+    }
     let trial =
         Rc::new(Trial { scene: Rc::clone(&scene), family: Rc::clone(&family), history: RefCell::default() });
     scene.sites.iter().for_each(|site| create_store(&scene, site));

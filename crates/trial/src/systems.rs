@@ -3,7 +3,7 @@
 use crate::family::Family;
 use crate::kv::Kv;
 use crate::registers::{self, RegistersKind};
-use crate::{Report, Setup};
+use crate::{Report, Setup, events};
 use farside_fabrics::mutants as sessions;
 use farside_node::mutants as lives;
 use farside_remote::mutant::Mutant;
@@ -27,7 +27,7 @@ struct Entry {
     rare: &'static [Mutant],
     /// Broken variants of what it stands on, which its trials find.
     below: &'static [Mutant],
-    run: fn(&Setup, u64) -> Report,
+    run: fn(&Setup, u64, Option<events::Lines>) -> Report,
 }
 
 const fn entry<F: Family>(name: &'static str, mutants: &'static [Mutant]) -> Entry {
@@ -92,8 +92,8 @@ impl System {
         mutants.iter().filter(|mutant| !rare.contains(mutant)).chain(*below).copied().collect()
     }
 
-    pub(crate) fn run(self, setup: &Setup, seed: u64) -> Report {
-        (self.0.run)(setup, seed)
+    pub(crate) fn run(self, setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
+        (self.0.run)(setup, seed, events)
     }
 }
 

@@ -326,6 +326,25 @@ pub fn is(bytes: &[u8], kind: Kind) -> bool {
         .is_ok_and(|(header, _)| header.magic.get() == MAGIC && header.kind == kind as u8)
 }
 
+/// The content of a datagram, in words: `chain 3/17` is the request to run a chain that is number 17 of slot 3, and
+/// `reply 3/17` its answer.
+pub fn told(bytes: &[u8]) -> String {
+    let Ok((header, body)) = Header::ref_from_prefix(bytes) else { return "no datagram of ours".to_owned() };
+    let kind = Kind::ALL.get(usize::from(header.kind).wrapping_sub(1)).copied();
+    match kind.filter(|_| header.magic.get() == MAGIC) {
+        None => "no datagram of ours".to_owned(),
+        Some(Kind::Data) => {
+            let entries = Entries { rest: body }.map(|entry| {
+                let Entry { kind, slot, number, index, count, .. } = entry;
+                let part = if count > 1 { format!(" part {} of {count}", index + 1) } else { String::new() };
+                format!("{} {slot}/{number}{part}", format!("{kind:?}").to_lowercase())
+            });
+            entries.collect::<Vec<_>>().join(", ")
+        }
+        Some(kind) => format!("{kind:?}").to_lowercase(),
+    }
+}
+
 /// Begins a datagram in `out`, whose bytes are replaced. [`seal`] ends it, unless the carrier is reliable.
 pub(super) fn begin(out: &mut Vec<u8>, kind: Kind, session: u32, secret: u64) {
     let header = Header {

@@ -7,12 +7,15 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 #[cfg(farside_mutants)]
 use farside_remote::mutant::Mutant;
 use farside_sim::fault::Fault;
+use farside_trial::events::Lines;
 use farside_trial::flight::{Matrix, Phases, can_strike};
-use farside_trial::judge::{Judged, Verdict, judge, replay};
+use farside_trial::judge::{Judged, Verdict, judge, judge_recorded, replay};
 use farside_trial::{Carrier, Counts, Setup, System};
+use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Instant;
 
 /// Try a system in the simulator: many clients, whatever can go wrong, and a check of what they saw.
@@ -60,6 +63,9 @@ pub(super) struct Sim {
     /// Write what clients asked and were answered to this file, as JSON lines (docs/sim-histories.md)
     #[arg(long, value_name = "FILE", requires = "seed")]
     history: Option<PathBuf>,
+    /// Write what happened to each packet to this file, as JSON lines (docs/sim-events.md)
+    #[arg(long, value_name = "FILE", requires = "seed")]
+    events: Option<PathBuf>,
     /// Write a picture of the operations that show what is wrong to this file, if anything is
     #[arg(long, value_name = "FILE.svg", requires = "seed")]
     picture: Option<PathBuf>,
@@ -172,11 +178,13 @@ impl Sim {
     }
 
     fn run_one(&self, setup: &Setup, seed: u64) -> Done {
-        [&self.history, &self.picture]
+        [&self.history, &self.events, &self.picture]
             .into_iter()
             .flatten()
             .try_for_each(|path| files::can_be_written(path))?;
-        let judged = judge(setup, seed, !self.no_check);
+        let events = self.events.as_deref().map(EventFile::create).transpose()?;
+        let judged = judge_recorded(setup, seed, !self.no_check, events.as_ref().map(EventFile::lines));
+        events.map_or(Ok(()), |events| events.end(&judged))?;
         self.write_history(&judged)?;
         self.write_picture(&judged)?;
         if self.json {
@@ -245,6 +253,41 @@ impl Sim {
             return Ok(());
         };
         files::write(path, &window.svg)
+    }
+}
+
+/// Where the events of a run go.
+struct EventFile<'a> {
+    path: &'a Path,
+    out: Rc<RefCell<io::BufWriter<std::fs::File>>>,
+    error: Rc<Cell<Option<io::Error>>>,
+}
+
+impl EventFile<'_> {
+    fn create(path: &Path) -> Result<EventFile<'_>, Failure> {
+        let file = std::fs::File::create(path).map_err(|error| files::unwritable(path, &error))?;
+        Ok(EventFile { path, out: Rc::new(RefCell::new(io::BufWriter::new(file))), error: Rc::default() })
+    }
+
+    fn lines(&self) -> Lines {
+        let (out, failed) = (Rc::clone(&self.out), Rc::clone(&self.error));
+        Box::new(move |line| {
+            if let Err(error) = writeln!(out.borrow_mut(), "{line}") {
+                failed.set(Some(error));
+            }
+        })
+    }
+
+    fn end(self, judged: &Judged) -> Done {
+        if judged.report.as_ref().is_some_and(|report| report.drawn.carrier == Carrier::Direct) {
+            note!(
+                "farside: there are no packets over 'direct', where clients run chains by their own CPUs: {} is \
+                 empty; try --carrier datagrams or --carrier connections",
+                self.path.display()
+            );
+        }
+        let flushed = self.out.borrow_mut().flush();
+        self.error.take().map_or(flushed, Err).map_err(|error| files::unwritable(self.path, &error))
     }
 }
 
