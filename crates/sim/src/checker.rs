@@ -1,7 +1,8 @@
 //! Checkers: whether a history is one that its family's specification allows.
 //!
-//! [`crate::linearizable`] is the checker of registers. Whatever a family must keep, it says by a [`Checker`] of its own:
-//! an order of transactions without a cycle, one holder of a lock at a time, an ordered map.
+//! [`crate::linearizable`] is the checker of registers, [`crate::fifo`] that of queues. Whatever a family must keep, it
+//! says by a [`Checker`] of its own: an order of transactions without a cycle, one holder of a lock at a time, an
+//! ordered map.
 //!
 //! Invariant: what was not decided is never called good.
 

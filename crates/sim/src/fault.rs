@@ -69,6 +69,11 @@ impl Fault {
         Fault::Revocation,
     ];
 
+    /// Whether it strikes single messages.
+    pub const fn is_of_messages(self) -> bool {
+        matches!(self, Fault::Loss | Fault::Duplicate | Fault::Reorder | Fault::Delay | Fault::Reset)
+    }
+
     /// As flags and reports name it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -177,6 +182,23 @@ impl Weather {
         reset_one_in: 1500,
         late_ns: MILLIS / 4,
     };
+}
+
+impl Weather {
+    /// This weather, with a fault that strikes every message.
+    ///
+    /// # Panics
+    /// If it is not one that strikes messages.
+    pub fn with(self, fault: Fault) -> Weather {
+        match fault {
+            Fault::Loss => Weather { loss_one_in: 1, ..self },
+            Fault::Duplicate => Weather { duplicate_one_in: 1, ..self },
+            Fault::Reorder => Weather { reorder_one_in: 1, ..self },
+            Fault::Delay => Weather { delay_one_in: 1, ..self },
+            Fault::Reset => Weather { reset_one_in: 1, ..self },
+            _ => panic!("{fault:?} strikes no message"),
+        }
+    }
 }
 
 /// The shortest and longest that a partition or a pause usually lasts.

@@ -1,6 +1,7 @@
 //! What the clients of a run asked, when, and what they were answered, in whatever words their family of systems has.
 //!
-//! [`register`] has the words of a key-value store. Another family implements [`Ask`] and [`Outcome`] for its own.
+//! [`register`] has the words of a key-value store, and [`queue`] those of a queue. Another family implements [`Ask`]
+//! and [`Outcome`] for its own.
 //!
 //! Invariant: events stand in the order in which they happened: one thread runs the world, so two events of the same
 //! nanosecond still have an order.
@@ -9,6 +10,7 @@
 //! Invariant: [`History::digest`] depends on what was recorded and on nothing else, whatever the build.
 
 pub mod lines;
+pub mod queue;
 pub mod register;
 
 use crc_fast::{CrcAlgorithm, Digest};

@@ -11,6 +11,7 @@ pub mod checker;
 pub mod clock;
 pub mod fabric;
 pub mod fault;
+pub mod fifo;
 pub mod hardware;
 pub mod history;
 pub mod linearizable;

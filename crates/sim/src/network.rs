@@ -118,6 +118,8 @@ struct Inner {
     weather: Cell<Weather>,
     /// The weather at hosts that have their own.
     local: RefCell<Lookup<HostId, Weather>>,
+    /// Hosts whose next message a fault strikes.
+    cursed: RefCell<Lookup<HostId, Fault>>,
     struck: Rc<Struck>,
     hosts: Cell<u32>,
     inboxes: RefCell<Lookup<Address, Weak<Inbox>>>,
@@ -150,6 +152,7 @@ impl Network {
             wire: Cell::new(wire),
             weather: Cell::new(Weather::FAIR),
             local: RefCell::default(),
+            cursed: RefCell::default(),
             struck: Rc::clone(struck),
             hosts: Cell::new(0),
             inboxes: RefCell::default(),
@@ -175,9 +178,15 @@ impl Network {
         Packet { number, from, to }
     }
 
+    /// How often faults have struck.
+    pub fn struck(&self) -> &Rc<Struck> {
+        &self.0.struck
+    }
+
     /// From now on this goes wrong with messages, everywhere.
     pub fn set_weather(&self, weather: Weather) {
         self.0.local.borrow_mut().clear();
+        self.0.cursed.borrow_mut().clear();
         self.0.weather.set(weather);
     }
 
@@ -186,10 +195,18 @@ impl Network {
         self.0.local.borrow_mut().insert(host, weather);
     }
 
+    /// The next message to that host or from it is struck by this fault, one that strikes messages.
+    pub fn curse(&self, host: HostId, fault: Fault) {
+        self.0.cursed.borrow_mut().insert(host, fault);
+    }
+
+    /// What goes wrong with the next message between these.
     fn weather(&self, from: Address, to: Address) -> Weather {
-        let local = self.0.local.borrow();
+        let (local, mut cursed) = (self.0.local.borrow(), self.0.cursed.borrow_mut());
         let at = |host: HostId| local.get(&host).copied();
-        at(from.host).or_else(|| at(to.host)).unwrap_or(self.0.weather.get())
+        let weather = at(from.host).or_else(|| at(to.host)).unwrap_or(self.0.weather.get());
+        let curse = cursed.remove(&from.host).or_else(|| cursed.remove(&to.host));
+        curse.map_or(weather, |fault| weather.with(fault))
     }
 
     /// Another host.

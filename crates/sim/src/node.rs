@@ -6,6 +6,8 @@
 
 mod engine;
 
+use crate::clock::ProcessClock;
+use crate::fault::Whom;
 use crate::memory::{Access, Bytes, Pace, Replay, Seen};
 use crate::network::{Address, HostId, Network};
 use crate::world::{Bell, MICROS, MILLIS, Nanos, ProcessId, Turnstile, World};
@@ -46,6 +48,8 @@ pub struct Options {
     pub flush_wait: Nanos,
     /// The most bytes of a datagram.
     pub datagram: usize,
+    /// How many millionths the clock of its process runs faster than the world's.
+    pub clock_ppm: i64,
     /// How long the node waits, when nothing happens, until it looks around by itself: at first, and at last.
     pub look: [Nanos; 2],
 }
@@ -61,6 +65,7 @@ impl Default for Options {
             silence: 60 * MILLIS,
             flush_wait: 400 * MILLIS,
             datagram: 4096,
+            clock_ppm: 0,
             look: [MILLIS / 4, 8 * MILLIS],
         }
     }
@@ -88,6 +93,7 @@ struct Inner {
 pub(crate) struct Serving {
     pub(crate) process: ProcessId,
     world: World,
+    clock: ProcessClock,
     bytes: Rc<Bytes>,
     machine: RefCell<Machine<Replay>>,
     /// The node's own accesses, and who may ask its state anything.
@@ -352,6 +358,7 @@ impl Node {
         let serving = Rc::new(Serving {
             process,
             world: world.clone(),
+            clock: ProcessClock::new(world, options.clock_ppm, network.struck(), Whom::Node(self.0.id.0)),
             bytes,
             machine: RefCell::new(machine),
             memory,

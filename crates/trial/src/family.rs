@@ -10,7 +10,7 @@ use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
 use farside_sim::checker::Checker;
 use farside_sim::history::Ask;
-use farside_sim::history::lines::Lines;
+use farside_sim::history::lines::Written;
 use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_systems::kv::KvError;
@@ -23,11 +23,14 @@ pub(crate) type OutcomeOf<F> = <<F as Family>::Ask as Ask>::Outcome;
 /// One system of a family under trial, with the options that a seed has drawn for it.
 pub(crate) trait Family: Sized + 'static {
     /// What clients ask, and are answered.
-    type Ask: Lines;
+    type Ask: Written;
     /// A client of one store.
     type Client;
     /// What decides whether a history is right.
     type Checker: Checker<Ask = Self::Ask>;
+
+    /// Whether its clients may live in the process of a node.
+    const MAY_LIVE_AT_NODE: bool = false;
 
     /// Draws a system's options. The parts of `drawn` that are drawn later are zero.
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Self;
@@ -51,8 +54,8 @@ pub(crate) trait Family: Sized + 'static {
     /// Whether clients call no service of the store: their chains do everything.
     fn is_one_sided(&self) -> bool;
 
-    /// The phases of its protocol.
-    fn phases(&self) -> &'static Phases;
+    /// The phases of a system's protocol.
+    fn phases(system: System) -> &'static Phases;
 
     /// Judges histories.
     fn checker(&self) -> Self::Checker;

@@ -3,14 +3,17 @@
 //! Invariant: a fault counts for a phase only if a request of that phase was in flight at a client that it struck; for
 //! idle only if none was.
 
-use crate::{Carrier, Scene};
+use crate::{Carrier, Scene, mishaps};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply};
 use farside_sim::fabric::AnyFabric;
 use farside_sim::fault::{Fault, Whom};
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 /// A phase of a protocol.
@@ -19,15 +22,21 @@ pub struct Phase {
     pub name: &'static str,
     /// Whether its requests take buffers.
     pub allocates: bool,
+    /// Whether few requests are in it, so that most of them are to be struck.
+    pub(crate) is_rare: bool,
 }
 
 impl Phase {
     pub(crate) const fn new(name: &'static str) -> Phase {
-        Phase { name, allocates: false }
+        Phase { name, allocates: false, is_rare: false }
     }
 
     pub(crate) const fn allocating(name: &'static str) -> Phase {
-        Phase { name, allocates: true }
+        Phase { name, allocates: true, is_rare: false }
+    }
+
+    pub(crate) const fn rare(self) -> Phase {
+        Phase { is_rare: true, ..self }
     }
 }
 
@@ -40,7 +49,7 @@ pub struct Phases {
 }
 
 /// The number of the phase in which nothing is in flight.
-const IDLE: usize = 0;
+pub(crate) const IDLE: usize = 0;
 
 /// A request.
 pub(crate) enum Request<'a> {
@@ -103,6 +112,11 @@ impl Flights {
         self.matrix.borrow().clone()
     }
 
+    /// How often this fault has struck within that phase.
+    pub(crate) fn struck(&self, fault: Fault, phase: usize) -> u64 {
+        self.matrix.borrow().of(fault, phase)
+    }
+
     fn begin(&self, place: Place, phase: usize) -> u64 {
         let number = self.next.get();
         self.next.set(number + 1);
@@ -114,14 +128,14 @@ impl Flights {
         self.now.borrow_mut().retain(|(flight, ..)| *flight != number);
     }
 
-    /// A fault strikes all requests at these places.
-    fn strike(&self, fault: Fault, is_struck: impl Fn(Place) -> bool) {
-        let struck = self
-            .now
-            .borrow()
+    /// A fault strikes a client, at one site or at all.
+    fn strike(&self, fault: Fault, client: u32, site: Option<usize>) {
+        let is_struck = |place: &Place| place.client == client && site.is_none_or(|site| place.site == site);
+        let now = self.now.borrow();
+        let struck = now
             .iter()
-            .filter(|(_, place, _)| is_struck(*place))
-            .fold(0u32, |all, flight| all | 1 << flight.2);
+            .filter(|(_, place, _)| is_struck(place))
+            .fold(0u32, |all, (.., phase)| all | 1 << phase);
         let struck = if struck == 0 { 1 << IDLE } else { struck };
         let row = &mut self.matrix.borrow_mut().0[fault as usize];
         (0..row.len()).filter(|phase| struck >> phase & 1 == 1).for_each(|phase| row[phase] += 1);
@@ -137,14 +151,16 @@ impl Flights {
 pub(crate) fn note(scene: &Scene, fault: Fault, whom: Whom) {
     let flights = &scene.flights;
     match whom {
-        Whom::Client(client) => flights.strike(fault, |place| place.client == client),
-        Whom::Node(site) => flights.strike(fault, |place| place.site == site as usize),
+        Whom::Client(client) => flights.strike(fault, client, None),
+        Whom::Node(site) => {
+            (0..scene.drawn.clients).for_each(|client| flights.strike(fault, client, Some(site as usize)));
+        }
         Whom::Session(from, to) => {
             let client = scene.hosts.iter().position(|host| [from, to].contains(host));
             let site = scene.sites.iter().position(|site| [from, to].contains(&site.node.host()));
-            let (Some(client), Some(site)) = (client, site) else { return };
-            let session = Place { client: client as u32, site };
-            flights.strike(fault, |place| place == session);
+            if let (Some(client), Some(site)) = (client, site) {
+                flights.strike(fault, client as u32, Some(site));
+            }
         }
         Whom::Nobody => {}
     }
@@ -164,6 +180,18 @@ struct Lane {
     /// The phases that the operation has had, and the last of them.
     seen: Cell<u32>,
     last: Cell<usize>,
+    /// When the operation's future is to be dropped, if it is.
+    plan: Cell<Option<Plan>>,
+    is_given_up: Cell<bool>,
+}
+
+/// The await at which an operation's future is dropped.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    /// Requests that are answered before.
+    pub(crate) requests: u32,
+    /// How often the next one is polled. A chain that the client's own CPU runs is not begun.
+    pub(crate) polls: u32,
 }
 
 /// Takes a request off the list when it is over, or dropped.
@@ -178,13 +206,53 @@ impl Drop for Flight<'_> {
 impl Tracked {
     pub(crate) fn new(inner: AnyFabric, scene: &Rc<Scene>, client: u32, site: usize) -> Tracked {
         let (place, scene) = (Place { client, site }, Rc::clone(scene));
-        let lane = Lane { scene, place, seen: Cell::new(0), last: Cell::new(IDLE) };
+        let (seen, last) = (Cell::new(0), Cell::new(IDLE));
+        let lane = Lane { scene, place, seen, last, plan: Cell::new(None), is_given_up: Cell::new(false) };
         Tracked { inner, lane: Rc::new(lane) }
     }
 
-    /// An operation begins.
-    pub(crate) fn begin(&self) {
-        self.lane.seen.set(0);
+    /// Carries out an operation; nothing if its future was dropped before it ended, as planned.
+    pub(crate) async fn carry_out<T>(
+        &self,
+        plan: Option<Plan>,
+        operation: impl Future<Output = T>,
+    ) -> Option<T> {
+        let lane = &self.lane;
+        lane.seen.set(0);
+        lane.plan.set(plan);
+        lane.is_given_up.set(false);
+        let mut operation = pin!(operation);
+        let outcome = poll_fn(|cx| match operation.as_mut().poll(cx) {
+            Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+            Poll::Pending if lane.is_given_up.get() => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        });
+        let outcome = outcome.await;
+        lane.plan.set(None); // It may have had fewer requests.
+        outcome
+    }
+
+    /// Waits for a request, unless this is where the operation is given up.
+    async fn or_given_up<T>(&self, request: impl Future<Output = T>, is_droppable: bool) -> T {
+        let lane = &self.lane;
+        let Some(Plan { requests, polls }) = lane.plan.get() else { return request.await };
+        if let Some(requests) = requests.checked_sub(1) {
+            lane.plan.set(Some(Plan { requests, polls }));
+            return request.await;
+        }
+        let mut request = pin!(request);
+        let mut polls_left = if is_droppable { polls } else { 0 };
+        poll_fn(|cx| match polls_left.checked_sub(1) {
+            Some(left) => {
+                polls_left = left;
+                request.as_mut().poll(cx)
+            }
+            None => {
+                lane.is_given_up.set(true);
+                Poll::Pending
+            }
+        })
+        .await
     }
 
     /// The phase of the last request.
@@ -193,10 +261,11 @@ impl Tracked {
     }
 
     fn flight(&self, request: Request<'_>) -> Flight<'_> {
-        let Lane { scene, place, seen, last } = &*self.lane;
+        let Lane { scene, place, seen, last, .. } = &*self.lane;
         let phase = (scene.flights.phases.of)(request, seen.get());
         seen.set(seen.get() | 1 << phase);
         last.set(phase);
+        mishaps::within(scene, &scene.sites[place.site], place.client, phase);
         Flight(&scene.flights, scene.flights.begin(*place, phase))
     }
 }
@@ -204,7 +273,8 @@ impl Tracked {
 impl Fabric for Tracked {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         let _flight = self.flight(Request::Chain(chain.view()));
-        self.inner.run(node, chain, reply).await
+        let is_droppable = matches!(self.inner, AnyFabric::Session(_));
+        self.or_given_up(self.inner.run(node, chain, reply), is_droppable).await
     }
 
     async fn call(
@@ -215,7 +285,7 @@ impl Fabric for Tracked {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         let _flight = self.flight(Request::Call(service));
-        self.inner.call(node, service, request, answer).await
+        self.or_given_up(self.inner.call(node, service, request, answer), true).await
     }
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {

@@ -4,22 +4,24 @@ use crate::family::{Failure, Family, Why};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::systems::System;
 use crate::{Drawn, Scene, values};
-use farside_remote::NodeId;
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::{Ran, ServiceId};
+use farside_remote::{Capabilities, NodeId};
 use farside_sim::history::register::{Ask, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, Registers};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
-use farside_systems::kv::{Kv as _, Version as Installed};
-use farside_systems::kv::pilaf::{self, Pilaf};
-use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::layout::TableSpec;
+use farside_systems::kv::{Kv as _, Version as Installed};
+use farside_systems::registry::{self, AnyKv, Registered};
+use farside_systems::system::{Options, Sizing};
 
 /// A key-value system, and what a seed has drawn for it.
 pub(crate) struct Kv {
-    system: System,
+    system: &'static Registered,
     sizes: Sizes,
+    /// Whether keys are numbers, each with a slot of its own, or strings that are hashed.
+    is_permuted: bool,
 }
 
 /// The sizes of a store and of its values.
@@ -36,12 +38,19 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    pub(crate) fn drawn(drawn: &Drawn, has_large: bool, random: &Random) -> Sizes {
+    /// `of_large` are the phases that only large values have; nothing if the system has no such values.
+    pub(crate) fn drawn(drawn: &Drawn, of_large: Option<&[usize]>, random: &Random) -> Sizes {
+        let has_focus = drawn.focus.is_some_and(|focus| of_large.is_some_and(|large| large.contains(&focus)));
+        let large_one_in = match (has_focus, of_large) {
+            (true, _) => 3,
+            (_, Some(_)) if random.one_in(8) => 40,
+            _ => 0,
+        };
         Sizes {
             items: if drawn.is_crowded { 4 } else { random.between(drawn.keys, 4 * drawn.keys).max(4) },
             value_max: [16, 200, 1500][random.below(3) as usize],
-            large_one_in: if random.one_in(8) && has_large { 40 } else { 0 },
-            slot_cache: [0, 2, 16][random.below(3) as usize],
+            large_one_in,
+            slot_cache: [0, 1, 2, 16][random.below(4) as usize],
         }
     }
 
@@ -70,38 +79,42 @@ impl Sizes {
 
 /// A client of whichever system is tried, and a version that it has seen, and of which key.
 pub(crate) struct Client {
-    kv: AnyKv,
+    kv: AnyKv<Tracked>,
     seen: Option<(u64, Installed)>,
 }
 
-enum AnyKv {
-    PrismKv(PrismKv<Tracked>),
-    Pilaf(Pilaf<Tracked>),
-}
+/// The phases of PRISM-KV that only large values have.
+const PART: usize = 2;
+const SWING: usize = 4;
 
 static PHASES: Phases = Phases {
     all: &[
-        Phase::new("idle"),
+        Phase::new("idle").rare(),
         Phase::new("look"),
         Phase::allocating("part"),
         Phase::allocating("install"),
-        Phase::allocating("swing"),
-        Phase::new("catalog"),
+        Phase::allocating("swing").rare(),
+        Phase::new("catalog").rare(),
     ],
     of: |request, seen| match request {
         Request::Call(_) => 5,
         Request::Chain(chain) => match (chain.allocates(), chain.atomics()) {
             (0, 0) => 1,
-            (_, 0) => 2,
+            (_, 0) => PART,
             // The head of a value whose parts were written before.
-            _ if seen >> 2 & 1 == 1 => 4,
+            _ if seen >> PART & 1 == 1 => SWING,
             _ => 3,
         },
     },
 };
 
 static PHASES_OF_CALLS: Phases = Phases {
-    all: &[Phase::new("idle"), Phase::new("look"), Phase::allocating("call"), Phase::new("catalog")],
+    all: &[
+        Phase::new("idle").rare(),
+        Phase::new("look"),
+        Phase::allocating("call"),
+        Phase::new("catalog").rare(),
+    ],
     of: |request, _| match request {
         Request::Chain(_) => 1,
         Request::Call(ServiceId::NODE) => 3,
@@ -109,9 +122,23 @@ static PHASES_OF_CALLS: Phases = Phases {
     },
 };
 
+/// Whether a system's clients call its service: then it has no conditional puts, no values of several parts, and no
+/// table that is rebuilt.
+fn is_called(system: &Registered) -> bool {
+    system.needs.contains(Capabilities::CALLS)
+}
+
+fn registered(system: System) -> &'static Registered {
+    registry::named(system.name()).expect("the systems of this family are registered")
+}
+
 impl Kv {
-    fn is_pilaf(&self) -> bool {
-        self.system.name() == pilaf::KIND
+    fn is_called(&self) -> bool {
+        is_called(self.system)
+    }
+
+    fn key(&self, number: u64) -> Vec<u8> {
+        if self.is_permuted { number.to_le_bytes().to_vec() } else { values::key(number) }
     }
 }
 
@@ -121,24 +148,25 @@ impl Family for Kv {
     type Checker = Registers;
 
     fn drawn(system: System, drawn: &Drawn, random: &Random) -> Kv {
-        Kv { system, sizes: Sizes::drawn(drawn, system.name() != pilaf::KIND, random) }
+        let system = registered(system);
+        let of_large = (!is_called(system)).then_some(&[PART, SWING][..]);
+        let sizes = Sizes::drawn(drawn, of_large, random);
+        Kv { system, sizes, is_permuted: random.one_in(3) }
     }
 
     fn rebuild_one_in(&self, random: &Random) -> u64 {
-        if self.is_pilaf() { 0 } else { [0, 0, 5, 40][random.below(4) as usize] }
+        if self.is_called() { 0 } else { [0, 0, 5, 40][random.below(4) as usize] }
     }
 
     fn options(&self) -> serde_json::Map<String, serde_json::Value> {
-        self.sizes.options()
+        let mut options = self.sizes.options();
+        options.insert("is_permuted".to_owned(), self.is_permuted.into());
+        options
     }
 
     fn parameters(&self) -> String {
-        let items = self.sizes.items;
-        if self.is_pilaf() {
-            format!("{{\"items\": {items}}}")
-        } else {
-            format!("{{\"items\": {items}, \"placement\": \"hashed\"}}")
-        }
+        let items = Some(self.sizes.items);
+        (self.system.parameters)(&Sizing { items, collision_free: self.is_permuted, ..Sizing::default() })
     }
 
     fn rebuilt(&self, random: &Random) -> String {
@@ -146,11 +174,11 @@ impl Family for Kv {
     }
 
     fn is_one_sided(&self) -> bool {
-        !self.is_pilaf()
+        !self.is_called()
     }
 
-    fn phases(&self) -> &'static Phases {
-        if self.is_pilaf() { &PHASES_OF_CALLS } else { &PHASES }
+    fn phases(system: System) -> &'static Phases {
+        if is_called(registered(system)) { &PHASES_OF_CALLS } else { &PHASES }
     }
 
     fn checker(&self) -> Registers {
@@ -158,12 +186,8 @@ impl Family for Kv {
     }
 
     async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<Client, Failure> {
-        let kv = if self.is_pilaf() {
-            AnyKv::Pilaf(Pilaf::open(fabric, node, name).await?)
-        } else {
-            let kv = PrismKv::open(fabric, node, name).await?;
-            AnyKv::PrismKv(kv.with_slot_cache(self.sizes.slot_cache))
-        };
+        let options = Options { slot_cache: self.sizes.slot_cache };
+        let kv = AnyKv::open(fabric, node, name, &options).await?;
         Ok(Client { kv, seen: None })
     }
 
@@ -175,7 +199,7 @@ impl Family for Kv {
             0..6 => Ask::Get,
             6..10 => Ask::Put(value()),
             10..13 => Ask::Delete,
-            13 if self.is_pilaf() => Ask::Put(value()),
+            13 if self.is_called() => Ask::Put(value()),
             13 => Ask::PutIfAbsent(value()),
             _ => match client.seen.take().filter(|(seen, _)| *seen == key) {
                 Some((_, version)) => Ask::CompareAndPut { expected: told(version), value: value() },
@@ -193,44 +217,34 @@ impl Family for Kv {
         number: u64,
         ask: &Ask,
     ) -> Result<Outcome, Failure> {
-        let key = values::key(number);
+        let key = self.key(number);
         let Client { kv, seen } = client;
         Ok(match *ask {
             Ask::Get => {
-                let found = match kv {
-                    AnyKv::PrismKv(kv) => kv.get(&key).await?,
-                    AnyKv::Pilaf(kv) => kv.get(&key).await?,
-                };
-                let Some(item) = found else { return Ok(Outcome::Absent) };
+                let Some(item) = kv.get(&key).await? else { return Ok(Outcome::Absent) };
                 let value = values::known(item.value).ok_or_else(|| unknown_bytes(number))?;
-                // Pilaf's conditional puts are none.
-                *seen = (!self.is_pilaf()).then_some((number, item.version));
+                // Only for conditional puts.
+                *seen = (!self.is_called()).then_some((number, item.version));
                 Outcome::Found(value, Some(told(item.version)))
             }
             Ask::Put(value) => {
-                let bytes = values::bytes(value);
-                match kv {
-                    AnyKv::PrismKv(kv) => kv.put(&key, &bytes).await?,
-                    AnyKv::Pilaf(kv) => kv.put(&key, &bytes).await?,
-                }
+                kv.put(&key, &values::bytes(value)).await?;
                 Outcome::Done(None)
             }
             Ask::Delete => {
-                let had_one = match kv {
-                    AnyKv::PrismKv(kv) => kv.delete(&key).await?,
-                    AnyKv::Pilaf(kv) => kv.delete(&key).await?,
-                };
-                if had_one { Outcome::Done(None) } else { Outcome::Absent }
-            }
-            Ask::PutIfAbsent(value) => {
-                match conditional(kv).put_if_absent(&key, &values::bytes(value)).await? {
-                    true => Outcome::Done(None),
-                    false => Outcome::Conflict(None),
+                if kv.delete(&key).await? {
+                    Outcome::Done(None)
+                } else {
+                    Outcome::Absent
                 }
             }
+            Ask::PutIfAbsent(value) => match kv.put_if_absent(&key, &values::bytes(value)).await? {
+                true => Outcome::Done(None),
+                false => Outcome::Conflict(None),
+            },
             Ask::CompareAndPut { expected, value } => {
                 let (expected, bytes) = (Installed(expected.0 as u32), values::bytes(value));
-                match conditional(kv).compare_and_put(&key, expected, &bytes).await? {
+                match kv.compare_and_put(&key, expected, &bytes).await? {
                     Ok(version) => Outcome::Done(Some(told(version))),
                     Err(conflict) => {
                         scene.count(|counts| counts.conflicts += 1);
@@ -247,18 +261,11 @@ impl Family for Kv {
     }
 
     async fn audit(&self, scene: &Scene, node: &Node, store: &str) -> Result<(), String> {
-        if !self.is_pilaf() {
+        if !self.is_called() {
             let left = tables_left(node, store).await?;
             scene.count(|counts| counts.rebuilds += left);
         }
         Ok(())
-    }
-}
-
-fn conditional(kv: &mut AnyKv) -> &mut PrismKv<Tracked> {
-    match kv {
-        AnyKv::PrismKv(kv) => kv,
-        AnyKv::Pilaf(_) => unreachable!("Pilaf has no conditional put"),
     }
 }
 

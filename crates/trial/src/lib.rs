@@ -10,10 +10,12 @@
 pub mod events;
 pub mod flight;
 pub mod judge;
+pub mod kills;
 
 mod family;
 mod kv;
 mod mishaps;
+mod queue;
 mod registers;
 mod systems;
 mod values;
@@ -25,6 +27,7 @@ use family::Family;
 use farside_remote::NodeId;
 use farside_remote::control::Ask;
 use farside_sim::checker::{Checked, Checker};
+use farside_sim::clock::ProcessClock;
 use farside_sim::fault::{Fault, Struck, Weather, Whom};
 use farside_sim::history::{History, OperationId, lines};
 use farside_sim::memory::{Pace, Seen};
@@ -138,6 +141,14 @@ pub struct Drawn {
     pub faults: Vec<Fault>,
     /// A store's quota in MiB.
     pub quota_mib: u64,
+    /// The phase within which faults are to strike, and one request of it in so many that one does.
+    pub focus: Option<usize>,
+    /// See [`Drawn::focus`].
+    pub within_one_in: u64,
+    /// One operation in so many is given up: its future is dropped at one of its awaits; none if 0.
+    pub drop_one_in: u64,
+    /// The client that lives in the process of the first node, and dies with it.
+    pub resident: Option<u32>,
     /// One operation in so many brings something about that happens to processes, hosts or stores.
     pub mishap_one_in: u64,
     /// One operation in so many has the node replace the store's structure; none if 0.
@@ -160,10 +171,15 @@ impl Drawn {
         let operations = if is_crowded { random.between(400, 900) } else { random.between(60, 240) };
         let operations = operations.min(40 + 40 * keys) as u32;
         let operations = setup.operations.unwrap_or(operations);
+        // Two of three seeds have faults strike within one phase.
+        let phases = F::phases(setup.system).all.len() as u64;
+        let focus = Some(random.below(phases * 3 / 2)).filter(|phase| *phase < phases);
+        let is_rare = focus.is_some_and(|focus| F::phases(setup.system).all[focus as usize].is_rare);
         // Each seed has some of the faults: one that always strikes hides what others do.
         let is_calm = random.one_in(8);
+        let without_one_in = if focus.is_some() { 4 } else { 2 };
         let faults = setup.faults.iter().copied().filter(|fault| carrier.can_have(*fault));
-        let faults = faults.filter(|_| !random.one_in(2) && !is_calm).collect::<Vec<_>>();
+        let faults = faults.filter(|_| !random.one_in(without_one_in) && !is_calm).collect::<Vec<_>>();
         let is_short = faults.contains(&Fault::Exhaustion);
         let mut drawn = Drawn {
             carrier,
@@ -176,6 +192,10 @@ impl Drawn {
             faults,
             // Each size of buffers takes a segment.
             quota_mib: if is_short { 4 } else { 40 },
+            focus: focus.map(|phase| phase as usize),
+            within_one_in: if is_rare { random.between(1, 2) } else { random.between(3, 8) },
+            drop_one_in: [0, 0, 10, 40][random.below(4) as usize],
+            resident: (F::MAY_LIVE_AT_NODE && random.one_in(3)).then(|| random.below(clients.into()) as u32),
             mishap_one_in: 0,
             rebuild_one_in: 0,
             scan_one_in: 0,
@@ -279,6 +299,8 @@ pub struct Counts {
     pub sessions: u64,
     /// Operations of which nobody knows whether they were carried out.
     pub unknown: u64,
+    /// Operations that were given up: their futures were dropped.
+    pub given_up: u64,
     /// That found no memory.
     pub out_of_memory: u64,
     /// That were refused, or lost before they ran.
@@ -306,8 +328,9 @@ struct Scene {
     violation: RefCell<Option<String>>,
     /// Operations that are still to be begun.
     left: Cell<u32>,
-    /// The process of each client, and where it is.
+    /// The process of each client, its clock, and where it is.
     clients: RefCell<Vec<Option<ProcessId>>>,
+    clocks: RefCell<Vec<Option<ProcessClock>>>,
     hosts: Vec<HostId>,
     /// Values that were written; each is written once.
     tags: Cell<u64>,
@@ -393,7 +416,7 @@ pub fn run(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
 fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
     let world = World::new(seed);
     let (drawn, family) = Drawn::new::<F>(setup, world.random());
-    let family = Rc::new(family);
+    let (family, phases) = (Rc::new(family), F::phases(setup.system));
     let struck = Rc::new(Struck::default());
     let network = Network::new(&world, Wire { delay_ns: 2 * MICROS, jitter_ns: MICROS }, &struck);
     let at: Vec<HostId> = (0..drawn.nodes).map(|_| network.add_host()).collect();
@@ -409,11 +432,12 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         world: world.clone(),
         network,
         struck,
-        flights: Flights::new(family.phases()),
+        flights: Flights::new(phases),
         counts: Cell::default(),
         violation: RefCell::new(None),
         left: Cell::new(drawn.operations),
         clients: RefCell::new(vec![None; drawn.clients as usize]),
+        clocks: RefCell::new(vec![None; drawn.clients as usize]),
         hosts,
         tags: Cell::new(0),
         kind: setup.system.name(),
@@ -453,7 +477,7 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
         options: family.options(),
         record: Box::new(Record { family, history: trial.history.take() }),
         struck: Rc::clone(&scene.struck),
-        phases: trial.family.phases(),
+        phases,
         matrix: scene.flights.matrix(),
         seen,
         counts: scene.counts.get(),
@@ -466,18 +490,27 @@ fn run_family<F: Family>(setup: &Setup, seed: u64, events: Option<events::Lines>
 /// Starts a node. The only one has all faults of the trial; of several, each has some.
 fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: HostId) -> Site {
     let random = world.random();
-    let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3)).collect();
+    let faults = drawn.faults.iter().copied().filter(|_| drawn.nodes == 1 || !random.one_in(3));
+    let faults: Vec<Fault> = faults.collect();
     let first_look = [MICROS, 20 * MICROS, MILLIS / 4][random.below(3) as usize];
     let options = Options {
         memory_bytes: 128 << 20,
         look: [first_look, 8 * MILLIS],
         engines: if drawn.carrier == Carrier::Direct { 0 } else { random.between(1, 2) as u32 },
         is_reliable: drawn.carrier == Carrier::Connections,
+        at_once_one_in: [0, 2, 8][random.below(3) as usize],
+        datagram: [1200, 4096, 16 << 10][random.below(3) as usize],
+        clock_ppm: skew(&faults, random),
         ..Options::default()
     };
     let kinds: Kinds = Rc::new(systems::kinds);
     let node = Node::start(world, network, host, NodeId(index as u32), kinds, options);
     Site { index, node, faults, store: Cell::new(1), is_opened: Cell::new(false) }
+}
+
+/// How many millionths faster a clock runs than the world's.
+fn skew(faults: &[Fault], random: &Random) -> i64 {
+    if faults.contains(&Fault::ClockSkew) { random.below(400_000) as i64 - 200_000 } else { 0 }
 }
 
 /// The store that clients use is gone; has the node make the one that they are to use next.

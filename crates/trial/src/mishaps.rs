@@ -1,5 +1,6 @@
 //! What happens to processes, hosts and stores while clients are at work.
 
+use crate::flight::IDLE;
 use crate::{Carrier, Scene, Site, create_next_store, weather};
 use farside_remote::control::Ask;
 use farside_sim::fault::{Fault, OUTAGE, Weather, Whom};
@@ -38,7 +39,15 @@ pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
         let count = faults.clone().count() as u64;
         if count > 0 {
             let fault = faults.nth(random.below(count) as usize).expect("there are so many");
-            soon(scene, site, move |scene, site| strike(scene, site, fault));
+            soon(scene, site, move |scene, site| {
+                // Rarer than the rest: each begins a new story.
+                let is_rare = matches!(fault, Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation);
+                if is_rare && !scene.world.random().one_in(3) {
+                    return;
+                }
+                let client = scene.world.random().below(scene.drawn.clients.into());
+                strike(scene, site, fault, client as usize);
+            });
         }
     }
     if random.one_in(drawn.scan_one_in) {
@@ -59,6 +68,38 @@ pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
     }
 }
 
+/// A request of that phase begins, or, for idle, a client has none in flight: now and then a fault strikes it, whatever
+/// else it strikes. Returns whether one does.
+pub(crate) fn within(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
+    let (drawn, random) = (&scene.drawn, scene.world.random());
+    if drawn.focus != Some(phase) || scene.is_over() || !random.one_in(drawn.within_one_in) {
+        return false;
+    }
+    let mut faults: Vec<Fault> =
+        site.faults.iter().copied().filter(|fault| !BY_THEMSELVES.contains(fault)).collect();
+    random.shuffle(&mut faults);
+    // The one that has struck least there.
+    let least = faults.into_iter().min_by_key(|fault| scene.flights.struck(*fault, phase));
+    let Some(fault) = least else { return false };
+    if phase == IDLE && fault.is_of_messages() {
+        // The next message may leave before anything else happens.
+        scene.network.curse(scene.hosts[client as usize], fault);
+        return true;
+    }
+    let after = if phase == IDLE { 0 } else { random.below(1 << random.below(13)) };
+    let at = scene.world.now() + after;
+    let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
+    scene.world.at(at, move || {
+        if !theirs.is_over() {
+            strike(&theirs, &site, fault, client as usize);
+        }
+    });
+    true
+}
+
+/// Faults that no mishap brings about.
+const BY_THEMSELVES: [Fault; 2] = [Fault::ClockSkew, Fault::Exhaustion];
+
 fn soon(scene: &Rc<Scene>, site: &Rc<Site>, happen: impl FnOnce(&Rc<Scene>, &Rc<Site>) + 'static) {
     let at = scene.world.now() + scene.world.random().heavy(SOON);
     let (theirs, site) = (Rc::clone(scene), Rc::clone(site));
@@ -69,11 +110,12 @@ fn soon(scene: &Rc<Scene>, site: &Rc<Site>, happen: impl FnOnce(&Rc<Scene>, &Rc<
     });
 }
 
-fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault) {
+fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault, client: usize) {
     let (world, random) = (&scene.world, scene.world.random());
-    let client = random.below(scene.drawn.clients.into()) as usize;
     let process = scene.clients.borrow()[client];
     match fault {
+        // Its process is the node's.
+        Fault::ClientDeath | Fault::ClientPause if scene.drawn.resident == Some(client as u32) => {}
         Fault::ClientDeath => {
             let Some(process) = process else { return };
             if !site.faults.contains(&Fault::Delay) || random.one_in(2) {
@@ -101,8 +143,6 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault) {
                 scene.network.cut(to, from, until, fault);
             }
         }
-        // Rarer than the rest: each begins a new story.
-        Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !random.one_in(3) => {}
         // It is down already.
         Fault::NodeRestart | Fault::NodeLoss | Fault::Revocation if !site.node.is_served() => {}
         Fault::NodeRestart => take_down(scene, site, fault, take_over),
@@ -115,7 +155,12 @@ fn strike(scene: &Rc<Scene>, site: &Rc<Site>, fault: Fault) {
             site.node.ask(Ask::DropStore { name: site.store_name() });
             create_next_store(scene, site);
         }
-        _ => unreachable!("{fault:?} strikes messages, or clocks, or memory"),
+        _ if fault.is_of_messages() => scene.network.curse(scene.hosts[client], fault),
+        Fault::ClockJump => {
+            let clock = scene.clocks.borrow()[client].clone();
+            clock.into_iter().for_each(|clock| clock.jump(random.heavy(MILLIS)));
+        }
+        _ => unreachable!("{fault:?} strikes by itself"),
     }
 }
 

@@ -90,11 +90,11 @@ const TMP_AT: Addr = Addr::scratch(8);
 
 static PHASES: Phases = Phases {
     all: &[
-        Phase::new("idle"),
+        Phase::new("idle").rare(),
         Phase::new("look"),
         Phase::allocating("swing"),
-        Phase::new("claim"),
-        Phase::new("catalog"),
+        Phase::new("claim").rare(),
+        Phase::new("catalog").rare(),
     ],
     of: |request, _| match request {
         Request::Call(_) => 4,
@@ -116,8 +116,10 @@ impl Family for Trial {
     type Client = Registers<Tracked>;
     type Checker = linearizable::Registers;
 
+    const MAY_LIVE_AT_NODE: bool = true;
+
     fn drawn(_system: System, drawn: &Drawn, random: &Random) -> Trial {
-        Trial { sizes: Sizes::drawn(drawn, false, random) }
+        Trial { sizes: Sizes::drawn(drawn, None, random) }
     }
 
     fn options(&self) -> serde_json::Map<String, serde_json::Value> {
@@ -132,7 +134,7 @@ impl Family for Trial {
         true
     }
 
-    fn phases(&self) -> &'static Phases {
+    fn phases(_system: System) -> &'static Phases {
         &PHASES
     }
 

@@ -1,7 +1,7 @@
-//! The systems that can be tried, a line each.
+//! The systems that can be tried: those of the registry whose family has a file here, and those that are here alone.
 
-use crate::family::Family;
 use crate::kv::Kv;
+use crate::queue::Queue;
 use crate::registers::{self, RegistersKind};
 use crate::{Report, Setup, events};
 use farside_fabrics::mutants as sessions;
@@ -10,43 +10,31 @@ use farside_remote::mutant::Mutant;
 use farside_remote::mutants as chains;
 use farside_remote::service::Kind;
 use farside_sim::memory::Replay;
-use farside_systems::kv::pilaf::service::PilafKind;
-use farside_systems::kv::prism_kv::service::PrismKvKind;
-use farside_systems::kv::{pilaf, prism_kv};
+use farside_systems::registry::{self, Registered};
+use farside_systems::system::Family;
 use std::fmt;
 
 /// A system that can be tried.
 #[derive(Clone, Copy)]
-pub struct System(&'static Entry);
-
-struct Entry {
+pub struct System {
     name: &'static str,
-    /// Its own broken variants.
+    /// Its own broken variants, and those of them that hardly occur or show by chance: tests of single steps find them.
     mutants: &'static [Mutant],
-    /// Those of them that hardly occur or show by chance: the tests of single steps find them.
     rare: &'static [Mutant],
-    /// Broken variants of what it stands on, which its trials find.
-    below: &'static [Mutant],
-    run: fn(&Setup, u64, Option<events::Lines>) -> Report,
+    run: Run,
 }
 
-const fn entry<F: Family>(name: &'static str, mutants: &'static [Mutant]) -> Entry {
-    Entry { name, mutants, rare: &[], below: &[], run: crate::run_family::<F> }
-}
+type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 
-static ALL: [Entry; 3] = [
-    Entry {
-        // One takes a path whose every slot is taken, the other a death between two exchanges and then a put of that
-        // very key.
-        rare: &[prism_kv::mutants::END_SLOT_STAYS, prism_kv::mutants::MOVED_TWICE],
-        below: &[lives::OLD_TABLE_FREED_AT_ONCE],
-        ..entry::<Kv>(prism_kv::KIND, prism_kv::mutants::ALL)
-    },
-    entry::<Kv>(pilaf::KIND, pilaf::mutants::ALL),
-    // The node's own tests find two that no client meets by chance: DROP_WITHOUT_TAKING_LISTS takes retired buffers of
-    // two stores in one session, REUSE_WHILE_ADOPTING a death right after a reuse within a scan.
-    Entry {
-        below: &[
+/// Broken variants of what systems stand on, and the system whose trials find them.
+///
+/// The node's own tests find two that no client meets by chance: DROP_WITHOUT_TAKING_LISTS takes retired buffers of two
+/// stores in one session, REUSE_WHILE_ADOPTING a death right after a reuse within a scan.
+const BELOW: [(&str, &[Mutant]); 2] = [
+    ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE]),
+    (
+        registers::KIND,
+        &[
             chains::UNUSED_RESERVATION_IS_KEPT,
             chains::SKIPPED_COUNTS_AS_SUCCESS,
             chains::LITTLE_ENDIAN_COMPARE,
@@ -61,50 +49,65 @@ static ALL: [Entry; 3] = [
             sessions::DUPLICATE_RUNS_AGAIN,
             sessions::OLD_SESSION_LIVES,
         ],
-        ..entry::<registers::Trial>(registers::KIND, &[])
-    },
+    ),
 ];
 
 /// The nodes' halves of all of them.
 pub(crate) fn kinds() -> Vec<Box<dyn Kind<Replay>>> {
-    vec![Box::new(PrismKvKind), Box::new(PilafKind), Box::new(RegistersKind)]
+    let mut kinds = registry::all_kinds();
+    kinds.push(Box::new(RegistersKind));
+    kinds
 }
 
 impl System {
     /// All of them.
     pub fn all() -> impl Iterator<Item = System> {
-        ALL.iter().map(System)
+        let run = crate::run_family::<registers::Trial>;
+        let registers = System { name: registers::KIND, mutants: &[], rare: &[], run };
+        registry::ALL.iter().filter_map(System::registered).chain([registers])
+    }
+
+    /// One of the registry; nothing if its family has no trials.
+    fn registered(system: &Registered) -> Option<System> {
+        let Registered { kind: name, mutants, rare_mutants: rare, .. } = *system;
+        let run: Run = match system.family {
+            Family::Kv => crate::run_family::<Kv>,
+            Family::Queue => crate::run_family::<Queue>,
+            Family::Memory => return None,
+        };
+        Some(System { name, mutants, rare, run })
     }
 
     /// The system of that name.
     pub fn named(name: &str) -> Option<System> {
-        System::all().find(|system| system.name() == name)
+        System::all().find(|system| system.name == name)
     }
 
     /// Its name in flags and reports.
     pub fn name(self) -> &'static str {
-        self.0.name
+        self.name
     }
 
     /// The broken variants that its trials are to find.
     pub fn mutants(self) -> Vec<Mutant> {
-        let Entry { mutants, rare, below, .. } = self.0;
-        mutants.iter().filter(|mutant| !rare.contains(mutant)).chain(*below).copied().collect()
+        let below = BELOW.iter().find(|(name, _)| *name == self.name).map_or(&[][..], |(_, below)| below);
+        let own = self.mutants.iter().filter(|mutant| !self.rare.contains(mutant));
+        own.chain(below).copied().collect()
     }
 
     pub(crate) fn run(self, setup: &Setup, seed: u64, events: Option<events::Lines>) -> Report {
-        (self.0.run)(setup, seed, events)
+        (self.run)(setup, seed, events)
     }
 }
 
 impl PartialEq for System {
     fn eq(&self, other: &System) -> bool {
-        self.name() == other.name()
+        self.name == other.name
     }
 }
 
 impl fmt::Debug for System {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name)
     }
 }

@@ -2,8 +2,8 @@
 //! it asked and was answered. One that dies is followed by another.
 
 use crate::family::{Failure, Family, OutcomeOf, Why};
-use crate::flight::Tracked;
-use crate::{AGAIN, Carrier, PACE, Scene, Site, Trial, mishaps};
+use crate::flight::{IDLE, Plan, Tracked};
+use crate::{AGAIN, Carrier, Counts, PACE, Scene, Site, Trial, mishaps, skew};
 use farside_remote::FabricError;
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::Ran;
@@ -54,7 +54,15 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
         return;
     }
     let world = &scene.world;
-    let process = world.start_process();
+    let process = if scene.drawn.resident == Some(client) {
+        let Some(process) = scene.sites[0].node.process() else {
+            let (theirs, careers) = (Rc::clone(trial), Rc::clone(careers));
+            return world.at(world.now() + AGAIN, move || start(&theirs, client, &careers));
+        };
+        process
+    } else {
+        world.start_process()
+    };
     scene.clients.borrow_mut()[client as usize] = Some(process);
     let (theirs, next) = (Rc::clone(trial), Rc::clone(careers));
     world.on_death(process, move || {
@@ -70,12 +78,9 @@ fn start<F: Family>(trial: &Rc<Trial<F>>, client: u32, careers: &Rc<[Career]>) {
         let (theirs, next) = (Rc::clone(&theirs), Rc::clone(&next));
         scene.world.at(after, move || start(&theirs, client, &next));
     });
-    let skew = if scene.drawn.faults.contains(&Fault::ClockSkew) {
-        world.random().below(400_000) as i64 - 200_000
-    } else {
-        0
-    };
+    let skew = skew(&scene.drawn.faults, world.random());
     let clock = ProcessClock::new(world, skew, &scene.struck, Whom::Client(client));
+    scene.clocks.borrow_mut()[client as usize] = Some(clock.clone());
     let careers = Rc::clone(careers);
     let open = Cell::new(scene.sites.len());
     let employed = Rc::new(Client { trial: Rc::clone(trial), client, clock, careers, process, open });
@@ -131,7 +136,7 @@ impl<F: Family> Client<F> {
         }
     }
 
-    async fn connect(&self, site: &Site) -> Result<AnyFabric, FabricError> {
+    async fn connect(&self, site: &Rc<Site>) -> Result<AnyFabric, FabricError> {
         let (scene, career) = (&self.trial.scene, &self.careers[site.index]);
         let incarnation = career.incarnation.get() + 1;
         career.incarnation.set(incarnation);
@@ -140,6 +145,7 @@ impl<F: Family> Client<F> {
             let direct = Direct::open(&site.node, self.process, &self.clock, PACE).await?;
             return Ok(AnyFabric::Direct(direct));
         }
+        mishaps::within(scene, site, self.client, IDLE);
         let identity = Identity { identity: u128::from(self.client) + 1, incarnation, silence: SILENCE };
         let engine = self.client % site.node.options().engines;
         let host = scene.hosts[self.client as usize];
@@ -181,7 +187,8 @@ impl<F: Family> Client<F> {
             if asker.ask_something().await.is_err() {
                 return;
             }
-            if scene.world.random().one_in(3) {
+            let is_struck = mishaps::within(scene, site, self.client, IDLE);
+            if is_struck || scene.world.random().one_in(3) {
                 scene.world.sleep(scene.world.random().heavy(5 * MICROS)).await;
             }
         }
@@ -218,9 +225,20 @@ impl<F: Family> Asker<'_, F> {
         mishaps::perhaps(scene, self.site);
         let (key, ask) = family.draw(scene, &mut self.opened);
         let id = self.call(key, ask.clone());
-        match self.perform(key, &ask).await {
-            Ok(outcome) => self.returned(id, outcome),
-            Err(failure) => return self.failed(id, &failure, ask.is_read()),
+        let random = scene.world.random();
+        let plan = random
+            .one_in(scene.drawn.drop_one_in)
+            .then(|| Plan { requests: random.below(4) as u32, polls: random.below(6) as u32 });
+        match self.perform(key, &ask, plan).await {
+            Some(Ok(outcome)) => self.returned(id, outcome),
+            Some(Err(failure)) => return self.failed(id, &failure, ask.is_read()),
+            None => {
+                scene.count(|counts| counts.given_up += 1);
+                // Nothing else runs its chains; else they may run until the session is over.
+                if scene.drawn.carrier == Carrier::Direct && family.is_one_sided() {
+                    self.returned(id, OutcomeOf::<F>::UNKNOWN);
+                }
+            }
         }
         if let Err(failure) = family.trespass(scene, &mut self.opened).await {
             self.blame(&failure);
@@ -229,10 +247,16 @@ impl<F: Family> Asker<'_, F> {
         Ok(())
     }
 
-    async fn perform(&mut self, key: u64, ask: &F::Ask) -> Result<OutcomeOf<F>, Failure> {
+    /// Carries out an operation; nothing if it was given up, as planned.
+    async fn perform(
+        &mut self,
+        key: u64,
+        ask: &F::Ask,
+        plan: Option<Plan>,
+    ) -> Option<Result<OutcomeOf<F>, Failure>> {
         let Trial { scene, family, .. } = &*self.client.trial;
-        self.fabric.begin();
-        family.perform(scene, &mut self.opened, self.client.client, key, ask).await
+        let operation = family.perform(scene, &mut self.opened, self.client.client, key, ask);
+        self.fabric.carry_out(plan, operation).await
     }
 
     fn unanswered(&self) -> &RefCell<Vec<OperationId>> {
@@ -347,7 +371,8 @@ impl<F: Family> Client<F> {
         };
         for (key, ask) in family.look_at_all(scene) {
             let id = asker.call(key, ask.clone());
-            let outcome = asker.perform(key, &ask).await.unwrap_or_else(|failure| {
+            let outcome = asker.perform(key, &ask, None).await.expect("nobody gives it up");
+            let outcome = outcome.unwrap_or_else(|failure| {
                 let said = failure.said;
                 scene.blame(format!("'{ask}' of key {key} fails when all is quiet: {said}"));
                 OutcomeOf::<F>::FAILED
@@ -369,7 +394,7 @@ pub(crate) fn audit<F: Family>(trial: &Rc<Trial<F>>) {
     // Nobody has left anything behind, so there is nothing that only a scan would find.
     let left_nothing = [Fault::ClientDeath, Fault::NodeRestart, Fault::NodeLoss, Fault::Revocation];
     let is_calm = left_nothing.into_iter().all(|fault| scene.struck.of(fault) == 0)
-        && (scene.counts.get().unknown, scene.counts.get().failed) == (0, 0);
+        && matches!(scene.counts.get(), Counts { unknown: 0, failed: 0, given_up: 0, .. });
     for site in &scene.sites {
         let (theirs, site) = (Rc::clone(trial), Rc::clone(site));
         let is_opened = site.is_opened.get();

@@ -80,6 +80,10 @@ pub(super) struct Sim {
     #[cfg(farside_mutants)]
     #[arg(long, hide = true)]
     list_mutants: bool,
+    /// Replay the killing seeds of the system's mutants, one `MUTANT SEED` a line
+    #[cfg(farside_mutants)]
+    #[arg(long, value_name = "FILE", hide = true)]
+    replay_kills: Option<PathBuf>,
 }
 
 #[derive(Clone)]
@@ -150,6 +154,10 @@ impl Sim {
                 }
             }
             return Ok(());
+        }
+        #[cfg(farside_mutants)]
+        if let Some(path) = &self.replay_kills {
+            return replay_kills(self.system, path);
         }
         #[cfg(farside_mutants)]
         Mutant::switch(self.mutant);
@@ -256,6 +264,25 @@ impl Sim {
     }
 }
 
+/// Replays the killing seeds of a file.
+#[cfg(farside_mutants)]
+fn replay_kills(system: System, path: &Path) -> Done {
+    let unread = |reason: String| Failure::Told(format!("{}: {reason}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| unread(error.to_string()))?;
+    let kills = farside_trial::kills::parse(&text).map_err(unread)?;
+    let mut alive = 0;
+    for (mutant, told) in farside_trial::kills::replay(system, &kills) {
+        match told {
+            Ok(why) => tell!("{mutant} killed by {why}"),
+            Err(why) => {
+                alive += 1;
+                tell!("{mutant}: {why}");
+            }
+        }
+    }
+    good(alive, kills.len() as u64)
+}
+
 /// Where the events of a run go.
 struct EventFile<'a> {
     path: &'a Path,
@@ -336,6 +363,11 @@ fn told(judged: &Judged) -> String {
             drawn.keys
         ));
         out.push(format!("         a store of {} MiB; {}", drawn.quota_mib, listed(options)));
+        let focus = drawn.focus.map_or("none", |phase| report.phases.all[phase].name);
+        out.push(format!(
+            "         faults strike within: {focus}; dropped: 1 operation in {}",
+            drawn.drop_one_in
+        ));
         let mut totals = Totals::default();
         totals.add(judged);
         out.push(totals.told(&Setup { faults: drawn.faults.clone(), ..judged.setup.clone() }));
@@ -374,6 +406,7 @@ impl Totals {
         let counts = &mut self.counts;
         counts.sessions += report.counts.sessions;
         counts.unknown += report.counts.unknown;
+        counts.given_up += report.counts.given_up;
         counts.out_of_memory += report.counts.out_of_memory;
         counts.failed += report.counts.failed;
         counts.conflicts += report.counts.conflicts;
@@ -387,14 +420,15 @@ impl Totals {
 
     fn told(&self, setup: &Setup) -> String {
         let Totals { operations, events, virtual_ns, accesses, torn_reads, counts, .. } = self;
-        let Counts { sessions, unknown, out_of_memory, failed, conflicts, rebuilds } = counts;
+        let Counts { sessions, unknown, given_up, out_of_memory, failed, conflicts, rebuilds } = counts;
         let struck = possible(setup).filter(|fault| self.struck[*fault as usize] > 0);
         let struck = struck.map(|fault| format!("{} {}", fault.name(), self.struck[fault as usize]));
         let never = possible(setup).filter(|fault| self.struck[*fault as usize] == 0).map(Fault::name);
         format!(
             "ran      {operations} operations, {events} events, {:.3} ms of virtual time\n\
              seen     {accesses} accesses, {torn_reads} torn reads; {sessions} sessions, {unknown} unknown outcomes, \
-             {failed} failed, {out_of_memory} out of memory, {conflicts} conflicts, {rebuilds} rebuilds\n\
+             {given_up} given up, {failed} failed, {out_of_memory} out of memory, {conflicts} conflicts, \
+             {rebuilds} rebuilds\n\
              faults   {}\n\
              never    {}{}",
             *virtual_ns as f64 / 1e6,
@@ -457,6 +491,10 @@ fn json(judged: &Judged) -> serde_json::Value {
             "faults": drawn.faults.iter().map(|fault| fault.name()).collect::<Vec<_>>(),
             "nodes": drawn.nodes,
             "quota_bytes": drawn.quota_mib << 20,
+            "focus": drawn.focus.map(|phase| report.phases.all[phase].name),
+            "within_one_in": drawn.within_one_in,
+            "drop_one_in": drawn.drop_one_in,
+            "resident": drawn.resident,
             "mishap_one_in": drawn.mishap_one_in,
             "rebuild_one_in": drawn.rebuild_one_in,
             "scan_one_in": drawn.scan_one_in,
@@ -467,6 +505,7 @@ fn json(judged: &Judged) -> serde_json::Value {
         object["counts"] = serde_json::json!({
             "sessions": counts.sessions,
             "unknown": counts.unknown,
+            "given_up": counts.given_up,
             "out_of_memory": counts.out_of_memory,
             "failed": counts.failed,
             "conflicts": counts.conflicts,
@@ -484,12 +523,14 @@ fn json(judged: &Judged) -> serde_json::Value {
 
 /// How often each fault has struck within each phase; null where it cannot.
 fn within(setup: &Setup, phases: &Phases, matrix: &Matrix) -> serde_json::Value {
+    let names: Vec<&str> = phases.all.iter().map(|phase| phase.name).collect();
     let row = |fault: Fault| {
-        let cells = phases.all.iter().enumerate().map(|(at, phase)| {
-            let times = can_strike(fault, phase, &setup.carriers()).then(|| matrix.of(fault, at));
-            (phase.name.to_owned(), times.into())
-        });
-        (fault.name().to_owned(), serde_json::Value::Object(cells.collect()))
+        let times = phases
+            .all
+            .iter()
+            .enumerate()
+            .map(|(at, phase)| can_strike(fault, phase, &setup.carriers()).then(|| matrix.of(fault, at)));
+        serde_json::json!({ "fault": fault.name(), "times": times.collect::<Vec<_>>() })
     };
-    serde_json::Value::Object(possible(setup).map(row).collect())
+    serde_json::json!({ "phases": names, "struck": possible(setup).map(row).collect::<Vec<_>>() })
 }

@@ -15,12 +15,12 @@ use super::{Ask, History, Operation, OperationId, Outcome};
 /// The longest line that is read. Those that are written have less than 300 bytes.
 const LINE_BYTES_MAX: usize = 1 << 16;
 
-/// How the words of a family stand on lines.
-pub trait Lines: Ask {
+/// How the words of a family are written on lines.
+pub trait Written: Ask {
     /// The kinds of requests, by their names on a line.
-    type Function: Copy + PartialEq + fmt::Debug + Serialize + DeserializeOwned;
+    type Function: Serialize;
     /// What a line has beside that, and beside the fields of every family.
-    type Fields: Serialize + DeserializeOwned;
+    type Fields: Serialize;
 
     /// Which kind this is.
     fn function(&self) -> Self::Function;
@@ -30,7 +30,12 @@ pub trait Lines: Ask {
 
     /// The kind and the fields of the line that answers it so.
     fn answered(&self, outcome: &Self::Outcome) -> (Kind, Self::Fields);
+}
 
+/// How they are read.
+pub trait Readable:
+    Written<Function: PartialEq + fmt::Debug + DeserializeOwned, Fields: DeserializeOwned>
+{
     /// The request of a line.
     ///
     /// # Errors
@@ -77,13 +82,13 @@ struct Line<F, R> {
     time: u64,
 }
 
-type LineOf<A> = Line<<A as Lines>::Function, <A as Lines>::Fields>;
+type LineOf<A> = Line<<A as Written>::Function, <A as Written>::Fields>;
 
 /// Writes a history, an event a line.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write<A: Lines>(history: &History<A>, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
+pub fn write<A: Written>(history: &History<A>, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     let operations = history.operations();
     let clients = operations.iter().map(|operation| u64::from(operation.client) + 1).max().unwrap_or(0);
     // A process asks one thing at a time, and nothing after what may still be carried out: a client is as many
@@ -120,7 +125,7 @@ pub fn write<A: Lines>(history: &History<A>, out: &mut (impl Write + ?Sized)) ->
     Ok(())
 }
 
-fn call_line<A: Lines>(operation: &Operation<A>, process: u64) -> LineOf<A> {
+fn call_line<A: Written>(operation: &Operation<A>, process: u64) -> LineOf<A> {
     Line {
         index: operation.called.index,
         kind: Kind::Invoke,
@@ -133,7 +138,7 @@ fn call_line<A: Lines>(operation: &Operation<A>, process: u64) -> LineOf<A> {
     }
 }
 
-fn return_line<A: Lines>(operation: &Operation<A>, process: u64) -> LineOf<A> {
+fn return_line<A: Written>(operation: &Operation<A>, process: u64) -> LineOf<A> {
     let returned = operation.returned.expect("only what returned has such a line");
     let (kind, fields) = operation.ask.answered(&operation.outcome);
     Line { index: returned.index, time: returned.ns, kind, fields, ..call_line(operation, process) }
@@ -160,7 +165,7 @@ impl std::error::Error for LineError {}
 ///
 /// # Errors
 /// [`LineError`] names the first line that is none of a history, and what to do.
-pub fn read<A: Lines>(mut from: impl BufRead) -> Result<History<A>, LineError> {
+pub fn read<A: Readable>(mut from: impl BufRead) -> Result<History<A>, LineError> {
     let mut history = History::new();
     let mut open: BTreeMap<u64, OperationId> = BTreeMap::new();
     let mut text = Vec::new();
@@ -187,7 +192,7 @@ pub fn read<A: Lines>(mut from: impl BufRead) -> Result<History<A>, LineError> {
 }
 
 /// Adds the event of one line to the history.
-fn event<A: Lines>(
+fn event<A: Readable>(
     text: &[u8],
     history: &mut History<A>,
     open: &mut BTreeMap<u64, OperationId>,

@@ -1,6 +1,6 @@
 //! The words of a key-value store: every key is a register.
 
-use super::lines::{Fault, Kind, Lines};
+use super::lines::{Fault, Kind, Readable, Written};
 use super::record_word;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -214,7 +214,7 @@ enum Refusal {
     Conflict,
 }
 
-impl Lines for Ask {
+impl Written for Ask {
     type Function = Function;
     type Fields = Fields;
 
@@ -264,7 +264,9 @@ impl Lines for Ask {
             Outcome::Unknown => (Kind::Info, asked),
         }
     }
+}
 
+impl Readable for Ask {
     fn read(function: Function, fields: &Fields) -> Result<Ask, Fault> {
         Ok(match function {
             Function::Read => Ask::Get,

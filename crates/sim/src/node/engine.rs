@@ -13,6 +13,7 @@ use farside_fabrics::session::server::{Config, End, Hello, Host, Outcome, Reques
 use farside_node::engine::{Guarded, Keys};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::{SessionId, turn_at};
+use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::addressed;
@@ -163,7 +164,7 @@ impl Engine {
     }
 
     fn now(&self) -> Duration {
-        Duration::from_nanos(self.serving.world.now())
+        self.serving.clock.now()
     }
 
     /// Takes in what has arrived, runs it and answers. False if there was nothing.

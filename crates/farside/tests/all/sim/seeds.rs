@@ -2,47 +2,60 @@
 
 use crate::sim::runs;
 use farside_sim::fault::Fault;
+use farside_trial::flight::{Matrix, Phases, can_strike};
 use farside_trial::judge::{Verdict, judge};
 use farside_trial::{Carrier, Setup, System};
 
 /// Of each system over each carrier.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=60;
 
-/// Nothing is wrong, nothing undecided, and every fault that can be there has struck.
+/// The seeds of a system over one carrier are good, and every fault that can strike there does. Returns the system's
+/// phases, and which faults struck within which.
 #[track_caller]
-fn nothing_is_found(carrier: Carrier) {
-    for system in System::all() {
-        let setup = Setup { carrier: Some(carrier), ..Setup::of(system) };
-        let mut struck = [0; Fault::ALL.len()];
-        let mut operations = 0;
-        for seed in SEEDS {
-            let judged = judge(&setup, seed, true);
-            assert_eq!(judged.verdict, Verdict::Good, "{judged}");
-            let report = judged.report.expect("a good run has a report");
-            Fault::ALL.iter().for_each(|fault| struck[*fault as usize] += report.struck.of(*fault));
-            operations += report.record.operations();
-        }
-        let possible = Fault::ALL.into_iter().filter(|fault| carrier.can_have(*fault));
-        let never: Vec<&str> =
-            possible.filter(|fault| struck[*fault as usize] == 0).map(Fault::name).collect();
-        assert!(never.is_empty(), "{} over {}: these never struck: {never:?}", system.name(), carrier.name());
-        println!("{} over {}: {operations} operations", system.name(), carrier.name());
+fn over(system: System, carrier: Carrier) -> (&'static Phases, Matrix) {
+    let setup = Setup { carrier: Some(carrier), ..Setup::of(system) };
+    let (mut phases, mut within) = (None, Matrix::default());
+    let mut struck = [0; Fault::ALL.len()];
+    let mut operations = 0;
+    for seed in SEEDS {
+        let judged = judge(&setup, seed, true);
+        assert_eq!(judged.verdict, Verdict::Good, "{judged}");
+        let report = judged.report.expect("a good run has a report");
+        Fault::ALL.iter().for_each(|fault| struck[*fault as usize] += report.struck.of(*fault));
+        within.add(&report.matrix);
+        phases = Some(report.phases);
+        operations += report.record.operations();
     }
+    let possible = Fault::ALL.into_iter().filter(|fault| carrier.can_have(*fault));
+    let never: Vec<&str> = possible.filter(|fault| struck[*fault as usize] == 0).map(Fault::name).collect();
+    assert!(never.is_empty(), "{} over {}: these never struck: {never:?}", system.name(), carrier.name());
+    println!("{} over {}: {operations} operations", system.name(), carrier.name());
+    (phases.expect("there are seeds"), within)
 }
 
 #[test]
-fn whoever_maps_the_memory_sees_one_register_a_key() {
-    nothing_is_found(Carrier::Direct);
-}
-
-#[test]
-fn over_datagrams_each_key_is_one_register() {
-    nothing_is_found(Carrier::Datagrams);
-}
-
-#[test]
-fn over_connections_each_key_is_one_register() {
-    nothing_is_found(Carrier::Connections);
+fn nothing_is_found_and_every_fault_strikes_within_every_phase() {
+    let runs: Vec<_> =
+        System::all().flat_map(|system| Carrier::ALL.map(|carrier| (system, carrier))).collect();
+    let told = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            runs.iter().map(|(system, carrier)| scope.spawn(|| over(*system, *carrier))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("its seeds are good")).collect::<Vec<_>>()
+    });
+    let mut empty = Vec::new();
+    for (system, of_carriers) in System::all().zip(told.chunks(Carrier::ALL.len())) {
+        let mut within = Matrix::default();
+        of_carriers.iter().for_each(|(_, matrix)| within.add(matrix));
+        let (phases, _) = of_carriers[0];
+        for fault in Fault::ALL {
+            for (at, phase) in phases.all.iter().enumerate() {
+                if can_strike(fault, phase, &Carrier::ALL) && within.of(fault, at) == 0 {
+                    empty.push(format!("{}: {} within {}", system.name(), fault.name(), phase.name));
+                }
+            }
+        }
+    }
+    assert!(empty.is_empty(), "these never struck, so nothing was tested there: {empty:#?}");
 }
 
 #[test]
