@@ -31,7 +31,8 @@ The project's chores: cargo xtask CHORE
     fuzz    every decoder's fuzz target, each for --seconds N (600 if left out)
     sim     systems in the simulator, by --seeds A..B (1..1000 if left out) in --jobs N processes (as many as there are
             cores); other flags are those of `farside sim`, such as --system and --faults
-            --mutants: finds every broken variant; --digests: the tests' digests anew
+            --mutants: finds every broken variant, and --write-kills writes down by which seeds;
+            --kills: replays those; --digests: the tests' digests anew
     size    lines of code, comment and test of each crate
     help    this text
 ";

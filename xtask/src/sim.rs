@@ -25,6 +25,8 @@ const SEEDS_FOR_ALL_FAULTS: u64 = 1000;
 const SILENCE: Duration = Duration::from_secs(120);
 /// What `cargo test` compares digests with.
 const DIGESTS: &str = "crates/farside/tests/all/sim/digests.txt";
+/// Where the killing seeds of each system lie.
+const KILLS: &str = "crates/trial/kills";
 
 /// What is to be run.
 #[derive(Debug, PartialEq)]
@@ -32,6 +34,8 @@ pub(crate) struct Asked {
     what: What,
     seeds: RangeInclusive<u64>,
     jobs: usize,
+    /// Whether the seeds that find broken variants are written down.
+    writes_kills: bool,
     /// Flags of `farside sim`, as they were given.
     rest: Vec<String>,
 }
@@ -42,6 +46,8 @@ enum What {
     Seeds,
     /// Every broken variant is to be found.
     Mutants,
+    /// Every broken variant is to be found by the seed that found it before.
+    Kills,
     /// What the digests of the tests are now.
     Digests,
 }
@@ -49,11 +55,13 @@ enum What {
 /// What the command line asks for, or a message that names the remedy.
 pub(crate) fn asked(arguments: &[String]) -> Result<Asked, String> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut asked = Asked { what: What::Seeds, seeds: SEEDS, jobs, rest: Vec::new() };
+    let mut asked = Asked { what: What::Seeds, seeds: SEEDS, jobs, writes_kills: false, rest: Vec::new() };
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--mutants" => asked.what = What::Mutants,
+            "--kills" => asked.what = What::Kills,
+            "--write-kills" => (asked.what, asked.writes_kills) = (What::Mutants, true),
             "--digests" => asked.what = What::Digests,
             "--seeds" => asked.seeds = arguments.next().and_then(|text| seeds(text)).ok_or(WHICH_SEEDS)?,
             "--jobs" => {
@@ -67,6 +75,15 @@ pub(crate) fn asked(arguments: &[String]) -> Result<Asked, String> {
         }
     }
     Ok(asked)
+}
+
+impl Asked {
+    /// The system that was named, if any.
+    fn system(&self) -> Option<&str> {
+        let named = self.rest.iter().position(|flag| flag == "--system");
+        let joined = self.rest.iter().find_map(|flag| flag.strip_prefix("--system="));
+        joined.or_else(|| self.rest.get(named? + 1).map(String::as_str))
+    }
 }
 
 const WHICH_SEEDS: &str = "write `--seeds 1..1000` for the seeds from 1 to 1000, both included";
@@ -83,10 +100,12 @@ const WHY_CHARS_MAX: usize = 80;
 
 /// Runs what was asked for, and says whether all was as it should be.
 pub(crate) fn run(root: &Path, asked: &Asked) -> bool {
-    let Some(binary) = built(root, asked.what == What::Mutants) else { return false };
+    let with_mutants = matches!(asked.what, What::Mutants | What::Kills);
+    let Some(binary) = built(root, with_mutants) else { return false };
     match asked.what {
         What::Seeds => try_seeds(&binary, asked),
-        What::Mutants => find_mutants(&binary, asked),
+        What::Mutants => find_mutants(root, &binary, asked),
+        What::Kills => replay_kills(root, &binary, asked.jobs, asked.system()),
         What::Digests => refresh_digests(root, &binary, asked),
     }
 }
@@ -158,6 +177,7 @@ struct Totals {
     operations: u64,
     events: u64,
     struck: BTreeMap<String, u64>,
+    within: Within,
     /// What is wrong with a seed, and the command that shows it.
     bad: BTreeMap<u64, (String, String)>,
     /// Whether a history was not judged.
@@ -174,6 +194,7 @@ impl Totals {
             operations: 0,
             events: 0,
             struck: BTreeMap::new(),
+            within: Within::default(),
             bad: BTreeMap::new(),
             is_unchecked: false,
             since: Instant::now(),
@@ -188,6 +209,7 @@ impl Totals {
         for (fault, times) in line["struck"].as_object().into_iter().flatten() {
             *self.struck.entry(fault.clone()).or_default() += number(times);
         }
+        self.within.add(&line["within"]);
         self.is_unchecked |= line["verdict"] == "not checked";
         if is_bad(line) {
             self.add_bad(
@@ -231,19 +253,77 @@ impl Totals {
         println!("   faults that struck: {}", listed(times.collect()));
         let never: Vec<String> =
             struck.iter().filter(|(_, times)| **times == 0).map(|(name, _)| name.clone()).collect();
-        let is_missing = all_faults_must_strike && !never.is_empty();
+        let empty = self.within.empty();
+        let is_missing = all_faults_must_strike && !(never.is_empty() && empty.is_empty());
         println!("   faults that never did: {}", listed(never));
+        print!("{}", self.within);
+        if !empty.is_empty() {
+            println!("   never struck within these phases: {}", listed(empty));
+        }
         for (seed, (why, replay)) in bad {
             println!("seed {seed} is not good: {why}");
             println!("   replay: {replay}");
         }
         match (bad.len(), is_missing) {
             (0, false) if self.is_unchecked => println!("sim: nothing is wrong, and no history was checked"),
-            (0, false) => println!("sim: every key of every seed was linearizable"),
-            (0, true) => println!("sim: FAILED: a fault that never strikes tests nothing"),
+            (0, false) => println!("sim: every history was as it must be"),
+            (0, true) => {
+                println!("sim: FAILED: a fault that never strikes within a phase tests nothing there")
+            }
             (bad, _) => println!("sim: FAILED: {bad} of {done} seeds are not good"),
         }
         bad.is_empty() && !is_missing
+    }
+}
+
+/// How often each fault has struck within each phase of a protocol.
+#[derive(Default)]
+struct Within {
+    phases: Vec<String>,
+    /// Nothing where it cannot strike.
+    struck: Vec<(String, Vec<Option<u64>>)>,
+}
+
+impl Within {
+    fn add(&mut self, told: &Value) {
+        let words = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let rows = told["struck"].as_array().into_iter().flatten();
+        for (at, row) in rows.enumerate() {
+            let times: Vec<Option<u64>> =
+                row["times"].as_array().into_iter().flatten().map(Value::as_u64).collect();
+            match self.struck.get_mut(at) {
+                Some((_, sums)) => sums.iter_mut().zip(times).for_each(|(sum, more)| {
+                    *sum = sum.map(|sum| sum + more.unwrap_or(0));
+                }),
+                None => self.struck.push((words(&row["fault"]), times)),
+            }
+        }
+        if self.phases.is_empty() {
+            self.phases = told["phases"].as_array().into_iter().flatten().map(words).collect();
+        }
+    }
+
+    /// Faults and the phases within which they could have struck and never did.
+    fn empty(&self) -> Vec<String> {
+        let cells = self.struck.iter().flat_map(|(fault, times)| {
+            self.phases.iter().zip(times).map(move |(phase, times)| (fault, phase, times))
+        });
+        let empty = cells.filter(|(.., times)| **times == Some(0));
+        empty.map(|(fault, phase, _)| format!("{fault} within {phase}")).collect()
+    }
+}
+
+impl std::fmt::Display for Within {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "   {:14}", "within")?;
+        self.phases.iter().try_for_each(|phase| write!(f, " {phase:>9}"))?;
+        for (fault, times) in &self.struck {
+            write!(f, "\n     {fault:12}")?;
+            for times in times {
+                write!(f, " {:>9}", times.map_or("-".to_owned(), |times| times.to_string()))?;
+            }
+        }
+        writeln!(f)
     }
 }
 
@@ -261,25 +341,21 @@ fn what_is_wrong(line: &Value) -> String {
 }
 
 /// Each broken variant under the seeds that the right code passes, until one shows it.
-fn find_mutants(binary: &Path, asked: &Asked) -> bool {
-    let listed = match Command::new(binary).args(["sim", "--list-mutants"]).output() {
-        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
-        Err(error) => {
-            println!("sim: {} cannot be run: {error}", binary.display());
+fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
+    let mutants = match mutants_of(binary, asked.system()) {
+        Ok(mutants) => mutants,
+        Err(reason) => {
+            println!("sim: {reason}");
             return false;
         }
     };
-    let mutants: Vec<(String, String)> =
-        listed.lines().filter_map(|line| line.split_once(' ')).map(|(a, b)| (a.into(), b.into())).collect();
-    if mutants.is_empty() {
-        println!("sim: {} knows no broken variants; was it built with them?", binary.display());
-        return false;
-    }
-    let alive = Mutex::new(Vec::new());
+    let (alive, kills) = (Mutex::new(Vec::new()), Mutex::new(BTreeMap::new()));
     let of = mutants.len();
-    let refused = side_by_side(asked.jobs, mutants, |(mutant, system)| {
+    // The flags name a system for all at most, and these name each mutant's own.
+    let rest = without_system(&asked.rest);
+    let refused = side_by_side(asked.jobs, mutants.clone(), |(mutant, system)| {
         let mut command = Command::new(binary);
-        command.args(["sim", "--mutant", &mutant, "--system", &system]).args(&asked.rest);
+        command.args(["sim", "--mutant", &mutant, "--system", &system]).args(&rest);
         let since = Instant::now();
         let mut killed = None;
         let end = follow(command, &asked.seeds, |line| {
@@ -295,12 +371,13 @@ fn find_mutants(binary: &Path, asked: &Asked) -> bool {
         }
         let seconds = since.elapsed().as_secs_f64();
         if let Some((seed, _)) = killed
-            && let Some(why) = wrong_without_mutant(binary, &system, seed, &asked.rest)?
+            && let Some(why) = wrong_without_mutant(binary, &system, seed, &rest)?
         {
             return Err(format!("seed {seed} of {system} shows nothing of {mutant}, without it too: {why}"));
         }
         match killed {
             Some((seed, why)) => {
+                locked(&kills).insert(mutant.clone(), seed);
                 let why: String =
                     why.lines().next().unwrap_or_default().chars().take(WHY_CHARS_MAX).collect();
                 let seeds = seed - asked.seeds.start() + 1;
@@ -322,12 +399,104 @@ fn find_mutants(binary: &Path, asked: &Asked) -> bool {
     }
     let alive = alive.into_inner().unwrap_or_else(PoisonError::into_inner);
     let killed = of - alive.len();
+    let kills = kills.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if asked.writes_kills
+        && let Err(error) = write_kills(root, &mutants, &kills)
+    {
+        println!("sim: {KILLS}: {error}");
+        return false;
+    }
     if alive.is_empty() {
         println!("sim: {killed} of {of} mutants were killed");
     } else {
         println!("sim: FAILED: {killed} of {of} mutants were killed; alive: {}", alive.join(", "));
     }
     alive.is_empty()
+}
+
+/// The broken variants, each with the system that suffers from it; of one system, or of all.
+fn mutants_of(binary: &Path, system: Option<&str>) -> Result<Vec<(String, String)>, String> {
+    let output = Command::new(binary).args(["sim", "--list-mutants"]).output();
+    let output = output.map_err(|error| format!("{} cannot be run: {error}", binary.display()))?;
+    let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let pairs = listed.lines().filter_map(|line| line.split_once(' '));
+    let wanted = pairs.filter(|(_, of)| system.is_none_or(|system| system == *of));
+    let mutants: Vec<(String, String)> = wanted.map(|(a, b)| (a.into(), b.into())).collect();
+    if mutants.is_empty() {
+        return Err(format!("{} knows no such broken variants; was it built with them?", binary.display()));
+    }
+    Ok(mutants)
+}
+
+fn without_system(flags: &[String]) -> Vec<String> {
+    let mut flags = flags.iter();
+    let mut rest = Vec::new();
+    while let Some(flag) = flags.next() {
+        match flag.as_str() {
+            "--system" => drop(flags.next()),
+            joined if joined.starts_with("--system=") => {}
+            _ => rest.push(flag.clone()),
+        }
+    }
+    rest
+}
+
+/// Writes a file for each system, with its mutants in their order.
+fn write_kills(
+    root: &Path,
+    mutants: &[(String, String)],
+    kills: &BTreeMap<String, u64>,
+) -> std::io::Result<()> {
+    let mut files: BTreeMap<&str, String> = BTreeMap::new();
+    for (mutant, system) in mutants {
+        let lines = files.entry(system).or_insert_with(|| {
+            format!("# A seed of {system} for each broken variant that shows it: `cargo xtask sim --write-kills`.\n")
+        });
+        if let Some(seed) = kills.get(mutant) {
+            *lines += &format!("{mutant} {seed}\n");
+        }
+    }
+    std::fs::create_dir_all(root.join(KILLS))?;
+    files.iter().try_for_each(|(system, lines)| {
+        std::fs::write(root.join(KILLS).join(system).with_extension("txt"), lines)
+    })
+}
+
+/// Replays each system's killing seeds, with mutant and without; whether each broken variant is found.
+pub(crate) fn replay_kills(root: &Path, binary: &Path, jobs: usize, system: Option<&str>) -> bool {
+    let mut systems = match mutants_of(binary, system) {
+        Ok(mutants) => mutants.into_iter().map(|(_, system)| system).collect::<Vec<_>>(),
+        Err(reason) => {
+            println!("sim: {reason}");
+            return false;
+        }
+    };
+    systems.dedup();
+    let bad = Mutex::new(0);
+    let refused = side_by_side(jobs, systems, |system| {
+        let file = root.join(KILLS).join(&system).with_extension("txt");
+        let output = Command::new(binary)
+            .args(["sim", "--system", &system, "--replay-kills"])
+            .arg(&file)
+            .output()
+            .map_err(|error| format!("{} cannot be run: {error}", binary.display()))?;
+        print!("{}", String::from_utf8_lossy(&output.stdout));
+        if !output.status.success() {
+            eprint!("{}", String::from_utf8_lossy(&output.stderr));
+            *locked(&bad) += 1;
+        }
+        Ok(())
+    });
+    let bad = bad.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match (refused, bad) {
+        (Err(reason), _) => println!("sim: {reason}"),
+        (Ok(()), 0) => {
+            println!("sim: every broken variant is killed by its seed");
+            return true;
+        }
+        (Ok(()), bad) => println!("sim: FAILED: {bad} systems have broken variants that live; see {KILLS}"),
+    }
+    false
 }
 
 /// What is wrong with the right code by that seed.

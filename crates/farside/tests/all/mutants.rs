@@ -3,64 +3,37 @@
 
 use crate::support;
 use crate::support::driven::{Driven, drive, plain};
-use farside_fabrics::mutants::OLD_SESSION_LIVES;
 use farside_remote::mutant::Mutant;
-use farside_systems::kv::pilaf::mutants::{ENTRY_UNCHECKED, ITEM_UNCHECKED};
-use farside_systems::kv::prism_kv::mutants::{CACHED_PUT_YIELDS, FROZEN_IS_COMPARED};
+use farside_systems::kv::pilaf::mutants::ITEM_UNCHECKED;
+use farside_systems::kv::prism_kv::mutants::CACHED_PUT_YIELDS;
 use farside_trial::judge::{Verdict, judge};
-use farside_trial::{Setup, System};
-use std::sync::Mutex;
+use farside_trial::{Setup, System, kills};
 
-/// A variant is dead once one of so many seeds is not good.
-const SEEDS: u64 = 120;
-
-/// Those that take more seeds than every change can wait for, and are left to `cargo xtask sim --mutants`.
-const LATER: [(Mutant, &str); 3] = [
-    (FROZEN_IS_COMPARED, "the node must stand still within three exchanges, and a put come then"),
-    (ENTRY_UNCHECKED, "a get must come within an entry that is written, of a larger item than before"),
-    (OLD_SESSION_LIVES, "a chain must come late, and change what the next session of that client reads"),
-];
-
+/// Each by the seed that found it once. `cargo xtask sim --mutants` hunts for others.
 #[test]
-fn the_simulator_finds_every_broken_variant() {
-    for (mutant, why) in LATER {
-        println!("{mutant:?}: left to `cargo xtask sim --mutants`, for {why}");
-    }
-    let is_later = |mutant: &Mutant| LATER.iter().any(|(later, _)| later == mutant);
-    let all: Vec<(System, Mutant)> = System::all()
-        .flat_map(|system| system.mutants().into_iter().map(move |mutant| (system, mutant)))
-        .filter(|(_, mutant)| !is_later(mutant))
-        .collect();
-    let (left, alive) = (Mutex::new(all.iter()), Mutex::new(Vec::new()));
-    let next = || left.lock().expect("nobody panics with it").next();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(&(system, mutant)) = next() {
-                    if !is_found(system, mutant) {
-                        alive.lock().expect("nobody panics with it").push(mutant);
-                    }
-                }
-            });
-        }
+fn the_simulator_finds_every_broken_variant_by_its_seed() {
+    let replayed = std::thread::scope(|scope| {
+        let threads: Vec<_> = System::all().map(|system| scope.spawn(move || replay(system))).collect();
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().expect("a trial's panics are caught"))
+            .collect::<Vec<_>>()
     });
-    let alive = alive.into_inner().expect("nobody panicked with it");
-    println!("{} of {} mutants were killed", all.len() - alive.len(), all.len());
-    assert!(alive.is_empty(), "these live: {alive:?}");
+    let mut alive = Vec::new();
+    for (mutant, told) in replayed {
+        match told {
+            Ok(why) => println!("{mutant}: killed by {why}"),
+            Err(why) => alive.push(format!("{mutant}: {why}")),
+        }
+    }
+    assert!(alive.is_empty(), "{alive:#?}");
 }
 
-/// Whether one of the seeds shows it. It is wrong on this thread alone.
-fn is_found(system: System, mutant: Mutant) -> bool {
-    Mutant::switch(Some(mutant));
-    let setup = Setup::of(system);
-    let killed = (1..=SEEDS).map(|seed| judge(&setup, seed, true)).find(|judged| judged.is_bad());
-    Mutant::switch(None);
-    if let Some(judged) = &killed {
-        let (system, seed) = (system.name(), judged.seed);
-        println!("{mutant:?}: killed by seed {seed} of {system}, for {}", judged.reasons[0]);
-    }
-    killed.is_some()
+fn replay(system: System) -> Vec<(String, Result<String, String>)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../trial/kills");
+    let file = format!("{folder}/{}.txt", system.name());
+    let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    kills::replay(system, &kills::parse(&text).expect("lines `MUTANT SEED`"))
 }
 
 /// What is wrong is told, drawn, and run again by the command that was printed.
