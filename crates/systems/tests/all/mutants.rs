@@ -37,9 +37,7 @@ fn a_reader_of_pilaf_that_believes_too_soon_answers_what_was_not_there() {
 
 #[test]
 fn every_broken_rebuild_is_seen() {
-    for (name, case) in stepped::CASES {
-        assert!(stepped::passes(None, *case), "{name} fails without any mutant");
-    }
+    // The unbroken code passes the same cases in `prism_kv_steps`.
     let mut killed = 0;
     // MOVED_UNFROZEN shows where a client comes between two accesses of one step: that takes the simulator.
     let seen_here = [
@@ -53,13 +51,10 @@ fn every_broken_rebuild_is_seen() {
     ];
     let of = seen_here.len();
     for mutant in seen_here {
-        let killers = stepped::CASES.iter().filter(|(_, case)| !stepped::passes(Some(mutant), *case));
-        let killers: Vec<&str> = killers.map(|(name, _)| *name).collect();
-        println!(
-            "{mutant:?}: killed by {}",
-            if killers.is_empty() { "nobody".into() } else { killers.join(", ") }
-        );
-        killed += usize::from(!killers.is_empty());
+        // The first case takes longest by far, so it comes last.
+        let killer = stepped::CASES.iter().rev().find(|(_, case)| !stepped::passes(Some(mutant), *case));
+        println!("{mutant:?}: killed by {}", killer.map_or("nobody", |(name, _)| *name));
+        killed += usize::from(killer.is_some());
     }
     println!("{killed} of {of} mutants were killed");
     assert_eq!(killed, of);
