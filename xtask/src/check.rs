@@ -51,7 +51,7 @@ pub(crate) fn house_rules(root: &Path) -> bool {
     findings.is_empty()
 }
 
-/// Without the broken variants, which [`test`] compiles in: both builds must compile.
+/// Without the broken variants, which [`test()`] compiles in: both builds must compile.
 fn clippy(root: &Path) -> bool {
     succeeds(cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }

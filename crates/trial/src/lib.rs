@@ -2,7 +2,7 @@
 //! what was seen.
 //!
 //! Everything that is not asked for is drawn from the seed: how many clients there are and how they reach the node,
-//! what they ask, when processes are stopped and killed. [`family`] is what differs between families of systems;
+//! what they ask, when processes are stopped and killed. `family` is what differs between families of systems;
 //! nothing else here knows them. Invariant: the same setup and seed give the same history.
 
 #![forbid(unsafe_code)]
