@@ -179,7 +179,7 @@ pub trait System: 'static {
     /// The node's half.
     fn kind<M: Memory>() -> Box<dyn Kind<M>>;
 
-    /// A client of a store that its members' catalogs describe so. [`Members::of`] checks that this system can use
+    /// A client of a store that its members' catalogs describe so. [`Members::one_of`] checks that this system can use
     /// them over that fabric.
     ///
     /// # Errors
