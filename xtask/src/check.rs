@@ -66,16 +66,8 @@ fn build_tests(root: &Path) -> bool {
 fn test(root: &Path) -> bool {
     let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]);
     mutants::compile_in(&mut command);
-    // Many tests of the binary and of the fabrics wait for most of their time: for a deadline, or for another process.
-    if std::env::var_os(THREADS).is_none() {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        command.env(THREADS, (2 * cores).to_string());
-    }
     succeeds(command)
 }
-
-/// How many tests of one binary run at a time.
-const THREADS: &str = "RUST_TEST_THREADS";
 
 fn doc(root: &Path) -> bool {
     let mut command = cargo(root, &["doc", "--workspace", "--no-deps", "--locked"]);
