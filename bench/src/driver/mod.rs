@@ -1,5 +1,5 @@
-//! Drives clients of one family of systems through a [`Work`]: so many tasks a thread, each with one operation in
-//! flight, in a closed loop, or by a schedule.
+//! Drives clients of one family of systems through a [`Work`], in a closed loop or by a schedule. Each thread has a
+//! fixed number of tasks, and each task has one operation in flight.
 //!
 //! Invariant: the driver knows no family. What an operation is, how it is performed and whether its answer is right is
 //! the work's; loops, pacing, counting and histograms are the driver's.
@@ -30,11 +30,11 @@ pub trait Work {
     const KINDS: Kinds;
     /// An operation, drawn and not performed yet.
     type Drawn: Copy;
-    /// What one thread draws operations from.
+    /// Source of one thread's operations.
     type Source;
     /// State of one task, such as its buffers.
     type Task;
-    /// What can go wrong with an operation.
+    /// Error or violation of an operation.
     type Trouble: Trouble;
 
     /// A source for one thread.
@@ -79,13 +79,13 @@ pub trait Perform<C>: Work {
     ) -> Result<(), Self::Trouble>;
 }
 
-/// What went wrong with an operation. Its text is for the user.
+/// Error or violation of an operation. Its text is for the user.
 pub trait Trouble: Display {
-    /// What it means for the run.
+    /// Its consequence for the run.
     fn fault(&self) -> Fault;
 }
 
-/// What trouble means for a run.
+/// Consequence of trouble for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The operation failed; the next one may succeed.
@@ -150,7 +150,7 @@ impl<W: Work> Run<W> {
         Ok(Run { work, tasks, stop: AtomicBool::new(false), seed, sampled: sampled.max(1) })
     }
 
-    /// What is done.
+    /// The work of this run.
     pub fn work(&self) -> &W {
         &self.work
     }
@@ -310,7 +310,7 @@ impl<W: Work> Thread<W> {
         *self.intervals.borrow_mut() = Some(Intervals::new(since, every, to));
     }
 
-    /// What is to be done next. It depends on whether the last answer was wrong: 0 if not, else 1.
+    /// The next operation. `doubt` is 1 if the last answer was wrong, else 0.
     #[inline]
     pub(crate) fn draw(&self, doubt: usize) -> W::Drawn {
         match &self.draws {

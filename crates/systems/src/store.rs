@@ -47,7 +47,7 @@ impl std::fmt::Display for StoreError {
             StoreError::Lacks { kind, node, needs, has } => write!(
                 f,
                 "a {kind} store needs a fabric with {needs}, and the one to node {} lacks {} (it has: {has}): nothing \
-                 was asked; reach the node by another fabric, or use a store of another kind",
+                 was changed; reach the node by another fabric, or use a store of another kind",
                 node.0,
                 needs.without(*has)
             ),

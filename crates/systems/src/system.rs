@@ -148,7 +148,8 @@ pub trait System: 'static {
     const NODES: Nodes = Nodes::One;
     /// Whether it is for tests alone: no node of `farside` serves it.
     const FOR_TESTS: bool = false;
-    /// What it needs a fabric to have.
+    /// Capabilities that its operations need of a fabric. Calls are those to its own service: opening a store always
+    /// takes one to the node, and is not counted.
     const NEEDS: Capabilities;
     /// Its broken variants, which its tests find.
     const MUTANTS: &'static [Mutant] = &[];

@@ -20,6 +20,7 @@ pub fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
 /// is wrong with its line.
 #[cfg(farside_mutants)]
 pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Result<String, String>)> {
+    use crate::judge::Verdict;
     use farside_remote::mutant::Mutant;
     let mutants = system.mutants();
     let strangers = kills.iter().filter(|(name, _)| mutants.iter().all(|mutant| mutant.name() != name));
@@ -35,7 +36,8 @@ pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Re
                 let broken = crate::judge::judge(&setup, *seed, true);
                 Mutant::switch(None);
                 let right = crate::judge::judge(&setup, *seed, true);
-                match (broken.is_bad(), right.is_bad()) {
+                // An undecided history kills nothing.
+                match (broken.verdict == Verdict::Violated, right.is_bad()) {
                     (true, false) => Ok(format!("seed {seed}: {}", broken.reasons[0])),
                     (false, _) => Err(format!("lives through seed {seed}")),
                     (true, true) => Err(format!("the right code fails, too: {right}")),

@@ -364,10 +364,11 @@ fn told(judged: &Judged) -> String {
         ));
         out.push(format!("         a store of {} MiB; {}", drawn.quota_mib, listed(options)));
         let focus = drawn.focus.map_or("none", |phase| report.phases.all[phase].name);
-        out.push(format!(
-            "         faults strike within: {focus}; dropped: 1 operation in {}",
-            drawn.drop_one_in
-        ));
+        let dropped = match drawn.drop_one_in {
+            0 => "none".to_owned(),
+            one_in => format!("1 operation in {one_in}"),
+        };
+        out.push(format!("         faults strike within: {focus}; dropped: {dropped}"));
         let mut totals = Totals::default();
         totals.add(judged);
         out.push(totals.told(&Setup { faults: drawn.faults.clone(), ..judged.setup.clone() }));

@@ -276,6 +276,11 @@ fn of_swing(error: FabricError) -> QueueError {
     QueueError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
 }
 
+/// Number of slots for the items; nothing if no ring has so many.
+fn slots_for(sizing: &Sizing) -> Option<u64> {
+    sizing.items.unwrap_or(1).checked_next_power_of_two().filter(|&slots| slots <= SLOTS_MAX)
+}
+
 /// The queue, as a node knows it.
 pub struct RingQueueKind;
 
@@ -291,15 +296,14 @@ impl System for RingQueueKind {
     type Client<F: Fabric + Clock> = RingQueue<F>;
 
     fn parameters(sizing: &Sizing) -> String {
-        serde_json::json!({ "slots": sizing.items.unwrap_or(1).next_power_of_two() }).to_string()
+        serde_json::json!({ "slots": slots_for(sizing).unwrap_or(SLOTS_MAX) }).to_string()
     }
 
     fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit> {
         if sizing.value_len > VALUE_MAX {
             return Err(Misfit::Value(VALUE_MAX));
         }
-        let slots = sizing.items.unwrap_or(1).checked_next_power_of_two().filter(|&slots| slots <= SLOTS_MAX);
-        let (slots, item_bytes) = (slots.ok_or(Misfit::Items)?, buffer_bytes(sizing.value_len));
+        let (slots, item_bytes) = (slots_for(sizing).ok_or(Misfit::Items)?, buffer_bytes(sizing.value_len));
         Ok(Footprint { slots, table_bytes: table_len(slots).ok_or(Misfit::Items)?, item_bytes })
     }
 
