@@ -11,13 +11,15 @@ mod support;
 use criterion::Criterion;
 use farside_bench::floor::ByHand;
 use farside_fabrics::memory::Mapping;
-use farside_remote::{Addr, Chain, ChainBuf, Key, Memory, Out, Reply, Width, read};
+use farside_remote::arena::session::SessionId;
+use farside_remote::{Addr, By, Chain, ChainBuf, Key, Memory, Out, Reply, Width, read};
 use farside_systems::kv::prism_kv::layout::{ItemView, SLOT_SIZE};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use support::{Store, median};
 
 /// Few enough that their slots and items stay in the first two caches.
+const BY: By = By::itself(SessionId { slot: 0, number: 1 });
 const RECORDS: u64 = 64;
 const VALUE_SIZE: usize = 512;
 /// As much of an item as PRISM-KV asks for.
@@ -118,7 +120,7 @@ impl<'a> Chains<'a> {
 
     #[inline]
     fn run(&mut self, (target, Built { chain, item }): &(&Target, Built<'_>)) -> bool {
-        let Ok(()) = farside_remote::run(self.memory, 1, chain.view(), &mut self.reply);
+        let Ok(()) = farside_remote::run(self.memory, BY, chain.view(), &mut self.reply);
         finds(&self.reply, *item, target)
     }
 
@@ -126,7 +128,7 @@ impl<'a> Chains<'a> {
     fn get(&mut self, target: &Target) -> bool {
         let mut chain = self.chain.begin(self.key);
         let item = ask_for(&mut chain, target);
-        let Ok(()) = farside_remote::run(self.memory, 1, chain.view(), &mut self.reply);
+        let Ok(()) = farside_remote::run(self.memory, BY, chain.view(), &mut self.reply);
         finds(&self.reply, item, target)
     }
 }

@@ -12,7 +12,7 @@ use crate::timer;
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{DEADLINE, ServiceId};
-use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
+use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -37,9 +37,6 @@ pub trait Control {
     /// no dearer.
     fn look(&self, _is_enough: &dyn Fn() -> bool) {}
 }
-
-/// After so many retired buffers the node is rung, in case it sleeps.
-const RETIRED_PER_RING: u64 = 256;
 
 /// An endpoint whose own CPU runs the chains. Belongs to one thread.
 pub struct Direct<M: Runs = Arc<Mapping>> {
@@ -152,9 +149,10 @@ impl<M: Runs> Fabric for Direct<M> {
         }
         self.check(node)?;
         self.enter();
+        chain.note_posted();
         let view = chain.view(); // Anew, so that it does not lie in the future while that waits.
         self.runner.run(self.session().number, view, reply);
-        if reply.last_status() == Status::NotReady {
+        if self.runner.should_ring(reply) {
             self.control.ring();
         }
         Ok(())
@@ -184,7 +182,8 @@ impl<M: Runs> Fabric for Direct<M> {
         }
         // Or else the store could be dropped, and its segments be another's, between the question and the step.
         self.enter();
-        if self.runner.retire(key, buffer).is_multiple_of(RETIRED_PER_RING) {
+        self.runner.retire(self.session().number, key.region(), buffer);
+        if self.runner.is_much_retired() {
             self.control.ring();
         }
     }

@@ -7,7 +7,7 @@ use crate::ahead::Ahead;
 use crate::memory::Mapping;
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::{Counters, SessionId, counters_at, turn_at};
-use farside_remote::{Addr, ChainView, Key, Memory, Reply, Status};
+use farside_remote::{Addr, By, ChainView, Memory, Reply, Status};
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,6 +15,9 @@ use std::sync::Arc;
 /// How many chains a turn may run before it says that it has moved on: a task that never awaits anything has a
 /// turn without end.
 const CHAINS_PER_TURN: u32 = 64;
+
+/// After so many retired buffers the node is rung, in case it sleeps.
+const RETIRED_PER_RING: u64 = 256;
 
 /// Memory on which chains run: a node's mapping, or something that looks on as it is used.
 pub trait Runs: Memory<Wait = Infallible> {
@@ -37,6 +40,8 @@ pub struct Runner<M: Runs = Arc<Mapping>> {
     chains_in_turn: Cell<u32>,
     ahead: Ahead,
     counters: RefCell<Counters>,
+    /// How many buffers were retired when the node was last rung for them.
+    retired_rung: Cell<u64>,
 }
 
 impl<M: Runs> Runner<M> {
@@ -49,6 +54,7 @@ impl<M: Runs> Runner<M> {
             chains_in_turn: Cell::new(0),
             ahead: Ahead::new(),
             counters: RefCell::default(),
+            retired_rung: Cell::new(0),
         }
     }
 
@@ -121,7 +127,7 @@ impl<M: Runs> Runner<M> {
         chain: ChainView<'_>,
         reply: &mut Reply,
     ) {
-        let Ok(()) = farside_remote::run(seen, owner, chain, reply);
+        let Ok(()) = farside_remote::run(seen, By { owner, retires: self.session }, chain, reply);
         self.count(&chain, reply);
     }
 
@@ -133,6 +139,7 @@ impl<M: Runs> Runner<M> {
         counters.bytes_in += chain.wire_len() as u64;
         counters.bytes_out += reply.as_bytes().len() as u64;
         counters.atomics += chain.atomics() as u64;
+        counters.retired += u64::from(reply.retired());
         match reply.last_status() {
             Status::Access | Status::Invalid | Status::Aborted => counters.refused += 1,
             Status::NotReady => counters.not_ready += 1,
@@ -140,12 +147,27 @@ impl<M: Runs> Runner<M> {
         }
     }
 
-    /// Gives back a buffer, in a turn that was entered; answers how many were so far.
-    pub fn retire(&self, key: Key, buffer: Addr) -> u64 {
-        let Ok(retired) = Arena::of(&self.memory).retire(self.session, key, buffer.raw());
-        let mut counters = self.counters.borrow_mut();
-        counters.retired += u64::from(retired);
-        counters.retired
+    /// Gives back a buffer of the session numbered `owner`, in a turn that was entered.
+    pub fn retire(&self, owner: u32, region: u32, buffer: Addr) {
+        let Ok(retired) = Arena::of(&self.memory).retire_own(self.session, owner, region, buffer.raw());
+        self.counters.borrow_mut().retired += u64::from(retired);
+    }
+
+    /// Whether the node, if it sleeps, should be rung: memory is wanted, by the chain that `reply` answers, or enough
+    /// was retired since this was last said.
+    #[inline]
+    pub fn should_ring(&self, reply: &Reply) -> bool {
+        reply.last_status() == Status::NotReady || (reply.retired() > 0 && self.is_much_retired())
+    }
+
+    /// Whether enough was retired to ring the node, since this or [`Runner::should_ring`] last said so.
+    pub fn is_much_retired(&self) -> bool {
+        let retired = self.counters.borrow().retired;
+        let is_much = retired - self.retired_rung.get() >= RETIRED_PER_RING;
+        if is_much {
+            self.retired_rung.set(retired);
+        }
+        is_much
     }
 
     /// No pointer is held any more.

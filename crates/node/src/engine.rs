@@ -13,8 +13,7 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub struct Keys {
     held: Vec<Held>,
-    /// Those that others have taken the place of, the latest last: whose chains may yet arrive, and what they made
-    /// unreachable.
+    /// Those that others have taken the place of, the latest last: their chains may yet arrive.
     former: VecDeque<Held>,
 }
 
@@ -78,11 +77,9 @@ impl Keys {
         held.own.opens(key.secret()).then_some((held.store, held.rights))
     }
 
-    /// As [`Keys::stands_for`], for buffers that are given back: one task of a session may have been given another key
-    /// while what another one made unreachable was on its way.
-    pub fn retires_for(&self, key: Key) -> Option<(Key, Rights)> {
-        let held = self.held.iter().chain(&self.former).find(|held| held.is(key))?;
-        Some((held.store, held.rights))
+    /// Whether the session may give back what it has allocated in that region.
+    pub fn may_allocate(&self, region: u32) -> bool {
+        self.held.iter().any(|held| held.own.region() == region && held.rights.contains(Rights::ALLOCATE))
     }
 
     /// Whether the chains of that key's region must run on memory that is wide.
@@ -195,11 +192,6 @@ mod tests {
         assert!(keys.is_wide(next) && !keys.is_wide(Key::new(4, 9)));
         assert_eq!((keys.stands_for(own), keys.stands_for(next)), (None, Some((other, Rights::ALL))));
         assert!(keys.was_granted(own) && keys.was_granted(next) && !keys.was_granted(Key::new(3, 6)));
-        assert_eq!(
-            keys.retires_for(own),
-            Some((store, Rights::ALL)),
-            "what it made unreachable may come later"
-        );
         for secret in 79..79 + FORMER_MAX as u64 {
             keys.grant(&known(secret, false), Rights::ALL, secret);
         }
@@ -226,9 +218,11 @@ mod tests {
         let [a, b] =
             [(1, "a"), (2, "b")].map(|(region, name)| keys.grant(&store(region, name), Rights::ALL, 5));
         assert!(!keys.limit(|_| Rights::ALL));
+        assert!(keys.may_allocate(1) && keys.may_allocate(2) && !keys.may_allocate(3));
         assert!(keys.limit(|name| if name == "a" { Rights::READ } else { Rights::NONE }));
         assert_eq!(keys.stands_for(a), Some((Key::new(1, 77), Rights::READ)));
         assert_eq!(keys.stands_for(b), Some((Key::new(2, 77), Rights::NONE)));
         assert!(keys.was_granted(b));
+        assert!(!keys.may_allocate(1) && !keys.may_allocate(2), "what it held is a scan's to find");
     }
 }

@@ -223,24 +223,12 @@ impl<M: NodeMemory> Node<M> {
         self.sessions.open_remote(memory)
     }
 
-    /// A remote session runs no more chains, and nothing that it retired is on its way. If it did not say so itself,
-    /// stores are scanned for what it held.
+    /// A remote session runs no more chains. If it did not say so itself, stores are scanned for what it held.
     pub fn end_remote(&mut self, number: u32, said_so: bool) {
         self.sessions.end_remote(number);
         if !said_so {
             self.scan_all();
         }
-    }
-
-    /// A remote session has made a flush; see [`Node::flush`].
-    pub fn flushed(&mut self, number: u32, flush: u32) {
-        self.sessions.flushed(number, flush);
-    }
-
-    /// The last flush that remote sessions are to make: each is to say when all that it had retired before it heard
-    /// of this has arrived.
-    pub fn flush(&self) -> u32 {
-        self.sessions.flush()
     }
 
     /// A session's owner runs no more chains. If it did not say so itself, stores are scanned for what it held.
@@ -525,8 +513,7 @@ impl<M: NodeMemory> Node<M> {
             grace.iter().flat_map(|grace| grace.waiting_for()).map(|id| id.slot).collect();
         let sessions = self.sessions.iter().filter(|session| slots.contains(&session.id.slot));
         let pids = sessions.map(|session| format!("process {}", session.pid));
-        let remote = grace.map(Grace::remote).filter(|&count| count > 0);
-        let whom: Vec<String> = pids.chain(remote.map(|count| format!("{count} remote sessions"))).collect();
+        let whom: Vec<String> = pids.collect();
         if whom.is_empty() {
             return format!("{being_rebuilt}: wait until that has ended");
         }
@@ -766,7 +753,7 @@ impl<M: NodeMemory> Node<M> {
         let record = restart::record(sequence, &self.stores_with(&store)).expect("there was more before");
         self.write_catalog(memory, &record)?;
         let Some(entry) = self.catalog.by_region_mut(store.region) else { return Ok(()) };
-        Arena::of(memory).change_secret(store.region, entry.store.secret, store.secret)?;
+        Arena::of(memory).set_secret(store.region, store.secret)?;
         let formers = entry.store.formers().into_iter().map(|(_, extent)| extent);
         let segments = formers.flat_map(|of| rebuild::segments_of(self.geometry, of.at, of.len)).collect();
         (entry.served, entry.store) = (Served::new(&store, service), store);

@@ -150,7 +150,7 @@ pub(crate) fn grant_step<M: NodeMemory>(
     Ok(true)
 }
 
-/// Whether everybody whom the former key let in has ended, and what they made unreachable has arrived.
+/// Whether all chains that the former key let in have ended.
 pub(crate) fn is_left<M: NodeMemory>(
     memory: &M,
     sessions: &mut Sessions,
@@ -160,7 +160,7 @@ pub(crate) fn is_left<M: NodeMemory>(
         return Ok(true);
     }
     match grace {
-        None => *grace = Some(sessions.begin_flush(memory)?),
+        None => *grace = Some(sessions.begin_grace(memory)?),
         Some(grace) => return sessions.is_over(memory, grace),
     }
     Ok(false)

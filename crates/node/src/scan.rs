@@ -6,12 +6,13 @@
 //! 2. *Mark*: the service tells what its structure reaches; those are no longer suspect, and belong to the
 //!    structure from now on, whoever allocated them: so a later scan finds them too once they are replaced. No
 //!    buffer goes back to a list between being seen and being noted.
-//! 3. *Grace*: everyone who may have replaced a suspect before it was looked for has retired it, or is dead.
+//! 3. *Grace*: every chain that may have replaced a suspect before it was looked for has retired it, or its runner is
+//!    dead.
 //! 4. *Sweep*: what is still LIVE and suspect becomes RETIRED, and comes back like anything that was retired.
 //!
 //! Why this is safe: a suspect that is installed nowhere can never be installed, for only its owner has its address
-//! and its owner is gone. So at 2 it is either reached, or replaced; and whoever replaced it retires it in the same
-//! turn, which has ended after 3. At 4 nobody is left who knows it.
+//! and its owner is gone. So at 2 it is either reached, or replaced; and the chain that replaced it retires it in the
+//! same turn, which has ended after 3. At 4 nobody is left who knows it.
 
 use crate::mutants;
 use crate::node::NodeMemory;
@@ -127,7 +128,7 @@ impl Scan {
             }
             Phase::Wait { .. } if waits_for_nobody() => self.phase = Phase::Sweep { at: Place::default() },
             Phase::Wait { grace: None } => {
-                self.phase = Phase::Wait { grace: Some(sessions.begin_flush(memory)?) };
+                self.phase = Phase::Wait { grace: Some(sessions.begin_grace(memory)?) };
             }
             Phase::Wait { grace: Some(grace) } => {
                 if !sessions.is_over(memory, grace)? {

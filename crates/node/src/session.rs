@@ -1,9 +1,8 @@
 //! Who runs chains on this memory: the sessions that are open, and how one waits until all have moved on.
 //!
 //! A session with a slot runs its chains itself, and says in the slot when it may hold pointers. A *remote* one has its
-//! chains run by an engine, in a turn of the engine's slot. It has a number, to which its buffers belong, and no slot;
-//! what it retires reaches the node some time after the chain that made it unreachable, so it is asked for a *flush*:
-//! to say when all that it had retired before it was asked has arrived.
+//! chains run by an engine, in a turn of the engine's slot. It has a number, to which its buffers belong, and no slot.
+//! What a chain makes unreachable it retires in that same turn, so nobody waits for anything but turns.
 //!
 //! Invariant: numbers grow and are never reused, so "gone before" is a question about a number.
 //! Invariant: a session counts as open until the buffers that it retired have been taken from its slot.
@@ -12,7 +11,7 @@ use farside_remote::Memory;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::owner;
 use farside_remote::arena::{Arena, SESSIONS_MAX, header};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,10 +28,8 @@ pub struct Session {
 #[derive(Debug)]
 pub struct Sessions {
     open: BTreeMap<u32, Session>,
-    /// Remote sessions, each with the last flush that it has made.
-    remote: BTreeMap<u32, u32>,
-    /// The last flush that was asked for.
-    flush: u32,
+    /// The numbers of remote sessions.
+    remote: BTreeSet<u32>,
     next_number: u32,
 }
 
@@ -40,9 +37,6 @@ pub struct Sessions {
 #[derive(Debug)]
 pub struct Grace {
     waiting: Vec<(SessionId, u64)>,
-    /// Remote sessions that are to make this flush.
-    remote: Vec<u32>,
-    flush: u32,
 }
 
 /// Who had ended by a certain moment.
@@ -65,8 +59,8 @@ impl Gone {
 impl Sessions {
     /// None open. Numbers begin at `first_number`, above any that this memory has seen.
     pub fn new(first_number: u32) -> Sessions {
-        let (open, remote) = (BTreeMap::new(), BTreeMap::new());
-        Sessions { open, remote, flush: 0, next_number: first_number.max(1) }
+        let (open, remote) = (BTreeMap::new(), BTreeSet::new());
+        Sessions { open, remote, next_number: first_number.max(1) }
     }
 
     /// The open sessions that have slots.
@@ -107,25 +101,13 @@ impl Sessions {
         let number = self.next_number;
         self.note_next(memory)?;
         self.pass_number();
-        self.remote.insert(number, self.flush);
+        self.remote.insert(number);
         Ok(number)
     }
 
     /// A remote session runs no more chains and retires nothing more.
     pub fn end_remote(&mut self, number: u32) {
         self.remote.remove(&number);
-    }
-
-    /// A remote session has made a flush: all that it had retired before it was asked for that has arrived.
-    pub fn flushed(&mut self, number: u32, flush: u32) {
-        if let Some(made) = self.remote.get_mut(&number) {
-            *made = flush.min(self.flush).max(*made);
-        }
-    }
-
-    /// The last flush that remote sessions are to make.
-    pub fn flush(&self) -> u32 {
-        self.flush
     }
 
     /// Before the number is used: a node that takes over must not give it to anyone else.
@@ -163,7 +145,7 @@ impl Sessions {
     /// Who is gone now.
     pub fn gone(&self) -> Gone {
         let open = self.open.values().map(|session| session.id.number);
-        let mut alive: Vec<u32> = open.chain(self.remote.keys().copied()).collect();
+        let mut alive: Vec<u32> = open.chain(self.remote.iter().copied()).collect();
         alive.sort_unstable();
         Gone { alive, next_number: self.next_number }
     }
@@ -177,19 +159,7 @@ impl Sessions {
                 waiting.push((session.id, turn));
             }
         }
-        Ok(Grace { waiting, remote: Vec::new(), flush: 0 })
-    }
-
-    /// Whoever may hold a pointer now, or has made something unreachable whose retirement has not arrived. One load a
-    /// session that has a slot; the others are asked for a flush.
-    pub fn begin_flush<M: Memory>(&mut self, memory: &M) -> Result<Grace, M::Wait> {
-        let grace = self.begin_grace(memory)?;
-        let remote: Vec<u32> = self.remote.keys().copied().collect();
-        if !remote.is_empty() {
-            self.flush =
-                self.flush.checked_add(1).expect("four thousand million scans are more than a node's life");
-        }
-        Ok(Grace { remote, flush: self.flush, ..grace })
+        Ok(Grace { waiting })
     }
 
     /// Whether everyone who held a pointer when `grace` began has ended that turn, or has ended altogether. Looks at
@@ -202,8 +172,7 @@ impl Sessions {
             }
         }
         grace.waiting = waiting;
-        grace.remote.retain(|number| self.remote.get(number).is_some_and(|&made| made < grace.flush));
-        Ok(grace.waiting.is_empty() && grace.remote.is_empty())
+        Ok(grace.waiting.is_empty())
     }
 }
 
@@ -212,48 +181,12 @@ impl Grace {
     pub fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
         self.waiting.iter().map(|&(id, _)| id)
     }
-
-    /// How many remote sessions it waits for.
-    pub fn remote(&self) -> usize {
-        self.remote.len()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use farside_fabrics::memory::{Mapping, Pages};
-
-    #[test]
-    fn a_flush_waits_for_every_remote_session_of_its_time_and_for_no_other() {
-        let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
-        let mut sessions = Sessions::new(1);
-        let open = |sessions: &mut Sessions| {
-            let Ok(number) = sessions.open_remote(&memory);
-            number
-        };
-        let (busy, idle, dying) = (open(&mut sessions), open(&mut sessions), open(&mut sessions));
-        let Ok(mut grace) = sessions.begin_flush(&memory);
-        let later = open(&mut sessions);
-        let is_over = |sessions: &Sessions, grace: &mut Grace| {
-            let Ok(is_over) = sessions.is_over(&memory, grace);
-            is_over
-        };
-        assert!(!is_over(&sessions, &mut grace));
-        sessions.flushed(idle, sessions.flush());
-        sessions.end_remote(dying);
-        sessions.flushed(busy, sessions.flush() - 1);
-        assert!(!is_over(&sessions, &mut grace), "one has made an earlier flush only");
-        sessions.flushed(busy, u32::MAX);
-        assert!(is_over(&sessions, &mut grace));
-        let gone = sessions.gone();
-        assert!(gone.includes(dying) && ![busy, idle, later].into_iter().any(|number| gone.includes(number)));
-        // What nobody has asked for yet was not made in advance.
-        let Ok(mut next) = sessions.begin_flush(&memory);
-        assert!(!is_over(&sessions, &mut next));
-        let Ok(mut turns_alone) = sessions.begin_grace(&memory);
-        assert!(is_over(&sessions, &mut turns_alone), "retired buffers wait for no remote session");
-    }
 
     #[test]
     fn numbers_are_shared_by_all_kinds_and_never_come_again() {

@@ -5,12 +5,15 @@
 //! well-formed to its last byte, so iterating over it cannot fail.
 
 use crate::address::Addr;
+use crate::fabric::{FabricError, Ran};
 use crate::key::Key;
 use crate::op::Op;
+use crate::reply::{Reply, Status};
 use crate::wire::{
     ALLOCATES_MAX, CHAIN_BYTES_MAX, CHAIN_HEADER, ChainHeader, Code, OP_HEADER, OPS_MAX, OpHeader, WireError,
     flag,
 };
+use std::cell::Cell;
 use std::marker::PhantomData;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -49,12 +52,23 @@ struct Part<'a> {
     bytes: &'a [u8],
 }
 
+/// Buffers that earlier chains have allocated and that nothing points to, until an op of this chain shows them.
+#[derive(Clone, Copy)]
+pub struct Held<'a> {
+    /// Where they are.
+    pub buffers: &'a [Addr],
+    /// The op that shows them, by its place in the chain: if it ends with [`Status::Ok`].
+    pub shown_by: usize,
+    is_posted: &'a Cell<bool>,
+}
+
 /// A chain being built.
 pub struct Chain<'a> {
     header: ChainHeader,
     bytes: &'a mut Vec<u8>,
     parts: [Option<Part<'a>>; PARTS_MAX],
     parts_len: usize,
+    held: Option<Held<'a>>,
 }
 
 impl ChainBuf {
@@ -68,7 +82,7 @@ impl ChainBuf {
     pub fn begin<'a>(&'a mut self, key: Key) -> Chain<'a> {
         self.bytes.clear();
         let parts = [const { None }; PARTS_MAX];
-        Chain { header: ChainHeader::empty(key), bytes: &mut self.bytes, parts, parts_len: 0 }
+        Chain { header: ChainHeader::empty(key), bytes: &mut self.bytes, parts, parts_len: 0, held: None }
     }
 }
 
@@ -89,6 +103,37 @@ impl<'a> Chain<'a> {
     #[inline(always)]
     pub fn also<T: ?Sized>(&mut self, op: Op<'a, T>) -> Out<T> {
         self.push(op, 0)
+    }
+
+    /// Says which buffers the op that answers `shown_by` shows. If the future of [`crate::Fabric::run`] is dropped,
+    /// the caller does not learn whether it did. While `is_posted` is set, the fabric gives them back if the chain
+    /// turns out not to have shown them; else the chain has not run and never will, and they are still the caller's.
+    ///
+    /// The caller says by [`Chain::note_answered`] when it has heard: what was not shown is then its own again.
+    pub fn holds<T: ?Sized>(&mut self, buffers: &'a [Addr], shown_by: Out<T>, is_posted: &'a Cell<bool>) {
+        self.held = Some(Held { buffers, shown_by: shown_by.index.into(), is_posted });
+    }
+
+    /// What the chain shows if it succeeds, beside what it allocates itself.
+    pub fn held(&self) -> Option<Held<'a>> {
+        self.held
+    }
+
+    /// Said by a fabric: from now on the chain may run, even if the future of its run is dropped.
+    #[inline]
+    pub fn note_posted(&self) {
+        if let Some(held) = self.held {
+            held.is_posted.set(true);
+        }
+    }
+
+    /// Said by the caller, of what [`crate::Fabric::run`] has come to. What the chain holds and has not shown is the
+    /// caller's again, unless the chain may have run and its reply was lost: then nobody knows what it has shown.
+    #[inline]
+    pub fn note_answered(&self, ran: &Result<(), FabricError>) {
+        if let Some(held) = self.held {
+            held.is_posted.set(ran.as_ref().is_err_and(|error| error.ran() != Ran::No));
+        }
     }
 
     #[inline(always)]
@@ -266,6 +311,20 @@ impl<'a> ChainView<'a> {
         (header.code == Code::Read as u8).then_some(header)
     }
 
+    /// Buffers that a chain has taken and not shown, of which nobody knows if nobody hears `reply`: those whose
+    /// addresses only the reply tells. A chain that reclaims cleans up by itself.
+    pub fn untold(&self, reply: &Reply) -> impl Iterator<Item = Addr> {
+        let reclaims = self.ops().any(|op| op.reclaims().is_some());
+        let taken = self
+            .ops()
+            .enumerate()
+            .filter(move |(_, op)| op.code() == Code::Allocate && op.redirect().is_none() && !reclaims);
+        taken.filter_map(|(index, _)| {
+            let is_taken = reply.status_at(index) == Some(Status::Ok);
+            is_taken.then(|| Addr::read_from_bytes(reply.output(index)).ok()).flatten()
+        })
+    }
+
     /// The ops in order.
     #[inline]
     pub fn ops(&self) -> Ops<'a> {
@@ -430,6 +489,12 @@ impl<'a> OpView<'a> {
         self.has(flag::DATA_INDIRECT).then_some(self.source)
     }
 
+    /// Where in its word the pointer lies, of a reclaiming CAS.
+    #[inline]
+    pub(crate) fn reclaims(&self) -> Option<u32> {
+        self.has(flag::RECLAIMING).then(|| self.header.len.get())
+    }
+
     #[inline]
     pub(crate) fn payload(&self) -> Payload<'a> {
         self.payload.clone()
@@ -457,12 +522,16 @@ impl std::fmt::Display for OpView<'_> {
                 write!(f, "CAS{} {star}{:?} {mode:?}", self.width(), self.target())?;
             }
             Code::FetchAdd => write!(f, "FETCH-ADD {:?}", self.target())?,
+            Code::Retire => write!(f, "RETIRE {} buffers", self.len() / 8)?,
         }
         if self.has(flag::BOUNDED) {
             write!(f, " bounded")?;
         }
         if self.has(flag::MASKED) {
             write!(f, " masked")?;
+        }
+        if let Some(offset) = self.reclaims() {
+            write!(f, " reclaiming +{offset}")?;
         }
         if let Some(source) = self.source() {
             write!(f, " from {source:?}")?;
@@ -576,6 +645,120 @@ mod tests {
         assert_eq!(broken(27, 8), Some(WireError::Width(8)));
         assert_eq!(broken(31, 1), None, "a READ may ask for more than fits its reply");
         assert_eq!(broken(15, 1), Some(WireError::TooLong { bytes: 16 + (1 << 24) }));
+    }
+
+    #[test]
+    fn a_pointer_that_does_not_lie_in_its_word_is_refused() {
+        let mut buf = ChainBuf::new();
+        for width in [8, 16, 24, 32] {
+            let mut chain = buf.begin(KEY);
+            match width {
+                8 => {
+                    let _ = chain.also(op::cas(Mode::Eq, Addr::new(64), &[0u8; 8], &[0u8; 8]).reclaiming(0));
+                }
+                16 => {
+                    let _ =
+                        chain.also(op::cas(Mode::Eq, Addr::new(64), &[0u8; 16], &[0u8; 16]).reclaiming(8));
+                }
+                24 => {
+                    let _ =
+                        chain.also(op::cas(Mode::Eq, Addr::new(64), &[0u8; 24], &[0u8; 24]).reclaiming(3));
+                }
+                _ => {
+                    let _ =
+                        chain.also(op::cas(Mode::Eq, Addr::new(64), &[0u8; 32], &[0u8; 32]).reclaiming(9));
+                }
+            };
+            let mut wire = Vec::new();
+            chain.write_to(&mut wire);
+            for offset in (0..64).chain([u32::MAX - 7, u32::MAX]) {
+                wire[28..32].copy_from_slice(&offset.to_le_bytes());
+                let refused = ChainView::decode(&wire).err();
+                let is_in_word = u64::from(offset) + 8 <= width;
+                assert_eq!(refused.is_none(), is_in_word, "byte {offset} of {width}: {refused:?}");
+            }
+            // Without the flag, the word has no pointer.
+            wire[25] &= !flag::RECLAIMING;
+            wire[28..32].copy_from_slice(&1u32.to_le_bytes());
+            assert_eq!(ChainView::decode(&wire).err(), Some(WireError::TooLong { bytes: 1 }));
+        }
+    }
+
+    #[test]
+    fn only_a_cas_reclaims() {
+        let mut buf = ChainBuf::new();
+        let (addend, garbage) = (1.into(), [Addr::new(64)]);
+        for code in [Code::Read, Code::Write, Code::Allocate, Code::FetchAdd, Code::Retire] {
+            let mut chain = buf.begin(KEY);
+            match code {
+                Code::Read => {
+                    let _ = chain.also(op::read(Addr::new(64), 8));
+                }
+                Code::Write => {
+                    let _ = chain.also(op::write(Addr::new(64), b"12345678"));
+                }
+                Code::Allocate => {
+                    let _ = chain.also(op::allocate(ListId(5), [b"12345678", b"", b""]));
+                }
+                Code::FetchAdd => {
+                    let _ = chain.also(op::fetch_add(Addr::new(64), &addend));
+                }
+                _ => {
+                    let _ = chain.also(op::retire(&garbage));
+                }
+            }
+            let mut wire = Vec::new();
+            chain.write_to(&mut wire);
+            assert!(ChainView::decode(&wire).is_ok());
+            wire[25] |= flag::RECLAIMING;
+            assert!(matches!(ChainView::decode(&wire).err(), Some(WireError::Flags { .. })), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_retirement_that_is_no_list_of_so_many_addresses_is_refused() {
+        let mut buf = ChainBuf::new();
+        let garbage = [Addr::new(64), Addr::new(128)];
+        let mut chain = buf.begin(KEY);
+        let _ = chain.also(op::retire(&garbage));
+        let mut good = Vec::new();
+        chain.write_to(&mut good);
+        assert!(ChainView::decode(&good).is_ok());
+        let broken = |at: usize, byte: u8| {
+            let mut wire = good.clone();
+            wire[at] = byte;
+            ChainView::decode(&wire).err()
+        };
+        for is_for in [flag::TARGET_INDIRECT, flag::DATA_INDIRECT, flag::REDIRECT, flag::COMPARE] {
+            assert!(matches!(broken(25, is_for), Some(WireError::Flags { .. })));
+        }
+        assert_eq!(broken(25, flag::CONDITIONAL), None);
+        assert_eq!(broken(26, 1), Some(WireError::Mode(1)));
+        assert_eq!(broken(27, 8), Some(WireError::Width(8)));
+        assert_eq!(broken(32, 1), Some(WireError::Reserved));
+        for bytes in (0..16).chain([8 * 1024 + 8]) {
+            let mut wire = good[..40].to_vec();
+            wire.resize(40 + bytes, 0);
+            wire[12..16].copy_from_slice(&(16 + bytes as u32).to_le_bytes());
+            wire[28..32].copy_from_slice(&(bytes as u32).to_le_bytes());
+            let is_list = bytes % 8 == 0 && bytes <= 8 * 1024;
+            let expected = (!is_list).then_some(WireError::Retired { bytes });
+            assert_eq!(ChainView::decode(&wire).err(), expected, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn many_retired_buffers_are_borrowed_and_lie_in_one_piece() {
+        let buffers: Vec<Addr> = (1..=1024).map(|n| Addr::new(n * 64)).collect();
+        let mut buf = ChainBuf::new();
+        let mut chain = buf.begin(KEY);
+        let _ = chain.also(op::write(Addr::scratch(0), b"before"));
+        let _ = chain.then(op::retire(&buffers));
+        let view = chain.view();
+        assert!(view.two_pieces().is_none());
+        let retired = view.ops().nth(1).expect("two ops");
+        assert_eq!(retired.payload().collect::<Vec<_>>(), [buffers.as_bytes()]);
+        assert_eq!(retired.to_string(), "then RETIRE 1024 buffers");
     }
 
     #[test]

@@ -31,7 +31,9 @@ pub const DEADLINE: Duration = Duration::from_secs(1);
 pub trait Fabric {
     /// Has `node` run the chain, and puts what came of it into `reply`.
     ///
-    /// A buffer that a chain made unreachable is to be retired before the caller next awaits anything.
+    /// If the future is dropped, the chain may still run, once, until the session ends. Before a chain can run, the
+    /// fabric calls [`Chain::note_posted`]; if nobody hears the answer, it gives back [`Chain::held`] unless they
+    /// were shown, and [`crate::ChainView::untold`].
     ///
     /// # Errors
     /// There is no reply; what may be assumed is [`FabricError::ran`]. `reply` holds nothing of use.
@@ -49,8 +51,9 @@ pub trait Fabric {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError>;
 
-    /// Gives back a buffer that nothing points to any more. Never waits; the buffer is reused only when every
-    /// chain that may still follow an old pointer to it has ended. Anything that is not live is left alone.
+    /// Gives back a buffer that this session has allocated and never shown to anybody: for `Drop`, which cannot wait
+    /// for a chain. Everything else is retired by the chain that makes it unreachable. Never waits. What is not a live
+    /// buffer of the key's region and this session's own is left alone.
     fn retire(&self, node: NodeId, key: Key, buffer: Addr);
 
     /// What it can have `node` do.

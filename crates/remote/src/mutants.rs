@@ -25,4 +25,14 @@ crate::mutants! {
     ONE_RIGHT_IS_ALL = "OneRightIsAll";
     /// Whatever a late or doubled report names goes onto the list of retired buffers.
     RETIRE_WHAT_IS_NOT_LIVE = "RetireWhatIsNotLive";
+    /// A reclaiming CAS that has lost keeps what was allocated for it.
+    LOSER_KEEPS_BUFFER = "LoserKeepsBuffer";
+    /// A reclaiming CAS that was skipped, refused or aborted keeps what was allocated for it.
+    SKIPPED_KEEPS_BUFFER = "SkippedKeepsBuffer";
+    /// A reclaiming CAS that has swapped retires what it installed as well.
+    WINNER_LOSES_BUFFER = "WinnerLosesBuffer";
+    /// A reclaiming CAS retires a buffer to which its word still points.
+    UNCHANGED_IS_RECLAIMED = "UnchangedIsReclaimed";
+    /// What a chain makes unreachable is free at once, whoever follows an old pointer to it.
+    RECLAIMED_WITHOUT_GRACE = "ReclaimedWithoutGrace";
 }

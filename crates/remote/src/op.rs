@@ -7,7 +7,7 @@
 
 use crate::address::Addr;
 use crate::memory::Width;
-use crate::wire::{Code, flag};
+use crate::wire::{Code, RETIRES_MAX, flag};
 use std::cmp::Ordering;
 use std::marker::PhantomData;
 use zerocopy::{Immutable, IntoBytes};
@@ -125,7 +125,7 @@ impl<'a, T: ?Sized> Op<'a, T> {
     /// The target's address is itself in memory, at the given place (PRISM, section 3.1).
     ///
     /// # Panics
-    /// For ALLOCATE and FETCH-ADD, which have no target to look up.
+    /// For ALLOCATE, FETCH-ADD and RETIRE, which have no target to look up.
     #[inline(always)]
     pub fn indirect(mut self) -> Self {
         assert!(
@@ -154,10 +154,14 @@ impl<'a, T: ?Sized> Op<'a, T> {
     /// The output goes to `to`, in the node's memory or scratch, instead of to the caller (PRISM, section 3.4).
     ///
     /// # Panics
-    /// For WRITE, which has no output.
+    /// For WRITE and RETIRE, which have no output.
     #[inline(always)]
     pub fn redirect(self, to: Addr) -> Op<'a, ()> {
-        assert!(self.code != Code::Write, "a WRITE has no output to redirect");
+        assert!(
+            !matches!(self.code, Code::Write | Code::Retire),
+            "{:?} has no output to redirect",
+            self.code
+        );
         Op {
             code: self.code,
             flags: self.flags | flag::REDIRECT,
@@ -170,6 +174,32 @@ impl<'a, T: ?Sized> Op<'a, T> {
             payload: self.payload,
             output: PhantomData,
         }
+    }
+}
+
+impl<'a, T: ?Sized> Op<'a, T> {
+    /// The word holds a buffer's address at byte `pointer_at`, and the CAS retires what it makes unreachable:
+    ///
+    /// * If it swaps and the pointer changes, the buffer that the pointer named before.
+    /// * Else, whether it failed, was skipped, refused or aborted, all buffers that this chain has allocated since its
+    ///   last reclaiming CAS.
+    ///
+    /// What is not exactly a live buffer of the chain's region is left alone. Status and output are those of a plain
+    /// CAS. So a chain that allocates and has reclaiming CASes installs by these alone: a buffer that another op has
+    /// shown counts as allocated like any. Needs the rights ATOMIC and ALLOCATE, and a target in the node's memory:
+    /// on scratch it is [`crate::Status::Invalid`], since nobody else can follow what is there. The swap
+    /// must leave no other pointer to
+    /// the old buffer, and what the word may hold instead of a buffer's address must be no buffer's address.
+    ///
+    /// # Panics
+    /// Unless the op is a CAS, and its word holds 8 bytes at `pointer_at`.
+    #[inline(always)]
+    pub fn reclaiming(mut self, pointer_at: u32) -> Self {
+        assert!(self.code == Code::Cas, "only a CAS makes anything unreachable");
+        assert!(pointer_at + 8 <= self.width as u32, "the word has no pointer at byte {pointer_at}");
+        self.flags |= flag::RECLAIMING;
+        self.len = pointer_at;
+        self
     }
 }
 
@@ -293,6 +323,23 @@ pub fn fetch_add<'a>(
 ) -> Op<'a, zerocopy::little_endian::U64> {
     let mut op = word_op(Code::FetchAdd, at);
     op.payload[0] = addend.as_bytes();
+    op
+}
+
+/// Gives back buffers that nothing points to any more, where no CAS of the chain can tell so by itself. Each is reused
+/// once every chain has ended that may still follow an old pointer to it. What is not exactly a live buffer of the
+/// chain's region is left alone. Needs the right ALLOCATE.
+///
+/// A chain whose fate is unknown may have run: its retirements must not be repeated, since the buffers may serve others
+/// by then.
+///
+/// # Panics
+/// If there are more than [`RETIRES_MAX`].
+#[inline(always)]
+pub fn retire(buffers: &[Addr]) -> Op<'_, ()> {
+    assert!(buffers.len() <= RETIRES_MAX, "one RETIRE names at most {RETIRES_MAX} buffers");
+    let mut op = Op::new(Code::Retire, Addr::NULL, size_of_val(buffers) as u32);
+    op.payload[0] = buffers.as_bytes();
     op
 }
 

@@ -84,12 +84,14 @@ pub struct Reply {
     ops: usize,
     /// The last op's, if there is one.
     last: Option<Status>,
+    /// Buffers that running the chain has retired. Known where the chain ran; never on the wire.
+    retired: u32,
 }
 
 impl Reply {
     /// An empty reply; it has no statuses until a chain was run into it.
     pub const fn new() -> Reply {
-        Reply { bytes: Vec::new(), used: 0, ops: 0, last: None }
+        Reply { bytes: Vec::new(), used: 0, ops: 0, last: None, retired: 0 }
     }
 
     /// The status of one op.
@@ -140,6 +142,12 @@ impl Reply {
         self.last.expect("a chain was run")
     }
 
+    /// How many buffers the chain has retired: known to whoever ran it, 0 in a reply that was carried.
+    #[inline]
+    pub fn retired(&self) -> u32 {
+        self.retired
+    }
+
     /// How many ops it answers.
     pub fn len(&self) -> usize {
         self.ops
@@ -148,6 +156,11 @@ impl Reply {
     /// Whether no chain was run into it yet.
     pub fn is_empty(&self) -> bool {
         self.ops == 0
+    }
+
+    /// The status of op `index`, if there is such an op.
+    pub fn status_at(&self, index: usize) -> Option<Status> {
+        (index < self.ops).then(|| self.entry(index).0)
     }
 
     /// The statuses in order.
@@ -188,7 +201,7 @@ impl Reply {
     /// As [`Reply::decode`].
     #[inline]
     pub fn fill(&mut self, ops: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
-        (self.used, self.ops, self.last) = (0, 0, None);
+        (self.used, self.ops, self.last, self.retired) = (0, 0, None, 0);
         fill(&mut self.bytes);
         let bytes = &self.bytes[..];
         let entries = ops.checked_mul(ENTRY).filter(|&len| len <= bytes.len());
@@ -236,6 +249,7 @@ impl Reply {
     pub(crate) fn begin(&mut self, ops: usize) {
         self.ops = 0;
         self.last = None;
+        self.retired = 0;
         self.used = ops * ENTRY;
         self.room(self.used);
     }
@@ -258,6 +272,12 @@ impl Reply {
         self.bytes[at..at + ENTRY].copy_from_slice(&entry.to_le_bytes());
         self.ops += 1;
         self.last = Some(status);
+    }
+
+    /// One more buffer was retired.
+    #[inline]
+    pub(crate) fn count_retired(&mut self) {
+        self.retired += 1;
     }
 
     #[inline(always)]

@@ -3,10 +3,14 @@
 //! Semantics: PRISM, table 1 and section 3, with the holes closed as the comments say. Invariant: everything that
 //! is asked of [`Memory`] is a function of the chain and of its answers so far; `run` clears its reply first and
 //! touches nothing else, so it can be run again from the start with the answers replayed.
+//!
+//! Differs from the paper (3.2, 6.1): a reclaiming CAS and RETIRE give buffers back in the chain that makes them
+//! unreachable, so that no client has to hear its outcome and report them (decision 0023).
 
 use crate::address::{Addr, BoundedPtr, SCRATCH_SIZE};
 use crate::arena::class::Class;
 use crate::arena::lists::{Empty, Supply};
+use crate::arena::session::SessionId;
 use crate::arena::{Arena, header};
 use crate::chain::{ChainView, OpView};
 use crate::key::Key;
@@ -20,51 +24,59 @@ use crate::word::{Wide, Word};
 use std::cell::Cell;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Runs a chain for the session numbered `owner`, to whom the buffers that it allocates belong.
+/// In whose name a chain runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct By {
+    /// The number of the session that asked for the chain: the buffers that it allocates are this session's.
+    pub owner: u32,
+    /// The session on whose list the buffers that it retires go: the one in whose turn the chain runs. No other runs
+    /// chains in that session's name at the same time.
+    pub retires: SessionId,
+}
+
+impl By {
+    /// A session that runs its own chains.
+    #[inline(always)]
+    pub const fn itself(session: SessionId) -> By {
+        By { owner: session.number, retires: session }
+    }
+}
+
+/// Runs a chain in the name of `by`.
 ///
 /// # Errors
 /// The memory's own: an access that must happen first. Run the chain again then, with that answer recorded.
 #[inline(always)]
-pub fn run<M: Memory>(
-    memory: &M,
-    owner: u32,
-    chain: ChainView<'_>,
-    reply: &mut Reply,
-) -> Result<(), M::Wait> {
+pub fn run<M: Memory>(memory: &M, by: By, chain: ChainView<'_>, reply: &mut Reply) -> Result<(), M::Wait> {
     reply.begin(chain.len());
     // Most of what is asked: worth a place in the caller, where nothing else wants the registers.
-    let Some(read) = chain.only_read() else { return run_ops(memory, owner, chain, reply) };
+    let Some(read) = chain.only_read() else { return run_ops(memory, by, chain, reply) };
     let mut scratch = new_scratch();
-    let runner = Runner::new(memory, owner, chain.key(), &mut scratch, &mut []);
+    let runner = Runner::new(memory, by, chain.key(), &mut scratch, &mut []);
     let (status, len) = ended(runner.read_out(read, reply))?;
     reply.end_op(1, status, len);
     Ok(())
 }
 
 #[inline(never)]
-fn run_ops<M: Memory>(
-    memory: &M,
-    owner: u32,
-    chain: ChainView<'_>,
-    reply: &mut Reply,
-) -> Result<(), M::Wait> {
+fn run_ops<M: Memory>(memory: &M, by: By, chain: ChainView<'_>, reply: &mut Reply) -> Result<(), M::Wait> {
     if chain.allocates() > 0 {
-        return run_allocating(memory, owner, chain, reply);
+        return run_allocating(memory, by, chain, reply);
     }
-    Runner::new(memory, owner, chain.key(), &mut new_scratch(), &mut []).run(&chain, reply)
+    Runner::new(memory, by, chain.key(), &mut new_scratch(), &mut []).run(&chain, reply)
 }
 
 /// Reserves a buffer for every ALLOCATE, runs the chain, and gives back what it did not use.
 #[inline(never)]
 fn run_allocating<M: Memory>(
     memory: &M,
-    owner: u32,
+    by: By,
     chain: ChainView<'_>,
     reply: &mut Reply,
 ) -> Result<(), M::Wait> {
     let mut reserved = [0; ALLOCATES_MAX];
     let (mut scratch, reserved) = (new_scratch(), &mut reserved[..chain.allocates()]);
-    let mut runner = Runner::new(memory, owner, chain.key(), &mut scratch, reserved);
+    let mut runner = Runner::new(memory, by, chain.key(), &mut scratch, reserved);
     if !runner.reserve(&chain)? {
         for _ in 0..chain.len() {
             reply.end_op(chain.len(), Status::NotReady, 0);
@@ -112,18 +124,25 @@ fn new_scratch() -> Scratch {
 
 struct Runner<'m, M> {
     memory: &'m M,
-    owner: u32,
+    by: By,
     key: Key,
     /// What the key opens its region for: asked at the first access, and for the whole chain.
     rights: Cell<Option<Rights>>,
     /// Apart from the rest, since it is indexed: what is not can live in registers.
     scratch: &'m mut Scratch,
-    /// The buffers taken before the first op, one per ALLOCATE in their order; 0 where the ALLOCATE cannot succeed,
-    /// or has been done.
+    /// The buffers taken before the first op, one per ALLOCATE in their order; 0 where the ALLOCATE cannot succeed.
     reserved: &'m mut [u64],
     /// Which of them is the next ALLOCATE's.
     next_reserved: usize,
+    /// Those whose ALLOCATE was done, as bits.
+    allocated: u16,
+    /// Of these, those that no reclaiming CAS has decided about yet.
+    undecided: u16,
+    /// The buffer that the last reclaiming CAS, which has swapped, made unreachable; 0 if none.
+    unlinked: u64,
 }
+
+const _: () = assert!(ALLOCATES_MAX <= u16::BITS as usize);
 
 /// A stretch of memory that the key opens, or of scratch.
 #[derive(Clone, Copy)]
@@ -139,12 +158,14 @@ impl<'m, M: Memory> Runner<'m, M> {
     #[inline(always)]
     fn new(
         memory: &'m M,
-        owner: u32,
+        by: By,
         key: Key,
         scratch: &'m mut Scratch,
         reserved: &'m mut [u64],
     ) -> Runner<'m, M> {
-        Runner { memory, owner, key, rights: Cell::new(None), scratch, reserved, next_reserved: 0 }
+        let rights = Cell::new(None);
+        let (next_reserved, allocated, undecided, unlinked) = (0, 0, 0, 0);
+        Runner { memory, by, key, rights, scratch, reserved, next_reserved, allocated, undecided, unlinked }
     }
 
     /// Runs every op in order.
@@ -163,6 +184,9 @@ impl<'m, M: Memory> Runner<'m, M> {
                 ended(self.op(&op, reply))?
             };
             reply.end_op(ops, status, len);
+            if op.has(flag::RECLAIMING) {
+                self.reclaim(status, reply)?;
+            }
             successful = status == Status::Ok
                 || (mutants::SKIPPED_COUNTS_AS_SUCCESS.is_on() && status == Status::Skipped);
             aborted |= status.aborts();
@@ -178,6 +202,7 @@ impl<'m, M: Memory> Runner<'m, M> {
             Code::Allocate => self.allocate(op, reply),
             Code::Cas => self.cas(op, reply),
             Code::FetchAdd => self.fetch_add(op, reply),
+            Code::Retire => self.retire_listed(op, reply),
         }
     }
 
@@ -217,11 +242,13 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.next_reserved += 1;
         self.class_for(op)?;
         let out = self.word_output(op, 8, reply)?;
-        let buffer = std::mem::take(&mut self.reserved[slot]);
+        let buffer = self.reserved[slot];
         assert!(
             buffer != 0,
             "an ALLOCATE that may run has a buffer: what it may is settled once for the chain"
         );
+        self.allocated |= 1 << slot;
+        self.undecided |= 1 << slot;
         self.store_pieces(Place::Node(buffer), op.payload(), op.len() as usize)?;
         self.answer_word(u128::from(buffer), 8, out, Status::Ok, reply)
     }
@@ -243,6 +270,11 @@ impl<'m, M: Memory> Runner<'m, M> {
         let place = self.word_target::<W>(op, len)?;
         if W::IS_WIDE && !(self.memory.is_wide() && matches!(place, Place::Node(_))) {
             return Err(Stop::Refused(Status::Invalid)); // Known only to who has the right to it.
+        }
+        if op.has(flag::RECLAIMING) && !matches!(place, Place::Node(_)) {
+            // Nobody else can follow a pointer in scratch: a swap there makes nothing unreachable. Buffers that the
+            // client alone knows to be garbage are RETIRE's.
+            return Err(Stop::Refused(Status::Invalid));
         }
         let source = op.source().map(|source| self.word::<W>(source, len, Rights::READ)).transpose()?;
         let out = self.word_output(op, len, reply)?;
@@ -266,8 +298,16 @@ impl<'m, M: Memory> Runner<'m, M> {
             if !W::holds(mode, len, old.masked(compare_mask), compare.masked(compare_mask)) {
                 break Status::CasFailed;
             }
-            match self.exchange(place, len, old, old.blended(swap, swap_mask))? {
-                Ok(()) => break Status::Ok,
+            let new = old.blended(swap, swap_mask);
+            match self.exchange(place, len, old, new)? {
+                Ok(()) => {
+                    if let Some(offset) = op.reclaims() {
+                        let (old, new) = (pointer_in(old, offset), pointer_in(new, offset));
+                        let stays = old == new && !mutants::UNCHANGED_IS_RECLAIMED.is_on();
+                        self.unlinked = if stays { 0 } else { old };
+                    }
+                    break Status::Ok;
+                }
                 Err(now) => old = now,
             }
         };
@@ -287,6 +327,21 @@ impl<'m, M: Memory> Runner<'m, M> {
                 Err(now) => old = now,
             }
         }
+    }
+
+    /// Retires the buffers that the op names.
+    #[inline(never)]
+    fn retire_listed(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
+        if !self.may(Rights::ALLOCATE)? {
+            return Err(Stop::Refused(Status::Access));
+        }
+        // One piece, or none: of a RETIRE's addresses either all are borrowed or all lie inline.
+        for piece in op.payload() {
+            for at in piece.chunks_exact(size_of::<Addr>()) {
+                self.retire(u64::from_le_bytes(at.try_into().expect("eight bytes")), reply)?;
+            }
+        }
+        Ok((Status::Ok, 0))
     }
 
     /// Where an op's output word is to go, seen to before the op has any effect: nothing for the reply.
@@ -359,14 +414,15 @@ impl<'m, M: Memory> Runner<'m, M> {
     /// The target of a CAS.
     #[inline(always)]
     fn word_target<W: Word>(&self, op: &OpView<'_>, len: u64) -> Result<Place, Stop<M::Wait>> {
+        let asked = if op.has(flag::RECLAIMING) { Rights::ATOMIC | Rights::ALLOCATE } else { Rights::ATOMIC };
         if !op.has(flag::TARGET_INDIRECT) {
-            return self.word::<W>(op.target(), len, Rights::ATOMIC);
+            return self.word::<W>(op.target(), len, asked);
         }
         let ptr = Addr::new(self.pointer(op.target(), 8)? as u64);
         if ptr.is_null() {
             return Err(Stop::Refused(Status::NullPointer));
         }
-        self.word::<W>(ptr, len, Rights::ATOMIC)
+        self.word::<W>(ptr, len, asked)
     }
 
     /// The pointer of 8 or 16 bytes at `at`, to be followed.
@@ -437,7 +493,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         list.filter(|class| op.len() <= u64::from(class.size)).ok_or(Stop::Refused(Status::Invalid))
     }
 
-    // Buffers: reserved before the first op, given back after the last.
+    // Buffers: reserved before the first op, given back after the last; retired by the ops themselves.
 
     /// Reserves a buffer for every ALLOCATE. False if one is not to be had: then none is held.
     fn reserve(&mut self, chain: &ChainView<'_>) -> Result<bool, M::Wait> {
@@ -447,7 +503,7 @@ impl<'m, M: Memory> Runner<'m, M> {
             self.reserved[slot] = match self.class_for(&op) {
                 Ok(class) => {
                     let supply = if op.mode() == 0 { Supply::Quota } else { Supply::Reserve };
-                    match arena.take(self.key.region(), class, supply, self.owner)? {
+                    match arena.take(self.key.region(), class, supply, self.by.owner)? {
                         Ok(buffer) => buffer,
                         Err(Empty::NotReady | Empty::Damaged) => {
                             self.give_back_unused()?;
@@ -470,13 +526,64 @@ impl<'m, M: Memory> Runner<'m, M> {
 
     fn give_back_unused(&mut self) -> Result<(), M::Wait> {
         let arena = Arena::of(self.memory);
-        for &at in self.reserved.iter().filter(|&&at| at != 0) {
+        for (slot, &at) in self.reserved.iter().enumerate() {
+            if at == 0 || self.allocated & (1 << slot) != 0 {
+                continue;
+            }
             // Any client of the store can retire it; it is on that one's list then.
             if let Some((region, buffer)) = arena.buffer_at(at)?
-                && arena.withdraw(&buffer, self.owner)?
+                && arena.withdraw(&buffer, self.by.owner)?
             {
                 arena.give(region, &buffer)?;
             }
+        }
+        Ok(())
+    }
+
+    /// What a reclaiming CAS that ended with `status` made unreachable is retired: by its chain, so that it does not
+    /// matter whether anybody hears of it.
+    ///
+    /// This chain may be cut before any of the accesses, by the death of its process. It has then (1) not swapped yet:
+    /// what it has allocated is live and a dead session's, and nothing reaches it: a scan sweeps it. (2) Swapped, and
+    /// what it unlinked is live: a scan sweeps that once its owner, too, has gone. (3) Made that RETIRED and not yet
+    /// linked it: it names a dead session and is on no list: a scan finds it. (4) Linked it: it comes back with the
+    /// dead session's list.
+    #[inline(never)]
+    fn reclaim(&mut self, status: Status, reply: &mut Reply) -> Result<(), M::Wait> {
+        let mut undecided = std::mem::take(&mut self.undecided);
+        if status == Status::Ok && mutants::WINNER_LOSES_BUFFER.is_on() {
+            self.retire(self.unlinked, reply)?;
+        } else if status == Status::Ok {
+            // It holds one of those that were undecided. The others, if there are any, are the client's.
+            return self.retire(self.unlinked, reply);
+        }
+        let keeps = match status {
+            Status::CasFailed => mutants::LOSER_KEEPS_BUFFER.is_on(),
+            _ => mutants::SKIPPED_KEEPS_BUFFER.is_on(),
+        };
+        if keeps {
+            undecided = 0;
+        }
+        // Not given back at once, like a buffer that was never used: later ops of this chain may follow scratch to it.
+        for slot in 0..self.reserved.len() {
+            if undecided & (1 << slot) != 0 {
+                self.retire(self.reserved[slot], reply)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Retires what is at `at`, if that is a live buffer of the chain's region. Whether the key has the right to was
+    /// settled with the chain's first access: another key since then, or another store's, changes nothing.
+    fn retire(&self, at: u64, reply: &mut Reply) -> Result<(), M::Wait> {
+        let (arena, region) = (Arena::of(self.memory), self.key.region());
+        let is_retired = at != 0
+            && match mutants::RECLAIMED_WITHOUT_GRACE.is_on() {
+                true => arena.release(region, at)?,
+                false => arena.retire(self.by.retires, region, at)?,
+            };
+        if is_retired {
+            reply.count_retired();
         }
         Ok(())
     }
@@ -592,6 +699,13 @@ fn take_word<W: Word>(operands: &mut &[u8], len: u64) -> W {
     W::from_bytes(taken)
 }
 
+/// The pointer at byte `offset` of a word.
+#[inline(always)]
+fn pointer_in<W: Word>(word: W, offset: u32) -> u64 {
+    let (word, offset) = (word.to_bytes(), offset as usize);
+    u64::from_le_bytes(word.as_ref()[offset..offset + 8].try_into().expect("eight bytes"))
+}
+
 /// What a chain will touch. A wrong hint is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
@@ -634,6 +748,7 @@ fn hint(op: &OpHeader) -> Option<Hint> {
     let (at, len) = (op.target(), op.len.get());
     match op.code() {
         Code::Allocate => Some(Hint::Buffer { class: at.raw() as u8, len }),
+        Code::Retire => None,
         _ if at.scratch_offset().is_some() => None,
         _ if op.has(flag::TARGET_INDIRECT) => {
             Some(Hint::Pointee { at: at.raw(), len, bounded: op.has(flag::BOUNDED) })

@@ -9,7 +9,8 @@
 //!
 //! All numbers are little-endian. `bytes` counts everything after the chain's header. A payload is the data of a
 //! WRITE or an ALLOCATE; for CAS `[compare] [swap] [compare mask, swap mask]`, each of `width`; for FETCH-ADD the
-//! addend. Invariant: a chain that decodes is well-formed to its last byte; nothing later can fail to parse.
+//! addend; for RETIRE the addresses of buffers, 8 bytes each. The `len` of a reclaiming CAS is where in its word the
+//! pointer lies. Invariant: a chain that decodes is well-formed to its last byte; nothing later can fail to parse.
 
 use crate::address::Addr;
 use crate::key::Key;
@@ -20,6 +21,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const OPS_MAX: usize = 64;
 /// The most ALLOCATEs in one chain: what a runner reserves before the first op.
 pub const ALLOCATES_MAX: usize = 16;
+/// The most buffers that one RETIRE names.
+pub const RETIRES_MAX: usize = 1024;
 /// The most bytes of one chain on the wire, header included.
 pub const CHAIN_BYTES_MAX: usize = 64 * 1024;
 /// The most bytes of one reply on the wire, per-op entries included.
@@ -70,9 +73,10 @@ pub struct OpHeader {
     pub mode: u8,
     /// Of the word: 8, 16, 24 or 32 for CAS, 8 for FETCH-ADD, else 0.
     pub width: u8,
-    /// Bytes read, written or put into the new buffer.
+    /// Bytes read, written or put into the new buffer; bytes of the addresses of a RETIRE; of a reclaiming CAS the
+    /// offset of the pointer in its word.
     pub len: U32,
-    /// The target; for ALLOCATE the list.
+    /// The target; for ALLOCATE the list; for RETIRE zero.
     pub at: U64,
 }
 
@@ -94,6 +98,8 @@ pub enum Code {
     Cas = 4,
     /// Adds to an 8-byte word.
     FetchAdd = 5,
+    /// Gives buffers back.
+    Retire = 6,
 }
 
 /// The flag bits of an op (PRISM, section 3.4, gives five and leaves their places free).
@@ -112,6 +118,8 @@ pub mod flag {
     pub const COMPARE: u8 = 1 << 5;
     /// A CAS with masks.
     pub const MASKED: u8 = 1 << 6;
+    /// A CAS that retires what it makes unreachable.
+    pub const RECLAIMING: u8 = 1 << 7;
 }
 
 impl Code {
@@ -123,6 +131,7 @@ impl Code {
             3 => Some(Code::Allocate),
             4 => Some(Code::Cas),
             5 => Some(Code::FetchAdd),
+            6 => Some(Code::Retire),
             _ => None,
         }
     }
@@ -140,8 +149,11 @@ impl Code {
             Code::Read => TARGET_INDIRECT | BOUNDED | CONDITIONAL | REDIRECT,
             Code::Write => TARGET_INDIRECT | BOUNDED | DATA_INDIRECT | CONDITIONAL,
             Code::Allocate => CONDITIONAL | REDIRECT,
-            Code::Cas => TARGET_INDIRECT | DATA_INDIRECT | CONDITIONAL | REDIRECT | COMPARE | MASKED,
+            Code::Cas => {
+                TARGET_INDIRECT | DATA_INDIRECT | CONDITIONAL | REDIRECT | COMPARE | MASKED | RECLAIMING
+            }
             Code::FetchAdd => CONDITIONAL | REDIRECT,
+            Code::Retire => CONDITIONAL,
         }
     }
 }
@@ -162,7 +174,7 @@ impl OpHeader {
     pub fn payload_len(&self) -> usize {
         match Code::from_u8(self.code) {
             Some(Code::Write) if !self.has(flag::DATA_INDIRECT) => self.len.get() as usize,
-            Some(Code::Allocate) => self.len.get() as usize,
+            Some(Code::Allocate | Code::Retire) => self.len.get() as usize,
             Some(Code::Cas) => {
                 let operands = usize::from(self.has(flag::COMPARE))
                     + usize::from(!self.has(flag::DATA_INDIRECT))
@@ -193,7 +205,7 @@ impl OpHeader {
             Code::Cas => (crate::op::Mode::MAX, matches!(self.width, 8 | 16 | 24 | 32)),
             Code::FetchAdd => (0, self.width == 8),
             Code::Allocate => (1, self.width == 0),
-            Code::Read | Code::Write => (0, self.width == 0),
+            Code::Read | Code::Write | Code::Retire => (0, self.width == 0),
         };
         if self.mode > mode_max {
             return Err(WireError::Mode(self.mode));
@@ -201,10 +213,17 @@ impl OpHeader {
         if !has_width {
             return Err(WireError::Width(self.width));
         }
-        if matches!(code, Code::Cas | Code::FetchAdd) && len != 0 {
-            return Err(WireError::TooLong { bytes: len });
+        let (address, most) = (size_of::<Addr>(), RETIRES_MAX * size_of::<Addr>());
+        match code {
+            Code::Cas if self.has(flag::RECLAIMING) && len + address <= self.width.into() => Ok(code),
+            Code::Cas if self.has(flag::RECLAIMING) => Err(WireError::PointerOffset(len)),
+            Code::Cas | Code::FetchAdd if len != 0 => Err(WireError::TooLong { bytes: len }),
+            Code::Retire if self.at.get() != 0 => Err(WireError::Reserved),
+            Code::Retire if !len.is_multiple_of(address) || len > most => {
+                Err(WireError::Retired { bytes: len })
+            }
+            _ => Ok(code),
         }
-        Ok(code)
     }
 
     pub(crate) fn target(&self) -> Addr {
@@ -243,6 +262,13 @@ pub enum WireError {
     Mode(u8),
     /// Not the width of a word that this fabric can compare.
     Width(u8),
+    /// The pointer of a reclaiming CAS does not lie in its word.
+    PointerOffset(usize),
+    /// Not a list of at most [`RETIRES_MAX`] addresses.
+    Retired {
+        /// Bytes of the list.
+        bytes: usize,
+    },
     /// A reserved field is not zero.
     Reserved,
     /// A reply whose statuses or ends make no sense.
@@ -266,6 +292,10 @@ impl std::fmt::Display for WireError {
             WireError::BoundedButDirect => write!(f, "a bounded access must be indirect"),
             WireError::Mode(mode) => write!(f, "no such mode: {mode}"),
             WireError::Width(width) => write!(f, "no word of {width} bytes here"),
+            WireError::PointerOffset(at) => write!(f, "no pointer lies at byte {at} of a word of that width"),
+            WireError::Retired { bytes } => {
+                write!(f, "{bytes} bytes are no list of at most {RETIRES_MAX} addresses")
+            }
             WireError::Reserved => write!(f, "a reserved field is not zero"),
             WireError::Reply => write!(f, "the reply's entries make no sense"),
         }

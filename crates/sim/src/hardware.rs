@@ -249,18 +249,29 @@ pub const fn framed(bytes: u64) -> u64 {
     bytes + PACKET * if packets == 0 { 1 } else { packets }
 }
 
-/// Bytes on the wire of a chain's request: one message to a CPU, or each op in its own packet for a NIC.
-pub fn request_bytes(chain: ChainView<'_>, is_one_sided: bool) -> u64 {
+/// READs of a new buffer's address that a chain needs where its client reports what became garbage: one for each buffer
+/// that a reclaiming CAS of the chain installs or retires.
+pub fn trailing_reads(chain: ChainView<'_>) -> u64 {
+    let reclaiming = chain.ops().filter(|op| op.has(flag::RECLAIMING)).count();
+    reclaiming.min(chain.allocates()) as u64
+}
+
+/// Bytes on the wire of a chain's request and of `trailing` READs after it: one message to a CPU, or each op in its own
+/// packet for a NIC.
+pub fn request_bytes(chain: ChainView<'_>, trailing: u64, is_one_sided: bool) -> u64 {
     let of_op = chain.ops().map(|op| {
         let addresses = u64::from(op.redirect().is_some()) + u64::from(op.source().is_some());
         OP + ADDRESS * addresses + op.header().payload_len() as u64
     });
+    let of_op = of_op.chain((0..trailing).map(|_| OP));
     if is_one_sided { of_op.map(framed).sum() } else { framed(of_op.sum()) }
 }
 
-/// Bytes on the wire of its answer: what ops put out, and for a NIC at least an acknowledgement.
-pub fn answer_bytes(reply: &Reply, is_one_sided: bool) -> u64 {
+/// Bytes on the wire of its answer: what ops and `trailing` READs of an address put out, and for a NIC at least an
+/// acknowledgement.
+pub fn answer_bytes(reply: &Reply, trailing: u64, is_one_sided: bool) -> u64 {
     let outputs = (0..reply.len()).map(|op| reply.output(op).len() as u64).filter(|&len| len > 0);
+    let outputs = outputs.chain((0..trailing).map(|_| ADDRESS));
     if !is_one_sided {
         return framed(outputs.sum());
     }
@@ -276,7 +287,8 @@ pub fn is_classic(chain: ChainView<'_>) -> bool {
         | flag::BOUNDED
         | flag::CONDITIONAL
         | flag::REDIRECT
-        | flag::MASKED;
+        | flag::MASKED
+        | flag::RECLAIMING;
     chain.ops().enumerate().all(|(place, op)| {
         let header = op.header();
         // The first op always runs, so there it means nothing that it is conditional.
@@ -284,7 +296,7 @@ pub fn is_classic(chain: ChainView<'_>) -> bool {
         let is_plain = match op.code() {
             Code::Read | Code::Write | Code::FetchAdd => true,
             Code::Cas => header.mode == 0 && header.width == 8,
-            Code::Allocate => false,
+            Code::Allocate | Code::Retire => false,
         };
         is_plain && flags & PRISM == 0 && op.target().scratch_offset().is_none()
     })
@@ -331,6 +343,7 @@ pub fn accesses(chain: ChainView<'_>, reply: &Reply, mut tell: impl FnMut(Access
                 tell(Access::Write);
             }
             Code::Cas | Code::FetchAdd => tell(at(target, Access::Atomic(target.raw()))),
+            Code::Retire => {}
         }
         if let Some(to) = op.redirect() {
             tell(at(to, Access::Write));

@@ -44,8 +44,6 @@ pub struct Options {
     pub at_once_one_in: u64,
     /// A session of which nothing was heard for so long ends.
     pub silence: Nanos,
-    /// One that keeps a scan waiting for so long ends.
-    pub flush_wait: Nanos,
     /// The most bytes of a datagram.
     pub datagram: usize,
     /// How many millionths the clock of its process runs faster than the world's.
@@ -63,7 +61,6 @@ impl Default for Options {
             pace: Pace::CPU,
             at_once_one_in: 8,
             silence: 60 * MILLIS,
-            flush_wait: 400 * MILLIS,
             datagram: 4096,
             clock_ppm: 0,
             look: [MILLIS / 4, 8 * MILLIS],
@@ -162,8 +159,6 @@ pub(crate) enum Letter {
     AskedDirectly(Ask, Rc<Waiting<Result<Answer, String>>>),
     /// A remote session asks.
     Asked(usize, RequestRef, Ask),
-    /// A remote session has made a flush.
-    Flushed(u32, u32),
     /// A remote session runs no more chains.
     Ended(u32, bool),
 }
@@ -463,8 +458,6 @@ impl Serving {
                 }
             };
         }
-        let flush = self.machine.borrow().flush();
-        self.mails.iter().for_each(|mail| mail.ask_flush(flush));
         progress == Progress::Made
     }
 
@@ -507,7 +500,6 @@ impl Serving {
                     let ticket = machine.ask(ask, self.entropy());
                     self.asked.borrow_mut().insert(ticket, Asker::Engine(engine, at));
                 }
-                Letter::Flushed(number, flush) => machine.flushed(number, flush),
                 Letter::Ended(number, said_so) => machine.end_remote(number, said_so),
             }
         }

@@ -180,24 +180,21 @@ impl<F: Fabric + Clock> Raw<F> {
         let mut chain = self.chain.begin(self.table.key);
         let _ = chain.also(write(POINTER_BOUND, bound_and_tag.as_bytes()));
         let _ = chain.then(allocate(list, [bytes, &[], &[]]).redirect(POINTER));
-        let swung = chain.then(cas_from::<BoundedPtr>(at, &old, POINTER));
+        let swung = chain.then(cas_from::<BoundedPtr>(at, &old, POINTER).reclaiming(0));
         let fresh = chain.also(read_as::<Addr>(POINTER));
         if !run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await? {
             return Err(RawError::OutOfMemory);
         }
-        let garbage = match self.reply.status(swung) {
-            Status::Ok => old.ptr,
-            Status::CasFailed => *self.reply.get(fresh).map_err(RawError::Refused)?,
-            refused => return Err(RawError::Refused(refused)),
-        };
-        let ptr = *self.reply.get(fresh).map_err(RawError::Refused)?;
-        if !garbage.is_null() {
-            self.fabric.retire(self.node, self.table.key, garbage);
+        match self.reply.status(swung) {
+            Status::Ok => {
+                let ptr = *self.reply.get(fresh).map_err(RawError::Refused)?;
+                Ok(BoundedPtr { ptr, bound, tag })
+            }
+            Status::CasFailed => {
+                Err(RawError::Meddled("a slot holds another pointer than its writer left there"))
+            }
+            refused => Err(RawError::Refused(refused)),
         }
-        if self.reply.status(swung) == Status::CasFailed {
-            return Err(RawError::Meddled("a slot holds another pointer than its writer left there"));
-        }
-        Ok(BoundedPtr { ptr, bound, tag })
     }
 
     /// What a slot holds.

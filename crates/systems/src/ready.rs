@@ -1,9 +1,7 @@
 //! A chain that found no buffer ran nothing at all: it is asked again, until that has gone on for too long.
 
 use farside_remote::clock::Clock;
-use farside_remote::fabric::Ran;
 use farside_remote::{Chain, Fabric, FabricError, NodeId, Reply, Status};
-use std::cell::Cell;
 use std::iter::successors;
 use std::time::Duration;
 
@@ -36,36 +34,22 @@ pub(crate) async fn run_until_ready<F: Fabric + Clock>(
     chain: &Chain<'_>,
     reply: &mut Reply,
 ) -> Result<bool, FabricError> {
-    run_until_ready_or_dropped(fabric, node, chain, reply, &Cell::new(false)).await
-}
-
-/// As [`run_until_ready`], for whoever must know, if this is dropped before it ends, whether the chain may have run:
-/// `under_way` says so while it may, and afterwards if nobody knows what came of it.
-#[inline]
-pub(crate) async fn run_until_ready_or_dropped<F: Fabric + Clock>(
-    fabric: &F,
-    node: NodeId,
-    chain: &Chain<'_>,
-    reply: &mut Reply,
-    under_way: &Cell<bool>,
-) -> Result<bool, FabricError> {
-    if once(fabric, node, chain, reply, under_way).await? {
+    if once(fabric, node, chain, reply).await? {
         return Ok(true);
     }
-    retry(fabric, node, chain, reply, under_way).await
+    retry(fabric, node, chain, reply).await
 }
 
+/// Runs a chain, once; answers false if it found no buffer, and nothing ran.
 #[inline]
-async fn once<F: Fabric>(
+pub(crate) async fn once<F: Fabric>(
     fabric: &F,
     node: NodeId,
     chain: &Chain<'_>,
     reply: &mut Reply,
-    under_way: &Cell<bool>,
 ) -> Result<bool, FabricError> {
-    under_way.set(true);
     let ran = fabric.run(node, chain, reply).await;
-    under_way.set(ran.as_ref().is_err_and(|error| error.ran() != Ran::No));
+    chain.note_answered(&ran);
     ran.map(|()| reply.last_status() != Status::NotReady)
 }
 
@@ -75,11 +59,10 @@ async fn retry<F: Fabric + Clock>(
     node: NodeId,
     chain: &Chain<'_>,
     reply: &mut Reply,
-    under_way: &Cell<bool>,
 ) -> Result<bool, FabricError> {
     for pause in pauses() {
         fabric.sleep(pause).await;
-        if once(fabric, node, chain, reply, under_way).await? {
+        if once(fabric, node, chain, reply).await? {
             return Ok(true);
         }
     }

@@ -211,6 +211,9 @@ pub(crate) struct Registers<F> {
     reply: Reply,
 }
 
+/// Where in a block its buffer's address is.
+const AT_OFFSET: u32 = std::mem::offset_of!(Block, at) as u32;
+
 impl<F: Fabric + Clock> Registers<F> {
     async fn open(fabric: F, node: NodeId, name: &str) -> Result<Registers<F>, KvError> {
         let Extent { key, at, .. } = store::fetch_of(&fabric, node, name, KIND).await?.extent();
@@ -260,7 +263,8 @@ impl<F: Fabric + Clock> Registers<F> {
         // Who is late already takes no buffer.
         chain.then(cas_with::<Block>(Mode::Lt, at, TMP).masked(&TAG, &NOTHING));
         chain.then(allocate(list, [header.as_bytes(), value, &[]]).redirect(TMP_AT));
-        let swung = chain.then(cas_with::<Block>(Mode::Lt, at, TMP).masked(&TAG, &WHOLE));
+        let swing = cas_with::<Block>(Mode::Lt, at, TMP).masked(&TAG, &WHOLE).reclaiming(AT_OFFSET);
+        let swung = chain.then(swing);
         let fresh = chain.also(read_as::<Addr>(TMP_AT));
         for _ in 0..PAUSES {
             self.fabric.run(self.node, &chain, &mut self.reply).await?;
@@ -269,22 +273,15 @@ impl<F: Fabric + Clock> Registers<F> {
             }
             self.fabric.sleep(PAUSE).await;
         }
-        let garbage = match self.reply.status(swung) {
-            Status::Ok => self.reply.get(swung).map_err(KvError::Refused)?.at,
-            // A newer one is there, so this counts as put just before it.
-            Status::CasFailed => *self.reply.get(fresh).map_err(KvError::Refused)?,
+        match self.reply.status(swung) {
+            // If a newer one is there, this counts as put just before it.
+            Status::Ok | Status::CasFailed => Ok(()),
             // It took none, and scratch was all zeros.
-            Status::Skipped if self.reply.get(fresh).is_ok_and(|fresh| fresh.is_null()) => Addr::NULL,
-            Status::Skipped => return Err(KvError::Damaged("scratch held what no op has put there")),
-            Status::NotReady => return Err(KvError::OutOfMemory),
-            _ => return Err(KvError::Refused(self.reply.verdict())),
-        };
-        if !garbage.is_null() {
-            // Twice, for a report may be.
-            self.fabric.retire(self.node, self.key, garbage);
-            self.fabric.retire(self.node, self.key, garbage);
+            Status::Skipped if self.reply.get(fresh).is_ok_and(|fresh| fresh.is_null()) => Ok(()),
+            Status::Skipped => Err(KvError::Damaged("scratch held what no op has put there")),
+            Status::NotReady => Err(KvError::OutOfMemory),
+            _ => Err(KvError::Refused(self.reply.verdict())),
         }
-        Ok(())
     }
 
     /// Claims an entry for `who` and writes its word, neither of which is 0; false if it was claimed before.

@@ -31,7 +31,7 @@ type Run = fn(&Setup, u64, Option<events::Lines>) -> Report;
 /// The node's own tests find two that no client meets by chance: DROP_WITHOUT_TAKING_LISTS takes retired buffers of two
 /// stores in one session, REUSE_WHILE_ADOPTING a death right after a reuse within a scan.
 const BELOW: [(&str, &[Mutant]); 2] = [
-    ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE]),
+    ("prism-kv", &[lives::OLD_TABLE_FREED_AT_ONCE, chains::LOSER_KEEPS_BUFFER]),
     (
         registers::KIND,
         &[
@@ -42,10 +42,11 @@ const BELOW: [(&str, &[Mutant]); 2] = [
             chains::SHARED_SCRATCH,
             chains::NO_CLAMP,
             chains::POINTEE_IS_NOT_CHECKED,
-            chains::RETIRE_WHAT_IS_NOT_LIVE,
+            chains::LOSER_KEEPS_BUFFER,
+            chains::WINNER_LOSES_BUFFER,
+            chains::RECLAIMED_WITHOUT_GRACE,
             lives::REPOST_AT_ONCE,
             lives::SCAN_BY_REACHABILITY_ALONE,
-            lives::SWEEP_WITHOUT_GRACE,
             sessions::DUPLICATE_RUNS_AGAIN,
             sessions::OLD_SESSION_LIVES,
         ],

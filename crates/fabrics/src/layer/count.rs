@@ -22,7 +22,8 @@ pub struct Costs {
     pub bytes_in: u64,
     /// CAS and FETCH-ADD asked for.
     pub atomics: u64,
-    /// Buffers given back.
+    /// Buffers given back: those that chains have retired where the caller runs them itself, and what a dropped future
+    /// held.
     pub retired: u64,
 }
 
@@ -83,7 +84,10 @@ impl<F: Fabric> Fabric for Count<F> {
             costs.atomics += view.atomics() as u64;
         });
         self.inner.run(node, chain, reply).await?;
-        self.change(|costs| costs.bytes_in += reply.as_bytes().len() as u64);
+        self.change(|costs| {
+            costs.bytes_in += reply.as_bytes().len() as u64;
+            costs.retired += u64::from(reply.retired());
+        });
         Ok(())
     }
 

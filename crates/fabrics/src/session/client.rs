@@ -3,8 +3,8 @@
 //! Invariants: unacknowledged request fragments have at most the granted credit; half-sent requests of several
 //! fragments have at most what the server keeps of such. A slot takes a new request only when the server has
 //! answered the one before, or has agreed that it never will run, and the owner has released the reply. A request is
-//! reported exactly once. An epoch is said to be passed only when the node has answered every retirement of what was
-//! unreachable when it asked.
+//! reported exactly once. What a chain has taken that nobody waits for any more is given back once it is known what
+//! came of the chain, and never before.
 
 use super::packet::{
     self, Datagram, ENTRY, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message,
@@ -14,10 +14,10 @@ use super::rtt::{RTO_MAX, Rtt};
 use super::server::last;
 use super::{
     BODY_BYTES_MAX, Buffer, Counters, DATAGRAM_MAX, DATAGRAM_MIN, FRAGMENTS_MAX, KEPT_BYTES_MAX,
-    MESSAGE_BYTES_MAX, PINGS, Pool, TOKEN_BYTES_MAX, WINDOW_MAX, first, ones,
+    MESSAGE_BYTES_MAX, PINGS, Pool, TOKEN_BYTES_MAX, WINDOW_MAX, answer, first, ones,
 };
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Key};
+use farside_remote::{Addr, ChainView, Reply, Status};
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -179,18 +179,6 @@ enum Phase {
     Draining,
 }
 
-/// How far this client is in answering the node's question whether all has been retired that was unreachable when
-/// it asked. Slots are bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flush {
-    /// It has, or nothing was asked.
-    Passed,
-    /// Of these requests the owner may still hear, or has not said yet that it acted on them.
-    Requests(u64),
-    /// It has acted on all. These retirements were on their way then.
-    Retirements(u64),
-}
-
 struct Slot {
     phase: Phase,
     /// Of the last request that the server may know of.
@@ -199,6 +187,9 @@ struct Slot {
     request: Option<SlotRef>,
     kind: EntryKind,
     message: Buffer,
+    /// Buffers that it shows, if its op of that number succeeds.
+    held: Vec<Addr>,
+    shown_by: usize,
     /// Fragments of it.
     count: usize,
     sent: u64,
@@ -270,12 +261,10 @@ pub struct Client {
     /// Bytes of fragments that were sent and not acknowledged.
     outstanding: usize,
     assembling: usize,
-    /// The last epoch that was asked for, how far that is, and whether to say that it is passed.
-    epoch: u32,
-    flush: Flush,
-    say_passed: bool,
     /// The number of the next one.
     requests: u64,
+    /// Taken by chains that nobody waits for, and shown to nobody: regions and addresses.
+    untold: Vec<(u32, Addr)>,
     events: VecDeque<Event>,
     rtt: Rtt,
     /// The number of the next datagram; the last that is known to have arrived; and one such that no fragment in
@@ -330,10 +319,8 @@ impl Client {
             cursor: 0,
             outstanding: 0,
             assembling: 0,
-            epoch: 0,
-            flush: Flush::Passed,
-            say_passed: false,
             requests: 1,
+            untold: Vec::new(),
             events: VecDeque::with_capacity(WINDOW_MAX + 2),
             earliest: NEVER,
             woke: now,
@@ -415,14 +402,15 @@ impl Client {
         self.pending != 0
     }
 
-    /// Takes a request to give these buffers back; false if no slot is free, or no session is open: ask again after the
-    /// next event or release. No event reports it, and it has no deadline. If the session ends before, a scan of the
-    /// node finds them.
+    /// Takes a request to give these buffers of regions back, which chains of this session have allocated and shown to
+    /// nobody; false if no slot is free, or no session is open: ask again after the next event or release. No event
+    /// reports it, it has no deadline, and it is not repeated. If the session ends before, a scan of the node finds
+    /// them.
     ///
     /// # Panics
     /// If they are more than fit a request.
     #[must_use]
-    pub fn retire(&mut self, now: Duration, buffers: &[(Key, Addr)]) -> bool {
+    pub fn retire(&mut self, now: Duration, buffers: &[(u32, Addr)]) -> bool {
         let size = buffers.len() * RETIRED;
         assert!(
             size <= BODY_BYTES_MAX,
@@ -432,8 +420,8 @@ impl Client {
         let Some(request) = self.begin(now, NEVER, EntryKind::Retire, None, &[]) else { return false };
         let slot = &mut self.slots[request.slot()];
         self.pool.fill(&mut slot.message, size);
-        for (key, buffer) in buffers {
-            for word in [key.secret(), key.region().into(), buffer.raw()] {
+        for &(region, buffer) in buffers {
+            for word in [region.into(), buffer.raw()] {
                 slot.message.extend_from_slice(&word.to_le_bytes());
             }
         }
@@ -441,15 +429,21 @@ impl Client {
         true
     }
 
-    /// The owner has acted on every reply that it has released: all that these requests made unreachable was taken by
-    /// [`Client::retire`]. What others made so, which failed or were cancelled, it never retires: a scan finds it. To
-    /// be called once in every turn in which that is so, before [`Client::transmit`], also in one in which nothing
-    /// was released; the node frees no lost buffer before all its clients have got so far.
-    pub fn turn_ended(&mut self) {
-        if self.flush == Flush::Requests(0) {
-            let unanswered = ones(self.pending).filter(|&index| self.slots[index].kind == EntryKind::Retire);
-            self.flush = Flush::Retirements(unanswered.fold(0, |bits, index| bits | 1 << index));
-            self.pass();
+    /// Notes what a request, which is a chain, shows if its op `shown_by` succeeds: if it does not and nobody waits for
+    /// it any more, they are to be given back, see [`Client::take_untold`].
+    pub fn hold(&mut self, request: SlotRef, buffers: &[Addr], shown_by: usize) {
+        if let Some(slot) = self.slots.get_mut(request.slot()).filter(|slot| slot.request == Some(request)) {
+            slot.held.extend_from_slice(buffers);
+            slot.shown_by = shown_by;
+        }
+    }
+
+    /// Moves to `to` what chains have taken and not shown that were given up, once it is known what came of them: to be
+    /// given back by [`Client::retire`].
+    #[inline]
+    pub fn take_untold(&mut self, to: &mut Vec<(u32, Addr)>) {
+        if !self.untold.is_empty() {
+            to.append(&mut self.untold);
         }
     }
 
@@ -458,8 +452,14 @@ impl Client {
     pub fn cancel(&mut self, request: SlotRef) -> Option<Fate> {
         let slot = self.slots.get(request.slot()).filter(|slot| slot.request == Some(request))?;
         match slot.phase {
-            Phase::Pending => Some(self.drop_request(request.slot())),
+            Phase::Pending => {
+                if slot.sent == 0 {
+                    self.settle(request.slot(), false);
+                }
+                Some(self.drop_request(request.slot()))
+            }
             Phase::Answered => {
+                self.settle(request.slot(), true);
                 self.set_free(request.slot());
                 Some(Fate::DidRun)
             }
@@ -713,39 +713,30 @@ impl Client {
         }
     }
 
-    /// The node asks whether all has been retired that was made unreachable before now.
-    fn grace(&mut self, epoch: u32) {
-        match (super::newer(epoch, self.epoch), self.flush) {
-            (1.., _) => {
-                let may_retire = |&index: &usize| {
-                    let slot = &self.slots[index];
-                    matches!(slot.phase, Phase::Pending | Phase::Answered) && slot.may_make_unreachable()
-                };
-                let noted = ones(!self.free & all(self.slots.len())).filter(may_retire);
-                self.flush = Flush::Requests(noted.fold(0, |bits, index| bits | 1 << index));
-                self.epoch = epoch;
-                self.say_passed = false;
+    /// What a chain that nobody waits for has taken and not shown is to be given back: all that it holds if it did not
+    /// run, else what its reply in the slot says. A reply of several fragments is not waited for: a scan finds what it
+    /// tells of, when this session has ended.
+    #[cold]
+    fn settle(&mut self, index: usize, has_run: bool) {
+        let slot = &mut self.slots[index];
+        let held = std::mem::take(&mut slot.held);
+        let is_chain = slot.kind == EntryKind::Chain;
+        let Some((chain, _)) = is_chain.then(|| ChainView::decode(&slot.message).ok()).flatten() else {
+            return;
+        };
+        let region = chain.key().region();
+        if !has_run {
+            self.untold.extend(held.into_iter().map(|at| (region, at)));
+            return;
+        }
+        let mut reply = Reply::new();
+        if answer::refusal(&slot.reply).is_some() {
+            self.untold.extend(held.into_iter().map(|at| (region, at)));
+        } else if reply.decode(chain.len(), &slot.reply).is_ok() {
+            self.untold.extend(chain.untold(&reply).map(|at| (region, at)));
+            if reply.status_at(slot.shown_by) != Some(Status::Ok) {
+                self.untold.extend(held.into_iter().map(|at| (region, at)));
             }
-            // The answer was lost.
-            (0, Flush::Passed) => self.say_passed = true,
-            (0, _) => self.counters.duplicates += 1,
-            _ => self.counters.stale += 1,
-        }
-    }
-
-    /// Nothing more comes of the request in this slot.
-    #[inline]
-    fn forget(&mut self, index: usize) {
-        if let Flush::Requests(noted) | Flush::Retirements(noted) = &mut self.flush {
-            *noted &= !(1 << index);
-            self.pass();
-        }
-    }
-
-    fn pass(&mut self) {
-        if self.flush == Flush::Retirements(0) {
-            self.flush = Flush::Passed;
-            self.say_passed = true;
         }
     }
 
@@ -764,7 +755,6 @@ impl Client {
         slot.due = NEVER;
         self.pool.free(&mut slot.reply);
         self.send |= 1 << index;
-        self.forget(index);
         Fate::Unknown
     }
 
@@ -782,6 +772,7 @@ impl Client {
         debug_assert!(slot.sent & !slot.acked == 0 && !slot.assembling, "all that it sent has arrived");
         slot.phase = Phase::Free;
         slot.request = None;
+        slot.held.clear();
         self.pool.free(&mut slot.message);
         self.pool.free(&mut slot.reply);
         let bit = 1 << index;
@@ -789,7 +780,6 @@ impl Client {
         self.pending &= !bit;
         self.send &= !bit;
         self.answered &= !bit;
-        self.forget(index);
     }
 
     /// Takes note that the server has these fragments. Which of them are news.
@@ -841,14 +831,10 @@ impl Client {
     }
 
     fn transmit_entries(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
-        if self.send | self.ack == 0 && !self.say_passed {
+        if self.send | self.ack == 0 {
             return false;
         }
         packet::begin(out, Kind::Data, self.session, self.secret);
-        if std::mem::take(&mut self.say_passed) {
-            packet::put_empty(out, EntryKind::Passed, 0, self.epoch);
-            self.counters.entries_out += 1;
-        }
         for index in ones(self.ack) {
             if out.len() + footprint(16) > self.granted.datagram {
                 return true;
@@ -1142,9 +1128,6 @@ impl Client {
 
     #[inline]
     fn entry(&mut self, now: Duration, entry: &Entry<'_>) {
-        if entry.kind == EntryKind::Grace {
-            return self.grace(entry.number);
-        }
         let Some(slot) = self.slots.get_mut(entry.slot) else {
             self.counters.refused += 1;
             return;
@@ -1167,7 +1150,7 @@ impl Client {
             }
         }
         match (entry.kind, slot.phase) {
-            (EntryKind::Reply, Phase::Draining) => self.set_free(entry.slot),
+            (EntryKind::Reply, Phase::Draining) => self.drained(entry),
             (EntryKind::Reply, _) => self.fragment(now, entry),
             // It is about to run, or runs: what is wanted is still an answer.
             (_, Phase::Draining) => {}
@@ -1180,6 +1163,20 @@ impl Client {
                 }
             }
         }
+    }
+
+    /// It is known what came of a request that was given up.
+    #[cold]
+    fn drained(&mut self, entry: &Entry<'_>) {
+        let slot = &mut self.slots[entry.slot];
+        if entry.is_whole() && slot.kind == EntryKind::Chain {
+            slot.put_execution(entry.payload);
+            let has_run = slot.execution != 0;
+            self.pool.fill(&mut slot.reply, entry.size - PREFIX);
+            slot.reply.extend_from_slice(&entry.payload[PREFIX..]);
+            self.settle(entry.slot, has_run);
+        }
+        self.set_free(entry.slot);
     }
 
     /// The server has said what it said before: in answer to one of several tries, at the latest the last.
@@ -1354,6 +1351,8 @@ impl Slot {
             request: None,
             kind: EntryKind::Chain,
             message: Buffer::default(),
+            held: Vec::new(),
+            shown_by: 0,
             count: 0,
             sent: 0,
             acked: 0,
@@ -1381,17 +1380,6 @@ impl Slot {
             asked_at: Duration::ZERO,
             came: 0,
             hurried: 0,
-        }
-    }
-
-    /// Whether its owner may have something to retire once it is answered. What is asked of the node itself is no such
-    /// request: it may be what the node asks all clients about, and waits for their answers.
-    fn may_make_unreachable(&self) -> bool {
-        match self.kind {
-            EntryKind::Call => {
-                self.message.get(..PREFIX) != Some(&u64::from(ServiceId::NODE.0).to_le_bytes())
-            }
-            kind => kind != EntryKind::Retire,
         }
     }
 

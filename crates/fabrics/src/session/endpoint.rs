@@ -1,7 +1,7 @@
 //! The client's end of a session as a fabric: tasks ask, a line carries, the node's engine runs.
 //!
-//! Whatever tasks post in one turn leaves together when the turn ends, with the buffers that they retired. Where no
-//! task is ready the endpoint looks for answers for a short while, then sleeps.
+//! Whatever tasks post in one turn leaves together when the turn ends. Where no task is ready the endpoint looks for
+//! answers for a short while, then sleeps.
 //!
 //! Invariant: a request is cancelled when nobody waits for it any more; its slot is used again when the node has
 //! agreed. Invariant: after the session is over nothing is sent, and everyone is told what may be assumed.
@@ -28,7 +28,7 @@ use std::time::Duration;
 const LAST_LOOKS: u32 = 16;
 /// How long a client may take to say hello and be answered.
 const GREETING_WAIT: Duration = Duration::from_millis(900);
-/// How long an endpoint that goes waits for the node to take what it retired.
+/// How long an endpoint that goes waits for the node's last answers, and for it to take what is given back.
 const FAREWELL_WAIT: Duration = Duration::from_millis(100);
 /// An endpoint that was not driven for so long looks what has arrived before it asks for anything.
 const AWAY: Duration = Duration::from_secs(1);
@@ -88,7 +88,7 @@ struct State {
     /// Those who wait for a slot.
     line_up: Vec<Waker>,
     /// Buffers that are to be given back.
-    retired: Vec<(Key, Addr)>,
+    retired: Vec<(u32, Addr)>,
     /// Why the session is over.
     over: Option<String>,
     counters: Counters,
@@ -507,9 +507,9 @@ impl State {
         if is_their_turn { std::mem::take(&mut self.line_up) } else { Vec::new() }
     }
 
-    /// Buffers go back together, when there is a slot to spare for them. Between turns: tasks have acted on all that
-    /// they were told.
+    /// What futures held that were dropped goes back together, when there is a slot to spare for it.
     fn send_retired(&mut self) {
+        self.client.take_untold(&mut self.retired);
         while !self.retired.is_empty() {
             let count = self.retired.len().min(RETIRED_MAX);
             if !self.client.retire(self.now, &self.retired[..count]) {
@@ -517,7 +517,6 @@ impl State {
             }
             self.retired.drain(..count);
         }
-        self.client.turn_ended();
     }
 }
 
@@ -568,6 +567,10 @@ impl<L: Line> Fabric for Endpoint<L> {
             // Boxed, so that every other chain has a small future.
             None => Box::pin(self.ask_later(DEADLINE, || self.ask_chain(&view))).await?,
         };
+        if let Some(held) = chain.held() {
+            self.state.borrow_mut().client.hold(request, held.buffers, held.shown_by);
+            chain.note_posted();
+        }
         let request = self.answer(request).await.map_err(|fate| self.failed(fate, DEADLINE))?;
         let refusal = self.take(request, |client, counters| {
             let bytes = client.reply(request);
@@ -632,7 +635,7 @@ impl<L: Line> Fabric for Endpoint<L> {
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         let mut state = self.state.borrow_mut();
         if node == self.node && state.over.is_none() {
-            state.retired.push((key, buffer));
+            state.retired.push((key.region(), buffer));
             state.counters.retired += 1;
         }
     }

@@ -10,8 +10,8 @@
 //! shares datagrams. Only the client has timers for what was lost. Over a carrier that neither loses, doubles nor
 //! reorders (a ring in shared memory, a stream with length frames) it has none.
 //!
-//! What a client's chains made unreachable it retires, sooner or later. A node that looks for lost buffers must know
-//! when: it asks for an epoch, and each session passes it once nothing that is retired later was unreachable before.
+//! What chains make unreachable they retire themselves. A client gives back only what it has allocated and never shown:
+//! what a dropped future held, and what a chain took whose answer nobody waits for.
 //!
 //! What always holds:
 //! - A number of a slot runs at most once, and never after the session has ended or the number was cancelled.

@@ -15,8 +15,7 @@
 //!   CHAIN, CALL, RETIRE, REPLY   fragment `index` of `count` of a message of `size` bytes
 //!   HAVE      | have u64 | want u64 |: the fragments that have arrived, and those to be sent (of a reply)
 //!   CANCEL    nothing: let that number not run, if it has not yet
-//!   GRACE     nothing, of slot 0; the number is an epoch: has all been retired that was unreachable by then?
-//!   PASSED    nothing, of slot 0; the number is an epoch: it has
+//!   A RETIRE has { region u32 | 0 u32 | address u64 } per buffer
 //! ```
 //!
 //! All numbers are little-endian. In HELLO, WELCOME and REFUSED the header's secret is a number of the client's
@@ -37,7 +36,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// What every datagram begins with: "Fs".
 pub const MAGIC: u16 = u16::from_le_bytes(*b"Fs");
 /// The version of these bytes.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// What a datagram is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,22 +89,16 @@ pub enum EntryKind {
     Have = 5,
     /// The request is no longer wanted.
     Cancel = 6,
-    /// Has all been retired that was made unreachable before this epoch?
-    Grace = 7,
-    /// It has.
-    Passed = 8,
 }
 
 impl EntryKind {
-    const ALL: [EntryKind; 8] = [
+    const ALL: [EntryKind; 6] = [
         EntryKind::Chain,
         EntryKind::Call,
         EntryKind::Retire,
         EntryKind::Reply,
         EntryKind::Have,
         EntryKind::Cancel,
-        EntryKind::Grace,
-        EntryKind::Passed,
     ];
 }
 
@@ -184,8 +177,8 @@ pub const HEADER: usize = size_of::<Header>();
 pub const ENTRY: usize = size_of::<EntryHeader>();
 /// What a call's request begins with: `| service u32 | 0 u32 |`; and every reply: `| execution u64 |`.
 pub(super) const PREFIX: usize = 8;
-/// Bytes of one buffer in a RETIRE: `| secret u64 | region u32 | 0 u32 | address u64 |`.
-pub(super) const RETIRED: usize = 24;
+/// Bytes of one buffer in a RETIRE: `| region u32 | 0 u32 | address u64 |`.
+pub(super) const RETIRED: usize = 16;
 const CHECK_AT: usize = HEADER - size_of::<u64>();
 const _: () = assert!(HEADER == 24 && ENTRY == 16);
 const _: () = assert!(chunk(DATAGRAM_MIN) * FRAGMENTS_MAX >= MESSAGE_BYTES_MAX, "a message fits its bitmap");
@@ -476,8 +469,7 @@ impl<'a> Entry<'a> {
 
     #[inline]
     fn check(&self, chunk: usize) -> Result<(), PacketError> {
-        let is_mark = matches!(self.kind, EntryKind::Grace | EntryKind::Passed);
-        if self.slot >= WINDOW_MAX || is_mark && self.slot != 0 {
+        if self.slot >= WINDOW_MAX {
             return Err(PacketError::Field("slot"));
         }
         let (size_min, size_max, unit) = match self.kind {
@@ -485,7 +477,7 @@ impl<'a> Entry<'a> {
             EntryKind::Call | EntryKind::Reply => (PREFIX, MESSAGE_BYTES_MAX, 1),
             EntryKind::Retire => (0, MESSAGE_BYTES_MAX, RETIRED),
             EntryKind::Have => (size_of::<HaveBytes>(), size_of::<HaveBytes>(), 1),
-            EntryKind::Cancel | EntryKind::Grace | EntryKind::Passed => (0, 0, 1),
+            EntryKind::Cancel => (0, 0, 1),
         };
         if self.size < size_min || self.size > size_max || unit > 1 && !self.size.is_multiple_of(unit) {
             return Err(PacketError::Field("size"));

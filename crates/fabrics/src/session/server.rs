@@ -15,8 +15,8 @@ use super::{
     REASON_BYTES_MAX, TOKEN_BYTES_MAX, WINDOW_MAX, first, newer, ones,
 };
 use crate::mutants;
+use farside_remote::Addr;
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Key};
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::time::Duration;
@@ -61,12 +61,6 @@ pub trait Host {
         reply: &mut Vec<u8>,
     ) -> Outcome;
 
-    /// The session has retired all that its chains had made unreachable when [`Server::ask_flush`] asked for this
-    /// epoch or an earlier one. Said once for an epoch; not of epochs from before the session.
-    fn flushed(&mut self, session: &mut Self::Session, epoch: u32) {
-        let _ = (session, epoch);
-    }
-
     /// The session has ended. What it has not answered will be heard by nobody.
     fn close(&mut self, session: Self::Session, end: End);
 }
@@ -76,7 +70,7 @@ pub trait Host {
 pub enum End {
     /// Its client said so.
     Said,
-    /// Nothing was heard of its client for too long, or no answer to what [`Server::ask_flush`] asked.
+    /// Nothing was heard of its client for too long.
     Silent,
     /// A newer incarnation of its client has taken its place.
     Replaced,
@@ -110,19 +104,19 @@ pub enum Request<'a> {
     Retire(Retired<'a>),
 }
 
-/// Buffers that nothing points to any more.
+/// Buffers that the session has allocated and shown to nobody, with their regions.
 #[derive(Clone, Copy, Debug)]
 pub struct Retired<'a>(&'a [u8]);
 
 impl Iterator for Retired<'_> {
-    type Item = (Key, Addr);
+    type Item = (u32, Addr);
 
-    fn next(&mut self) -> Option<(Key, Addr)> {
+    fn next(&mut self) -> Option<(u32, Addr)> {
         let (one, rest) = self.0.split_at_checked(RETIRED)?;
         self.0 = rest;
         let word = |at: usize| u64::from_le_bytes(one[at..at + 8].try_into().expect("eight bytes are eight"));
-        // The upper half of the middle word is not looked at: it may come to mean something.
-        Some((Key::new(word(8) as u32, word(0)), Addr::new(word(16))))
+        // The upper half of the first word is not looked at: it may come to mean something.
+        Some((word(0) as u32, Addr::new(word(8))))
     }
 }
 
@@ -168,9 +162,6 @@ pub struct Config {
     pub lent_bytes: usize,
     /// A session of which nothing was heard for so long ends.
     pub silence: Duration,
-    /// A session that does not answer what [`Server::ask_flush`] asks for so long ends: whoever asks waits for it.
-    /// Longer than any request takes.
-    pub flush_wait: Duration,
     /// How many ended sessions are remembered.
     pub tombstones_max: usize,
 }
@@ -188,7 +179,6 @@ impl Default for Config {
             assembly_bytes: 4 * MESSAGE_BYTES_MAX,
             lent_bytes: 256 << 20,
             silence: Duration::from_secs(5),
-            flush_wait: Duration::from_secs(40),
             tombstones_max: 256,
         }
     }
@@ -232,8 +222,6 @@ pub struct Server<A: Address, H: Host> {
     dirty: VecDeque<u16>,
     /// Answers to those who have no session.
     outside: VecDeque<(A, Vec<u8>)>,
-    /// The last that was asked for.
-    epoch: u32,
     pool: Pool,
     /// Where replies are written that are likely too long for a slot's own buffer.
     reply: Vec<u8>,
@@ -264,11 +252,6 @@ struct Session<A, S> {
     assembling: usize,
     is_dirty: bool,
     pong: bool,
-    /// Whether to ask for the server's epoch, and the last that it has passed.
-    grace: bool,
-    passed: u32,
-    /// Since when it owes an answer to that, as far as was looked.
-    owes_since: Option<Duration>,
     /// Whether a chain's reply took more than a slot keeps: more of them will.
     has_long_replies: bool,
     /// Slots of which the client is to be told what has arrived.
@@ -340,7 +323,6 @@ impl<A: Address, H: Host> Server<A, H> {
             tombstones: VecDeque::new(),
             dirty: VecDeque::new(),
             outside: VecDeque::new(),
-            epoch: 0,
             pool: Pool::default(),
             reply: Vec::new(),
             chains: Box::new([(0, 0); WINDOW_MAX]),
@@ -452,26 +434,8 @@ impl<A: Address, H: Host> Server<A, H> {
                 return Ok(());
             }
         }
-        let session = self.sessions[index].as_mut().expect("it was put back there");
-        // The question, or its answer, may have been lost.
-        session.grace = session.passed != self.epoch;
         self.mark_dirty(index);
         Ok(())
-    }
-
-    /// Asks every open session to retire all that its chains have made unreachable by now; [`Host::flushed`] says when
-    /// one has. Epochs grow, from 1; one that is no newer than the last asks nothing.
-    pub fn ask_flush(&mut self, epoch: u32) {
-        if newer(epoch, self.epoch) <= 0 {
-            return;
-        }
-        self.epoch = epoch;
-        for index in 0..self.sessions.len() {
-            if let Some(session) = &mut self.sessions[index] {
-                session.grace = true;
-                self.mark_dirty(index);
-            }
-        }
     }
 
     /// Answers a request that was to be answered later. False if nobody waits for it any more.
@@ -515,7 +479,7 @@ impl<A: Address, H: Host> Server<A, H> {
         while let Some(index) = self.dirty.pop_front() {
             let Some(session) = &mut self.sessions[usize::from(index)] else { continue };
             session.is_dirty = false;
-            if !session.transmit(self.epoch, out, &mut self.counters) {
+            if !session.transmit(out, &mut self.counters) {
                 continue;
             }
             let address = session.address;
@@ -533,9 +497,7 @@ impl<A: Address, H: Host> Server<A, H> {
     pub fn expire(&mut self, now: Duration, host: &mut H) {
         for index in 0..self.sessions.len() {
             let Some(session) = &mut self.sessions[index] else { continue };
-            session.owes_since = (session.passed != self.epoch).then(|| session.owes_since.unwrap_or(now));
-            let owes = session.owes_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-            if now.saturating_sub(session.heard) >= self.config.silence || owes >= self.config.flush_wait {
+            if now.saturating_sub(session.heard) >= self.config.silence {
                 self.end(index, End::Silent, host);
             }
         }
@@ -669,9 +631,6 @@ impl<A: Address, H: Host> Server<A, H> {
             assembling: 0,
             is_dirty: false,
             pong: false,
-            grace: false,
-            passed: self.epoch,
-            owes_since: None,
             has_long_replies: false,
             send_have: 0,
             send_reply: 0,
@@ -817,9 +776,6 @@ impl<A: Address, H: Host> Server<A, H> {
     }
 
     fn entry(&mut self, session: &mut Session<A, H::Session>, entry: &Entry<'_>, host: &mut H) {
-        if entry.kind == EntryKind::Passed {
-            return self.passed(session, entry.number, host);
-        }
         let is_greedy = self.pool.lent > self.config.lent_bytes && session.keeps_long_reply(entry.slot);
         let Some(slot) = session.slots.get_mut(entry.slot) else {
             self.counters.refused += 1;
@@ -918,7 +874,7 @@ impl<A: Address, H: Host> Server<A, H> {
                 }
                 State::Acknowledged => self.counters.duplicates += 1,
             },
-            (EntryKind::Have | EntryKind::Reply | EntryKind::Grace | EntryKind::Passed, _) => {
+            (EntryKind::Have | EntryKind::Reply, _) => {
                 self.counters.refused += 1;
             }
         }
@@ -931,18 +887,6 @@ impl<A: Address, H: Host> Server<A, H> {
         slot.begin(slot.number.wrapping_add(1), &mut self.pool);
         session.send_reply &= !(1 << index);
         session.send_have &= !(1 << index);
-    }
-
-    fn passed(&mut self, session: &mut Session<A, H::Session>, epoch: u32, host: &mut H) {
-        if newer(epoch, self.epoch) > 0 {
-            self.counters.refused += 1;
-        } else if newer(epoch, session.passed) <= 0 {
-            self.counters.duplicates += 1;
-        } else {
-            session.passed = epoch;
-            session.owes_since = None;
-            host.flushed(&mut session.host, epoch);
-        }
     }
 
     /// A fragment of a request of several.
@@ -1075,11 +1019,11 @@ impl<A: Address, S> Session<A, S> {
     }
 
     fn has_to_send(&self) -> bool {
-        self.pong || self.grace || self.send_have | self.send_reply != 0
+        self.pong || self.send_have | self.send_reply != 0
     }
 
-    fn transmit(&mut self, epoch: u32, out: &mut Vec<u8>, counters: &mut Counters) -> bool {
-        if self.send_have | self.send_reply == 0 && !self.grace {
+    fn transmit(&mut self, out: &mut Vec<u8>, counters: &mut Counters) -> bool {
+        if self.send_have | self.send_reply == 0 {
             if !std::mem::take(&mut self.pong) {
                 return false;
             }
@@ -1089,10 +1033,6 @@ impl<A: Address, S> Session<A, S> {
         // Any datagram says that someone is there.
         self.pong = false;
         packet::begin(out, Kind::Data, self.number, self.secret);
-        if std::mem::take(&mut self.grace) {
-            packet::put_empty(out, EntryKind::Grace, 0, epoch);
-            counters.entries_out += 1;
-        }
         for index in ones(self.send_have) {
             if out.len() + footprint(16) > self.datagram {
                 break;

@@ -14,8 +14,8 @@ use farside_fabrics::session::server::{self, End, Hello, Host, Outcome, Request,
 use farside_fabrics::shm::frame;
 use farside_fabrics::udp::seal;
 use farside_fabrics::udp::seal::node::Arrived;
+use farside_remote::Addr;
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Key};
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -68,11 +68,9 @@ enum Step {
     Retire(u8),
     Release,
     Cancel(u8),
-    TurnEnds,
     Close,
     Wait(u16),
     Expire,
-    AskFlush(u8),
     AnswerLater(u16),
     HangUp(u8),
     /// The next datagram of the client goes to the server, from here, changed so, with a check that is right or not.
@@ -219,7 +217,7 @@ impl Talk {
                 self.asked.extend(self.client.submit(self.now, ask, &[b"part", &vec![1; size]]));
             }
             Step::Retire(count) => {
-                let buffers = vec![(Key::new(1, 2), Addr::new(64)); (*count).into()];
+                let buffers = vec![(1, Addr::new(64)); (*count).into()];
                 let _no_room = self.client.retire(self.now, &buffers);
             }
             Step::Release => {
@@ -234,11 +232,9 @@ impl Talk {
                     self.held.retain(|&held| held != request);
                 }
             }
-            Step::TurnEnds => self.client.turn_ended(),
             Step::Close => self.client.close(),
             Step::Wait(ms) => self.now += Duration::from_millis((*ms).into()),
             Step::Expire => self.server.expire(self.now, &mut self.host),
-            Step::AskFlush(epoch) => self.server.ask_flush((*epoch).into()),
             Step::AnswerLater(size) => {
                 if let Some(request) = self.host.later.pop() {
                     self.server.answer(request, &vec![3; (*size).into()]);
@@ -391,7 +387,7 @@ impl Sealed {
     fn datagram(&mut self, len: u16) -> Vec<u8> {
         self.number += 1;
         let mut bytes = vec![0; 24];
-        bytes[..4].copy_from_slice(b"Fs\x01\x05");
+        bytes[..4].copy_from_slice(b"Fs\x02\x05");
         bytes.extend_from_slice(&self.number.to_le_bytes());
         bytes.resize(32 + usize::from(len) % 1000, 9);
         bytes

@@ -30,21 +30,17 @@ use farside_remote::{ChainView, Key, Reply, Rights, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A session of which nothing was heard for so long ends.
 const SILENCE: Duration = Duration::from_secs(5);
-/// A session that keeps a scan waiting for so long ends: longer than the longest question of a good client takes.
-const FLUSH_WAIT: Duration = Duration::from_secs(40);
 /// How often silent sessions are looked for.
 const EXPIRY: Duration = Duration::from_millis(500);
 /// Calls of one session that may wait for an answer.
 const ASKED_MAX: u32 = 64;
-/// After so many retired buffers the node is rung, in case it sleeps.
-const RETIRED_PER_RING: u64 = 256;
 /// Bytes of requests that one session may have in flight.
 const CREDIT: usize = 128 * 1024;
 /// Sessions of one engine.
@@ -58,8 +54,6 @@ const WRONG_KEYS_MAX: u32 = 16;
 pub(super) struct Mail {
     answers: Mutex<Vec<(RequestRef, Result<Answer, String>)>>,
     has_answers: AtomicBool,
-    /// The flush that all sessions are to make.
-    flush: AtomicU32,
     /// Other tokens are known than were.
     has_access: AtomicBool,
     asleep: AtomicBool,
@@ -84,7 +78,6 @@ impl Mail {
         Ok(Mail {
             answers: Mutex::default(),
             has_answers: AtomicBool::new(false),
-            flush: AtomicU32::new(0),
             has_access: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -98,13 +91,6 @@ impl Mail {
         self.answers().push((request, answer));
         self.has_answers.store(true, Ordering::SeqCst);
         self.ring();
-    }
-
-    /// All sessions are to make this flush.
-    pub(super) fn ask_flush(&self, flush: u32) {
-        if self.flush.swap(flush, Ordering::SeqCst) != flush {
-            self.ring();
-        }
     }
 
     /// Sessions are to be looked at anew: some tokens may be gone, or have other rights.
@@ -134,8 +120,6 @@ impl Mail {
 pub(super) enum Letter {
     /// A session has a question.
     Asked { engine: usize, at: RequestRef, ask: Ask },
-    /// A session has made a flush.
-    Flushed { number: u32, flush: u32 },
     /// A session runs no more chains.
     Ended { number: u32, said_so: bool },
 }
@@ -196,8 +180,6 @@ struct Desk<P: Port> {
     port: P,
     server: Server<P::Address, Staff>,
     staff: Staff,
-    /// The flush that sessions were asked for.
-    flush: u32,
     /// Requests that had run when it last slept.
     executed: u64,
     out: Vec<u8>,
@@ -212,20 +194,11 @@ impl<P: Port> Desk<P> {
             sessions_max: SESSIONS_MAX,
             inbound_bytes: SESSIONS_MAX * CREDIT,
             silence: SILENCE,
-            flush_wait: FLUSH_WAIT,
             is_reliable: P::IS_RELIABLE,
             ..Config::default()
         };
         let server = Server::new(config);
-        Desk {
-            port,
-            server,
-            staff,
-            flush: 0,
-            executed: 0,
-            out: Vec::new(),
-            expires_at: timer::a_moment_ago() + EXPIRY,
-        }
+        Desk { port, server, staff, executed: 0, out: Vec::new(), expires_at: timer::a_moment_ago() + EXPIRY }
     }
 
     fn run(mut self) {
@@ -296,12 +269,7 @@ impl<P: Port> Desk<P> {
 
     fn read_mail(&mut self) -> bool {
         let mail = &self.staff.mail;
-        let flush = mail.flush.load(Ordering::Relaxed);
-        let mut is_asked = flush != self.flush;
-        if is_asked {
-            self.flush = flush;
-            self.server.ask_flush(flush);
-        }
+        let mut is_asked = false;
         if mail.has_access.load(Ordering::Relaxed) {
             mail.has_access.store(false, Ordering::SeqCst);
             let access = self.staff.shared.access();
@@ -344,7 +312,6 @@ impl<P: Port> Desk<P> {
         let mail = &self.staff.mail;
         mail.asleep.store(true, Ordering::SeqCst);
         let has_mail = mail.has_answers.load(Ordering::SeqCst)
-            || mail.flush.load(Ordering::SeqCst) != self.flush
             || mail.has_access.load(Ordering::SeqCst)
             || mail.stop.load(Ordering::SeqCst);
         if !has_mail && self.port.may_sleep() {
@@ -515,17 +482,12 @@ impl Host for Staff {
             },
             Request::Retire(buffers) => {
                 self.runner.enter();
-                for (key, buffer) in buffers {
-                    let Some((store, rights)) = client.keys.retires_for(key) else {
-                        self.note_refused(client, key);
-                        continue;
-                    };
-                    if !rights.contains(Rights::ALLOCATE) {
-                        continue;
-                    }
-                    if self.runner.retire(store, buffer).is_multiple_of(RETIRED_PER_RING) {
-                        self.ring_node();
-                    }
+                // Of a session that may no more, a scan finds what it held.
+                for (region, buffer) in buffers.filter(|&(region, _)| client.keys.may_allocate(region)) {
+                    self.runner.retire(client.number, region, buffer);
+                }
+                if self.runner.is_much_retired() {
+                    self.ring_node();
                 }
             }
         }
@@ -538,10 +500,6 @@ impl Host for Staff {
         }
         let said_so = end == End::Said && !client.was_limited;
         self.shared.post(Letter::Ended { number: client.number, said_so });
-    }
-
-    fn flushed(&mut self, client: &mut Client, flush: u32) {
-        self.shared.post(Letter::Flushed { number: client.number, flush });
     }
 }
 
@@ -672,10 +630,11 @@ impl Staff {
             runner.run_on(&seen, client.number, chain, &mut self.reply);
         }
         reply.extend_from_slice(self.reply.as_bytes());
-        match self.reply.last_status() {
-            Status::NotReady => self.ring_node(),
-            Status::Access | Status::Invalid | Status::Aborted => self.note_refused(client, chain.key()),
-            _ => {}
+        if self.runner.should_ring(&self.reply) {
+            self.ring_node();
+        }
+        if matches!(self.reply.last_status(), Status::Access | Status::Invalid | Status::Aborted) {
+            self.note_refused(client, chain.key());
         }
     }
 

@@ -419,7 +419,6 @@ impl Shared {
                     let ticket = state.node.ask(ask, entropy());
                     state.remote.insert(ticket, (engine, at));
                 }
-                Letter::Flushed { number, flush } => state.node.flushed(number, flush),
                 Letter::Ended { number, said_so } => state.node.end_remote(number, said_so),
             }
         }
@@ -454,8 +453,6 @@ impl Shared {
                 clients.answer(ticket, answer.map(for_runner));
             }
         }
-        let flush = state.node.flush();
-        self.mails.iter().for_each(|mail| mail.ask_flush(flush));
         busy
     }
 

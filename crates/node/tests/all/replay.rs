@@ -199,7 +199,7 @@ fn every_step_asks_the_same_when_it_is_begun_anew() {
         let taken = home.memory.now(|m| Arena::of(m).take(store.region, class, Supply::Quota, client.number));
         taken.expect("there is a buffer")
     };
-    let retire = |home: &Home, at| home.memory.now(|m| Arena::of(m).retire(client, store.extent().key, at));
+    let retire = |home: &Home, at| home.memory.now(|m| Arena::of(m).retire(client, store.region, at));
     let all: Vec<u64> = (0..15 * 7).map(|_| take(&home, class)).collect();
     for (&at, slot) in all[..20].iter().zip(0..) {
         home.memory.now(|memory| memory.write(store.table_at + slot * 8, &at.to_le_bytes()));

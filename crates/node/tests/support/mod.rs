@@ -273,7 +273,7 @@ impl Client {
     }
 
     pub(crate) fn retire(&self, at: u64) -> bool {
-        let Ok(retired) = Arena::of(&*self.memory).retire(self.id, self.store.extent().key, at);
+        let Ok(retired) = Arena::of(&*self.memory).retire(self.id, self.store.region, at);
         retired
     }
 

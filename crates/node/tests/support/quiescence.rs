@@ -158,7 +158,7 @@ impl Client {
         let Ok(swapped) = self.memory.exchange(self.store.table_at, Width::W8, old.into(), new.into());
         assert_eq!(swapped, Ok(()), "there is one writer");
         if old != 0 {
-            let Ok(retired) = arena.retire(self.id, self.store.extent().key, old);
+            let Ok(retired) = arena.retire(self.id, self.store.region, old);
             assert!(retired);
         }
         self.set_turn(2 * round + 2);

@@ -22,17 +22,12 @@
 //! and where that is used up, a granted segment becomes the class's. No link is ever written in advance.
 
 use super::state::{Stage, State, owner};
-use super::{
-    Arena, Buffer, Geometry, REGIONS_MAX, SEGMENT_SIZE, class::Class, segment::Segment, segment::Use,
-};
-use crate::key::Key;
+use super::{Arena, Buffer, Geometry, SEGMENT_SIZE, class::Class, segment::Segment, segment::Use};
 use crate::memory::{Memory, Width};
 use crate::mutants;
 
 /// `u64` of a region's record: its key's secret, 0 while nobody owns the region.
 pub(crate) const SECRET_OFFSET: u64 = 0;
-/// `u64`: the secret before, by which buffers can be retired and nothing else; 0 if there was none.
-const FORMER_SECRET_OFFSET: u64 = 8;
 const GRANTED_OFFSET: u64 = 64;
 const RESERVE_OFFSET: u64 = 80;
 const CLASSES_OFFSET: u64 = 128;
@@ -488,28 +483,12 @@ impl<M: Memory> Arena<'_, M> {
     /// admitted. An exchange and no plain store, so that it is visible before the node looks at anybody's turn:
     /// whoever is not seen in the middle of a turn then sees that the key is gone.
     pub fn set_secret(&self, region: u32, secret: u64) -> Result<(), M::Wait> {
-        self.change_secret(region, 0, secret)
-    }
-
-    /// As [`Arena::set_secret`], for a region that stays its owner's: by the secret `before` buffers can still be
-    /// retired, for chains that it let in may have made them unreachable.
-    pub fn change_secret(&self, region: u32, before: u64, secret: u64) -> Result<(), M::Wait> {
-        self.memory.write(Geometry::region_at(region) + FORMER_SECRET_OFFSET, &before.to_le_bytes())?;
         let at = Geometry::region_at(region) + SECRET_OFFSET;
         let mut old = self.memory.load(at, Width::W8)?;
         while let Err(now) = self.memory.exchange(at, Width::W8, old, u128::from(secret))? {
             old = now;
         }
         Ok(())
-    }
-
-    /// Whether this was the region's key before the one that it has.
-    pub(crate) fn was_key(&self, key: Key) -> Result<bool, M::Wait> {
-        if key.region() == 0 || key.region() >= REGIONS_MAX {
-            return Ok(false);
-        }
-        let at = Geometry::region_at(key.region()) + FORMER_SECRET_OFFSET;
-        Ok(key.opens(self.memory.load(at, Width::W8)? as u64))
     }
 
     /// Makes a live buffer RETIRED and the node's, in whose structure nothing reaches it any more. False if it is none

@@ -12,13 +12,12 @@
 //! Invariant: numbers are never reused, so that a dead session's buffers are nobody else's.
 //! Invariant: whoever runs a session's chains sets its number to 0 after its last access, and before it tells the node.
 //! Invariant: a session retires what its chains made unreachable before it publishes the end of the turn.
+//! Its chains do.
 
 use super::state::{Stage, State};
 use super::{Arena, Geometry};
-use crate::key::Key;
 use crate::memory::{Memory, Width};
 use crate::mutants;
-use crate::rights::Rights;
 
 pub(crate) const SLOT_SIZE: u64 = 256;
 const TURN_OFFSET: u64 = 64;
@@ -190,45 +189,58 @@ impl<M: Memory> Arena<'_, M> {
         Ok(Counters::from_bytes(&bytes))
     }
 
-    /// Moves a live buffer of `key`'s region to the session's retired list. False, and nothing changes, if the key has
-    /// no right to allocate, or it is no buffer of that region, or not live: a duplicated or mistaken report does no
-    /// harm. The key that the region had before does as well: its chains may have made the buffer unreachable.
-    pub fn retire(&self, session: SessionId, key: Key, at: u64) -> Result<bool, M::Wait> {
-        let admitted = self.memory.admits(key)?.contains(Rights::ALLOCATE) || self.was_key(key)?;
-        let buffer = self.buffer_at(at)?.filter(|(region, _)| admitted && *region == key.region());
-        let Some((_, buffer)) = buffer else { return Ok(false) };
-        let state = loop {
-            let word = self.memory.load(buffer.state_at, Width::W16)?;
-            let live = State::unpack(word);
-            if live.stage != Stage::Live && !mutants::RETIRE_WHAT_IS_NOT_LIVE.is_on() {
-                return Ok(false);
-            }
-            // Its owner may be changing, or a scan may be marking it: look again.
-            let retired = State { stage: Stage::Retired, owner: session.number, suspect: false, ..live };
-            if self.memory.exchange(buffer.state_at, Width::W16, word, retired.pack())?.is_ok() {
-                break retired;
-            }
-        };
-        self.link_retired(session.slot, buffer.at, buffer.state_at, state)?;
-        Ok(true)
+    /// Moves a live buffer of `region`, which the caller has made unreachable or has never shown, to the session's
+    /// retired list. False, and nothing changes, if it is no buffer of that region, or not live: a mistaken or doubled
+    /// retirement does no harm.
+    pub fn retire(&self, session: SessionId, region: u32, at: u64) -> Result<bool, M::Wait> {
+        self.retire_where(session, region, at, |_| true)
     }
 
-    /// Only this session adds to its list; the node may take the whole of it at any moment.
-    fn link_retired(&self, slot: u32, at: u64, state_at: u64, mut state: State) -> Result<(), M::Wait> {
-        let head_at = Geometry::session_at(slot) + RETIRED_OFFSET;
+    /// As [`Arena::retire`], of a buffer that the session numbered `owner` has taken and not given away since: no other
+    /// than that is retired.
+    pub fn retire_own(&self, session: SessionId, owner: u32, region: u32, at: u64) -> Result<bool, M::Wait> {
+        self.retire_where(session, region, at, |live| live.owner == owner)
+    }
+
+    fn retire_where(
+        &self,
+        session: SessionId,
+        region: u32,
+        at: u64,
+        is_allowed: impl Fn(State) -> bool,
+    ) -> Result<bool, M::Wait> {
+        let buffer = self.buffer_at(at)?.filter(|(of, _)| *of == region && region != 0);
+        let Some((_, buffer)) = buffer else { return Ok(false) };
+        let head_at = Geometry::session_at(session.slot) + RETIRED_OFFSET;
+        let mut word = self.memory.load(buffer.state_at, Width::W16)?;
+        let mut head = self.memory.load(head_at, Width::W16)?;
+        let mut state = loop {
+            let live = State::unpack(word);
+            if live.stage != Stage::Live && !mutants::RETIRE_WHAT_IS_NOT_LIVE.is_on() || !is_allowed(live) {
+                return Ok(false);
+            }
+            let next = Retired::unpack(head).first;
+            let retired =
+                State { next, stage: Stage::Retired, owner: session.number, suspect: false, ..live };
+            match self.memory.exchange(buffer.state_at, Width::W16, word, retired.pack())? {
+                Ok(()) => break retired,
+                Err(now) => word = now, // Its owner may be changing, or a scan may be marking it.
+            }
+        };
+        // Only this session adds to its list; the node may take the whole of it at any moment.
         loop {
-            let word = self.memory.load(head_at, Width::W16)?;
-            let head = Retired::unpack(word);
-            let linked = State { next: head.first, ..state };
+            let list = Retired::unpack(head);
+            let linked = State { next: list.first, ..state };
             if linked != state {
-                let swapped = self.memory.exchange(state_at, Width::W16, state.pack(), linked.pack())?;
-                if swapped.is_err() {
-                    return Ok(()); // Nobody may touch it now: a peer has damaged it. It is left to a scan.
+                let swapped = self.exchange_state(&buffer, state, linked)?;
+                if !swapped {
+                    return Ok(true); // Nobody may touch it now: a peer has damaged it. It is left to a scan.
                 }
                 state = linked;
             }
-            if self.memory.exchange(head_at, Width::W16, word, head.with_first(at).pack())?.is_ok() {
-                return Ok(());
+            match self.memory.exchange(head_at, Width::W16, head, list.with_first(at).pack())? {
+                Ok(()) => return Ok(true),
+                Err(now) => head = now,
             }
         }
     }

@@ -17,7 +17,8 @@ fn chains() -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     let (key, at) = (Key::new(3, 7), Addr::new(4096));
     let (value, addend) = ([7; 700], 1.into());
-    for kind in 0..5 {
+    let garbage = [Addr::new(1 << 21), Addr::new(64)];
+    for kind in 0..7 {
         let mut chain = buffer.begin(key);
         match kind {
             0 => {
@@ -35,6 +36,16 @@ fn chains() -> Vec<Vec<u8>> {
             }
             3 => {
                 let _old = chain.also(op::fetch_add(at, &addend));
+            }
+            4 => {
+                let _new = chain.also(op::allocate(ListId(3), [&value, &[], &[]]).redirect(Addr::scratch(8)));
+                let swing = op::cas_from(at, &[5_u8; 32], Addr::scratch(0)).masked(&[1; 32], &[2; 32]);
+                let _old = chain.then(swing.indirect().reclaiming(8));
+                let _retired = chain.then(op::retire(&garbage));
+            }
+            5 => {
+                let _retired = chain.also(op::retire(&[]));
+                let _old = chain.also(op::cas(Mode::Lt, at, &1_u64, &2_u64).reclaiming(0));
             }
             _ => {
                 for n in 0..OPS_MAX as u64 {

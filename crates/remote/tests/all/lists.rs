@@ -9,7 +9,9 @@ use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::{Counters, SessionId, turn_at};
 use farside_remote::arena::state::{Stage, State};
 use farside_remote::op::ListId;
-use farside_remote::{ChainBuf, Reply, Status, allocate, run};
+use farside_remote::{By, ChainBuf, Reply, Status, allocate, run};
+
+const BY: By = By::itself(SessionId { slot: 1, number: 5 });
 
 #[test]
 fn no_buffer_is_ever_held_by_two_and_none_is_lost() {
@@ -81,12 +83,12 @@ fn damage_neither_hangs_nor_panics_whoever_meets_it() {
             let mut chain = buf.begin(key(1));
             let _ = chain.also(allocate(ListId(list), [b"item", b"", b""]));
             let _ = chain.also(allocate(ListId(list), [b"item", b"", b""]).from_reserve());
-            let Ok(()) = run(&memory, 5, chain.view(), &mut reply);
+            let Ok(()) = run(&memory, BY, chain.view(), &mut reply);
             seen[reply.verdict() as usize] += 1;
         }
         if let Ok(Some((_, buffer))) = arena.buffer_at(taken[2]) {
             let Ok(()) = arena.give(1, &buffer);
-            let Ok(_) = arena.retire(SessionId { slot: 3, number: 5 }, key(1), buffer.at);
+            let Ok(_) = arena.retire(SessionId { slot: 3, number: 5 }, 1, buffer.at);
         }
         grant(&memory, 4, 1, Supply::Quota);
         let Ok(_) = arena.list_len(1, class);
@@ -228,7 +230,7 @@ fn counts_that_a_peer_has_driven_to_the_end_wrap() {
     let taken = [(); 2].map(|()| take(&memory, 1, class, Supply::Quota, 5));
     let (arena, session) = (Arena::of(&memory), SessionId { slot: 0, number: 5 });
     memory.poke(turn_at(0) + 64 + 8, &[0xff; 8]);
-    let Ok(retired) = arena.retire(session, key(1), taken[0]);
+    let Ok(retired) = arena.retire(session, 1, taken[0]);
     let Ok(first) = arena.take_retired(0);
     assert!(retired && first == taken[0]);
     memory.poke(REGION_AT + HEADS[5], &[0xff; 8]);

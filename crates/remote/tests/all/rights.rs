@@ -5,13 +5,15 @@ use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::SessionId;
+use farside_remote::arena::state::Stage;
 use farside_remote::arena::{Arena, SEGMENT_SIZE, session};
 use farside_remote::op::{ListId, Op, cas_with, write_from};
-use farside_remote::{Addr, Chain, ChainBuf, Key, Mode, Reply, Rights, Status};
-use farside_remote::{allocate, cas, cas_from, fetch_add, read, run, write};
+use farside_remote::{Addr, By, Chain, ChainBuf, Key, Mode, Reply, Rights, Status};
+use farside_remote::{allocate, cas, cas_from, fetch_add, read, retire, run, write};
 use zerocopy::little_endian::U64;
 
 const OWNER: u32 = 5;
+const BY: By = By::itself(SessionId { slot: 1, number: OWNER });
 /// Buffers of 128 bytes.
 const CLASS: u8 = 4;
 const BUFFER: u64 = 128;
@@ -73,7 +75,7 @@ impl Node {
         let mut chain = buf.begin(key);
         build(&mut chain);
         let mut reply = Reply::new();
-        let Ok(()) = run(&self.memory, OWNER, chain.view(), &mut reply);
+        let Ok(()) = run(&self.memory, BY, chain.view(), &mut reply);
         reply.statuses().collect()
     }
 
@@ -83,7 +85,7 @@ impl Node {
         let mut chain = buf.begin(key(1));
         add(&mut chain, op);
         let mut reply = Reply::new();
-        let Ok(()) = run(&self.memory, OWNER, chain.view(), &mut reply);
+        let Ok(()) = run(&self.memory, BY, chain.view(), &mut reply);
         reply.verdict()
     }
 }
@@ -205,16 +207,63 @@ fn an_op_asks_for_a_right_to_each_place_that_it_touches_and_for_no_other() {
 }
 
 #[test]
-fn a_buffer_is_retired_by_who_may_allocate() {
-    let session = SessionId { slot: 3, number: OWNER };
+fn a_buffer_is_retired_by_a_key_that_may_allocate_and_by_a_cas_only_if_that_may_swap_too() {
     let all = [Rights::READ, Rights::WRITE, Rights::ATOMIC, Rights::ALLOCATE];
     for bits in 0..16 {
-        let node = Node::new();
         let rights: Rights = (0..4).filter(|bit| bits >> bit & 1 != 0).map(|bit| all[bit]).collect();
+        let stage = |node: &Node| {
+            let arena = Arena::of(&node.memory);
+            let Ok(Some((_, buffer))) = arena.buffer_at(node.mine[0]) else { panic!("it is a buffer") };
+            let Ok(state) = arena.state(&buffer);
+            state.stage
+        };
+        let node = Node::new();
         node.memory.limit_rights(rights);
-        let Ok(retired) = Arena::of(&node.memory).retire(session, key(1), node.mine[0]);
-        assert_eq!(retired, rights.contains(Rights::ALLOCATE), "{rights}");
+        let may = rights.contains(Rights::ALLOCATE);
+        assert_eq!(node.one(retire(&[Addr::new(node.mine[0])])), expected(may), "{rights}");
+        assert_eq!(stage(&node) == Stage::Retired, may, "{rights}");
+
+        let node = Node::new();
+        node.memory.limit_rights(rights);
+        let slot = node.segment(0) + 256;
+        node.memory.poke(slot, &node.mine[0].to_le_bytes());
+        let may = rights.contains(Rights::ALLOCATE | Rights::ATOMIC);
+        let swing = cas(Mode::Ne, Addr::new(slot), &[0u8; 8], &[0u8; 8]).reclaiming(0);
+        assert_eq!(node.one(swing), expected(may), "{rights}");
+        assert_eq!(stage(&node) == Stage::Retired, may, "{rights}");
     }
+}
+
+#[test]
+fn a_retirement_leaves_alone_whatever_is_no_live_buffer_of_the_chains_region() {
+    let node = Node::new();
+    let before = node.memory.all();
+    let retired = node.mine[1];
+    assert_eq!(node.one(retire(&[Addr::new(retired)])), Status::Ok);
+    assert!(node.memory.all() != before);
+    let Ok(given) = Arena::of(&node.memory).buffer_at(node.mine[0]);
+    let (_, buffer) = given.expect("it is a buffer");
+    let Ok(()) = Arena::of(&node.memory).give(1, &buffer);
+    let before = node.memory.all();
+    let own = node.mine.map(|at| [at, at + 1, at + 16, at + BUFFER - 16]).concat();
+    let places = node.places().into_iter().map(|(_, at, _)| at);
+    let hostile = [0, 1 << 63, u64::MAX, node.segment(4), node.segment(4) + 16, node.mine[1] + BUFFER];
+    for at in places.chain(own.into_iter().chain(hostile).map(Addr::new)) {
+        if at.raw() == node.other {
+            continue; // Another region's, and live: below.
+        }
+        assert_eq!(node.one(retire(&[at, at])), Status::Ok);
+        assert!(node.memory.all() == before, "RETIRE of {at:?}");
+        let slot = node.segment(0) + 256;
+        node.memory.poke(slot, at.raw().to_le_bytes().as_slice());
+        let planted = node.memory.all();
+        assert_eq!(node.one(cas(Mode::Ne, Addr::new(slot), &[1u8; 8], &[2u8; 8]).reclaiming(0)), Status::Ok);
+        node.memory.poke(slot, at.raw().to_le_bytes().as_slice());
+        assert!(node.memory.all() == planted, "a CAS that unlinks {at:?}");
+        node.memory.poke(0, &before);
+    }
+    assert_eq!(node.one(retire(&[Addr::new(node.other)])), Status::Ok);
+    assert!(node.memory.all() == before, "a buffer of another region");
 }
 
 #[test]
@@ -251,7 +300,7 @@ fn a_pointer_opens_its_target_only_if_the_key_opens_both_places() {
                 add(&mut chain, write(Addr::scratch(16), &pointer));
                 ask(&mut chain, pointer_at);
                 let mut reply = Reply::new();
-                let Ok(()) = run(&node.memory, OWNER, chain.view(), &mut reply);
+                let Ok(()) = run(&node.memory, BY, chain.view(), &mut reply);
                 let statuses: Vec<Status> = reply.statuses().collect();
                 let opened = pointer_opened && pointee_opened;
                 assert_eq!(statuses, [Status::Ok, expected(opened)], "{op} of {what} by {where_}");
@@ -471,7 +520,7 @@ fn an_indirect_access_ends_where_the_buffer_or_table_ends() {
             let op = read(Addr::new(slot), len).indirect();
             let _ = chain.also(if bound.is_some() { op.bounded() } else { op });
             let mut reply = Reply::new();
-            let Ok(()) = run(&node.memory, OWNER, chain.view(), &mut reply);
+            let Ok(()) = run(&node.memory, BY, chain.view(), &mut reply);
             let got = (reply.verdict() == Status::Ok).then(|| reply.output(0).len() as u64);
             assert_eq!(got, expected, "READ of {what}, bound {bound:?}");
             assert!(got.is_some() || reply.verdict() == Status::Access, "READ of {what}, bound {bound:?}");
@@ -482,7 +531,7 @@ fn an_indirect_access_ends_where_the_buffer_or_table_ends() {
             let mut chain = buf.begin(key(1));
             let op = write(Addr::new(slot), &data).indirect();
             let _ = chain.also(if bound.is_some() { op.bounded() } else { op });
-            let Ok(()) = run(&node.memory, OWNER, chain.view(), &mut reply);
+            let Ok(()) = run(&node.memory, BY, chain.view(), &mut reply);
             assert_eq!(reply.verdict() == Status::Ok, expected.is_some(), "WRITE of {what}, bound {bound:?}");
             let mut after = before.clone();
             if let (Some(len), true) = (expected, pointee < 16 << 20) {

@@ -8,14 +8,15 @@ use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::Stage;
-use farside_remote::op::{ListId, Op, write_from};
-use farside_remote::{Addr, BoundedPtr, Chain, ChainBuf, Mode, Reply, Status};
-use farside_remote::{allocate, cas, fetch_add, read, run, write};
+use farside_remote::op::{ListId, Op, cas_with, write_from};
+use farside_remote::{Addr, BoundedPtr, By, Chain, ChainBuf, Mode, Reply, Status};
+use farside_remote::{allocate, cas, cas_from, fetch_add, read, retire, run, write};
 use std::collections::BTreeSet;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 const OWNER: u32 = 5;
+const BY: By = By::itself(SessionId { slot: 1, number: OWNER });
 const CLASS: u8 = 4;
 const LIST: ListId = ListId(CLASS as u32);
 
@@ -44,7 +45,7 @@ fn torn<'a>(
     let mut chain = buf.begin(key(1));
     build(&mut chain);
     let mut reply = Reply::new();
-    let accesses = Tearing::new(memory, seed, between).run(OWNER, chain.view(), &mut reply);
+    let accesses = Tearing::new(memory, seed, between).run(BY, chain.view(), &mut reply);
     (reply, accesses)
 }
 
@@ -255,7 +256,11 @@ fn a_replayed_chain_makes_each_access_once_and_ends_as_if_it_had_run_at_once() {
             also(c, cas(Mode::Ge, at(32), &[0u8; 32], swap));
             also(c, cas(Mode::Ne, at(32), swap, swap));
             also(c, cas(Mode::Ge, at(80), &[0u8; 16], swap.first_chunk().expect("32 bytes")));
-            then(c, allocate(LIST, [item, b"", b""]));
+            then(c, allocate(LIST, [item, b"", b""]).redirect(Addr::scratch(8)));
+            then(c, cas_from(at(96), one, Addr::scratch(8)).reclaiming(0));
+            also(c, allocate(LIST, [item, b"", b""]).redirect(Addr::scratch(8)));
+            then(c, cas_with::<U64>(Mode::Ne, at(104), Addr::scratch(8)).reclaiming(0));
+            then(c, cas_with::<U64>(Mode::Ne, at(104), Addr::scratch(0)).reclaiming(0));
             also(c, read(Addr::scratch(0), 32));
             also(c, read(at(1024), 700).redirect(at(3000)));
         }
@@ -263,7 +268,7 @@ fn a_replayed_chain_makes_each_access_once_and_ends_as_if_it_had_run_at_once() {
         let mut chain = buf.begin(key(1));
         build(&mut chain, table, &one, &large, &item, &swap);
         let mut reply = Reply::new();
-        let Ok(()) = run(&plain, OWNER, chain.view(), &mut reply);
+        let Ok(()) = run(&plain, BY, chain.view(), &mut reply);
 
         let (mut moments, mut last) = (Vec::new(), None);
         let count = |_: &Bytes, done| {
@@ -292,13 +297,180 @@ fn whatever_a_reply_held_before_is_gone() {
     for _ in 0..20 {
         also(&mut long, read(Addr::new(table), 1000));
     }
-    let Ok(()) = run(&memory, OWNER, long.view(), &mut reply);
+    let Ok(()) = run(&memory, BY, long.view(), &mut reply);
     let mut short = buf.begin(key(1));
     also(&mut short, read(Addr::new(table), 3));
-    Tearing::new(&memory, 0, |_: &Bytes, _| {}).run(OWNER, short.view(), &mut reply);
+    Tearing::new(&memory, 0, |_: &Bytes, _| {}).run(BY, short.view(), &mut reply);
     let mut fresh = Reply::new();
-    let Ok(()) = run(&memory, OWNER, short.view(), &mut fresh);
+    let Ok(()) = run(&memory, BY, short.view(), &mut fresh);
     assert_eq!(reply.as_bytes(), fresh.as_bytes());
+}
+
+/// What a PUT asks for at last: a new buffer, if the word at `slot` still points to `old`, and `garbage` retired.
+fn put<'a>(c: &mut Chain<'a>, slot: Addr, old: &'a U64, garbage: &'a [Addr]) {
+    also(c, allocate(LIST, [b"new", b"", b""]).redirect(Addr::scratch(0)));
+    then(c, cas_from(slot, old, Addr::scratch(0)).reclaiming(0));
+    then(c, retire(garbage));
+}
+
+/// The stage of the buffer at `at`, and its owner.
+fn state_of(memory: &Bytes, at: u64) -> (Stage, u32) {
+    let arena = Arena::of(memory);
+    let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("{at:#x} is no buffer") };
+    let Ok(state) = arena.state(&buffer);
+    (state.stage, state.owner)
+}
+
+/// What is on the session's list.
+fn retired(memory: &Bytes) -> BTreeSet<u64> {
+    let arena = Arena::of(memory);
+    let Ok(mut next) = arena.take_retired(BY.retires.slot);
+    let mut all = BTreeSet::new();
+    while next != 0 {
+        assert!(all.insert(next), "the list has a cycle");
+        let Ok(Some((_, buffer))) = arena.buffer_at(next) else { panic!("{next:#x} is no buffer") };
+        let Ok(state) = arena.state(&buffer);
+        next = state.next;
+    }
+    all
+}
+
+#[test]
+fn whoever_wins_a_word_what_it_pointed_to_and_what_never_came_there_are_retired_once() {
+    // Another client swings the word before each access, or nobody does; the node takes lists before each, too.
+    let (mut lost, mut won) = (0, 0);
+    for moment in 0..60 {
+        let (memory, table) = node();
+        let [old, theirs, part] = [(); 3].map(|()| take(&memory, 1, class(), Supply::Quota, OWNER));
+        memory.poke(table, &old.to_le_bytes());
+        let mut all = BTreeSet::new();
+        let meddle = |memory: &Bytes, done| {
+            if done == moment && memory.peek(table, 8) == old.to_le_bytes() {
+                memory.poke(table, &theirs.to_le_bytes());
+            }
+            if done % 3 == moment % 3 {
+                all.append(&mut retired(memory));
+            }
+        };
+        let (mut buf, expected, garbage) = (ChainBuf::new(), U64::new(old), [Addr::new(part)]);
+        let slot = Addr::new(table);
+        let (reply, accesses) =
+            torn(&memory, moment as u64, &mut buf, |c| put(c, slot, &expected, &garbage), meddle);
+        all.append(&mut retired(&memory));
+        let now = u64::from_le_bytes(memory.peek(table, 8).try_into().expect("eight bytes"));
+        let swung = reply.statuses().nth(1).expect("three ops") == Status::Ok;
+        if swung {
+            won += 1;
+            assert_eq!((all, reply.retired()), (BTreeSet::from([old, part]), 2), "before access {moment}");
+            assert!(now == theirs || state_of(&memory, now) == (Stage::Live, OWNER));
+        } else {
+            lost += 1;
+            assert_eq!((now, all.len(), reply.retired()), (theirs, 1, 1), "before access {moment}");
+            assert!(all.is_disjoint(&BTreeSet::from([old, theirs, part])), "the loser's own");
+            assert_eq!(state_of(&memory, old), (Stage::Live, OWNER), "whoever won retires it");
+        }
+        assert!(accesses.len() > 10);
+    }
+    println!("won {won} times, lost {lost} times");
+    assert!(won > 10 && lost > 3);
+}
+
+#[test]
+fn a_cas_that_was_not_run_retires_what_was_allocated_for_it() {
+    let plain = |status: Status| (status == Status::Ok).then_some(());
+    for (name, expected) in
+        [("skipped", Status::Skipped), ("aborted", Status::Aborted), ("null", Status::NullPointer)]
+    {
+        let (memory, table) = node();
+        let old = take(&memory, 1, class(), Supply::Quota, OWNER);
+        memory.poke(table, &old.to_le_bytes());
+        let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
+        let (word, other) = (U64::new(old), U64::new(1));
+        let mut chain = buf.begin(key(1));
+        also(&mut chain, allocate(LIST, [b"new", b"", b""]).redirect(Addr::scratch(0)));
+        let slot = Addr::new(table);
+        match expected {
+            Status::Skipped => also(&mut chain, cas(Mode::Eq, Addr::new(table + 64), &other, &other)),
+            Status::Aborted => also(&mut chain, read(Addr::new(64), 8)),
+            _ => {}
+        }
+        let swing = cas_from(
+            if expected == Status::NullPointer { Addr::new(table + 64) } else { slot },
+            &word,
+            Addr::scratch(0),
+        );
+        then(
+            &mut chain,
+            if expected == Status::NullPointer { swing.indirect() } else { swing }.reclaiming(0),
+        );
+        let Ok(()) = run(&memory, BY, chain.view(), &mut reply);
+        assert_eq!(reply.last_status(), expected);
+        assert_eq!(plain(reply.statuses().next().expect("an op")), Some(()), "{name}: it was allocated");
+        let all = retired(&memory);
+        assert_eq!((all.len(), reply.retired()), (1, 1), "{name}");
+        assert!(!all.contains(&old));
+    }
+}
+
+#[test]
+fn of_several_swings_in_a_chain_each_decides_about_its_own_buffers_and_the_first_of_two_for_both() {
+    let (memory, table) = node();
+    let old = [(); 3].map(|()| take(&memory, 1, class(), Supply::Quota, OWNER));
+    old.iter().zip(0..).for_each(|(at, n)| memory.poke(table + 8 * n, &at.to_le_bytes()));
+    let slot = |n: u64| Addr::new(table + 8 * n);
+    let (words, wrong) = (old.map(U64::new), U64::new(7));
+    let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
+    let mut chain = buf.begin(key(1));
+    let fill = |to: u64| allocate(LIST, [b"new", b"", b""]).redirect(Addr::scratch(to));
+    // Lost; won, though scratch still names the one that was lost; two alternatives, of which the second wins in vain.
+    also(&mut chain, fill(0));
+    also(&mut chain, cas_from(slot(0), &wrong, Addr::scratch(0)).reclaiming(0));
+    also(&mut chain, fill(8));
+    also(&mut chain, cas_from(slot(1), &words[1], Addr::scratch(8)).reclaiming(0));
+    also(&mut chain, fill(16));
+    also(&mut chain, cas_from(slot(2), &wrong, Addr::scratch(16)).reclaiming(0));
+    also(&mut chain, cas_from(slot(2), &words[2], Addr::scratch(16)).reclaiming(0));
+    let out = chain.also(read(Addr::scratch(0), 24));
+    let Ok(()) = run(&memory, BY, chain.view(), &mut reply);
+    let fresh: Vec<u64> = reply
+        .get(out)
+        .expect("read")
+        .chunks(8)
+        .map(|at| u64::from_le_bytes(at.try_into().expect("eight bytes")))
+        .collect();
+    assert_eq!(retired(&memory), BTreeSet::from([fresh[0], old[1], fresh[2], old[2]]));
+    assert_eq!(reply.retired(), 4);
+    assert_eq!(state_of(&memory, fresh[1]), (Stage::Live, OWNER));
+    assert_eq!(state_of(&memory, old[0]), (Stage::Live, OWNER));
+}
+
+#[test]
+fn a_reclaiming_cas_retires_nothing_where_the_pointer_stays_and_is_refused_on_scratch() {
+    let (memory, table) = node();
+    let old = take(&memory, 1, class(), Supply::Quota, OWNER);
+    let word =
+        |tag: u64| -> [u8; 16] { [old.to_le_bytes(), tag.to_le_bytes()].concat().try_into().expect("16") };
+    memory.poke(table, &word(1));
+    let (before, after) = (word(1), word(2));
+    let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
+    let mut chain = buf.begin(key(1));
+    also(&mut chain, cas(Mode::Eq, Addr::new(table), &before, &after).reclaiming(0));
+    let Ok(()) = run(&memory, BY, chain.view(), &mut reply);
+    assert_eq!((reply.last_status(), reply.retired()), (Status::Ok, 0));
+    assert_eq!(state_of(&memory, old), (Stage::Live, OWNER));
+
+    // There is no swing that anybody else could notice; the new buffer comes back.
+    let zero = [0u8; 16];
+    let mut chain = buf.begin(key(1));
+    also(&mut chain, write(Addr::scratch(0), &before));
+    also(&mut chain, allocate(LIST, [b"new", b"", b""]).redirect(Addr::scratch(16)));
+    then(&mut chain, cas(Mode::Ne, Addr::scratch(0), &zero, &zero).reclaiming(0));
+    also(&mut chain, read(Addr::scratch(0), 16));
+    let Ok(()) = run(&memory, BY, chain.view(), &mut reply);
+    let statuses: Vec<Status> = reply.statuses().collect();
+    assert_eq!(statuses, [Status::Ok, Status::Ok, Status::Invalid, Status::Aborted]);
+    assert_eq!((reply.retired(), retired(&memory).len()), (1, 1));
+    assert_eq!(state_of(&memory, old), (Stage::Live, OWNER));
 }
 
 #[test]
@@ -314,7 +486,7 @@ fn a_buffer_that_another_retires_while_a_chain_holds_it_is_on_one_list_only() {
             if done == moment && retired.is_none() {
                 let arena = Arena::of(memory);
                 let Ok(Some((buffer, _))) = arena.buffer_state(1, 0) else { return };
-                let Ok(done) = arena.retire(other, key(1), buffer.at);
+                let Ok(done) = arena.retire(other, 1, buffer.at);
                 retired = done.then_some(buffer.at);
             }
         };

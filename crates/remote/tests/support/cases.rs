@@ -1,16 +1,17 @@
 //! Draws ops of every shape over a small furnished node, and runs them three ways: as built, as decoded from bytes,
 //! and by the model. All three must agree on every status, every output, and every byte of memory afterwards.
 
-use super::model::{Ask, Model, Right, SEGMENT, Verb, class_size};
+use super::model::{Ask, Model, Right, SEGMENT, Verb, Why, class_size};
 use super::{Bytes, PAGE, Random, assign, free_list, give, grant, open, secret, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
+use farside_remote::arena::session::{SessionId, counters_at};
 use farside_remote::arena::state::Stage;
 use farside_remote::op::{Op, cas_with, write_from};
-use farside_remote::{Addr, Chain, ChainBuf, ChainView, Key, Mode, Reply, Rights, Status};
-use farside_remote::{allocate, cas, cas_from, fetch_add, hints, read, run, write};
+use farside_remote::{Addr, By, Chain, ChainBuf, ChainView, Key, Mode, Reply, Rights, Status};
+use farside_remote::{allocate, cas, cas_from, fetch_add, hints, read, retire, run, write};
 use std::collections::BTreeMap;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
@@ -18,6 +19,8 @@ use zerocopy::little_endian::U64;
 const SIZE: u64 = 12 << 20;
 /// Regions 1 and 2 have keys; region 3's was revoked.
 const OWNER: u32 = 77;
+/// Chains run as at an engine: their buffers are the client's, what they retire goes on the engine's list.
+const BY: By = By { owner: OWNER, retires: SessionId { slot: 2, number: 78 } };
 pub(crate) const MINE: u32 = 1;
 const OTHER: u32 = 2;
 const REVOKED: u32 = 3;
@@ -43,6 +46,7 @@ pub(crate) struct Tally {
     pub(crate) chains: u64,
     pub(crate) ops: u64,
     pub(crate) seen: BTreeMap<(Verb, u8), u64>,
+    pub(crate) retired: BTreeMap<Why, u64>,
 }
 
 impl Tally {
@@ -86,6 +90,8 @@ fn furnish(memory: &Bytes, contents: &[u8]) {
         let taken: Vec<u64> = (0..6).map(|_| take(memory, MINE, class, Supply::Quota, OWNER)).collect();
         taken.iter().skip(2).for_each(|&at| give(memory, at));
     }
+    let class = Class::get(SMALL as u8).expect("a class");
+    take(memory, OTHER, class, Supply::Quota, OWNER);
 }
 
 impl Trial {
@@ -111,6 +117,7 @@ impl Trial {
             let taken: Vec<u64> = (0..6).map(|_| book.take(MINE, class, false).expect("granted")).collect();
             taken.iter().skip(2).for_each(|&at| book.give(at));
         }
+        book.take(OTHER, SMALL, false).expect("granted");
         for memory in [&built, &decoded] {
             memory.take_touched();
         }
@@ -177,6 +184,7 @@ impl Trial {
     /// If they differ, with what was asked.
     pub(crate) fn run(&mut self, (region, secret): (u32, u64), asks: &[Ask]) -> Vec<Status> {
         let key = Key::new(region, secret);
+        let retired_before = self.model.book.retired.len();
         let expected = self.model.run((region, secret), asks);
         let wire = encode(key, asks);
         let (view, rest) = ChainView::decode(&wire).unwrap_or_else(|error| panic!("{error}: {asks:#x?}"));
@@ -184,7 +192,12 @@ impl Trial {
         let mut hinted = 0;
         hints(view, |_| hinted += 1);
         assert!(hinted <= asks.len());
-        let Ok(()) = run(&self.decoded, OWNER, view, &mut self.reply);
+        let retired = self.model.book.retired.len() - retired_before;
+        for (_, why) in &self.model.book.retired[retired_before..] {
+            *self.tally.retired.entry(*why).or_default() += 1;
+        }
+        let Ok(()) = run(&self.decoded, BY, view, &mut self.reply);
+        assert_eq!(self.reply.retired() as usize, retired, "{asks:#x?}");
         compare("decoded", asks, &expected, &self.reply);
         let mut carried = Reply::new();
         carried.decode(asks.len(), self.reply.as_bytes()).expect("a reply survives the wire");
@@ -195,9 +208,9 @@ impl Trial {
             let mut bytes = Vec::new();
             chain.write_to(&mut bytes);
             assert!(bytes == wire, "the builder's bytes are not those of the layout: {asks:#x?}");
-            let Ok(()) = run(&self.built, OWNER, chain.view(), &mut self.reply);
+            let Ok(()) = run(&self.built, BY, chain.view(), &mut self.reply);
         } else {
-            let Ok(()) = run(&self.built, OWNER, view, &mut self.reply);
+            let Ok(()) = run(&self.built, BY, view, &mut self.reply);
         }
         compare("as built", asks, &expected, &self.reply);
         for memory in [&self.built, &self.decoded] {
@@ -239,7 +252,8 @@ impl Trial {
         // The node's own records of the regions and segments are compared by what they mean.
         let regions = [1 + u64::from(MINE), 1 + u64::from(OTHER)];
         let segments = (PAGE + (1 << 20) + (256 << 10) + (512 << 10)) / PAGE;
-        if regions.contains(&page) || page == segments {
+        let sessions = counters_at(BY.retires.slot) / PAGE;
+        if regions.contains(&page) || page == segments || page == sessions {
             return;
         }
         if let Some(pile) = self.model.book.piles.iter().find(|p| p.base <= start && start < p.base + SEGMENT)
@@ -272,13 +286,21 @@ impl Trial {
             real.reverse();
             assert_eq!(&real, free, "the free list of class {class} {}", when());
         }
-        let stage = |at: u64| {
+        let state = |at: u64| {
             let Ok(Some((_, buffer))) = arena.buffer_at(at) else {
                 panic!("{at:#x} is no buffer, {}", when())
             };
             let Ok(state) = arena.state(&buffer);
-            (state.stage, state.owner)
+            state
         };
+        let stage = |at: u64| (state(at).stage, state(at).owner);
+        let mut next = retired_head(memory);
+        for &(at, _) in book.retired.iter().rev() {
+            assert_eq!(next, at, "the list of what was retired, {}", when());
+            assert_eq!(stage(at), (Stage::Retired, BY.retires.number), "buffer {at:#x} {}", when());
+            next = state(at).next;
+        }
+        assert_eq!(next, 0, "the list of what was retired goes on, {}", when());
         for &at in &book.live {
             assert_eq!(stage(at), (Stage::Live, OWNER), "buffer {at:#x} {}", when());
         }
@@ -291,6 +313,12 @@ impl Trial {
             assert_eq!(real, !granted.is_empty(), "granted to region {region}, {}", when());
         }
     }
+}
+
+/// The first of the list of what was retired.
+fn retired_head(memory: &Bytes) -> u64 {
+    let word = memory.peek(counters_at(BY.retires.slot) - 64, 8);
+    u64::from_le_bytes(word.try_into().expect("eight bytes")) & ((1 << 48) - 1)
 }
 
 fn compare(how: &str, asks: &[Ask], expected: &[(Status, Vec<u8>)], reply: &Reply) {
@@ -314,6 +342,7 @@ pub(crate) fn encode(key: Key, asks: &[Ask]) -> Vec<u8> {
             ask.redirect.is_some(),
             cas && ask.compare.is_some(),
             cas && ask.masks.is_some(),
+            cas && ask.reclaims.is_some(),
         ];
         let flags = flags.iter().enumerate().fold(0, |all, (bit, &set)| all | u8::from(set) << bit);
         let mode = if cas { ask.mode } else { u8::from(ask.from_reserve) };
@@ -322,7 +351,11 @@ pub(crate) fn encode(key: Key, asks: &[Ask]) -> Vec<u8> {
             Verb::FetchAdd => 8,
             _ => 0,
         };
-        let len = if matches!(ask.verb, Verb::Cas | Verb::FetchAdd) { 0 } else { ask.len() as u32 };
+        let len = match ask.verb {
+            Verb::Cas => ask.reclaims.unwrap_or(0) as u32,
+            Verb::FetchAdd => 0,
+            _ => ask.len() as u32,
+        };
         ops.extend([ask.verb as u8 + 1, flags, mode, width]);
         ops.extend(len.to_le_bytes());
         ops.extend(ask.at.to_le_bytes());
@@ -381,6 +414,10 @@ fn build<'a>(ask: &'a Ask, chain: &mut Chain<'a>) -> bool {
             let addend = U64::ref_from_bytes(&ask.data).expect("eight bytes");
             push(ask, fetch_add(at, addend), chain);
         }
+        Verb::Retire => {
+            let buffers = <[Addr]>::ref_from_bytes(&ask.data).expect("addresses");
+            add(ask, retire(buffers), chain);
+        }
     }
     true
 }
@@ -400,6 +437,10 @@ fn build_cas<'a, const N: usize>(ask: &'a Ask, chain: &mut Chain<'a>) -> bool {
     };
     let op = match &ask.masks {
         Some((compare, swap)) => op.masked(word::<N>(compare), word::<N>(swap)),
+        None => op,
+    };
+    let op = match ask.reclaims {
+        Some(offset) => op.reclaiming(offset as u32),
         None => op,
     };
     push(ask, modified(ask, op), chain);
@@ -452,6 +493,7 @@ pub(crate) struct Shape {
     pub(crate) masked: bool,
     pub(crate) mode: u8,
     pub(crate) width: usize,
+    pub(crate) reclaims: Option<usize>,
     pub(crate) from_reserve: bool,
 }
 
@@ -470,10 +512,12 @@ impl Shape {
             masked: false,
             mode: 0,
             width: 0,
+            reclaims: None,
             from_reserve: false,
         };
         let mut all = Vec::new();
         for conditional in BOTH {
+            all.push(Shape { verb: Verb::Retire, conditional, ..plain });
             for second in Second::ALL {
                 for (indirect, bounded) in [(false, false), (true, false), (true, true)] {
                     let plain = Shape { conditional, indirect, bounded, ..plain };
@@ -486,15 +530,19 @@ impl Shape {
                     all.push(Shape { verb: Verb::Allocate, from_reserve, ..plain });
                 }
                 for source in Second::ALL {
-                    for bits in 0..8 * 4 * 6 {
+                    for bits in 0..8 * 4 * 6 * 2 {
+                        let (width, mode) = (8 + (bits & 24) as usize, (bits / 32 % 6) as u8);
+                        // At the front, or anywhere else that is legal.
+                        let offset = if mode % 2 == 0 { 0 } else { (width - 8) / 4 * 3 };
                         all.push(Shape {
                             verb: Verb::Cas,
                             source,
                             indirect: bits & 1 != 0,
                             compare: bits & 2 != 0,
                             masked: bits & 4 != 0,
-                            width: 8 + (bits & 24) as usize,
-                            mode: (bits / 32) as u8,
+                            width,
+                            mode,
+                            reclaims: (bits >= 8 * 4 * 6).then_some(offset),
                             ..plain
                         });
                     }
@@ -581,6 +629,7 @@ impl Trial {
     pub(crate) fn draw(&mut self, random: &mut Random, shape: Shape, asks: &mut Vec<Ask>) {
         let target = match shape.verb {
             Verb::Allocate => self.draw_list(random),
+            Verb::Retire => 0,
             Verb::Read | Verb::Write => self.draw_place(random),
             Verb::Cas | Verb::FetchAdd => {
                 let place = self.draw_place(random);
@@ -604,10 +653,18 @@ impl Trial {
             redirect,
             mode: shape.mode,
             width: shape.width,
+            reclaims: shape.reclaims,
             from_reserve: shape.from_reserve,
             len: Trial::draw_len(random),
             ..Ask::default()
         };
+        if shape.reclaims.is_some() && random.once_in(2) {
+            // What it decides about, which it may install.
+            let redirect = source.filter(|_| !random.once_in(4));
+            let (list, data) = (random.pick(&[SMALL, LARGE]), random.bytes(40));
+            let conditional = random.once_in(4);
+            asks.push(Ask { verb: Verb::Allocate, conditional, at: list, data, redirect, ..Ask::default() });
+        }
         match shape.verb {
             Verb::Read => {}
             Verb::Write => {
@@ -627,8 +684,32 @@ impl Trial {
             }
             Verb::Cas => self.draw_operands(random, shape, target, &mut ask, asks),
             Verb::FetchAdd => ask.data = random.next().to_le_bytes().into(),
+            Verb::Retire => {
+                let count = random.pick(&[0, 1, 1, 2, 3, 40]);
+                ask.data = (0..count).flat_map(|_| self.draw_garbage(random).to_le_bytes()).collect();
+            }
         }
         asks.push(ask);
+    }
+
+    /// An address that is retired: mostly of a live buffer, else of anything.
+    fn draw_garbage(&self, random: &mut Random) -> u64 {
+        let book = &self.pristine.book;
+        match random.below(8) {
+            0..=3 => {
+                let live: Vec<u64> = book.live.iter().copied().collect();
+                random.pick(&live)
+            }
+            // Free, or the next to be taken: by this very chain, perhaps.
+            4 => {
+                let class = random.pick(&[SMALL, LARGE]);
+                random.pick(&book.free[&(MINE, class)])
+            }
+            // Inside a live one, or another state of it.
+            5 => book.live.first().expect("some are furnished") + random.pick(&[1, 8, 16, 32]),
+            6 => random.pick(&[0, SCRATCH, SCRATCH + 8, at(QUOTA[0]), at(TABLE_OTHER), at(QUOTA_OTHER) + 64]),
+            _ => self.draw_place(random),
+        }
     }
 
     fn draw_list(&self, random: &mut Random) -> u64 {
@@ -676,6 +757,14 @@ impl Trial {
         asks: &mut Vec<Ask>,
     ) {
         let width = shape.width;
+        if let Some(offset) = shape.reclaims
+            && self.is_in_table(target, width)
+            && random.once_in(2)
+        {
+            // What the word points to before.
+            let pointer = self.draw_garbage(random);
+            self.poke(target + offset as u64, &pointer.to_le_bytes());
+        }
         let held = match target.checked_add(width as u64) {
             Some(end) if end <= SIZE => self.model.bytes[target as usize..end as usize].to_vec(),
             _ => vec![0; width],
@@ -714,6 +803,14 @@ impl Trial {
             let masks = (mask(random), mask(random));
             ask.masks = Some(masks);
         }
+    }
+
+    fn is_in_table(&self, at: u64, width: usize) -> bool {
+        self.pristine
+            .book
+            .tables
+            .iter()
+            .any(|&(_, start, end)| start <= at && at < end && end - at >= width as u64)
     }
 
     /// Puts in front of the ops something that makes them end otherwise: a failure, a refusal, a full reply.

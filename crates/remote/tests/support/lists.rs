@@ -3,7 +3,7 @@
 //!
 //! Invariant: at the end every buffer is free once, never used, or in the hands of the dead; nothing is forgotten.
 
-use super::{Bytes, assign, free_list, grant, key, open, take};
+use super::{Bytes, assign, free_list, grant, open, take};
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::{Empty, Supply};
 use farside_remote::arena::segment::Use;
@@ -103,7 +103,7 @@ impl Hand {
 
     fn retire(&self, at: u64) -> Result<(), Died> {
         self.let_go(at);
-        assert!(Arena::of(self).retire(self.session, key(REGION), at)?, "what is held can be retired");
+        assert!(Arena::of(self).retire(self.session, REGION, at)?, "what is held can be retired");
         Ok(())
     }
 

@@ -20,10 +20,12 @@ pub(crate) enum Verb {
     Allocate,
     Cas,
     FetchAdd,
+    Retire,
 }
 
 impl Verb {
-    pub(crate) const ALL: [Verb; 5] = [Verb::Read, Verb::Write, Verb::Allocate, Verb::Cas, Verb::FetchAdd];
+    pub(crate) const ALL: [Verb; 6] =
+        [Verb::Read, Verb::Write, Verb::Allocate, Verb::Cas, Verb::FetchAdd, Verb::Retire];
 }
 
 /// What a key may be for.
@@ -57,7 +59,7 @@ pub(crate) struct Ask {
     pub(crate) at: u64,
     /// Of a READ, or of a WRITE with a source; else `data` has its own length.
     pub(crate) len: u32,
-    /// Of a WRITE or an ALLOCATE; the swap operand of a CAS; the addend.
+    /// Of a WRITE or an ALLOCATE; the swap operand of a CAS; the addend; the addresses of a RETIRE.
     pub(crate) data: Vec<u8>,
     pub(crate) source: Option<u64>,
     pub(crate) redirect: Option<u64>,
@@ -66,6 +68,8 @@ pub(crate) struct Ask {
     pub(crate) width: usize,
     pub(crate) compare: Option<Vec<u8>>,
     pub(crate) masks: Option<(Vec<u8>, Vec<u8>)>,
+    /// Of a reclaiming CAS: where in its word the pointer is.
+    pub(crate) reclaims: Option<usize>,
     pub(crate) from_reserve: bool,
     /// Where a builder cuts the data of an ALLOCATE into three parts.
     pub(crate) cuts: [usize; 2],
@@ -90,6 +94,17 @@ pub(crate) fn pile_of(size: u64) -> (u64, u64) {
     let states = |count: u64| (16 * count).next_multiple_of(64);
     let count = (0..).take_while(|&count| states(count) + count * size <= SEGMENT).last().expect("0 fits");
     (count, states(count))
+}
+
+/// Why a buffer was retired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Why {
+    /// A reclaiming CAS swapped, and the word pointed to it before.
+    Unlinked,
+    /// A reclaiming CAS did not swap, and the chain had allocated it.
+    Unshown,
+    /// A RETIRE named it.
+    Listed,
 }
 
 /// A segment that became buffers.
@@ -127,6 +142,8 @@ pub(crate) struct Book {
     /// The free buffers of a region and class, the next to be taken last.
     pub(crate) free: BTreeMap<(u32, u64), Vec<u64>>,
     pub(crate) live: BTreeSet<u64>,
+    /// What was retired, in that order.
+    pub(crate) retired: Vec<(u64, Why)>,
     /// The current pile of a region, class and supply.
     fresh: BTreeMap<(u32, u64, bool), usize>,
     /// Bases of granted segments by region and supply, the next to be taken last.
@@ -192,6 +209,14 @@ impl Book {
         Some(pile.first + (pile.used - 1) * pile.size)
     }
 
+    /// Retires what is at an address, if it is a live buffer of the region and nothing else.
+    fn retire(&mut self, why: Why, region: u32, at: u64) {
+        let is_regions = |pile: &Pile| pile.region == region && pile.base <= at && at < pile.base + SEGMENT;
+        if self.piles.iter().any(is_regions) && self.live.remove(&at) {
+            self.retired.push((at, why));
+        }
+    }
+
     pub(crate) fn give(&mut self, at: u64) {
         assert!(self.live.remove(&at), "{at:#x} is not live");
         let pile =
@@ -208,7 +233,7 @@ impl Model {
         }
     }
 
-    /// What every op answers. `owner` does not matter here.
+    /// What every op answers. In whose name the chain runs does not matter here.
     pub(crate) fn run(&mut self, key: Key, asks: &[Ask]) -> Vec<(Status, Vec<u8>)> {
         let mut reserved = Vec::new();
         for ask in asks.iter().filter(|ask| ask.verb == Verb::Allocate) {
@@ -231,6 +256,7 @@ impl Model {
             room: REPLY_BYTES.saturating_sub(8 * asks.len()),
             reserved: reserved.into(),
             unused: Vec::new(),
+            undecided: Vec::new(),
         };
         let mut answers = Vec::new();
         let mut before = Status::Ok;
@@ -245,13 +271,27 @@ impl Model {
             } else {
                 chain.perform(ask).unwrap_or_else(|refusal| (refusal, Vec::new()))
             };
+            if ask.reclaims.is_some() {
+                // Whoever swapped has shown what it allocated; else nobody ever will.
+                for at in std::mem::take(&mut chain.undecided) {
+                    if answer.0 != Status::Ok {
+                        chain.node.book.retire(Why::Unshown, key.0, at);
+                    }
+                }
+            }
             before = answer.0;
             aborted |= matches!(before, Status::Access | Status::Invalid);
             chain.room -= answer.1.len();
             answers.push(answer);
         }
+        // One that the chain itself has named in a RETIRE, or found in a word that it swapped, is on its way already.
         let unused = std::mem::take(&mut chain.unused);
-        unused.into_iter().for_each(|at| self.book.give(at));
+        unused
+            .into_iter()
+            .filter(|at| self.book.live.contains(at))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|at| self.book.give(at));
         answers
     }
 
@@ -273,6 +313,8 @@ struct Running<'a> {
     room: usize,
     reserved: std::collections::VecDeque<Option<u64>>,
     unused: Vec<u64>,
+    /// Allocated, and not shown nor retired by a reclaiming CAS.
+    undecided: Vec<u64>,
 }
 
 impl Running<'_> {
@@ -317,6 +359,7 @@ impl Running<'_> {
                     }
                 };
                 let buffer = buffer.expect("the list was good when it was reserved, too");
+                self.undecided.push(buffer);
                 self.put((false, buffer), &ask.data);
                 Ok((Status::Ok, self.hand_out(output, &buffer.to_le_bytes())))
             }
@@ -329,23 +372,43 @@ impl Running<'_> {
                 self.put(at, &number(&old).wrapping_add(number(&ask.data)).to_le_bytes());
                 Ok((Status::Ok, self.hand_out(output, &old)))
             }
+            Verb::Retire => {
+                if !self.node.book.permits(self.key, Right::Allocate) {
+                    return Err(Status::Access);
+                }
+                for at in ask.data.chunks(8) {
+                    let at = u64::from_le_bytes(at.try_into().expect("eight bytes"));
+                    self.node.book.retire(Why::Listed, self.key.0, at);
+                }
+                Ok((Status::Ok, Vec::new()))
+            }
         }
     }
 
     fn compare_and_swap(&mut self, ask: &Ask) -> Result<(Status, Vec<u8>), Refusal> {
         let width = ask.width as u64;
+        // What may retire is asked for the right to, at the word itself.
+        let may_retire = ask.reclaims.is_none() || self.node.book.permits(self.key, Right::Allocate);
+        let word_at = |chain: &Self, at: u64| match chain.word_at(at, width, Right::Atomic) {
+            Ok((false, _)) if !may_retire => Err(Status::Access),
+            found => found,
+        };
         let at = if ask.indirect {
             let pointer = self.word_at(ask.at, 8, Right::Read)?;
             let pointer = self.pointer_at(pointer);
             if pointer == 0 {
                 return Err(Status::NullPointer);
             }
-            self.word_at(pointer, width, Right::Atomic)?
+            word_at(self, pointer)?
         } else {
-            self.word_at(ask.at, width, Right::Atomic)?
+            word_at(self, ask.at)?
         };
         let (in_scratch, _) = at;
         if width > 16 && (in_scratch || !self.node.book.wide) {
+            return Err(Status::Invalid);
+        }
+        // Scratch is nobody else's: nothing becomes unreachable there.
+        if ask.reclaims.is_some() && in_scratch {
             return Err(Status::Invalid);
         }
         let source = match ask.source {
@@ -380,6 +443,14 @@ impl Running<'_> {
             let new: Vec<u8> =
                 (0..ask.width).map(|i| (old[i] & !swap_mask[i]) | (swap[i] & swap_mask[i])).collect();
             self.put(at, &new);
+            if let Some(offset) = ask.reclaims {
+                let pointer = |word: &[u8]| {
+                    u64::from_le_bytes(word[offset..offset + 8].try_into().expect("eight bytes"))
+                };
+                if pointer(&old) != pointer(&new) {
+                    self.node.book.retire(Why::Unlinked, self.key.0, pointer(&old));
+                }
+            }
         }
         let status = if holds { Status::Ok } else { Status::CasFailed };
         Ok((status, self.hand_out(output, &old)))

@@ -5,7 +5,7 @@
 
 use super::{Bytes, Random};
 use farside_remote::arena::Geometry;
-use farside_remote::{ChainView, Key, Memory, Reply, Rights, Width, run};
+use farside_remote::{By, ChainView, Key, Memory, Reply, Rights, Width, run};
 use std::cell::Cell;
 
 /// Bytes that are copied at one instant.
@@ -108,10 +108,10 @@ impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
     }
 
     /// Answers the accesses that were made, each once.
-    pub(crate) fn run(mut self, owner: u32, chain: ChainView<'_>, reply: &mut Reply) -> Vec<Access> {
+    pub(crate) fn run(mut self, by: By, chain: ChainView<'_>, reply: &mut Reply) -> Vec<Access> {
         loop {
             let replay = Replay { geometry: self.bytes.geometry(), log: &self.log, next: Cell::new(0) };
-            match run(&replay, owner, chain, reply) {
+            match run(&replay, by, chain, reply) {
                 Ok(()) => {
                     assert_eq!(replay.next.get(), self.log.len(), "a replayed run asked less than before");
                     return self.log.into_iter().map(|(access, _)| access).collect();

@@ -1,8 +1,7 @@
 //! The client's own CPU runs its chains on the node's memory, one access after the other: `local` and `shm`.
 //!
-//! A process may be stopped or die between any two accesses of a chain, and between a chain and the retirement that
-//! follows it. Invariant: the session's turn is odd before a chain's first access, and until all that its chains made
-//! unreachable is on the session's list.
+//! A process may be stopped or die between any two accesses of a chain. Invariant: the session's turn is odd before a
+//! chain's first access, and until all that its chains made unreachable is on the session's list.
 
 use crate::clock::ProcessClock;
 use crate::memory::{Pace, Replay};
@@ -11,7 +10,7 @@ use crate::world::{Bell, MICROS, ProcessId, Turnstile, World, nanos, within};
 use farside_remote::arena::Arena;
 use farside_remote::arena::session::{SessionId, turn_at};
 use farside_remote::fabric::{DEADLINE, ServiceId};
-use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
+use farside_remote::{Addr, By, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -33,7 +32,7 @@ pub struct Direct {
     /// A process has one CPU, which runs one chain at a time.
     cpu: Turnstile,
     turn: Cell<u64>,
-    retired: RefCell<VecDeque<(Key, Addr)>>,
+    retired: RefCell<VecDeque<(u32, Addr)>>,
     /// Rung when a turn has something to end.
     ends: Bell,
     /// Set by whoever watches the node's process.
@@ -138,8 +137,12 @@ impl Direct {
                 rung.await;
             }
             let _cpu = self.cpu.enter().await;
-            while let Some((key, buffer)) = self.next_retired() {
-                self.memory.run(|memory| Arena::of(memory).retire(self.session, key, buffer.raw())).await;
+            while let Some((region, buffer)) = self.next_retired() {
+                let session = self.session;
+                let retire = |memory: &Replay| {
+                    Arena::of(memory).retire_own(session, session.number, region, buffer.raw())
+                };
+                self.memory.run(retire).await;
             }
             if self.turn.get() % 2 == 1 {
                 self.publish();
@@ -164,7 +167,7 @@ impl Direct {
         answered.ok_or(FabricError::Deadline { node: self.node, waited: patience })
     }
 
-    fn next_retired(&self) -> Option<(Key, Addr)> {
+    fn next_retired(&self) -> Option<(u32, Addr)> {
         self.retired.borrow_mut().pop_front()
     }
 }
@@ -174,8 +177,9 @@ impl Fabric for Direct {
         let _cpu = self.cpu.enter().await;
         self.check(node)?;
         self.enter();
+        chain.note_posted();
         let view = chain.view();
-        self.memory.run(|memory| farside_remote::run(memory, self.session.number, view, reply)).await;
+        self.memory.run(|memory| farside_remote::run(memory, By::itself(self.session), view, reply)).await;
         if reply.last_status() == Status::NotReady {
             self.serving.ring();
         }
@@ -208,7 +212,7 @@ impl Fabric for Direct {
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         if self.check(node).is_ok() {
-            self.retired.borrow_mut().push_back((key, buffer));
+            self.retired.borrow_mut().push_back((key.region(), buffer));
             self.enter();
         }
     }

@@ -10,6 +10,7 @@
 use crate::fault::Struck;
 use crate::hardware::{
     Access, INPUTS, Inputs, Platform, Testbed, accesses, answer_bytes, framed, is_classic, request_bytes,
+    trailing_reads,
 };
 use crate::memory::{Pace, Replay};
 use crate::network::{Network, Wire};
@@ -22,7 +23,7 @@ use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::addressed;
 use farside_remote::{
-    Addr, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Rights, Status,
+    Addr, By, Capabilities, Chain, ChainView, Fabric, FabricError, Key, NodeId, Reply, Rights, Status,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -43,6 +44,16 @@ impl ServiceWork {
     pub const NONE: ServiceWork = ServiceWork { accesses: 0, checksummed: |_| 0 };
 }
 
+/// How buffers that a chain has made unreachable get to the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivenBack {
+    /// The chain retires them itself: each is one posted write to the region's retire ring, after the answer.
+    ByChain,
+    /// As in PRISM (section 6.1): a chain that installs a buffer reads the buffer's address back in a trailing READ,
+    /// and the client reports what became garbage in batches. A batch is so large that only its addresses cost.
+    ByReport,
+}
+
 /// What is modelled.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
@@ -54,12 +65,28 @@ pub struct Setup {
     pub inputs: Inputs,
     /// What calls cost.
     pub service: ServiceWork,
+    /// How buffers are given back.
+    pub given_back: GivenBack,
 }
 
 impl Setup {
     /// That platform on that testbed, without services.
     pub fn new(platform: Platform, testbed: Testbed) -> Setup {
-        Setup { platform, testbed, inputs: INPUTS, service: ServiceWork::NONE }
+        Setup {
+            platform,
+            testbed,
+            inputs: INPUTS,
+            service: ServiceWork::NONE,
+            given_back: GivenBack::ByChain,
+        }
+    }
+
+    /// READs that a chain has beside its own ops.
+    fn trailing_reads(&self, chain: ChainView<'_>) -> u64 {
+        match self.given_back {
+            GivenBack::ByChain => 0,
+            GivenBack::ByReport => trailing_reads(chain),
+        }
     }
 }
 
@@ -148,7 +175,13 @@ impl Machine {
         let number = self.clients.get();
         self.clients.set(number + 1);
         let sender = Rc::clone(&self.senders[number as usize % self.senders.len()]);
-        Rc::new(Client { machine: Rc::clone(self), sender, number, retired: RefCell::default() })
+        Rc::new(Client {
+            machine: Rc::clone(self),
+            sender,
+            number,
+            retired: RefCell::default(),
+            unreported: Cell::new(0),
+        })
     }
 
     /// What went over its link so far.
@@ -164,7 +197,9 @@ impl Machine {
     /// When a NIC has done what it was asked now.
     fn done_by_nic(&self, chain: ChainView<'_>, reply: &Reply) -> Nanos {
         let inputs = &self.setup.inputs;
-        let mut done = self.nic.pass(self.world.now(), chain.len() as u64 * inputs.nic_op_ps);
+        let trailing = self.setup.trailing_reads(chain);
+        let mut done = self.nic.pass(self.world.now(), (chain.len() as u64 + trailing) * inputs.nic_op_ps);
+        done += trailing * inputs.on_chip_ns;
         accesses(chain, reply, |access| match access {
             Access::Read => done += inputs.pcie_ns,
             Access::Write => {}
@@ -175,7 +210,16 @@ impl Machine {
                 done = slot.pass(done + inputs.atomic_ns, inputs.slot_ns * 1_000);
             }
         });
+        self.nic.pass(self.world.now(), self.posted(reply) * inputs.nic_op_ps);
         done
+    }
+
+    /// Writes to the retire ring that follow a chain. Nobody waits for them, but they keep busy what runs chains.
+    fn posted(&self, reply: &Reply) -> u64 {
+        match self.setup.given_back {
+            GivenBack::ByChain => u64::from(reply.retired()),
+            GivenBack::ByReport => 0,
+        }
     }
 
     /// When a core of the CPU has.
@@ -199,13 +243,15 @@ impl Machine {
             }
         });
         let arrived = self.nic.pass(self.world.now(), inputs.nic_op_ps);
-        self.arm.pass(arrived, busy * 1_000)
+        let done = self.arm.pass(arrived, busy * 1_000);
+        self.arm.pass(arrived, self.posted(reply) * inputs.arm_write_ns * 1_000);
+        done
     }
 
     /// Runs a chain, now, and tells when what runs chains here will have done it.
     fn carry_out(&self, chain: ChainView<'_>, reply: &mut Reply) -> Nanos {
-        let number = self.session.number;
-        self.memory.run_at_once(|memory| farside_remote::run(memory, number, chain, reply));
+        let by = By::itself(self.session);
+        self.memory.run_at_once(|memory| farside_remote::run(memory, by, chain, reply));
         if reply.last_status() == Status::NotReady {
             self.serving.ring();
         }
@@ -215,7 +261,10 @@ impl Machine {
             Platform::PrismSw => {
                 let mut missed = 0;
                 let moved = accesses(chain, reply, |access| missed += u64::from(access != Access::OnChip));
-                self.done_by_core(missed, moved, 0)
+                let done = self.done_by_core(missed, moved, 0);
+                let posted = self.posted(reply) * self.setup.inputs.core_access_ns;
+                self.cores.pass(self.world.now(), posted * 1_000);
+                done
             }
         }
     }
@@ -245,6 +294,8 @@ pub struct Client {
     number: u32,
     /// Told with the next request.
     retired: RefCell<Vec<(Key, Addr)>>,
+    /// Buffers that chains have retired and that this client has yet to report, where that is the client's.
+    unreported: Cell<u64>,
 }
 
 /// Bytes by which a buffer is named that is given back.
@@ -269,13 +320,15 @@ impl Client {
     fn give_back(&self) {
         let Machine { memory, session, .. } = &*self.machine;
         for (key, buffer) in self.retired.borrow_mut().drain(..) {
-            memory.run_at_once(|memory| Arena::of(memory).retire(*session, key, buffer.raw()));
+            memory.run_at_once(|memory| {
+                Arena::of(memory).retire_own(*session, session.number, key.region(), buffer.raw())
+            });
         }
     }
 
-    /// Bytes of what is told with a request.
+    /// Bytes of what is told with a request. It counts as told then.
     fn told(&self) -> u64 {
-        RETIRED * self.retired.borrow().len() as u64
+        RETIRED * (self.retired.borrow().len() as u64 + self.unreported.take())
     }
 
     fn check(&self, node: NodeId) -> Result<(), FabricError> {
@@ -296,6 +349,7 @@ impl Client {
 impl Fabric for Client {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         self.check(node)?;
+        chain.note_posted();
         let (view, Setup { platform, inputs, .. }) = (chain.view(), &self.machine.setup);
         if *platform == Platform::Rdma && !is_classic(view) {
             return Err(FabricError::Refused(format!(
@@ -309,10 +363,14 @@ impl Fabric for Client {
             Platform::PrismSw => inputs.two_sided_ns,
             Platform::BlueField => inputs.arm_ns - inputs.arm_message_ns,
         };
-        let bytes = request_bytes(view, is_one_sided) + self.told();
+        let trailing = self.machine.setup.trailing_reads(view);
+        let bytes = request_bytes(view, trailing, is_one_sided) + self.told();
         let serve = || {
             let done = self.machine.carry_out(view, reply);
-            (done, answer_bytes(reply, is_one_sided))
+            if self.machine.setup.given_back == GivenBack::ByReport {
+                self.unreported.set(self.unreported.get() + u64::from(reply.retired()));
+            }
+            (done, answer_bytes(reply, trailing, is_one_sided))
         };
         self.exchange(bytes, extra, serve).await;
         Ok(())

@@ -53,7 +53,7 @@ pub struct Endpoint {
 struct State {
     client: Client,
     failed: Vec<(SlotRef, Fate)>,
-    retired: Vec<(Key, Addr)>,
+    retired: Vec<(u32, Addr)>,
     over: Option<String>,
     is_open: bool,
     out: Vec<u8>,
@@ -129,7 +129,7 @@ impl Endpoint {
         &self.clock
     }
 
-    /// Waits until all that was retired has arrived, then ends the session.
+    /// Waits until all was answered, then ends the session.
     pub async fn close(&self) {
         loop {
             let changed = self.changed.rung();
@@ -263,11 +263,23 @@ impl Endpoint {
     }
 
     /// Asks once there is a slot, and waits for the answer or for what became of it.
-    async fn ask(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Result<SlotRef, FabricError> {
+    async fn ask(
+        &self,
+        ask: Ask,
+        patience: Duration,
+        parts: &[&[u8]],
+        chain: Option<&Chain<'_>>,
+    ) -> Result<SlotRef, FabricError> {
         let asked = within(&self.world, nanos(patience), self.submitted(ask, patience, parts)).await;
         let request = asked.unwrap_or_else(|| {
             Err(FabricError::Refused("the node has answered nothing, and this was not asked".to_owned()))
         })?;
+        if let Some(chain) = chain
+            && let Some(held) = chain.held()
+        {
+            self.state.borrow_mut().client.hold(request, held.buffers, held.shown_by);
+            chain.note_posted();
+        }
         let mut waits = Waits { endpoint: self, request: Some(request) };
         loop {
             let changed = self.changed.rung();
@@ -336,8 +348,9 @@ impl State {
         Some(self.failed.swap_remove(place).1)
     }
 
-    /// Buffers go back together, when there is a slot to spare for them. Tasks have acted on all that they have taken.
+    /// What futures held that were dropped goes back together, when there is a slot to spare for it.
     fn send_retired(&mut self, now: Duration) {
+        self.client.take_untold(&mut self.retired);
         while !self.retired.is_empty() && self.over.is_none() {
             let count = self.retired.len().min(RETIRED_MAX);
             if !self.client.retire(now, &self.retired[..count]) {
@@ -345,7 +358,6 @@ impl State {
             }
             self.retired.drain(..count);
         }
-        self.client.turn_ended();
     }
 }
 
@@ -384,7 +396,7 @@ impl Fabric for Endpoint {
         let view = chain.view();
         let mut pieces = [&[][..]; PIECES_MAX];
         let count = view.pieces().zip(&mut pieces).map(|(piece, place)| *place = piece).count();
-        let request = self.ask(Ask::Chain, DEADLINE, &pieces[..count]).await?;
+        let request = self.ask(Ask::Chain, DEADLINE, &pieces[..count], Some(chain)).await?;
         let mut state = self.state.borrow_mut();
         let client = &mut state.client;
         let outcome = match answer::refusal(client.reply(request)) {
@@ -396,9 +408,8 @@ impl Fabric for Endpoint {
         };
         client.release(request);
         drop(state);
-        // Whoever waits for a slot may have it now, and what this makes unreachable is to be given back.
+        // Whoever waits for a slot may have it now.
         self.changed.ring();
-        self.asked.ring();
         outcome
     }
 
@@ -410,7 +421,7 @@ impl Fabric for Endpoint {
         told: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
-        let request = self.ask(Ask::Call(service), DEADLINE, &[request]).await?;
+        let request = self.ask(Ask::Call(service), DEADLINE, &[request], None).await?;
         let mut state = self.state.borrow_mut();
         let bytes = state.client.reply(request);
         let outcome = match answer::refusal(bytes) {
@@ -431,7 +442,7 @@ impl Fabric for Endpoint {
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         let mut state = self.state.borrow_mut();
         if node == self.node && state.over.is_none() {
-            state.retired.push((key, buffer));
+            state.retired.push((key.region(), buffer));
             drop(state);
             self.asked.ring();
         }

@@ -17,7 +17,7 @@ use farside_remote::clock::Clock;
 use farside_remote::control::{Answer, Store};
 use farside_remote::fabric::ServiceId;
 use farside_remote::service::addressed;
-use farside_remote::{Addr, ChainView, Key, Reply, Rights, Status};
+use farside_remote::{Addr, By, ChainView, Reply, Rights, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -27,7 +27,6 @@ use std::time::Duration;
 #[derive(Default)]
 pub(crate) struct Mail {
     answers: RefCell<Vec<(RequestRef, Result<Answer, String>)>>,
-    flush: Cell<u32>,
     is_new: Cell<bool>,
     bell: RefCell<Option<Rc<Inbox>>>,
 }
@@ -36,12 +35,6 @@ impl Mail {
     pub(super) fn answer(&self, request: RequestRef, answer: Result<Answer, String>) {
         self.answers.borrow_mut().push((request, answer));
         self.ring();
-    }
-
-    pub(super) fn ask_flush(&self, flush: u32) {
-        if self.flush.replace(flush) != flush {
-            self.ring();
-        }
     }
 
     fn ring(&self) {
@@ -63,7 +56,6 @@ pub(super) struct Engine {
     is_reliable: bool,
     memory: Replay,
     wide: Replay,
-    flush: u32,
     reply: Reply,
     out: Vec<u8>,
     expires_at: Nanos,
@@ -78,6 +70,8 @@ struct Staff {
     at_once_one_in: u64,
     /// By which chains are run that are run at one instant.
     memory: Replay,
+    /// The engine's own, on whose list retired buffers go. Opened before anything arrives.
+    session: Option<SessionId>,
     /// Carried out in this order.
     work: VecDeque<Work>,
     /// Posted when all of that is done.
@@ -88,7 +82,7 @@ struct Staff {
 enum Work {
     Chain { at: RequestRef, number: u32, keys: Rc<RefCell<Keys>>, bytes: Vec<u8> },
     Call { at: RequestRef, keys: Rc<RefCell<Keys>>, service: ServiceId, request: Vec<u8> },
-    Retire { at: RequestRef, keys: Rc<RefCell<Keys>>, buffers: Vec<(Key, Addr)> },
+    Retire { at: RequestRef, number: u32, buffers: Vec<(u32, Addr)> },
 }
 
 /// A session, as its engine knows it.
@@ -111,7 +105,6 @@ impl Engine {
             datagram: options.datagram,
             is_reliable: options.is_reliable,
             silence: Duration::from_nanos(options.silence),
-            flush_wait: Duration::from_nanos(options.flush_wait),
             ..Config::default()
         };
         let memory = || Replay::new(&serving.world, serving.bytes(), options.pace).seen_by(serving.seen());
@@ -129,6 +122,7 @@ impl Engine {
                 index,
                 at_once_one_in: options.at_once_one_in,
                 memory: memory(),
+                session: None,
                 work: VecDeque::new(),
                 letters: Vec::new(),
                 reply: Reply::new(),
@@ -136,7 +130,6 @@ impl Engine {
             is_reliable: options.is_reliable,
             memory: memory(),
             wide: memory().wide(),
-            flush: 0,
             reply: Reply::new(),
             out: Vec::new(),
             expires_at: serving.world.now() + expiry,
@@ -153,6 +146,7 @@ impl Engine {
             self.serving.memory.run_at_once(|memory| machine.open_engine(memory, pid, 1))
         };
         let session = session.expect("a node has sessions for its engines");
+        self.staff.session = Some(session);
         loop {
             let inbox = Rc::clone(&self.inbox);
             let rung = inbox.bell().rung();
@@ -236,7 +230,12 @@ impl Engine {
                         memory
                             .run(|memory| {
                                 let seen = Guarded { memory, keys: &keys.borrow() };
-                                farside_remote::run(&seen, number, chain, reply)
+                                farside_remote::run(
+                                    &seen,
+                                    By { owner: number, retires: session },
+                                    chain,
+                                    reply,
+                                )
                             })
                             .await;
                         answer.extend_from_slice(self.reply.as_bytes());
@@ -259,13 +258,11 @@ impl Engine {
                 }
                 let _heard_or_not = self.server.answer(at, &answer);
             }
-            Work::Retire { at, keys, buffers } => {
-                for (key, buffer) in buffers {
-                    let Some((store, rights)) = keys.borrow().retires_for(key) else { continue };
-                    if rights.contains(Rights::ALLOCATE) {
-                        let retire = |memory: &Replay| Arena::of(memory).retire(session, store, buffer.raw());
-                        self.memory.run(retire).await;
-                    }
+            Work::Retire { at, number, buffers } => {
+                for (region, buffer) in buffers {
+                    let retire =
+                        |memory: &Replay| Arena::of(memory).retire_own(session, number, region, buffer.raw());
+                    self.memory.run(retire).await;
                 }
                 let _heard_or_not = self.server.answer(at, &[]);
             }
@@ -299,11 +296,6 @@ impl Engine {
     fn read_mail(&mut self) -> bool {
         if !self.mail.is_new.replace(false) {
             return false;
-        }
-        let flush = self.mail.flush.get();
-        if flush != self.flush {
-            self.flush = flush;
-            self.server.ask_flush(flush);
         }
         let answers = std::mem::take(&mut *self.mail.answers.borrow_mut());
         let mut bytes = Vec::new();
@@ -367,8 +359,9 @@ impl Host for Staff {
                 Outcome::Later
             }
             Request::Retire(buffers) => {
-                let keys = Rc::clone(&client.keys);
-                self.work.push_back(Work::Retire { at, keys, buffers: buffers.collect() });
+                let (number, keys) = (client.number, client.keys.borrow());
+                let buffers = buffers.filter(|&(region, _)| keys.may_allocate(region)).collect();
+                self.work.push_back(Work::Retire { at, number, buffers });
                 Outcome::Later
             }
             Request::Call(service, request) if service != ServiceId::NODE => {
@@ -389,10 +382,6 @@ impl Host for Staff {
         }
     }
 
-    fn flushed(&mut self, client: &mut Client, epoch: u32) {
-        self.letters.push(Letter::Flushed(client.number, epoch));
-    }
-
     fn close(&mut self, client: Client, end: End) {
         self.letters.push(Letter::Ended(client.number, end == End::Said));
     }
@@ -405,8 +394,10 @@ impl Staff {
             Ok((chain, [])) if !client.keys.borrow().is_wide(chain.key()) => {
                 let (number, own) = (client.number, &mut self.reply);
                 let keys = client.keys.borrow();
+                let retires = self.session.expect("nothing arrives before an engine has a session");
                 self.memory.run_at_once(|memory| {
-                    farside_remote::run(&Guarded { memory, keys: &keys }, number, chain, own)
+                    let seen = Guarded { memory, keys: &keys };
+                    farside_remote::run(&seen, By { owner: number, retires }, chain, own)
                 });
                 reply.extend_from_slice(own.as_bytes());
             }

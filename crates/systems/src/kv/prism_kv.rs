@@ -14,8 +14,12 @@
 //! * A table that has become crowded is rebuilt while it is used (`rebuild`, decision 0017). Meanwhile a key is looked
 //!   for in the former table, and in the next one where its path in the former was left; and so on, where several
 //!   are being left at once.
+//! * Nothing is reported for reclamation: the chain that installs retires what it replaced, or its own buffer if it
+//!   has lost (decision 0023). So PUT has no trailing READ to learn its buffer's address, and a future that is dropped
+//!   leaks nothing.
 //!
-//! Invariant: a buffer that an install made unreachable is retired before anything else is awaited.
+//! Invariant: what an install made unreachable is retired by the chain that installed, or by none if nobody knows
+//! whether that ran.
 //! Invariant: nothing is written for a key into the next table before its place in the former one was left.
 
 mod large;
@@ -27,7 +31,7 @@ pub mod service;
 mod system;
 
 use super::{Conflict, Cursor, Fetched, Item, Kv, KvError, VALUE_MAX, Version, check_key};
-use crate::ready::{run_until_ready, run_until_ready_or_dropped};
+use crate::ready::{once, run_until_ready};
 use crate::store::{self, StoreError};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
@@ -36,12 +40,11 @@ use farside_remote::fabric::{DEADLINE, ServiceId};
 use farside_remote::op::ListId;
 use farside_remote::{
     Addr, BoundedPtr, Chain, ChainBuf, Fabric, FabricError, NodeId, Out, Reply, Status, allocate, cas_from,
-    read, read_as, write,
+    read, read_as, retire, write,
 };
 use layout::{HEADER_SIZE, ITEM_MAX, ItemHeader, ItemView, Kind, PROBES_MAX, Slot, Table, UNCONDITIONAL};
 use quick_cache::unsync::Cache;
 use service::PrismKvKind;
-use std::cell::Cell;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -65,8 +68,6 @@ pub struct PrismKv<F> {
     reply: Reply,
     /// A large value, put together.
     value: Vec<u8>,
-    /// The chain that was to install an item may have run, and nobody knows.
-    installing: Cell<bool>,
     waits: Waits,
 }
 
@@ -112,13 +113,26 @@ struct Found {
 }
 
 /// What came of an attempt to install an item.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Installed {
-    /// The slot holds it; this is what it held before.
-    Yes { before: BoundedPtr },
-    /// The slot was no longer as it was found. Nothing is changed.
+    /// The slot holds it. What it replaced is retired.
+    Yes,
+    /// The slot was no longer as it was expected, or the store has another key. Nothing is changed.
     No,
     /// No buffer was to be had. Nothing is changed.
     NoBuffer,
+}
+
+/// The slot that an item is to be installed in, and what that must be for it.
+struct Swing<'a> {
+    at: Addr,
+    /// What the slot must hold: all of it, or its tag alone.
+    expected: &'a BoundedPtr,
+    is_tag_alone: bool,
+    /// The generation of the install.
+    generation: u32,
+    /// The parts of the item that is replaced, if that is a large one.
+    old_parts: &'a [Addr],
 }
 
 impl<F: Fabric + Clock> PrismKv<F> {
@@ -146,7 +160,6 @@ impl<F: Fabric + Clock> PrismKv<F> {
             chain: ChainBuf::new(),
             reply: Reply::new(),
             value: Vec::new(),
-            installing: Cell::new(false),
             waits: Waits::default(),
         })
     }
@@ -218,7 +231,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
         {
             return Ok(());
         }
-        let item = NewItem { kind: Kind::Value, flags: UNCONDITIONAL, key, value, value_len: value.len() };
+        let item = NewItem::small(Kind::Value, UNCONDITIONAL, key, value);
         self.install_blindly(&item).await.map(drop)
     }
 
@@ -234,7 +247,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
             let Some(found) = found.filter(|found| found.kind.is_some_and(Kind::is_present)) else {
                 return Ok(false);
             };
-            let item = NewItem { kind: Kind::Tombstone, flags: 0, key, value: &[], value_len: 0 };
+            let item = NewItem::small(Kind::Tombstone, 0, key, &[]);
             if self.install(&found, &item, Buffer::for_tombstone(&item, &found)).await? {
                 return Ok(true);
             }
@@ -292,7 +305,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         if is_large(key, value) {
             return self.put_large_if(key, value, expected).await;
         }
-        let item = NewItem { kind: Kind::Value, flags: 0, key, value, value_len: value.len() };
+        let item = NewItem::small(Kind::Value, 0, key, value);
         self.install_if(&item, expected).await
     }
 
@@ -483,22 +496,26 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Installs an item in the slot that was found, if the slot is still so, and retires what that made garbage.
+    /// Installs an item in the slot that was found, if the slot is still so.
     async fn install(&mut self, found: &Found, item: &NewItem<'_>, buffer: Buffer) -> Result<bool, KvError> {
-        let before = if found.kind == Some(Kind::Large) { self.parts_of(found.slot).await? } else { None };
+        let old_parts = match found.kind {
+            Some(Kind::Large) => self.parts_of(found.slot).await?,
+            _ => Vec::new(),
+        };
+        let swing = Swing {
+            at: found.at,
+            expected: &found.slot.0,
+            is_tag_alone: false,
+            generation: found.next_generation,
+            old_parts: &old_parts,
+        };
         let mut installed =
-            self.swing(found, item, buffer.list, buffer.reserve, buffer.instead.is_none()).await?;
-        if let (Installed::NoBuffer, Some(list)) = (&installed, buffer.instead) {
-            installed = self.swing(found, item, list, true, true).await?;
+            self.swing(&swing, item, buffer.list, buffer.reserve, buffer.instead.is_none()).await?;
+        if let (Installed::NoBuffer, Some(list)) = (installed, buffer.instead) {
+            installed = self.swing(&swing, item, list, true, true).await?;
         }
         match installed {
-            Installed::Yes { before: slot } => {
-                for part in before.iter().flatten() {
-                    self.retire(Addr::new(part.at.get()));
-                }
-                if !slot.ptr.is_null() {
-                    self.retire(slot.ptr);
-                }
+            Installed::Yes => {
                 self.remember(item, found.at, found.next_generation);
                 Ok(true)
             }
@@ -507,44 +524,33 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// The second round trip of PUT: allocate, write and CAS (PRISM, section 6.1).
+    /// The second round trip of PUT, and the only one where the slot is cached.
     async fn swing(
         &mut self,
-        found: &Found,
+        swing: &Swing<'_>,
         item: &NewItem<'_>,
         list: ListId,
         reserve: bool,
         patient: bool,
     ) -> Result<Installed, KvError> {
-        let generation = found.next_generation;
-        let header = item.header(generation);
-        let bound_and_tag = item.bound_and_tag(generation);
+        let header = item.header(swing.generation);
+        let bound_and_tag = item.bound_and_tag(swing.generation);
         let mut chain = self.chain.begin(self.table.extent.key);
-        chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
-        let fill = allocate(list, [header.as_bytes(), item.key, item.value]);
-        chain.then(if reserve { fill.from_reserve() } else { fill }.redirect(TMP));
-        let swung = chain.then(cas_from(found.at, &found.slot.0, TMP));
-        let fresh = chain.also(read_as::<Addr>(TMP));
-        let ready = if patient {
-            let (reply, installing) = (&mut self.reply, &self.installing);
-            let ready = run_until_ready_or_dropped(&self.fabric, self.node, &chain, reply, installing).await;
-            ready.map_err(KvError::of_install)?
-        } else {
-            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_install)?;
-            self.reply.last_status() != Status::NotReady
+        let swung = add_swing(&mut chain, swing, item, &header, &bound_and_tag, list, reserve);
+        if let Some(parts) = item.parts {
+            chain.holds(&parts.at, swung, &parts.is_posted);
+        }
+        let (fabric, reply) = (&self.fabric, &mut self.reply);
+        let ready = match patient {
+            true => run_until_ready(fabric, self.node, &chain, reply).await,
+            false => once(fabric, self.node, &chain, reply).await,
         };
-        if !ready {
+        if !ready.map_err(KvError::of_install)? {
             return Ok(Installed::NoBuffer);
         }
         match self.reply.status(swung) {
-            Status::Ok => Ok(Installed::Yes { before: found.slot.0 }),
-            Status::CasFailed => {
-                let fresh = *self.reply.get(fresh).map_err(KvError::Refused)?;
-                if !mutants::LOSER_KEEPS_BUFFER.is_on() {
-                    self.retire(fresh);
-                }
-                Ok(Installed::No)
-            }
+            Status::Ok => Ok(Installed::Yes),
+            Status::CasFailed => Ok(Installed::No),
             // The ALLOCATE was refused, before anything was done.
             Status::Aborted if self.reply.verdict() == Status::Access => {
                 Box::pin(self.fetch_key()).await?;
@@ -557,45 +563,27 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// A put to a slot that this client remembers, in one round trip; false if the slot holds another generation by
     /// now. That says nothing about when it changed, so the put must look for itself then.
     async fn put_cached(&mut self, key: &[u8], value: &[u8], cached: Cached) -> Result<bool, KvError> {
-        let item = NewItem { kind: Kind::Value, flags: UNCONDITIONAL, key, value, value_len: value.len() };
-        let generation = layout::next_generation(cached.generation);
-        let header = item.header(generation);
-        let bound_and_tag = item.bound_and_tag(generation);
-        let expected = BoundedPtr { tag: cached.generation.into(), ..BoundedPtr::default() };
-        let list = Buffer::for_put(&item)?.list;
-        let mut chain = self.chain.begin(self.table.extent.key);
-        chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
-        chain.then(allocate(list, [header.as_bytes(), item.key, item.value]).redirect(TMP));
-        let swung = chain.then(cas_from(cached.at, &expected, TMP).masked(&TAG_ONLY, &WHOLE));
-        let fresh = chain.also(read_as::<Addr>(TMP));
-        let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
-        if !ready.map_err(KvError::of_install)? {
-            return Err(KvError::OutOfMemory);
-        }
-        match self.reply.status(swung) {
-            Status::Ok => {
-                let before = self.reply.get(swung).map_err(KvError::Refused)?.ptr;
-                self.retire(before);
-                self.remember(&item, cached.at, generation);
+        let item = NewItem::small(Kind::Value, UNCONDITIONAL, key, value);
+        let swing = Swing {
+            at: cached.at,
+            expected: &BoundedPtr { tag: cached.generation.into(), ..BoundedPtr::default() },
+            is_tag_alone: true,
+            generation: layout::next_generation(cached.generation),
+            old_parts: &[],
+        };
+        match self.swing(&swing, &item, Buffer::for_put(&item)?.list, false, true).await? {
+            Installed::Yes => {
+                self.remember(&item, cached.at, swing.generation);
                 Ok(true)
             }
-            Status::CasFailed => {
-                self.retire(*self.reply.get(fresh).map_err(KvError::Refused)?);
+            Installed::No => {
                 if let Some(slots) = &mut self.slots {
                     slots.remove(key);
                 }
                 Ok(false)
             }
-            Status::Aborted if self.reply.verdict() == Status::Access => {
-                Box::pin(self.fetch_key()).await?;
-                Ok(false)
-            }
-            _ => Err(KvError::Refused(self.reply.verdict())),
+            Installed::NoBuffer => Err(KvError::OutOfMemory),
         }
-    }
-
-    fn retire(&self, buffer: Addr) {
-        self.fabric.retire(self.node, self.table.extent.key, buffer);
     }
 
     // What this client remembers.
@@ -690,6 +678,31 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 }
+
+/// Allocate, write and CAS (PRISM, section 6.1). Differs from the paper: the CAS reclaims, so that no READ of the new
+/// buffer's address follows.
+fn add_swing<'a>(
+    chain: &mut Chain<'a>,
+    swing: &Swing<'a>,
+    item: &NewItem<'a>,
+    header: &'a ItemHeader,
+    bound_and_tag: &'a [[u8; 4]; 2],
+    list: ListId,
+    reserve: bool,
+) -> Out<BoundedPtr> {
+    chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
+    let fill = allocate(list, [header.as_bytes(), item.key, item.value]);
+    chain.then(if reserve { fill.from_reserve() } else { fill }.redirect(TMP));
+    let cas = cas_from(swing.at, swing.expected, TMP).reclaiming(POINTER_AT);
+    let swung = chain.then(if swing.is_tag_alone { cas.masked(&TAG_ONLY, &WHOLE) } else { cas });
+    if !swing.old_parts.is_empty() {
+        chain.then(retire(swing.old_parts));
+    }
+    swung
+}
+
+/// Where in a slot its pointer is.
+const POINTER_AT: u32 = std::mem::offset_of!(BoundedPtr, ptr) as u32;
 
 /// The tables that the catalog tells of: the one that stays, and those that are being left.
 fn tables_of(store: &Store) -> Result<(Table, Vec<Table>), StoreError> {
@@ -805,11 +818,18 @@ struct NewItem<'a> {
     /// What follows the key: the value, or the list of its parts.
     value: &'a [u8],
     value_len: usize,
+    /// Those parts, which the install shows.
+    parts: Option<&'a large::Parts>,
 }
 
 impl<'a> NewItem<'a> {
-    fn large(key: &'a [u8], parts: &'a [layout::Part], value_len: usize, flags: u8) -> NewItem<'a> {
-        NewItem { kind: Kind::Large, flags, key, value: parts.as_bytes(), value_len }
+    fn small(kind: Kind, flags: u8, key: &'a [u8], value: &'a [u8]) -> NewItem<'a> {
+        NewItem { kind, flags, key, value, value_len: value.len(), parts: None }
+    }
+
+    fn large(key: &'a [u8], parts: &'a large::Parts, value_len: usize, flags: u8) -> NewItem<'a> {
+        let (kind, value) = (Kind::Large, parts.list.as_bytes());
+        NewItem { kind, flags, key, value, value_len, parts: Some(parts) }
     }
 
     fn header(&self, generation: u32) -> ItemHeader {

@@ -160,10 +160,6 @@ impl<F: Fabric + Clock> RingQueue<F> {
         self.reply.get(counter).map(|counter| counter.get()).map_err(QueueError::Refused)
     }
 
-    fn retire(&self, buffer: Addr) {
-        self.fabric.retire(self.node, self.ring.extent.key, buffer);
-    }
-
     /// The ticket after one that a counter lags behind; raises the counter, if nobody else has.
     #[cold]
     async fn after(&mut self, offset: u64, ticket: u64) -> Result<u64, QueueError> {
@@ -193,9 +189,8 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
             let mut chain = self.chain.begin(self.ring.extent.key);
             chain.also(write(BOUND_AND_ROUND, bound_and_round.as_bytes()));
             chain.then(allocate(list, [value, &[], &[]]).redirect(WORD));
-            let swung = chain.then(cas_from::<BoundedPtr>(at, &empty, WORD));
+            let swung = chain.then(cas_from::<BoundedPtr>(at, &empty, WORD).reclaiming(0));
             chain.then(cas(Mode::Eq, self.ring.counter(TAIL_OFFSET), &old, &new));
-            let fresh = chain.also(read_as::<Addr>(WORD));
             let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
             if !ready.map_err(of_swing)? {
                 return Err(QueueError::OutOfMemory);
@@ -205,7 +200,6 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
                 Status::CasFailed => *self.reply.get(swung).map_err(QueueError::Refused)?,
                 _ => return Err(QueueError::Refused(self.reply.verdict())),
             };
-            self.retire(*self.reply.get(fresh).map_err(QueueError::Refused)?);
             match standing(&self.ring, ticket, found)? {
                 Standing::Before => return Ok(false),
                 Standing::Empty => return Err(QueueError::Damaged("an empty slot that has bytes")),
@@ -252,14 +246,11 @@ impl<F: Fabric + Clock> RingQueue<F> {
         let empty = self.ring.empty(ticket.wrapping_add(self.ring.slots));
         let (old, new) = (U64::new(ticket), U64::new(ticket.wrapping_add(1)));
         let mut chain = self.chain.begin(self.ring.extent.key);
-        let swung = chain.also(cas(Mode::Eq, at, &word, &empty));
+        let swung = chain.also(cas(Mode::Eq, at, &word, &empty).reclaiming(0));
         chain.then(cas(Mode::Eq, self.ring.counter(HEAD_OFFSET), &old, &new));
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_swing)?;
         match self.reply.status(swung) {
-            Status::Ok => {
-                self.retire(word.ptr);
-                Ok(true)
-            }
+            Status::Ok => Ok(true),
             Status::CasFailed => Ok(mutants::TAKEN_TWICE.is_on()),
             refused => Err(QueueError::Refused(refused)),
         }

@@ -13,6 +13,7 @@ mod pilaf_damage;
 mod pilaf_races;
 mod prism_kv;
 mod prism_kv_dropped;
+mod prism_kv_leaks;
 mod prism_kv_lost;
 mod prism_kv_races;
 mod prism_kv_reach;

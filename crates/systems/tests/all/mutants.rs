@@ -46,6 +46,7 @@ fn every_broken_rebuild_is_seen() {
         prism_kv::EMPTY_SLOTS_STAY,
         prism_kv::END_SLOT_STAYS,
         prism_kv::MOVED_TWICE,
+        prism_kv::MOVER_RECLAIMS,
         prism_kv::DROPPED_TOMBSTONE_RESTARTS_GENERATIONS,
         OLD_TABLE_FREED_AT_ONCE,
     ];

@@ -51,6 +51,7 @@ fn operations_cost_what_the_paper_says() {
     go!(uncached, put(&key, &[2; 100])).expect("stored");
     let costs = plain.take();
     assert_eq!((costs.round_trips, costs.retired), (2, 1), "a PUT gives back what it replaced");
+    assert_eq!(costs.bytes_out, 80 + 112 + (16 + 8 + 100), "a probe, then a chain and its item");
 
     go!(uncached, get(&key)).expect("read");
     let costs = plain.take();
@@ -65,6 +66,12 @@ fn operations_cost_what_the_paper_says() {
         (costs.round_trips, costs.atomics, costs.retired),
         (1, 1, 1),
         "a PUT of a cached slot installs"
+    );
+    let item = 16 + 8 + 100;
+    assert_eq!(
+        (costs.bytes_out, costs.bytes_in),
+        (144 + item, 40),
+        "two masks of 16 bytes, and no trailing READ"
     );
 
     plain.take();

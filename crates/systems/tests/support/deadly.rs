@@ -46,6 +46,7 @@ pub(crate) enum Access {
     SwingSlot,
     /// A buffer becomes RETIRED.
     RetireMark,
+    /// Only if the node has taken the list since it was looked at.
     RetireLink,
     RetireListHead,
     WriteCounters,
@@ -54,7 +55,7 @@ pub(crate) enum Access {
 
 impl Access {
     /// What every put, delete and large put comes across sooner or later.
-    pub(crate) const ALL: [Access; 22] = [
+    pub(crate) const ALL: [Access; 21] = [
         Access::ReadSecret,
         Access::ReadSlot,
         Access::ReadItem,
@@ -74,7 +75,6 @@ impl Access {
         Access::WriteItem,
         Access::SwingSlot,
         Access::RetireMark,
-        Access::RetireLink,
         Access::RetireListHead,
         Access::WriteCounters,
     ];

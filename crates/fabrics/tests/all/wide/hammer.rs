@@ -8,15 +8,17 @@
 //! ```
 
 use farside_fabrics::memory::{Mapping, Pages, Wide};
+use farside_remote::arena::session::SessionId;
 use farside_remote::arena::{Geometry, segment::Use};
 use farside_remote::op::Op;
-use farside_remote::{Addr, ChainBuf, Key, Memory, Mode, Reply, Status};
+use farside_remote::{Addr, By, ChainBuf, Key, Memory, Mode, Reply, Status};
 use farside_remote::{cas, cas_from, fetch_add, read, run, write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
 const KEY: Key = Key::new(1, 0xfeed);
+const BY: By = By::itself(SessionId { slot: 0, number: 1 });
 
 const COUNTED: u64 = 32;
 const MIXED: u64 = 64;
@@ -217,7 +219,7 @@ impl<'a> Worker<'a> {
         let mut buf = std::mem::take(&mut self.chain);
         let mut chain = buf.begin(KEY);
         let _ = chain.also(op);
-        let Ok(()) = run(self.memory, 1, chain.view(), &mut self.reply);
+        let Ok(()) = run(self.memory, BY, chain.view(), &mut self.reply);
         assert_eq!(self.reply.verdict(), Status::Ok, "{:?}", self.reply);
         self.chain = buf;
     }

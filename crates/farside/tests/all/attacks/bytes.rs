@@ -17,8 +17,6 @@ pub(crate) const RETIRE: u8 = 3;
 pub(crate) const REPLY: u8 = 4;
 pub(crate) const HAVE: u8 = 5;
 pub(crate) const CANCEL: u8 = 6;
-pub(crate) const GRACE: u8 = 7;
-pub(crate) const PASSED: u8 = 8;
 
 /// Bytes of a datagram's header.
 pub(crate) const HEADER: usize = 24;
@@ -40,7 +38,7 @@ pub(crate) fn seal(bytes: &mut [u8]) {
 
 pub(crate) fn datagram(kind: u8, session: u32, secret: u64, body: &[u8]) -> Vec<u8> {
     let mut bytes =
-        [b"Fs\x01", &[kind][..], &session.to_le_bytes(), &secret.to_le_bytes(), &[0; 8], body].concat();
+        [b"Fs\x02", &[kind][..], &session.to_le_bytes(), &secret.to_le_bytes(), &[0; 8], body].concat();
     seal(&mut bytes);
     bytes
 }

@@ -203,11 +203,7 @@ fn addresses_outside_its_store_are_refused(carrier: &'static str) {
 fn pointers_that_lead_outside_are_not_followed(carrier: &'static str) {
     let mut scene = Scene::new(carrier);
     let freed = scene.session.buffer(&scene.store, &[1; 64]);
-    let retire = [
-        &scene.store.key.1.to_le_bytes()[..],
-        &u64::from(scene.store.key.0).to_le_bytes(),
-        &freed.to_le_bytes(),
-    ];
+    let retire = [u64::from(scene.store.key.0), freed].map(u64::to_le_bytes);
     scene.session.ask(RETIRE, 1, &retire.concat());
     let pointer_at = scene.session.buffer(&scene.store, &[0; 16]);
     let known = [

@@ -94,42 +94,7 @@ fn a_crowd_of_idle_sessions_leaves_the_others_served(carrier: &'static str) {
     target.is_as_before(before);
 }
 
-/// One that pings and never answers whether it has given all back: what others lost must come back all the same.
-#[test]
-#[ignore = "takes minutes: cargo xtask soak"]
-fn soak_who_never_passes_a_flush_holds_up_no_scan() {
-    ["udp", "tcp", "ring"].into_iter().for_each(never_passes);
-}
-
-fn never_passes(carrier: &str) {
-    let target = Target::start();
-    let witness = target.witness(carrier);
-    let before = target.now();
-    let live = target.stat("default")["live_buffers"].as_u64().expect("a number");
-    let mut stubborn = Session::open(target.url(carrier));
-    stubborn.passes = false;
-    let mut lost = Session::open(target.url(carrier));
-    let store = lost.store("default");
-    for _ in 0..50 {
-        lost.buffer(&store, &[1; 64]);
-    }
-    drop(lost);
-    let until = Instant::now() + 3 * PATIENCE;
-    while target.stat("default")["live_buffers"].as_u64() > Some(live) {
-        assert!(Instant::now() < until, "what was lost is still not had again");
-        if !stubborn.sync() {
-            stubborn = Session::open(target.url(carrier));
-            stubborn.passes = false;
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    drop(stubborn);
-    witness.is_well();
-    drop(witness);
-    target.is_as_before(before);
-}
-
-/// The node asks all clients before a scan ends, also the one that waits for it.
+/// A scan waits for turns, and not for the client that asks for it.
 fn who_asks_for_a_scan_is_answered(carrier: &'static str) {
     let target = Target::start();
     let witness = target.witness(carrier);

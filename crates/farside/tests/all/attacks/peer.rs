@@ -135,8 +135,6 @@ pub(crate) struct Session {
     pub(crate) hello: Vec<u8>,
     /// Of each slot, the last that was used.
     pub(crate) numbers: [u32; 64],
-    /// Whether it says, when it is asked, that it has given back all that it has to.
-    pub(crate) passes: bool,
     /// Where a message that comes in fragments is put together.
     parts: Vec<Option<Vec<u8>>>,
 }
@@ -166,7 +164,7 @@ impl Session {
             }
         };
         let (secret, number) = (u64_at(&welcome, 24), u32_at(&welcome, 48));
-        Session { raw, number, secret, hello, numbers: [0; 64], passes: true, parts: Vec::new() }
+        Session { raw, number, secret, hello, numbers: [0; 64], parts: Vec::new() }
     }
 
     pub(crate) fn datagram(&self, kind: u8, body: &[u8]) -> Vec<u8> {
@@ -193,11 +191,8 @@ impl Session {
             }
             // Any datagram of the session tells that somebody is there, but only a PONG comes after all others.
             while let Some(bytes) = self.raw.receive(Duration::from_millis(300)) {
-                self.pass(&bytes);
                 match bytes[3] {
                     PONG if u32_at(&bytes, 4) == self.number => return true,
-                    // Who owes an answer hears the question instead.
-                    DATA if !self.passes && bytes[HEADER..].first() == Some(&GRACE) => return true,
                     GONE if u32_at(&bytes, 4) == self.number => return false,
                     _ => {}
                 }
@@ -205,17 +200,10 @@ impl Session {
         }
     }
 
-    /// Keeps its session alive, and answers what it was asked meanwhile.
+    /// Keeps its session alive.
     #[track_caller]
     pub(crate) fn stay(&mut self) {
         assert!(self.sync(), "its session goes on");
-    }
-
-    /// Answers the node's question, if it asks one.
-    fn pass(&self, bytes: &[u8]) {
-        if self.passes && bytes[3] == DATA && bytes.len() > HEADER && bytes[HEADER] == GRACE {
-            self.data(&[Entry::whole(PASSED, 0, u32_at(bytes, HEADER + 4), b"")]);
-        }
     }
 
     /// Sends a request of any length in the next number of a slot.
@@ -248,7 +236,6 @@ impl Session {
             if bytes[3] != DATA || u32_at(&bytes, 4) != self.number {
                 continue;
             }
-            self.pass(&bytes);
             let mut rest = &bytes[HEADER..];
             while rest.len() >= 16 {
                 let (kind, at, index, count) = (rest[0], rest[1], rest[2], rest[3]);

@@ -145,7 +145,7 @@ fn a_trace_tells_what_an_operation_asks_of_the_node() {
     let node = Node::start();
     assert!(node.run(["kv", "put", "ada", "1815"]).done().err.is_empty(), "nobody asked");
     let put = node.run(["kv", "--trace", "put", "ada", "1816"]).done();
-    for asked in ["call of service 0", "READ", "ALLOCATE", "CAS16", "retire"] {
+    for asked in ["call of service 0", "READ", "ALLOCATE", "CAS16", "reclaiming"] {
         assert!(put.err.contains(asked), "{asked}: {}", put.err);
     }
     assert!(put.out.is_empty());

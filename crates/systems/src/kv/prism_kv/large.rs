@@ -11,6 +11,7 @@ use crate::ready::run_until_ready;
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, read, read_as};
+use std::cell::Cell;
 
 /// What came of reading a large value.
 pub(super) enum Read {
@@ -74,11 +75,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     /// As `put`, for a value of several parts.
     pub(super) async fn put_large(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        let mut unlisted = self.write_parts(value).await?;
+        let unlisted = self.write_parts(value).await?;
         let item = NewItem::large(key, &unlisted.parts, value.len(), UNCONDITIONAL);
-        if unlisted.kv.install_blindly(&item).await? {
-            unlisted.parts.clear();
-        }
+        let is_stored = unlisted.kv.install_blindly(&item).await?;
+        unlisted.end(is_stored);
         Ok(())
     }
 
@@ -89,27 +89,24 @@ impl<F: Fabric + Clock> PrismKv<F> {
         value: &[u8],
         expected: Option<Version>,
     ) -> Result<Result<Version, Conflict>, KvError> {
-        let mut unlisted = self.write_parts(value).await?;
+        let unlisted = self.write_parts(value).await?;
         let item = NewItem::large(key, &unlisted.parts, value.len(), 0);
         let result = unlisted.kv.install_if(&item, expected).await?;
-        if result.is_ok() {
-            unlisted.parts.clear();
-        }
+        unlisted.end(result.is_ok());
         Ok(result)
     }
 
     /// Writes the parts of a value into buffers of their own. They are this session's until a head lists them.
     async fn write_parts(&mut self, value: &[u8]) -> Result<Unlisted<'_, F>, KvError> {
-        self.installing.set(false);
-        let mut unlisted = Unlisted { kv: self, parts: Vec::with_capacity(value.len().div_ceil(PART_MAX)) };
+        let mut unlisted = Unlisted { kv: self, parts: Parts::with_capacity(value.len().div_ceil(PART_MAX)) };
         for bytes in value.chunks(PART_MAX) {
-            let part = unlisted.kv.write_part(bytes).await?;
-            unlisted.parts.push(part);
+            let at = unlisted.kv.write_part(bytes).await?;
+            unlisted.parts.push(at, bytes.len());
         }
         Ok(unlisted)
     }
 
-    async fn write_part(&mut self, bytes: &[u8]) -> Result<Part, KvError> {
+    async fn write_part(&mut self, bytes: &[u8]) -> Result<Addr, KvError> {
         let class = Class::for_len(bytes.len()).ok_or(KvError::ValueLength(bytes.len()))?;
         loop {
             let mut chain = self.chain.begin(self.table.extent.key);
@@ -119,45 +116,69 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 return Err(KvError::OutOfMemory);
             }
             match self.reply.get(at) {
-                Ok(at) => {
-                    let at = at.raw().into();
-                    return Ok(Part { at, len: (bytes.len() as u32).into(), reserved: 0.into() });
-                }
+                Ok(&at) => return Ok(at),
                 Err(Status::Access) => self.fetch_key().await?,
                 Err(refused) => return Err(KvError::Refused(refused)),
             }
         }
     }
 
-    /// The parts of the large item in a slot that is about to be replaced, so that whoever replaces it can give
-    /// them back at once. Nothing if the slot has changed: then the install will fail as well.
-    pub(super) async fn parts_of(&mut self, slot: Slot) -> Result<Option<Vec<Part>>, KvError> {
+    /// The parts of the large item in a slot that is about to be replaced, to be retired by the chain that replaces
+    /// it: later they may be others' already. Nothing if the slot has changed: then the install will fail as well.
+    pub(super) async fn parts_of(&mut self, slot: Slot) -> Result<Vec<Addr>, KvError> {
         let bound = (slot.0.bound.get() as usize).clamp(HEADER_SIZE, ITEM_MAX);
         let mut chain = self.chain.begin(self.table.extent.key);
         let head = chain.also(read(slot.0.ptr, bound as u32));
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         // Read by its address, so it may be another item by now, or none; the CAS that follows will tell.
-        let Ok(bytes) = self.reply.get(head) else { return Ok(None) };
-        let Ok(item) = ItemView::decode(bytes) else { return Ok(None) };
-        Ok(if item.kind == Kind::Large { item.parts().ok().map(<[Part]>::to_vec) } else { None })
+        let Ok(bytes) = self.reply.get(head) else { return Ok(Vec::new()) };
+        let item = ItemView::decode(bytes).ok().filter(|item| item.kind == Kind::Large);
+        let parts = item.and_then(|item| item.parts().ok()).unwrap_or_default();
+        Ok(parts.iter().map(|part| Addr::new(part.at.get())).collect())
+    }
+}
+
+/// The parts of a value, as the head lists them and by their addresses alone.
+pub(super) struct Parts {
+    pub(super) list: Vec<Part>,
+    pub(super) at: Vec<Addr>,
+    /// A chain that shows them may run, and the fabric looks after them if it does not.
+    pub(super) is_posted: Cell<bool>,
+}
+
+impl Parts {
+    fn with_capacity(count: usize) -> Parts {
+        Parts { list: Vec::with_capacity(count), at: Vec::with_capacity(count), is_posted: Cell::new(false) }
+    }
+
+    fn push(&mut self, at: Addr, len: usize) {
+        self.list.push(Part { at: at.raw().into(), len: (len as u32).into(), reserved: 0.into() });
+        self.at.push(at);
     }
 }
 
 /// Parts that no head lists. Whatever ends the put that wrote them, an error or that its future is dropped, they are
-/// given back; but for a head that may have been installed, of which nobody knows: then a scan finds them, or the head
-/// has them.
+/// given back; but for a head that may have been installed, of which nobody knows.
 struct Unlisted<'kv, F: Fabric> {
     kv: &'kv mut PrismKv<F>,
-    parts: Vec<Part>,
+    parts: Parts,
+}
+
+impl<F: Fabric> Unlisted<'_, F> {
+    /// Its put has ended, and a head lists them or none does.
+    fn end(mut self, is_listed: bool) {
+        if is_listed {
+            self.parts.at.clear();
+        }
+    }
 }
 
 impl<F: Fabric> Drop for Unlisted<'_, F> {
     fn drop(&mut self) {
-        if self.kv.installing.get() {
+        if self.parts.is_posted.get() {
             return;
         }
-        for part in &self.parts {
-            let at = Addr::new(part.at.get());
+        for &at in &self.parts.at {
             self.kv.fabric.retire(self.kv.node, self.kv.table.extent.key, at);
         }
     }

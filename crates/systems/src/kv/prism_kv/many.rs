@@ -2,16 +2,16 @@
 
 use super::layout::{ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDITIONAL};
 use super::{
-    Buffer, Found, NewItem, PrismKv, READ_MAX, Seen, TMP, TMP_BOUND_AND_TAG, Waits, add_look, check_put, seen,
+    Buffer, Found, NewItem, PrismKv, READ_MAX, Seen, Swing, Waits, add_look, add_swing, check_put, seen,
 };
 use crate::kv::{Cursor, Item, Kv, KvError, check_key};
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use farside_remote::wire::{ALLOCATES_MAX, OPS_MAX};
-use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, cas_from, read, read_as, write};
+use farside_remote::{BoundedPtr, Fabric, Status, read};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 /// What a put adds to its key and value, in a chain and in the reply that finds its slot.
 const PUT_OVERHEAD: usize = 256;
@@ -107,31 +107,34 @@ impl<F: Fabric + Clock> PrismKv<F> {
             .iter()
             .zip(&found)
             .map(|(&(key, value), found)| {
-                let item =
-                    NewItem { kind: Kind::Value, flags: UNCONDITIONAL, key, value, value_len: value.len() };
+                let item = NewItem::small(Kind::Value, UNCONDITIONAL, key, value);
                 let found = found.as_ref()?;
                 let generation = found.next_generation;
-                Some((item.header(generation), item.bound_and_tag(generation), item, found))
+                let swing = Swing {
+                    at: found.at,
+                    expected: &found.slot.0,
+                    is_tag_alone: false,
+                    generation,
+                    old_parts: &[],
+                };
+                Some((item.header(generation), item.bound_and_tag(generation), item, swing))
             })
             .collect();
         let mut chain = self.chain.begin(self.table.extent.key);
         let mut outs = Vec::with_capacity(group.len());
         for entry in &new {
-            let Some((header, bound_and_tag, item, found)) = entry else {
+            let Some((header, bound_and_tag, item, swing)) = entry else {
                 outs.push(None);
                 continue;
             };
             let list = Buffer::for_put(item)?.list;
-            chain.also(write(TMP_BOUND_AND_TAG, bound_and_tag.as_bytes()));
-            chain.then(allocate(list, [header.as_bytes(), item.key, item.value]).redirect(TMP));
-            let swung = chain.then(cas_from(found.at, &found.slot.0, TMP));
-            outs.push(Some((swung, chain.also(read_as::<Addr>(TMP)))));
+            outs.push(Some(add_swing(&mut chain, swing, item, header, bound_and_tag, list, false)));
         }
         let mut behind = Vec::new();
         if outs.iter().any(Option::is_some) {
             let ran = self.fabric.run(self.node, &chain, &mut self.reply).await;
             *is_any_stored |= match &ran {
-                Ok(()) => outs.iter().flatten().any(|(swung, _)| self.reply.status(*swung) == Status::Ok),
+                Ok(()) => outs.iter().flatten().any(|swung| self.reply.status(*swung) == Status::Ok),
                 Err(error) => error.ran() != Ran::No,
             };
             ran?;
@@ -141,18 +144,14 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 outs.fill(None);
             }
         }
-        for (index, (out, entry)) in outs.into_iter().zip(&new).enumerate() {
-            let (Some((swung, fresh)), Some((.., found))) = (out, entry) else {
+        for (index, out) in outs.into_iter().enumerate() {
+            let Some(swung) = out else {
                 behind.push(index);
                 continue;
             };
             match self.reply.status(swung) {
-                Status::Ok if found.slot.0.ptr.is_null() => {}
-                Status::Ok => self.retire(found.slot.0.ptr),
-                Status::CasFailed => {
-                    self.retire(*self.reply.get(fresh).map_err(KvError::Refused)?);
-                    behind.push(index);
-                }
+                Status::Ok => {}
+                Status::CasFailed => behind.push(index),
                 // Nothing ran: the store has another key by now, or the put of one key says that it has none.
                 Status::Aborted if self.reply.verdict() == Status::Access => behind.push(index),
                 _ => return Err(KvError::Refused(self.reply.verdict())),

@@ -11,8 +11,6 @@ farside_remote::mutants! {
     SLOT_REUSE = "KvSlotReuse";
     /// An item that tells its slot's key and version is read, and after it the slot that a put compares with.
     TWO_SNAPSHOTS = "KvTwoSnapshots";
-    /// The buffer of a put that has lost is kept.
-    LOSER_KEEPS_BUFFER = "KvLoserKeepsBuffer";
     /// A new key is put into the next table while its place in the former one is still open.
     WRITE_BEFORE_MOVED = "WriteBeforeMoved";
     /// An install compares with a frozen word.
@@ -25,6 +23,8 @@ farside_remote::mutants! {
     MOVED_UNFROZEN = "MovedUnfrozen";
     /// A key that a node had moved when it died is moved once more.
     MOVED_TWICE = "MovedTwice";
+    /// The item of a slot that was moved is retired, although the next table points to it.
+    MOVER_RECLAIMS = "MoverReclaims";
     /// A key whose tombstone went begins again with the first generation.
     DROPPED_TOMBSTONE_RESTARTS_GENERATIONS = "DroppedTombstoneRestartsGenerations";
 }

@@ -197,7 +197,13 @@ impl Moving {
             if !is_frozen || !is_done && !exchange(memory, next, place, at, word)? {
                 return Ok(Moved::NotYet { others });
             }
-            self.exchange(memory, from, frozen, left)?;
+            let is_left = self.exchange(memory, from, frozen, left)?;
+            if mutants::MOVER_RECLAIMS.is_on() && is_left {
+                let at = slot.0.ptr.raw();
+                if Arena::of(memory).condemn(next.extent.key.region(), at)? {
+                    dropped.push(at);
+                }
+            }
             return Ok(Moved::Yes);
         }
         Ok(Moved::NotYet { others })

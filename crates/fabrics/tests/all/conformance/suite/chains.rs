@@ -1,4 +1,6 @@
-//! Draws chains of every op with every modifier, over a table that holds words, pointers and noise.
+//! Draws chains of every op with every modifier, over a table that holds words, pointers and noise. No address of a
+//! buffer comes into that table, and no chain that allocates reclaims: what is retired comes back when the node likes,
+//! and whoever compares could not know what the next ALLOCATE takes.
 //!
 //! ```text
 //! table   | 64 pointers, 16 bytes each | noise |        pointers lead into the noise, to the table's end, nowhere
@@ -6,7 +8,8 @@
 
 use farside_remote::control::Store;
 use farside_remote::op::{ListId, Op, cas_with, write_from};
-use farside_remote::{Addr, BoundedPtr, Chain, Mode, allocate, cas, cas_from, fetch_add, read, write};
+use farside_remote::{Addr, BoundedPtr, Chain, Mode};
+use farside_remote::{allocate, cas, cas_from, fetch_add, read, retire, write};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
@@ -45,16 +48,23 @@ pub(crate) struct Operands {
     bytes: Vec<u8>,
     words: Vec<U64>,
     wide: Vec<[U64; 2]>,
+    /// Addresses that are no buffer's.
+    garbage: Vec<Addr>,
 }
 
 impl Operands {
-    pub(crate) fn draw(random: &mut Random) -> Operands {
+    pub(crate) fn draw(store: &Store, random: &mut Random) -> Operands {
         let bytes = (0..1024).map(|_| random.next() as u8).collect();
         // Few values, so that comparisons hold and fail about equally often.
         let mut word = || U64::new([0, 1, 2, 255, 256, u64::MAX][random.below(6) as usize]);
         let words: Vec<U64> = (0..16).map(|_| word()).collect();
         let wide = (0..16).map(|_| [word(), word()]).collect();
-        Operands { bytes, words, wide }
+        let garbage = (0..40).map(|_| place(store, random)).collect();
+        Operands { bytes, words, wide, garbage }
+    }
+
+    fn garbage(&self, random: &mut Random) -> &[Addr] {
+        &self.garbage[..[0, 1, 2, 40][random.below(4) as usize]]
     }
 
     fn bytes(&self, random: &mut Random) -> &[u8] {
@@ -88,15 +98,23 @@ pub(crate) fn build<'a>(
     random: &mut Random,
 ) -> usize {
     let ops = 1 + random.below(OPS_MAX);
+    let reclaims = random.once_in(2);
     for _ in 0..ops {
-        add_any(chain, store, operands, random);
+        add_any(chain, reclaims, store, operands, random);
     }
     ops as usize
 }
 
-fn add_any<'a>(chain: &mut Chain<'a>, store: &Store, operands: &'a Operands, random: &mut Random) {
+fn add_any<'a>(
+    chain: &mut Chain<'a>,
+    reclaims: bool,
+    store: &Store,
+    operands: &'a Operands,
+    random: &mut Random,
+) {
     let at = |random: &mut Random| place(store, random);
-    match random.below(6) {
+    match random.below(7) {
+        2 if reclaims => add(chain, retire(operands.garbage(random)), false, store, random),
         0 => {
             let len = [0, 1, 8, 16, 17, 32, 300, 5000][random.below(8) as usize];
             let (indirect, bounded) = (random.once_in(2), random.once_in(2));
@@ -116,15 +134,17 @@ fn add_any<'a>(chain: &mut Chain<'a>, store: &Store, operands: &'a Operands, ran
         2 => {
             let list = ListId([0, 3, 8, 12, 41][random.below(5) as usize]);
             let op = allocate(list, [operands.bytes(random), operands.bytes(random), b"end"]);
-            add(chain, if random.once_in(4) { op.from_reserve() } else { op }, true, store, random);
+            let op = if random.once_in(4) { op.from_reserve() } else { op };
+            let _ = if random.once_in(2) { chain.then(op) } else { chain.also(op) };
         }
-        3 => add_cas(chain, &operands.words, store, random),
-        4 => add_cas(chain, &operands.wide, store, random),
+        3 => add_cas(chain, reclaims, &operands.words, store, random),
+        4 => add_cas(chain, reclaims, &operands.wide, store, random),
+        5 => add(chain, retire(operands.garbage(random)), false, store, random),
         _ => add(chain, fetch_add(at(random), pick(&operands.words, random)), true, store, random),
     }
 }
 
-fn add_cas<'a, T>(chain: &mut Chain<'a>, words: &'a [T], store: &Store, random: &mut Random)
+fn add_cas<'a, T>(chain: &mut Chain<'a>, reclaims: bool, words: &'a [T], store: &Store, random: &mut Random)
 where
     T: IntoBytes + zerocopy::Immutable,
 {
@@ -136,7 +156,14 @@ where
         _ => cas_with(mode, at, place(store, random)),
     };
     let op = if random.once_in(3) { op.masked(pick(words, random), pick(words, random)) } else { op };
-    add(chain, if random.once_in(4) { op.indirect() } else { op }, true, store, random);
+    let op = if random.once_in(4) { op.indirect() } else { op };
+    add(
+        chain,
+        if reclaims && random.once_in(2) { op.reclaiming(size_of::<T>() as u32 - 8) } else { op },
+        true,
+        store,
+        random,
+    );
 }
 
 fn pick<'a, T>(from: &'a [T], random: &mut Random) -> &'a T {

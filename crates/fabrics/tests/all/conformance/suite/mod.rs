@@ -34,7 +34,9 @@ macro_rules! every_claim {
             another_node_is_no_node
             scratch_is_private_to_a_chain_and_zero_at_its_start
             a_dropped_run_does_no_harm
+            what_a_dropped_chain_held_and_did_not_show_comes_back
             what_is_not_live_is_not_retired
+            what_a_chain_makes_unreachable_comes_back
             sixty_four_tasks_run_at_once
             additions_by_many_threads_sum_up
             sixteen_bytes_never_tear
