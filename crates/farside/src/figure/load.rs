@@ -5,7 +5,7 @@
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
 use farside_remote::control::Ask;
-use farside_sim::fabric::hardware::{Client, Machine, ServiceWork, Setup, Traffic, start_node};
+use farside_sim::fabric::hardware::{Client, GivenBack, Machine, ServiceWork, Setup, Traffic, start_node};
 use farside_sim::hardware::{Inputs, Platform, Testbed};
 use farside_sim::node::Node;
 use farside_sim::random::Random;
@@ -42,6 +42,9 @@ pub struct Variant {
 impl Variant {
     /// The system as it is here.
     pub const OURS: Variant = Variant { name: "", setup: |_| {} };
+    /// Buffers are given back as in PRISM (section 6.1): clients learn new addresses and report what became garbage.
+    pub const PAPER: Variant =
+        Variant { name: "paper", setup: |setup| setup.given_back = GivenBack::ByReport };
 }
 
 /// What is asked of which system on which machines.

@@ -175,14 +175,18 @@ impl Figure {
         let (mut rows, mut curves, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for curve in (self.curves)() {
             let points = curve.predict.points(places.len(), operations)?;
-            rows.extend(curve.published.iter().map(|published| Row {
+            let row = |at: At, published, judged| Row {
                 curve: curve.name,
-                point: published.at.name(&places),
-                unit: published.at.unit(self.unit),
-                published: published.value,
-                predicted: published.at.on(&points),
-                judged: published.judged,
-            }));
+                point: at.name(&places),
+                unit: at.unit(self.unit),
+                published,
+                predicted: at.on(&points),
+                judged,
+            };
+            rows.extend(curve.published.iter().map(|of| row(of.at, Some(of.value), of.judged)));
+            if curve.published.is_empty() {
+                rows.extend([At::Low(None), At::Peak].map(|at| row(at, None, UNPUBLISHED)));
+            }
             curves.push(Drawn {
                 name: curve.name,
                 published: curve.published.iter().filter_map(Published::point).collect(),
@@ -237,6 +241,8 @@ impl Predict {
 }
 
 const MILLION: f64 = 1e6;
+/// Of a curve that the paper has not, which stands beside its own.
+const UNPUBLISHED: Shape = Shape::Reported("not in the paper");
 
 impl At {
     /// The value on a predicted curve, if that gets there.
@@ -377,7 +383,7 @@ fn json_lines<T: Serialize>(values: impl Iterator<Item = T>) -> String {
     values.map(|value| serde_json::to_string(&value).expect("plain data") + "\n").collect()
 }
 
-/// One published number, and what is predicted for it.
+/// One published number, and what is predicted for it; or what is predicted of a curve that the paper has not.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The curve.
@@ -386,8 +392,8 @@ pub struct Row {
     pub point: String,
     /// The unit of both numbers.
     pub unit: &'static str,
-    /// The paper's number.
-    pub published: f64,
+    /// The paper's number; nothing on a curve that it has not.
+    pub published: Option<f64>,
     /// The simulator's number; nothing where it does not get there.
     pub predicted: Option<f64>,
     /// How the prediction must compare.
@@ -397,7 +403,7 @@ pub struct Row {
 impl Row {
     /// The prediction over what was published.
     pub fn ratio(&self) -> Option<f64> {
-        self.predicted.map(|predicted| predicted / self.published)
+        Some(self.predicted? / self.published?)
     }
 
     /// Whether it is met; nothing if it need not be.
@@ -453,7 +459,7 @@ impl Prediction {
                 Shape::Above(least) | Shape::AtLeast(least) => format!("{met}, above {least}"),
                 Shape::Reported(why) => format!("reported: {why}"),
             };
-            let published = format!("{}", row.published);
+            let published = row.published.map_or("-".to_owned(), |published| format!("{published}"));
             table.push([row.curve, &row.point, &published, &predicted, row.unit, &miss, &within]);
         }
         let claims = self.claims.iter().map(|claim| {
@@ -462,7 +468,7 @@ impl Prediction {
         format!("{}\n{table}{}", self.figure.title, claims.collect::<String>())
     }
 
-    /// For programs: every published number as a JSON object on a line of its own.
+    /// For programs: every number as a JSON object on a line of its own.
     pub fn json(&self) -> String {
         #[derive(Serialize)]
         struct Line<'a> {
@@ -470,7 +476,7 @@ impl Prediction {
             curve: &'a str,
             point: &'a str,
             unit: &'a str,
-            published: f64,
+            published: Option<f64>,
             predicted: Option<f64>,
             ratio: Option<f64>,
             tolerance: Option<f64>,

@@ -337,10 +337,11 @@ impl Runner {
 }
 
 impl Curve {
-    /// Whether it is of that system with software to run its chains.
+    /// Whether it is of that system with software to run its chains, and something was published of it.
     fn is_in_software(&self, system: &str) -> bool {
+        let is_published = !self.published.is_empty();
         matches!(&self.predict, Predict::UnderLoad(load)
-            if load.system == system && load.variant.name.is_empty() && load.platform == Platform::PrismSw)
+            if load.system == system && load.platform == Platform::PrismSw && is_published)
     }
 
     /// The published latency at low load.
