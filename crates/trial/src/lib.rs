@@ -190,8 +190,8 @@ impl Drawn {
             is_crowded,
             operations,
             faults,
-            // Each size of buffers takes a segment.
-            quota_mib: if is_short { 4 } else { 40 },
+            // Each size of buffers takes a segment: there are 41.
+            quota_mib: if is_short { 4 } else { 64 },
             focus: focus.map(|phase| phase as usize),
             within_one_in: if is_rare { random.between(1, 2) } else { random.between(3, 8) },
             drop_one_in: [0, 0, 10, 40][random.below(4) as usize],
@@ -494,7 +494,7 @@ fn start(world: &World, network: &Network, drawn: &Drawn, index: usize, host: Ho
     let faults: Vec<Fault> = faults.collect();
     let first_look = [MICROS, 20 * MICROS, MILLIS / 4][random.below(3) as usize];
     let options = Options {
-        memory_bytes: 128 << 20,
+        memory_bytes: 192 << 20,
         look: [first_look, 8 * MILLIS],
         engines: if drawn.carrier == Carrier::Direct { 0 } else { random.between(1, 2) as u32 },
         is_reliable: drawn.carrier == Carrier::Connections,
