@@ -377,7 +377,7 @@ fn find_mutants(root: &Path, binary: &Path, asked: &Asked) -> bool {
         }
         match killed {
             Some((seed, why)) => {
-                locked(&kills).insert(mutant.clone(), seed);
+                locked(&kills).insert((mutant.clone(), system.clone()), seed);
                 let why: String =
                     why.lines().next().unwrap_or_default().chars().take(WHY_CHARS_MAX).collect();
                 let seeds = seed - asked.seeds.start() + 1;
@@ -445,14 +445,14 @@ fn without_system(flags: &[String]) -> Vec<String> {
 fn write_kills(
     root: &Path,
     mutants: &[(String, String)],
-    kills: &BTreeMap<String, u64>,
+    kills: &BTreeMap<(String, String), u64>,
 ) -> std::io::Result<()> {
     let mut files: BTreeMap<&str, String> = BTreeMap::new();
-    for (mutant, system) in mutants {
+    for of @ (mutant, system) in mutants {
         let lines = files.entry(system).or_insert_with(|| {
             format!("# A seed of {system} for each broken variant that shows it: `cargo xtask sim --write-kills`.\n")
         });
-        if let Some(seed) = kills.get(mutant) {
+        if let Some(seed) = kills.get(of) {
             *lines += &format!("{mutant} {seed}\n");
         }
     }
