@@ -67,7 +67,7 @@ fn verification_finds_broken_variants_without_a_simulator() {
     for (mutant, system, slot_cache, name) in
         [(CACHED_PUT_YIELDS, "prism-kv", 1000, "went back"), (ITEM_UNCHECKED, "pilaf", 0, "went missing")]
     {
-        let driven = Driven { system, workload: "a", records: 100, each: 4000, slot_cache };
+        let driven = Driven { system, workload: "a", records: 100, each: 500, slot_cache };
         let right = drive(driven, &plain, &|| {});
         assert_eq!((right.errors, right.violations), (0, 0), "{:?}", right.told);
         let broken = drive(driven, &plain, &|| Mutant::switch(Some(mutant)));

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const DRIVEN: Driven<'static> =
-    Driven { system: "prism-kv", workload: "a", records: 500, each: 2000, slot_cache: 0 };
+    Driven { system: "prism-kv", workload: "a", records: 500, each: 500, slot_cache: 0 };
 
 #[test]
 fn nothing_is_wrong_with_the_stores_that_there_are() {

@@ -40,9 +40,12 @@ fn progress_of(file: &Path) -> PathBuf {
     name.into()
 }
 
-/// A node with a store that holds what a load or a dump takes some time for.
+/// So many keys that a load or a dump of them takes some time.
+const MANY: usize = 120_000;
+
+/// A node with a store that holds [`MANY`].
 fn roomy() -> Node {
-    Node::with(&["--memory", "512MiB", "--store", "default", "--quota", "200MiB", "--items", "500000"])
+    Node::with(&["--memory", "256MiB", "--store", "default", "--quota", "100MiB", "--items", "150000"])
 }
 
 /// Starts a load or a dump of a file.
@@ -249,7 +252,7 @@ fn a_load_does_not_go_on_with_another_file_format_or_store() {
 fn a_load_that_a_signal_breaks_off_goes_on_from_there() {
     let node = roomy();
     let file = node.folder().join("lines.tsv");
-    let pairs = pairs(400_000);
+    let pairs = pairs(MANY);
     std::fs::write(&file, lines(&pairs)).expect("a file");
     let mut load = started(&node, "load", &file);
     until("some are stored", || live_buffers(&node) > 0);
@@ -267,7 +270,7 @@ fn a_load_that_a_signal_breaks_off_goes_on_from_there() {
 #[test]
 fn a_dump_that_a_signal_breaks_off_goes_on_without_missing_or_repeating_a_key() {
     let node = roomy();
-    let pairs = pairs(400_000);
+    let pairs = pairs(MANY);
     node.run_with(["kv", "load", "-"], lines(&pairs).as_bytes()).done();
     for name in ["dump.tsv", "dump.bin"] {
         let file = node.folder().join(name);
@@ -281,13 +284,13 @@ fn a_dump_that_a_signal_breaks_off_goes_on_without_missing_or_repeating_a_key() 
         std::fs::write(&file, &bytes).expect("a file");
         let told = kv(&node, "dump", &file, &["--resume", "--json"]).done().json();
         let (keys, before) = (&told["keys"], &told["keys_before"]);
-        assert_eq!(keys.as_u64().zip(before.as_u64()).map(|(a, b)| a + b), Some(400_000), "{told}");
+        assert_eq!(keys.as_u64().zip(before.as_u64()).map(|(a, b)| a + b), Some(MANY as u64), "{told}");
         assert!(keys.as_u64() > Some(0), "{told}");
         if name == "dump.tsv" {
             let text = std::fs::read_to_string(&file).expect("text");
             assert_eq!(dumped(&text), pairs);
         } else {
-            node.run(["store", "create", "again", "--quota", "200MiB"]).done();
+            node.run(["store", "create", "again", "--quota", "100MiB"]).done();
             kv(&node, "load", &file, &["--store", "again"]).done();
             assert_eq!(dumped(node.run(["kv", "dump", "--store", "again"]).done().text()), pairs);
         }
@@ -297,7 +300,7 @@ fn a_dump_that_a_signal_breaks_off_goes_on_without_missing_or_repeating_a_key() 
 #[test]
 fn a_dump_does_not_go_on_where_its_table_was_rebuilt_or_its_file_changed() {
     let node = roomy();
-    let pairs = pairs(400_000);
+    let pairs = pairs(MANY);
     node.run_with(["kv", "load", "-"], lines(&pairs).as_bytes()).done();
     let file = node.folder().join("dump.tsv");
     let mut dump = started(&node, "dump", &file);
@@ -313,7 +316,7 @@ fn a_dump_does_not_go_on_where_its_table_was_rebuilt_or_its_file_changed() {
     std::fs::write(&file, &changed).expect("a file");
     kv(&node, "dump", &file, &["--resume"]).refused("is not what it was");
     std::fs::write(&file, &kept).expect("a file");
-    node.run(["store", "rebuild", "default", "--items", "600000"]).done();
+    node.run(["store", "rebuild", "default", "--items", "200000"]).done();
     kv(&node, "dump", &file, &["--resume"]).refused("was rebuilt since").refused("--force");
     kv(&node, "dump", &file, &["--force"]).done();
     assert_eq!(dumped(&std::fs::read_to_string(&file).expect("text")), pairs);

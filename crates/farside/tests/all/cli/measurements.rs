@@ -73,8 +73,8 @@ fn bench_ycsb_ends_after_so_many_operations_and_repeats_them() {
 /// A schedule is kept, and what waits for the store is counted: latencies of an open loop begin when one is due.
 #[test]
 fn bench_ycsb_by_a_schedule_does_what_is_due_and_counts_what_waited() {
-    let flags = ["--fabric", "local", "--target", "2000", "--tasks", "4", "--delay", "1ms"];
-    let kept = ycsb(&flags);
+    // Four times what is due could be done: whoever is held up by others of this machine catches up.
+    let kept = ycsb(&["--fabric", "local", "--target", "2000", "--tasks", "16", "--delay", "1ms"]);
     let rate = kept["ops_per_s"].as_f64().expect("a rate");
     assert!((rate / 2000.0 - 1.0).abs() < 0.5, "{kept}");
     assert_eq!(kept["target_ops_per_s"], 2000.0);
