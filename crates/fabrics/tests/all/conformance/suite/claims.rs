@@ -556,21 +556,20 @@ pub(crate) fn additions_by_many_threads_sum_up<R: Rig>(rig: &R, executor: Execut
 
 pub(crate) fn sixteen_bytes_never_tear<R: Rig>(rig: &R, executor: Executor) {
     const THREADS: usize = 3;
-    const SWAPS: u64 = 20_000;
     drop(rig.client()); // So that the store is there before all who open it.
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 let (endpoint, store) = rig.client();
-                executor.run(&endpoint, swap(Rc::clone(&endpoint), store.clone(), SWAPS));
+                executor.run(&endpoint, swap(Rc::clone(&endpoint), store.clone(), R::SWAPS));
             });
         }
     });
     let (endpoint, store) = rig.client(); // The first was silent for too long where silence ends a session.
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
-        assert_eq!(sum_at(&*client, &store, 16).await, THREADS as u64 * SWAPS);
-        assert_eq!(sum_at(&*client, &store, 24).await, THREADS as u64 * SWAPS);
+        assert_eq!(sum_at(&*client, &store, 16).await, THREADS as u64 * R::SWAPS);
+        assert_eq!(sum_at(&*client, &store, 24).await, THREADS as u64 * R::SWAPS);
     });
 }
 

@@ -88,6 +88,10 @@ impl<E: Endpoint> Endpoint for Delay<Rc<E>> {
 pub(crate) trait Rig: Sync {
     type Endpoint: Endpoint;
 
+    /// How often a client swaps a word that may not tear. Many times where clients reach the memory themselves; where
+    /// one engine runs all chains, no two run at once, and it is the way of the bytes that is tried.
+    const SWAPS: u64 = 2_000;
+
     fn start() -> Self;
 
     /// Another endpoint, for the thread that asks.
@@ -128,6 +132,8 @@ pub(crate) struct Local {
 impl Rig for Local {
     type Endpoint = Direct;
 
+    const SWAPS: u64 = 200_000;
+
     fn start() -> Local {
         let busy = Arc::default();
         Local { host: Arc::new(host(Options::default(), &busy)), busy }
@@ -158,6 +164,8 @@ const SOCKET: &str = "node.sock";
 
 impl Rig for Shm {
     type Endpoint = Direct;
+
+    const SWAPS: u64 = 200_000;
 
     fn start() -> Shm {
         let folder = tempfile::tempdir().expect("a folder");
