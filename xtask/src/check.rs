@@ -19,6 +19,9 @@ const STEPS: [Step; 6] = [
     ("doc", doc),
 ];
 
+/// How many tests of a binary run at the same time.
+const THREADS: &str = "RUST_TEST_THREADS";
+
 /// What became of a step.
 struct Outcome {
     name: &'static str,
@@ -66,7 +69,13 @@ fn build_tests(root: &Path) -> bool {
 fn test(root: &Path) -> bool {
     let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]);
     mutants::compile_in(&mut command);
+    command.env(THREADS, std::env::var_os(THREADS).unwrap_or_else(|| tests_at_a_time().to_string().into()));
     succeeds(command)
+}
+
+/// Twice as many as there are cores: most of the longest tests wait for processes and for time to pass.
+fn tests_at_a_time() -> usize {
+    2 * std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn doc(root: &Path) -> bool {
