@@ -92,7 +92,7 @@ pub async fn fetch_of<F: Fabric>(
     Ok(store)
 }
 
-/// Opens the store called `name` at `node`, if it is one of `S`. One call.
+/// Opens the store called `name` at `node`, if it is one of `S`. One call, or none if the fabric lacks what `S` needs.
 ///
 /// # Errors
 /// [`StoreError`].
@@ -101,6 +101,7 @@ pub async fn open<S: System, F: Fabric + Clock>(
     node: NodeId,
     name: &str,
 ) -> Result<S::Client<F>, StoreError> {
+    check_needs::<S>(&fabric, node)?;
     let store = fetch(&fabric, node, name).await?;
     S::open(fabric, &Members::one(node, store), &Options::default()).await
 }
@@ -117,6 +118,13 @@ fn check_kind(store: &Store, kind: &str) -> Result<(), StoreError> {
     };
     let reason = format!("store '{}' is a {}, not {wanted}: name another", store.name, store.kind);
     Err(StoreError::Gone(reason))
+}
+
+/// # Errors
+/// The fabric lacks what `S` needs.
+fn check_needs<S: System>(fabric: &impl Fabric, node: NodeId) -> Result<(), StoreError> {
+    let (needs, has) = (S::NEEDS, fabric.capabilities(node));
+    if has.contains(needs) { Ok(()) } else { Err(StoreError::Lacks { kind: S::KIND, node, needs, has }) }
 }
 
 /// The nodes that a store lies on, each with what its catalog says. Today every store lies on one.
@@ -145,10 +153,7 @@ impl Members {
     pub fn one_of<S: System>(&self, fabric: &impl Fabric) -> Result<(NodeId, &Store), StoreError> {
         let (node, store) = (self.node, &self.store);
         check_kind(store, S::KIND)?;
-        let (needs, has) = (S::NEEDS, fabric.capabilities(node));
-        if !has.contains(needs) {
-            return Err(StoreError::Lacks { kind: S::KIND, node, needs, has });
-        }
+        check_needs::<S>(fabric, node)?;
         Ok((node, store))
     }
 }
@@ -163,6 +168,7 @@ pub(crate) fn buffer_bytes(len: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::pilaf::service::PilafKind;
     use crate::registry::{ALL, AnyKv};
     use farside_remote::{Addr, Chain, Key, Reply};
     use std::pin::pin;
@@ -212,9 +218,13 @@ mod tests {
             former: None,
         };
         let (members, options) = (Members::one(NodeId(3), store), Options::default());
-        let opening = pin!(AnyKv::of(Bare(has), &members, &options));
-        match opening.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(opened) => opened.map(drop),
+        at_once(AnyKv::of(Bare(has), &members, &options)).map(drop)
+    }
+
+    /// The output of a future that waits for nothing.
+    fn at_once<T>(future: impl Future<Output = T>) -> T {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => output,
             Poll::Pending => unreachable!("nothing is waited for"),
         }
     }
@@ -229,6 +239,13 @@ mod tests {
         assert!(told.contains("lacks masked CAS (it has: calls, conditional ops)"), "{told}");
         assert_eq!(opened("prism-kv", Capabilities::SOFTWARE), Ok(()));
         assert!(ALL.iter().all(|system| Capabilities::SOFTWARE.contains(system.needs)));
+    }
+
+    #[test]
+    fn a_system_that_is_known_is_refused_before_the_node_is_asked() {
+        let opening = open::<PilafKind, Bare>(Bare(Capabilities::NONE), NodeId(3), "s");
+        let told = at_once(opening).err().expect("calls are missing").to_string();
+        assert!(told.contains("a pilaf store needs a fabric with calls"), "{told}");
     }
 
     #[test]
