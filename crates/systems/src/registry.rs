@@ -171,6 +171,11 @@ pub fn family(family: Family) -> impl Iterator<Item = &'static Registered> {
     ALL.iter().filter(move |system| system.family == family)
 }
 
+/// The key-value store that is meant where the user names none: the first of its family.
+pub fn usual() -> &'static Registered {
+    family(Family::Kv).next().expect("there is a key-value store")
+}
+
 /// The system that the catalog knows by this name.
 pub fn named(kind: &str) -> Option<&'static Registered> {
     ALL.iter().find(|system| system.kind == kind)

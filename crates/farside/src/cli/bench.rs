@@ -14,7 +14,7 @@ use farside_bench::report::{
 use farside_bench::workload::{Distribution, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
-use farside_systems::registry::{self, Registered};
+use farside_systems::registry::{self, Registered, usual};
 use farside_systems::system::Family;
 pub(super) use floor::{Floor, is_right};
 pub(super) use session::{Asked, Lent, NodeProcess, Rounds, Session, TURN, far};
@@ -47,11 +47,6 @@ enum What {
 
 /// A system that can be measured.
 pub(super) type System = &'static Registered;
-
-/// The system that is measured unless the user names another.
-pub(super) fn usual() -> System {
-    registry::family(Family::Kv).next().expect("there is a key-value store")
-}
 
 /// For clap: a system by its name.
 fn systems() -> impl TypedValueParser<Value = System> {

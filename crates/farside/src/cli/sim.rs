@@ -7,6 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 #[cfg(farside_mutants)]
 use farside_remote::mutant::Mutant;
 use farside_sim::fault::Fault;
+use farside_systems::registry;
 use farside_trial::events::Lines;
 use farside_trial::flight::{Matrix, Phases, can_strike};
 use farside_trial::judge::{Judged, Verdict, judge, judge_recorded, replay};
@@ -26,7 +27,7 @@ byte, on every machine.\n\nExit codes: 0 all is good, 1 something is wrong or un
 )]
 pub(super) struct Sim {
     /// Which system
-    #[arg(long, value_name = "NAME", default_value = "prism-kv", value_parser = systems())]
+    #[arg(long, value_name = "NAME", default_value = registry::usual().kind, value_parser = systems())]
     system: System,
     /// Run this seed, and tell all about it
     #[arg(long, value_name = "N", conflicts_with = "seeds")]

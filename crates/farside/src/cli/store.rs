@@ -2,8 +2,7 @@
 
 use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;
-use farside_systems::kv::prism_kv;
-use farside_systems::registry::{names, shape_of};
+use farside_systems::registry::{names, shape_of, usual};
 use farside_systems::system::{Family, Shape};
 use std::time::Duration;
 
@@ -28,7 +27,7 @@ enum Action {
         /// Items that its table is to have room for [default: from the quota]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         items: Option<u64>,
-        #[arg(long, default_value = prism_kv::KIND, help = help_of_kind())]
+        #[arg(long, default_value = usual().kind, help = help_of_kind())]
         kind: String,
         /// Give each key of 8 bytes a slot of its own (the paper's collision-free layout)
         #[arg(long)]

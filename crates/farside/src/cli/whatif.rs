@@ -4,13 +4,13 @@ use super::{Done, Failure, warn_of_unused};
 use farside::figure::load;
 use farside::figure::whatif::{self, Question};
 use farside_bench::workload::{Operation, Workload};
-use farside_systems::registry::names;
+use farside_systems::registry::{names, usual};
 use farside_systems::system::Family;
 
 /// Predict a system's latency and throughput on each platform, over each network
 #[derive(clap::Args)]
 pub(super) struct WhatIf {
-    #[arg(long, value_name = "NAME", default_value = "prism-kv", value_parser = system, help = names(Family::Kv))]
+    #[arg(long, value_name = "NAME", default_value = usual().kind, value_parser = system, help = names(Family::Kv))]
     system: &'static str,
     /// a, b, c, a YCSB property file, or such as reads=0.95,value=512: the share of reads, and bytes of a value. Keys
     /// are drawn alike whatever the file says

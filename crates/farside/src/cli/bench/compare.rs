@@ -12,7 +12,7 @@ mod servers;
 mod telling;
 
 use super::session::Asked;
-use super::{Done, FabricArg, Failure, Session, fewer, seconds, usual};
+use super::{Done, FabricArg, Failure, Session, fewer, seconds};
 use crate::cli::files::Folder;
 use crate::cli::machine::Machine;
 use crate::cli::{check_available, progress, value_size, warn_of_unused};
@@ -26,6 +26,7 @@ use farside_bench::compare::{self, Address, Client, Dialect, Waiting};
 use farside_bench::kv::{Run, Thread};
 use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
+use farside_systems::registry::usual;
 use farside_systems::system::Sizing;
 use lanes::{Lane, Who};
 pub(super) use servers::RivalServer;

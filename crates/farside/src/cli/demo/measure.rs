@@ -3,13 +3,14 @@
 //! Invariant: a run and the floor that it is held to are of the same records, values and operations under way, one
 //! client thread each.
 
-use crate::cli::bench::{Asked, Compare, FabricArg, Floor as Echo, Session, is_right, usual};
+use crate::cli::bench::{Asked, Compare, FabricArg, Floor as Echo, Session, is_right};
 use crate::cli::machine::Machine;
 use crate::cli::{Done, Failure};
 use farside_bench::compare::rows::CompareReport;
 use farside_bench::floor::{Floor, HugePages, Layout};
 use farside_bench::report::{FloorReport, YcsbReport};
 use farside_bench::workload::{Distribution, Workload};
+use farside_systems::registry::usual;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};

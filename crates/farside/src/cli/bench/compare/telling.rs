@@ -5,8 +5,8 @@
 use super::our_table;
 use super::servers::memcached_table;
 use crate::cli::Done;
-use crate::cli::bench::usual;
 use farside_bench::compare::rows::{Client, CompareReport, Cores, table};
+use farside_systems::registry::usual;
 
 /// Columns that a paragraph has at most.
 const WIDTH: usize = 112;

@@ -1,6 +1,6 @@
 //! What is to be measured, and the store that this takes.
 
-use super::super::{FabricArg, System, There, fewer, usual};
+use super::super::{FabricArg, System, There, fewer};
 use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
@@ -9,6 +9,7 @@ use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_remote::arena::Geometry;
+use farside_systems::registry::usual;
 use farside_systems::system::{Footprint, Misfit, Sizing};
 use std::path::PathBuf;
 use std::time::Duration;
