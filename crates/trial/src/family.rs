@@ -5,7 +5,7 @@
 
 use crate::flight::{Phases, Tracked};
 use crate::systems::System;
-use crate::{Drawn, Scene};
+use crate::{Choice, Drawn, Scene};
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
 use farside_sim::checker::Checker;
@@ -15,7 +15,6 @@ use farside_sim::node::Node;
 use farside_sim::random::Random;
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
-use serde_json::{Map, Value};
 
 /// The outcome of what a family's clients ask.
 pub(crate) type OutcomeOf<F> = <<F as Family>::Ask as Ask>::Outcome;
@@ -41,7 +40,7 @@ pub(crate) trait Family: Sized + 'static {
     }
 
     /// The drawn options, for reports.
-    fn options(&self) -> Map<String, Value>;
+    fn options(&self) -> Vec<Choice>;
 
     /// The parameters by which the store is created.
     fn parameters(&self) -> String;

@@ -3,7 +3,7 @@
 use crate::family::{Failure, Family, Why};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::systems::System;
-use crate::{Drawn, Scene, values};
+use crate::{Choice, Drawn, Scene, values};
 use farside_remote::control::{self, Answer};
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Capabilities, NodeId};
@@ -65,15 +65,15 @@ impl Sizes {
         Value { tag, len: len as u32 }
     }
 
-    pub(crate) fn options(&self) -> serde_json::Map<String, serde_json::Value> {
-        let Sizes { items, value_max, large_one_in, slot_cache } = self;
-        let options = serde_json::json!({
-            "items": items,
-            "value_bytes_max": value_max,
-            "large_one_in": large_one_in,
-            "slot_cache": slot_cache,
-        });
-        options.as_object().expect("it is an object").clone()
+    pub(crate) fn options(&self) -> Vec<Choice> {
+        let Sizes { items, value_max, large_one_in, slot_cache } = *self;
+        let large = if large_one_in == 0 { "none".to_owned() } else { format!("1 in {large_one_in}") };
+        vec![
+            Choice::new("items", items, format!("items {items}")),
+            Choice::new("value_size_max", value_max, format!("value size up to {value_max}")),
+            Choice::new("large_one_in", large_one_in, format!("large values {large}")),
+            Choice::new("slot_cache", slot_cache, format!("slot cache {slot_cache}")),
+        ]
     }
 }
 
@@ -158,9 +158,10 @@ impl Family for Kv {
         if self.is_called() { 0 } else { [0, 0, 5, 40][random.below(4) as usize] }
     }
 
-    fn options(&self) -> serde_json::Map<String, serde_json::Value> {
+    fn options(&self) -> Vec<Choice> {
         let mut options = self.sizes.options();
-        options.insert("is_permuted".to_owned(), self.is_permuted.into());
+        let keys = if self.is_permuted { "collision-free" } else { "hashed" };
+        options.push(Choice::new("collision_free", self.is_permuted, format!("keys {keys}")));
         options
     }
 

@@ -213,7 +213,7 @@ pub struct Report {
     /// What the seed made of the setup.
     pub drawn: Drawn,
     /// The options that it drew for the system.
-    pub options: serde_json::Map<String, serde_json::Value>,
+    pub options: Vec<Choice>,
     /// What clients asked and were answered.
     pub record: Box<dyn Recorded>,
     /// How often each fault has struck.
@@ -232,6 +232,22 @@ pub struct Report {
     pub lasted: Nanos,
     /// What is wrong, whatever a checker says of the history.
     pub violation: Option<String>,
+}
+
+/// An option that a seed has drawn for a system.
+pub struct Choice {
+    /// Its name in JSON.
+    pub name: &'static str,
+    /// Its value in JSON.
+    pub value: serde_json::Value,
+    /// Both, as flags and the guide name them.
+    pub words: String,
+}
+
+impl Choice {
+    pub(crate) fn new(name: &'static str, value: impl Into<serde_json::Value>, words: String) -> Choice {
+        Choice { name, value: value.into(), words }
+    }
 }
 
 /// A history in the words of any family, with its checker.

@@ -4,7 +4,7 @@ use crate::family::{Failure, Family, Why};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::kv::{Sizes, unknown_bytes};
 use crate::systems::System;
-use crate::{Drawn, Scene, values};
+use crate::{Choice, Drawn, Scene, values};
 use farside_remote::fabric::Ran;
 use farside_remote::{FabricError, NodeId};
 use farside_sim::fifo::Fifo;
@@ -58,9 +58,9 @@ impl Family for Queue {
         }
     }
 
-    fn options(&self) -> serde_json::Map<String, serde_json::Value> {
+    fn options(&self) -> Vec<Choice> {
         let mut options = self.sizes.options();
-        options.insert("slots".to_owned(), self.slots.into());
+        options.push(Choice::new("slots", self.slots, format!("slots {}", self.slots)));
         options
     }
 

@@ -19,7 +19,7 @@ use crate::family::{Failure, Family};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::kv::{Sizes, unknown_bytes};
 use crate::systems::System;
-use crate::{Drawn, Scene, values};
+use crate::{Choice, Drawn, Scene, values};
 use farside_remote::arena::class::Class;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
@@ -122,7 +122,7 @@ impl Family for Trial {
         Trial { sizes: Sizes::drawn(drawn, None, random) }
     }
 
-    fn options(&self) -> serde_json::Map<String, serde_json::Value> {
+    fn options(&self) -> Vec<Choice> {
         self.sizes.options()
     }
 

@@ -353,7 +353,7 @@ fn told(judged: &Judged) -> String {
     let mut out = Vec::new();
     if let Some(report) = &judged.report {
         let drawn = &report.drawn;
-        let options = report.options.iter().map(|(name, value)| format!("{name} {value}"));
+        let options = report.options.iter().map(|option| option.words.clone());
         out.push(format!("{} seed {}", judged.setup.system.name(), judged.seed));
         out.push(format!(
             "drawn    {}; {} clients with {} operations at once, {} operations on {} keys",
@@ -502,7 +502,7 @@ fn json(judged: &Judged) -> serde_json::Value {
             "scan_one_in": drawn.scan_one_in,
         });
         let drawn = object["drawn"].as_object_mut().expect("it is one");
-        drawn.extend(report.options.clone());
+        drawn.extend(report.options.iter().map(|option| (option.name.to_owned(), option.value.clone())));
         object["within"] = within(setup, report.phases, &report.matrix);
         object["counts"] = serde_json::json!({
             "sessions": counts.sessions,
