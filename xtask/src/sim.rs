@@ -182,6 +182,8 @@ struct Totals {
     bad: BTreeMap<u64, (String, String)>,
     /// Whether a history was not judged.
     is_unchecked: bool,
+    /// What was checked, as `farside sim` names it.
+    property: String,
     since: Instant,
     told: Option<Instant>,
 }
@@ -197,6 +199,7 @@ impl Totals {
             within: Within::default(),
             bad: BTreeMap::new(),
             is_unchecked: false,
+            property: String::new(),
             since: Instant::now(),
             told: None,
         }
@@ -211,6 +214,9 @@ impl Totals {
         }
         self.within.add(&line["within"]);
         self.is_unchecked |= line["verdict"] == "not checked";
+        if let Some(property) = line["property"].as_str() {
+            self.property = property.to_owned();
+        }
         if is_bad(line) {
             self.add_bad(
                 number(&line["seed"]),
@@ -266,7 +272,7 @@ impl Totals {
         }
         match (bad.len(), is_missing) {
             (0, false) if self.is_unchecked => println!("sim: nothing is wrong, and no history was checked"),
-            (0, false) => println!("sim: every history was as it must be"),
+            (0, false) => println!("sim: good: {}", self.property),
             (0, true) => {
                 println!("sim: FAILED: a fault that never strikes within a phase tests nothing there")
             }

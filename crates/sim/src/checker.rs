@@ -13,6 +13,9 @@ pub trait Checker {
     /// What the family's clients ask.
     type Ask: Ask;
 
+    /// What a good history keeps, in a sentence: `every key was linearizable`.
+    const PROPERTY: &'static str;
+
     /// Judges a whole history.
     fn check(&self, history: &History<Self::Ask>) -> Checked<Self::Ask>;
 }

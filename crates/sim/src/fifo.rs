@@ -18,6 +18,8 @@ pub struct Fifo;
 impl Checker for Fifo {
     type Ask = Ask;
 
+    const PROPERTY: &'static str = "every value was taken at most once, in the order of the puts";
+
     fn check(&self, history: &History) -> Checked<Ask> {
         let mut queues: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
         for operation in history.operations().iter().filter(|operation| operation.outcome != Outcome::Failed)

@@ -77,6 +77,8 @@ pub struct Registers(pub Limits);
 impl Checker for Registers {
     type Ask = Ask;
 
+    const PROPERTY: &'static str = "every key was linearizable";
+
     fn check(&self, history: &History) -> Checked<Ask> {
         let Report { violated, undecided, .. } = check(history, self.0);
         let undecided = undecided.iter().map(|(key, why)| format!("key {key} is undecided: {why}"));

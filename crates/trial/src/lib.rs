@@ -261,6 +261,8 @@ pub trait Recorded {
     /// # Errors
     /// Those of `out`.
     fn write(&self, out: &mut dyn io::Write) -> io::Result<()>;
+    /// See [`Checker::PROPERTY`].
+    fn property(&self) -> &'static str;
     /// Judges it.
     fn check(&self) -> Judgement;
 }
@@ -299,6 +301,10 @@ impl<F: Family> Recorded for Record<F> {
 
     fn write(&self, out: &mut dyn io::Write) -> io::Result<()> {
         lines::write(&self.history, out)
+    }
+
+    fn property(&self) -> &'static str {
+        F::Checker::PROPERTY
     }
 
     fn check(&self) -> Judgement {

@@ -228,6 +228,9 @@ impl Sim {
         if !self.json {
             tell!("{of} seeds of {} in {:.1} s", setup.system.name(), since.elapsed().as_secs_f64());
             tell!("{}", totals.told(setup));
+            if let Some(property) = totals.property.filter(|_| !self.no_check) {
+                tell!("checked  that {property}");
+            }
             for judged in &bad {
                 let reason = judged.reasons.first().map_or("", String::as_str);
                 let reason = reason.lines().next().unwrap_or_default();
@@ -374,6 +377,9 @@ fn told(judged: &Judged) -> String {
         totals.add(judged);
         out.push(totals.told(&Setup { faults: drawn.faults.clone(), ..judged.setup.clone() }));
         out.push(format!("digest   {:016x}", report.record.digest()));
+        if judged.verdict != Verdict::NotChecked {
+            out.push(format!("checked  that {}", report.record.property()));
+        }
     }
     out.push(match judged.verdict {
         Verdict::Good => GOOD.into(),
@@ -394,6 +400,7 @@ struct Totals {
     counts: Counts,
     struck: [u64; Fault::ALL.len()],
     phases: Option<&'static Phases>,
+    property: Option<&'static str>,
     matrix: Matrix,
 }
 
@@ -417,6 +424,7 @@ impl Totals {
             self.struck[fault as usize] += report.struck.of(fault);
         }
         self.phases = Some(report.phases);
+        self.property = Some(report.record.property());
         self.matrix.add(&report.matrix);
     }
 
@@ -515,6 +523,7 @@ fn json(judged: &Judged) -> serde_json::Value {
             "accesses": seen.accesses,
             "torn_reads": seen.torn_reads,
         });
+        object["property"] = report.record.property().into();
         object["operations"] = report.record.operations().into();
         object["events"] = report.events.into();
         object["virtual_ns"] = report.lasted.into();
