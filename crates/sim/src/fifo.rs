@@ -1,11 +1,11 @@
 //! Whether every queue of a history behaved as one: each value taken at most once, after it was put, in the order of
-//! the puts, and a queue found empty only when it may have been.
+//! the puts, a queue found empty or full only when it may have been, and never more values in it than it has room for.
 //!
-//! Values are unique, so a history is a queue's if and only if none of a few patterns occurs in it (Henzinger, Sezgin
-//! and Vafeiadis, "Aspect-oriented linearizability proofs", CONCUR 2013). That takes no search.
+//! Values are unique, so the history of an unbounded queue is one if and only if none of a few patterns occurs in it
+//! (Henzinger, Sezgin and Vafeiadis, "Aspect-oriented linearizability proofs", CONCUR 2013). That takes no search.
 //!
 //! Invariant: what is reported is wrong in every order of the operations. A take of unknown fate is given the benefit
-//! of the doubt: it may have taken any one value that was there, or, where a queue was found empty, several.
+//! of the doubt: it may have taken any one value that was there.
 
 use crate::checker::{Checked, Checker, Violation};
 use crate::history::queue::{Ask, History, Operation, Outcome};
@@ -13,12 +13,16 @@ use crate::history::register::Value;
 use std::collections::BTreeMap;
 
 /// The checker of queues: every key by itself.
-pub struct Fifo;
+pub struct Fifo {
+    /// Values that each has room for.
+    pub capacity: u64,
+}
 
 impl Checker for Fifo {
     type Ask = Ask;
 
-    const PROPERTY: &'static str = "every value was taken at most once, in the order of the puts";
+    const PROPERTY: &'static str =
+        "every queue gave each value once, in the order of the puts, and was empty or full when it said so";
 
     fn check(&self, history: &History) -> Checked<Ask> {
         let mut queues: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
@@ -29,7 +33,7 @@ impl Checker for Fifo {
         let mut checked = Checked::default();
         for (key, operations) in queues {
             let of = operations.len();
-            let Some((what, mut shown)) = Queue::of(&operations).finding() else { continue };
+            let Some((what, mut shown)) = Queue::of(self.capacity, &operations).finding() else { continue };
             checked.violated.push(format!("queue {key}: {what}"));
             let offender = shown[0];
             shown.sort_by_key(|operation| operation.called.index);
@@ -52,9 +56,11 @@ type Finding = (&'static str, Vec<Operation>);
 
 /// The operations of one queue.
 struct Queue<'a> {
+    capacity: u64,
     /// Of each value: its put, if it may have been carried out, and its takes.
     values: BTreeMap<Value, (Option<&'a Operation>, Vec<&'a Operation>)>,
     empties: Vec<&'a Operation>,
+    fulls: Vec<&'a Operation>,
     /// Takes of unknown fate.
     unknown: Vec<&'a Operation>,
 }
@@ -65,8 +71,9 @@ fn end_of(operation: &Operation) -> u64 {
 }
 
 impl<'a> Queue<'a> {
-    fn of(operations: &'a [Operation]) -> Queue<'a> {
-        let mut queue = Queue { values: BTreeMap::new(), empties: Vec::new(), unknown: Vec::new() };
+    fn of(capacity: u64, operations: &'a [Operation]) -> Queue<'a> {
+        let (values, empties, fulls, unknown) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut queue = Queue { capacity, values, empties, fulls, unknown };
         for operation in operations {
             match (operation.ask, operation.outcome) {
                 (Ask::Put(value), Outcome::Done | Outcome::Unknown) => {
@@ -75,6 +82,7 @@ impl<'a> Queue<'a> {
                 (Ask::Take, Outcome::Taken(value)) => {
                     queue.values.entry(value).or_default().1.push(operation);
                 }
+                (Ask::Put(_), Outcome::Full) => queue.fulls.push(operation),
                 (Ask::Take, Outcome::Empty) => queue.empties.push(operation),
                 (Ask::Take, Outcome::Unknown) => queue.unknown.push(operation),
                 _ => {}
@@ -84,7 +92,8 @@ impl<'a> Queue<'a> {
     }
 
     fn finding(&self) -> Option<Finding> {
-        self.of_single_values().or_else(|| self.of_order()).or_else(|| self.of_empties())
+        let of_room = || self.of_order().or_else(|| self.of_empties()).or_else(|| self.of_room());
+        self.of_single_values().or_else(of_room)
     }
 
     fn of_single_values(&self) -> Option<Finding> {
@@ -100,46 +109,65 @@ impl<'a> Queue<'a> {
         })
     }
 
+    /// Values that were put, perhaps, and their takes, if those are known.
+    fn whole(&self) -> impl Iterator<Item = (&'a Operation, Option<&'a Operation>)> {
+        self.values.values().filter_map(|(put, takes)| Some(((*put)?, takes.first().copied())))
+    }
+
     /// Values that were taken before others that were put earlier.
     fn of_order(&self) -> Option<Finding> {
-        let whole =
-            || self.values.values().filter_map(|(put, takes)| Some(((*put)?, takes.first().copied())));
-        // Values that only a take of unknown fate can have taken, and by when it must have.
-        let mut missing: Vec<(&Operation, &Operation)> = Vec::new();
-        for (put, take) in whole() {
-            let overtaken = whole().filter_map(|(later, taken)| Some((later, taken?)));
-            let overtaken = overtaken.filter(|(later, _)| end_of(put) < later.called.index);
-            let Some((later, taken)) = overtaken.min_by_key(|(_, taken)| end_of(taken)) else { continue };
-            match take {
-                Some(take) if end_of(taken) < take.called.index => {
-                    let shown = vec![*taken, *take, *put, *later];
-                    return Some(("a value was taken before one that was put earlier", shown));
-                }
-                // A put of unknown fate may never have been carried out.
-                None if put.outcome == Outcome::Done => missing.push((put, taken)),
-                _ => {}
+        for (put, take) in self.whole() {
+            let Some((later, taken)) = self.overtaker(put) else { continue };
+            if let Some(take) = take.filter(|take| end_of(taken) < take.called.index) {
+                let shown = vec![*taken, *take, *put, *later];
+                return Some(("a value was taken before one that was put earlier", shown));
             }
         }
-        // Each by another take: none may be left without.
+        let unexplained = self.unexplained(&self.missing(u64::MAX))?;
+        let (_, taken) = self.overtaker(unexplained)?;
+        Some(("a value was taken, and one that was put earlier is still there", vec![*taken, *unexplained]))
+    }
+
+    /// Of the values that were put after this one was and are known to be taken, that which was taken first.
+    fn overtaker(&self, put: &Operation) -> Option<(&'a Operation, &'a Operation)> {
+        let overtaken = self.whole().filter_map(|(later, taken)| Some((later, taken?)));
+        let overtaken = overtaken.filter(|(later, _)| end_of(put) < later.called.index);
+        overtaken.min_by_key(|(_, taken)| end_of(taken))
+    }
+
+    /// Values that only takes of unknown fate can have taken, and the events before which those must have: all values
+    /// that were put before the event `empty`, before that.
+    fn missing(&self, empty: u64) -> Vec<(&'a Operation, u64)> {
+        // A put of unknown fate may never have been carried out.
+        let lost = self.whole().filter(|(put, take)| take.is_none() && put.outcome == Outcome::Done);
+        let by = lost.filter_map(|(put, _)| {
+            let overtaken = self.overtaker(put).map(|(_, taken)| end_of(taken));
+            let emptied = (end_of(put) < empty && empty != u64::MAX).then_some(empty);
+            Some((put, overtaken.into_iter().chain(emptied).min()?))
+        });
+        by.collect()
+    }
+
+    /// One of the missing values, if there are not enough takes of unknown fate, of which each took one at most.
+    fn unexplained(&self, missing: &[(&'a Operation, u64)]) -> Option<&'a Operation> {
         let mut takers: Vec<Option<usize>> = vec![None; self.unknown.len()];
         let unexplained = (0..missing.len()).find(|&value| {
-            !self.explains(&missing, value, &mut takers, &mut vec![false; self.unknown.len()])
+            !self.explains(missing, value, &mut takers, &mut vec![false; self.unknown.len()])
         })?;
-        let (put, taken) = missing[unexplained];
-        Some(("a value was taken, and one that was put earlier is still there", vec![*taken, *put]))
+        Some(missing[unexplained].0)
     }
 
     /// Finds a take of unknown fate for a missing value, if need be by finding others for other values.
     fn explains(
         &self,
-        missing: &[(&Operation, &Operation)],
+        missing: &[(&Operation, u64)],
         value: usize,
         takers: &mut [Option<usize>],
         seen: &mut [bool],
     ) -> bool {
-        let (put, taken) = missing[value];
+        let (put, by) = missing[value];
         for (at, take) in self.unknown.iter().enumerate() {
-            let can = take.called.index < end_of(taken) && end_of(take) > put.called.index;
+            let can = take.called.index < by && end_of(take) > put.called.index;
             if can && !std::mem::replace(&mut seen[at], true) {
                 let other = takers[at];
                 if other.is_none_or(|other| self.explains(missing, other, takers, seen)) {
@@ -153,25 +181,48 @@ impl<'a> Queue<'a> {
 
     /// Takes that found nothing, although all the while something was there.
     fn of_empties(&self) -> Option<Finding> {
-        let mut present: Vec<(u64, u64, &Operation)> = Vec::new();
-        for (put, takes) in self.values.values() {
-            let Some(put) = put.filter(|put| put.outcome == Outcome::Done) else { continue };
-            let unknown = self.unknown.iter().filter(|take| end_of(take) > put.called.index);
-            let taken = takes.first().map(|take| take.called.index);
-            let until = taken.or(unknown.map(|take| take.called.index).min()).unwrap_or(u64::MAX);
-            present.push((end_of(put), until, put));
-        }
-        present.sort_unstable_by_key(|(from, until, _)| (*from, *until));
         self.empties.iter().find_map(|empty| {
-            let (mut covered, mut shown) = (empty.called.index, vec![**empty]);
-            for (from, until, put) in &present {
-                if *from <= covered && *until > covered {
-                    covered = *until;
-                    shown.push(**put);
-                }
+            let mut shown = vec![**empty];
+            // Between each event of the call and the next, another value may have been there.
+            for at in empty.called.index + 1..=end_of(empty) {
+                let present = self
+                    .whole()
+                    .find(|(put, take)| end_of(put) < at && take.is_some_and(|take| take.called.index >= at));
+                let present = present.map(|(put, _)| put);
+                shown.push(*present.or_else(|| self.unexplained(&self.missing(at)))?);
             }
-            (covered >= end_of(empty))
-                .then_some(("a queue was found empty that had a value all the while", shown))
+            shown.dedup();
+            Some(("a queue was found empty that had a value all the while", shown))
         })
     }
+
+    /// Puts that found no room, although there was some all the while; and values for which there was none.
+    fn of_room(&self) -> Option<Finding> {
+        let too_few = self.fulls.iter().find(|full| {
+            let mut ats = full.called.index + 1..=end_of(full);
+            let may_be_there = |at| {
+                let there = self.whole().filter(|(put, take)| {
+                    put.called.index < at && take.is_none_or(|take| end_of(take) >= at)
+                });
+                there.count() as u64
+            };
+            ats.all(|at| may_be_there(at) < self.capacity)
+        });
+        if let Some(full) = too_few {
+            return Some(("a queue was found full that had room all the while", vec![**full]));
+        }
+        let too_many = self.whole().map(|(last, _)| last).find(|last| {
+            let at = end_of(last).saturating_add(1);
+            let there = self.whole().filter(|(put, take)| {
+                let is_put = put.outcome == Outcome::Done || take.is_some();
+                is_put && end_of(put) < at && take.is_none_or(|take| take.called.index >= at)
+            });
+            let gone = self.unknown.iter().filter(|take| take.called.index < at).count() as u64;
+            there.count() as u64 > self.capacity.saturating_add(gone)
+        })?;
+        Some(("a queue had more values than it has room for", vec![*too_many]))
+    }
 }
+
+#[cfg(test)]
+mod tests;

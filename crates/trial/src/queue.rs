@@ -77,7 +77,7 @@ impl Family for Queue {
     }
 
     fn checker(&self) -> Fifo {
-        Fifo
+        Fifo { capacity: self.slots }
     }
 
     async fn open(&self, fabric: Tracked, node: NodeId, name: &str) -> Result<AnyQueue<Tracked>, Failure> {

@@ -1,6 +1,5 @@
 //! All integration tests of this crate in one binary, which links once.
 
-mod fifo;
 mod fuzz;
 mod hardware;
 mod history;

@@ -56,8 +56,10 @@ pub mod mutants {
     farside_remote::mutants! {
         /// A take does not see whether another one took the value meanwhile.
         TAKEN_TWICE = "QueueTakenTwice";
-        /// A client that meets a counter that lags leaves it there and looks no further.
-        COUNTER_LAGS = "QueueCounterLags";
+        /// A put that meets a tail that lags leaves it there and looks no further.
+        TAIL_LAGS = "QueueTailLags";
+        /// A take that meets a head that lags leaves it there and looks no further.
+        HEAD_LAGS = "QueueHeadLags";
     }
 }
 
@@ -203,7 +205,7 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
             match standing(&self.ring, ticket, found)? {
                 Standing::Before => return Ok(false),
                 Standing::Empty => return Err(QueueError::Damaged("an empty slot that has bytes")),
-                _ if mutants::COUNTER_LAGS.is_on() => return Ok(false),
+                _ if mutants::TAIL_LAGS.is_on() => return Ok(false),
                 // Another put was faster, or died before it raised the tail.
                 _ => ticket = self.after(TAIL_OFFSET, ticket).await?,
             }
@@ -223,7 +225,7 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
             let word = *self.value.get(word).map_err(refused)?;
             match standing(&self.ring, ticket, word)? {
                 Standing::Empty => return Ok(None),
-                Standing::Passed if mutants::COUNTER_LAGS.is_on() => return Ok(None),
+                Standing::Passed if mutants::HEAD_LAGS.is_on() => return Ok(None),
                 // Another take was faster, or died before it raised the head.
                 Standing::Passed => ticket = self.after(HEAD_OFFSET, ticket).await?,
                 Standing::Before => return Err(QueueError::Damaged("a head that is ahead of the slots")),
