@@ -19,6 +19,7 @@ pub mod capability;
 pub mod chain;
 pub mod clock;
 pub mod control;
+pub mod draws;
 pub mod fabric;
 pub mod key;
 pub mod memory;

@@ -2,9 +2,10 @@
 //!
 //! Invariant: the same seed and the same questions give the same draws, in every build and on every machine.
 
+use farside_remote::draws::Draws;
 use std::cell::Cell;
 
-/// A stream of draws (splitmix64).
+/// A stream of draws, shared by all that hold it.
 #[derive(Debug)]
 pub struct Random(Cell<u64>);
 
@@ -14,14 +15,18 @@ impl Random {
         Random(Cell::new(seed))
     }
 
+    #[inline]
+    fn draw<T>(&self, draw: impl FnOnce(&mut Draws) -> T) -> T {
+        let mut draws = Draws(self.0.get());
+        let drawn = draw(&mut draws);
+        self.0.set(draws.0);
+        drawn
+    }
+
     /// 64 random bits.
     #[inline]
     pub fn bits(&self) -> u64 {
-        let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.0.set(state);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.draw(Draws::next)
     }
 
     /// Evenly, from 0 up to but without `end`; 0 if there is nothing to choose from.
@@ -44,7 +49,7 @@ impl Random {
 
     /// Evenly between 0 and 1, without 1.
     pub fn share(&self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+        self.draw(Draws::share)
     }
 
     /// A stretch of time with a heavy tail: mostly between nothing and twice the usual, and once in 64 times that

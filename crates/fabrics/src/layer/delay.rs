@@ -12,10 +12,10 @@
 //! a core travels together, unless chance or a narrow line parts it; or else batches would fall apart into datagrams of
 //! a request each, which no distance does to them.
 
-use super::Draw;
 use crate::executor::{in_company, is_alone, turn, yield_now};
 use crate::spin::BREATH;
 use crate::timer;
+use farside_remote::draws::Draws;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::{Cell, RefCell};
@@ -62,7 +62,7 @@ enum Held {
 }
 
 struct State {
-    draw: Draw,
+    draws: Draws,
     /// From when on each direction has nothing more to carry.
     out_free: Duration,
     back_free: Duration,
@@ -85,7 +85,7 @@ impl<F> Delay<F> {
 
     fn new(inner: F, distance: Distance, held: Held) -> Delay<F> {
         let (out_free, back_free) = (Duration::ZERO, Duration::ZERO);
-        let state = RefCell::new(State { draw: Draw(distance.seed), out_free, back_free, came: 0 });
+        let state = RefCell::new(State { draws: Draws(distance.seed), out_free, back_free, came: 0 });
         let (breathes_at, turn) = (Cell::new(Duration::ZERO), Cell::new((u64::MAX, Duration::ZERO)));
         Delay { inner, distance, held, state, breathes_at, turn }
     }
@@ -110,7 +110,7 @@ impl<F> Delay<F> {
 
     /// When a request of so many bytes that is asked now may run.
     fn runs_at(&self, now: Duration, bytes: usize) -> Duration {
-        let State { draw, out_free, back_free, came } = &mut *self.state.borrow_mut();
+        let State { draws, out_free, back_free, came } = &mut *self.state.borrow_mut();
         let Distance { one_way, jitter, bytes_per_s, .. } = self.distance;
         let mut at = now + 2 * one_way;
         if let Some(rate) = bytes_per_s {
@@ -119,7 +119,7 @@ impl<F> Delay<F> {
             *back_free = (*out_free + 2 * one_way).max(*back_free) + takes(std::mem::take(came));
             at = *back_free;
         }
-        at + draw.up_to(jitter)
+        at + jitter.mul_f64(draws.share())
     }
 
     /// Waits until then: by the timer while that is far, then by the clock.

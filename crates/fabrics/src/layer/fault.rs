@@ -6,9 +6,9 @@
 //! datagram is decided by the seed and the datagrams before it alone. Invariant: what a reliable carrier has carried
 //! stays whole and in order, until it breaks.
 
-use super::Draw;
 use crate::session::carrier::{Arrival, Broken, Dropped, Line, Port};
 use crate::timer;
+use farside_remote::draws::Draws;
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -94,7 +94,7 @@ impl Faults {
     /// The same faults by a seed of its own: for the `nth` of several carriers.
     #[must_use]
     pub fn of_carrier(&self, nth: u64) -> Faults {
-        Faults { seed: Draw(self.seed ^ nth.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(), ..self.clone() }
+        Faults { seed: Draws(self.seed ^ nth.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(), ..self.clone() }
     }
 }
 
@@ -159,7 +159,7 @@ fn count(count: &AtomicU64) {
 /// One direction of a carrier: judges what goes there, and holds back what is late.
 struct Way<A> {
     faults: Faults,
-    draw: Draw,
+    draws: Draws,
     struck: Arc<Struck>,
     held: BinaryHeap<Reverse<Held<A>>>,
     /// Nothing leaves before this, but what may be overtaken.
@@ -199,7 +199,7 @@ impl<A: Copy + PartialEq> Way<A> {
     fn new(faults: &Faults, nth: u64, struck: &Arc<Struck>) -> Way<A> {
         Way {
             faults: faults.clone(),
-            draw: Draw(faults.of_carrier(nth).seed),
+            draws: Draws(faults.of_carrier(nth).seed),
             struck: Arc::clone(struck),
             held: BinaryHeap::new(),
             not_before: Duration::ZERO,
@@ -218,24 +218,24 @@ impl<A: Copy + PartialEq> Way<A> {
         self.release(now, &mut pass);
         let Faults { loss, duplicate, reorder, delay, reset, .. } = self.faults;
         count(&self.struck.datagrams);
-        if self.draw.is(reset) {
+        if self.draws.chance(reset) {
             count(&self.struck.resets);
             return Err(Reset);
         }
-        if self.draw.is(loss) {
+        if self.draws.chance(loss) {
             count(&self.struck.lost);
             return Ok(());
         }
         let mut due = now.max(self.not_before);
-        if self.draw.is(reorder) {
+        if self.draws.chance(reorder) {
             count(&self.struck.reordered);
             due += self.wait();
-        } else if self.draw.is(delay) {
+        } else if self.draws.chance(delay) {
             count(&self.struck.delayed);
             due = due.max(now + self.wait());
             self.not_before = due;
         }
-        if self.draw.is(duplicate) {
+        if self.draws.chance(duplicate) {
             count(&self.struck.duplicated);
             let later = due + self.wait();
             self.hold(later, whose, datagram);
@@ -250,7 +250,7 @@ impl<A: Copy + PartialEq> Way<A> {
 
     fn wait(&mut self) -> Duration {
         let (least, most) = (*self.faults.wait.start(), *self.faults.wait.end());
-        least + self.draw.up_to(most - least)
+        least + (most - least).mul_f64(self.draws.share())
     }
 
     fn hold(&mut self, due: Duration, whose: A, datagram: &[u8]) {

@@ -5,6 +5,7 @@ use super::end::{Buffer, End, Fault};
 use super::shared::{Mapped, Memory, Shared, Side, Unit, Word, make};
 use super::{FRAME_MAX, OUTBOX_MAX, RING};
 use crate::memory::units::UNIT;
+use farside_remote::draws::Draws;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,32 +23,16 @@ fn pair() -> (Mapped, Mapped) {
     (map(ours), map(theirs))
 }
 
-/// Numbers that look random, and are the same for a seed.
-struct Draws(u64);
-
-impl Draws {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    /// Of all sizes; those at which something changes come more often.
-    fn frame(&mut self) -> Vec<u8> {
-        const EDGES: [usize; 9] = [0, 1, 11, 12, 13, 27, 28, FRAME_MAX - 1, FRAME_MAX];
-        let len = match self.below(4) {
-            0 => EDGES[self.below(EDGES.len() as u64) as usize],
-            1 => self.below(64) as usize,
-            _ => self.below(FRAME_MAX as u64 + 1) as usize,
-        };
-        let first = self.next();
-        (0..len as u64).map(|at| first.wrapping_add(at * 31) as u8).collect()
-    }
+/// A frame of any size; those at which something changes come more often.
+fn frame(draws: &mut Draws) -> Vec<u8> {
+    const EDGES: [usize; 9] = [0, 1, 11, 12, 13, 27, 28, FRAME_MAX - 1, FRAME_MAX];
+    let len = match draws.below(4) {
+        0 => draws.pick(&EDGES),
+        1 => draws.below(64) as usize,
+        _ => draws.below(FRAME_MAX as u64 + 1) as usize,
+    };
+    let first = draws.next();
+    (0..len as u64).map(|at| first.wrapping_add(at * 31) as u8).collect()
 }
 
 #[test]
@@ -64,7 +49,7 @@ fn frames_of_all_sizes_arrive_whole_and_in_order_however_they_wrap() {
             let (end, shared) = &mut ends[side];
             match draws.below(16) {
                 0..10 if on_their_way[side].len() < 200 => {
-                    let frame = draws.frame();
+                    let frame = frame(&mut draws);
                     end.send(*shared, &frame).expect("the other side reads");
                     bytes += frame.len() as u64;
                     on_their_way[side].push_back(frame);
@@ -227,7 +212,7 @@ fn whatever_the_other_side_writes_ends_its_connection_at_most() {
             let (end, is_engine) =
                 if draws.below(2) == 0 { (&mut engine, true) } else { (&mut client, false) };
             let done = match draws.below(4) {
-                0 => end.send(&shared, &draws.frame()),
+                0 => end.send(&shared, &frame(&mut draws)),
                 1 => end.flush(&shared),
                 2 => {
                     let take = |frame: &[u8]| {

@@ -9,14 +9,15 @@ mod world;
 use farside_fabrics::session::client::{self, Event, Fate, Lost};
 use farside_fabrics::session::server;
 use farside_remote::Addr;
+use farside_remote::draws::Draws;
 use std::time::Duration;
-use world::{End, Faults, MS, Order, Rng, World, seeds};
+use world::{End, Faults, MS, Order, World, seeds};
 
 fn client(identity: u128, incarnation: u64) -> client::Config {
     client::Config {
         identity,
         incarnation,
-        nonce: Rng(identity as u64 * 1000 + incarnation).next(),
+        nonce: Draws(identity as u64 * 1000 + incarnation).next(),
         // Enough where nearly a third is lost (seed 11900).
         deadline: Duration::from_secs(60),
         silence: Duration::from_secs(20),
@@ -43,9 +44,9 @@ fn order(tag: u64) -> Order {
     Order { tag, size: 40, reply_size: 30, later_ms: 0 }
 }
 
-fn random_order(rng: &mut Rng, tag: u64, datagram: usize) -> Order {
+fn random_order(rng: &mut Draws, tag: u64, datagram: usize) -> Order {
     let sizes = [16, 17, 100, 512, datagram - 1, datagram, datagram + 1, 3 * datagram, 64 * 1024];
-    let pick = |rng: &mut Rng| match rng.below(16) {
+    let pick = |rng: &mut Draws| match rng.below(16) {
         index @ 0..9 => sizes[index as usize],
         _ => 16 + rng.below(600) as usize,
     };
@@ -56,7 +57,7 @@ fn random_order(rng: &mut Rng, tag: u64, datagram: usize) -> Order {
 
 /// Asks for `count` random requests on every client as fast as slots get free, and waits for all.
 fn busy(world: &mut World, count: u64, datagram: usize) {
-    let mut rng = Rng(world.rng.next());
+    let mut rng = Draws(world.rng.next());
     let mut left: Vec<u64> = world.peers.iter().map(|_| count).collect();
     let mut tag = 1 + world.peers.iter().map(|peer| peer.ends.len() as u64).sum::<u64>();
     while left.iter().any(|&left| left > 0) {
@@ -91,7 +92,7 @@ fn all_answered(test: &str, count: u64) {
     let struck = std::cell::Cell::new(world::Struck::default());
     let asked = std::cell::Cell::new(0);
     seeds(test, count, |seed| {
-        let mut rng = Rng(seed ^ 0xfeed);
+        let mut rng = Draws(seed ^ 0xfeed);
         let datagram = [1200, 1400, 4096, 9000][rng.below(4) as usize];
         let config = server::Config {
             datagram,
@@ -171,7 +172,7 @@ fn messages_of_every_awkward_size_arrive_whole() {
 fn over_a_reliable_carrier_nothing_is_asked_again_and_nothing_is_hashed() {
     let story = "over_a_reliable_carrier_nothing_is_asked_again_and_nothing_is_hashed";
     seeds(story, 200, |seed| {
-        let mut rng = Rng(seed ^ 0xfeed);
+        let mut rng = Draws(seed ^ 0xfeed);
         let datagram = [1200, 9000][rng.below(2) as usize];
         let config = server::Config {
             datagram,
@@ -386,7 +387,7 @@ fn what_was_given_up_is_reported_truly_and_its_slot_is_used_again() {
     let cancelled = std::cell::Cell::new(0);
     let unknown = std::cell::Cell::new([0; 3]);
     seeds("what_was_given_up_is_reported_truly_and_its_slot_is_used_again", 1500, |seed| {
-        let mut rng = Rng(seed ^ 0xdead);
+        let mut rng = Draws(seed ^ 0xdead);
         let config = server::Config {
             datagram: 1200,
             window: 4,

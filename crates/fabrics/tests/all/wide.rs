@@ -2,6 +2,7 @@
 
 pub(crate) mod hammer;
 
+use farside_remote::draws::Draws;
 use farside_remote::{Memory, Width};
 use std::sync::atomic::Ordering;
 
@@ -13,28 +14,12 @@ fn a_wide_word_is_never_seen_torn_and_no_exchange_is_lost_whatever_else_touches_
     assert!(outcome.failed.load(Ordering::Relaxed) > 0, "nobody came in between: nothing was tried");
 }
 
-/// A small generator, the same for the same seed everywhere (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
-
 #[test]
 fn every_access_does_what_it_does_to_plain_bytes() {
     const LEN: u64 = 1024;
     let memory = hammer::memory();
     let base = memory.geometry().segment_at(0);
-    let mut random = Random(1);
+    let mut random = Draws(1);
     let mut plain = vec![0u8; LEN as usize];
     let (mut swapped, mut failed) = (0, 0);
     for turn in 0..200_000 {

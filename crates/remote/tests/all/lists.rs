@@ -1,13 +1,14 @@
 //! Free lists under every interleaving that a scheduler finds, with death and stoppage at every access.
 
 use crate::support::lists::{Fate, SCENARIOS};
-use crate::support::{Bytes, Random, assign, free_list, give, grant, key, open, take};
+use crate::support::{Bytes, assign, free_list, give, grant, key, open, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::{Empty, Supply};
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::{Counters, SessionId, turn_at};
 use farside_remote::arena::state::{Stage, State};
+use farside_remote::draws::Draws;
 use farside_remote::op::ListId;
 use farside_remote::{By, ChainBuf, Reply, Status, allocate, run};
 
@@ -44,7 +45,7 @@ fn the_length_of_a_list_is_known_without_walking_it() {
     let memory = Bytes::new(8 << 20);
     let class = Class::get(40).expect("a class");
     grant(&memory, 0, 1, Supply::Quota);
-    let (mut held, mut random) = (Vec::new(), Random::new(1));
+    let (mut held, mut random) = (Vec::new(), Draws(1));
     for _ in 0..500 {
         if random.once_in(2) && held.len() < 15 {
             held.push(take(&memory, 1, class, Supply::Quota, 5));
@@ -60,7 +61,7 @@ fn the_length_of_a_list_is_known_without_walking_it() {
 /// A peer on shared memory may write anything anywhere; the rest of the node must go on.
 #[test]
 fn damage_neither_hangs_nor_panics_whoever_meets_it() {
-    let mut random = Random::new(4);
+    let mut random = Draws(4);
     let mut seen = [0; Status::ALL.len()];
     for round in 0..6000 {
         let memory = Bytes::new(8 << 20);
@@ -112,9 +113,9 @@ const fn entry_at(segment: u64) -> u64 {
 }
 
 /// Where a peer writes, and what: anything, or what could be meant.
-fn damage(random: &mut Random, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) {
+fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) {
     let links = [0, 0x10, 0x20, 0x30, 0x40, 0x70, 0xfff0, taken[0], taken[1], taken[1] + 64, 4096];
-    let link = |random: &mut Random| random.pick(&links) | random.pick(&[0, 0, 0, 1, 2, 3]);
+    let link = |random: &mut Draws| random.pick(&links) | random.pick(&[0, 0, 0, 1, 2, 3]);
     let mut word = random.bytes(16);
     let kind = random.below(4);
     let at = match kind {

@@ -1,9 +1,9 @@
 //! Every op, in every shape, does what the model says: statuses, outputs, and all of memory afterwards.
 
-use crate::support::Random;
 use crate::support::cases::{Shape, Trial, enumerate};
 use crate::support::model::{Ask, Right, Verb};
 use farside_remote::Status;
+use farside_remote::draws::Draws;
 use proptest::prelude::any;
 use proptest::test_runner::{Config, TestRunner};
 use std::cell::RefCell;
@@ -46,7 +46,7 @@ fn every_op_in_every_shape_does_what_the_model_says_whatever_the_key_is_for() {
         for (number, rights) in sets.iter().enumerate() {
             let mut refused = false;
             for draw in 0..TIMES {
-                let mut random = Random::new((index as u64) << 32 | (number as u64) << 16 | draw);
+                let mut random = Draws((index as u64) << 32 | (number as u64) << 16 | draw);
                 trial.reset();
                 trial.limit_rights(rights);
                 let mut asks = Vec::new();
@@ -91,14 +91,14 @@ fn random_chains_do_what_the_model_says() {
         trial.reset();
         let mut asks = Vec::new();
         for &seed in &seeds {
-            let mut random = Random::new(seed);
+            let mut random = Draws(seed);
             // A verb, then a shape of it: most shapes are of CAS.
             let verb = random.pick(&Verb::ALL);
             let of_verb: Vec<&Shape> = shapes.iter().filter(|shape| shape.verb == verb).collect();
             let shape = *random.pick(&of_verb);
             trial.draw(&mut random, shape, &mut asks);
         }
-        let key = trial.draw_key(&mut Random::new(key_seed));
+        let key = trial.draw_key(&mut Draws(key_seed));
         trial.run(key, &asks);
         Ok(())
     });

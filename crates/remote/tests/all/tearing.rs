@@ -1,13 +1,14 @@
 //! Chains among everybody else's accesses: what may be seen torn, what never is, and that replay is sound.
 
 use crate::support::tearing::{Access, Tearing};
-use crate::support::{Bytes, Random, assign, free_list, give, grant, key, open, revoke, take};
+use crate::support::{Bytes, assign, free_list, give, grant, key, open, revoke, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::SessionId;
 use farside_remote::arena::state::Stage;
+use farside_remote::draws::Draws;
 use farside_remote::op::{ListId, Op, cas_with, write_from};
 use farside_remote::{Addr, BoundedPtr, By, Chain, ChainBuf, Mode, Reply, Status};
 use farside_remote::{allocate, cas, cas_from, fetch_add, read, retire, run, write};
@@ -65,7 +66,7 @@ fn a_long_read_may_be_torn_but_never_within_an_aligned_unit() {
     let (memory, table) = node();
     let mut torn_reads = 0;
     for seed in 0..200 {
-        let (mut version, mut random) = (0, Random::new(seed));
+        let (mut version, mut random) = (0, Draws(seed));
         rewrite(&memory, table, 128, &mut version);
         let write_now_and_then = |memory: &Bytes, _| {
             if random.once_in(2) {
@@ -90,7 +91,7 @@ fn an_aligned_read_of_sixteen_bytes_is_never_torn_and_one_across_lines_may_be() 
     let mut torn_reads = 0;
     for seed in 0..200 {
         for (offset, aligned) in [(0, true), (48, true), (56, false)] {
-            let (mut version, mut random) = (0, Random::new(seed));
+            let (mut version, mut random) = (0, Draws(seed));
             rewrite(&memory, table, 128, &mut version);
             let write_now_and_then = |memory: &Bytes, _| {
                 if random.once_in(2) {
@@ -117,7 +118,7 @@ fn a_copy_within_the_node_keeps_aligned_words_whole_wherever_it_begins() {
     for seed in 0..100 {
         for offset in [0, 8, 1, 15, 16, 31, 48] {
             for redirected in [false, true] {
-                let (mut version, mut random) = (0, Random::new(seed));
+                let (mut version, mut random) = (0, Draws(seed));
                 rewrite(&memory, table, 2048, &mut version);
                 let write_now_and_then = |memory: &Bytes, _| {
                     if random.once_in(3) {
@@ -149,7 +150,7 @@ fn a_wide_word_is_compared_and_swapped_at_one_instant() {
     let (memory, table) = node();
     let mut retries = 0;
     for seed in 0..200 {
-        let (mut version, mut random) = (0, Random::new(seed));
+        let (mut version, mut random) = (0, Draws(seed));
         rewrite(&memory, table, 32, &mut version);
         let write_now_and_then = |memory: &Bytes, _| {
             if random.once_in(2) {
@@ -232,7 +233,7 @@ fn a_replayed_chain_makes_each_access_once_and_ends_as_if_it_had_run_at_once() {
         let (memory, table) = node();
         let (plain, _) = node();
         for memory in [&memory, &plain] {
-            memory.poke(table, &Random::new(seed).bytes(4096));
+            memory.poke(table, &Draws(seed).bytes(4096));
             let free = [(); 3].map(|()| take(memory, 1, class(), Supply::Quota, OWNER));
             free.into_iter().for_each(|at| give(memory, at));
             memory.poke(table + 1024, &(table + 2048).to_le_bytes());

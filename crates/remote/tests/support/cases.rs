@@ -2,13 +2,14 @@
 //! and by the model. All three must agree on every status, every output, and every byte of memory afterwards.
 
 use super::model::{Ask, Model, Right, SEGMENT, Verb, Why, class_size};
-use super::{Bytes, PAGE, Random, assign, free_list, give, grant, open, secret, take};
+use super::{Bytes, PAGE, assign, free_list, give, grant, open, secret, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::{SessionId, counters_at};
 use farside_remote::arena::state::Stage;
+use farside_remote::draws::Draws;
 use farside_remote::op::{Op, cas_with, write_from};
 use farside_remote::{Addr, By, Chain, ChainBuf, ChainView, Key, Mode, Reply, Rights, Status};
 use farside_remote::{allocate, cas, cas_from, fetch_add, hints, read, retire, run, write};
@@ -96,7 +97,7 @@ fn furnish(memory: &Bytes, contents: &[u8]) {
 
 impl Trial {
     pub(crate) fn new() -> Trial {
-        let contents = Random::new(1).bytes(10 * SEGMENT as usize);
+        let contents = Draws(1).bytes(10 * SEGMENT as usize);
         let (built, decoded) = (Bytes::new(SIZE), Bytes::new(SIZE));
         furnish(&built, &contents);
         furnish(&decoded, &contents);
@@ -553,7 +554,7 @@ impl Shape {
     }
 }
 
-fn mostly_aligned(random: &mut Random, at: u64, width: usize) -> u64 {
+fn mostly_aligned(random: &mut Draws, at: u64, width: usize) -> u64 {
     let align = if width > 16 { 32 } else { 16 };
     if random.once_in(12) { at } else { at & !(align - 1) }
 }
@@ -562,7 +563,7 @@ const LENGTHS: [u32; 15] = [0, 1, 7, 8, 15, 16, 17, 48, 64, 100, 512, 513, 1000,
 
 impl Trial {
     /// A key: mostly the right one.
-    pub(crate) fn draw_key(&self, random: &mut Random) -> (u32, u64) {
+    pub(crate) fn draw_key(&self, random: &mut Draws) -> (u32, u64) {
         if !random.once_in(12) {
             return (MINE, secret(MINE));
         }
@@ -580,7 +581,7 @@ impl Trial {
     }
 
     /// An address: mostly one of region 1's table, aligned.
-    fn draw_place(&self, random: &mut Random) -> u64 {
+    fn draw_place(&self, random: &mut Draws) -> u64 {
         let size = class_size(LARGE);
         let large = self.pristine.book.piles.iter().find(|pile| pile.class == LARGE).expect("furnished");
         let small = self.pristine.book.piles.iter().find(|pile| pile.class == SMALL).expect("furnished");
@@ -608,13 +609,13 @@ impl Trial {
         }
     }
 
-    fn draw_len(random: &mut Random) -> u32 {
+    fn draw_len(random: &mut Draws) -> u32 {
         if random.once_in(40) { random.pick(&[20_000, 65_535, 65_536]) } else { random.pick(&LENGTHS) }
     }
 
-    fn draw_second(&self, random: &mut Random, second: Second, of: u64, width: usize) -> Option<u64> {
+    fn draw_second(&self, random: &mut Draws, second: Second, of: u64, width: usize) -> Option<u64> {
         // Mostly where a word of that width fits.
-        let aligned = |random: &mut Random| SCRATCH + 8 * random.below(5 - (width as u64 / 8).max(1));
+        let aligned = |random: &mut Draws| SCRATCH + 8 * random.below(5 - (width as u64 / 8).max(1));
         match second {
             Second::None => None,
             Second::Scratch if random.once_in(6) => Some(SCRATCH + random.below(40)),
@@ -626,7 +627,7 @@ impl Trial {
     }
 
     /// Draws one op of that shape, with what it needs before it, and lays out the pointers that it follows.
-    pub(crate) fn draw(&mut self, random: &mut Random, shape: Shape, asks: &mut Vec<Ask>) {
+    pub(crate) fn draw(&mut self, random: &mut Draws, shape: Shape, asks: &mut Vec<Ask>) {
         let target = match shape.verb {
             Verb::Allocate => self.draw_list(random),
             Verb::Retire => 0,
@@ -693,7 +694,7 @@ impl Trial {
     }
 
     /// An address that is retired: mostly of a live buffer, else of anything.
-    fn draw_garbage(&self, random: &mut Random) -> u64 {
+    fn draw_garbage(&self, random: &mut Draws) -> u64 {
         let book = &self.pristine.book;
         match random.below(8) {
             0..=3 => {
@@ -712,7 +713,7 @@ impl Trial {
         }
     }
 
-    fn draw_list(&self, random: &mut Random) -> u64 {
+    fn draw_list(&self, random: &mut Draws) -> u64 {
         match random.below(16) {
             0..=5 => SMALL,
             6..=11 => LARGE,
@@ -723,7 +724,7 @@ impl Trial {
     }
 
     /// Puts a pointer to `target` somewhere, and answers where.
-    fn draw_pointer(&mut self, random: &mut Random, target: u64, bounded: bool, asks: &mut Vec<Ask>) -> u64 {
+    fn draw_pointer(&mut self, random: &mut Draws, target: u64, bounded: bool, asks: &mut Vec<Ask>) -> u64 {
         let mut pointer = target.to_le_bytes().to_vec();
         let bound = random.pick(&[0, 1, 16, 100, 1000, 4096, u32::MAX]);
         pointer.extend(bound.to_le_bytes());
@@ -750,7 +751,7 @@ impl Trial {
     /// Operands near what the target holds, so that each comparison goes either way.
     fn draw_operands(
         &mut self,
-        random: &mut Random,
+        random: &mut Draws,
         shape: Shape,
         target: u64,
         ask: &mut Ask,
@@ -769,7 +770,7 @@ impl Trial {
             Some(end) if end <= SIZE => self.model.bytes[target as usize..end as usize].to_vec(),
             _ => vec![0; width],
         };
-        let near = |random: &mut Random| {
+        let near = |random: &mut Draws| {
             let mut word = held.clone();
             if !random.once_in(3) {
                 let byte = random.below(width as u64) as usize;
@@ -794,7 +795,7 @@ impl Trial {
             Some(_) => {}
         }
         if shape.masked {
-            let mask = |random: &mut Random| match random.below(4) {
+            let mask = |random: &mut Draws| match random.below(4) {
                 0 => vec![0xff; width],
                 1 => vec![0; width],
                 2 => (0..width).map(|i| if i < width / 2 { 0xff } else { 0 }).collect(),
@@ -814,7 +815,7 @@ impl Trial {
     }
 
     /// Puts in front of the ops something that makes them end otherwise: a failure, a refusal, a full reply.
-    pub(crate) fn draw_preface(&self, random: &mut Random, asks: &mut Vec<Ask>) {
+    pub(crate) fn draw_preface(&self, random: &mut Draws, asks: &mut Vec<Ask>) {
         let word = |fill: u8| vec![fill; 8];
         let failed = Ask { verb: Verb::Cas, at: at(TABLE), width: 8, data: word(0), ..Ask::default() };
         let failed = Ask { compare: Some(word(0)), masks: None, ..failed };
@@ -852,7 +853,7 @@ pub(crate) fn enumerate(trial: &mut Trial, shapes: &[Shape], times: u64, times_f
     for (index, &shape) in shapes.iter().enumerate() {
         let mut seen = Vec::new();
         for draw in 0..if shape.verb == Verb::Cas { times } else { times_few } {
-            let mut random = Random::new((index as u64) << 32 | draw);
+            let mut random = Draws((index as u64) << 32 | draw);
             trial.reset();
             let mut asks = Vec::new();
             trial.draw(&mut random, shape, &mut asks);

@@ -3,8 +3,9 @@
 //!
 //! Invariant: a replayed run must ask exactly what was asked before, in that order, or it panics.
 
-use super::{Bytes, Random};
+use super::Bytes;
 use farside_remote::arena::Geometry;
+use farside_remote::draws::Draws;
 use farside_remote::{By, ChainView, Key, Memory, Reply, Rights, Width, run};
 use std::cell::Cell;
 
@@ -97,14 +98,14 @@ impl Memory for Replay<'_> {
 /// how many accesses are complete.
 pub(crate) struct Tearing<'a, F> {
     bytes: &'a Bytes,
-    random: Random,
+    random: Draws,
     between: F,
     log: Vec<(Access, Answer)>,
 }
 
 impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
     pub(crate) fn new(bytes: &'a Bytes, seed: u64, between: F) -> Tearing<'a, F> {
-        Tearing { bytes, random: Random::new(seed), between, log: Vec::new() }
+        Tearing { bytes, random: Draws(seed), between, log: Vec::new() }
     }
 
     /// Answers the accesses that were made, each once.

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::program::Program;
+use crate::random::Random;
 
 /// The most outcomes that a program may have.
 const OUTCOMES_MAX: usize = 256;
@@ -275,26 +276,27 @@ fn three(programs: &mut Programs) {
 
 /// Two or three actors that do anything to two or three lines.
 fn drawn(programs: &mut Programs) {
-    let mut draws = Draws(SEED);
+    let random = Random::new(SEED);
+    let below = |end: usize| random.below(end as u64) as usize;
     let places = ["x", "y", "x-y", "x-z", "y-z", "x[0]", "x[7]-y[0]", "y[0]", "x[0-1]"];
     let mut added = 0;
     while added < DRAWN {
-        let actors = 2 + draws.below(2);
+        let actors = 2 + below(2);
         let mut value = 0;
         let mut texts = Vec::new();
         for actor in 0..actors {
-            let steps = 1 + draws.below(if actors == 2 { 4 } else { 2 });
+            let steps = 1 + below(if actors == 2 { 4 } else { 2 });
             let mut verbs = Vec::new();
             for _ in 0..steps {
                 value += 1;
-                let place = places[draws.below(places.len())];
-                let word = ["x[0]", "y[0]"][draws.below(2)];
-                let start = if verbs.is_empty() { "" } else { ["", "", "fence ", "wait "][draws.below(4)] };
-                verbs.push(match draws.below(6) {
+                let place = places[below(places.len())];
+                let word = ["x[0]", "y[0]"][below(2)];
+                let start = if verbs.is_empty() { "" } else { ["", "", "fence ", "wait "][below(4)] };
+                verbs.push(match below(6) {
                     0..2 => format!("{start}READ {place}"),
                     2..4 => format!("{start}WRITE {place}={value}"),
                     4 => format!("{start}FAA {word}+{}", value % 3),
-                    _ => format!("{start}CAS {word} {}->{value}", draws.below(3)),
+                    _ => format!("{start}CAS {word} {}->{value}", below(3)),
                 });
             }
             texts.push(format!("{}: {}", ["A", "B", "C"][actor], verbs.join("; ")));
@@ -328,18 +330,5 @@ impl Programs {
             self.all.push(program);
         }
         is_good
-    }
-}
-
-/// Draws that are the same for ever (SplitMix64: Steele, Lea and Flood 2014).
-struct Draws(u64);
-
-impl Draws {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * end as u128) >> 64) as usize
     }
 }

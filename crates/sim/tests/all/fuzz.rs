@@ -5,21 +5,21 @@
 #[path = "../../../remote/tests/support/fuzz.rs"]
 mod driver;
 
-use crate::support::draws::Draws;
 use driver::{Change, Executions, budget, change};
 use farside_sim::history::lines;
 use farside_sim::history::register::{Ask, History, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, check};
 use farside_sim::litmus::{Program, programs};
+use farside_sim::random::Random;
 
 /// A history of every kind of line.
 fn written(seed: u64) -> Vec<u8> {
-    let mut draws = Draws(seed);
+    let random = Random::new(seed);
     let mut history = History::new();
     let mut open = Vec::new();
     for at in 0..12 {
-        let (value, version) = (Value { tag: draws.below(3), len: 8 }, Version(draws.below(4)));
-        let (ask, outcome) = match draws.below(8) {
+        let (value, version) = (Value { tag: random.below(3), len: 8 }, Version(random.below(4)));
+        let (ask, outcome) = match random.below(8) {
             0 => (Ask::Get, Outcome::Found(value, Some(version))),
             1 => (Ask::Get, Outcome::Absent),
             2 => (Ask::Put(value), Outcome::Done(None)),
@@ -29,9 +29,9 @@ fn written(seed: u64) -> Vec<u8> {
             6 => (Ask::CompareAndPut { expected: version, value }, Outcome::Unknown),
             _ => (Ask::CompareAndPut { expected: version, value }, Outcome::Failed),
         };
-        open.push((history.call(at as u32 % 3, draws.below(2), ask, at), outcome));
-        if draws.once_in(2) {
-            let (id, outcome) = open.swap_remove(draws.below(open.len() as u64) as usize);
+        open.push((history.call(at as u32 % 3, random.below(2), ask, at), outcome));
+        if random.one_in(2) {
+            let (id, outcome) = open.swap_remove(random.below(open.len() as u64) as usize);
             history.returned(id, outcome, at);
         }
     }

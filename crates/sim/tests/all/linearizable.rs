@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::support::draws::Draws;
 use crate::support::operations::{DONE, NEVER, Row, cas, found, found_at, history, put, value};
 use farside_sim::history::Ask as _;
 use farside_sim::history::register::{Ask, History, Operation, Outcome, Value, Version};
 use farside_sim::linearizable::{Limits, Report, Undecided, Verdict, check, check_key, explain};
+use farside_sim::random::Random;
 
 fn is_good(rows: &[Row]) -> bool {
     let history = history(rows);
@@ -198,23 +198,23 @@ fn what_is_not_decided_does_not_pass() {
 
 /// A register of the plainest kind, with clients that may be anywhere in an operation.
 fn drawn(seed: u64) -> Vec<Row> {
-    let mut draws = Draws(seed);
-    let (clients, count) = (2 + draws.below(2), 3 + draws.below(5));
+    let random = Random::new(seed);
+    let (clients, count) = (2 + random.below(2), 3 + random.below(5));
     let (mut state, mut version): (Option<(u64, u64)>, u64) = (None, 0);
     let mut rows: Vec<Row> = Vec::new();
     // In the order of their effects, which lie four apart; each begins a little earlier and ends a little later, but
     // not before its client's last one.
     let mut free = vec![0; clients as usize];
     for at in 0..count {
-        let client = draws.below(clients);
+        let client = random.below(clients);
         let effect = 1_000 + at * 40;
-        let from = (effect - draws.below(90)).max(free[client as usize] + 1);
+        let from = (effect - random.below(90)).max(free[client as usize] + 1);
         let from = from.min(effect) / 16 * 16 + at * 2 % 16;
-        let to = (effect + draws.below(90)) / 16 * 16 + (at * 2 + 1) % 16;
-        let tells = draws.once_in(2);
+        let to = (effect + random.below(90)) / 16 * 16 + (at * 2 + 1) % 16;
+        let tells = random.one_in(2);
         let version_of = |version: u64| tells.then_some(Version(version));
-        let tag = draws.below(3);
-        let (ask, outcome) = match draws.below(7) {
+        let tag = random.below(3);
+        let (ask, outcome) = match random.below(7) {
             0..3 => match state {
                 Some((tag, version)) => (Ask::Get, Outcome::Found(value(tag), version_of(version))),
                 None => (Ask::Get, Outcome::Absent),
@@ -234,7 +234,7 @@ fn drawn(seed: u64) -> Vec<Row> {
                 }
             },
             _ => {
-                let expected = version.saturating_sub(draws.below(2));
+                let expected = version.saturating_sub(random.below(2));
                 let ask = cas(expected, tag);
                 match state {
                     None => (ask, if tells { Outcome::Absent } else { Outcome::Conflict(None) }),
@@ -247,7 +247,7 @@ fn drawn(seed: u64) -> Vec<Row> {
                 }
             }
         };
-        let (to, outcome) = match draws.below(16) {
+        let (to, outcome) = match random.below(16) {
             0 => (NEVER, Outcome::Unknown),
             1 => (to, Outcome::Unknown),
             2 if !matches!(outcome, Outcome::Done(_)) => (to, Outcome::Failed),
@@ -257,11 +257,11 @@ fn drawn(seed: u64) -> Vec<Row> {
         rows.push((client as u32, from, to.max(from + 1), ask, outcome));
     }
     // Most histories are then made wrong in a place, or so it seems.
-    for _ in 0..draws.below(4) {
-        let (at, other) = (draws.below(count) as usize, draws.below(count) as usize);
-        let outcome = match draws.below(4) {
-            0 => found(draws.below(3)),
-            1 => found_at(draws.below(3), draws.below(4)),
+    for _ in 0..random.below(4) {
+        let (at, other) = (random.below(count) as usize, random.below(count) as usize);
+        let outcome = match random.below(4) {
+            0 => found(random.below(3)),
+            1 => found_at(random.below(3), random.below(4)),
             2 => Outcome::Absent,
             _ => rows[other].4,
         };
@@ -467,24 +467,24 @@ mod brute {
 #[test]
 fn many_clients_on_one_key_are_decided() {
     for seed in 0..5 {
-        let mut draws = Draws(seed);
+        let random = Random::new(seed);
         let mut history = History::new();
         let (mut now, mut installs) = (None, 0);
         let mut running = [None; 16];
         let mut lost = Vec::new();
         for ns in 0..6_000 {
-            let client = draws.below(16) as usize;
+            let client = random.below(16) as usize;
             running[client] = match running[client] {
                 None => {
-                    let ask = if draws.once_in(2) { Ask::Get } else { put(ns) };
+                    let ask = if random.one_in(2) { Ask::Get } else { put(ns) };
                     Some((history.call(client as u32, 0, ask, ns), ask, None))
                 }
                 // What its client gives up may take effect much later.
-                Some((id, Ask::Put(value), None)) if draws.once_in(50) => {
+                Some((id, Ask::Put(value), None)) if random.one_in(50) => {
                     history.returned(id, Outcome::Unknown, ns);
                     lost.push(value);
-                    let late = lost.swap_remove(draws.below(lost.len() as u64) as usize);
-                    if draws.once_in(2) {
+                    let late = lost.swap_remove(random.below(lost.len() as u64) as usize);
+                    if random.one_in(2) {
                         installs += 1;
                         now = Some((late, installs));
                     }
@@ -519,19 +519,19 @@ fn soak_histories_of_four_clients_are_all_decided() {
     let mut operations = 0;
     let mut histories = Vec::new();
     for seed in 0..2_000 {
-        let mut draws = Draws(seed);
+        let random = Random::new(seed);
         let mut history = History::new();
         let mut stores = [(0, 0); 5];
         let mut running = Vec::new();
         for at in 0..200 {
             // Four clients; each operation takes effect when it is called, and is answered three calls later.
             if running.len() == 4 {
-                let (id, outcome) = running.remove(draws.below(4) as usize);
+                let (id, outcome) = running.remove(random.below(4) as usize);
                 history.returned(id, outcome, at * 10);
             }
-            let key = draws.below(5);
+            let key = random.below(5);
             let (tag, version) = &mut stores[key as usize];
-            let (ask, outcome) = if draws.once_in(2) {
+            let (ask, outcome) = if random.one_in(2) {
                 (*tag, *version) = (at + 1, *version + 1);
                 (put(*tag), DONE)
             } else if *version == 0 {
@@ -539,7 +539,7 @@ fn soak_histories_of_four_clients_are_all_decided() {
             } else {
                 (Ask::Get, found_at(*tag, *version))
             };
-            let outcome = if draws.once_in(50) { Outcome::Unknown } else { outcome };
+            let outcome = if random.one_in(50) { Outcome::Unknown } else { outcome };
             running.push((history.call(at as u32 % 4, key, ask, at * 10 + 5), outcome));
         }
         operations += 200;

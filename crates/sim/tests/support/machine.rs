@@ -4,8 +4,7 @@
 //! with the enumerator but the program itself. Each flaw is one that a NIC, or a model of one, may have.
 
 use farside_sim::litmus::{LINE_WORDS, Op, Outcome, Program, Start, Step};
-
-use crate::support::draws::Draws;
+use farside_sim::random::Random;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
@@ -65,13 +64,13 @@ impl Running<'_> {
 }
 
 pub(crate) fn run(program: &Program, seed: u64, flaw: Flaw) -> Outcome {
-    let mut draws = Draws(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed);
+    let random = Random::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed);
     let mut memory = program.memory();
     let mut all: Vec<Running<'_>> =
-        program.steps().map(|(actor, step)| running(actor, step, flaw, &mut draws)).collect();
+        program.steps().map(|(actor, step)| running(actor, step, flaw, &random)).collect();
     // Every second run gives each line of each verb a rank, so that what is rare by drawing one by one comes too.
     let ranks: Option<Vec<u64>> =
-        seed.is_multiple_of(2).then(|| (0..all.len() * 8).map(|_| draws.next()).collect());
+        seed.is_multiple_of(2).then(|| (0..all.len() * 8).map(|_| random.bits()).collect());
     loop {
         let choices: Vec<(usize, usize)> =
             (0..all.len()).flat_map(|verb| (0..all[verb].left.len()).map(move |part| (verb, part))).collect();
@@ -89,7 +88,7 @@ pub(crate) fn run(program: &Program, seed: u64, flaw: Flaw) -> Outcome {
                 choices.sort_by_key(rank);
                 choices[0]
             }
-            None => choices[draws.below(choices.len() as u64) as usize],
+            None => choices[random.below(choices.len() as u64) as usize],
         };
         act(&mut all[chosen.0], chosen.1, &mut memory, flaw);
     }
@@ -97,7 +96,7 @@ pub(crate) fn run(program: &Program, seed: u64, flaw: Flaw) -> Outcome {
     Outcome { answers: all.into_iter().map(|verb| verb.answer).collect(), memory }
 }
 
-fn running<'a>(actor: usize, step: &'a Step, flaw: Flaw, draws: &mut Draws) -> Running<'a> {
+fn running<'a>(actor: usize, step: &'a Step, flaw: Flaw, random: &Random) -> Running<'a> {
     let (at, end) = (step.op.at(), step.op.at() + step.op.words());
     let mut left = Vec::new();
     let mut from = at;
@@ -108,7 +107,7 @@ fn running<'a>(actor: usize, step: &'a Step, flaw: Flaw, draws: &mut Draws) -> R
             Flaw::WritesAreWhole => matches!(step.op, Op::Write { .. }),
             _ => false,
         };
-        let is_torn = flaw == Flaw::LinesAreTorn && draws.once_in(2);
+        let is_torn = flaw == Flaw::LinesAreTorn && random.one_in(2);
         let to = if whole {
             end
         } else if is_torn {

@@ -1,5 +1,4 @@
 //! What the tests of this crate share.
 
-pub(crate) mod draws;
 pub(crate) mod machine;
 pub(crate) mod operations;

@@ -4,6 +4,7 @@
 //! Invariant: nobody else touches its keys, and it does one operation after another. So what it leaves is the
 //! outcome of a prefix.
 
+use farside_remote::draws::Draws;
 use std::collections::BTreeMap;
 
 /// One operation.
@@ -83,10 +84,7 @@ pub(crate) fn after(count: u64, op: impl Fn(u64) -> Op) -> BTreeMap<u8, (u64, us
     values
 }
 
-/// SplitMix64's finisher.
-pub(crate) fn mix(mut word: u64) -> u64 {
-    word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
+/// The first draw of a seed.
+pub(crate) fn mix(word: u64) -> u64 {
+    Draws(word).next()
 }

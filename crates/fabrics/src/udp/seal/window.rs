@@ -55,6 +55,7 @@ fn bit(counter: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farside_remote::draws::Draws;
     use std::collections::BTreeSet;
 
     /// As slow and as plain as it can be.
@@ -86,13 +87,11 @@ mod tests {
     fn a_counter_is_new_once_in_any_order() {
         for seed in 1..=64_u64 {
             let (mut window, mut plain) = (Window::default(), Plain::default());
-            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut draws = Draws(seed);
             let mut highest = 0_u64;
             let mut old = 0;
             for step in 0..4000 {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
+                let state = draws.next();
                 let near = state >> 32;
                 let counter = match state % 16 {
                     0 => highest.saturating_sub(near % (2 * REACH)),

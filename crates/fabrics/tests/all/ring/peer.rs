@@ -1,5 +1,6 @@
 //! The other side, written by hand: it shares no code with what it meets.
 
+use farside_remote::draws::Draws;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -137,11 +138,9 @@ impl Peer {
             for thread in 0..threads {
                 let stop = &stop;
                 scope.spawn(move || {
-                    let mut random = (seed << 8 | thread).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+                    let mut draws = Draws(seed << 8 | thread);
                     while !stop.load(Ordering::Relaxed) {
-                        random ^= random << 13;
-                        random ^= random >> 7;
-                        random ^= random << 17;
+                        let random = draws.next();
                         let word = memory.word(WORDS[(random >> 20) as usize % 6]);
                         match random % 8 {
                             0 => word.store(random, Ordering::SeqCst),

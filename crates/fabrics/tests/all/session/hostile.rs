@@ -3,11 +3,12 @@
 //!
 //! What is held: nothing panics, nothing runs that was not asked, and what is kept stays within its bound.
 
-use crate::session::world::{MS, Order, Rng, Runner, World, seeds};
+use crate::session::world::{MS, Order, Runner, World, seeds};
 use crate::session::{client, open, order, server};
 use farside_fabrics::session::packet::PacketError;
 use farside_fabrics::session::{self, client::Client, client::Event, server::Server};
 use farside_remote::Addr;
+use farside_remote::draws::Draws;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::time::Duration;
 
@@ -402,7 +403,7 @@ fn a_peer_that_ignores_what_was_granted_makes_nothing_grow() {
 }
 
 /// A datagram that is nearly right.
-fn nearly(rng: &mut Rng, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
+fn nearly(rng: &mut Draws, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for _ in 0..rng.below(4) {
         let size = [0, 8, 16, 24, 40, 1160, 1161, 3000, 65536][rng.below(9) as usize];
@@ -437,7 +438,7 @@ fn nearly(rng: &mut Rng, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
 fn a_server_withstands_whatever_arrives() {
     let taken = std::cell::Cell::new(0);
     seeds("a_server_withstands_whatever_arrives", 300, |seed| {
-        let mut rng = Rng(seed);
+        let mut rng = Draws(seed);
         let mut victim = Victim::new();
         let mut payload = Order { tag: 3, size: CHUNK, reply_size: 65536, later_ms: 0 }.encode();
         // Bytes that are no order of ours are answered by as many: the pattern would not hold.
@@ -465,7 +466,7 @@ fn a_server_withstands_whatever_arrives() {
 fn a_client_withstands_whatever_arrives() {
     let taken = std::cell::Cell::new(0);
     seeds("a_client_withstands_whatever_arrives", 300, |seed| {
-        let mut rng = Rng(seed);
+        let mut rng = Draws(seed);
         let mut config = client(1, 1);
         config.nonce = 77;
         let mut victim = Client::new(MS, config);
@@ -528,7 +529,7 @@ fn a_client_withstands_whatever_arrives() {
 
 #[test]
 fn random_bytes_are_nothing_to_either_end() {
-    let mut rng = Rng(1);
+    let mut rng = Draws(1);
     let mut victim = Victim::new();
     let mut world = World::new(1, server());
     let peer = open(&mut world, client(1, 1));

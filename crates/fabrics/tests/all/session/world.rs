@@ -8,32 +8,13 @@ use farside_fabrics::session::server::{
     self, End as Ending, Hello, Host, Outcome, Request, RequestRef, Server,
 };
 use farside_remote::Addr;
+use farside_remote::draws::Draws;
 use farside_remote::fabric::ServiceId;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::time::Duration;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
-
-/// Splitmix: good enough to choose faults by.
-#[derive(Clone)]
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-    pub(crate) fn percent(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Faults {
@@ -123,7 +104,7 @@ impl Host for Runner {
 
     fn secret(&mut self) -> u64 {
         self.secrets += 1;
-        Rng(0x5ec_0000 + self.secrets).next()
+        Draws(0x5ec_0000 + self.secrets).next()
     }
     fn open(&mut self, hello: &Hello<'_>) -> Result<(u128, u64), String> {
         self.features_seen = hello.features;
@@ -261,7 +242,7 @@ pub(crate) struct Peer {
     pub(crate) unreachable: Vec<(u32, Addr)>,
     /// Percent of turns in which this owner does not get to act on what it holds.
     pub(crate) slow: u64,
-    rng: Rng,
+    rng: Draws,
     /// Stopped: nothing reaches it and it does nothing.
     pub(crate) is_paused: bool,
     pub(crate) executions: Vec<u64>,
@@ -280,7 +261,7 @@ impl Peer {
             is_retiring: false,
             unreachable: Vec::new(),
             slow: 0,
-            rng: Rng(1),
+            rng: Draws(1),
             is_paused: false,
             executions: Vec::new(),
             outstanding_max: 0,
@@ -348,7 +329,7 @@ type Flight = (Duration, u64, To, Vec<u8>);
 
 pub(crate) struct World {
     pub(crate) now: Duration,
-    pub(crate) rng: Rng,
+    pub(crate) rng: Draws,
     pub(crate) faults: Faults,
     pub(crate) struck: Struck,
     pub(crate) host: Runner,
@@ -369,7 +350,7 @@ impl World {
     pub(crate) fn new(seed: u64, server_config: server::Config) -> World {
         World {
             now: MS,
-            rng: Rng(seed),
+            rng: Draws(seed),
             faults: Faults::default(),
             struck: Struck::default(),
             host: Runner::default(),

@@ -7,6 +7,7 @@ use crate::hostile::peer::{
 use crate::support::raw_ring::{self, RING, SIZE, Side, Word};
 use crate::support::{Node, PATIENCE, command, farside, until};
 use farside_fabrics::executor::Core;
+use farside_remote::draws::Draws;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, Memory, NodeId};
 use rustix::event::PollFlags;
@@ -580,11 +581,9 @@ fn scribbles_over_its_rings(socket: &Path) {
     let mut ended = 0;
     for seed in 0..20_u64 {
         let peer = Peer::greeted(socket);
-        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut draws = Draws(seed);
         for turn in 0..20_000 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
+            let random = draws.next();
             let side = if random >> 60 & 1 == 0 { Side::Client } else { Side::Engine };
             let word = [Word::Tail(side), Word::Head(side), Word::Wish(side)][(random >> 32) as usize % 3];
             let word = peer.ring().memory.word(word);

@@ -7,6 +7,7 @@
 //! ```
 
 use farside_remote::control::Store;
+use farside_remote::draws::Draws;
 use farside_remote::op::{ListId, Op, cas_with, write_from};
 use farside_remote::{Addr, BoundedPtr, Chain, Mode};
 use farside_remote::{allocate, cas, cas_from, fetch_add, read, retire, write};
@@ -19,30 +20,6 @@ const POINTER_SIZE: u64 = size_of::<BoundedPtr>() as u64;
 pub(crate) const WORKED: u64 = 8192;
 const OPS_MAX: u64 = 6;
 
-/// A small generator, the same for the same seed everywhere (SplitMix64).
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn once_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
-
 /// What ops point to while their chain is built.
 pub(crate) struct Operands {
     bytes: Vec<u8>,
@@ -53,7 +30,7 @@ pub(crate) struct Operands {
 }
 
 impl Operands {
-    pub(crate) fn draw(store: &Store, random: &mut Random) -> Operands {
+    pub(crate) fn draw(store: &Store, random: &mut Draws) -> Operands {
         let bytes = (0..1024).map(|_| random.next() as u8).collect();
         // Few values, so that comparisons hold and fail about equally often.
         let mut word = || U64::new([0, 1, 2, 255, 256, u64::MAX][random.below(6) as usize]);
@@ -63,11 +40,11 @@ impl Operands {
         Operands { bytes, words, wide, garbage }
     }
 
-    fn garbage(&self, random: &mut Random) -> &[Addr] {
+    fn garbage(&self, random: &mut Draws) -> &[Addr] {
         &self.garbage[..[0, 1, 2, 40][random.below(4) as usize]]
     }
 
-    fn bytes(&self, random: &mut Random) -> &[u8] {
+    fn bytes(&self, random: &mut Draws) -> &[u8] {
         let len = [0, 1, 7, 8, 16, 33, 255, 256, 700][random.below(9) as usize];
         let from = random.below((self.bytes.len() - len) as u64) as usize;
         &self.bytes[from..from + len]
@@ -75,7 +52,7 @@ impl Operands {
 }
 
 /// The pointers with which the table begins.
-pub(crate) fn pointers(store: &Store, random: &mut Random) -> Vec<u8> {
+pub(crate) fn pointers(store: &Store, random: &mut Draws) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..POINTERS {
         let ptr = match random.below(8) {
@@ -95,7 +72,7 @@ pub(crate) fn build<'a>(
     chain: &mut Chain<'a>,
     store: &Store,
     operands: &'a Operands,
-    random: &mut Random,
+    random: &mut Draws,
 ) -> usize {
     let ops = 1 + random.below(OPS_MAX);
     let reclaims = random.once_in(2);
@@ -110,9 +87,9 @@ fn add_any<'a>(
     reclaims: bool,
     store: &Store,
     operands: &'a Operands,
-    random: &mut Random,
+    random: &mut Draws,
 ) {
-    let at = |random: &mut Random| place(store, random);
+    let at = |random: &mut Draws| place(store, random);
     match random.below(7) {
         2 if reclaims => add(chain, retire(operands.garbage(random)), false, store, random),
         0 => {
@@ -144,7 +121,7 @@ fn add_any<'a>(
     }
 }
 
-fn add_cas<'a, T>(chain: &mut Chain<'a>, reclaims: bool, words: &'a [T], store: &Store, random: &mut Random)
+fn add_cas<'a, T>(chain: &mut Chain<'a>, reclaims: bool, words: &'a [T], store: &Store, random: &mut Draws)
 where
     T: IntoBytes + zerocopy::Immutable,
 {
@@ -166,18 +143,12 @@ where
     );
 }
 
-fn pick<'a, T>(from: &'a [T], random: &mut Random) -> &'a T {
+fn pick<'a, T>(from: &'a [T], random: &mut Draws) -> &'a T {
     &from[random.below(from.len() as u64) as usize]
 }
 
 /// Adds one op, conditional or not, redirected or not.
-fn add<'a, T: ?Sized>(
-    chain: &mut Chain<'a>,
-    op: Op<'a, T>,
-    output: bool,
-    store: &Store,
-    random: &mut Random,
-) {
+fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>, output: bool, store: &Store, random: &mut Draws) {
     let conditional = random.once_in(2);
     if output && random.once_in(3) {
         let op = op.redirect(place(store, random));
@@ -188,7 +159,7 @@ fn add<'a, T: ?Sized>(
 }
 
 /// Mostly a pointer or a word of the table; now and then scratch, its end, or what the key does not open.
-fn place(store: &Store, random: &mut Random) -> Addr {
+fn place(store: &Store, random: &mut Draws) -> Addr {
     match random.below(24) {
         0 => Addr::new(64),
         1 => Addr::new(store.table_at + store.table_len - 8),

@@ -1,6 +1,6 @@
 //! What every fabric must do.
 
-use super::chains::{Operands, Random, WORKED, build, pointers};
+use super::chains::{Operands, WORKED, build, pointers};
 use super::executors::{Executor, Task};
 use super::rig::{Endpoint, NODE, PLAIN, Rig, SLOW};
 use super::twin::Twin;
@@ -8,6 +8,7 @@ use farside_fabrics::executor::{TASKS_MAX, block_on};
 use farside_fabrics::timer;
 use farside_remote::arena::session::SessionId;
 use farside_remote::control::{Answer, Ask, Store};
+use farside_remote::draws::Draws;
 use farside_remote::fabric::{CALL_BYTES_MAX, DEADLINE, Ran, ServiceId};
 use farside_remote::op::ListId;
 use farside_remote::service::{ADDRESS_SIZE, address};
@@ -62,7 +63,7 @@ pub(crate) fn every_op_does_what_run_says<R: Rig>(rig: &R, executor: Executor) {
     let twin = Rc::new(twin);
     let copy = Rc::clone(&twin);
     executor.run(&endpoint, async move {
-        let (mut random, mut buffer) = (Random::new(1), ChainBuf::new());
+        let (mut random, mut buffer) = (Draws(1), ChainBuf::new());
         let (mut reply, mut expected) = (Reply::new(), Reply::new());
         for number in 0..CHAINS {
             let first = pointers(&of, &mut random);
