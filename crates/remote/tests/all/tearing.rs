@@ -56,6 +56,23 @@ fn rewrite(memory: &Bytes, at: u64, len: usize, version: &mut u8) {
     memory.poke(at, &vec![*version; len]);
 }
 
+/// As [`torn`], while the `len` bytes at `at` are rewritten once in so many times.
+fn torn_by<'a>(
+    (at, len, once_in): (u64, usize, u64),
+    memory: &Bytes,
+    seed: u64,
+    buf: &'a mut ChainBuf,
+    build: impl FnOnce(&mut Chain<'a>),
+) -> (Reply, Vec<Access>) {
+    let (mut version, mut random) = (0, Draws(seed));
+    rewrite(memory, at, len, &mut version);
+    torn(memory, seed, buf, build, |memory, _| {
+        if random.once_in(once_in) {
+            rewrite(memory, at, len, &mut version);
+        }
+    })
+}
+
 /// How many different versions the bytes are of.
 fn versions(bytes: &[u8]) -> usize {
     bytes.iter().collect::<BTreeSet<_>>().len()
@@ -66,16 +83,9 @@ fn a_long_read_may_be_torn_but_never_within_an_aligned_unit() {
     let (memory, table) = node();
     let mut torn_reads = 0;
     for seed in 0..200 {
-        let (mut version, mut random) = (0, Draws(seed));
-        rewrite(&memory, table, 128, &mut version);
-        let write_now_and_then = |memory: &Bytes, _| {
-            if random.once_in(2) {
-                rewrite(memory, table, 128, &mut version);
-            }
-        };
         let mut buf = ChainBuf::new();
         let at = Addr::new(table);
-        let (reply, _) = torn(&memory, seed, &mut buf, |c| also(c, read(at, 128)), write_now_and_then);
+        let (reply, _) = torn_by((table, 128, 2), &memory, seed, &mut buf, |c| also(c, read(at, 128)));
         assert_eq!(reply.verdict(), Status::Ok);
         let bytes = reply.output(0);
         assert!(bytes.chunks(16).all(|unit| versions(unit) == 1), "seed {seed}: a unit was torn");
@@ -91,17 +101,10 @@ fn an_aligned_read_of_sixteen_bytes_is_never_torn_and_one_across_lines_may_be() 
     let mut torn_reads = 0;
     for seed in 0..200 {
         for (offset, aligned) in [(0, true), (48, true), (56, false)] {
-            let (mut version, mut random) = (0, Draws(seed));
-            rewrite(&memory, table, 128, &mut version);
-            let write_now_and_then = |memory: &Bytes, _| {
-                if random.once_in(2) {
-                    rewrite(memory, table, 128, &mut version);
-                }
-            };
             let mut buf = ChainBuf::new();
             let at = Addr::new(table + offset);
             let (reply, accesses) =
-                torn(&memory, seed, &mut buf, |c| also(c, read(at, 16)), write_now_and_then);
+                torn_by((table, 128, 2), &memory, seed, &mut buf, |c| also(c, read(at, 16)));
             assert!(!aligned || versions(reply.output(0)) == 1, "seed {seed}: a slot was torn");
             assert_eq!(aligned, accesses.iter().any(|access| matches!(access, Access::Load { .. })));
             torn_reads += u32::from(versions(reply.output(0)) > 1);
@@ -118,13 +121,6 @@ fn a_copy_within_the_node_keeps_aligned_words_whole_wherever_it_begins() {
     for seed in 0..100 {
         for offset in [0, 8, 1, 15, 16, 31, 48] {
             for redirected in [false, true] {
-                let (mut version, mut random) = (0, Draws(seed));
-                rewrite(&memory, table, 2048, &mut version);
-                let write_now_and_then = |memory: &Bytes, _| {
-                    if random.once_in(3) {
-                        rewrite(memory, table, 2048, &mut version);
-                    }
-                };
                 let mut buf = ChainBuf::new();
                 let (from, to) = (Addr::new(table + offset), Addr::new(to + offset));
                 let build = |c: &mut Chain<'_>| {
@@ -134,7 +130,7 @@ fn a_copy_within_the_node_keeps_aligned_words_whole_wherever_it_begins() {
                         also(c, write_from(to, from, 1500));
                     }
                 };
-                torn(&memory, seed, &mut buf, build, write_now_and_then);
+                torn_by((table, 2048, 3), &memory, seed, &mut buf, build);
                 let copied = memory.peek(table + 8192 + offset, 1500);
                 let lead = (32 - offset as usize % 32) % 32;
                 for word in copied[lead..].chunks_exact(32) {
@@ -150,17 +146,10 @@ fn a_wide_word_is_compared_and_swapped_at_one_instant() {
     let (memory, table) = node();
     let mut retries = 0;
     for seed in 0..200 {
-        let (mut version, mut random) = (0, Draws(seed));
-        rewrite(&memory, table, 32, &mut version);
-        let write_now_and_then = |memory: &Bytes, _| {
-            if random.once_in(2) {
-                rewrite(memory, table, 32, &mut version);
-            }
-        };
         let mut buf = ChainBuf::new();
         // Version 255 is none, so that every exchange is tried, and only a writer in between can make it fail.
         let op = cas(Mode::Ne, Addr::new(table), &[255u8; 32], &[254u8; 32]);
-        let (reply, accesses) = torn(&memory, seed, &mut buf, |c| also(c, op), write_now_and_then);
+        let (reply, accesses) = torn_by((table, 32, 2), &memory, seed, &mut buf, |c| also(c, op));
         assert_eq!(reply.verdict(), Status::Ok, "seed {seed}");
         assert_eq!(versions(reply.output(0)), 1, "seed {seed}: the old value was torn");
         assert_eq!(memory.peek(table, 32), [254; 32], "seed {seed}: nobody came after the exchange");

@@ -186,65 +186,46 @@ pub(crate) struct Scenario {
 
 pub(crate) const SCENARIOS: [Scenario; 6] = [CHURN, REUSE, GROWTH, GRANTING, RETIREMENT, MARKING];
 
+const EMPTY: Scenario = Scenario { name: "", granted: 0, granted_later: 0, free: 0, unused: 0, scripts: &[] };
+
 /// Buffers go round on a short list.
 const CHURN: Scenario = Scenario {
     name: "churn",
-    granted: 0,
-    granted_later: 0,
     free: 2,
     unused: 1,
     scripts: &[take_and_give, take_and_give, take_and_give],
+    ..EMPTY
 };
 
 /// The same buffer comes back to the head of the list, and another does not: what fools a plain stack.
-const REUSE: Scenario = Scenario {
-    name: "reuse",
-    granted: 0,
-    granted_later: 0,
-    free: 3,
-    unused: 0,
-    scripts: &[take_and_give, keep_the_second],
-};
+const REUSE: Scenario =
+    Scenario { name: "reuse", free: 3, scripts: &[take_and_give, keep_the_second], ..EMPTY };
 
 /// Lists are empty; buffers come from segments that run out, and two classes want the next one.
-const GROWTH: Scenario = Scenario {
-    name: "growth",
-    granted: 2,
-    granted_later: 0,
-    free: 0,
-    unused: 1,
-    scripts: &[grow, grow, grow_medium],
-};
+const GROWTH: Scenario =
+    Scenario { name: "growth", granted: 2, unused: 1, scripts: &[grow, grow, grow_medium], ..EMPTY };
 
 /// The node grants a segment while two classes take those that are granted already.
 const GRANTING: Scenario = Scenario {
     name: "granting",
     granted: 2,
     granted_later: 1,
-    free: 0,
     unused: 1,
     scripts: &[grow, grow_medium, grant_another],
+    ..EMPTY
 };
 
 /// Clients retire; the node takes what they retired and gives it.
 const RETIREMENT: Scenario = Scenario {
     name: "retirement",
-    granted: 0,
-    granted_later: 0,
     free: 3,
-    unused: 0,
     scripts: &[take_and_retire, take_and_retire, repost_now_and_then],
+    ..EMPTY
 };
 
 /// A scan marks live buffers as suspect while they are given back.
-const MARKING: Scenario = Scenario {
-    name: "marking",
-    granted: 0,
-    granted_later: 0,
-    free: 2,
-    unused: 0,
-    scripts: &[take_and_give, take_and_give, mark_suspects],
-};
+const MARKING: Scenario =
+    Scenario { name: "marking", free: 2, scripts: &[take_and_give, take_and_give, mark_suspects], ..EMPTY };
 
 fn take_and_give(hand: &Hand) -> Result<(), Died> {
     for _ in 0..2 {
@@ -414,11 +395,10 @@ impl Scenario {
         // Nothing is forgotten: whatever is not in somebody's hands can be taken, segment by segment.
         let in_hands = live.values().filter(|state| state.stage != Stage::Free).count();
         let mut drained = BTreeSet::new();
-        while let Some(at) = node.take(LARGE).expect("the node lives") {
-            assert!(drained.insert(at), "{at:#x} was taken twice");
-        }
-        while let Some(at) = node.take(MEDIUM).expect("the node lives") {
-            assert!(drained.insert(at), "{at:#x} was taken twice");
+        for class in [LARGE, MEDIUM] {
+            while let Some(at) = node.take(class).expect("the node lives") {
+                assert!(drained.insert(at), "{at:#x} was taken twice");
+            }
         }
         let arena = Arena::of(bytes);
         let all: u32 = (0..=self.granted + self.granted_later)
