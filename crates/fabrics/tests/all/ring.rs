@@ -1,15 +1,17 @@
 //! Rings between real sides: threads, processes that are killed, and peers that play foul.
 
 mod peer;
+#[path = "../../../farside/tests/support/raw_ring.rs"]
+mod raw_ring;
 
 use farside_fabrics::ring::{Connected, RingLine, RingPort};
 use farside_fabrics::session::carrier::{Arrival, Broken, Line, Port};
 use farside_fabrics::shm::ConnectError;
 use farside_fabrics::socket::ListenError;
-use peer::{Child, Impostor, Peer};
+use peer::{Child, Impostor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -302,12 +304,12 @@ fn whoever_scribbles_over_the_rings_harms_nobody_else() {
     let line = engine.connect();
     let mut before = 0;
     for seed in 0..60 {
-        let peer = Peer::join(&engine.path());
-        peer.scribble(seed, 1 + seed % 3, || ask(&line, &seed.to_le_bytes()));
-        before += usize::from(peer.is_hung_up_on(Duration::ZERO));
+        let ring = peer::join(&engine.path(), &[]);
+        peer::scribble(&ring, seed, 1 + seed % 3, || ask(&line, &seed.to_le_bytes()));
+        before += usize::from(ring.hangs_up_within(Duration::ZERO));
         // What stands there at last is impossible, whatever was read before.
-        peer.claim_the_impossible();
-        assert!(peer.is_hung_up_on(PATIENCE), "seed {seed}");
+        peer::claim_the_impossible(&ring);
+        assert!(ring.hangs_up_within(PATIENCE), "seed {seed}");
     }
     assert!(before > 0, "none was found out while it scribbled");
     ask(&line, b"still there");
@@ -317,9 +319,9 @@ fn whoever_scribbles_over_the_rings_harms_nobody_else() {
 #[test]
 fn a_hello_that_is_none_is_refused_or_hung_up_on() {
     let engine = Echo::start();
-    let good = peer::HELLO;
+    let good = raw_ring::HELLO;
     for len in 1..good.len() {
-        Peer::dial(&engine.path()).expect_refusal(&good[..len], "not understood");
+        peer::expect_refusal(&engine.path(), &good[..len], "not understood");
     }
     let hellos: [(&[u8], &str); 6] = [
         (b"\0\xff", "not understood"),
@@ -330,14 +332,15 @@ fn a_hello_that_is_none_is_refused_or_hung_up_on() {
         (br#"{"magic":"farside-ring","version":-1}"#, "not understood"),
     ];
     for (hello, reason) in hellos {
-        Peer::dial(&engine.path()).expect_refusal(hello, reason);
+        peer::expect_refusal(&engine.path(), hello, reason);
     }
-    Peer::dial(&engine.path()).expect_hang_up(b"");
-    Peer::dial(&engine.path()).expect_hang_up(&[b' '; 100_000]);
-    let silent: Vec<Peer> = (0..100).map(|_| Peer::dial(&engine.path())).collect();
+    peer::expect_hang_up(&engine.path(), b"");
+    peer::expect_hang_up(&engine.path(), &[b' '; 100_000]);
+    let silent: Vec<_> = (0..100).map(|_| raw_ring::dial(&engine.path())).collect();
     ask(&engine.connect(), b"still there");
     drop(silent);
-    Peer::join_with_descriptors(&engine.path());
+    let null = std::fs::File::open("/dev/null").expect("a device");
+    peer::join(&engine.path(), &[null.as_fd(), null.as_fd()]);
     ask(&engine.connect(), b"still there");
 }
 
@@ -351,8 +354,8 @@ fn an_engine_that_is_none_is_an_error() {
     assert!(refused(Impostor::saying(b"")).contains("hung up"));
     assert!(refused(Impostor::saying(br#"{"Refusal":"not today"}"#)).contains("refuses: not today"));
     assert!(refused(Impostor::saying(br#""Welcome""#)).contains("sent no memory"));
-    assert!(refused(Impostor::lending(peer::SIZE, false)).contains("could be cut"));
-    assert!(refused(Impostor::lending(peer::SIZE - 4096, true)).contains("bytes, not"));
+    assert!(refused(Impostor::lending(raw_ring::SIZE, false)).contains("could be cut"));
+    assert!(refused(Impostor::lending(raw_ring::SIZE - 4096, true)).contains("bytes, not"));
     assert!(refused(Impostor::silent()).contains("did not answer"));
 }
 
@@ -389,7 +392,7 @@ fn engines_at_one_socket_share_those_who_come() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ring");
     let mut ports = RingPort::bind(&path, 2).expect("a socket");
-    let peers: Vec<Peer> = (0..8).map(|_| Peer::dial(&path)).collect();
+    let peers: Vec<_> = (0..8).map(|_| raw_ring::dial(&path)).collect();
     for _ in &peers {
         for port in &mut ports {
             port.receive(|_, _| {}).expect("a port goes on");

@@ -219,11 +219,17 @@ impl Ring {
     }
 }
 
-/// A memory of so many bytes that nobody can cut or extend.
-pub(crate) fn sealed(size: u64) -> OwnedFd {
+/// A memory of so many bytes.
+pub(crate) fn unsealed(size: u64) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("by hand", flags).expect("memory");
     rustix::fs::ftruncate(&fd, size).expect("memory");
+    fd
+}
+
+/// A memory of so many bytes that nobody can cut or extend.
+pub(crate) fn sealed(size: u64) -> OwnedFd {
+    let fd = unsealed(size);
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&fd, seals).expect("it allows that");
     fd
@@ -245,31 +251,37 @@ pub(crate) fn listen(path: &Path) -> OwnedFd {
     socket
 }
 
-fn socket() -> OwnedFd {
+pub(crate) fn socket() -> OwnedFd {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .expect("a socket")
 }
 
 /// Sends a message with these descriptors; who is not listened to may have been hung up on.
 pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+    try_send(socket, bytes, fds).is_ok()
+}
+
+pub(crate) fn try_send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds)));
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags).is_ok()
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags).map(drop)
 }
 
 /// A message and the descriptors that come with it; nothing once the other side has hung up.
 #[track_caller]
 pub(crate) fn receive(socket: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
-    let wait = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-    let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait)).expect("a poll");
-    assert!(ready > 0, "the other side says nothing");
+    wait(socket, PollFlags::IN);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut bytes = vec![0; 1 << 16];
+    let mut bytes = vec![0; 256 << 10];
     let mut slices = [IoSliceMut::new(&mut bytes)];
-    let received = rustix::net::recvmsg(socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC).ok()?;
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = match rustix::net::recvmsg(socket, &mut slices, &mut ancillary, flags) {
+        Err(Errno::CONNRESET) => return None,
+        received => received.expect("a message"),
+    };
     let mut fds = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -278,6 +290,13 @@ pub(crate) fn receive(socket: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
     }
     bytes.truncate(received.bytes);
     (received.bytes > 0).then_some((bytes, fds))
+}
+
+#[track_caller]
+pub(crate) fn wait(socket: &OwnedFd, for_what: PollFlags) {
+    let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(socket, for_what)], Some(&timeout)).expect("a poll");
+    assert!(ready > 0, "the other side does nothing");
 }
 
 /// Whether the other end of a socket hangs up in time. What it says before is not listened to.

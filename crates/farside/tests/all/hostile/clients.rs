@@ -392,7 +392,7 @@ fn a_stopped_node_is_named_to_new_clients_and_serves_them_once_it_goes_on() {
     // Until so many wait that nobody more may.
     let mut waiting = Vec::new();
     loop {
-        let socket = Peer::socket();
+        let socket = raw_ring::socket();
         rustix::io::ioctl_fionbio(&socket, true).expect("a socket");
         match rustix::net::connect(&socket, &SocketAddrUnix::new(node.socket()).expect("a name")) {
             Ok(()) => waiting.push(socket),

@@ -7,7 +7,7 @@ use crate::support::{Node, PATIENCE, Ran, farside, until};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, NodeId};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Signal;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,10 +23,7 @@ struct Impostor {
 impl Impostor {
     fn new(mut meet: impl FnMut(Peer) + Send + 'static) -> Impostor {
         let folder = tempfile::tempdir().expect("a folder");
-        let listener = Peer::socket();
-        let address = SocketAddrUnix::new(folder.path().join("node.sock")).expect("a name");
-        rustix::net::bind(&listener, &address).expect("a place");
-        rustix::net::listen(&listener, 8).expect("a listener");
+        let listener = raw_ring::listen(&folder.path().join("node.sock"));
         std::thread::spawn(move || {
             while let Ok(socket) = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
                 meet(Peer::over(socket));
@@ -116,7 +113,7 @@ fn a_memory_that_is_none_is_an_error() {
         (reader.into(), "a memory of 0 bytes"),
         (writer.into(), "a memory of 0 bytes"),
         (File::open("/dev/zero").expect("a device").into(), "a memory of 0 bytes"),
-        (Peer::socket(), "a memory of 0 bytes"),
+        (raw_ring::socket(), "a memory of 0 bytes"),
         (bell(), "a memory of 0 bytes"),
         (File::open(folder.path()).expect("a folder").into(), "a memory of"),
         (file(0), "a memory of 0 bytes"),

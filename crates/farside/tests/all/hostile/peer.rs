@@ -2,14 +2,7 @@
 
 use crate::support::PATIENCE;
 use crate::support::raw_ring::{self, Ring, Side};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use rustix::event::PollFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -53,20 +46,13 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn socket() -> OwnedFd {
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .expect("a socket")
-    }
-
     pub(crate) fn over(socket: OwnedFd) -> Peer {
         Peer { socket, ring: None }
     }
 
     #[track_caller]
     pub(crate) fn connect(path: &Path) -> Peer {
-        let socket = Peer::socket();
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path).expect("a name")).expect("somebody serves");
-        Peer::over(socket)
+        Peer::over(raw_ring::dial(path))
     }
 
     /// Connects and says hello as a client should.
@@ -112,41 +98,18 @@ impl Peer {
 
     pub(crate) fn send_with(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
         self.wait(PollFlags::OUT);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds)));
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(message)], &mut ancillary, flags).map(drop)
+        raw_ring::try_send(&self.socket, message, fds)
     }
 
     /// The next message of the socket; nothing if the other end has hung up.
     #[track_caller]
     pub(crate) fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
-        self.wait(PollFlags::IN);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut message = vec![0; 256 << 10];
-        let mut slices = [IoSliceMut::new(&mut message)];
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received = match rustix::net::recvmsg(&self.socket, &mut slices, &mut ancillary, flags) {
-            Err(Errno::CONNRESET) => return None,
-            received => received.expect("a message"),
-        };
-        let mut fds = Vec::new();
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
-        message.truncate(received.bytes);
-        (received.bytes > 0).then_some((message, fds))
+        raw_ring::receive(&self.socket)
     }
 
     #[track_caller]
     pub(crate) fn wait(&self, for_what: PollFlags) {
-        let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let ready = poll(&mut [PollFd::new(&self.socket, for_what)], Some(&timeout)).expect("a poll");
-        assert!(ready > 0, "the other end does nothing");
+        raw_ring::wait(&self.socket, for_what);
     }
 
     /// Writes a frame. False if the other end has hung up.
