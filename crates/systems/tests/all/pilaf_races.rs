@@ -1,15 +1,14 @@
 //! Pilaf's readers among its writers: what a GET answers was put, and nothing goes back.
 
+use crate::support::meddle::{Meddle, Then};
 use crate::support::{Home, paced};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
-use farside_remote::clock::Clock;
-use farside_remote::fabric::ServiceId;
-use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
+use farside_remote::NodeId;
 use farside_systems::kv::Kv;
 use farside_systems::kv::pilaf::{ATTEMPTS_MAX, KIND, Pilaf};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,77 +26,28 @@ fn a_get_meets_a_put_or_delete_in_every_place() {
     assert_eq!(paced::play(|| ()), Ok(()));
 }
 
-/// A fabric before each of whose chains somebody puts twice, so that the second item lies where the first one's
-/// predecessor did.
-struct Hot {
-    inner: Direct,
-    other: RefCell<(Rc<Direct>, Pilaf<Rc<Direct>>)>,
-    puts: Cell<u64>,
-    calls: Cell<u32>,
-}
-
-const KEY: &[u8] = b"hot";
-
-impl Hot {
-    fn put_twice(&self) {
-        let (endpoint, kv) = &mut *self.other.borrow_mut();
-        for _ in 0..2 {
-            self.puts.set(self.puts.get() + 1);
-            block_on(&*endpoint, kv.put(KEY, &self.puts.get().to_le_bytes())).expect("stored");
-        }
-    }
-}
-
-impl Fabric for Hot {
-    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        self.put_twice();
-        self.inner.run(node, chain, reply).await
-    }
-
-    async fn call(
-        &self,
-        node: NodeId,
-        service: ServiceId,
-        request: &[u8],
-        answer: &mut Vec<u8>,
-    ) -> Result<(), FabricError> {
-        self.calls.set(self.calls.get() + 1);
-        self.inner.call(node, service, request, answer).await
-    }
-
-    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
-        self.inner.retire(node, key, buffer);
-    }
-
-    fn capabilities(&self, node: NodeId) -> Capabilities {
-        self.inner.capabilities(node)
-    }
-}
-
-impl Clock for Hot {
-    fn now(&self) -> Duration {
-        self.inner.now()
-    }
-
-    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
-        self.inner.sleep(duration)
-    }
-}
-
+/// Before each chain of the reader somebody puts twice, so that the second item lies where the first one's predecessor
+/// did.
 #[test]
 fn a_get_of_a_key_that_is_put_without_end_ends() {
+    const KEY: &[u8] = b"hot";
     let home = Home::new(16);
     home.create_of(KIND, "s", 8, r#"{"items": 100}"#);
-    let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
-    let inner = local::connect(&node).expect("a session");
-    let other = RefCell::new(client(&home));
-    let hot = Hot { inner, other, puts: Cell::new(0), calls: Cell::new(0) };
+    let (puts, (endpoint, mut other)) = (Cell::new(0), client(&home));
+    let hot = Meddle::new(home.endpoint());
+    hot.before_each(|| {
+        for _ in 0..2 {
+            puts.set(puts.get() + 1);
+            block_on(&endpoint, other.put(KEY, &u64::to_le_bytes(puts.get()))).expect("stored");
+        }
+        Then::Runs
+    });
     let mut kv = block_on((), Pilaf::open(&hot, NodeId(0), "s")).expect("it is there");
-    hot.calls.set(0);
+    hot.inner().take();
     let got = block_on((), kv.get(KEY)).expect("read").expect("it was put").value.to_vec();
-    assert_eq!(hot.calls.get(), 1, "the service was asked");
-    assert_eq!(hot.puts.get(), u64::from(4 * ATTEMPTS_MAX), "after so many readings of entry and item");
-    assert_eq!(got, hot.puts.get().to_le_bytes(), "and answered what was put last");
+    assert_eq!(hot.inner().take().calls, 1, "the service was asked");
+    assert_eq!(puts.get(), u64::from(4 * ATTEMPTS_MAX), "after so many readings of entry and item");
+    assert_eq!(got, puts.get().to_le_bytes(), "and answered what was put last");
 }
 
 /// A value that proves itself: its number, over and over.

@@ -1,27 +1,22 @@
 //! PRISM-KV when a put is given up before it has ended: its future is dropped.
 
-use crate::support::Home;
-use crate::support::meddle::Meddle;
+use crate::support::meddle::{Meddle, Then};
+use crate::support::{Home, Meddled};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
-use farside_remote::NodeId;
 use farside_remote::control::{Answer, Ask};
-use farside_systems::kv::prism_kv::PrismKv;
 use farside_systems::kv::prism_kv::layout::PART_MAX;
 use farside_systems::kv::{Kv, KvError};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-type Meddled = PrismKv<Rc<Meddle<Rc<Count<Direct>>>>>;
-
 /// A store with k = old, and a client whose chains can be stopped.
-fn scene(home: &Home, mib: u64) -> (Meddled, Rc<Meddle<Rc<Count<Direct>>>>) {
+fn scene(home: &Home, mib: u64) -> (Meddled, Rc<Meddle<'static, Rc<Count<Direct>>>>) {
     home.create("s", mib, r#"{"items": 1000}"#);
-    let fabric = Rc::new(Meddle::new(home.endpoint()));
-    let mut client =
-        block_on((), PrismKv::open(Rc::clone(&fabric), NodeId(0), "s")).expect("the store is there");
+    let mut client = home.meddled("s");
+    let fabric = Rc::clone(client.fabric());
     block_on(fabric.inner().inner(), client.put(b"k", b"old")).expect("stored");
     (client, fabric)
 }
@@ -45,15 +40,15 @@ fn the_parts_of_a_put_that_was_given_up_come_back() {
     let (mut client, fabric) = scene(&home, 32);
     let value = vec![1; PARTS as usize * PART_MAX];
     for chains in 0..=PARTS {
-        fabric.stop_before_chain(chains);
+        fabric.of_chain(chains, Then::Stops);
         begin(&fabric, client.put(b"k", &value));
         assert_eq!(home.settled("s").live_buffers, 1, "a put stopped before chain {chains}");
-        fabric.stop_before_chain(chains);
+        fabric.of_chain(chains, Then::Stops);
         begin(&fabric, client.put_if_absent(b"l", &value));
         assert_eq!(home.settled("s").live_buffers, 1, "a conditional put stopped before chain {chains}");
     }
     // Nor does a chain that was never posted keep them, though it is the one that shows them.
-    fabric.stop_before_chain(PARTS + 1);
+    fabric.of_chain(PARTS + 1, Then::Stops);
     begin(&fabric, client.put(b"k", &value));
     assert_eq!(home.settled("s").live_buffers, 1, "a put stopped before its swing");
     block_on(fabric.inner().inner(), client.put(b"k", &value)).expect("stored");

@@ -1,23 +1,15 @@
 //! PRISM-KV when somebody else's operation falls between the two round trips of one's own.
 
-use crate::support::meddle::Meddle;
-use crate::support::{Client, Home, run};
-use farside_fabrics::direct::Direct;
+use crate::support::{Client, Home, Meddled, run};
 use farside_fabrics::executor::block_on;
-use farside_fabrics::layer::count::Count;
-use farside_remote::NodeId;
 use farside_systems::kv::Kv;
-use farside_systems::kv::prism_kv::PrismKv;
 use std::rc::Rc;
-
-type Meddled = PrismKv<Rc<Meddle<Rc<Count<Direct>>>>>;
 
 /// A store with k = old, a client whose requests can be meddled with, and one that meddles.
 fn scene(home: &Home) -> (Meddled, Client) {
     home.create("s", 32, r#"{"items": 1000}"#);
-    let fabric = Rc::new(Meddle::new(home.endpoint()));
-    let mut meddled =
-        block_on((), PrismKv::open(Rc::clone(&fabric), NodeId(0), "s")).expect("the store is there");
+    let mut meddled = home.meddled("s");
+    let fabric = Rc::clone(meddled.fabric());
     block_on(fabric.inner().inner(), meddled.put(b"k", b"old")).expect("stored");
     (meddled, home.client("s"))
 }

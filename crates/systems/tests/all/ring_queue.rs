@@ -5,7 +5,6 @@ use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
-use farside_fabrics::local;
 use farside_remote::control::Store;
 use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, write};
 use farside_systems::queue::ring_queue::{KIND, RingQueue, VALUE_MAX};
@@ -130,8 +129,7 @@ fn a_take_that_another_outran_takes_the_next_value() {
     for value in [b"a", b"b", b"c"] {
         assert_eq!(other.put(value), Ok(true));
     }
-    let node: std::sync::Arc<dyn local::LocalNode> = std::sync::Arc::clone(&home.host) as _;
-    let meddle = Meddle::new(local::connect(&node).expect("a session"));
+    let meddle = Meddle::new(home.endpoint());
     let mut queue = block_on((), RingQueue::open(&meddle, NODE, "s")).expect("the store is there");
     let taken = Rc::new(std::cell::RefCell::new(Vec::new()));
     let theirs = Rc::clone(&taken);

@@ -2,19 +2,18 @@
 //! process: before the access is made, or in the middle of it where that writes an item.
 
 use super::process::say;
+use super::watched::{Hears, Made, Watched};
 use farside_fabrics::memory::Mapping;
-use farside_fabrics::runner::Runs;
+use farside_remote::Memory;
+use farside_remote::arena::SESSIONS_MAX;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::session::turn_at;
 use farside_remote::arena::state::{Stage, State};
-use farside_remote::arena::{Arena, Geometry, SESSIONS_MAX};
-use farside_remote::{Key, Memory, Rights, Width};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,27 +90,23 @@ pub(crate) struct Strike {
     pub(crate) stop: bool,
 }
 
-/// The memory.
+/// Whoever looks on.
 pub(crate) struct Deadly {
-    mapping: Arc<Mapping>,
     strike: Option<Strike>,
     /// How many there were of each kind.
     pub(crate) seen: RefCell<BTreeMap<Access, u64>>,
 }
 
-enum Made<'a> {
-    Read,
-    Write(&'a [u8]),
-    Exchange { old: u128, new: u128 },
+impl Deadly {
+    /// The memory, with nothing seen yet.
+    pub(crate) fn over(mapping: Arc<Mapping>, strike: Option<Strike>) -> Watched<Deadly> {
+        Watched { mapping, by: Deadly { strike, seen: RefCell::default() } }
+    }
 }
 
-impl Deadly {
-    pub(crate) fn new(mapping: Arc<Mapping>, strike: Option<Strike>) -> Deadly {
-        Deadly { mapping, strike, seen: RefCell::default() }
-    }
-
-    fn on(&self, at: u64, made: &Made<'_>) {
-        let access = self.classify(at, made);
+impl Hears for Deadly {
+    fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
+        let access = classify(memory, at, made);
         let nth = {
             let mut seen = self.seen.borrow_mut();
             let count = seen.entry(access).or_default();
@@ -122,7 +117,7 @@ impl Deadly {
             return;
         };
         if let Made::Write(bytes) = made {
-            let Ok(()) = self.mapping.write(at, &bytes[..bytes.len() / 2]);
+            let Ok(()) = memory.write(at, &bytes[..bytes.len() / 2]);
         }
         say("struck", &access);
         let signal = if strike.stop { Signal::STOP } else { Signal::KILL };
@@ -130,53 +125,53 @@ impl Deadly {
         // It may reach another thread first, which stops this one a moment later.
         std::thread::sleep(Duration::from_millis(20));
     }
+}
 
-    fn classify(&self, at: u64, made: &Made<'_>) -> Access {
-        let sessions_at = turn_at(0) - 64;
-        let segments_at = sessions_at + u64::from(SESSIONS_MAX) * (turn_at(1) - turn_at(0));
-        match at {
-            _ if at < sessions_at => region_record((at - 4096) % 4096, made),
-            _ if at < segments_at => match made {
-                Made::Read => Access::ReadSession,
-                Made::Write(_) => Access::WriteCounters,
-                Made::Exchange { .. } => Access::RetireListHead,
-            },
-            _ => match self.geometry().segment_of(at) {
-                None => segment_entry(made),
-                Some(index) => self.data(index, at, made),
-            },
-        }
+fn classify(memory: &Mapping, at: u64, made: &Made<'_>) -> Access {
+    let sessions_at = turn_at(0) - 64;
+    let segments_at = sessions_at + u64::from(SESSIONS_MAX) * (turn_at(1) - turn_at(0));
+    match at {
+        _ if at < sessions_at => region_record((at - 4096) % 4096, made),
+        _ if at < segments_at => match made {
+            Made::Read => Access::ReadSession,
+            Made::Write(_) => Access::WriteCounters,
+            Made::Exchange { .. } => Access::RetireListHead,
+        },
+        _ => match memory.geometry().segment_of(at) {
+            None => segment_entry(made),
+            Some(index) => data(memory, index, at, made),
+        },
     }
+}
 
-    fn data(&self, index: u32, at: u64, made: &Made<'_>) -> Access {
-        let Ok(segment) = self.mapping.arena().segment(index);
-        let class = match segment.usage {
-            Use::Buffers(class) => Class::get(class).expect("a class"),
-            _ => {
-                return match made {
-                    Made::Read => Access::ReadSlot,
-                    Made::Exchange { .. } => Access::SwingSlot,
-                    Made::Write(_) => Access::Other,
-                };
-            }
-        };
-        if at - self.geometry().segment_at(index) >= u64::from(class.count) * 16 {
+fn data(memory: &Mapping, index: u32, at: u64, made: &Made<'_>) -> Access {
+    let Ok(segment) = memory.arena().segment(index);
+    let class = match segment.usage {
+        Use::Buffers(class) => Class::get(class).expect("a class"),
+        _ => {
             return match made {
-                Made::Read => Access::ReadItem,
-                Made::Write(_) => Access::WriteItem,
-                Made::Exchange { .. } => Access::Other,
+                Made::Read => Access::ReadSlot,
+                Made::Exchange { .. } => Access::SwingSlot,
+                Made::Write(_) => Access::Other,
             };
         }
-        match made {
-            Made::Read => Access::ReadState,
-            Made::Write(_) => Access::Other,
-            Made::Exchange { old, new } => match (State::unpack(*old).stage, State::unpack(*new).stage) {
-                (_, Stage::Live) => Access::TakeMakeLive,
-                (Stage::Live, Stage::Retired) => Access::RetireMark,
-                (Stage::Retired, Stage::Retired) => Access::RetireLink,
-                _ => Access::Other,
-            },
-        }
+    };
+    if at - memory.geometry().segment_at(index) >= u64::from(class.count) * 16 {
+        return match made {
+            Made::Read => Access::ReadItem,
+            Made::Write(_) => Access::WriteItem,
+            Made::Exchange { .. } => Access::Other,
+        };
+    }
+    match made {
+        Made::Read => Access::ReadState,
+        Made::Write(_) => Access::Other,
+        Made::Exchange { old, new } => match (State::unpack(*old).stage, State::unpack(*new).stage) {
+            (_, Stage::Live) => Access::TakeMakeLive,
+            (Stage::Live, Stage::Retired) => Access::RetireMark,
+            (Stage::Retired, Stage::Retired) => Access::RetireLink,
+            _ => Access::Other,
+        },
     }
 }
 
@@ -207,41 +202,5 @@ fn segment_entry(made: &Made<'_>) -> Access {
         Made::Exchange { old, .. } if (old >> 16) as u8 == GRANTED => Access::RefillSegment,
         Made::Exchange { new, .. } if (new >> 24) as u8 != 0 => Access::BumpDecide,
         Made::Exchange { .. } => Access::BumpFinish,
-    }
-}
-
-impl Runs for Deadly {
-    fn mapping(&self) -> &Mapping {
-        &self.mapping
-    }
-}
-
-impl Memory for Deadly {
-    type Wait = Infallible;
-
-    fn geometry(&self) -> Geometry {
-        self.mapping.geometry()
-    }
-    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
-        Arena::of(self).admits(key)
-    }
-    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
-        Arena::of(self).reach(region, at, len)
-    }
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
-        self.on(at, &Made::Read);
-        self.mapping.read(at, out)
-    }
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
-        self.on(at, &Made::Write(bytes));
-        self.mapping.write(at, bytes)
-    }
-    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
-        self.on(at, &Made::Read);
-        self.mapping.load(at, width)
-    }
-    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
-        self.on(at, &Made::Exchange { old, new });
-        self.mapping.exchange(at, width, old, new)
     }
 }

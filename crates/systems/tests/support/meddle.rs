@@ -1,36 +1,58 @@
-//! A fabric that lets somebody else act between two requests of one operation.
+//! A fabric that lets somebody else act before a chain, and may keep the chain or its answer from the client.
 
 use farside_remote::clock::Clock;
-use farside_remote::fabric::ServiceId;
+use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::time::Duration;
 
-type Act = Box<dyn FnOnce()>;
-
-/// Acts once, right before a chain that was chosen; or never lets it run.
-pub(crate) struct Meddle<F> {
-    inner: F,
-    chains_until: Cell<u32>,
-    act: RefCell<Option<Act>>,
-    stops: Cell<bool>,
+/// What becomes of a chain.
+pub(crate) enum Then {
+    Runs,
+    /// It never runs, and whoever awaits it waits for ever.
+    Stops,
+    /// Its answer is lost, and the error says whether it ran. It did if that is known.
+    Lost(Ran),
 }
 
-impl<F> Meddle<F> {
-    pub(crate) fn new(inner: F) -> Meddle<F> {
-        Meddle { inner, chains_until: Cell::new(0), act: RefCell::new(None), stops: Cell::new(false) }
+/// Asks before each chain what becomes of it.
+pub(crate) struct Meddle<'a, F> {
+    inner: F,
+    before: RefCell<Box<dyn FnMut() -> Then + 'a>>,
+}
+
+impl<'a, F> Meddle<'a, F> {
+    pub(crate) fn new(inner: F) -> Meddle<'a, F> {
+        Meddle { inner, before: RefCell::new(Box::new(|| Then::Runs)) }
+    }
+
+    /// Has `before` called before each chain from now on.
+    pub(crate) fn before_each(&self, before: impl FnMut() -> Then + 'a) {
+        *self.before.borrow_mut() = Box::new(before);
     }
 
     /// Has `act` done before the chain after `chains` more.
-    pub(crate) fn before_chain(&self, chains: u32, act: impl FnOnce() + 'static) {
-        self.chains_until.set(chains);
-        *self.act.borrow_mut() = Some(Box::new(act));
+    pub(crate) fn before_chain(&self, chains: u32, act: impl FnOnce() + 'a) {
+        let (mut left, mut act) = (chains, Some(act));
+        self.before_each(move || {
+            match left.checked_sub(1) {
+                Some(fewer) => left = fewer,
+                None => act.take().into_iter().for_each(|act| act()),
+            }
+            Then::Runs
+        });
     }
 
-    /// The chain after `chains` more never runs, and whoever awaits it waits for ever.
-    pub(crate) fn stop_before_chain(&self, chains: u32) {
-        self.chains_until.set(chains);
-        self.stops.set(true);
+    /// Says what becomes of the chain after `chains` more; all others run.
+    pub(crate) fn of_chain(&self, chains: u32, then: Then) {
+        let (mut left, mut then) = (chains, Some(then));
+        self.before_each(move || match left.checked_sub(1) {
+            Some(fewer) => {
+                left = fewer;
+                Then::Runs
+            }
+            None => then.take().unwrap_or(Then::Runs),
+        });
     }
 
     pub(crate) fn inner(&self) -> &F {
@@ -38,19 +60,19 @@ impl<F> Meddle<F> {
     }
 }
 
-impl<F: Fabric> Fabric for Meddle<F> {
+impl<F: Fabric> Fabric for Meddle<'_, F> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        match self.chains_until.get() {
-            0 => {
-                let act = self.act.borrow_mut().take();
-                act.into_iter().for_each(|act| act());
-                if self.stops.take() {
-                    std::future::pending::<()>().await;
+        let then = (self.before.borrow_mut())();
+        match then {
+            Then::Runs => self.inner.run(node, chain, reply).await,
+            Then::Stops => std::future::pending().await,
+            Then::Lost(ran) => {
+                if ran == Ran::Yes {
+                    self.inner.run(node, chain, reply).await?;
                 }
+                Err(FabricError::Lost { node, ran, reason: "its answer was lost".into() })
             }
-            left => self.chains_until.set(left - 1),
         }
-        self.inner.run(node, chain, reply).await
     }
 
     async fn call(
@@ -72,7 +94,7 @@ impl<F: Fabric> Fabric for Meddle<F> {
     }
 }
 
-impl<F: Clock> Clock for Meddle<F> {
+impl<F: Clock> Clock for Meddle<'_, F> {
     fn now(&self) -> Duration {
         self.inner.now()
     }

@@ -14,6 +14,8 @@ pub(crate) mod poison;
 pub(crate) mod process;
 pub(crate) mod script;
 pub(crate) mod stepped;
+pub(crate) mod watched;
+
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
@@ -25,11 +27,14 @@ use farside_remote::control::{Answer, Ask, Store, StoreStat};
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
 use farside_systems::registry::all_kinds;
 use std::rc::Rc;
+use meddle::Meddle;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) type Client = PrismKv<Rc<Count<Direct>>>;
 
+/// A client whose chains can be meddled with.
+pub(crate) type Meddled = PrismKv<Rc<Meddle<'static, Rc<Count<Direct>>>>>;
 pub(crate) struct Home {
     pub(crate) host: Arc<Host>,
 }
@@ -91,6 +96,11 @@ impl Home {
     }
 
     pub(crate) fn client(&self, name: &str) -> Client {
+    pub(crate) fn meddled(&self, name: &str) -> Meddled {
+        let fabric = Rc::new(Meddle::new(self.endpoint()));
+        block_on((), PrismKv::open(fabric, NodeId(0), name)).expect("the store is there")
+    }
+
         let endpoint = self.endpoint();
         block_on((), PrismKv::open(endpoint, NodeId(0), name)).expect("the store is there")
     }

@@ -4,62 +4,46 @@
 //! Invariant: nothing here runs beside the test, so a failure happens every time.
 
 use super::Home;
-use farside_fabrics::direct::Direct;
+use super::meddle::{Meddle, Then};
 use farside_fabrics::executor::block_on;
-use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::Mapping;
 use farside_remote::arena::Geometry;
-use farside_remote::clock::Clock;
 use farside_remote::control::Store;
-use farside_remote::fabric::ServiceId;
 use farside_remote::service::{Call, Kind, Service};
-use farside_remote::{
-    Addr, Capabilities, Chain, Fabric, FabricError, Key, Memory, NodeId, Reply, Rights, Width,
-};
+use farside_remote::{Key, Memory, NodeId, Rights, Width};
 use farside_systems::kv::Kv;
 use farside_systems::kv::pilaf::layout::{Op, Request};
 use farside_systems::kv::pilaf::service::PilafKind;
 use farside_systems::kv::pilaf::{KIND, Pilaf};
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
-
-/// The answer to one access.
-#[derive(Clone)]
-enum Answer {
-    Rights(Rights),
-    Number(u64),
-    Bytes(Vec<u8>),
-    Written,
-    Word(u128),
-    Exchanged(Result<(), u128>),
-}
+use std::convert::Infallible;
 
 /// A node's memory that performs as many accesses as it is allowed to, and answers *wait* then.
 struct Metered<'a> {
     memory: &'a Mapping,
-    log: RefCell<Vec<Answer>>,
+    /// What each access has answered.
+    log: RefCell<Vec<Box<dyn Any>>>,
     next: Cell<usize>,
     allowed: Cell<usize>,
 }
 
 impl Metered<'_> {
-    fn answer(&self, perform: impl FnOnce(&Mapping) -> Answer) -> Result<Answer, ()> {
+    fn answer<T: Clone + 'static>(
+        &self,
+        perform: impl FnOnce(&Mapping) -> Result<T, Infallible>,
+    ) -> Result<T, ()> {
         let next = self.next.get();
         let mut log = self.log.borrow_mut();
         if next == log.len() {
             self.allowed.set(self.allowed.get().checked_sub(1).ok_or(())?);
-            log.push(perform(self.memory));
+            let Ok(answer) = perform(self.memory);
+            log.push(Box::new(answer));
         }
         self.next.set(next + 1);
-        Ok(log[next].clone())
+        Ok(log[next].downcast_ref::<T>().expect("a replayed call asks what it asked before").clone())
     }
-}
-
-/// What an access that cannot wait answered.
-fn now<T>(Ok(answer): Result<T, std::convert::Infallible>) -> T {
-    answer
 }
 
 impl Memory for Metered<'_> {
@@ -69,50 +53,25 @@ impl Memory for Metered<'_> {
         self.memory.geometry()
     }
     fn admits(&self, key: Key) -> Result<Rights, ()> {
-        let Answer::Rights(rights) = self.answer(|memory| Answer::Rights(now(memory.admits(key))))? else {
-            unreachable!("a replayed call asks what it asked before")
-        };
-        Ok(rights)
+        self.answer(|memory| memory.admits(key))
     }
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, ()> {
-        let Answer::Number(reach) =
-            self.answer(|memory| Answer::Number(now(memory.reach(region, at, len))))?
-        else {
-            unreachable!("a replayed call asks what it asked before")
-        };
-        Ok(reach)
+        self.answer(|memory| memory.reach(region, at, len))
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), ()> {
         let mut copy = vec![0; out.len()];
-        let perform = |memory: &Mapping| {
-            now(memory.read(at, &mut copy));
-            Answer::Bytes(copy)
-        };
-        let Answer::Bytes(bytes) = self.answer(perform)? else {
-            unreachable!("a replayed call asks what it asked before")
-        };
+        let bytes = self.answer(|memory| memory.read(at, &mut copy).map(|()| copy))?;
         out.copy_from_slice(&bytes);
         Ok(())
     }
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), ()> {
-        let perform = |memory: &Mapping| {
-            now(memory.write(at, bytes));
-            Answer::Written
-        };
-        self.answer(perform).map(drop)
+        self.answer(|memory| memory.write(at, bytes))
     }
     fn load(&self, at: u64, width: Width) -> Result<u128, ()> {
-        let Answer::Word(word) = self.answer(|memory| Answer::Word(now(memory.load(at, width))))? else {
-            unreachable!("a replayed call asks what it asked before")
-        };
-        Ok(word)
+        self.answer(|memory| memory.load(at, width))
     }
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, ()> {
-        let perform = |memory: &Mapping| Answer::Exchanged(now(memory.exchange(at, width, old, new)));
-        let Answer::Exchanged(done) = self.answer(perform)? else {
-            unreachable!("a replayed call asks what it asked before")
-        };
-        Ok(done)
+        self.answer(|memory| memory.exchange(at, width, old, new))
     }
 }
 
@@ -166,54 +125,8 @@ pub(crate) fn interrupted(
     service.step(accesses)
 }
 
-/// A fabric before each of whose chains the service makes as many accesses as the schedule says: all, at its end.
-struct Paced<'a> {
-    inner: Direct,
-    service: RefCell<Stepped<'a>>,
-    schedule: RefCell<VecDeque<usize>>,
-}
-
 /// More than all calls of a story make.
 const ALL: usize = usize::MAX;
-
-impl Fabric for Paced<'_> {
-    async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
-        let accesses = self.schedule.borrow_mut().pop_front().unwrap_or(ALL);
-        self.service.borrow_mut().step(accesses);
-        self.inner.run(node, chain, reply).await
-    }
-
-    async fn call(
-        &self,
-        node: NodeId,
-        service: ServiceId,
-        request: &[u8],
-        answer: &mut Vec<u8>,
-    ) -> Result<(), FabricError> {
-        if service != ServiceId::NODE {
-            return Err(FabricError::Refused("a GET asked the service, which was soon done".into()));
-        }
-        self.inner.call(node, service, request, answer).await
-    }
-
-    fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
-        self.inner.retire(node, key, buffer);
-    }
-
-    fn capabilities(&self, node: NodeId) -> Capabilities {
-        self.inner.capabilities(node)
-    }
-}
-
-impl Clock for Paced<'_> {
-    fn now(&self) -> Duration {
-        self.inner.now()
-    }
-
-    fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
-        self.inner.sleep(duration)
-    }
-}
 
 /// What happens to a key while it is read; then another's item takes the buffer that this frees.
 #[derive(Clone, Copy, Debug)]
@@ -226,23 +139,25 @@ enum Story {
 const OLD: &[u8] = &[1; 80];
 const NEW: &[u8] = &[2; 80];
 
-/// Reads a key in every place of every story; answers what a GET answered that it should not have. `begin` is done
-/// when the service has been made.
+/// Reads a key in every place of every story: before each chain the service makes as many accesses as the schedule
+/// says, and all at its end. Answers what a GET answered that it should not have, or that it asked the service. `begin`
+/// is done when the service has been made.
 pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
     let home = Home::new(32);
     let store = home.create_of(KIND, "s", 24, r#"{"items": 20000}"#);
-    let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
-    let fabric = Paced {
-        inner: local::connect(&node).expect("a session"),
-        service: RefCell::new(Stepped::new(home.host.memory(), &store)),
-        schedule: RefCell::default(),
-    };
+    let service = RefCell::new(Stepped::new(home.host.memory(), &store));
+    let paces = RefCell::new(VecDeque::new());
+    let fabric = Meddle::new(home.endpoint());
+    fabric.before_each(|| {
+        service.borrow_mut().step(paces.borrow_mut().pop_front().unwrap_or(ALL));
+        Then::Runs
+    });
     let mut kv = block_on((), Pilaf::open(&fabric, NodeId(0), "s")).expect("the store is there");
     begin();
     let mut keys = 0u32;
     for story in [Story::Inserted, Story::Replaced, Story::Deleted] {
         let tell = |key: &[u8]| {
-            let mut service = fabric.service.borrow_mut();
+            let mut service = service.borrow_mut();
             if !matches!(story, Story::Inserted) {
                 service.ask(Op::Put, key, OLD);
                 service.step(ALL);
@@ -254,7 +169,7 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
             service.ask(Op::Put, &[key, b"'s other"].concat(), &[3; 72]);
         };
         tell(b"first");
-        let accesses = fabric.service.borrow_mut().step(ALL);
+        let accesses = service.borrow_mut().step(ALL);
         // The service goes on between the READs; or it rests in the middle of its work, for three of them.
         let goes_on = (0..=accesses).flat_map(|one| (0..=accesses - one).map(move |two| vec![one, two]));
         let rests = (0..=accesses).map(|one| vec![one, 0, 0, 0]);
@@ -262,7 +177,8 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
             keys += 1;
             let key = keys.to_le_bytes();
             tell(&key);
-            *fabric.schedule.borrow_mut() = schedule.clone().into();
+            *paces.borrow_mut() = schedule.clone().into();
+            fabric.inner().take();
             let got = block_on((), kv.get(&key)).map(|item| item.map(|item| item.value));
             let is_right = match (&got, story) {
                 (Ok(Some(value)), Story::Replaced) => [OLD, NEW].contains(value),
@@ -271,10 +187,11 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
                 (Ok(None), story) => !matches!(story, Story::Replaced),
                 (Err(_), _) => false,
             };
-            if !is_right {
-                return Err(format!("{story:?}, by {schedule:?}: {got:?}"));
+            let calls = fabric.inner().take().calls;
+            if !is_right || calls > 0 {
+                return Err(format!("{story:?}, by {schedule:?}: {got:?}, with {calls} calls"));
             }
-            fabric.service.borrow_mut().step(ALL);
+            service.borrow_mut().step(ALL);
         }
     }
     Ok(())

@@ -1,17 +1,18 @@
 //! A node that overwrites every buffer before it gives it back, beside clients that overwrite and clients that read.
 //! Whoever reads the poison has followed a pointer into a buffer that was free.
 
+use super::watched::{Hears, Made, Watched};
 use farside_fabrics::direct::{Control, Direct};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_fabrics::runner::Runs;
 use farside_node::{Node, NodeMemory, Progress};
+use farside_remote::arena::REGIONS_MAX;
 use farside_remote::arena::session::SessionId;
-use farside_remote::arena::{Geometry, REGIONS_MAX};
 use farside_remote::control::{Ask, NodeInfo};
 use farside_remote::fabric::ServiceId;
-use farside_remote::{Fabric, FabricError, Key, Memory, NodeId, Rights, Width, clock::Clock};
+use farside_remote::{Fabric, FabricError, Memory, NodeId, clock::Clock};
 use farside_systems::kv::prism_kv::service::PrismKvKind;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
 use farside_systems::kv::{Kv, KvError};
@@ -76,7 +77,7 @@ pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figu
     match found.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(what) => Err(what),
         None => Ok(Figures {
-            poisoned: home.memory.poisoned.load(Ordering::Relaxed),
+            poisoned: home.memory.by.0.load(Ordering::Relaxed),
             puts: puts.into_inner(),
             gets: gets.into_inner(),
             slow_gets: slow_gets.into_inner(),
@@ -129,18 +130,17 @@ fn open<F: Fabric + Clock>(endpoint: &Rc<F>) -> PrismKv<Rc<F>> {
     block_on((), PrismKv::open(Rc::clone(endpoint), NodeId(0), "s")).expect("the store is there")
 }
 
-/// The node's memory, on which whatever is about to go onto a free list is overwritten first.
-struct Poisoning {
-    mapping: Arc<Mapping>,
-    poisoned: AtomicU64,
-}
+/// Overwrites whatever is about to go onto a free list.
+#[derive(Default)]
+struct Poisoning(AtomicU64);
 
-impl Poisoning {
+impl Hears for Poisoning {
     /// Where a class's head is about to name a buffer that is being put. The node holds it alone until then.
-    fn look_at(&self, at: u64, new: u128) {
+    fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
         const REGION_SIZE: u64 = 4096;
         const CLASSES: u64 = 128;
         const PUTTING: u64 = 2;
+        let Made::Exchange { new, .. } = *made else { return };
         let offset = at % REGION_SIZE;
         let is_head =
             at < REGION_SIZE * (1 + u64::from(REGIONS_MAX)) && offset >= CLASSES && offset.is_multiple_of(64);
@@ -148,41 +148,14 @@ impl Poisoning {
             return;
         }
         let first = new as u64 & ((1 << 48) - 1) & !0xf;
-        let Ok(found) = self.mapping.arena().buffer_at(first);
+        let Ok(found) = memory.arena().buffer_at(first);
         let (_, buffer) = found.expect("what is put is a buffer");
-        let Ok(()) = self.mapping.write(buffer.at, &vec![POISON; buffer.class.size as usize]);
-        self.poisoned.fetch_add(1, Ordering::Relaxed);
+        let Ok(()) = memory.write(buffer.at, &vec![POISON; buffer.class.size as usize]);
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Memory for Poisoning {
-    type Wait = Infallible;
-
-    fn geometry(&self) -> Geometry {
-        self.mapping.geometry()
-    }
-    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
-        self.mapping.admits(key)
-    }
-    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
-        self.mapping.reach(region, at, len)
-    }
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
-        self.mapping.read(at, out)
-    }
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
-        self.mapping.write(at, bytes)
-    }
-    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
-        self.mapping.load(at, width)
-    }
-    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
-        self.look_at(at, new);
-        self.mapping.exchange(at, width, old, new)
-    }
-}
-
-impl NodeMemory for Poisoning {
+impl NodeMemory for Watched<Poisoning> {
     fn discard(&self, index: u32) -> Result<(), Infallible> {
         NodeMemory::discard(&*self.mapping, index)
     }
@@ -190,14 +163,14 @@ impl NodeMemory for Poisoning {
 
 /// A node of this process with one store, tended by a thread of the test's.
 struct Home {
-    memory: Poisoning,
-    node: Mutex<Node<Poisoning>>,
+    memory: Watched<Poisoning>,
+    node: Mutex<Node<Watched<Poisoning>>>,
 }
 
 impl Home {
     fn new() -> Home {
         let mapping = Arc::new(Mapping::create(32 << 20, Pages::Small).expect("memory"));
-        let memory = Poisoning { mapping, poisoned: AtomicU64::new(0) };
+        let memory = Watched { mapping, by: Poisoning::default() };
         let node = Node::new(&memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
         let home = Home { memory, node: Mutex::new(node) };
         let parameters = r#"{"items": 100}"#.into();
@@ -206,7 +179,7 @@ impl Home {
         home
     }
 
-    fn node(&self) -> MutexGuard<'_, Node<Poisoning>> {
+    fn node(&self) -> MutexGuard<'_, Node<Watched<Poisoning>>> {
         self.node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -237,9 +210,9 @@ impl Home {
     }
 
     /// An endpoint that dawdles in the middle of chains.
-    fn slow_endpoint(self: &Arc<Self>) -> Direct<Slow> {
+    fn slow_endpoint(self: &Arc<Self>) -> Direct<Watched<Slow>> {
         let session = self.open_session().expect("a session is free");
-        let memory = Slow { mapping: Arc::clone(&self.memory.mapping), made: Cell::new(0) };
+        let memory = Watched { mapping: Arc::clone(&self.memory.mapping), by: Slow::default() };
         let control = Box::new(Calls { home: Arc::clone(self), session });
         Direct::new(memory, control, Arc::new(AtomicBool::new(false)), NodeId(0), session)
     }
@@ -288,51 +261,18 @@ impl Drop for Calls {
     }
 }
 
-/// Memory on which a client is often overtaken between two accesses.
-struct Slow {
-    mapping: Arc<Mapping>,
-    made: Cell<u64>,
-}
+/// A client that is often overtaken between two accesses.
+#[derive(Default)]
+struct Slow(Cell<u64>);
 
-impl Slow {
-    fn dawdle(&self) {
-        let made = self.made.replace(self.made.get() + 1);
-        if made.is_multiple_of(3) {
+impl Hears for Slow {
+    fn before(&self, _: &Mapping, _: u64, made: &Made<'_>) {
+        if !matches!(made, Made::Read) {
+            return;
+        }
+        let count = self.0.replace(self.0.get() + 1);
+        if count.is_multiple_of(7) {
             std::thread::sleep(Duration::from_micros(200));
         }
-    }
-}
-
-impl Runs for Slow {
-    fn mapping(&self) -> &Mapping {
-        &self.mapping
-    }
-}
-
-impl Memory for Slow {
-    type Wait = Infallible;
-
-    fn geometry(&self) -> Geometry {
-        self.mapping.geometry()
-    }
-    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
-        self.mapping.admits(key)
-    }
-    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
-        self.mapping.reach(region, at, len)
-    }
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
-        self.dawdle();
-        self.mapping.read(at, out)
-    }
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
-        self.mapping.write(at, bytes)
-    }
-    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
-        self.dawdle();
-        self.mapping.load(at, width)
-    }
-    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
-        self.mapping.exchange(at, width, old, new)
     }
 }

@@ -74,7 +74,7 @@ fn serve(socket: &Path, mib: u64, evict_stopped_after: Option<Duration>) {
 }
 
 fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike>) {
-    let endpoint = shm::connect_on(socket, NodeId(0), |memory| Deadly::new(memory, strike));
+    let endpoint = shm::connect_on(socket, NodeId(0), |memory| Deadly::over(memory, strike));
     let endpoint = Rc::new(endpoint.expect("a connection"));
     let client = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), store));
     let mut client = client.expect("the store is there");
@@ -103,7 +103,7 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
             say("done", &(index + 1));
         }
     }
-    say("seen", &*endpoint.memory().seen.borrow());
+    say("seen", &*endpoint.memory().by.seen.borrow());
 }
 
 /// A child as its parent knows it. Killed when dropped.

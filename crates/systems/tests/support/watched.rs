@@ -1,0 +1,68 @@
+//! A memory of which somebody hears before each access is made.
+
+use farside_fabrics::memory::Mapping;
+use farside_fabrics::runner::Runs;
+use farside_remote::arena::{Arena, Geometry};
+use farside_remote::{Key, Memory, Rights, Width};
+use std::convert::Infallible;
+use std::sync::Arc;
+
+/// What an access does.
+pub(crate) enum Made<'a> {
+    Read,
+    Write(&'a [u8]),
+    Exchange { old: u128, new: u128 },
+}
+
+/// Hears of accesses.
+pub(crate) trait Hears {
+    fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>);
+}
+
+/// The memory, and who hears of its accesses.
+pub(crate) struct Watched<H> {
+    pub(crate) mapping: Arc<Mapping>,
+    pub(crate) by: H,
+}
+
+impl<H: Hears> Watched<H> {
+    fn hear(&self, at: u64, made: &Made<'_>) {
+        self.by.before(&self.mapping, at, made);
+    }
+}
+
+impl<H: Hears> Runs for Watched<H> {
+    fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl<H: Hears> Memory for Watched<H> {
+    type Wait = Infallible;
+
+    fn geometry(&self) -> Geometry {
+        self.mapping.geometry()
+    }
+    fn admits(&self, key: Key) -> Result<Rights, Infallible> {
+        Arena::of(self).admits(key)
+    }
+    fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Infallible> {
+        Arena::of(self).reach(region, at, len)
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
+        self.hear(at, &Made::Read);
+        self.mapping.read(at, out)
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        self.hear(at, &Made::Write(bytes));
+        self.mapping.write(at, bytes)
+    }
+    fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
+        self.hear(at, &Made::Read);
+        self.mapping.load(at, width)
+    }
+    fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
+        self.hear(at, &Made::Exchange { old, new });
+        self.mapping.exchange(at, width, old, new)
+    }
+}
