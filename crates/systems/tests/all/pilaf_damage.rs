@@ -1,6 +1,6 @@
 //! Pilaf after a node's death, and among peers who write what they like: no panic, no lost item, nobody else's store.
 
-use crate::support::{Home, paced, run};
+use crate::support::{Home, go, paced, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
@@ -21,13 +21,6 @@ type Client = Pilaf<Rc<Count<Direct>>>;
 
 fn client(home: &Home, name: &str) -> Client {
     block_on((), Pilaf::open(home.endpoint(), NodeId(0), name)).expect("the store is there")
-}
-
-macro_rules! go {
-    ($client:expr, $op:ident ( $($arg:expr),* )) => {{
-        let endpoint = Rc::clone($client.fabric());
-        run(&endpoint, $client.$op($($arg),*))
-    }};
 }
 
 fn value_of(client: &mut Client, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {

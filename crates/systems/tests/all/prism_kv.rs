@@ -1,21 +1,10 @@
 //! PRISM-KV on a node of this process: what it promises, and what it costs.
 
-use crate::support::{Client, Home, run};
+use crate::support::{Client, Home, go, run, value_of};
 use farside_remote::fabric::Ran;
 use farside_systems::kv::Cursor;
 use farside_systems::kv::{KEY_MAX, Kv, KvError, VALUE_MAX};
 use std::collections::BTreeMap;
-
-macro_rules! go {
-    ($client:expr, $op:ident ( $($arg:expr),* )) => {{
-        let endpoint = std::rc::Rc::clone($client.fabric());
-        run(&endpoint, $client.$op($($arg),*))
-    }};
-}
-
-fn value_of(client: &mut Client, key: &[u8]) -> Option<Vec<u8>> {
-    go!(client, get(key)).expect("a get").map(|item| item.value.to_vec())
-}
 
 #[test]
 fn a_value_comes_back_until_it_is_replaced_or_deleted() {

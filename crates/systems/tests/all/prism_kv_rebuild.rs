@@ -1,24 +1,13 @@
 //! PRISM-KV while its table is rebuilt, at a node of this process with its own thread.
 
 use crate::support::audit::Audit;
-use crate::support::{Client, Home, run, script};
+use crate::support::{Client, Home, go, run, script, value_of};
 use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::{ChainBuf, Fabric, NodeId, Reply, read, write};
 use farside_systems::kv::{Kv, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
-
-macro_rules! go {
-    ($client:expr, $op:ident ( $($arg:expr),* )) => {{
-        let endpoint = Rc::clone($client.fabric());
-        run(&endpoint, $client.$op($($arg),*))
-    }};
-}
-
-fn value_of(client: &mut Client, key: &[u8]) -> Option<Vec<u8>> {
-    go!(client, get(key)).expect("a get").map(|item| item.value.to_vec())
-}
 
 fn store(home: &Home) -> Store {
     match home.ask(Ask::OpenStore { name: "s".into() }) {

@@ -24,17 +24,18 @@ use farside_fabrics::memory::{Mapping, Pages};
 use farside_node::host::{Host, Options};
 use farside_remote::NodeId;
 use farside_remote::control::{Answer, Ask, Store, StoreStat};
+use farside_systems::kv::Kv;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
 use farside_systems::registry::all_kinds;
-use std::rc::Rc;
 use meddle::Meddle;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) type Client = PrismKv<Rc<Count<Direct>>>;
-
 /// A client whose chains can be meddled with.
 pub(crate) type Meddled = PrismKv<Rc<Meddle<'static, Rc<Count<Direct>>>>>;
+
 pub(crate) struct Home {
     pub(crate) host: Arc<Host>,
 }
@@ -95,12 +96,12 @@ impl Home {
         Rc::new(Count::new(local::connect(&node).expect("a session")))
     }
 
-    pub(crate) fn client(&self, name: &str) -> Client {
     pub(crate) fn meddled(&self, name: &str) -> Meddled {
         let fabric = Rc::new(Meddle::new(self.endpoint()));
         block_on((), PrismKv::open(fabric, NodeId(0), name)).expect("the store is there")
     }
 
+    pub(crate) fn client(&self, name: &str) -> Client {
         let endpoint = self.endpoint();
         block_on((), PrismKv::open(endpoint, NodeId(0), name)).expect("the store is there")
     }
@@ -109,4 +110,17 @@ impl Home {
 /// Runs one operation to its end; the endpoint's turn ends with it.
 pub(crate) fn run<O>(client_endpoint: &Rc<Count<Direct>>, future: impl Future<Output = O>) -> O {
     block_on(client_endpoint.inner(), future)
+}
+
+/// Runs one operation of a client to its end.
+macro_rules! go {
+    ($client:expr, $op:ident ( $($arg:expr),* )) => {{
+        let endpoint = std::rc::Rc::clone($client.fabric());
+        $crate::support::run(&endpoint, $client.$op($($arg),*))
+    }};
+}
+pub(crate) use go;
+
+pub(crate) fn value_of(client: &mut Client, key: &[u8]) -> Option<Vec<u8>> {
+    go!(client, get(key)).expect("a get").map(|item| item.value.to_vec())
 }

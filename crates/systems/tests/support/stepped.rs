@@ -5,7 +5,7 @@
 
 use super::audit::Audit;
 use super::script;
-use super::{Client, run};
+use super::{Client, go, run, value_of};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
 use farside_fabrics::local::{self, LocalNode};
@@ -235,17 +235,6 @@ impl LocalNode for Stepped {
         self.node().look_around();
         while self.step() {}
     }
-}
-
-macro_rules! go {
-    ($client:expr, $op:ident ( $($arg:expr),* )) => {{
-        let endpoint = Rc::clone($client.fabric());
-        run(&endpoint, $client.$op($($arg),*))
-    }};
-}
-
-fn value_of(client: &mut Client, key: &[u8]) -> Option<Vec<u8>> {
-    go!(client, get(key)).expect("a get").map(|item| item.value.to_vec())
 }
 
 /// The stories, each of which passes, and each of which some broken variant does not survive.
