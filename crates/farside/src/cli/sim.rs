@@ -228,16 +228,13 @@ impl Sim {
         if !self.json {
             tell!("{of} seeds of {} in {:.1} s", setup.system.name(), since.elapsed().as_secs_f64());
             tell!("{}", totals.told(setup));
-            if let Some(property) = totals.property.filter(|_| !self.no_check) {
-                tell!("checked  that {property}");
-            }
             for judged in &bad {
                 let reason = judged.reasons.first().map_or("", String::as_str);
                 let reason = reason.lines().next().unwrap_or_default();
                 tell!("seed {} is {}: {reason}", judged.seed, judged.verdict.name());
                 tell!("  replay: {}", replay(setup, judged.seed));
             }
-            tell!("{}", verdict_on_many(bad.len(), self.no_check));
+            tell!("{}", verdict_on_many(bad.len(), self.no_check, totals.property));
         }
         good(bad.len() as u64, of)
     }
@@ -341,15 +338,18 @@ fn good(bad: u64, of: u64) -> Done {
     }
 }
 
-fn verdict_on_many(bad: usize, is_unchecked: bool) -> String {
+fn verdict_on_many(bad: usize, is_unchecked: bool, property: Option<&str>) -> String {
     match (bad, is_unchecked) {
-        (0, false) => GOOD.into(),
+        (0, false) => good_because(property),
         (0, true) => "verdict  not checked: leave --no-check out to know whether histories were right".into(),
         (bad, _) => format!("verdict  {bad} seeds are not good"),
     }
 }
 
-const GOOD: &str = "verdict  good: every history was as it must be";
+/// `property` is there if any run came to its end.
+fn good_because(property: Option<&str>) -> String {
+    format!("verdict  good: {}", property.unwrap_or("nothing was wrong"))
+}
 
 /// All about one run, for people.
 fn told(judged: &Judged) -> String {
@@ -377,13 +377,10 @@ fn told(judged: &Judged) -> String {
         totals.add(judged);
         out.push(totals.told(&Setup { faults: drawn.faults.clone(), ..judged.setup.clone() }));
         out.push(format!("digest   {:016x}", report.record.digest()));
-        if judged.verdict != Verdict::NotChecked {
-            out.push(format!("checked  that {}", report.record.property()));
-        }
     }
     out.push(match judged.verdict {
-        Verdict::Good => GOOD.into(),
-        Verdict::NotChecked => verdict_on_many(0, true),
+        Verdict::Good => good_because(judged.report.as_ref().map(|report| report.record.property())),
+        Verdict::NotChecked => verdict_on_many(0, true, None),
         Verdict::Undecided | Verdict::Violated => judged.to_string(),
     });
     out.join("\n")

@@ -15,7 +15,7 @@ fn told<'a>(ran: &'a Ran, name: &str) -> &'a str {
 #[test]
 fn a_seed_is_one_run_however_it_is_asked_for() {
     let one = farside(["sim", "--seed", "7", "--check"]).done();
-    assert_eq!(told(&one, "verdict"), "good: every history was as it must be");
+    assert_eq!(told(&one, "verdict"), "good: every key was linearizable");
     let json = farside(["sim", "--seed", "7", "--json"]).done().json();
     assert_eq!(json["digest"], told(&one, "digest"));
     assert_eq!((&json["verdict"], &json["seed"]), (&"good".into(), &7.into()));
@@ -72,7 +72,7 @@ fn many_seeds_come_to_totals() {
     let many = farside(["sim", "--seeds", "1..5", "--faults", "none"]).done();
     assert!(many.text().starts_with("5 seeds of prism-kv in "), "{}", many.text());
     assert_eq!(told(&many, "faults"), "none");
-    assert_eq!(told(&many, "verdict"), "good: every history was as it must be");
+    assert_eq!(told(&many, "verdict"), "good: every key was linearizable");
 }
 
 #[test]
