@@ -23,8 +23,10 @@ crate::mutants! {
     POINTEE_IS_NOT_CHECKED = "PointeeIsNotChecked";
     /// A key that opens its region for something opens it for everything.
     ONE_RIGHT_IS_ALL = "OneRightIsAll";
-    /// Whatever a late or doubled report names goes onto the list of retired buffers.
+    /// Whatever is given back goes onto the list of retired buffers.
     RETIRE_WHAT_IS_NOT_LIVE = "RetireWhatIsNotLive";
+    /// A session gives back a buffer of a store that is being dropped.
+    RETIRED_WHILE_DROPPED = "RetiredWhileDropped";
     /// A reclaiming CAS that has lost keeps what was allocated for it.
     LOSER_KEEPS_BUFFER = "LoserKeepsBuffer";
     /// A reclaiming CAS that was skipped, refused or aborted keeps what was allocated for it.

@@ -4,7 +4,7 @@ use crate::support::cases::CASES;
 use crate::support::quiescence::{Announces, explore};
 use farside_node::mutants::{self, OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
 use farside_remote::mutant::Mutant;
-use farside_remote::mutants::RETIRE_WHAT_IS_NOT_LIVE;
+use farside_remote::mutants::{RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
@@ -14,7 +14,7 @@ fn every_mutant_is_killed_and_the_unbroken_node_is_not() {
     }
     // Rebuilt tables are tried with the system that has them.
     let own = mutants::ALL.iter().copied().filter(|mutant| *mutant != OLD_TABLE_FREED_AT_ONCE);
-    let mutants: Vec<Mutant> = own.chain([RETIRE_WHAT_IS_NOT_LIVE]).collect();
+    let mutants: Vec<Mutant> = own.chain([RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED]).collect();
     let mut killed = 0;
     for &mutant in &mutants {
         let killers = CASES.iter().filter(|(_, case)| !passes(Some(mutant), *case));

@@ -26,6 +26,7 @@ macro_rules! with_all_cases {
             what_is_adopted_was_not_reused_meanwhile
             a_dropped_store_leaves_zeros
             a_drop_loses_nothing_of_another_store
+            what_is_given_back_too_late_for_its_store_is_on_no_list
             a_session_that_ends_twice_ends_once
             a_list_that_is_a_ring_ends
             a_list_with_a_wild_pointer_ends
@@ -299,6 +300,30 @@ pub(crate) fn a_drop_loses_nothing_of_another_store() {
     };
     home.look_around();
     assert_eq!(home.stage(kept), Stage::Free, "it came after one of the dropped store on its session's list");
+}
+
+pub(crate) fn what_is_given_back_too_late_for_its_store_is_on_no_list() {
+    let mut home = Home::new();
+    let other = home.create("other", 4);
+    let mut client = home.client();
+    let kept = client.in_turn(|client| client.take());
+    client.store = other;
+    let (early, late) = (client.in_turn(|client| client.take()), client.in_turn(|client| client.take()));
+    assert!(client.in_turn(|client| client.give_back(early)), "its store has a key");
+    let held_up = home.client();
+    held_up.begin_turn();
+    let Some(Answer::Done) = home.ask(Ask::DropStore { name: "other".into() }).or_else(|| {
+        assert!(!client.in_turn(|client| client.give_back(late)), "the key is gone, the segments not yet");
+        held_up.end_turn();
+        home.idle();
+        home.node.answer().map(|(_, answer)| answer.expect("it is dropped"))
+    }) else {
+        panic!("it is dropped")
+    };
+    client.store = home.store.clone();
+    client.retire(kept);
+    home.look_around();
+    assert_eq!(home.stage(kept), Stage::Free, "nothing of the dropped store is before it on the list");
 }
 
 pub(crate) fn a_session_that_ends_twice_ends_once() {

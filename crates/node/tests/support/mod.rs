@@ -277,6 +277,12 @@ impl Client {
         retired
     }
 
+    /// Gives back what it has taken and shown to nobody, outside any chain.
+    pub(crate) fn give_back(&self, at: u64) -> bool {
+        let Ok(retired) = Arena::of(&*self.memory).retire_own(self.id, self.id.number, self.store.region, at);
+        retired
+    }
+
     /// The first half of a retirement: the buffer is marked, and on no list.
     pub(crate) fn begin_to_retire(&self, at: u64) {
         let arena = Arena::of(&*self.memory);

@@ -14,8 +14,9 @@
 //! Invariant: a session retires what its chains made unreachable before it publishes the end of the turn.
 //! Its chains do.
 
+use super::lists::SECRET_OFFSET;
 use super::state::{Stage, State};
-use super::{Arena, Geometry};
+use super::{Arena, Geometry, REGIONS_MAX};
 use crate::memory::{Memory, Width};
 use crate::mutants;
 
@@ -196,9 +197,16 @@ impl<M: Memory> Arena<'_, M> {
         self.retire_where(session, region, at, |_| true)
     }
 
-    /// As [`Arena::retire`], of a buffer that the session numbered `owner` has taken and not given away since: no other
-    /// than that is retired.
+    /// As [`Arena::retire`], outside any chain, of a buffer that the session numbered `owner` has taken and not given
+    /// away since: no other than that is retired. Nor is one of a region that has no key any more: its segments are
+    /// being taken from it, and a list may not lead through them. To be called within a turn, which the end of a region
+    /// waits for.
     pub fn retire_own(&self, session: SessionId, owner: u32, region: u32, at: u64) -> Result<bool, M::Wait> {
+        let has_key = (1..REGIONS_MAX).contains(&region)
+            && self.memory.load(Geometry::region_at(region) + SECRET_OFFSET, Width::W8)? != 0;
+        if !has_key && !mutants::RETIRED_WHILE_DROPPED.is_on() {
+            return Ok(false);
+        }
         self.retire_where(session, region, at, |live| live.owner == owner)
     }
 
