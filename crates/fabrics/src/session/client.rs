@@ -265,6 +265,8 @@ pub struct Client {
     requests: u64,
     /// Taken by chains that nobody waits for, and shown to nobody: regions and addresses.
     untold: Vec<(u32, Addr)>,
+    /// Something may have been taken that nobody here knows of: the node is to look for it.
+    owes: bool,
     events: VecDeque<Event>,
     rtt: Rtt,
     /// The number of the next datagram; the last that is known to have arrived; and one such that no fragment in
@@ -321,6 +323,7 @@ impl Client {
             assembling: 0,
             requests: 1,
             untold: Vec::new(),
+            owes: false,
             events: VecDeque::with_capacity(WINDOW_MAX + 2),
             earliest: NEVER,
             woke: now,
@@ -436,6 +439,12 @@ impl Client {
             slot.held.extend_from_slice(buffers);
             slot.shown_by = shown_by;
         }
+    }
+
+    /// Whether buffers of this session may be left that nobody here knows of: so the session may not end by its own
+    /// word, for then nobody looks for them.
+    pub fn owes(&self) -> bool {
+        self.owes
     }
 
     /// Moves to `to` what chains have taken and not shown that were given up, once it is known what came of them: to be
@@ -746,6 +755,7 @@ impl Client {
         if slot.sent == 0 {
             // The server knows nothing of the number, and shall get to know it by the next request.
             slot.number = slot.number.wrapping_sub(1);
+            self.owes |= !slot.held.is_empty();
             self.set_free(index);
             return Fate::DidNotRun;
         }
@@ -1175,6 +1185,8 @@ impl Client {
             self.pool.fill(&mut slot.reply, entry.size - PREFIX);
             slot.reply.extend_from_slice(&entry.payload[PREFIX..]);
             self.settle(entry.slot, has_run);
+        } else if slot.kind == EntryKind::Chain {
+            self.owes = true;
         }
         self.set_free(entry.slot);
     }
@@ -1322,6 +1334,7 @@ impl Client {
         }
         if execution == 0 {
             // A server says so of what was cancelled, which this was not; it did not run in any case.
+            self.owes |= !slot.held.is_empty();
             self.set_free(index);
             self.events.push_back(Event::Failed { request, fate: Fate::DidNotRun });
             return;

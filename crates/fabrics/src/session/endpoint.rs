@@ -503,7 +503,11 @@ impl State {
     /// of them, since the first may have given up.
     #[inline]
     fn line_up(&mut self) -> Vec<Waker> {
-        let is_their_turn = !self.line_up.is_empty() && (self.over.is_some() || self.client.has_room());
+        if self.line_up.is_empty() {
+            return Vec::new();
+        }
+        self.send_retired(); // Before them, or else it may never find a slot.
+        let is_their_turn = self.over.is_some() || self.client.has_room();
         if is_their_turn { std::mem::take(&mut self.line_up) } else { Vec::new() }
     }
 
@@ -710,7 +714,8 @@ impl<L: Line> Drop for Endpoint<L> {
             }
         }
         let mut state = self.state.borrow_mut();
-        if state.over.is_none() && !state.client.is_waiting() && state.retired.is_empty() {
+        let has_all = state.retired.is_empty() && !state.client.owes();
+        if state.over.is_none() && !state.client.is_waiting() && has_all {
             state.client.close();
             drop(state);
             self.send();
