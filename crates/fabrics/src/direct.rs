@@ -1,9 +1,8 @@
 //! What `local` and `shm` share: the caller's own CPU runs the chain on the node's memory.
 //!
 //! A session says in its slot when it may hold pointers: its *turn* is odd from the first chain of a turn until
-//! every task has gone on to its next await. That covers the retirements that follow a chain, since whoever made
-//! a buffer unreachable retires it before it awaits anything else. Invariant: the turn is odd, and that is visible
-//! to everyone, before a chain's first access.
+//! every task has gone on to its next await. Invariant: the turn is odd, and that is visible to everyone, before a
+//! chain's first access, and until what it made unreachable is on the session's list.
 
 use crate::executor::{self, Idle, Turns};
 use crate::memory::Mapping;
@@ -180,7 +179,7 @@ impl<M: Runs> Fabric for Direct<M> {
         if self.check(node).is_err() {
             return; // The memory is gone, or not ours to touch.
         }
-        // Or else the store could be dropped, and its segments be another's, between the question and the step.
+        // Or else the store could be dropped, and its segments be another's, before the buffer is on the list.
         self.enter();
         self.runner.retire(self.session().number, key.region(), buffer);
         if self.runner.is_much_retired() {

@@ -312,7 +312,7 @@ impl<'a> ChainView<'a> {
     }
 
     /// Buffers that a chain has taken and not shown, of which nobody knows if nobody hears `reply`: those whose
-    /// addresses only the reply tells. A chain that reclaims cleans up by itself.
+    /// addresses only the reply tells. What is allocated before a reclaiming CAS is the chain's own to settle.
     pub fn untold(&self, reply: &Reply) -> impl Iterator<Item = Addr> {
         let reclaims = self.ops().any(|op| op.reclaims().is_some());
         let taken = self

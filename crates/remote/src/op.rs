@@ -186,9 +186,11 @@ impl<'a, T: ?Sized> Op<'a, T> {
     ///
     /// What is not exactly a live buffer of the chain's region is left alone. Status and output are those of a plain
     /// CAS. So a chain that allocates and has reclaiming CASes installs by these alone: a buffer that another op has
-    /// shown counts as allocated like any. Needs the rights ATOMIC and ALLOCATE, and a target in the node's memory:
-    /// on scratch it is [`crate::Status::Invalid`], since nobody else can follow what is there. The swap
-    /// must leave no other pointer to
+    /// shown counts as allocated like any. Each follows its own ALLOCATEs: one that swaps settles all that the chain
+    /// has allocated before it, whether its word reaches that or not.
+    ///
+    /// Needs the rights ATOMIC and ALLOCATE, and a target in the node's memory: on scratch it is
+    /// [`crate::Status::Invalid`], since nobody else can follow what is there. The swap must leave no other pointer to
     /// the old buffer, and what the word may hold instead of a buffer's address must be no buffer's address.
     ///
     /// # Panics
@@ -329,6 +331,9 @@ pub fn fetch_add<'a>(
 /// Gives back buffers that nothing points to any more, where no CAS of the chain can tell so by itself. Each is reused
 /// once every chain has ended that may still follow an old pointer to it. What is not exactly a live buffer of the
 /// chain's region is left alone. Needs the right ALLOCATE.
+///
+/// To be given in the chain that makes the buffers unreachable, and to depend on the op that does: in a later one they
+/// may be others' already.
 ///
 /// A chain whose fate is unknown may have run: its retirements must not be repeated, since the buffers may serve others
 /// by then.

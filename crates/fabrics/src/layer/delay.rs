@@ -3,10 +3,8 @@
 //! Invariant: a round trip lasts as much longer as was asked for, and those that are under way at once share that time.
 //! Where an engine runs chains ([`Delay::of_answers`]), an answer that has come is left where it is until its time: it
 //! is taken, and what comes of it asked, in one turn, as without a distance. Where the caller's CPU runs them
-//! ([`Delay::of_requests`]), nothing may lie between an answer and whoever waits for it: what a chain made unreachable
-//! must be retired before the fabric underneath ends its turn, or a node that looks for lost buffers takes it for one.
-//! So there all of a round trip is travelled before the chain runs. What is retired goes at once: it costs nobody a
-//! wait. Two chains of one task are as far apart as they would be.
+//! ([`Delay::of_requests`]), all of a round trip is travelled before the chain runs. What is given back goes at once:
+//! it costs nobody a wait. Two chains of one task are as far apart as they would be.
 //!
 //! Invariant: what is dropped while its request travels never runs. Invariant: what is asked or has come in one turn of
 //! a core travels together, unless chance or a narrow line parts it; or else batches would fall apart into datagrams of

@@ -448,18 +448,19 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
     let live = scene.target.stat("witness")["live_buffers"].as_u64();
     let table = scene.store.table_at;
     let freed = scene.session.buffer(&scene.store, &[1; 64]);
-    let one = |key: (u32, u64), at: u64| {
-        [&key.1.to_le_bytes()[..], &u64::from(key.0).to_le_bytes(), &at.to_le_bytes()].concat()
-    };
+    let one = |region: u32, at: u64| [u64::from(region), at].map(u64::to_le_bytes).concat();
     let retired = scene.target.settled("retired_buffers_total");
+    let shown = other.store("default");
+    let neighbour = other.buffer(&shown, &[6; 64]);
+    let (key, theirs_key) = (key.0, theirs.key.0);
     let hostile = [
-        (key, buffer),        // Of another store, by its own key.
-        (theirs.key, buffer), // By a key that is another session's.
-        (theirs.key, word),   // Both mixed up.
-        ((0, 0), word),       // By no key.
-        ((key.0, key.1 ^ 1), word),
-        ((key.0 + 1, key.1), word),
-        ((u32::MAX, key.1), word),
+        (key, neighbour),     // Of this store, and another session's.
+        (key, buffer),        // Of another store, as if it were this one's.
+        (theirs_key, buffer), // Another session's, of a store that this one has not opened.
+        (theirs_key, word),   // Both mixed up.
+        (0, word),
+        (key + 1, word),
+        (u32::MAX, word),
         (key, 0), // No buffer at all: header, table, between, beyond.
         (key, 64),
         (key, 4096),
@@ -473,7 +474,6 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
         (key, u64::MAX - 7),
     ];
     let all: Vec<u8> = hostile.iter().flat_map(|&(key, at)| one(key, at)).collect();
-    // No more often: a session that goes on guessing keys is ended.
     for _ in 0..2 {
         scene.session.ask(RETIRE, 7, &all);
     }
@@ -487,6 +487,7 @@ fn buffers_that_are_not_its_own_to_give_back_stay(carrier: &'static str) {
     // Nobody's buffer is gone, and the word is still this session's.
     assert_eq!(scene.target.stat("witness")["live_buffers"].as_u64(), live);
     assert_eq!(other.chain(theirs.key, &[read(buffer, 64)]).output(0), [5; 64]);
+    assert_eq!(other.chain(shown.key, &[read(neighbour, 64)]).output(0), [6; 64]);
     scene.has_run(0);
     drop(other);
     scene.leaves_nothing();
