@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// turn without end.
 const CHAINS_PER_TURN: u32 = 64;
 
-/// After so many retired buffers the node is rung, in case it sleeps.
+/// Retired buffers after which the node is woken, if it sleeps.
 const RETIRED_PER_RING: u64 = 256;
 
 /// Memory on which chains run: a node's mapping, or something that looks on as it is used.

@@ -175,9 +175,7 @@ impl<'a, T: ?Sized> Op<'a, T> {
             output: PhantomData,
         }
     }
-}
 
-impl<'a, T: ?Sized> Op<'a, T> {
     /// The word holds a buffer's address at byte `pointer_at`, and the CAS retires what it makes unreachable:
     ///
     /// * If it swaps and the pointer changes, the buffer that the pointer named before.

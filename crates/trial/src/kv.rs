@@ -70,7 +70,7 @@ impl Sizes {
         let large = if large_one_in == 0 { "none".to_owned() } else { format!("1 in {large_one_in}") };
         vec![
             Choice::new("items", items, format!("items {items}")),
-            Choice::new("value_size_max", value_max, format!("value size up to {value_max}")),
+            Choice::new("value_bytes_max", value_max, format!("value size up to {value_max}")),
             Choice::new("large_one_in", large_one_in, format!("large values {large}")),
             Choice::new("slot_cache", slot_cache, format!("slot cache {slot_cache}")),
         ]
@@ -161,7 +161,7 @@ impl Family for Kv {
     fn options(&self) -> Vec<Choice> {
         let mut options = self.sizes.options();
         let keys = if self.is_permuted { "collision-free" } else { "hashed" };
-        options.push(Choice::new("collision_free", self.is_permuted, format!("keys {keys}")));
+        options.push(Choice::new("is_permuted", self.is_permuted, format!("keys {keys}")));
         options
     }
 

@@ -722,9 +722,9 @@ impl Client {
         }
     }
 
-    /// What a chain that nobody waits for has taken and not shown is to be given back: all that it holds if it did not
-    /// run, else what its reply in the slot says. A reply of several fragments is not waited for: a scan finds what it
-    /// tells of, when this session has ended.
+    /// Notes the buffers of an abandoned chain that must be given back. If it did not run: all that it holds. If it
+    /// ran: those that, by the reply in the slot, it has allocated or held and not shown. A reply of several fragments
+    /// is not waited for: a scan finds its buffers after this session has ended.
     #[cold]
     fn settle(&mut self, index: usize, has_run: bool) {
         let slot = &mut self.slots[index];

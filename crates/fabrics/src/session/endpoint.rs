@@ -511,7 +511,7 @@ impl State {
         if is_their_turn { std::mem::take(&mut self.line_up) } else { Vec::new() }
     }
 
-    /// What futures held that were dropped goes back together, when there is a slot to spare for it.
+    /// Sends the buffers of dropped futures back in one request, if a slot is free.
     fn send_retired(&mut self) {
         self.client.take_untold(&mut self.retired);
         while !self.retired.is_empty() {

@@ -10,8 +10,8 @@
 //! shares datagrams. Only the client has timers for what was lost. Over a carrier that neither loses, doubles nor
 //! reorders (a ring in shared memory, a stream with length frames) it has none.
 //!
-//! What chains make unreachable they retire themselves. A client gives back only what it has allocated and never shown:
-//! what a dropped future held, and what a chain took whose answer nobody waits for.
+//! A chain retires the buffers that it makes unreachable. A client gives back only buffers that it has allocated and
+//! never shown: those of a dropped future, and those of a chain whose answer was abandoned.
 //!
 //! What always holds:
 //! - A number of a slot runs at most once, and never after the session has ended or the number was cancelled.

@@ -11,8 +11,7 @@
 //!
 //! Invariant: numbers are never reused, so that a dead session's buffers are nobody else's.
 //! Invariant: whoever runs a session's chains sets its number to 0 after its last access, and before it tells the node.
-//! Invariant: a session retires what its chains made unreachable before it publishes the end of the turn.
-//! Its chains do.
+//! Invariant: a chain retires what it makes unreachable before the end of its turn is published.
 
 use super::lists::SECRET_OFFSET;
 use super::state::{Stage, State};

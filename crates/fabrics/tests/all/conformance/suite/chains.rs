@@ -1,6 +1,6 @@
 //! Draws chains of every op with every modifier, over a table that holds words, pointers and noise. No address of a
-//! buffer comes into that table, and no chain that allocates reclaims: what is retired comes back when the node likes,
-//! and whoever compares could not know what the next ALLOCATE takes.
+//! buffer comes into that table, and no chain both allocates and reclaims: the node chooses when a retired buffer comes
+//! back, so the model could not predict which buffer the next ALLOCATE takes.
 //!
 //! ```text
 //! table   | 64 pointers, 16 bytes each | noise |        pointers lead into the noise, to the table's end, nowhere

@@ -352,7 +352,7 @@ async fn once<O>(future: impl Future<Output = O>) -> Option<O> {
     polled(1, future).await
 }
 
-/// Polls a future so many times, each time when it has been woken, and drops it: what it answered, if it did.
+/// Polls a future at most `times` times, each time after it was woken, and drops it. Answers its output, if it ended.
 async fn polled<O>(times: u32, future: impl Future<Output = O>) -> Option<O> {
     let (mut future, mut left) = (pin!(future), times);
     std::future::poll_fn(|cx| {
@@ -469,7 +469,8 @@ pub(crate) fn what_is_not_live_is_not_retired<R: Rig>(rig: &R, executor: Executo
     });
 }
 
-/// As many buffers as the quota has, several times over: whoever loses a word, wins it, or names what it had.
+/// A chain that wins its CAS, loses it, or names the old buffer in a RETIRE leaks nothing: the rounds allocate three
+/// times what the quota has.
 pub(crate) fn what_a_chain_makes_unreachable_comes_back<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
