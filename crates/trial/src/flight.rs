@@ -117,6 +117,11 @@ impl Flights {
         self.matrix.borrow().of(fault, phase)
     }
 
+    /// How often any fault has struck within that phase.
+    pub(crate) fn struck_in(&self, phase: usize) -> u64 {
+        self.matrix.borrow().0.iter().map(|row| row[phase]).sum()
+    }
+
     fn begin(&self, place: Place, phase: usize) -> u64 {
         let number = self.next.get();
         self.next.set(number + 1);

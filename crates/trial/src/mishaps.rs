@@ -70,9 +70,17 @@ pub(crate) fn perhaps(scene: &Rc<Scene>, site: &Rc<Site>) {
 
 /// A request of that phase begins, or, for idle, a client has none in flight: now and then a fault strikes it, whatever
 /// else it strikes. Returns whether one does.
+///
+/// It stops once a phase has been struck ten times for each operation of the trial. Without a bound, clients that die
+/// whenever they are idle never begin one.
 pub(crate) fn within(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
     let (drawn, random) = (&scene.drawn, scene.world.random());
-    if drawn.focus != Some(phase) || scene.is_over() || !random.one_in(drawn.within_one_in) {
+    let has_had_enough = || scene.flights.struck_in(phase) >= 10 * u64::from(drawn.operations);
+    if drawn.focus != Some(phase)
+        || scene.is_over()
+        || has_had_enough()
+        || !random.one_in(drawn.within_one_in)
+    {
         return false;
     }
     let mut faults: Vec<Fault> =
