@@ -34,7 +34,9 @@ fn is_latency(row: &[f64]) {
 fn is_bandwidth(row: &[f64], per_mpps: f64) {
     let [_, _, peak, average, rate] = *row else { panic!("columns: {row:?}") };
     assert!(0.0 < average && average <= peak && rate > 0.0, "{row:?}");
-    assert!((average / (rate * per_mpps) - 1.0).abs() < 0.02, "both are of the same requests: {row:?}");
+    // Of a slow run, what two decimals cut off is more than 2 % of an average.
+    let off = (average - rate * per_mpps).abs();
+    assert!(off < 0.02 * average + 0.005, "both are of the same requests: {row:?}");
 }
 
 /// A perf server at a free port, with that besides.
