@@ -133,8 +133,8 @@ pub struct Schedule {
     pub every: Duration,
 }
 
-/// Operations drawn for each thread.
-const DRAWN: usize = 1 << 20;
+/// Operations drawn for each thread. Fewer in a debug build, whose rates nobody quotes: tests start many short runs.
+const DRAWN: usize = if cfg!(debug_assertions) { 1 << 14 } else { 1 << 20 };
 const _: () = assert!(DRAWN.is_power_of_two());
 
 impl<W: Work> Run<W> {

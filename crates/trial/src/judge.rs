@@ -159,8 +159,11 @@ thread_local! {
     static CAUGHT: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// What a function returns, or where and why it has panicked, of which standard error hears nothing.
-fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+/// Returns what a function returns. If it panics, returns where and why, and prints nothing.
+///
+/// # Errors
+/// It panicked.
+pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let others = panic::take_hook();
@@ -184,36 +187,4 @@ fn keep(panic: &PanicHookInfo<'_>) {
         write!(text, "\n{backtrace}").expect("a String takes everything");
     }
     CAUGHT.with_borrow_mut(|caught| _ = caught.get_or_insert(text));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Carrier, System};
-
-    fn prism_kv() -> System {
-        System::named("prism-kv").expect("it can be tried")
-    }
-
-    #[test]
-    fn a_replay_says_what_is_not_drawn() {
-        let mut setup = Setup::of(prism_kv());
-        assert_eq!(replay(&setup, 7), "farside sim --system prism-kv --seed 7");
-        setup.carrier = Some(Carrier::Datagrams);
-        (setup.clients, setup.keys, setup.operations) = (Some(3), Some(1), Some(90));
-        setup.faults = vec![Fault::Loss, Fault::OneWayPartition];
-        let all = "farside sim --system prism-kv --carrier datagrams --clients 3 --keys 1 --operations 90 \
-                   --faults loss,one-way --seed 7";
-        assert_eq!(replay(&setup, 7), all);
-        setup.faults.clear();
-        assert!(replay(&setup, 7).contains("--faults none"));
-    }
-
-    #[test]
-    fn a_panic_is_caught_with_its_place_and_the_next_trial_is_none_the_worse() {
-        let told = caught(|| panic!("two parts in one step")).expect_err("it panics");
-        assert!(told.starts_with("two parts in one step (") && told.contains("judge.rs:"), "{told}");
-        assert_eq!(caught(|| 7), Ok(7));
-        assert_eq!(judge(&Setup::of(prism_kv()), 1, true).verdict, Verdict::Good);
-    }
 }

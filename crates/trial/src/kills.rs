@@ -48,16 +48,3 @@ pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Re
     }
     replayed
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_is_a_mutant_and_a_seed() {
-        let text = "# why\nKvNoGeneration 12\n\n  NoClamp  3\n";
-        let kills = [("KvNoGeneration".to_owned(), 12), ("NoClamp".to_owned(), 3)];
-        assert_eq!(parse(text), Ok(kills.to_vec()));
-        assert!(parse("NoClamp").is_err() && parse("NoClamp x").is_err());
-    }
-}

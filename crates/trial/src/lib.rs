@@ -11,6 +11,7 @@ pub mod events;
 pub mod flight;
 pub mod judge;
 pub mod kills;
+pub mod values;
 
 mod family;
 mod kv;
@@ -18,7 +19,6 @@ mod mishaps;
 mod queue;
 mod registers;
 mod systems;
-mod values;
 mod work;
 
 pub use systems::System;

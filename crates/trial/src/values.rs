@@ -3,7 +3,7 @@
 use farside_sim::history::register::Value;
 
 /// The bytes of a value.
-pub(super) fn bytes(value: Value) -> Vec<u8> {
+pub fn bytes(value: Value) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(value.len as usize + 8);
     let mut word = value.tag;
     while bytes.len() < value.len as usize {
@@ -15,7 +15,7 @@ pub(super) fn bytes(value: Value) -> Vec<u8> {
 }
 
 /// Which value these bytes are; nothing if none.
-pub(super) fn known(found: &[u8]) -> Option<Value> {
+pub fn known(found: &[u8]) -> Option<Value> {
     let tag = u64::from_le_bytes(found.get(..8)?.try_into().ok()?);
     let value = Value { tag, len: found.len() as u32 };
     (bytes(value) == found).then_some(value)
@@ -39,19 +39,4 @@ fn mixed(word: u64) -> u64 {
 /// The bytes of a key. Keys of different numbers have different lengths, too.
 pub(super) fn key(number: u64) -> Vec<u8> {
     format!("key {number}{}", ".".repeat(number as usize % 5 * 9)).into_bytes()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_value_that_is_mixed_with_another_is_none() {
-        let [one, other] = [Value { tag: 7, len: 100 }, Value { tag: 8, len: 100 }];
-        assert_eq!(known(&bytes(one)), Some(one));
-        let mut torn = bytes(one);
-        torn[64..].copy_from_slice(&bytes(other)[64..]);
-        assert_eq!(known(&torn), None);
-        assert_eq!((known(&[1, 2]), known(&bytes(one)[..99])), (None, None));
-    }
 }

@@ -74,8 +74,8 @@ fn four_times_as_many_operations_measure_the_same() {
 fn many_operations_are_waited_for_as_long_as_they_take() {
     let slow =
         Load { testbed: Testbed { link_gbit: 1, ..LOAD.testbed }, reads: 0.0, value_len: 32 << 10, ..LOAD };
-    for (load, clients, operations) in [(LOAD, 1, 200_000), (slow, 8, 10_000)] {
-        let measured = Bed::new(load, 1).and_then(|bed| bed.measure(clients, operations)).expect("they end");
+    for (clients, operations) in [(1, 5_000), (8, 10_000)] {
+        let measured = Bed::new(slow, 1).and_then(|bed| bed.measure(clients, operations)).expect("they end");
         assert!(operations as f64 > measured.ops_per_s, "they last for more than a second: {measured:?}");
     }
 }
