@@ -4,7 +4,7 @@ use crate::support::{Home, go, paced, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
-use farside_fabrics::memory::Mapping;
+use farside_fabrics::memory::{Mapping, MappingError};
 use farside_node::host::Options;
 use farside_remote::control::{Ask, Store};
 use farside_remote::service::address;
@@ -14,7 +14,9 @@ use farside_systems::kv::pilaf::layout::{
 };
 use farside_systems::kv::pilaf::{ATTEMPTS_MAX, KIND, Pilaf};
 use farside_systems::kv::{Kv, KvError};
+use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 type Client = Pilaf<Rc<Count<Direct>>>;
@@ -29,13 +31,24 @@ fn value_of(client: &mut Client, key: &[u8]) -> Result<Option<Vec<u8>>, KvError>
 
 // A node that dies.
 
+/// Maps the memory file. A process that another test has just forked shares the file's lock until it runs its program.
+fn mapped(path: &Path) -> Mapping {
+    for _ in 0..500 {
+        match Mapping::open(path, 8 << 20) {
+            Err(MappingError::Foreign(_)) => std::thread::sleep(Duration::from_millis(10)),
+            opened => return opened.expect("the file can be mapped").0,
+        }
+    }
+    panic!("the file stays locked");
+}
+
 #[test]
 fn a_node_that_dies_anywhere_in_a_put_or_delete_loses_no_item_and_no_buffer() {
     const KEYS: u32 = 20;
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("memory");
     let serve = |take_over: bool| {
-        let (memory, _) = Mapping::open(&path, 8 << 20).expect("the file is nobody's");
+        let memory = mapped(&path);
         Home::with(memory, Options { take_over, ..Options::default() })
     };
     let home = serve(false);
@@ -91,7 +104,7 @@ fn what_the_head_tells_of_is_written_anew() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("memory");
     let serve = |take_over: bool| {
-        let (memory, _) = Mapping::open(&path, 8 << 20).expect("the file is nobody's");
+        let memory = mapped(&path);
         Home::with(memory, Options { take_over, ..Options::default() })
     };
     let home = serve(false);
