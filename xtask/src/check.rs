@@ -73,9 +73,9 @@ fn test(root: &Path) -> bool {
     succeeds(command)
 }
 
-/// Three times as many as there are cores: most of the longest tests wait for processes and for time to pass.
+/// Twice as many as there are cores: most of the longest tests wait for processes and for time to pass.
 fn tests_at_a_time() -> usize {
-    3 * std::thread::available_parallelism().map_or(1, usize::from)
+    2 * std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn doc(root: &Path) -> bool {
