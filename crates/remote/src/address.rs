@@ -1,12 +1,12 @@
-//! Where bytes are: offsets into one node's memory, and the pointers stored there.
+//! Addresses: offsets into one node's memory, and the pointers stored there.
 //!
-//! Invariant: an address means the same in every process, since it is an offset and no pointer.
+//! Invariant: an address means the same in every process, since it is an offset, not a pointer.
 //! Invariant: the top bit marks the 32 bytes of scratch that are private to the running chain.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Which memory node of a pool, by its place in the pool's list.
+/// A memory node, identified by its index in the pool's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
@@ -21,7 +21,7 @@ pub const SCRATCH_SIZE: u64 = 32;
 const SCRATCH_BIT: u64 = 1 << 63;
 
 impl Addr {
-    /// No place at all. An indirect access through it answers [`crate::Status::NullPointer`].
+    /// The null address. An indirect access through it fails with [`crate::Status::NullPointer`].
     pub const NULL: Addr = Addr::new(0);
 
     /// The byte `offset` of the node's memory.
@@ -34,12 +34,12 @@ impl Addr {
         Addr::new(SCRATCH_BIT | offset)
     }
 
-    /// The raw 64 bits: an offset into the node's memory unless [`Addr::scratch_offset`] is some.
+    /// The raw 64 bits: an offset into the node's memory, unless [`Addr::scratch_offset`] returns `Some`.
     pub const fn raw(self) -> u64 {
         u64::from_le_bytes(self.0.to_bytes())
     }
 
-    /// The offset into scratch, if this address lies there.
+    /// The offset into scratch, if this address is in scratch.
     pub const fn scratch_offset(self) -> Option<u64> {
         let raw = self.raw();
         if raw & SCRATCH_BIT != 0 { Some(raw & !SCRATCH_BIT) } else { None }
@@ -50,8 +50,8 @@ impl Addr {
         self.raw() == 0
     }
 
-    /// The address `bytes` further on. Addresses come from peers too, so a sum that would not fit wraps; what
-    /// it then names is checked like any other address.
+    /// The address `bytes` higher. The sum wraps, since peers choose addresses too; the result is checked like any
+    /// other address.
     pub const fn plus(self, bytes: u64) -> Addr {
         Addr::new(self.raw().wrapping_add(bytes))
     }
@@ -66,18 +66,18 @@ impl std::fmt::Debug for Addr {
     }
 }
 
-/// A pointer with the number of bytes it may be followed for; what an indirect bounded access dereferences.
+/// A pointer with the number of bytes behind it; an indirect bounded access dereferences one.
 ///
-/// `| ptr u64 | bound u32 | tag u32 |`, aligned to 16 bytes, so that it is read and compared whole. The node
-/// ignores `tag`; CAS sees it. (PRISM's is `{ptr, bound}`, section 3.1; the tag is ours, against ABA.)
+/// `| ptr u64 | bound u32 | tag u32 |`, aligned to 16 bytes, so that it is read and compared as one word. The node
+/// ignores `tag`; CAS compares it. (PRISM's pointer is `{ptr, bound}`, section 3.1; we add the tag against ABA.)
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct BoundedPtr {
-    /// Where the bytes are.
+    /// Address of the first byte.
     pub ptr: Addr,
-    /// How many there are.
+    /// Number of bytes.
     pub bound: U32,
     /// For the protocol's own use.
     pub tag: U32,

@@ -1,6 +1,6 @@
-//! What a fabric can have a node do beyond READ, WRITE and a plain CAS.
+//! The requests that a fabric supports beyond READ, WRITE and a plain CAS.
 //!
-//! Invariant: a layer has the capabilities of the fabric that it wraps, and no others.
+//! Invariant: a layer has exactly the capabilities of the fabric that it wraps.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ use std::fmt;
 pub struct Capabilities(u8);
 
 impl Capabilities {
-    /// READ, WRITE, and CAS and FETCH-ADD on aligned words of 8 bytes: what every fabric has.
+    /// Only READ, WRITE, and CAS and FETCH-ADD on aligned 8-byte words, which every fabric supports.
     pub const NONE: Capabilities = Capabilities(0);
-    /// Calls to the service of a store: the two-sided way.
+    /// Calls to a store's service (two-sided requests).
     pub const CALLS: Capabilities = Capabilities(1 << 0);
-    /// PRISM's chains: ops that depend on the op before, follow a pointer, take a buffer, or use scratch.
+    /// PRISM's chains: ops that depend on the previous op, follow a pointer, allocate a buffer, or use scratch.
     pub const CONDITIONAL_OPS: Capabilities = Capabilities(1 << 1);
     /// A CAS that compares and swaps under masks.
     pub const MASKED_CAS: Capabilities = Capabilities(1 << 2);
-    /// Words in the memory of the NIC.
+    /// Words in the NIC's memory.
     pub const ON_CHIP_WORDS: Capabilities = Capabilities(1 << 3);
-    /// Chains to one node run in the order in which they were asked.
+    /// Chains to one node run in the order in which they were sent.
     pub const ORDER: Capabilities = Capabilities(1 << 4);
-    /// The capabilities of every fabric whose chains [`run`](crate::run()) runs.
+    /// The capabilities of every fabric that executes its chains with [`run`](crate::run()).
     pub const SOFTWARE: Capabilities = Self::CALLS.and(Self::CONDITIONAL_OPS).and(Self::MASKED_CAS);
 
     const NAMED: [(Capabilities, &'static str); 5] = [
@@ -32,23 +32,23 @@ impl Capabilities {
         (Self::ORDER, "order between chains"),
     ];
 
-    /// Whether all of `others` are among these.
+    /// Whether this set contains all of `others`.
     pub const fn contains(self, others: Capabilities) -> bool {
         self.0 & others.0 == others.0
     }
 
-    /// These, and `others`.
+    /// The union of this set and `others`.
     pub const fn and(self, others: Capabilities) -> Capabilities {
         Capabilities(self.0 | others.0)
     }
 
-    /// These, less `others`.
+    /// This set without `others`.
     pub const fn without(self, others: Capabilities) -> Capabilities {
         Capabilities(self.0 & !others.0)
     }
 }
 
-/// `calls, masked CAS`; `none` if there are none.
+/// Prints for example `calls, masked CAS`; the empty set prints `none`.
 impl fmt::Display for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = Self::NAMED.into_iter().filter(|(named, _)| self.contains(*named));

@@ -1,18 +1,19 @@
-//! Time, as it is handed in. Protocols sleep and wait by it, so that a simulator's time is as good as ours.
+//! The clock, which the caller passes in. Protocols sleep and measure time by it alone, so that they also run on
+//! simulated time.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A source of time. Instants are durations since some fixed moment, the same for all users of one clock.
+/// A source of time. Instants are durations since a fixed moment, the same for all users of one clock.
 pub trait Clock {
-    /// The time now. Never goes back.
+    /// The current time. It never decreases.
     fn now(&self) -> Duration;
 
     /// Completes no earlier than `duration` from now.
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()>;
 }
 
-/// A reference, of whatever kind, to a clock is that clock.
+/// Implements [`Clock`] for a kind of reference to a clock.
 macro_rules! clock_by_reference {
     ($reference:ty) => {
         impl<C: Clock + ?Sized> Clock for $reference {

@@ -1,12 +1,13 @@
-//! Draws that are the same for a seed, in every build and on every machine (SplitMix64: Steele, Lea and Flood 2014).
+//! Random draws that depend on the seed alone, in every build and on every machine (SplitMix64: Steele, Lea and Flood
+//! 2014).
 
-/// A source of draws, by its seed.
+/// A pseudo-random generator. The field is its state, initially the seed.
 #[derive(Clone, Debug)]
 pub struct Draws(pub u64);
 
-#[allow(clippy::should_implement_trait, reason = "draws do not end")]
+#[allow(clippy::should_implement_trait, reason = "the sequence is infinite")]
 impl Draws {
-    /// 64 bits.
+    /// 64 random bits.
     #[inline]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -15,32 +16,32 @@ impl Draws {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of `0..end`: a remainder, and so a little uneven where `end` is huge.
+    /// A number in `0..end`, computed as a remainder and therefore slightly biased if `end` is huge.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// True once in so many times.
+    /// True with probability 1 / `times`.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// True in so many of a hundred cases.
+    /// True with a probability of `percent` per cent.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// At least 0, less than 1.
+    /// A number in `0.0..1.0`.
     pub fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True with that probability; draws nothing if it is 0.
+    /// True with the given probability; draws nothing if that is 0.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.share() < probability
     }
 
-    /// One of these.
+    /// One item of `from`.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
@@ -52,7 +53,7 @@ impl Draws {
         }
     }
 
-    /// So many bytes.
+    /// `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.next() as u8).collect()
     }

@@ -1,14 +1,14 @@
 //! The capability for one region of a node's memory.
 //!
-//! Invariant: a key's secret is 64 random bits and never printed; it is compared in constant time.
+//! Invariant: a key's secret is 64 random bits. It is never printed, and it is compared in constant time.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Names a region and proves the right to use it. `| secret u64 | region u32 |`, little-endian.
+/// A region's number and the secret that proves the right to use it. `| secret u64 | region u32 |`, little-endian.
 ///
-/// A chain carries one key; every address that it touches, pointees included, must lie in that key's region or
-/// in the chain's own scratch (PRISM, section 3.1: one registration for a table and all it points to).
+/// A chain carries one key. Every address that the chain accesses, including the targets of pointers, must lie in that
+/// key's region or in the chain's own scratch (PRISM, section 3.1: one registration for a table and all it points to).
 #[derive(Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Key {
@@ -17,7 +17,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// The key of region number `region` (0 is no region) with its 64 secret bits.
+    /// The key of region `region` (0 means no region) with the 64 secret bits `secret`.
     pub const fn new(region: u32, secret: u64) -> Key {
         Key { secret: U64::from_bytes(secret.to_le_bytes()), region: U32::from_bytes(region.to_le_bytes()) }
     }
@@ -28,13 +28,13 @@ impl Key {
         u32::from_le_bytes(self.region.to_bytes())
     }
 
-    /// The secret bits, for whoever must store or send the key.
+    /// The secret bits, for code that stores or sends the key.
     #[inline]
     pub const fn secret(self) -> u64 {
         u64::from_le_bytes(self.secret.to_bytes())
     }
 
-    /// Whether `secret` is this key's: one subtraction-free word comparison, the same time for every guess.
+    /// Whether `secret` is this key's secret. One XOR and comparison, so every guess takes the same time.
     #[inline]
     pub const fn opens(self, secret: u64) -> bool {
         (self.secret() ^ secret) == 0 && secret != 0

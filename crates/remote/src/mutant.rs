@@ -1,24 +1,25 @@
-//! The switch for deliberately broken variants of the code: published flaws and pitfalls, one at a time, so that the
-//! tests can show that they would notice. Each crate lists its own variants by [`mutants!`](crate::mutants!).
+//! The switch for mutants: deliberately broken variants of the code, one at a time, that model published flaws and
+//! pitfalls. Tests use them to show that they detect such flaws. Each crate lists its own with
+//! [`mutants!`](crate::mutants!).
 //!
-//! Invariant: without `--cfg farside_mutants` no variant can be switched on, and the check costs nothing.
+//! Invariant: without `--cfg farside_mutants` no mutant can be switched on, and the check costs nothing.
 
-/// A broken variant, known by its name. Names are unique among all crates.
+/// A broken variant of the code. Its name is unique among all crates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Mutant(&'static str);
 
 impl Mutant {
-    /// A variant of this name.
+    /// Creates a mutant with the given name.
     pub const fn new(name: &'static str) -> Mutant {
         Mutant(name)
     }
 
-    /// Its name, as flags and reports have it.
+    /// The name used in flags and reports.
     pub const fn name(self) -> &'static str {
         self.0
     }
 
-    /// Whether it is switched on for this thread.
+    /// Whether the mutant is on in this thread.
     #[inline(always)]
     #[must_use]
     pub fn is_on(self) -> bool {
@@ -35,7 +36,7 @@ impl std::fmt::Debug for Mutant {
     }
 }
 
-/// Declares the broken variants of a module, each a constant with its name, and the list `ALL` of them.
+/// Declares a module's mutants: one constant each, and the list `ALL`.
 ///
 /// ```
 /// mod mutants {
@@ -67,7 +68,7 @@ mod switch {
     }
 
     impl Mutant {
-        /// Switches one variant on for this thread, or all off.
+        /// Switches one mutant on in this thread, or all off.
         pub fn switch(to: Option<Mutant>) {
             ON.set(to);
         }

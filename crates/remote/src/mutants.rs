@@ -1,40 +1,41 @@
-//! Broken variants of chains, of the words of a CAS, and of free lists.
+//! Mutants of chains, of the words of a CAS, and of free lists.
 
 crate::mutants! {
-    /// A helper exchanges a buffer's state without seeing that the step it helps is still unfinished.
+    /// A helper exchanges a buffer's state without rechecking that the step it helps is unfinished.
     HELPER_DOES_NOT_RECHECK_HEAD = "HelperDoesNotRecheckHead";
-    /// Heads do not count their changes, as in a plain stack.
+    /// List heads do not count their changes, as in a plain stack.
     POP_WITHOUT_SEQ = "PopWithoutSeq";
-    /// A granted segment leaves the list before it is anybody's current one.
+    /// A granted segment leaves its list before it becomes the current segment of a class.
     SEGMENT_LEAVES_LIST_FIRST = "SegmentLeavesListFirst";
-    /// The buffers that a chain reserved and did not use stay with it.
+    /// A chain keeps the buffers that it reserved and did not use.
     UNUSED_RESERVATION_IS_KEPT = "UnusedReservationIsKept";
-    /// A skipped op lets the next conditional one run.
+    /// A skipped op counts as successful, so the next conditional op runs.
     SKIPPED_COUNTS_AS_SUCCESS = "SkippedCountsAsSuccess";
-    /// The byte with the highest address is the most significant.
+    /// Comparisons treat the byte with the highest address as the most significant.
     LITTLE_ENDIAN_COMPARE = "LittleEndianCompare";
-    /// A chain finds what an earlier one left in scratch.
+    /// A chain sees data that an earlier chain left in scratch.
     SCRATCH_IS_NOT_ZEROED = "ScratchIsNotZeroed";
-    /// Chains under way at one node use the same scratch.
+    /// Concurrent chains at one node share one scratch.
     SHARED_SCRATCH = "SharedScratch";
-    /// An indirect access goes on beyond the buffer that it points into.
+    /// An indirect access continues beyond the end of the buffer that its pointer points into.
     NO_CLAMP = "NoClamp";
-    /// The key is asked for the pointer's place only.
+    /// The key is checked for the pointer's own address only, not for its target.
     POINTEE_IS_NOT_CHECKED = "PointeeIsNotChecked";
-    /// A key that opens its region for something opens it for everything.
+    /// A key with any right has all rights.
     ONE_RIGHT_IS_ALL = "OneRightIsAll";
-    /// Whatever is given back goes onto the list of retired buffers.
+    /// Retiring a buffer does not check that it is live.
     RETIRE_WHAT_IS_NOT_LIVE = "RetireWhatIsNotLive";
-    /// A session gives back a buffer of a store that is being dropped.
+    /// A session retires a buffer of a store that is being dropped.
     RETIRED_WHILE_DROPPED = "RetiredWhileDropped";
-    /// A reclaiming CAS that has lost keeps what was allocated for it.
+    /// A reclaiming CAS whose comparison failed keeps the buffers allocated for it.
     LOSER_KEEPS_BUFFER = "LoserKeepsBuffer";
-    /// A reclaiming CAS that was skipped, refused or aborted keeps what was allocated for it.
+    /// A reclaiming CAS that was skipped, refused or aborted keeps the buffers allocated for it.
     SKIPPED_KEEPS_BUFFER = "SkippedKeepsBuffer";
-    /// A reclaiming CAS that has swapped retires what it installed as well.
+    /// A reclaiming CAS that swapped also retires the buffer that it installed.
     WINNER_LOSES_BUFFER = "WinnerLosesBuffer";
     /// A reclaiming CAS retires a buffer to which its word still points.
     UNCHANGED_IS_RECLAIMED = "UnchangedIsReclaimed";
-    /// What a chain makes unreachable is free at once, whoever follows an old pointer to it.
+    /// A buffer that a chain makes unreachable is freed at once, even if another chain may still follow an old pointer
+    /// to it.
     RECLAIMED_WITHOUT_GRACE = "ReclaimedWithoutGrace";
 }

@@ -1,28 +1,28 @@
 //! The size classes of buffers: four per doubling, from 64 bytes to 64 KiB.
 //!
-//! A segment of a class begins with its buffers' states, 16 bytes each, which no key covers; the buffers follow.
+//! A segment of a class begins with its buffers' states, 16 bytes each, which no key covers. The buffers follow.
 //! Invariant: sizes are multiples of 16, so buffers keep the alignment of atomic words.
 
 use super::SEGMENT_SIZE;
 use crate::op::ListId;
 
-/// How many classes there are.
+/// Number of classes.
 pub const CLASSES: usize = 41;
-/// Bytes of the largest buffers.
+/// Size of the largest buffers, in bytes.
 pub const BUFFER_SIZE_MAX: u32 = 64 * 1024;
 
 /// One class of buffers.
 #[derive(Debug)]
 pub struct Class {
-    /// Its number: also the free list that an ALLOCATE names.
+    /// Class number, which is also the number of the free list that an ALLOCATE names.
     pub index: u8,
-    /// Bytes of a buffer.
+    /// Size of a buffer, in bytes.
     pub size: u32,
-    /// Buffers of a segment.
+    /// Number of buffers in a segment.
     pub count: u32,
-    /// Where the first buffer begins in its segment.
+    /// Offset of the first buffer in its segment.
     data: u32,
-    /// `size = (4..=7) << shift`, so that dividing by it is a shift and a multiplication.
+    /// `size = (4..=7) << shift`, so that dividing by it is a shift and a multiplication by `reciprocal`.
     shift: u32,
     reciprocal: u32,
 }
@@ -39,7 +39,7 @@ static TABLE: [Class; CLASSES] = {
 
 const _: () = assert!(Class::new(0).size == 64 && Class::new(CLASSES as u8 - 1).size == BUFFER_SIZE_MAX);
 
-/// 20 bits suffice: an offset has 20, of which at least four are shifted away before it is multiplied.
+/// 20 bits suffice: an offset has 20 bits, and at least four of them are shifted out before the multiplication.
 const RECIPROCAL_BITS: u32 = 20;
 
 impl Class {
@@ -55,18 +55,18 @@ impl Class {
         Class { index, size, count, data, shift, reciprocal: (1 << RECIPROCAL_BITS) / factor + 1 }
     }
 
-    /// Class number `index`, if there is one.
+    /// The class numbered `index`, if it exists.
     #[inline(always)]
     pub fn get(index: u8) -> Option<&'static Class> {
         TABLE.get(index as usize)
     }
 
-    /// All of them, smallest first.
+    /// All classes, smallest first.
     pub fn all() -> &'static [Class] {
         &TABLE
     }
 
-    /// The smallest class whose buffers hold `len` bytes, if any does.
+    /// The smallest class whose buffers hold `len` bytes, or `None` if no class does.
     #[inline]
     pub fn for_len(len: usize) -> Option<&'static Class> {
         if len <= 64 {
@@ -75,24 +75,25 @@ impl Class {
         if len > BUFFER_SIZE_MAX as usize {
             return None;
         }
-        // The largest `shift` with 4 << shift below len; then the first of its four classes that fits, or the next.
+        // The largest `shift` with 4 << shift below len, then the first of its four classes that fits, or the next
+        // class.
         let shift = (len as u32 - 1).ilog2() - 2;
         let factor = (len as u32).div_ceil(1 << shift);
         Some(&TABLE[((shift - 4) * 4 + factor - 4) as usize])
     }
 
-    /// The free list of this class.
+    /// Free list of this class.
     pub const fn list(&self) -> ListId {
         ListId(self.index as u32)
     }
 
-    /// Where buffer `ordinal` begins in its segment.
+    /// Offset of buffer `ordinal` in its segment.
     #[inline]
     pub(crate) const fn offset(&self, ordinal: u32) -> u64 {
         self.data as u64 + ordinal as u64 * self.size as u64
     }
 
-    /// The number of the buffer in which a segment's byte `offset` lies, if it lies in one.
+    /// The number of the buffer that contains the segment's byte `offset`, or `None` if no buffer contains it.
     #[inline(always)]
     pub(crate) const fn ordinal(&self, offset: u64) -> Option<u32> {
         if offset < self.data as u64 {
@@ -103,8 +104,7 @@ impl Class {
         if ordinal < self.count { Some(ordinal) } else { None }
     }
 
-    /// How many bytes there are from a segment's byte `offset` to the end of the buffer in which it lies, if it lies
-    /// in one.
+    /// Bytes from the segment's byte `offset` to the end of the buffer that contains it, or `None` if no buffer does.
     #[inline(always)]
     pub(crate) const fn left_of_buffer(&self, offset: u64) -> Option<u64> {
         match self.ordinal(offset) {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_smallest_class_that_holds_a_length_is_found_for_every_length() {
+    fn for_len_finds_the_smallest_fitting_class_for_every_length() {
         for len in 0..=BUFFER_SIZE_MAX as usize {
             let found = Class::for_len(len).expect("it fits");
             let first = Class::all().iter().find(|class| class.size as usize >= len).expect("it fits");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_of_a_segment_is_in_the_buffer_that_division_says() {
+    fn every_offset_maps_to_the_same_buffer_as_division() {
         for class in Class::all() {
             for offset in 0..SEGMENT_SIZE {
                 let expected = offset

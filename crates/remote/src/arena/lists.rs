@@ -1,32 +1,33 @@
-//! Free lists: how a buffer is taken and given back by processes that may die at any point.
+//! Free lists: how processes that may die at any point take and free buffers.
 //!
-//! A list of buffers belongs to a region and a class; a list of granted segments to a region. All are stacks whose
-//! head is one 16-byte word `| first 48 bits (phase in its low 4), seq 48 bits, who u32 |`. A plain stack would
-//! lose the buffer of a client that dies between popping it and noting whose it is. So both steps take three
-//! exchanges, and *whoever meets a head in the middle of one finishes it first*:
+//! A list of buffers belongs to a region and a class; a list of granted segments belongs to a region. Each list is a
+//! stack whose head is one 16-byte word `| first 48 bits (phase in its low 4), seq 48 bits, who u32 |`. A plain stack
+//! would lose a buffer if its client died between popping the buffer and recording the owner. Therefore both steps take
+//! three exchanges, and *any process that finds a step unfinished completes it first* (helping):
 //!
 //! ```text
-//! take:  head  A        -> A taking, by who      the decision; a death before it changed nothing
-//!        state A FREE   -> LIVE, owner who       by the taker or by whoever comes next
-//!        head  A taking -> A.next                likewise
+//! take:  head  A        -> A taking, by who      the decision; a death before it changes nothing
+//!        state A FREE   -> LIVE, owner who       by the taker or by a helper
+//!        head  A taking -> A.next                by the taker or by a helper
 //! give:  state A.next   =  first
 //!        head  first    -> A putting             the decision
 //!        state A        -> FREE
 //!        head  A putting-> A
 //! ```
 //!
-//! A helper reads the state, then sees that the head has not moved on, then exchanges exactly that state; as
-//! states and heads never return to an earlier value, a helper that was stopped in between does nothing.
+//! A helper reads the state, then checks that the head has not changed, then exchanges exactly the state that it read.
+//! States and heads never return to an earlier value, so a helper that was delayed in between has no effect.
 //!
-//! Where the list is empty, the class's current segment is bumped (its table entry carries the same two phases),
-//! and where that is used up, a granted segment becomes the class's. No link is ever written in advance.
+//! If the list is empty, buffers come from the class's current segment, in order (its entry in the segment table has
+//! the same two phases). If that segment is used up, a granted segment becomes the current one. No link is written in
+//! advance.
 
 use super::state::{Stage, State, owner};
 use super::{Arena, Buffer, Geometry, SEGMENT_SIZE, class::Class, segment::Segment, segment::Use};
 use crate::memory::{Memory, Width};
 use crate::mutants;
 
-/// `u64` of a region's record: its key's secret, 0 while nobody owns the region.
+/// `u64` in a region's record: its key's secret, or 0 while no store owns the region.
 pub(crate) const SECRET_OFFSET: u64 = 0;
 const GRANTED_OFFSET: u64 = 64;
 const RESERVE_OFFSET: u64 = 80;
@@ -34,17 +35,18 @@ const CLASSES_OFFSET: u64 = 128;
 const CLASS_SIZE: u64 = 64;
 const FRESH_OFFSET: u64 = 16;
 const FRESH_RESERVE_OFFSET: u64 = 32;
-/// `u64` of a class's record: how often a buffer was given. A death may cost it one; it steers, and proves nothing.
+/// `u64` in a class's record: how many times a buffer was freed. A process that dies may leave it one too low; it is an
+/// estimate only.
 const GIVEN_OFFSET: u64 = 48;
 
 const _: () = assert!(CLASSES_OFFSET + super::class::CLASSES as u64 * CLASS_SIZE <= super::REGION_SIZE);
 
-/// Which segments an ALLOCATE may turn into buffers once lists are empty.
+/// Segments from which an ALLOCATE may take buffers once the free list is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supply {
-    /// Those within the quota.
+    /// The segments within the quota.
     Quota,
-    /// Those of the reserve, which exists so that a full store can be emptied.
+    /// The reserve's segments, which exist so that a full store can be emptied.
     Reserve,
 }
 
@@ -92,7 +94,7 @@ struct Head {
     phase: Phase,
     /// Grows with every change.
     seq: u64,
-    /// The session in whose name the step is, or the class that a granted segment is taken for.
+    /// The session for which the step is done, or the class for which a granted segment is taken.
     who: u32,
 }
 
@@ -120,7 +122,7 @@ impl Head {
 
     fn becoming(self, first: u64, phase: Phase, who: u32) -> Head {
         let seq = if mutants::POP_WITHOUT_SEQ.is_on() { self.seq } else { self.seq.wrapping_add(1) };
-        // `first` may be a link that a peer has damaged: its low bits must not say that a step is under way.
+        // `first` may be a link that a peer has damaged: its low bits must not be read as a phase.
         Head { first: first & !PHASE_MASK, phase, seq, who }
     }
 }
@@ -131,12 +133,12 @@ const fn segment_link(index: u32) -> u64 {
     (index as u64 + 1) << SEGMENT_SHIFT
 }
 
-/// Why there is no buffer.
+/// Reason why no buffer could be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Empty {
-    /// None is free now, and no segment is granted.
+    /// No buffer is free now, and no segment is granted.
     NotReady,
-    /// A list's head names something that does not belong on that list: the memory was damaged by a peer.
+    /// A list's head names an object that does not belong on that list: a peer has damaged the memory.
     Damaged,
 }
 
@@ -169,7 +171,7 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Takes the first buffer of a class's free list, and nothing else.
+    /// Takes the first buffer of a class's free list, and never a fresh buffer.
     pub fn take_listed(
         &self,
         region: u32,
@@ -195,8 +197,8 @@ impl<M: Memory> Arena<'_, M> {
             if self.memory.exchange(head_at, Width::W16, word, taking.pack())?.is_err() {
                 continue;
             }
-            // Nobody could take this buffer since its state was read, or the head would have changed. So these
-            // two fail only where a helper has done them.
+            // No process could take this buffer after its state was read, or the head would have changed. So these two
+            // exchanges fail only if a helper has already done them.
             let state = State::unpack(free);
             let live = state.taken(Stage::Live, owner);
             let _helped = self.memory.exchange(buffer.state_at, Width::W16, free, live.pack())?;
@@ -206,7 +208,7 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Finishes the step in whose middle a free list's head is. Once this returns, `head` is not that head.
+    /// Completes the unfinished step that `head` records. When this returns, the list's head is no longer `head`.
     fn finish(&self, head_at: u64, head: Head, buffer: &Buffer) -> Result<(), M::Wait> {
         loop {
             let word = self.memory.load(buffer.state_at, Width::W16)?;
@@ -215,7 +217,7 @@ impl<M: Memory> Arena<'_, M> {
             {
                 return Ok(());
             }
-            // The step is unfinished, so the state is either as it was before it or as the step leaves it.
+            // The step is unfinished, so the state is the one before the step or the one after it.
             let state = State::unpack(word);
             let (state_done, head_done) = match head.phase {
                 Phase::Taking => (
@@ -228,14 +230,14 @@ impl<M: Memory> Arena<'_, M> {
             if state_done != state
                 && self.memory.exchange(buffer.state_at, Width::W16, word, state_done.pack())?.is_err()
             {
-                continue; // Another did it, or its SUSPECT mark changed under us.
+                continue; // A helper changed it, or a scan changed its SUSPECT mark.
             }
             let _helped = self.memory.exchange(head_at, Width::W16, head.pack(), head_done.pack())?;
             return Ok(());
         }
     }
 
-    /// Finishes whatever step the class's list is in the middle of: what a scan does before it judges states.
+    /// Completes the unfinished step of the class's list, if there is one. A scan does this before it judges states.
     pub fn settle(&self, region: u32, class: &'static Class) -> Result<(), M::Wait> {
         let head_at = class_at(region, class.index);
         let head = Head::unpack(self.memory.load(head_at, Width::W16)?);
@@ -247,8 +249,9 @@ impl<M: Memory> Arena<'_, M> {
         Ok(())
     }
 
-    /// Puts a buffer on its class's free list. The caller holds it, as LIVE and its own or as RETIRED and past its
-    /// grace. If its state says that nobody holds it, a peer has damaged that, and nothing is done.
+    /// Puts a buffer on its class's free list. The caller holds the buffer: LIVE and owned by the caller, or RETIRED
+    /// and past its grace period. If its state shows that nobody holds it, a peer has damaged the state, and this does
+    /// nothing.
     pub fn give(&self, region: u32, buffer: &Buffer) -> Result<(), M::Wait> {
         let head_at = class_at(region, buffer.class.index);
         let mut state = State::unpack(self.memory.load(buffer.state_at, Width::W16)?);
@@ -261,7 +264,7 @@ impl<M: Memory> Arena<'_, M> {
             if head.phase != Phase::Settled {
                 match self.listed_buffer(region, buffer.class, head.first)? {
                     Some(first) => self.finish(head_at, head, &first)?,
-                    None => return Ok(()), // Damaged by a peer; what cannot be linked is left to a scan.
+                    None => return Ok(()), // A peer has damaged the list: leave the buffer to a scan.
                 }
                 continue;
             }
@@ -270,7 +273,7 @@ impl<M: Memory> Arena<'_, M> {
                 match self.memory.exchange(buffer.state_at, Width::W16, state.pack(), linked.pack())? {
                     Ok(()) => state = linked,
                     Err(now) => {
-                        state = State::unpack(now); // Its SUSPECT mark changed under us.
+                        state = State::unpack(now); // A scan changed its SUSPECT mark.
                         continue;
                     }
                 }
@@ -292,7 +295,7 @@ impl<M: Memory> Arena<'_, M> {
         Ok(())
     }
 
-    /// About how many buffers are on a class's free list: every take and every give changes its head twice.
+    /// Approximate length of a class's free list. Every take and every give changes its head twice.
     pub fn list_len(&self, region: u32, class: &'static Class) -> Result<u64, M::Wait> {
         let head_at = class_at(region, class.index);
         let head = Head::unpack(self.memory.load(head_at, Width::W16)?);
@@ -300,8 +303,9 @@ impl<M: Memory> Arena<'_, M> {
         Ok(if head.first == 0 { 0 } else { given.saturating_mul(2).saturating_sub(head.seq / 2).max(1) })
     }
 
-    /// Withdraws a buffer that `owner` took and has shown to nobody, so that it can be given. False, and nothing
-    /// changes, if it is not live and the owner's any more: whoever retired it has it on a list.
+    /// Withdraws a buffer that `owner` took and has not published, so that it can be given. Returns false, and changes
+    /// nothing, unless the buffer is still live and owned by `owner`; otherwise another client has retired it, and it
+    /// is on that client's list.
     pub(crate) fn withdraw(&self, buffer: &Buffer, owner: u32) -> Result<bool, M::Wait> {
         loop {
             let live = self.state(buffer)?;
@@ -315,16 +319,17 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Gives a live buffer back at once, although its bytes may still be read: for structures whose readers can tell.
-    /// False, and nothing changes, unless it is a live buffer of that region. The caller has made it unreachable.
+    /// Frees a live buffer at once, although other chains may still read its bytes: for structures whose readers detect
+    /// that. Returns false, and changes nothing, unless `at` is a live buffer of that region. The caller has made it
+    /// unreachable.
     pub fn release(&self, region: u32, at: u64) -> Result<bool, M::Wait> {
         let Some((_, buffer)) = self.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(false) };
         loop {
             let live = self.state(&buffer)?;
             if live.stage != Stage::Live {
-                return Ok(false); // A scan, or a client that holds the store's key, has it on its way back.
+                return Ok(false); // A scan, or a client that holds the store's key, is already freeing it.
             }
-            // The node's, so that a node that takes over in the middle of this gives it back.
+            // Owned by the node, so that a node that takes over in the middle of this frees it.
             let retired = State { stage: Stage::Retired, suspect: false, owner: owner::NODE, ..live };
             if self.exchange_state(&buffer, live, retired)? {
                 self.give(region, &buffer)?;
@@ -333,13 +338,13 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// The buffer at `at` if it is one of that region and class: a list's own pointers are input too.
+    /// The buffer at `at`, if it belongs to that region and class. A list's own pointers are untrusted input too.
     fn listed_buffer(&self, region: u32, class: &'static Class, at: u64) -> Result<Option<Buffer>, M::Wait> {
         let buffer = self.buffer_at(at)?;
         Ok(buffer.filter(|(of, buffer)| *of == region && buffer.class.index == class.index).map(|(_, b)| b))
     }
 
-    /// Takes the next buffer of the class's current segment that was never taken before.
+    /// Takes the next never-used buffer of the class's current segment.
     fn take_fresh(
         &self,
         region: u32,
@@ -371,7 +376,7 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// As [`Arena::finish`], for a segment whose next buffer is being taken.
+    /// Like [`Arena::finish`], for a segment whose next buffer is being taken.
     pub(crate) fn finish_fresh(&self, index: u32, segment: Segment, buffer: &Buffer) -> Result<(), M::Wait> {
         let word = self.memory.load(buffer.state_at, Width::W16)?;
         if self.segment(index)? != segment {
@@ -391,8 +396,8 @@ impl<M: Memory> Arena<'_, M> {
         u32::try_from(index).ok().filter(|&index| index < self.geometry().segments())
     }
 
-    /// Makes a granted segment the class's current one, or finds that another has. Whoever calls this again and again
-    /// comes to an end: each time a segment leaves the list that was granted, and so becomes a class's.
+    /// Makes a granted segment the class's current one, or finds that another process already has. Repeated calls
+    /// terminate: each one moves one segment from the granted list to a class.
     fn refill(
         &self,
         region: u32,
@@ -400,7 +405,7 @@ impl<M: Memory> Arena<'_, M> {
         supply: Supply,
     ) -> Result<Result<(), Empty>, M::Wait> {
         let (granted_at, fresh_at) = (supply.granted_at(region), supply.fresh_at(region, class.index));
-        // The head comes first: if another client refilled in between, taking fails, and we look again.
+        // Read the head first: if another client refills in between, taking fails, and the caller retries.
         let word = self.memory.load(granted_at, Width::W16)?;
         let head = Head::unpack(word);
         if head.phase != Phase::Settled {
@@ -410,7 +415,7 @@ impl<M: Memory> Arena<'_, M> {
         if let Some(current) = self.fresh_segment(fresh)
             && is_fresh(&self.segment(current)?, region, class)
         {
-            return Ok(Ok(())); // Another has just made it so.
+            return Ok(Ok(())); // Another process has just refilled.
         }
         if head.first == 0 {
             return Ok(Err(Empty::NotReady));
@@ -418,7 +423,7 @@ impl<M: Memory> Arena<'_, M> {
         let Some(index) = self.fresh_segment(head) else { return Ok(Err(Empty::Damaged)) };
         let segment = self.segment(index)?;
         if segment.region != region || segment.usage != Use::Granted {
-            // It has just left the list, unless the list says that it has not.
+            // It has just left the list, unless the unchanged head shows that it has not: then the list is damaged.
             let damaged = self.memory.load(granted_at, Width::W16)? == word;
             return Ok(if damaged { Err(Empty::Damaged) } else { Ok(()) });
         }
@@ -431,9 +436,9 @@ impl<M: Memory> Arena<'_, M> {
         Ok(Ok(()))
     }
 
-    /// Finishes taking a granted segment for class `head.who`: the segment is the class's, then current, then off
-    /// the list, in that order, so that a segment which left the list is never forgotten.
-    /// False if it cannot be finished: a peer damaged the head, or the segment's entry.
+    /// Completes taking a granted segment for class `head.who`. The segment is first assigned to the class, then
+    /// becomes current, then leaves the list, so that a segment which left the list is never lost. Returns false if the
+    /// step cannot be completed, because a peer damaged the head or the segment's entry.
     fn finish_refill(&self, region: u32, supply: Supply, head: Head) -> Result<bool, M::Wait> {
         let granted_at = supply.granted_at(region);
         let (Some(index), Some(class)) = (self.fresh_segment(head), Class::get(head.who as u8)) else {
@@ -449,8 +454,8 @@ impl<M: Memory> Arena<'_, M> {
         let fresh = Head::unpack(fresh_word);
         let is_this_steps = match segment.usage {
             Use::Granted => true,
-            // The first half is done. Nobody takes buffers before the second, which makes it current; after that all
-            // of them may be gone.
+            // The first half is done. No process takes buffers from it before the second half, which makes it current;
+            // after that, all of them may be taken.
             Use::Buffers(of) => {
                 of == class.index && (segment.used < class.count || fresh.first == head.first)
             }
@@ -463,7 +468,7 @@ impl<M: Memory> Arena<'_, M> {
         if mutants::SEGMENT_LEAVES_LIST_FIRST.is_on() {
             let _helped = self.memory.exchange(granted_at, Width::W16, head.pack(), settled.pack())?;
         }
-        // Unfinished still, so nobody else can have made another segment current since `fresh_word` was read.
+        // Still unfinished, so no other process can have made another segment current since `fresh_word` was read.
         if segment.usage == Use::Granted {
             self.exchange_segment(index, segment, segment.put_to(region, Use::Buffers(class.index)))?;
         }
@@ -472,16 +477,16 @@ impl<M: Memory> Arena<'_, M> {
             let _helped = self.memory.exchange(fresh_at, Width::W16, fresh_word, current.pack())?;
         }
         let _helped = self.memory.exchange(granted_at, Width::W16, head.pack(), settled.pack())?;
-        // Last, since it may take a while and nobody is to wait for it.
+        // Last, since it may be slow and no other process should wait for it.
         self.memory.will_fill(self.memory.geometry().segment_at(index), SEGMENT_SIZE);
         Ok(true)
     }
 
-    // What the node alone does.
+    // Steps that only the node performs.
 
-    /// Gives region number `region` its key's secret, or takes it away with 0: no chain that begins later is
-    /// admitted. An exchange and no plain store, so that it is visible before the node looks at anybody's turn:
-    /// whoever is not seen in the middle of a turn then sees that the key is gone.
+    /// Sets the secret of the key of region `region`, or removes it with 0; then no chain that starts later is
+    /// admitted. An exchange instead of a plain store, so that it is visible before the node reads any session's turn:
+    /// a session that the node does not see in a turn then sees that the key is gone.
     pub fn set_secret(&self, region: u32, secret: u64) -> Result<(), M::Wait> {
         let at = Geometry::region_at(region) + SECRET_OFFSET;
         let mut old = self.memory.load(at, Width::W8)?;
@@ -491,8 +496,8 @@ impl<M: Memory> Arena<'_, M> {
         Ok(())
     }
 
-    /// Makes a live buffer RETIRED and the node's, in whose structure nothing reaches it any more. False if it is none
-    /// of that region, or somebody else has retired it.
+    /// Makes a live buffer RETIRED and owned by the node. The caller has made it unreachable. Returns false if it is
+    /// not a live buffer of that region: for example, another process has retired it.
     pub fn condemn(&self, region: u32, at: u64) -> Result<bool, M::Wait> {
         let Some((_, buffer)) = self.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(false) };
         loop {
@@ -507,12 +512,12 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Clears the record of a region that nobody uses any more.
+    /// Clears the record of a region that is no longer used.
     pub fn clear_region(&self, region: u32) -> Result<(), M::Wait> {
         self.memory.write(Geometry::region_at(region), &[0; super::REGION_SIZE as usize])
     }
 
-    /// Puts a segment, which the node has assigned to the region as [`Use::Granted`], on its list.
+    /// Puts a segment on its region's granted list. The node has assigned it to the region as [`Use::Granted`].
     pub fn grant(&self, region: u32, supply: Supply, index: u32) -> Result<(), M::Wait> {
         let granted_at = supply.granted_at(region);
         loop {
@@ -520,7 +525,7 @@ impl<M: Memory> Arena<'_, M> {
             let head = Head::unpack(word);
             if head.phase != Phase::Settled {
                 if !self.finish_refill(region, supply, head)? {
-                    return Ok(()); // Damaged; the segment stays the region's, and on no list.
+                    return Ok(()); // The list is damaged: the segment stays the region's, and on no list.
                 }
                 continue;
             }
@@ -532,8 +537,8 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// The segments on a granted list, first to last, after whatever step it was in the middle of is finished. For a
-    /// node that starts over, while nobody else is there.
+    /// The segments on a granted list, first to last, after completing its unfinished step. For a node that restarts,
+    /// while no other process uses the memory.
     pub fn granted(&self, region: u32, supply: Supply) -> Result<Vec<u32>, M::Wait> {
         let granted_at = supply.granted_at(region);
         let mut head = Head::unpack(self.memory.load(granted_at, Width::W16)?);
@@ -551,13 +556,13 @@ impl<M: Memory> Arena<'_, M> {
         Ok(listed)
     }
 
-    /// Whether any segment is granted and not yet of a class.
+    /// Whether any segment is granted but not yet assigned to a class.
     pub fn has_granted(&self, region: u32, supply: Supply) -> Result<bool, M::Wait> {
         Ok(Head::unpack(self.memory.load(supply.granted_at(region), Width::W16)?).first != 0)
     }
 
-    /// Buffer number `ordinal` of a segment with its state, once whatever step it is in the middle of is finished.
-    /// Nothing if the segment has no such buffer, or it was never taken.
+    /// Buffer number `ordinal` of a segment and its state, after completing its unfinished step. `None` if the segment
+    /// has no such buffer, or the buffer was never taken.
     pub fn buffer_state(&self, index: u32, ordinal: u32) -> Result<Option<(Buffer, State)>, M::Wait> {
         let mut segment = self.segment(index)?;
         let Use::Buffers(class) = segment.usage else { return Ok(None) };
@@ -584,7 +589,7 @@ impl<M: Memory> Arena<'_, M> {
         Ok(State::unpack(self.memory.load(buffer.state_at, Width::W16)?))
     }
 
-    /// What a runner will touch when it takes a buffer of this class, for prefetching. Only a guess.
+    /// The buffer that a runner will probably take from this class, for prefetching. Only a hint.
     pub fn first_free(&self, region: u32, class: &'static Class) -> Result<Option<Buffer>, M::Wait> {
         let head = Head::unpack(self.memory.load(class_at(region, class.index), Width::W16)?);
         self.listed_buffer(region, class, head.first)

@@ -1,21 +1,21 @@
-//! A node's memory as a layout: where its records are, who owns which segment, and what a key reaches.
+//! The layout of a node's memory: its records, the owner of each segment, and the bytes that a key covers.
 //!
 //! ```text
 //! 0          header    4 KiB   magic, version, size, incarnation, sleep
 //! 4 KiB      regions   256 x 4 KiB   secret, granted segments, a list per size class       (lists)
 //! +1 MiB     sessions  1024 x 256 B  turn, retired buffers, counters                       (session)
-//! +256 KiB   catalog   2 x 256 KiB   the stores, in one copy or the other (written by the node, read at a restart)
-//! +512 KiB   segments  32 B each     region, class, how far it is used                     (segment)
+//! +256 KiB   catalog   2 x 256 KiB   the stores, in one of two copies (written by the node, read at a restart)
+//! +512 KiB   segments  32 B each     region, class, number of buffers used                (segment)
 //! next 2 MiB data      1 MiB segments: either a table's, or buffers of one class preceded by their states
 //! ```
 //!
-//! No key covers anything but the data of tables and buffers. Whoever runs chains takes and gives buffers by the
-//! lock-free steps of [`lists`]; the node alone grants segments and returns retired buffers.
+//! A key covers only the data of tables and buffers. A process that runs chains takes and frees buffers by the
+//! lock-free steps of [`lists`]; only the node grants segments and frees retired buffers.
 //!
-//! Invariant: any process may die between any two accesses of a step, and the next one that meets what it left
-//! finishes it. Nothing here is ever owned by "whoever holds the lock".
-//! Invariant: a word changes by compare-and-swap only, and no word ever returns to an earlier value within the
-//! time that anyone may remember it: heads, segments and buffers count their changes.
+//! Invariant: any process may die between any two accesses of a step; the next process that finds the step unfinished
+//! completes it. No lock exists whose holder could die.
+//! Invariant: a word changes by compare-and-swap only, and no word returns to an earlier value while a process may
+//! still remember that value: heads, segments and buffers count their changes.
 
 pub mod class;
 pub mod lists;
@@ -29,14 +29,14 @@ use crate::rights::Rights;
 use class::Class;
 use segment::{Segment, Use};
 
-/// Bytes of a segment: what is granted, taken back and counted against a quota.
+/// Size of a segment in bytes: the unit that is granted, taken back and counted against a quota.
 pub const SEGMENT_SIZE: u64 = 1 << 20;
-/// Regions of one node, the unused region 0 included.
+/// Number of regions of one node, including the unused region 0.
 pub const REGIONS_MAX: u32 = 256;
-/// Sessions of one node at a time.
+/// Maximum number of concurrent sessions of one node.
 pub const SESSIONS_MAX: u32 = 1024;
 
-/// Bytes of one of the two copies of the catalog.
+/// Size of one of the two copies of the catalog, in bytes.
 pub const CATALOG_SIZE: u64 = 256 << 10;
 
 const HEADER_SIZE: u64 = 4096;
@@ -53,27 +53,27 @@ pub mod header {
     pub const MAGIC_AT: u64 = 0;
     /// `u64`: [`VERSION`].
     pub const VERSION_AT: u64 = 8;
-    /// `u64`: bytes of the whole memory.
+    /// `u64`: size of the whole memory, in bytes.
     pub const SIZE_AT: u64 = 16;
-    /// `u64`: random, drawn when the memory was made.
+    /// `u64`: a random number, drawn when the memory was created.
     pub const INCARNATION_AT: u64 = 24;
-    /// `u64`: the number of the next session: above all that there ever were.
+    /// `u64`: the number of the next session, higher than every number used so far.
     pub const NEXT_SESSION_AT: u64 = 32;
-    /// 16 bytes: which start of the machine the sessions' processes belong to.
+    /// 16 bytes: the machine's boot id, under which the sessions' processes run.
     pub const BOOT_AT: u64 = 48;
-    /// `u64`: nonzero while the node sleeps and wants to be rung when memory is given back or wanted.
+    /// `u64`: nonzero while the node sleeps and wants to be woken when memory is freed or requested.
     pub const NODE_SLEEPS_AT: u64 = 64;
-    /// `u64`: 1 if whoever is about to fill memory asks the system for huge pages.
+    /// `u64`: 1 if a process that is about to fill memory asks the system for huge pages.
     pub const TRANSPARENT_AT: u64 = 72;
-    /// Nothing, from here to the end of the header.
+    /// Unused, from here to the end of the header.
     pub(crate) const UNUSED_AT: u64 = 128;
-    /// "farside" and a zero.
+    /// "farside" and a zero byte.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"farside\0");
-    /// Of the layout. Raised whenever a byte of it changes its meaning.
+    /// Version of the layout. Raised whenever the meaning of a byte changes.
     pub const VERSION: u64 = 1;
 }
 
-/// Where things are in a memory of a given size.
+/// Addresses of the parts of a memory of a given size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     size: u64,
@@ -82,30 +82,30 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The least memory that has any segment, in bytes.
+    /// Smallest memory that has a segment, in bytes.
     pub const SIZE_MIN: u64 = 8 << 20;
-    /// The most memory that one node lends, in bytes: addresses have 48 bits, segments are counted with 20.
+    /// Largest memory that one node serves, in bytes: addresses have 48 bits, segment numbers 20.
     pub const SIZE_MAX: u64 = 1 << 40;
 
-    /// Of a memory of `size` bytes, or nothing if that is below [`Geometry::SIZE_MIN`], above
-    /// [`Geometry::SIZE_MAX`] or no multiple of [`SEGMENT_SIZE`].
+    /// The geometry of a memory of `size` bytes. `None` if `size` is below [`Geometry::SIZE_MIN`], above
+    /// [`Geometry::SIZE_MAX`] or not a multiple of [`SEGMENT_SIZE`].
     pub const fn of(size: u64) -> Option<Geometry> {
         if size < Geometry::SIZE_MIN || size > Geometry::SIZE_MAX || !size.is_multiple_of(SEGMENT_SIZE) {
             return None;
         }
-        // The table is sized as if everything were data; what it overstates is a few entries.
+        // The table is sized as if the whole memory were data, which wastes only a few entries.
         let table = size / SEGMENT_SIZE * segment::ENTRY_SIZE;
         let data_at = (SEGMENTS_AT + table).next_multiple_of(DATA_ALIGN);
         Some(Geometry { size, data_at, segments: ((size - data_at) / SEGMENT_SIZE) as u32 })
     }
 
-    /// Bytes of the whole memory.
+    /// Size of the whole memory, in bytes.
     #[inline]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// How many segments there are.
+    /// Number of segments.
     #[inline]
     pub const fn segments(&self) -> u32 {
         self.segments
@@ -117,7 +117,7 @@ impl Geometry {
         self.data_at + index as u64 * SEGMENT_SIZE
     }
 
-    /// The segment in which `at` lies, if it lies in any.
+    /// The segment that contains `at`, if any does.
     #[inline]
     pub const fn segment_of(&self, at: u64) -> Option<u32> {
         let index = at.wrapping_sub(self.data_at) >> SEGMENT_SIZE.trailing_zeros();
@@ -141,8 +141,8 @@ impl Geometry {
         SESSIONS_AT + slot as u64 * session::SLOT_SIZE
     }
 
-    /// The buffer in which `at` lies, given its segment's class: nothing for a table, a granted segment, or the
-    /// states that precede the buffers.
+    /// The buffer that contains `at`, given its segment's class. `None` for a table, a granted segment, or the states
+    /// that precede the buffers.
     #[inline(always)]
     pub(crate) fn buffer_of(&self, index: u32, class: u8, at: u64) -> Option<Buffer> {
         let class = Class::get(class)?;
@@ -150,7 +150,7 @@ impl Geometry {
         Some(self.buffer(index, class, ordinal))
     }
 
-    /// Where in its segment `at` lies, which lies in one.
+    /// Offset of `at` in its segment. `at` must be in a segment.
     #[inline(always)]
     const fn offset_in_segment(&self, at: u64) -> u64 {
         (at - self.data_at) & (SEGMENT_SIZE - 1)
@@ -164,17 +164,17 @@ impl Geometry {
     }
 }
 
-/// One buffer: where its bytes and its state are.
+/// One buffer: the addresses of its bytes and of its state.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
-    /// Its first byte.
+    /// Address of the first byte.
     pub at: u64,
     pub(crate) state_at: u64,
-    /// Its size class.
+    /// Size class.
     pub class: &'static Class,
 }
 
-/// The layout over one memory: what a runner of chains and the node do with it.
+/// The layout applied to one memory: the steps of a runner of chains and of the node.
 pub struct Arena<'m, M> {
     pub(crate) memory: &'m M,
 }
@@ -193,14 +193,14 @@ impl<'m, M: Memory> Arena<'m, M> {
         Arena { memory }
     }
 
-    /// Where things are.
+    /// Addresses of the memory's parts.
     #[inline(always)]
     pub fn geometry(&self) -> Geometry {
         self.memory.geometry()
     }
 
-    /// What [`Memory::admits`] is to answer where every key has all rights: a region has one secret, which knows of
-    /// no others.
+    /// Implementation of [`Memory::admits`] for a memory in which every key has all rights: a region has one secret,
+    /// without a subset of rights.
     #[inline(always)]
     pub fn admits(&self, key: Key) -> Result<Rights, M::Wait> {
         let region = key.region();
@@ -211,14 +211,14 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(if key.opens(secret as u64) { Rights::ALL } else { Rights::NONE })
     }
 
-    /// What [`Memory::reach`] is to answer.
+    /// Implementation of [`Memory::reach`].
     #[inline(always)]
     pub fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
         let geometry = self.geometry();
         let Some(index) = geometry.segment_of(at) else { return Ok(0) };
         let segment = self.memory.load(geometry.segment_entry_at(index), Width::W8)?;
-        // Region 0 is no region. Its segments go no further: the word of one that was never granted is all zero, which
-        // further down would read as class 0.
+        // Region 0 is not a region, so none of its segments is reachable. Without this check, the word of a segment
+        // that was never granted, which is all zero, would read as class 0 below.
         if Segment::region_of(segment) != region || region == 0 {
             return Ok(0);
         }
@@ -226,12 +226,12 @@ impl<'m, M: Memory> Arena<'m, M> {
             let left = SEGMENT_SIZE - geometry.offset_in_segment(at);
             return if len <= left { Ok(len) } else { self.reach_in_table(region, index, at, len) };
         }
-        // A region's segment that is free or only granted has the number of no class.
+        // The class number of a segment that is free or only granted is not a class.
         let Some(class) = Class::get(Segment::class_of(segment)) else { return Ok(0) };
         Ok(class.left_of_buffer(geometry.offset_in_segment(at)).map_or(0, |left| len.min(left)))
     }
 
-    /// A table may span segments that lie side by side.
+    /// A table may span adjacent segments.
     #[inline(never)]
     fn reach_in_table(self, region: u32, index: u32, at: u64, len: u64) -> Result<u64, M::Wait> {
         let mut end = self.geometry().segment_at(index) + SEGMENT_SIZE;
@@ -247,14 +247,14 @@ impl<'m, M: Memory> Arena<'m, M> {
         Ok(len.min(end - at))
     }
 
-    /// The owner and use of a segment: the half of its word that reaching needs.
+    /// The owner and use of a segment: the half of its word that `reach` needs.
     #[inline(always)]
     fn segment_owner(&self, index: u32) -> Result<Segment, M::Wait> {
         let word = self.memory.load(self.geometry().segment_entry_at(index), Width::W8)?;
         Ok(Segment::unpack(word))
     }
 
-    /// The buffer that begins exactly at `at`, if there is one.
+    /// The buffer that begins exactly at `at`, with its region, if there is one.
     pub fn buffer_at(&self, at: u64) -> Result<Option<(u32, Buffer)>, M::Wait> {
         let Some(index) = self.geometry().segment_of(at) else { return Ok(None) };
         let segment = self.segment_owner(index)?;

@@ -1,7 +1,7 @@
-//! The segment table: which region owns a segment, for what, and how far its buffers were ever used.
+//! The segment table: the region that owns each segment, its use, and how many of its buffers were ever used.
 //!
-//! An entry is `| region u16 | use u8 | phase u8 | used u32 | taker u32 | count u32 |` and, for segments on a
-//! granted list, `| next u64 |`. Reaching a byte reads the first half of that word and nothing else.
+//! An entry is `| region u16 | use u8 | phase u8 | used u32 | taker u32 | count u32 |` and, for segments on a granted
+//! list, `| next u64 |`. Checking access to a byte reads only the first half of that word.
 
 use super::Arena;
 use crate::memory::{Memory, Width};
@@ -9,16 +9,16 @@ use crate::memory::{Memory, Width};
 pub(crate) const ENTRY_SIZE: u64 = 32;
 const NEXT_OFFSET: u64 = 16;
 
-/// What a segment is used for.
+/// Use of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nobody's.
+    /// Owned by no region.
     Free,
-    /// Its region's, but not yet of a class.
+    /// Owned by a region, but not yet assigned to a class.
     Granted,
     /// Part of a table.
     Table,
-    /// Buffers of the class of that number.
+    /// Buffers of the class with this number.
     Buffers(u8),
 }
 
@@ -29,23 +29,23 @@ const TABLE: u8 = 0xff;
 /// The word of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Whose it is; 0 for nobody's.
+    /// Region that owns the segment; 0 if none.
     pub region: u32,
-    /// What for.
+    /// Use of the segment.
     pub usage: Use,
-    /// A buffer is being taken: number `used`, by session `taker`.
+    /// Buffer number `used` is being taken by session `taker`.
     pub(crate) taking: bool,
-    /// How many of its buffers have ever been taken.
+    /// Number of buffers that have ever been taken.
     pub used: u32,
     pub(crate) taker: u32,
     /// Grows with every change.
     pub(crate) count: u32,
 }
 
-const _: () = assert!(FREE as usize >= super::class::CLASSES, "what is no use is no class either");
+const _: () = assert!(FREE as usize >= super::class::CLASSES, "the numbers of uses are not class numbers");
 
 impl Segment {
-    // What reaching a byte needs of the word, without the rest.
+    // The fields that `Arena::reach` needs, unpacked one by one.
 
     #[inline(always)]
     pub(crate) const fn region_of(word: u128) -> u32 {
@@ -57,7 +57,7 @@ impl Segment {
         Segment::class_of(word) == TABLE
     }
 
-    /// The class of its buffers, or the number of none.
+    /// The class of its buffers, or a number that is not a class.
     #[inline(always)]
     pub(crate) const fn class_of(word: u128) -> u8 {
         (word >> 16) as u8
@@ -68,7 +68,7 @@ impl Segment {
         let taking = (word >> 24) as u8;
         let usage = match (word >> 16) as u8 {
             _ if word as u16 == 0 => Use::Free,
-            _ if taking > 1 => Use::Free, // No step writes that: a peer has damaged it.
+            _ if taking > 1 => Use::Free, // No step writes this value: a peer has damaged it.
             GRANTED => Use::Granted,
             TABLE => Use::Table,
             FREE => Use::Free,
@@ -86,7 +86,7 @@ impl Segment {
 
     pub(crate) const fn pack(self) -> u128 {
         let usage = match self.usage {
-            Use::Free if self.region == 0 => 0, // As in memory that was never written.
+            Use::Free if self.region == 0 => 0, // The same as in memory that was never written.
             Use::Free => FREE,
             Use::Granted => GRANTED,
             Use::Table => TABLE,
@@ -100,7 +100,7 @@ impl Segment {
             | (self.count as u128) << 96
     }
 
-    /// The same segment put to another use, with none of its buffers taken.
+    /// The same segment with another use and no buffer taken.
     pub(crate) const fn put_to(self, region: u32, usage: Use) -> Segment {
         Segment { region, usage, taking: false, used: 0, taker: 0, count: self.count.wrapping_add(1) }
     }
@@ -113,14 +113,15 @@ impl<M: Memory> Arena<'_, M> {
         Ok(Segment::unpack(word))
     }
 
-    /// Puts segment `index` to another use; false if it changed since it was read as `old`.
+    /// Assigns segment `index` to a region and use. Returns false if its entry has changed since it was read as `old`.
     pub fn assign(&self, index: u32, old: Segment, region: u32, usage: Use) -> Result<bool, M::Wait> {
         let at = self.geometry().segment_entry_at(index);
         let word = self.memory.load(at, Width::W16)?;
         if Segment::unpack(word) != old {
             return Ok(false);
         }
-        // The word as it is, not as it should be: the node puts a damaged entry right.
+        // Exchange the raw word, not the packed `old`: they differ if the entry is damaged, which the node repairs
+        // here.
         Ok(self.memory.exchange(at, Width::W16, word, old.put_to(region, usage).pack())?.is_ok())
     }
 
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_survives_its_word_and_an_empty_word_is_nobodys() {
+    fn a_segment_round_trips_and_a_zero_word_is_free() {
         for usage in [Use::Granted, Use::Table, Use::Buffers(0), Use::Buffers(40)] {
             let segment = Segment { region: 255, usage, taking: true, used: 9, taker: u32::MAX, count: 3 };
             assert_eq!(Segment::unpack(segment.pack()), segment);

@@ -1,17 +1,18 @@
-//! Session slots: what a runner of chains publishes about itself, and the buffers that it gave back.
+//! Session slots: the state that a runner of chains publishes, and the buffers that it retired.
 //!
 //! ```text
 //! 0    number u32, 0 u32 | pid u64 | start time u64 | 0 u64
-//! 64   turn u64          odd while chains may be running, even while none are; on a line of its own
+//! 64   turn u64          odd while chains may be running, even otherwise; on a cache line of its own
 //! 128  retired           | first 48 bits, 0 16 | count u64 |   a list through the buffers' states
 //! 192  counters          8 x u64, written by the session alone, summed by the node
 //! ```
 //!
-//! A node that takes over the memory of one that died waits for the processes of all slots that have a number.
+//! A node that takes over a dead node's memory waits for the processes of all slots that have a number.
 //!
-//! Invariant: numbers are never reused, so that a dead session's buffers are nobody else's.
-//! Invariant: whoever runs a session's chains sets its number to 0 after its last access, and before it tells the node.
-//! Invariant: a chain retires what it makes unreachable before the end of its turn is published.
+//! Invariant: numbers are never reused, so a dead session's buffers cannot be mistaken for another session's.
+//! Invariant: the process that runs a session's chains sets its number to 0 after its last access, and before it
+//! notifies the node.
+//! Invariant: a chain retires the buffers that it makes unreachable before the end of its turn is published.
 
 use super::lists::SECRET_OFFSET;
 use super::state::{Stage, State};
@@ -24,41 +25,41 @@ const TURN_OFFSET: u64 = 64;
 const RETIRED_OFFSET: u64 = 128;
 const COUNTERS_OFFSET: u64 = 192;
 
-/// One session, as those who run chains for it know it.
+/// Identity of a session, for the code that runs its chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionId {
-    /// Its slot.
+    /// Slot number.
     pub slot: u32,
-    /// Its number, which no other session of this memory ever has. Not 0.
+    /// Session number, unique for the lifetime of this memory. Not 0.
     pub number: u32,
 }
 
-/// What a session counts for the node's metrics, in the order in which the counters lie.
+/// A session's counters for the node's metrics, in the order of their storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Chains run.
     pub chains: u64,
-    /// Ops in them.
+    /// Ops in those chains.
     pub ops: u64,
-    /// Bytes of the chains on the wire.
+    /// Bytes of the chains in wire form.
     pub bytes_in: u64,
-    /// Bytes of the replies on the wire.
+    /// Bytes of the replies in wire form.
     pub bytes_out: u64,
-    /// CAS and FETCH-ADD asked for.
+    /// Requested CAS and FETCH-ADD ops.
     pub atomics: u64,
-    /// Chains answered NOT READY.
+    /// Chains that failed with NOT READY.
     pub not_ready: u64,
-    /// Ops refused: access, invalid.
+    /// Ops refused: ACCESS or INVALID.
     pub refused: u64,
     /// Buffers retired.
     pub retired: u64,
 }
 
 impl Counters {
-    /// Bytes of all counters.
+    /// Size of all counters, in bytes.
     pub const SIZE: usize = 64;
 
-    /// As they lie in the slot.
+    /// Encodes the counters as they are stored in the slot.
     pub fn to_bytes(self) -> [u8; Counters::SIZE] {
         let words = [
             self.chains,
@@ -77,7 +78,7 @@ impl Counters {
         bytes
     }
 
-    /// From the slot.
+    /// Decodes the counters from the slot's bytes.
     pub fn from_bytes(bytes: &[u8; Counters::SIZE]) -> Counters {
         let word = |i: usize| u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().expect("eight bytes"));
         Counters {
@@ -92,7 +93,7 @@ impl Counters {
         }
     }
 
-    /// Adds those of another session. Peers write them, so a sum may wrap.
+    /// Adds another session's counters. The sum wraps, since peers write the counters.
     pub fn add(&mut self, other: &Counters) {
         self.chains = self.chains.wrapping_add(other.chains);
         self.ops = self.ops.wrapping_add(other.ops);
@@ -105,13 +106,13 @@ impl Counters {
     }
 }
 
-/// Where a session's turn is stored. Written by the session alone; a store before its first chain, with a full
-/// fence after it, and a store after its last.
+/// Address of a session's turn. Only the session writes it: once before its first chain, followed by a full fence, and
+/// once after its last chain.
 pub const fn turn_at(slot: u32) -> u64 {
     Geometry::session_at(slot) + TURN_OFFSET
 }
 
-/// Where a session's counters are stored.
+/// Address of a session's counters.
 pub const fn counters_at(slot: u32) -> u64 {
     Geometry::session_at(slot) + COUNTERS_OFFSET
 }
@@ -140,7 +141,7 @@ impl Retired {
 }
 
 impl<M: Memory> Arena<'_, M> {
-    /// Clears a slot for a new session and writes who it is. The node's step.
+    /// Clears a slot for a new session and writes its number, pid and start time. Only the node calls this.
     pub fn open_session(&self, session: SessionId, pid: u32, start_time: u64) -> Result<(), M::Wait> {
         let mut slot = [0; SLOT_SIZE as usize];
         slot[0..4].copy_from_slice(&session.number.to_le_bytes());
@@ -149,25 +150,25 @@ impl<M: Memory> Arena<'_, M> {
         self.memory.write(Geometry::session_at(session.slot), &slot)
     }
 
-    /// Marks a slot as nobody's. The node's step; a client's own is [`Arena::leave_session`].
+    /// Marks a slot as unused. Only the node calls this; a client calls [`Arena::leave_session`].
     pub fn close_session(&self, slot: u32) -> Result<(), M::Wait> {
         self.memory.write(Geometry::session_at(slot), &[0; 32])
     }
 
-    /// Marks a session's slot as nobody's: the last access of whoever ran its chains, so that a node which takes over
-    /// the memory of one that died does not wait for a process that goes on living. A slot that is another's by now is
-    /// left alone.
+    /// Marks a session's slot as unused. This is the last access of the process that ran the session's chains, so that
+    /// a node that takes over a dead node's memory does not wait for a process that lives on. Leaves the slot alone if
+    /// it belongs to another session by now.
     pub fn leave_session(&self, session: SessionId) -> Result<(), M::Wait> {
         let at = Geometry::session_at(session.slot);
         let word = self.memory.load(at, Width::W16)?;
         if word as u32 == session.number {
-            // Whoever has changed it meanwhile is the node, and it is nobody's or another's.
+            // If this fails, the node has changed the slot: it is unused or another session's.
             let _left = self.memory.exchange(at, Width::W16, word, 0)?;
         }
         Ok(())
     }
 
-    /// The session that a slot was last opened for, with its pid and start time; nothing if it is nobody's.
+    /// The session for which the slot was last opened, with its pid and start time; `None` if the slot is unused.
     pub fn session(&self, slot: u32) -> Result<Option<(SessionId, u32, u64)>, M::Wait> {
         let mut bytes = [0; 32];
         self.memory.read(Geometry::session_at(slot), &mut bytes)?;
@@ -177,29 +178,29 @@ impl<M: Memory> Arena<'_, M> {
         Ok((number != 0).then(|| (SessionId { slot, number }, u32_at(8), start_time)))
     }
 
-    /// A session's turn: odd while it may be running chains.
+    /// A session's turn: odd while the session may be running chains.
     pub fn turn(&self, slot: u32) -> Result<u64, M::Wait> {
         Ok(self.memory.load(turn_at(slot), Width::W8)? as u64)
     }
 
-    /// What a session has counted.
+    /// A session's counters.
     pub fn counters(&self, slot: u32) -> Result<Counters, M::Wait> {
         let mut bytes = [0; Counters::SIZE];
         self.memory.read(counters_at(slot), &mut bytes)?;
         Ok(Counters::from_bytes(&bytes))
     }
 
-    /// Moves a live buffer of `region`, which the caller has made unreachable or has never shown, to the session's
-    /// retired list. False, and nothing changes, if it is no buffer of that region, or not live: a mistaken or doubled
-    /// retirement does no harm.
+    /// Moves a live buffer of `region` to the session's retired list. The caller has made the buffer unreachable or has
+    /// never published it. Returns false, and changes nothing, if `at` is not a buffer of that region or the buffer is
+    /// not live, so a mistaken or repeated call is harmless.
     pub fn retire(&self, session: SessionId, region: u32, at: u64) -> Result<bool, M::Wait> {
         self.retire_where(session, region, at, |_| true)
     }
 
-    /// As [`Arena::retire`], outside any chain, of a buffer that the session numbered `owner` has taken and not given
-    /// away since: no other than that is retired. Nor is one of a region that has no key any more: its segments are
-    /// being taken from it, and a list may not lead through them. To be called within a turn, which the end of a region
-    /// waits for.
+    /// Like [`Arena::retire`], but outside any chain, and only for a buffer that the session numbered `owner` has
+    /// allocated and still owns. Also does nothing if the region has no key any more: its segments are being taken
+    /// away, and no list may link through them. Must be called within a turn, since dropping a region waits for all
+    /// turns.
     pub fn retire_own(&self, session: SessionId, owner: u32, region: u32, at: u64) -> Result<bool, M::Wait> {
         let has_key = (1..REGIONS_MAX).contains(&region)
             && self.memory.load(Geometry::region_at(region) + SECRET_OFFSET, Width::W8)? != 0;
@@ -231,17 +232,17 @@ impl<M: Memory> Arena<'_, M> {
                 State { next, stage: Stage::Retired, owner: session.number, suspect: false, ..live };
             match self.memory.exchange(buffer.state_at, Width::W16, word, retired.pack())? {
                 Ok(()) => break retired,
-                Err(now) => word = now, // Its owner may be changing, or a scan may be marking it.
+                Err(now) => word = now, // The owner may be changing, or a scan may be marking the buffer.
             }
         };
-        // Only this session adds to its list; the node may take the whole of it at any moment.
+        // Only this session adds to its list. The node may take the whole list at any moment.
         loop {
             let list = Retired::unpack(head);
             let linked = State { next: list.first, ..state };
             if linked != state {
                 let swapped = self.exchange_state(&buffer, state, linked)?;
                 if !swapped {
-                    return Ok(true); // Nobody may touch it now: a peer has damaged it. It is left to a scan.
+                    return Ok(true); // Only a peer can have changed it, which is damage: leave it to a scan.
                 }
                 state = linked;
             }
@@ -252,8 +253,8 @@ impl<M: Memory> Arena<'_, M> {
         }
     }
 
-    /// Takes the whole list of buffers that a session retired; answers its first, 0 if there is none. The node's
-    /// step.
+    /// Takes the whole list of buffers that a session retired. Returns its first buffer, or 0 if the list is empty.
+    /// Only the node calls this.
     pub fn take_retired(&self, slot: u32) -> Result<u64, M::Wait> {
         let head_at = Geometry::session_at(slot) + RETIRED_OFFSET;
         let mut word = self.memory.load(head_at, Width::W16)?;

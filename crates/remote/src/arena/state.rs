@@ -1,15 +1,15 @@
 //! The state of a buffer: one 16-byte word beside it that no key covers.
 //!
-//! `| next 48 bits, stage 8, suspect 8 | owner u32 | count u32 |`. `next` links whatever list the buffer is on.
-//! Invariant: `count` grows with every ALLOCATE, so no state of a later life equals one of an earlier.
+//! `| next 48 bits, stage 8, suspect 8 | owner u32 | count u32 |`. `next` links the list that the buffer is on.
+//! Invariant: `count` grows with every ALLOCATE, so no state after an ALLOCATE equals one before it.
 //!
 //! ```text
 //! UNUSED --take--> LIVE --retire--> RETIRED --give--> FREE --take--> LIVE
-//!                    ^--- give back what a chain reserved and did not use: LIVE --give--> FREE
+//!                    ^--- a chain frees a buffer that it reserved and did not use: LIVE --give--> FREE
 //! FREE --take by the node--> PARKED: its segment is being emptied
 //! ```
 
-/// Where a buffer is in its life.
+/// Stage of a buffer's lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
@@ -17,11 +17,11 @@ pub enum Stage {
     Unused = 0,
     /// On its class's free list.
     Free = 1,
-    /// Allocated: in the hands of its owner, or reachable through what the owner installed.
+    /// Allocated: held by its owner, or reachable through a structure into which the owner installed it.
     Live = 2,
-    /// Given back; old pointers to it may still be followed.
+    /// Retired: old pointers to it may still be followed.
     Retired = 3,
-    /// Taken off the free list by the node, so that its segment can be taken back.
+    /// Taken off the free list by the node, so that its segment can be freed.
     Parked = 4,
 }
 
@@ -37,37 +37,37 @@ impl Stage {
     }
 }
 
-/// Who holds a buffer: a session's number, or one of these.
+/// Values of a buffer's owner: a session's number, or one of these.
 pub mod owner {
-    /// Nobody: it was seen reachable, so it belongs to the store's own structure.
+    /// No owner: a scan saw that the buffer is reachable, so it belongs to the store's structure.
     pub const NONE: u32 = 0;
     /// The node itself.
     pub const NODE: u32 = u32::MAX;
-    /// The store's service, by the node's CPU: reachable, or about to be. No scan doubts it while the node lives;
-    /// after that, what is not reachable was in the middle of a call.
+    /// The store's service, which runs on the node's CPU: the buffer is reachable, or is about to be. No scan suspects
+    /// it while the node lives. After the node's death, an unreachable one was part of an unfinished call.
     pub const SERVICE: u32 = u32::MAX - 1;
 }
 
-/// The word.
+/// The decoded state word of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// The next buffer of the list that this one is on; 0 at its end.
+    /// Next buffer on the same list; 0 at the end.
     pub next: u64,
-    /// Where it is in its life.
+    /// Stage of the lifecycle.
     pub stage: Stage,
-    /// Set by a scan on what it may find unreachable; any change of stage clears it.
+    /// Set by a scan on buffers that may be unreachable; cleared by any change of stage.
     pub suspect: bool,
-    /// Who allocated or retired it.
+    /// Session that allocated or retired it, or a value of [`owner`].
     pub owner: u32,
-    /// How often it was allocated.
+    /// Number of times that it was allocated.
     pub count: u32,
 }
 
 const NEXT_BITS: u32 = 48;
 
 impl State {
-    /// From the word in memory. One that no step ever writes is damaged by a peer: nobody's, and nothing is done
-    /// with it.
+    /// Decodes the word in memory. A word that no step writes is damage by a peer: it decodes as an unused buffer owned
+    /// by the node, on which no step acts.
     pub const fn unpack(word: u128) -> State {
         let (stage, suspect) = ((word >> NEXT_BITS) as u8, (word >> 56) as u8);
         if stage > Stage::Parked as u8 || suspect > 1 {
@@ -82,7 +82,7 @@ impl State {
         }
     }
 
-    /// To the word in memory.
+    /// Encodes the word as stored in memory.
     pub const fn pack(self) -> u128 {
         self.next as u128
             | (self.stage as u128) << NEXT_BITS
@@ -91,8 +91,7 @@ impl State {
             | (self.count as u128) << 96
     }
 
-    /// This buffer in its next life, in the hands of `owner`. Keeps `next`, which whoever completes the step of
-    /// another needs.
+    /// This state after the buffer was taken by `owner`. Keeps `next`, which a helper needs to complete the step.
     pub(crate) const fn taken(self, stage: Stage, owner: u32) -> State {
         State { stage, owner, suspect: false, count: self.count.wrapping_add(1), ..self }
     }
@@ -103,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_survives_its_word() {
+    fn a_state_round_trips_through_its_word() {
         for stage in [Stage::Unused, Stage::Free, Stage::Live, Stage::Retired, Stage::Parked] {
             for suspect in [false, true] {
                 let state = State { next: 0xffff_ffff_fff0, stage, suspect, owner: u32::MAX, count: 7 };
