@@ -1,8 +1,9 @@
-//! A chain: ops that one runner carries out in order, as the bytes that travel.
+//! A chain: ops that one runner executes in order, stored in wire form.
 //!
-//! The builder writes the wire form into a reusable buffer; large payloads stay where they are and are gathered
-//! by whoever sends or runs the chain. Invariant: what a builder made and what [`ChainView::decode`] accepted is
-//! well-formed to its last byte, so iterating over it cannot fail.
+//! The builder writes the wire form into a reusable buffer. Large payloads are borrowed; the code that sends or runs
+//! the chain gathers them.
+//! Invariant: a chain from a builder or from [`ChainView::decode`] is well-formed to its last byte, so iterating over
+//! it cannot fail.
 
 use crate::address::Addr;
 use crate::fabric::{FabricError, Ran};
@@ -20,19 +21,19 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Payload parts of this many bytes or more are borrowed, not copied.
 const BORROW_MIN: usize = 256;
-/// How many parts one chain can borrow; further ones are copied.
+/// Maximum number of parts that one chain borrows; further ones are copied.
 const PARTS_MAX: usize = 4;
 
-/// The most pieces of a chain: its header, the parts, and what lies before, between and after them.
+/// Maximum number of pieces of a chain: its header, the parts, and the inline bytes before, between and after them.
 pub const PIECES_MAX: usize = 2 * PARTS_MAX + 2;
 
-/// The reusable buffer in which chains are built: it grows to the longest chain and stays.
+/// The reusable buffer in which chains are built. It grows to the size of the longest chain and never shrinks.
 #[derive(Debug, Default)]
 pub struct ChainBuf {
     bytes: Vec<u8>,
 }
 
-/// Where the output of an op will be found in the reply.
+/// A handle to an op's output in the reply.
 pub struct Out<T: ?Sized> {
     pub(crate) index: u8,
     output: PhantomData<fn() -> Box<T>>,
@@ -52,12 +53,12 @@ struct Part<'a> {
     bytes: &'a [u8],
 }
 
-/// Buffers that earlier chains have allocated and that nothing points to, until an op of this chain shows them.
+/// Buffers that earlier chains have allocated and that no pointer reaches until an op of this chain publishes them.
 #[derive(Clone, Copy)]
 pub struct Held<'a> {
-    /// Where they are.
+    /// Addresses of the buffers.
     pub buffers: &'a [Addr],
-    /// The op that shows them, by its place in the chain: if it ends with [`Status::Ok`].
+    /// Index in the chain of the op that publishes them if it ends with [`Status::Ok`].
     pub shown_by: usize,
     is_posted: &'a Cell<bool>,
 }
@@ -77,7 +78,7 @@ impl ChainBuf {
         ChainBuf { bytes: Vec::new() }
     }
 
-    /// Begins a chain whose ops all run under `key`. What was built here before is forgotten.
+    /// Begins a chain whose ops all run under `key`. Discards the chain that was built here before.
     #[inline(always)]
     pub fn begin<'a>(&'a mut self, key: Key) -> Chain<'a> {
         self.bytes.clear();
@@ -87,16 +88,16 @@ impl ChainBuf {
 }
 
 impl<'a> Chain<'a> {
-    /// Adds an op that runs only if the one before it was successful (CONDITIONAL). The first op always runs.
+    /// Adds an op that runs only if the previous op was successful (CONDITIONAL). The first op always runs.
     ///
     /// # Panics
-    /// If the chain outgrows the limits of [`crate::wire`]: protocols bound what they ask for.
+    /// If the chain exceeds the limits of [`crate::wire`]: protocols bound their requests.
     #[inline(always)]
     pub fn then<T: ?Sized>(&mut self, op: Op<'a, T>) -> Out<T> {
         self.push(op, flag::CONDITIONAL)
     }
 
-    /// Adds an op that runs whatever became of the one before, unless that was refused for access.
+    /// Adds an op that runs regardless of the previous op's status, unless an earlier op was refused.
     ///
     /// # Panics
     /// As [`Chain::then`].
@@ -105,21 +106,23 @@ impl<'a> Chain<'a> {
         self.push(op, 0)
     }
 
-    /// Says which buffers the op that answers `shown_by` shows. If the future of [`crate::Fabric::run`] is dropped,
-    /// the caller does not learn whether it did. While `is_posted` is set, the fabric gives them back if the chain
-    /// turns out not to have shown them; else the chain has not run and never will, and they are still the caller's.
+    /// Declares the buffers that the op of `shown_by` publishes. If the future of [`crate::Fabric::run`] is cancelled,
+    /// the caller does not learn whether the op did so. If `is_posted` is set then, the fabric frees the buffers if the
+    /// chain turns out not to have published them. Otherwise the chain has not run and never will, and the caller still
+    /// owns them.
     ///
-    /// The caller says by [`Chain::note_answered`] when it has heard: what was not shown is then its own again.
+    /// The caller calls [`Chain::note_answered`] with the outcome; buffers that were not published then belong to it
+    /// again.
     pub fn holds<T: ?Sized>(&mut self, buffers: &'a [Addr], shown_by: Out<T>, is_posted: &'a Cell<bool>) {
         self.held = Some(Held { buffers, shown_by: shown_by.index.into(), is_posted });
     }
 
-    /// What the chain shows if it succeeds, beside what it allocates itself.
+    /// The buffers that the chain publishes if it succeeds, besides those that it allocates itself.
     pub fn held(&self) -> Option<Held<'a>> {
         self.held
     }
 
-    /// Said by a fabric: from now on the chain may run, even if the future of its run is dropped.
+    /// Called by a fabric: from now on the chain may run, even if the future of its run is cancelled.
     #[inline]
     pub fn note_posted(&self) {
         if let Some(held) = self.held {
@@ -127,8 +130,9 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Said by the caller, of what [`crate::Fabric::run`] has come to. What the chain holds and has not shown is the
-    /// caller's again, unless the chain may have run and its reply was lost: then nobody knows what it has shown.
+    /// Called by the caller with the outcome of [`crate::Fabric::run`]. Buffers that the chain holds and has not
+    /// published belong to the caller again, unless the chain may have run and its reply was lost: then nobody knows
+    /// whether they are published.
     #[inline]
     pub fn note_answered(&self, ran: &Result<(), FabricError>) {
         if let Some(held) = self.held {
@@ -196,13 +200,13 @@ impl<'a> Chain<'a> {
         self.header.bytes = U32::new(bytes as u32);
     }
 
-    /// What local and shared-memory fabrics run: no copy.
+    /// The chain as local and shared-memory fabrics run it, without a copy.
     ///
     /// # Panics
     /// If the chain is empty.
     #[inline(always)]
     pub fn view(&self) -> ChainView<'_> {
-        assert!(self.header.ops.get() > 0, "an empty chain asks for nothing");
+        assert!(self.header.ops.get() > 0, "an empty chain cannot be run");
         ChainView { header: &self.header, bytes: self.bytes, parts: &self.parts[..self.parts_len] }
     }
 
@@ -219,16 +223,16 @@ impl<'a> Chain<'a> {
 #[derive(Clone, Copy)]
 pub struct ChainView<'a> {
     header: &'a ChainHeader,
-    /// What follows the header, without the parts.
+    /// The bytes that follow the header, without the parts.
     bytes: &'a [u8],
     parts: &'a [Option<Part<'a>>],
 }
 
 impl<'a> ChainView<'a> {
-    /// Takes one chain off the front of `bytes`; answers it and the rest.
+    /// Splits one chain off the front of `bytes`; returns it and the rest.
     ///
     /// # Errors
-    /// The chain is malformed; nothing of it may run.
+    /// The chain is malformed; none of it may run.
     pub fn decode(bytes: &'a [u8]) -> Result<(ChainView<'a>, &'a [u8]), WireError> {
         let (header, rest) = ChainHeader::ref_from_prefix(bytes).map_err(|_| WireError::Truncated)?;
         let len = header.bytes.get() as usize;
@@ -258,30 +262,30 @@ impl<'a> ChainView<'a> {
         self.header.key
     }
 
-    /// How many ops there are.
+    /// Number of ops.
     #[inline]
     pub fn len(&self) -> usize {
         self.header.ops.get() as usize
     }
 
-    /// Never: a chain has an op.
+    /// Always false: a chain has at least one op.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many of them are ALLOCATEs.
+    /// Number of ALLOCATEs.
     #[inline]
     pub fn allocates(&self) -> usize {
         self.header.allocates.get() as usize
     }
 
-    /// How many of them are CAS or FETCH-ADD.
+    /// Number of CAS and FETCH-ADD ops.
     #[inline]
     pub fn atomics(&self) -> usize {
         self.header.atomics.get() as usize
     }
 
-    /// Bytes of the wire form.
+    /// Size of the wire form, in bytes.
     #[inline]
     pub fn wire_len(&self) -> usize {
         CHAIN_HEADER + self.header.bytes.get() as usize
@@ -292,27 +296,27 @@ impl<'a> ChainView<'a> {
         self.pieces().for_each(|piece| out.extend_from_slice(piece));
     }
 
-    /// The wire form in two pieces, unless large payloads lie elsewhere: as most chains are.
+    /// The wire form in two pieces, or `None` if the chain borrows payloads. Most chains do not.
     #[inline(always)]
     pub fn two_pieces(&self) -> Option<[&'a [u8]; 2]> {
         self.parts.is_empty().then_some([self.header.as_bytes(), self.bytes])
     }
 
-    /// The wire form, in at most [`PIECES_MAX`] pieces that follow one another.
+    /// The wire form as at most [`PIECES_MAX`] consecutive pieces.
     pub fn pieces(&self) -> impl Iterator<Item = &'a [u8]> {
         let payload = Payload { bytes: self.bytes, at: 0, parts: self.parts };
         std::iter::once(self.header.as_bytes()).chain(payload)
     }
 
-    /// The only op, if that is a READ whose output is not redirected: a header and nothing else.
+    /// The only op, if it is a READ whose output is not redirected: its header is the whole body.
     #[inline(always)]
     pub(crate) fn only_read(&self) -> Option<&'a OpHeader> {
         let header = OpHeader::ref_from_bytes(self.bytes).ok()?;
         (header.code == Code::Read as u8).then_some(header)
     }
 
-    /// Buffers that a chain has taken and not shown, of which nobody knows if nobody hears `reply`: those whose
-    /// addresses only the reply tells. What is allocated before a reclaiming CAS is the chain's own to settle.
+    /// Buffers that a chain has allocated and not published, and whose addresses only `reply` contains: they leak if
+    /// the reply is lost. Excludes those of a chain with a reclaiming CAS, which settles its own allocations.
     pub fn untold(&self, reply: &Reply) -> impl Iterator<Item = Addr> {
         let reclaims = self.ops().any(|op| op.reclaims().is_some());
         let taken = self
@@ -339,11 +343,11 @@ struct Counts {
     atomics: usize,
 }
 
-/// Walks the ops of bytes that nobody has checked yet.
+/// Validates and counts the ops in unchecked bytes.
 #[inline]
 fn count_ops(mut bytes: &[u8]) -> Result<Counts, WireError> {
     let mut counts = Counts::default();
-    // Most chains are one READ, and nothing follows its header.
+    // Fast path: most chains are one READ, which is only a header.
     if let Ok(header) = OpHeader::ref_from_bytes(bytes)
         && header.code == Code::Read as u8
         && !header.has(flag::REDIRECT)
@@ -371,7 +375,7 @@ fn count_ops(mut bytes: &[u8]) -> Result<Counts, WireError> {
 #[derive(Clone)]
 pub struct Ops<'a> {
     bytes: &'a [u8],
-    /// The offset of `bytes` within the chain's inline bytes, to which `parts` refer.
+    /// Offset of `bytes` within the chain's inline bytes; `parts` refer to the latter.
     at: usize,
     parts: &'a [Option<Part<'a>>],
 }
@@ -437,19 +441,19 @@ pub struct OpView<'a> {
 }
 
 impl<'a> OpView<'a> {
-    /// What it does.
+    /// The op's code.
     #[inline]
     pub fn code(&self) -> Code {
         self.header.code()
     }
 
-    /// Its header.
+    /// The op's header.
     #[inline]
     pub fn header(&self) -> &'a OpHeader {
         self.header
     }
 
-    /// Whether it has that [`crate::wire::flag`].
+    /// Whether the op has this [`crate::wire::flag`].
     #[inline]
     pub fn has(&self, flag: u8) -> bool {
         self.header.has(flag)
@@ -465,31 +469,31 @@ impl<'a> OpView<'a> {
         self.header.width
     }
 
-    /// Bytes asked for, or given.
+    /// Number of bytes to read, or of the data.
     #[inline]
     pub(crate) fn len(&self) -> u64 {
         u64::from(self.header.len.get())
     }
 
-    /// Where it acts, or where the address of that is.
+    /// The target's address, or with [`flag::TARGET_INDIRECT`] the address of the pointer to it.
     #[inline]
     pub fn target(&self) -> Addr {
         self.header.target()
     }
 
-    /// Where its output goes, if not to the caller.
+    /// Destination of the output, unless the output goes into the reply.
     #[inline]
     pub fn redirect(&self) -> Option<Addr> {
         self.has(flag::REDIRECT).then_some(self.redirect)
     }
 
-    /// Where its data is, if that does not come with it.
+    /// Address of the data, unless the chain carries the data.
     #[inline]
     pub fn source(&self) -> Option<Addr> {
         self.has(flag::DATA_INDIRECT).then_some(self.source)
     }
 
-    /// Where in its word the pointer lies, of a reclaiming CAS.
+    /// Offset of the pointer in the word of a reclaiming CAS.
     #[inline]
     pub(crate) fn reclaims(&self) -> Option<u32> {
         self.has(flag::RECLAIMING).then(|| self.header.len.get())
@@ -507,7 +511,7 @@ impl<'a> OpView<'a> {
     }
 }
 
-/// As people read it: `then READ *0x200010 65472 bytes bounded -> scratch+0`.
+/// Human-readable form: `then READ *0x200010 65472 bytes bounded -> scratch+0`.
 impl std::fmt::Display for OpView<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let when = if self.has(flag::CONDITIONAL) { "then" } else { "also" };
@@ -543,7 +547,7 @@ impl std::fmt::Display for OpView<'_> {
     }
 }
 
-/// The bytes of a payload, as the pieces in which they lie.
+/// The bytes of a payload, as an iterator over its contiguous pieces.
 #[derive(Clone)]
 pub(crate) struct Payload<'a> {
     bytes: &'a [u8],
@@ -584,7 +588,7 @@ mod tests {
     const KEY: Key = Key::new(3, 0xfeed);
 
     #[test]
-    fn a_chain_decodes_to_what_was_built_with_parts_gathered_in_place() {
+    fn decode_returns_the_built_chain_with_its_parts_in_place() {
         let large = vec![7u8; 1000];
         let larger = vec![8u8; 2000];
         let mut buf = ChainBuf::new();
@@ -599,7 +603,7 @@ mod tests {
         let mut wire = Vec::new();
         chain.write_to(&mut wire);
         wire.extend_from_slice(b"next");
-        let (view, rest) = ChainView::decode(&wire).expect("what was built is well-formed");
+        let (view, rest) = ChainView::decode(&wire).expect("a built chain is well-formed");
         assert_eq!(rest, b"next");
         assert_eq!((view.len(), view.allocates()), (5, 2));
         let flat = |ops: Ops<'_>| -> Vec<(Code, u64, Vec<u8>)> {
@@ -610,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_cut_anywhere_is_refused() {
+    fn a_truncated_chain_is_refused_at_every_length() {
         let mut buf = ChainBuf::new();
         let mut chain = buf.begin(KEY);
         let _ = chain.also(op::write(Addr::new(64), b"0123456789"));
@@ -623,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_headers_are_refused_and_named() {
+    fn each_malformed_header_fails_with_its_own_error() {
         let mut buf = ChainBuf::new();
         let mut chain = buf.begin(KEY);
         let _ = chain.also(op::read(Addr::new(64), 100));
@@ -643,12 +647,12 @@ mod tests {
         assert_eq!(broken(25, flag::BOUNDED), Some(WireError::BoundedButDirect));
         assert_eq!(broken(26, 1), Some(WireError::Mode(1)));
         assert_eq!(broken(27, 8), Some(WireError::Width(8)));
-        assert_eq!(broken(31, 1), None, "a READ may ask for more than fits its reply");
+        assert_eq!(broken(31, 1), None, "a READ may request more than the reply holds");
         assert_eq!(broken(15, 1), Some(WireError::TooLong { bytes: 16 + (1 << 24) }));
     }
 
     #[test]
-    fn a_pointer_that_does_not_lie_in_its_word_is_refused() {
+    fn a_reclaiming_cas_is_refused_if_its_pointer_exceeds_the_word() {
         let mut buf = ChainBuf::new();
         for width in [8, 16, 24, 32] {
             let mut chain = buf.begin(KEY);
@@ -677,7 +681,7 @@ mod tests {
                 let is_in_word = u64::from(offset) + 8 <= width;
                 assert_eq!(refused.is_none(), is_in_word, "byte {offset} of {width}: {refused:?}");
             }
-            // Without the flag, the word has no pointer.
+            // Without the flag, no pointer offset is allowed.
             wire[25] &= !flag::RECLAIMING;
             wire[28..32].copy_from_slice(&1u32.to_le_bytes());
             assert_eq!(ChainView::decode(&wire).err(), Some(WireError::TooLong { bytes: 1 }));
@@ -685,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_cas_reclaims() {
+    fn the_reclaiming_flag_is_refused_on_any_op_but_cas() {
         let mut buf = ChainBuf::new();
         let (addend, garbage) = (1.into(), [Addr::new(64)]);
         for code in [Code::Read, Code::Write, Code::Allocate, Code::FetchAdd, Code::Retire] {
@@ -716,7 +720,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retirement_that_is_no_list_of_so_many_addresses_is_refused() {
+    fn a_malformed_retire_is_refused() {
         let mut buf = ChainBuf::new();
         let garbage = [Addr::new(64), Addr::new(128)];
         let mut chain = buf.begin(KEY);
@@ -748,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn many_retired_buffers_are_borrowed_and_lie_in_one_piece() {
+    fn a_large_retire_list_is_borrowed_as_one_piece() {
         let buffers: Vec<Addr> = (1..=1024).map(|n| Addr::new(n * 64)).collect();
         let mut buf = ChainBuf::new();
         let mut chain = buf.begin(KEY);
@@ -762,14 +766,14 @@ mod tests {
     }
 
     #[test]
-    fn a_word_of_another_width_is_refused() {
+    fn only_words_of_8_16_24_and_32_bytes_are_accepted() {
         let mut buf = ChainBuf::new();
         let mut chain = buf.begin(KEY);
         let _ = chain.also(op::cas(Mode::Eq, Addr::new(64), &[0u8; 32], &[0u8; 32]));
         let mut wire = Vec::new();
         chain.write_to(&mut wire);
         for width in 0..=u8::MAX {
-            // As long as its two operands say, so that nothing but the width can be wrong.
+            // Match the length of the two operands, so that only the width can be wrong.
             wire.resize(CHAIN_HEADER + OP_HEADER + 2 * usize::from(width), 0);
             let bytes = (wire.len() - CHAIN_HEADER) as u32;
             wire[12..16].copy_from_slice(&bytes.to_le_bytes());

@@ -1,7 +1,7 @@
-//! What a client asks of a node itself: its catalog of stores.
+//! Requests to a node itself: its catalog of stores.
 //!
-//! Questions and answers are JSON, carried by a call to [`crate::fabric::ServiceId::NODE`] on the data fabric, so
-//! that one url is all that a client needs. None of this is on the path of data.
+//! Requests and responses are JSON, sent as a call to [`crate::fabric::ServiceId::NODE`] on the data fabric, so that a
+//! client needs only one url. None of this is on the data path.
 
 use crate::arena::session::Counters;
 use crate::fabric::DEADLINE;
@@ -10,64 +10,64 @@ use crate::service::Extent;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A question.
+/// A request to the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ask {
-    /// Make a store.
+    /// Creates a store.
     CreateStore {
-        /// A new name.
+        /// Name of the new store.
         name: String,
-        /// A kind that the node knows, such as `prism-kv`.
+        /// Kind that the node supports, such as `prism-kv`.
         kind: String,
-        /// What the kind wants to know, as JSON.
+        /// The kind's parameters, as JSON.
         parameters: String,
         /// Bytes of memory for tables and buffers together.
         quota: u64,
     },
-    /// Take a store away with everything in it.
+    /// Drops a store and all its data.
     DropStore {
         /// Its name.
         name: String,
     },
-    /// Where a store is, and its key.
+    /// Returns a store's location and its key.
     OpenStore {
         /// Its name.
         name: String,
     },
-    /// All stores.
+    /// Lists all stores.
     ListStores,
-    /// How a store's memory is used. Looks at every buffer's state.
+    /// Reports how a store's memory is used. Reads every buffer's state.
     StoreStat {
         /// Its name.
         name: String,
     },
-    /// About the node.
+    /// Reports the node's state.
     NodeInfo,
-    /// Give a store another table; the answer comes when the catalog shows both. What is in the former one is moved
-    /// while the store is used.
+    /// Gives a store another table. The node responds when the catalog shows both tables. Entries of the former table
+    /// are moved while the store is in use.
     RebuildStore {
         /// Its name.
         name: String,
-        /// What its kind wants to know of the table, as JSON.
+        /// The kind's parameters for the table, as JSON.
         parameters: String,
     },
-    /// A client has found no place in a store's table: let it grow, unless it is being rebuilt already. The answer
-    /// comes when the catalog shows both tables.
+    /// Grows a store's table, in which a client found no free slot, unless the store is being rebuilt already. The node
+    /// responds when the catalog shows both tables.
     GrowStore {
         /// Its name.
         name: String,
     },
-    /// Look for buffers that nobody holds or reaches; the answer comes when the scan has ended.
+    /// Scans a store for buffers that are neither held nor reachable. The node responds when the scan has finished.
     Scan {
-        /// In which store.
+        /// Name of the store.
         name: String,
     },
 }
 
 impl Ask {
-    /// How long an answer may take: longer than a call's usual deadline where all of a store's memory is looked at,
-    /// granted or zeroed.
+    /// Maximum time to wait for the response: longer than a call's usual deadline if the request reads, grants or
+    /// zeroes all of a store's memory.
     pub const fn patience(&self) -> Duration {
         match self {
             Ask::CreateStore { .. }
@@ -81,50 +81,51 @@ impl Ask {
     }
 }
 
-/// An answer. A refusal is the call's error, not an answer.
+/// A response. A refusal is the call's error, not a response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// A store.
+    /// One store.
     Store(Store),
-    /// All of them, by name, without their keys.
+    /// All stores, sorted by name, without their keys.
     Stores(Vec<Store>),
-    /// How its memory is used.
+    /// How a store's memory is used.
     StoreStat(StoreStat),
-    /// About the node.
+    /// The node's state.
     NodeInfo(NodeInfo),
 }
 
-/// A store as the catalog has it.
+/// A store's entry in the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Store {
     /// Its name.
     pub name: String,
     /// Its kind.
     pub kind: String,
-    /// What its kind has planned, as JSON.
+    /// The parameters that its kind has planned, as JSON.
     pub parameters: String,
-    /// Bytes that its table and buffers may take.
+    /// Maximum size of its table and buffers, in bytes.
     pub quota: u64,
-    /// Of the node's memory: a store of another incarnation is another store.
+    /// Incarnation of the node's memory: a store of another incarnation is another store.
     pub incarnation: u64,
-    /// The region's number and, for who opens the store, its secret.
+    /// Number of the store's region.
     pub region: u32,
-    /// Zero in lists.
+    /// Secret of the region's key; zero in lists.
     pub secret: u64,
-    /// Where its table begins.
+    /// Address of its table.
     pub table_at: u64,
-    /// Bytes of its table.
+    /// Size of its table, in bytes.
     pub table_len: u64,
     /// Whether it was planned wide ([`crate::service::Plan::wide`]): only engines may run its chains.
     #[serde(default)]
     pub wide: bool,
-    /// Drawn when it was made: whatever becomes of its table and key, it is the same store. Zero in lists.
+    /// Random number drawn when the store was created. It identifies the store even if its table and key change. Zero
+    /// in lists.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
-    /// The table that it had before, while that is being left.
+    /// The previous table, while its entries are being moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former: Option<Former>,
 }
@@ -134,34 +135,34 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// A table that a store is leaving.
+/// A previous table of a store that is being rebuilt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Former {
-    /// What its kind had planned, as JSON.
+    /// The parameters that its kind had planned, as JSON.
     pub parameters: String,
-    /// Where it begins.
+    /// Address of the table.
     pub table_at: u64,
-    /// Bytes of it.
+    /// Size of the table, in bytes.
     pub table_len: u64,
-    /// How much of it was moved.
+    /// Share of its entries that were moved, in percent.
     #[serde(default)]
     pub moved_percent: u8,
-    /// The region's secret once it is left; zero for everyone but the node.
+    /// The region's secret once the move is complete; zero for everyone but the node.
     #[serde(default)]
     pub next_secret: u64,
-    /// The table that the store was leaving already when it came to leave this one: there was no place in this one for
-    /// all that was in that.
+    /// The table that was being moved already when the move of this one began: this one had no space for all its
+    /// entries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Box<Former>>,
 }
 
 impl Store {
-    /// Its table and key.
+    /// The current table and the store's key.
     pub fn extent(&self) -> Extent {
         Extent { key: self.key(), at: self.table_at, len: self.table_len }
     }
 
-    /// The tables that it is leaving, oldest first, with their parameters: most often none, or one.
+    /// The former tables, oldest first, with their parameters: usually none or one.
     pub fn formers(&self) -> Vec<(&str, Extent)> {
         let newest_first = std::iter::successors(self.former.as_ref(), |former| former.before.as_deref());
         let mut formers: Vec<(&str, Extent)> = newest_first
@@ -182,15 +183,15 @@ impl Store {
 /// How a store's memory is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStat {
-    /// Bytes that it may take.
+    /// Maximum size of the store, in bytes.
     pub quota_bytes: u64,
-    /// Bytes of its table.
+    /// Size of its table, in bytes.
     pub table_bytes: u64,
-    /// Bytes of segments that no class has yet, the reserve included.
+    /// Bytes of granted segments that are not assigned to a class yet, including the reserve.
     pub granted_bytes: u64,
     /// Bytes of segments that hold buffers.
     pub buffer_segment_bytes: u64,
-    /// Buffers allocated and not given back.
+    /// Buffers allocated and not retired.
     pub live_buffers: u64,
     /// Bytes of those.
     pub live_bytes: u64,
@@ -198,68 +199,69 @@ pub struct StoreStat {
     pub free_buffers: u64,
     /// Bytes of those.
     pub free_bytes: u64,
-    /// Buffers given back, waiting until nobody can follow an old pointer to them.
+    /// Retired buffers, which wait until no client can follow an old pointer to them.
     pub retired_buffers: u64,
-    /// Buffers set aside so that their segment can be taken back.
+    /// Buffers set aside so that their segment can be freed.
     pub parked_buffers: u64,
-    /// Processes in the middle of a turn that memory waits for: if one stays here, it is stopped.
+    /// Processes in the middle of a turn for whose end reclamation waits. A process that stays in this list is stopped.
     pub delaying_pids: Vec<u32>,
-    /// While its table is being rebuilt: how much of the former one was moved.
+    /// Progress of the rebuild of its table in percent, if one is in progress.
     #[serde(default)]
     pub moved_percent: Option<u8>,
 }
 
-/// About a node.
+/// A node's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
-    /// Its release.
+    /// Version of the node's software.
     pub version: String,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Drawn when its memory was made.
+    /// Random number drawn when the node's memory was created.
     pub incarnation: u64,
-    /// Bytes of its memory.
+    /// Size of its memory, in bytes.
     pub memory_bytes: u64,
-    /// Bytes of it that no store has.
+    /// Bytes of memory that no store owns.
     pub unassigned_bytes: u64,
-    /// Of the pages that back it.
+    /// Size of the pages that back the memory, in bytes.
     pub page_size: u64,
-    /// Where its engines serve, as urls.
+    /// Urls at which its engines listen.
     #[serde(default)]
     pub listening: Vec<String>,
-    /// Clients connected.
+    /// Number of connected clients.
     pub sessions: u64,
-    /// Buffers that came back to their lists, in all.
+    /// Total number of buffers returned to their free lists.
     pub reclaimed_buffers: u64,
-    /// Buffers that scans found lost, in all.
+    /// Total number of leaked buffers that scans found.
     pub scanned_buffers: u64,
-    /// What its engines have refused.
+    /// Requests that its engines refused.
     #[serde(default)]
     pub refusals: Refusals,
-    /// What its clients have had run; nothing for whom it is not told.
+    /// Requests of its clients; `None` if the caller may not see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<Traffic>,
 }
 
-/// What clients have had run on a node's memory since that was made: by themselves or by its engines. They count it.
+/// Chains that clients have run on a node's memory since it was created, by themselves or through its engines. The
+/// sessions count them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Traffic {
-    /// Chains.
+    /// Number of chains.
     pub chains: u64,
-    /// Ops in them.
+    /// Ops in those chains.
     pub ops: u64,
-    /// CAS and FETCH-ADD among those.
+    /// CAS and FETCH-ADD ops among those.
     pub atomics: u64,
-    /// Bytes of the chains on the wire, or as they would be there.
+    /// Bytes of the chains in wire form.
     pub request_bytes: u64,
-    /// Bytes of the replies, likewise.
+    /// Bytes of the replies in wire form.
     pub reply_bytes: u64,
     /// Chains that found no buffer.
     pub not_ready: u64,
     /// Chains refused for access or as invalid.
     pub refused: u64,
-    /// Buffers given back by clients.
+    /// Buffers retired by clients.
     pub retired_buffers: u64,
 }
 
@@ -278,30 +280,30 @@ impl From<Counters> for Traffic {
     }
 }
 
-/// What a node's engines have refused since it started.
+/// Requests that a node's engines have refused since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Refusals {
-    /// Greetings without a token that is known.
+    /// Greetings without a known token.
     pub bad_tokens: u64,
-    /// Greetings from where too many wrong tokens came, unseen.
+    /// Greetings rejected unread, from a source that sent too many wrong tokens.
     pub locked_out: u64,
-    /// Datagrams that did not know their session's secret.
+    /// Datagrams with a wrong session secret.
     pub bad_secrets: u64,
-    /// Chains with a key that their session was never given.
+    /// Chains with a key that was never issued to their session.
     pub wrong_keys: u64,
-    /// Chains refused for access or as invalid, those included.
+    /// Chains refused for access or as invalid, including `wrong_keys`.
     pub chains: u64,
-    /// Questions that a token may not ask.
+    /// Requests that the session's token does not permit.
     pub asks: u64,
-    /// Packets, where they are sealed, that no known token's key has sealed, or that were changed on their way.
+    /// Sealed packets that no known token's key has sealed, or that were modified in transit.
     pub forged: u64,
-    /// Sealed packets that had come before.
+    /// Sealed packets that were received before.
     pub replayed: u64,
 }
 
 impl Refusals {
-    /// Adds another engine's.
+    /// Adds another engine's counters.
     pub fn add(&mut self, other: &Refusals) {
         self.bad_tokens += other.bad_tokens;
         self.locked_out += other.locked_out;

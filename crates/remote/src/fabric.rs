@@ -1,6 +1,6 @@
-//! What a protocol sees of whatever carries its chains.
+//! The interface through which a protocol sends chains and calls.
 //!
-//! Invariant: a chain runs at most once, and the error of one that was not answered says what may be assumed.
+//! Invariant: a chain runs at most once. If its reply is lost, the error says what may be assumed.
 
 use crate::address::{Addr, NodeId};
 use crate::capability::Capabilities;
@@ -10,8 +10,8 @@ use crate::reply::Reply;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A service at a node that calls can be made to: the node's own, or that of the store whose region has this number.
-/// See [`crate::service::address`].
+/// A service at a node that accepts calls: the node's own, or that of the store whose region has this number. See
+/// [`crate::service::address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceId(pub u32);
 
@@ -20,26 +20,26 @@ impl ServiceId {
     pub const NODE: ServiceId = ServiceId(0);
 }
 
-/// The most bytes of a call's request or answer.
+/// Maximum size of a call's request or response, in bytes.
 pub const CALL_BYTES_MAX: usize = 60 * 1024;
 
-/// How long a call or any other wait may take unless told otherwise.
+/// Default deadline of a call or any other wait.
 pub const DEADLINE: Duration = Duration::from_secs(1);
 
 /// Carries chains and calls to memory nodes. Endpoints belong to one thread; nothing here is `Send`.
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Fabric {
-    /// Has `node` run the chain, and puts what came of it into `reply`.
+    /// Runs the chain at `node` and stores the outcome in `reply`.
     ///
-    /// If the future is dropped, the chain may still run, once, until the session ends. Before a chain can run, the
-    /// fabric calls [`Chain::note_posted`]; if nobody hears the answer, it gives back [`Chain::held`] unless they
-    /// were shown, and [`crate::ChainView::untold`].
+    /// If the future is cancelled, the chain may still run, at most once, until the session ends. Before a chain can
+    /// run, the fabric calls [`Chain::note_posted`]. If the caller no longer waits for the reply, the fabric frees the
+    /// buffers of [`Chain::held`], unless the chain published them, and those of [`crate::ChainView::untold`].
     ///
     /// # Errors
-    /// There is no reply; what may be assumed is [`FabricError::ran`]. `reply` holds nothing of use.
+    /// No reply arrived; [`FabricError::ran`] says what may be assumed. The contents of `reply` are unspecified.
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError>;
 
-    /// Asks the CPU at `node`: the two-sided way. The answer's bytes replace what `answer` held.
+    /// Calls a service on the CPU of `node` (two-sided). The response replaces the contents of `answer`.
     ///
     /// # Errors
     /// As [`Fabric::run`]; also [`FabricError::Refused`] with the service's reason.
@@ -51,20 +51,20 @@ pub trait Fabric {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError>;
 
-    /// Gives back a buffer that this session has allocated and never shown to anybody: for `Drop`, which cannot wait
-    /// for a chain. Everything else is retired by the chain that makes it unreachable. Never waits. What is not a live
-    /// buffer of the key's region and this session's own is left alone.
+    /// Retires a buffer that this session has allocated and never published: for `Drop`, which cannot wait for a chain.
+    /// All other buffers are retired by the chain that makes them unreachable. Never waits. Does nothing unless
+    /// `buffer` is a live buffer of the key's region that this session owns.
     fn retire(&self, node: NodeId, key: Key, buffer: Addr);
 
-    /// What it can have `node` do.
+    /// The capabilities that the fabric has at `node`.
     fn capabilities(&self, node: NodeId) -> Capabilities;
 }
 
-/// A reference, of whatever kind, to a fabric is that fabric.
+/// Implements [`Fabric`] for a kind of reference to a fabric.
 macro_rules! fabric_by_reference {
     ($reference:ty) => {
         impl<F: Fabric + ?Sized> Fabric for $reference {
-            // The inner future as it is: one around it would be polled for nothing.
+            // Return the inner future: a wrapper would cost an extra poll.
             #[inline]
             fn run(
                 &self,
@@ -96,53 +96,53 @@ macro_rules! fabric_by_reference {
 fabric_by_reference!(&F);
 fabric_by_reference!(Rc<F>);
 
-/// Whether an operation that got no answer was carried out.
+/// Whether an operation without a response was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
-    /// It was not, and never will be.
+    /// It was not carried out, and never will be.
     No,
-    /// It was, and what came of it is lost.
+    /// It was carried out, but its outcome is lost.
     Yes,
-    /// It may have been, or may yet be. Be safe under both.
+    /// It may have been carried out, or may yet be. The caller must be safe under both.
     Unknown,
 }
 
-/// Why there is no answer. Says what failed, what may be assumed now, and what to do.
+/// Reason why no response arrived. The message names the failure, what may be assumed, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FabricError {
-    /// The node's process has ended. Chains that were answered before that ran; this one did not.
+    /// The node's process has exited. Chains whose replies arrived before have run; this one did not.
     NodeDied(NodeId),
-    /// No answer came in time. A call may have been carried out, or may yet be.
+    /// No response arrived before the deadline. A call may have been carried out, or may yet be.
     Deadline {
-        /// Of whom it was asked.
+        /// The node that did not respond.
         node: NodeId,
-        /// How long it was waited for.
+        /// Time spent waiting.
         waited: Duration,
     },
-    /// The connection broke. What was asked may have been carried out.
+    /// The connection broke. The request may have been carried out.
     Broken {
-        /// To whom.
+        /// The node at the other end.
         node: NodeId,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// The session with the node is over: nothing more can be asked over it.
+    /// The session with the node is closed: no further request can be sent over it.
     Lost {
-        /// Which node.
+        /// The session's node.
         node: NodeId,
         /// Whether this operation was carried out.
         ran: Ran,
-        /// What ended it.
+        /// Reason why the session was closed.
         reason: String,
     },
-    /// The node carried nothing out, and says why.
+    /// The node refused the request with this reason, and carried nothing out.
     Refused(String),
-    /// There is no such node in the pool. Nothing was asked of anyone.
+    /// The pool has no such node. Nothing was sent.
     NoSuchNode(NodeId),
 }
 
 impl FabricError {
-    /// What may be assumed of the operation that got this error.
+    /// Whether the operation that failed with this error was carried out.
     pub const fn ran(&self) -> Ran {
         match self {
             FabricError::NodeDied(_) | FabricError::Refused(_) | FabricError::NoSuchNode(_) => Ran::No,
@@ -151,8 +151,8 @@ impl FabricError {
         }
     }
 
-    /// The error of an operation whose last request got this one: `of_operation` says by the fate of that what became
-    /// of the operation.
+    /// Converts the error of an operation's last request into the operation's own: `of_operation` maps the fate of the
+    /// request to that of the operation.
     pub fn map_ran(self, of_operation: impl FnOnce(Ran) -> Ran) -> FabricError {
         match self {
             FabricError::Lost { node, ran, reason } => {
@@ -168,29 +168,29 @@ impl std::fmt::Display for FabricError {
         match self {
             FabricError::NodeDied(node) => write!(
                 f,
-                "node {} has ended: this operation did not run, and its memory is lost unless the node serves a \
-                 --memory-file; drop all clients of it, start it again and connect anew",
+                "node {} has exited: this operation did not run, and the node's memory is lost unless it serves a \
+                 --memory-file; drop all clients of the node, restart it and reconnect",
                 node.0
             ),
             FabricError::Deadline { node, waited } => write!(
                 f,
-                "node {} did not answer within {waited:?}: the operation may or may not have been carried out (if it \
-                 only reads, nothing is changed); look whether the node is stopped or overloaded, then ask again",
+                "node {} did not answer within {waited:?}: the operation may or may not have been carried out (a read \
+                 changes nothing); check whether the node is stopped or overloaded, then retry",
                 node.0
             ),
             FabricError::Broken { node, reason } => write!(
                 f,
-                "the connection to node {} broke ({reason}): the operation may or may not have been carried out (if it \
-                 only reads, nothing is changed); connect anew",
+                "the connection to node {} broke ({reason}): the operation may or may not have been carried out (a \
+                 read changes nothing); reconnect",
                 node.0
             ),
             FabricError::Lost { node, ran, reason } => write!(
                 f,
-                "the session with node {} is over ({reason}): the operation {}; connect anew",
+                "the session with node {} is closed ({reason}): the operation {}; reconnect",
                 node.0,
                 match ran {
                     Ran::No => "was not carried out",
-                    Ran::Yes => "was carried out, and its answer is lost",
+                    Ran::Yes => "was carried out, but its response is lost",
                     Ran::Unknown => "may or may not have been carried out",
                 }
             ),
@@ -198,7 +198,7 @@ impl std::fmt::Display for FabricError {
             FabricError::NoSuchNode(node) => {
                 write!(
                     f,
-                    "the pool has no node {}: nothing was asked; connect to the pool that has it",
+                    "the pool has no node {}: nothing was sent; connect to a pool that contains it",
                     node.0
                 )
             }

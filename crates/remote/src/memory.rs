@@ -1,13 +1,13 @@
-//! The few questions that running a chain asks of memory. Real memory answers at once; a simulator may answer
-//! *wait*, perform the access among everybody else's, and run the chain again with the recorded answers.
+//! The memory interface on which chains run. Real memory completes each access at once. A simulator may return *wait*,
+//! perform the access interleaved with those of other processes, and run the chain again with the recorded results.
 //!
-//! Invariant: whoever asks does so deterministically, given the answers so far, so that replay is sound.
+//! Invariant: the accesses of a caller are a deterministic function of the results so far, so that replay is sound.
 
 use crate::arena::Geometry;
 use crate::key::Key;
 use crate::rights::Rights;
 
-/// What wide words, of 24 and 32 bytes, are aligned to.
+/// Alignment of wide words, which have 24 or 32 bytes.
 pub const WIDE_ALIGN: u64 = 32;
 
 /// The width of a word that the CPU exchanges. Words are aligned to their width.
@@ -21,7 +21,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// In bytes.
+    /// The width in bytes.
     #[inline]
     pub const fn bytes(self) -> u64 {
         self as u64
@@ -30,20 +30,20 @@ impl Width {
 
 /// A node's memory as a runner of chains sees it. Addresses are byte offsets; no address here is scratch.
 ///
-/// What may be assumed of READs and WRITEs: every aligned 16-byte unit is copied whole, of 32 bytes where memory is
-/// wide, and nothing is promised about the order or the instant of different units of one access.
+/// Guarantee for READs and WRITEs: each aligned unit of 16 bytes (32 in wide memory) is copied atomically. The order
+/// and the instant of different units of one access are unspecified.
 pub trait Memory {
-    /// What must happen before the answer is known. [`std::convert::Infallible`] on real memory.
+    /// The event that must happen before the result is known. [`std::convert::Infallible`] on real memory.
     type Wait;
 
-    /// Where the node's records are. Fixed for as long as the memory exists, so this is no question that waits.
+    /// Addresses of the node's records. Fixed for the lifetime of the memory, so this never waits.
     fn geometry(&self) -> Geometry;
 
-    /// What `key` opens its region for, at this moment: nothing unless it is the region's key.
+    /// The rights that `key` has to its region at this moment: none unless it is the region's key.
     fn admits(&self, key: Key) -> Result<Rights, Self::Wait>;
 
-    /// How many of the `len` bytes from `at` on are `region`'s, up to the end of the buffer (or of the extent, where
-    /// there are no buffers) in which `at` lies. 0 if none are.
+    /// How many of the `len` bytes from `at` on belong to `region`, up to the end of the buffer that contains `at` (or
+    /// of the extent, if that has no buffers). 0 if none do.
     fn reach(&self, region: u32, at: u64, len: u64) -> Result<u64, Self::Wait>;
 
     /// Copies `out.len()` bytes from `at`.
@@ -52,26 +52,26 @@ pub trait Memory {
     /// Copies `bytes` to `at`.
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Self::Wait>;
 
-    /// The aligned word at `at`, whole; its lowest byte is the one at `at`.
+    /// Loads the aligned word at `at` atomically; its lowest byte is the one at `at`.
     fn load(&self, at: u64, width: Width) -> Result<u128, Self::Wait>;
 
-    /// Stores `new` if the aligned word at `at` is `old`; else answers what it is. Sequentially consistent.
+    /// Stores `new` if the aligned word at `at` is `old`; otherwise returns the current word. Sequentially consistent.
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Self::Wait>;
 
-    /// Says that the `len` bytes from `at` are about to be written for the first time: memory may be made ready for
-    /// that. Changes nothing that can be read.
+    /// Announces that the `len` bytes from `at` are about to be written for the first time, so that memory can be
+    /// prepared. Changes nothing that can be read.
     #[inline(always)]
     fn will_fill(&self, _at: u64, _len: u64) {}
 
-    /// Whether words of 24 and 32 bytes can be exchanged here. Fixed for as long as the memory exists, so this is no
-    /// question that waits: whoever runs chains for wide regions and others has two memories, and chooses by the key.
+    /// Whether words of 24 and 32 bytes can be exchanged here. Fixed for the lifetime of the memory, so this never
+    /// waits. Code that runs chains for wide regions and others has two memories and chooses by the key.
     #[inline(always)]
     fn is_wide(&self) -> bool {
         false
     }
 
-    /// Stores `new` if the word at `at`, which is a multiple of [`WIDE_ALIGN`], is `old`, and answers true; else puts
-    /// what it is into `old`. Both have 24 or 32 bytes. Sequentially consistent.
+    /// Stores `new` and returns true if the word at `at`, a multiple of [`WIDE_ALIGN`], is `old`; otherwise stores the
+    /// current word in `old` and returns false. Both have 24 or 32 bytes. Sequentially consistent.
     ///
     /// # Panics
     /// Unless [`Memory::is_wide`].

@@ -1,9 +1,10 @@
 //! The operations: RDMA's verbs with PRISM's extensions (PRISM, table 1), as values.
 //!
-//! Invariant: an op carries the type of its output, so that a reply is read as what was asked for.
-//! Where we leave table 1: CAS has separate compare and swap operands, without which "expect old, install new"
-//! cannot be said; its modes read `target OP compare`; ordering modes compare the masked bytes as one big-endian
-//! number, so that `RC|TS > PW|PR` means what section 8 of the paper says.
+//! Invariant: an op carries the type of its output, so a reply is read as the type that was requested.
+//!
+//! Differs from the paper (table 1): CAS has separate compare and swap operands, without which "expect old, install
+//! new" cannot be expressed. Its modes read `target OP compare`. Ordering modes compare the masked bytes as one
+//! big-endian number, so that `RC|TS > PW|PR` has the meaning of section 8 of the paper.
 
 use crate::address::Addr;
 use crate::memory::Width;
@@ -12,7 +13,7 @@ use std::cmp::Ordering;
 use std::marker::PhantomData;
 use zerocopy::{Immutable, IntoBytes};
 
-/// How CAS compares: `target OP compare`, on the masked bytes.
+/// Comparison of a CAS: `target OP compare`, on the masked bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
@@ -33,7 +34,7 @@ pub enum Mode {
 impl Mode {
     pub(crate) const MAX: u8 = Mode::Ge as u8;
 
-    /// All six.
+    /// All modes.
     pub const ALL: [Mode; 6] = [Mode::Eq, Mode::Ne, Mode::Lt, Mode::Le, Mode::Gt, Mode::Ge];
 
     #[inline]
@@ -45,7 +46,7 @@ impl Mode {
             3 => Mode::Le,
             4 => Mode::Gt,
             5 => Mode::Ge,
-            _ => panic!("a chain was run that was not validated: its CAS has no mode"),
+            _ => panic!("a chain was run without validation: its CAS has an invalid mode"),
         }
     }
 
@@ -62,7 +63,7 @@ impl Mode {
         }
     }
 
-    /// Whether `target OP compare` holds for two words that compare so.
+    /// Whether `target OP compare` holds, given the ordering of target to compare.
     pub(crate) const fn holds_for(self, target_to_compare: Ordering) -> bool {
         match self {
             Mode::Eq => target_to_compare.is_eq(),
@@ -88,9 +89,9 @@ pub(crate) const fn big_endian(width: Width, word: u128) -> u128 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListId(pub u32);
 
-/// One request. `T` is the type of its output: `[u8]` for a READ of so many bytes, the old value for CAS, the new
-/// buffer's address for ALLOCATE, nothing once it is redirected.
-#[must_use = "an op does nothing until a chain has it"]
+/// One request. `T` is the type of its output: `[u8]` or a value for a READ, the old value for CAS, the new buffer's
+/// address for ALLOCATE, `()` if the output is redirected.
+#[must_use = "an op does nothing until it is added to a chain"]
 pub struct Op<'a, T: ?Sized> {
     pub(crate) code: Code,
     pub(crate) flags: u8,
@@ -122,10 +123,10 @@ impl<'a, T: ?Sized> Op<'a, T> {
         }
     }
 
-    /// The target's address is itself in memory, at the given place (PRISM, section 3.1).
+    /// Makes the target indirect: the given address holds a pointer to it (PRISM, section 3.1).
     ///
     /// # Panics
-    /// For ALLOCATE, FETCH-ADD and RETIRE, which have no target to look up.
+    /// For ALLOCATE, FETCH-ADD and RETIRE, which have no indirect form.
     #[inline(always)]
     pub fn indirect(mut self) -> Self {
         assert!(
@@ -137,7 +138,7 @@ impl<'a, T: ?Sized> Op<'a, T> {
         self
     }
 
-    /// The pointer at the given place is a [`crate::BoundedPtr`], whose bound limits the length.
+    /// Makes the pointer bounded: it is a [`crate::BoundedPtr`], whose bound limits the length.
     ///
     /// # Panics
     /// Unless the op is an indirect READ or WRITE.
@@ -151,7 +152,7 @@ impl<'a, T: ?Sized> Op<'a, T> {
         self
     }
 
-    /// The output goes to `to`, in the node's memory or scratch, instead of to the caller (PRISM, section 3.4).
+    /// Redirects the output to `to`, in the node's memory or scratch, instead of the reply (PRISM, section 3.4).
     ///
     /// # Panics
     /// For WRITE and RETIRE, which have no output.
@@ -176,27 +177,29 @@ impl<'a, T: ?Sized> Op<'a, T> {
         }
     }
 
-    /// The word holds a buffer's address at byte `pointer_at`, and the CAS retires what it makes unreachable:
+    /// Makes the CAS reclaiming. The word holds a buffer's address at byte `pointer_at`, and the CAS retires the
+    /// buffers that it makes unreachable:
     ///
-    /// * If it swaps and the pointer changes, the buffer that the pointer named before.
-    /// * Else, whether it failed, was skipped, refused or aborted, all buffers that this chain has allocated since its
+    /// * If it swaps and the pointer changes: the buffer that the old pointer named.
+    /// * Otherwise (it failed, was skipped, refused or aborted): all buffers that this chain has allocated since its
     ///   last reclaiming CAS.
     ///
-    /// What is not exactly a live buffer of the chain's region is left alone. Status and output are those of a plain
-    /// CAS. So a chain that allocates and has reclaiming CASes installs by these alone: a buffer that another op has
-    /// shown counts as allocated like any. Each follows its own ALLOCATEs: one that swaps settles all that the chain
-    /// has allocated before it, whether its word reaches that or not.
+    /// An address that is not exactly that of a live buffer of the chain's region is ignored. Status and output are
+    /// those of a plain CAS. Therefore a chain with ALLOCATEs and reclaiming CASes must install buffers by these CASes
+    /// alone: a buffer that another op has published still counts as allocated. Each such CAS follows its own
+    /// ALLOCATEs: one that swaps settles all earlier ALLOCATEs of the chain, whether its word reaches their buffers or
+    /// not.
     ///
-    /// Needs the rights ATOMIC and ALLOCATE, and a target in the node's memory: on scratch it is
-    /// [`crate::Status::Invalid`], since nobody else can follow what is there. The swap must leave no other pointer to
-    /// the old buffer, and what the word may hold instead of a buffer's address must be no buffer's address.
+    /// Requires the rights ATOMIC and ALLOCATE, and a target in the node's memory. On scratch it is
+    /// [`crate::Status::Invalid`], since no other chain can follow a pointer there. The swap must leave no other
+    /// pointer to the old buffer. Any other value that the word may hold must not be a buffer's address.
     ///
     /// # Panics
-    /// Unless the op is a CAS, and its word holds 8 bytes at `pointer_at`.
+    /// Unless the op is a CAS whose word holds 8 bytes at `pointer_at`.
     #[inline(always)]
     pub fn reclaiming(mut self, pointer_at: u32) -> Self {
-        assert!(self.code == Code::Cas, "only a CAS makes anything unreachable");
-        assert!(pointer_at + 8 <= self.width as u32, "the word has no pointer at byte {pointer_at}");
+        assert!(self.code == Code::Cas, "only a CAS can be reclaiming");
+        assert!(pointer_at + 8 <= self.width as u32, "the word holds no 8-byte pointer at byte {pointer_at}");
         self.flags |= flag::RECLAIMING;
         self.len = pointer_at;
         self
@@ -204,7 +207,7 @@ impl<'a, T: ?Sized> Op<'a, T> {
 }
 
 impl<'a, T: IntoBytes + Immutable> Op<'a, T> {
-    /// Compares only the bits of `compare`, swaps only those of `swap` (PRISM, section 3.3).
+    /// Compares only the bits set in `compare`, and swaps only those set in `swap` (PRISM, section 3.3).
     ///
     /// # Panics
     /// Unless the op is a CAS.
@@ -219,20 +222,20 @@ impl<'a, T: IntoBytes + Immutable> Op<'a, T> {
 }
 
 impl<'a> Op<'a, Addr> {
-    /// Lets an ALLOCATE use the store's reserve, which exists so that a full store can still be emptied.
+    /// Allows an ALLOCATE to use the store's reserve, which exists so that a full store can still be emptied.
     ///
     /// # Panics
     /// Unless the op is an ALLOCATE.
     #[inline(always)]
     pub fn from_reserve(mut self) -> Self {
-        assert!(self.code == Code::Allocate, "only an ALLOCATE has a reserve");
+        assert!(self.code == Code::Allocate, "only an ALLOCATE can use the reserve");
         self.mode = 1;
         self
     }
 }
 
-/// Reads `len` bytes. The output may be shorter if the access is bounded or indirect: it ends where the bound or
-/// the buffer does.
+/// Reads `len` bytes. The output of a bounded or indirect access may be shorter: it ends at the bound or at the end of
+/// the buffer.
 #[inline(always)]
 pub const fn read(at: Addr, len: u32) -> Op<'static, [u8]> {
     Op::new(Code::Read, at, len)
@@ -247,7 +250,7 @@ pub const fn read_as<T>(at: Addr) -> Op<'static, T> {
 /// Writes `bytes`.
 ///
 /// # Panics
-/// If there are more than a chain can carry.
+/// If `bytes` exceeds the size of a chain.
 #[inline(always)]
 pub fn write(at: Addr, bytes: &[u8]) -> Op<'_, ()> {
     let mut op = Op::new(Code::Write, at, payload_len(&[bytes]));
@@ -255,7 +258,7 @@ pub fn write(at: Addr, bytes: &[u8]) -> Op<'_, ()> {
     op
 }
 
-/// Writes the `len` bytes that are at `source` in the node's memory or in scratch.
+/// Writes `len` bytes from `source`, in the node's memory or in scratch.
 #[inline(always)]
 pub fn write_from(at: Addr, source: Addr, len: u32) -> Op<'static, ()> {
     let mut op = Op::new(Code::Write, at, len);
@@ -264,11 +267,10 @@ pub fn write_from(at: Addr, source: Addr, len: u32) -> Op<'static, ()> {
     op
 }
 
-/// Takes a buffer from `list`, fills it with the parts one after another, and answers its address (PRISM,
-/// section 3.2).
+/// Takes a buffer from `list`, fills it with the concatenated parts, and returns its address (PRISM, section 3.2).
 ///
 /// # Panics
-/// If the parts are more than a chain can carry.
+/// If the parts exceed the size of a chain.
 #[inline(always)]
 pub fn allocate<'a>(list: ListId, parts: [&'a [u8]; 3]) -> Op<'a, Addr> {
     let mut op = Op::new(Code::Allocate, Addr::new(list.0 as u64), payload_len(&parts));
@@ -276,7 +278,7 @@ pub fn allocate<'a>(list: ListId, parts: [&'a [u8]; 3]) -> Op<'a, Addr> {
     op
 }
 
-/// If `target OP compare` holds, stores `swap`. Answers the old value either way (PRISM, section 3.3).
+/// If `target OP compare` holds, stores `swap`. Returns the old value either way (PRISM, section 3.3).
 ///
 /// # Panics
 /// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
@@ -289,7 +291,7 @@ pub fn cas<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, compare: &'a T, s
     op
 }
 
-/// If the target equals `expected`, stores the word found at `swap_from` (data-indirect). Answers the old value.
+/// If the target equals `expected`, stores the word at `swap_from` (data-indirect). Returns the old value.
 ///
 /// # Panics
 /// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
@@ -302,7 +304,7 @@ pub fn cas_from<T: IntoBytes + Immutable>(at: Addr, expected: &T, swap_from: Add
     op
 }
 
-/// If `target OP data` holds, stores `data`: table 1's own form, with one operand, at `data_from`.
+/// If `target OP data` holds, stores `data`, the word at `data_from`. This is the form of table 1, with one operand.
 ///
 /// # Panics
 /// Unless `T` has 8, 16, 24 or 32 bytes; the last two are [`crate::Status::Invalid`] where a region is not wide.
@@ -315,7 +317,7 @@ pub fn cas_with<'a, T: IntoBytes + Immutable>(mode: Mode, at: Addr, data_from: A
     op
 }
 
-/// Adds `addend` to the little-endian 8-byte word at `at`, wrapping; answers the old value.
+/// Adds `addend` to the little-endian 8-byte word at `at`, wrapping. Returns the old value.
 #[inline(always)]
 pub fn fetch_add<'a>(
     at: Addr,
@@ -326,18 +328,18 @@ pub fn fetch_add<'a>(
     op
 }
 
-/// Gives back buffers that nothing points to any more, where no CAS of the chain can tell so by itself. Each is reused
-/// once every chain has ended that may still follow an old pointer to it. What is not exactly a live buffer of the
-/// chain's region is left alone. Needs the right ALLOCATE.
+/// Retires buffers that no pointer reaches any more, if no reclaiming CAS of the chain does so. Each buffer is reused
+/// once every chain that may still follow an old pointer to it has ended. An address that is not exactly that of a live
+/// buffer of the chain's region is ignored. Requires the right ALLOCATE.
 ///
-/// To be given in the chain that makes the buffers unreachable, and to depend on the op that does: in a later one they
-/// may be others' already.
+/// Must be in the chain that makes the buffers unreachable, and conditional on the op that does so: by the time of a
+/// later chain, the buffers may already belong to another client.
 ///
-/// A chain whose fate is unknown may have run: its retirements must not be repeated, since the buffers may serve others
-/// by then.
+/// A chain whose outcome is unknown may have run. Its RETIRE must not be repeated, since the buffers may be reused by
+/// then.
 ///
 /// # Panics
-/// If there are more than [`RETIRES_MAX`].
+/// If there are more than [`RETIRES_MAX`] buffers.
 #[inline(always)]
 pub fn retire(buffers: &[Addr]) -> Op<'_, ()> {
     assert!(buffers.len() <= RETIRES_MAX, "one RETIRE names at most {RETIRES_MAX} buffers");

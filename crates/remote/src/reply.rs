@@ -1,37 +1,37 @@
-//! What came of a chain: a status and an output per op, in one buffer that is reused.
+//! The outcome of a chain: a status and an output per op, in one reusable buffer.
 //!
-//! Invariant: an op's entry exists for every op of the chain, and the ends of the outputs never decrease.
+//! Invariant: every op of the chain has an entry, and the ends of the outputs never decrease.
 
 use crate::chain::Out;
 use crate::wire::{REPLY_BYTES_MAX, WireError};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// What became of one op.
+/// Outcome of one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// It was done.
+    /// The op succeeded.
     Ok = 0,
-    /// A CAS whose comparison did not hold: nothing was stored; the output is the old value.
+    /// The comparison of a CAS did not hold: nothing was stored; the output is the old value.
     CasFailed = 1,
-    /// Conditional, and the op before was not successful: it did not run.
+    /// The op is conditional and the previous op was not successful: it did not run.
     Skipped = 2,
-    /// An earlier op of the chain was refused: it did not run.
+    /// An earlier op of the chain was refused: this op did not run.
     Aborted = 3,
-    /// Receiver not ready: no buffer was to be had. *Nothing of the chain ran.* Ask again, a little later.
+    /// Receiver not ready: no buffer was free. *No op of the chain ran.* Retry a little later.
     NotReady = 4,
-    /// The key does not open that memory. It did nothing; the rest of the chain was aborted.
+    /// The key has no right to that memory. The op did nothing; the rest of the chain was aborted.
     Access = 5,
-    /// An indirect access through a null pointer. It did nothing.
+    /// An indirect access through a null pointer. The op did nothing.
     NullPointer = 6,
-    /// Misaligned, or more than the list's buffers hold. It did nothing; the rest of the chain was aborted.
+    /// Misaligned, or longer than the list's buffers. The op did nothing; the rest of the chain was aborted.
     Invalid = 7,
-    /// A READ whose output does not fit the rest of the reply. It did nothing.
+    /// The output of a READ does not fit into the rest of the reply. The op did nothing.
     TooLong = 8,
 }
 
 impl Status {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Status; 9] = [
         Status::Ok,
         Status::CasFailed,
@@ -49,7 +49,7 @@ impl Status {
         Status::ALL.get(byte as usize).copied()
     }
 
-    /// Whether the op refuses the rest of the chain (a NAK that breaks a reliable connection).
+    /// Whether this status aborts the rest of the chain (a NAK that breaks a reliable connection).
     #[inline]
     pub const fn aborts(self) -> bool {
         matches!(self, Status::Access | Status::Invalid)
@@ -75,21 +75,21 @@ impl std::fmt::Display for Status {
 /// Bytes of one op's entry: `| status u8 | 0 u8 x 3 | end u32 |`.
 const ENTRY: usize = 8;
 
-/// The reusable buffer of a reply: it grows to the longest and stays. In wire form at all times.
+/// A reply, in a reusable buffer that grows to the size of the longest reply and never shrinks. Always in wire form.
 #[derive(Default)]
 pub struct Reply {
-    /// Entries, then outputs; only the first `used` bytes are this reply's.
+    /// Entries, then outputs. Only the first `used` bytes belong to this reply.
     bytes: Vec<u8>,
     used: usize,
     ops: usize,
-    /// The last op's, if there is one.
+    /// Status of the last op, if there is one.
     last: Option<Status>,
-    /// Buffers that running the chain has retired. Known where the chain ran; never on the wire.
+    /// Number of buffers that the chain has retired. Known where the chain ran; never on the wire.
     retired: u32,
 }
 
 impl Reply {
-    /// An empty reply; it has no statuses until a chain was run into it.
+    /// An empty reply, without statuses until a chain is run into it.
     pub const fn new() -> Reply {
         Reply { bytes: Vec::new(), used: 0, ops: 0, last: None, retired: 0 }
     }
@@ -97,19 +97,19 @@ impl Reply {
     /// The status of one op.
     ///
     /// # Panics
-    /// If `out` is of another, longer chain.
+    /// If `out` is from another, longer chain.
     #[inline]
     pub fn status<T: ?Sized>(&self, out: Out<T>) -> Status {
         self.entry(out.index as usize).0
     }
 
-    /// The output of one op: for CAS the old value, whether it swapped or not.
+    /// The output of one op; for CAS the old value, whether it swapped or not.
     ///
     /// # Errors
-    /// The op has no output, for the reason given; or it has fewer bytes than a `T`: [`Status::TooLong`].
+    /// The op's status if it has no output; [`Status::TooLong`] if the size of the output is not that of a `T`.
     ///
     /// # Panics
-    /// If `out` is of another, longer chain.
+    /// If `out` is from another, longer chain.
     #[inline(always)]
     pub fn get<T>(&self, out: Out<T>) -> Result<&T, Status>
     where
@@ -133,32 +133,32 @@ impl Reply {
             .unwrap_or(Status::Ok)
     }
 
-    /// The status of the last op: where a chain was refused, it says so.
+    /// The status of the last op. If the chain was aborted, this shows it.
     ///
     /// # Panics
     /// If the reply is empty.
     #[inline(always)]
     pub fn last_status(&self) -> Status {
-        self.last.expect("a chain was run")
+        self.last.expect("the reply is not empty")
     }
 
-    /// How many buffers the chain has retired: known to whoever ran it, 0 in a reply that was carried.
+    /// Number of buffers that the chain has retired, for the code that ran it; 0 in a reply that was received.
     #[inline]
     pub fn retired(&self) -> u32 {
         self.retired
     }
 
-    /// How many ops it answers.
+    /// Number of ops of the chain.
     pub fn len(&self) -> usize {
         self.ops
     }
 
-    /// Whether no chain was run into it yet.
+    /// Whether no chain has been run into it yet.
     pub fn is_empty(&self) -> bool {
         self.ops == 0
     }
 
-    /// The status of op `index`, if there is such an op.
+    /// The status of op `index`, if that op exists.
     pub fn status_at(&self, index: usize) -> Option<Status> {
         (index < self.ops).then(|| self.entry(index).0)
     }
@@ -183,10 +183,10 @@ impl Reply {
         &self.bytes[..self.used]
     }
 
-    /// Takes over the wire form of a reply to a chain of `ops` ops.
+    /// Replaces this reply by the wire form `bytes` of a reply to a chain of `ops` ops.
     ///
     /// # Errors
-    /// The bytes are no such reply; this one is then empty.
+    /// The bytes are not such a reply; this one is then empty.
     pub fn decode(&mut self, ops: usize, bytes: &[u8]) -> Result<(), WireError> {
         self.fill(ops, |own| {
             own.clear();
@@ -194,8 +194,8 @@ impl Reply {
         })
     }
 
-    /// As [`Reply::decode`], of the bytes that `fill` leaves in this one's own buffer, which it may exchange for
-    /// another.
+    /// Like [`Reply::decode`], for the bytes that `fill` leaves in this reply's own buffer. `fill` may replace the
+    /// buffer.
     ///
     /// # Errors
     /// As [`Reply::decode`].
@@ -242,9 +242,9 @@ impl Reply {
         u32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes")) as usize
     }
 
-    // What a runner does.
+    // Methods of a runner.
 
-    /// Forgets what was here and prepares for `ops` ops.
+    /// Clears the reply and prepares it for `ops` ops.
     #[inline(always)]
     pub(crate) fn begin(&mut self, ops: usize) {
         self.ops = 0;
@@ -254,7 +254,7 @@ impl Reply {
         self.room(self.used);
     }
 
-    /// Adds the next op's entry and answers the place for its `len` bytes, or nothing if they do not fit.
+    /// Space for `len` bytes of the next op's output, or `None` if they do not fit.
     #[inline(always)]
     pub(crate) fn output_room(&mut self, len: usize) -> Option<&mut [u8]> {
         let end = self.used.checked_add(len).filter(|&end| end <= REPLY_BYTES_MAX)?;
@@ -262,7 +262,8 @@ impl Reply {
         self.bytes.get_mut(self.used..end)
     }
 
-    /// Ends the next op of `ops`, with `len` bytes of output that were put into [`Reply::output_room`].
+    /// Adds the next op's entry, of `ops` in total, with `len` bytes of output that were stored in
+    /// [`Reply::output_room`].
     #[inline(always)]
     pub(crate) fn end_op(&mut self, ops: usize, status: Status, len: usize) {
         self.used += len;
@@ -274,7 +275,7 @@ impl Reply {
         self.last = Some(status);
     }
 
-    /// One more buffer was retired.
+    /// Counts one more retired buffer.
     #[inline]
     pub(crate) fn count_retired(&mut self) {
         self.retired += 1;
@@ -297,7 +298,7 @@ impl Reply {
 #[cold]
 #[inline(never)]
 fn unanswered(index: usize, ops: usize) -> ! {
-    panic!("the reply answers {ops} ops, not op {index}")
+    panic!("the reply has {ops} ops, so no op {index}")
 }
 
 impl std::fmt::Debug for Reply {
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_survives_the_wire() {
+    fn a_reply_round_trips_through_its_wire_form() {
         let sent = sample();
         let mut got = Reply::new();
         got.decode(3, sent.as_bytes()).expect("a good reply");
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_changed_in_any_entry_byte_or_cut_anywhere_never_panics() {
+    fn a_corrupt_or_truncated_reply_never_panics() {
         let sent = sample();
         let mut got = Reply::new();
         for cut in 0..sent.as_bytes().len() {

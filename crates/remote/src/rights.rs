@@ -1,7 +1,6 @@
-//! What a key opens its region for.
+//! The rights that a key has to its region.
 //!
-//! Invariant: a key that is not the region's has no right at all, so that a wrong key and a missing right are refused
-//! alike.
+//! Invariant: a key that is not the region's has no rights, so a wrong key and a missing right are refused alike.
 
 use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};
@@ -12,7 +11,7 @@ use std::ops::BitOr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Rights(u8);
 
-/// One right, by its word.
+/// The word for one right.
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
@@ -36,26 +35,26 @@ impl Word {
 }
 
 impl Rights {
-    /// None: what a wrong key has.
+    /// No right; the rights of a wrong key.
     pub const NONE: Rights = Rights(0);
-    /// To learn what bytes are: READ, pointers that are followed, data that is taken from the node's memory.
+    /// The right to read bytes: READ, pointers that are followed, data that is taken from the node's memory.
     pub const READ: Rights = Rights(1 << 0);
-    /// To change bytes whatever they are: WRITE, and outputs that are redirected into the node's memory.
+    /// The right to overwrite bytes: WRITE, and outputs that are redirected into the node's memory.
     pub const WRITE: Rights = Rights(1 << 1);
-    /// To exchange a word, and so to learn it: CAS and FETCH-ADD.
+    /// The right to exchange a word, and thus to read it: CAS and FETCH-ADD.
     pub const ATOMIC: Rights = Rights(1 << 2);
-    /// To take buffers and fill them, and to retire them.
+    /// The right to allocate and fill buffers, and to retire them.
     pub const ALLOCATE: Rights = Rights(1 << 3);
-    /// Every one: what a region's own secret opens.
+    /// All rights; those of a region's own secret.
     pub const ALL: Rights = Rights(0b1111);
 
-    /// Whether all of `others` are among these.
+    /// Whether this set contains all of `others`.
     #[inline(always)]
     pub const fn contains(self, others: Rights) -> bool {
         self.0 & others.0 == others.0
     }
 
-    /// Those that are among both.
+    /// The intersection of both sets.
     #[inline(always)]
     pub const fn and(self, others: Rights) -> Rights {
         Rights(self.0 & others.0)
@@ -81,7 +80,7 @@ impl FromIterator<Rights> for Rights {
     }
 }
 
-/// `read, write`; `none` if there are none.
+/// Prints for example `read, write`; the empty set prints `none`.
 impl fmt::Display for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Rights::NONE {
@@ -113,7 +112,7 @@ mod tests {
     use super::*;
     use serde::de::value::{Error, SeqDeserializer};
 
-    /// All sixteen.
+    /// All sixteen sets.
     fn sets() -> impl Iterator<Item = Rights> {
         (0..=Rights::ALL.0).map(Rights)
     }
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_come_from_words_and_other_words_are_refused_by_name() {
+    fn rights_parse_from_words_and_unknown_words_are_named() {
         let rights = |words: &[&'static str]| {
             Rights::deserialize(SeqDeserializer::<_, Error>::new(words.iter().copied()))
         };

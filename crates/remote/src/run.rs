@@ -1,11 +1,11 @@
-//! What an op means, said once: for every fabric that runs chains in software, and for the simulator.
+//! The single definition of each op's meaning, used by every fabric that runs chains in software and by the simulator.
 //!
-//! Semantics: PRISM, table 1 and section 3, with the holes closed as the comments say. Invariant: everything that
-//! is asked of [`Memory`] is a function of the chain and of its answers so far; `run` clears its reply first and
-//! touches nothing else, so it can be run again from the start with the answers replayed.
+//! Semantics: PRISM, table 1 and section 3; comments mark where we define cases that the paper leaves open.
+//! Invariant: every access to [`Memory`] is a function of the chain and of the results so far. `run` clears its reply
+//! first and changes nothing else, so it can be run again from the start with the results replayed.
 //!
-//! Differs from the paper (3.2, 6.1): a reclaiming CAS and RETIRE give buffers back in the chain that makes them
-//! unreachable, so that no client has to hear its outcome and report them (decision 0023).
+//! Differs from the paper (3.2, 6.1): a reclaiming CAS and RETIRE retire buffers in the chain that makes them
+//! unreachable, so no client has to receive the outcome and report them (decision 0023).
 
 use crate::address::{Addr, BoundedPtr, SCRATCH_SIZE};
 use crate::arena::class::Class;
@@ -24,32 +24,32 @@ use crate::word::{Wide, Word};
 use std::cell::Cell;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// In whose name a chain runs.
+/// The sessions on whose behalf a chain runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct By {
-    /// The number of the session that asked for the chain: the buffers that it allocates are this session's.
+    /// Number of the session that sent the chain. It owns the buffers that the chain allocates.
     pub owner: u32,
-    /// The session on whose list the buffers that it retires go: the one in whose turn the chain runs. No other runs
-    /// chains in that session's name at the same time.
+    /// The session on whose list the chain puts the buffers that it retires, and in whose turn it runs. No other thread
+    /// runs chains for that session at the same time.
     pub retires: SessionId,
 }
 
 impl By {
-    /// A session that runs its own chains.
+    /// For a session that runs its own chains.
     #[inline(always)]
     pub const fn itself(session: SessionId) -> By {
         By { owner: session.number, retires: session }
     }
 }
 
-/// Runs a chain in the name of `by`.
+/// Runs a chain on behalf of `by`.
 ///
 /// # Errors
-/// The memory's own: an access that must happen first. Run the chain again then, with that answer recorded.
+/// The memory must wait for an access. Run the chain again afterwards, with the result recorded.
 #[inline(always)]
 pub fn run<M: Memory>(memory: &M, by: By, chain: ChainView<'_>, reply: &mut Reply) -> Result<(), M::Wait> {
     reply.begin(chain.len());
-    // Most of what is asked: worth a place in the caller, where nothing else wants the registers.
+    // Fast path for a single READ, the most frequent chain. Inlined into the caller, where it has registers to itself.
     let Some(read) = chain.only_read() else { return run_ops(memory, by, chain, reply) };
     let mut scratch = new_scratch();
     let runner = Runner::new(memory, by, chain.key(), &mut scratch, &mut []);
@@ -66,7 +66,7 @@ fn run_ops<M: Memory>(memory: &M, by: By, chain: ChainView<'_>, reply: &mut Repl
     Runner::new(memory, by, chain.key(), &mut new_scratch(), &mut []).run(&chain, reply)
 }
 
-/// Reserves a buffer for every ALLOCATE, runs the chain, and gives back what it did not use.
+/// Reserves a buffer for every ALLOCATE, runs the chain, and frees the unused buffers.
 #[inline(never)]
 fn run_allocating<M: Memory>(
     memory: &M,
@@ -90,7 +90,7 @@ fn run_allocating<M: Memory>(
     Ok(())
 }
 
-/// Why an op ends early.
+/// Reason why an op ends early.
 enum Stop<W> {
     Refused(Status),
     Wait(W),
@@ -105,7 +105,7 @@ impl<W> From<W> for Stop<W> {
 
 type Done<W> = Result<(Status, usize), Stop<W>>;
 
-/// The status with which an op ended, and the bytes that it added to the reply.
+/// The op's status, and the number of bytes that it added to the reply.
 #[inline(always)]
 fn ended<W>(done: Done<W>) -> Result<(Status, usize), W> {
     match done {
@@ -126,32 +126,32 @@ struct Runner<'m, M> {
     memory: &'m M,
     by: By,
     key: Key,
-    /// What the key opens its region for: asked at the first access, and for the whole chain.
+    /// The key's rights, read at the first access and kept for the whole chain.
     rights: Cell<Option<Rights>>,
-    /// Apart from the rest, since it is indexed: what is not can live in registers.
+    /// Separate, since it is indexed: the other fields can stay in registers.
     scratch: &'m mut Scratch,
-    /// The buffers taken before the first op, one per ALLOCATE in their order; 0 where the ALLOCATE cannot succeed.
+    /// The buffers taken before the first op, one per ALLOCATE in order; 0 if the ALLOCATE cannot succeed.
     reserved: &'m mut [u64],
-    /// Which of them is the next ALLOCATE's.
+    /// Index of the next ALLOCATE's buffer.
     next_reserved: usize,
-    /// Those whose ALLOCATE was done, as bits.
+    /// Bitmask of the buffers whose ALLOCATE ran.
     allocated: u16,
-    /// Of these, those that no reclaiming CAS has decided about yet.
+    /// Bitmask of those of them that no reclaiming CAS has decided about yet.
     undecided: u16,
-    /// The buffer that the last reclaiming CAS, which has swapped, made unreachable; 0 if none.
+    /// The buffer that the last successful reclaiming CAS made unreachable; 0 if none.
     unlinked: u64,
 }
 
 const _: () = assert!(ALLOCATES_MAX <= u16::BITS as usize);
 
-/// A stretch of memory that the key opens, or of scratch.
+/// A range of memory that the chain may access, or of scratch.
 #[derive(Clone, Copy)]
 enum Place {
     Node(u64),
     Scratch(usize),
 }
 
-/// Bytes copied at a time where both ends are in memory.
+/// Bytes copied at a time from memory to memory.
 const COPY_CHUNK: usize = 512;
 
 impl<'m, M: Memory> Runner<'m, M> {
@@ -215,7 +215,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok((Status::Ok, 0))
     }
 
-    /// A READ whose output goes into the reply.
+    /// Runs a READ whose output goes into the reply.
     #[inline(always)]
     fn read_out(&self, op: &OpHeader, reply: &mut Reply) -> Done<M::Wait> {
         let (place, len) = self.target(op, Rights::READ)?;
@@ -245,7 +245,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         let buffer = self.reserved[slot];
         assert!(
             buffer != 0,
-            "an ALLOCATE that may run has a buffer: what it may is settled once for the chain"
+            "a permitted ALLOCATE has a reserved buffer: rights are read once per chain"
         );
         self.allocated |= 1 << slot;
         self.undecided |= 1 << slot;
@@ -258,7 +258,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         if op.width() > 16 { self.cas_wide(op, reply) } else { self.cas_word::<u128>(op, reply) }
     }
 
-    /// Apart, so that it costs words that fit into registers nothing.
+    /// Separate, so that words that fit into registers do not pay for it.
     #[inline(never)]
     fn cas_wide(&mut self, op: &OpView<'_>, reply: &mut Reply) -> Done<M::Wait> {
         self.cas_word::<Wide>(op, reply)
@@ -269,11 +269,11 @@ impl<'m, M: Memory> Runner<'m, M> {
         let len = u64::from(op.width());
         let place = self.word_target::<W>(op, len)?;
         if W::IS_WIDE && !(self.memory.is_wide() && matches!(place, Place::Node(_))) {
-            return Err(Stop::Refused(Status::Invalid)); // Known only to who has the right to it.
+            return Err(Stop::Refused(Status::Invalid)); // After the check of rights: without them this is ACCESS.
         }
         if op.has(flag::RECLAIMING) && !matches!(place, Place::Node(_)) {
-            // Nobody else can follow a pointer in scratch: a swap there makes nothing unreachable. Buffers that the
-            // client alone knows to be garbage are RETIRE's.
+            // No other chain can follow a pointer in scratch: a swap there makes no buffer unreachable. A client
+            // retires buffers that only it knows to be garbage with RETIRE.
             return Err(Stop::Refused(Status::Invalid));
         }
         let source = op.source().map(|source| self.word::<W>(source, len, Rights::READ)).transpose()?;
@@ -335,7 +335,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         if !self.may(Rights::ALLOCATE)? {
             return Err(Stop::Refused(Status::Access));
         }
-        // One piece, or none: of a RETIRE's addresses either all are borrowed or all lie inline.
+        // At most one piece: a RETIRE's addresses are either all borrowed or all inline.
         for piece in op.payload() {
             for at in piece.chunks_exact(size_of::<Addr>()) {
                 self.retire(u64::from_le_bytes(at.try_into().expect("eight bytes")), reply)?;
@@ -344,7 +344,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok((Status::Ok, 0))
     }
 
-    /// Where an op's output word is to go, seen to before the op has any effect: nothing for the reply.
+    /// Destination of an op's output word, checked before the op has any effect; `None` for the reply.
     #[inline]
     fn word_output(
         &self,
@@ -374,13 +374,13 @@ impl<'m, M: Memory> Runner<'m, M> {
             self.store(to, bytes)?;
             return Ok((status, 0));
         }
-        reply.output_room(bytes.len()).expect("word_output saw that there is room").copy_from_slice(bytes);
+        reply.output_room(bytes.len()).expect("word_output checked the space").copy_from_slice(bytes);
         Ok((status, bytes.len()))
     }
 
-    // Where an op's operands are, and whether the key has the right to them. Scratch needs none.
+    // Resolution of an op's addresses, with a check of the key's rights. Scratch needs no rights.
 
-    /// The target of a READ or WRITE, which asks for the right `asked` to it, and how many bytes of it there are.
+    /// The target of a READ or WRITE that requires the rights `asked`, and its length in bytes.
     #[inline(always)]
     fn target(&self, op: &OpHeader, asked: Rights) -> Result<(Place, u64), Stop<M::Wait>> {
         let len = u64::from(op.len.get());
@@ -396,7 +396,7 @@ impl<'m, M: Memory> Runner<'m, M> {
             (Addr::new(self.pointer(op.target(), 8)? as u64), len)
         };
         if len == 0 {
-            return Ok((Place::Scratch(0), 0)); // Success, and nothing is dereferenced.
+            return Ok((Place::Scratch(0), 0)); // Success, without dereferencing the pointer.
         }
         if ptr.is_null() {
             return Err(Stop::Refused(Status::NullPointer));
@@ -407,7 +407,7 @@ impl<'m, M: Memory> Runner<'m, M> {
             }
             (_, 0) => Err(Stop::Refused(Status::Access)),
             (place, _) if mutants::NO_CLAMP.is_on() => Ok((place, len)),
-            (place, reach) => Ok((place, reach)), // Clamped to the end of the buffer that it points into.
+            (place, reach) => Ok((place, reach)), // Clamped to the end of the pointee's buffer.
         }
     }
 
@@ -425,13 +425,13 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.word::<W>(ptr, len, asked)
     }
 
-    /// The pointer of 8 or 16 bytes at `at`, to be followed.
+    /// Loads the pointer of 8 or 16 bytes at `at`.
     #[inline(always)]
     fn pointer(&self, at: Addr, len: u64) -> Result<u128, Stop<M::Wait>> {
         Ok(self.load(self.word::<u128>(at, len, Rights::READ)?, len)?)
     }
 
-    /// Whether the key has the right `asked`.
+    /// Whether the key has the rights `asked`.
     #[inline(always)]
     fn may(&self, asked: Rights) -> Result<bool, M::Wait> {
         let rights = match self.rights.get() {
@@ -445,7 +445,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(rights.contains(asked) || (mutants::ONE_RIGHT_IS_ALL.is_on() && rights != Rights::NONE))
     }
 
-    /// How much of `len` bytes from `at` may be touched by an access that asks for the right `asked`.
+    /// How many of the `len` bytes from `at` on an access with the rights `asked` may touch.
     #[inline(always)]
     fn reach(&self, at: Addr, len: u64, asked: Rights) -> Result<(Place, u64), M::Wait> {
         match at.scratch_offset() {
@@ -463,7 +463,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         }
     }
 
-    /// All of `len` bytes from `at`, or nothing. An access of no bytes touches nothing and needs no right.
+    /// All `len` bytes from `at` on, or a refusal. An access of 0 bytes touches nothing and needs no right.
     #[inline(always)]
     fn whole(&self, at: Addr, len: u64, asked: Rights) -> Result<Place, Stop<M::Wait>> {
         if len == 0 {
@@ -484,7 +484,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.whole(at, len, asked)
     }
 
-    /// The class of an ALLOCATE, if its buffers hold what is to be put in.
+    /// The class of an ALLOCATE, if its buffers hold the data.
     fn class_for(&self, op: &OpView<'_>) -> Result<&'static Class, Stop<M::Wait>> {
         if !self.may(Rights::ALLOCATE)? {
             return Err(Stop::Refused(Status::Access));
@@ -493,9 +493,9 @@ impl<'m, M: Memory> Runner<'m, M> {
         list.filter(|class| op.len() <= u64::from(class.size)).ok_or(Stop::Refused(Status::Invalid))
     }
 
-    // Buffers: reserved before the first op, given back after the last; retired by the ops themselves.
+    // Buffers: reserved before the first op, freed after the last if unused; retired by the ops themselves.
 
-    /// Reserves a buffer for every ALLOCATE. False if one is not to be had: then none is held.
+    /// Reserves a buffer for every ALLOCATE. Returns false, and holds none, if one of them is not available.
     fn reserve(&mut self, chain: &ChainView<'_>) -> Result<bool, M::Wait> {
         let arena = Arena::of(self.memory);
         let allocates = chain.ops().filter(|op| op.code() == Code::Allocate);
@@ -511,14 +511,14 @@ impl<'m, M: Memory> Runner<'m, M> {
                         }
                     }
                 }
-                Err(Stop::Refused(_)) => 0, // The op will be refused for the same reason when its turn comes.
+                Err(Stop::Refused(_)) => 0, // The op itself will be refused for the same reason.
                 Err(Stop::Wait(wait)) => return Err(wait),
             };
         }
         Ok(true)
     }
 
-    /// An op that does not run leaves its reserved buffer where it is, to be given back at the end.
+    /// Skips an op. Its reserved buffer stays in place and is freed at the end.
     #[inline]
     fn skip(&mut self, op: &OpView<'_>) {
         self.next_reserved += usize::from(op.code() == Code::Allocate);
@@ -530,7 +530,7 @@ impl<'m, M: Memory> Runner<'m, M> {
             if at == 0 || self.allocated & (1 << slot) != 0 {
                 continue;
             }
-            // Any client of the store can retire it; it is on that one's list then.
+            // Any client of the store may have retired it; it is then on that client's list.
             if let Some((region, buffer)) = arena.buffer_at(at)?
                 && arena.withdraw(&buffer, self.by.owner)?
             {
@@ -540,21 +540,21 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    /// What a reclaiming CAS that ended with `status` made unreachable is retired: by its chain, so that it does not
-    /// matter whether anybody hears of it.
+    /// Retires the buffers that a reclaiming CAS with this `status` made unreachable. The chain itself does so, so that
+    /// it does not matter whether anyone receives the reply.
     ///
-    /// This chain may be cut before any of the accesses, by the death of its process. It has then (1) not swapped yet:
-    /// what it has allocated is live and a dead session's, and nothing reaches it: a scan sweeps it. (2) Swapped, and
-    /// what it unlinked is live: a scan sweeps that once its owner, too, has gone. (3) Made that RETIRED and not yet
-    /// linked it: it names a dead session and is on no list: a scan finds it. (4) Linked it: it comes back with the
-    /// dead session's list.
+    /// The process may die before any of the accesses. The chain then has (1) not swapped yet: the buffers that it has
+    /// allocated are live, owned by a dead session and unreachable, so a scan frees them; (2) swapped, and the unlinked
+    /// buffer is live: a scan frees it once its owner is gone, too; (3) made that buffer RETIRED but not linked it: it
+    /// names a dead session and is on no list, so a scan finds it; (4) linked it: the node frees it with the dead
+    /// session's list.
     #[inline(never)]
     fn reclaim(&mut self, status: Status, reply: &mut Reply) -> Result<(), M::Wait> {
         let mut undecided = std::mem::take(&mut self.undecided);
         if status == Status::Ok && mutants::WINNER_LOSES_BUFFER.is_on() {
             self.retire(self.unlinked, reply)?;
         } else if status == Status::Ok {
-            // It holds one of those that were undecided. The others, if there are any, are the client's.
+            // The word holds one of the undecided buffers. Any others are the client's.
             return self.retire(self.unlinked, reply);
         }
         let keeps = match status {
@@ -564,7 +564,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         if keeps {
             undecided = 0;
         }
-        // Not given back at once, like a buffer that was never used: later ops of this chain may follow scratch to it.
+        // Retired, not freed at once like a never-used buffer: later ops of this chain may reach it through scratch.
         for slot in 0..self.reserved.len() {
             if undecided & (1 << slot) != 0 {
                 self.retire(self.reserved[slot], reply)?;
@@ -573,8 +573,8 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    /// Retires what is at `at`, if that is a live buffer of the chain's region. Whether the key has the right to was
-    /// settled with the chain's first access: another key since then, or another store's, changes nothing.
+    /// Retires the buffer at `at`, if it is a live buffer of the chain's region. The rights were settled at the chain's
+    /// first access: a key or store that has changed since then makes no difference.
     fn retire(&self, at: u64, reply: &mut Reply) -> Result<(), M::Wait> {
         let (arena, region) = (Arena::of(self.memory), self.key.region());
         let is_retired = at != 0
@@ -594,7 +594,7 @@ impl<'m, M: Memory> Runner<'m, M> {
     fn fetch(&self, place: Place, out: &mut [u8]) -> Result<(), M::Wait> {
         match place {
             Place::Node(at) if out.len() == 16 && at.is_multiple_of(16) => {
-                // A slot, most likely: whole, like the CAS that changes it.
+                // Most likely a slot: read it atomically, like the CAS that changes it.
                 out.copy_from_slice(&self.memory.load(at, Width::W16)?.to_le_bytes());
             }
             Place::Node(at) => self.memory.read(at, out)?,
@@ -631,8 +631,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         Ok(())
     }
 
-    /// Copies so that what overlaps arrives as it was, and in chunks that end where the source's aligned words do, so
-    /// that none is cut.
+    /// Copies `len` bytes; the ranges may overlap. Chunks end at the source's aligned words, so that no word is split.
     fn copy(&mut self, from: Place, to: Place, len: usize) -> Result<(), M::Wait> {
         let (lead, backwards) = match (from, to) {
             (Place::Node(from), Place::Node(to)) => {
@@ -673,7 +672,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         match place {
             Place::Node(at) => W::exchange(self.memory, at, len, old, new),
             Place::Scratch(offset) => {
-                // Nobody else can have changed it since it was loaded.
+                // Scratch is private to the chain, so it is unchanged since it was loaded.
                 let bytes = len as usize;
                 self.scratch[offset..offset + bytes].copy_from_slice(&new.to_bytes().as_ref()[..bytes]);
                 Ok(Ok(()))
@@ -706,35 +705,35 @@ fn pointer_in<W: Word>(word: W, offset: u32) -> u64 {
     u64::from_le_bytes(word.as_ref()[offset..offset + 8].try_into().expect("eight bytes"))
 }
 
-/// What a chain will touch. A wrong hint is harmless.
+/// A memory access that a chain will make, for prefetching. A wrong hint is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// `len` bytes at `at`.
     Bytes {
-        /// Where.
+        /// Address of the first byte.
         at: u64,
-        /// How many, at most.
+        /// Maximum number of bytes.
         len: u32,
     },
-    /// Through the pointer at `at`, at most `len` bytes of what it points to.
+    /// At most `len` bytes behind the pointer at `at`.
     Pointee {
-        /// Where the pointer is.
+        /// Address of the pointer.
         at: u64,
-        /// How many bytes follow it, at most.
+        /// Maximum number of bytes.
         len: u32,
         /// Whether the pointer has a bound.
         bounded: bool,
     },
-    /// A buffer of that class, to be filled with `len` bytes.
+    /// A buffer of this class, to be filled with `len` bytes.
     Buffer {
-        /// The list's number.
+        /// Number of the free list.
         class: u8,
-        /// Bytes to be put in.
+        /// Number of bytes to be stored.
         len: u32,
     },
 }
 
-/// Says what to fetch ahead before a chain is run, op by op.
+/// Passes to `say` the accesses to prefetch before the chain runs, op by op.
 #[inline(always)]
 pub fn hints(chain: ChainView<'_>, mut say: impl FnMut(Hint)) {
     match chain.only_read() {

@@ -1,4 +1,4 @@
-//! The bytes of a chain: what every fabric carries and every fuzzer feeds.
+//! The wire format of chains and replies, which every fabric carries and the fuzzers test.
 //!
 //! ```text
 //! chain:  | secret u64 | region u32 | bytes u32 | ops u16 | allocates u16 | atomics u16 | 0 u16 |  24 bytes, then ops
@@ -7,25 +7,26 @@
 //! reply:  { | status u8 | 0 u8 x 3 | end u32 | } per op, then the outputs; `end` counts from the first output
 //! ```
 //!
-//! All numbers are little-endian. `bytes` counts everything after the chain's header. A payload is the data of a
-//! WRITE or an ALLOCATE; for CAS `[compare] [swap] [compare mask, swap mask]`, each of `width`; for FETCH-ADD the
-//! addend; for RETIRE the addresses of buffers, 8 bytes each. The `len` of a reclaiming CAS is where in its word the
-//! pointer lies. Invariant: a chain that decodes is well-formed to its last byte; nothing later can fail to parse.
+//! All numbers are little-endian. `bytes` counts everything after the chain's header. A payload is the data of a WRITE
+//! or an ALLOCATE; for CAS `[compare] [swap] [compare mask, swap mask]`, each of `width` bytes; for FETCH-ADD the
+//! addend; for RETIRE the addresses of buffers, 8 bytes each. The `len` of a reclaiming CAS is the offset of the
+//! pointer in its word.
+//! Invariant: a chain that decodes is well-formed to its last byte; no later step can fail to parse it.
 
 use crate::address::Addr;
 use crate::key::Key;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The most ops in one chain.
+/// Maximum number of ops in one chain.
 pub const OPS_MAX: usize = 64;
-/// The most ALLOCATEs in one chain: what a runner reserves before the first op.
+/// Maximum number of ALLOCATEs in one chain, all of which a runner reserves before the first op.
 pub const ALLOCATES_MAX: usize = 16;
-/// The most buffers that one RETIRE names.
+/// Maximum number of buffers in one RETIRE.
 pub const RETIRES_MAX: usize = 1024;
-/// The most bytes of one chain on the wire, header included.
+/// Maximum size of one chain on the wire, including its header, in bytes.
 pub const CHAIN_BYTES_MAX: usize = 64 * 1024;
-/// The most bytes of one reply on the wire, per-op entries included.
+/// Maximum size of one reply on the wire, including the per-op entries, in bytes.
 pub const REPLY_BYTES_MAX: usize = 64 * 1024;
 
 /// The header of a chain.
@@ -34,20 +35,20 @@ pub const REPLY_BYTES_MAX: usize = 64 * 1024;
 pub struct ChainHeader {
     /// The key under which every op runs.
     pub key: Key,
-    /// Bytes that follow this header.
+    /// Number of bytes that follow this header.
     pub bytes: U32,
-    /// How many ops follow.
+    /// Number of ops.
     pub ops: U16,
-    /// How many of them are ALLOCATEs.
+    /// Number of ALLOCATEs.
     pub allocates: U16,
-    /// How many of them are CAS or FETCH-ADD.
+    /// Number of CAS and FETCH-ADD ops.
     pub atomics: U16,
     /// Zero.
     pub reserved: U16,
 }
 
 impl ChainHeader {
-    /// Of no ops yet.
+    /// The header of an empty chain.
     #[inline(always)]
     pub(crate) const fn empty(key: Key) -> ChainHeader {
         ChainHeader {
@@ -67,16 +68,16 @@ impl ChainHeader {
 pub struct OpHeader {
     /// A [`Code`].
     pub code: u8,
-    /// Of [`flag`].
+    /// Bits of [`flag`].
     pub flags: u8,
     /// A [`crate::Mode`] for CAS, 1 for an ALLOCATE that may use the reserve, else 0.
     pub mode: u8,
-    /// Of the word: 8, 16, 24 or 32 for CAS, 8 for FETCH-ADD, else 0.
+    /// Size of the word in bytes: 8, 16, 24 or 32 for CAS, 8 for FETCH-ADD, else 0.
     pub width: u8,
-    /// Bytes read, written or put into the new buffer; bytes of the addresses of a RETIRE; of a reclaiming CAS the
-    /// offset of the pointer in its word.
+    /// Number of bytes to read, to write or to store in the new buffer; for RETIRE the size of the addresses; for a
+    /// reclaiming CAS the offset of the pointer in its word.
     pub len: U32,
-    /// The target; for ALLOCATE the list; for RETIRE zero.
+    /// Address of the target; for ALLOCATE the list; for RETIRE 0.
     pub at: U64,
 }
 
@@ -84,7 +85,7 @@ pub(crate) const CHAIN_HEADER: usize = size_of::<ChainHeader>();
 pub(crate) const OP_HEADER: usize = size_of::<OpHeader>();
 const _: () = assert!(CHAIN_HEADER == 24 && OP_HEADER == 16);
 
-/// What an op does.
+/// Code of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Code {
@@ -98,32 +99,32 @@ pub enum Code {
     Cas = 4,
     /// Adds to an 8-byte word.
     FetchAdd = 5,
-    /// Gives buffers back.
+    /// Retires buffers.
     Retire = 6,
 }
 
-/// The flag bits of an op (PRISM, section 3.4, gives five and leaves their places free).
+/// The flag bits of an op (PRISM, section 3.4, defines five flags but not their positions).
 pub mod flag {
-    /// `at` is where the target's address is stored.
+    /// `at` is the address of a pointer to the target.
     pub const TARGET_INDIRECT: u8 = 1 << 0;
     /// The data is at `source`, in the node's memory or scratch.
     pub const DATA_INDIRECT: u8 = 1 << 1;
     /// The pointer at `at` bounds the length.
     pub const BOUNDED: u8 = 1 << 2;
-    /// Skipped unless the op before was successful.
+    /// The op is skipped unless the previous op was successful.
     pub const CONDITIONAL: u8 = 1 << 3;
     /// The output goes to `redirect` instead of to the reply.
     pub const REDIRECT: u8 = 1 << 4;
-    /// A CAS with a compare operand of its own; without it the swap operand is compared too.
+    /// A CAS with a separate compare operand; without it the swap operand is compared too.
     pub const COMPARE: u8 = 1 << 5;
     /// A CAS with masks.
     pub const MASKED: u8 = 1 << 6;
-    /// A CAS that retires what it makes unreachable.
+    /// A CAS that retires the buffers that it makes unreachable.
     pub const RECLAIMING: u8 = 1 << 7;
 }
 
 impl Code {
-    /// The code of that number.
+    /// The code with this number, if it exists.
     pub const fn from_u8(code: u8) -> Option<Code> {
         match code {
             1 => Some(Code::Read),
@@ -136,13 +137,13 @@ impl Code {
         }
     }
 
-    /// Whether it exchanges a word.
+    /// Whether the op exchanges a word.
     #[inline]
     pub const fn is_atomic(self) -> bool {
         matches!(self, Code::Cas | Code::FetchAdd)
     }
 
-    /// The flags that mean something for this op; any other makes the chain malformed.
+    /// The flags that are valid for this op; any other makes the chain malformed.
     pub const fn flags(self) -> u8 {
         use flag::*;
         match self {
@@ -159,17 +160,17 @@ impl Code {
 }
 
 impl OpHeader {
-    /// What the op does.
+    /// The op's code.
     #[inline(always)]
     pub(crate) fn code(&self) -> Code {
-        Code::from_u8(self.code).expect("a chain was run that was not validated")
+        Code::from_u8(self.code).expect("a chain was run without validation")
     }
 
     pub(crate) const fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    /// Bytes of payload that follow the header and its optional addresses.
+    /// Size of the payload that follows the header and its optional addresses, in bytes.
     #[inline]
     pub fn payload_len(&self) -> usize {
         match Code::from_u8(self.code) {
@@ -186,7 +187,7 @@ impl OpHeader {
         }
     }
 
-    /// Whether the header alone is legal.
+    /// Validates the header alone.
     #[inline]
     pub(crate) fn validate(&self) -> Result<Code, WireError> {
         let code = Code::from_u8(self.code).ok_or(WireError::UnknownOp(self.code))?;
@@ -197,7 +198,7 @@ impl OpHeader {
             return Err(WireError::BoundedButDirect);
         }
         let len = self.len.get() as usize;
-        // A READ asks for as much as it likes: what does not fit the reply is told when it runs.
+        // The length of a READ is unbounded here: if the output does not fit the reply, the op fails when it runs.
         if len > CHAIN_BYTES_MAX && code != Code::Read {
             return Err(WireError::TooLong { bytes: len });
         }
@@ -231,25 +232,25 @@ impl OpHeader {
     }
 }
 
-/// Why bytes are no chain. Nothing of a refused chain ran.
+/// Reason why bytes are not a chain. No op of a malformed chain ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
     /// The bytes end before the chain does.
     Truncated,
-    /// More bytes are announced than a chain may have, or than its ops use.
+    /// The header announces more bytes than a chain may have, or than its ops use.
     TooLong {
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// More ops than [`OPS_MAX`], or other than announced.
+    /// More ops than [`OPS_MAX`], or another number than announced.
     OpCount(usize),
-    /// More ALLOCATEs than [`ALLOCATES_MAX`], or other than announced.
+    /// More ALLOCATEs than [`ALLOCATES_MAX`], or another number than announced.
     AllocateCount(usize),
-    /// Other CAS and FETCH-ADD ops than announced.
+    /// Another number of CAS and FETCH-ADD ops than announced.
     AtomicCount(usize),
     /// No op has this code.
     UnknownOp(u8),
-    /// A flag that means nothing for this op.
+    /// A flag that is invalid for this op.
     Flags {
         /// The op.
         code: Code,
@@ -258,20 +259,20 @@ pub enum WireError {
     },
     /// BOUNDED without an indirect target.
     BoundedButDirect,
-    /// No such compare mode.
+    /// Invalid compare mode.
     Mode(u8),
-    /// Not the width of a word that this fabric can compare.
+    /// Invalid word width.
     Width(u8),
-    /// The pointer of a reclaiming CAS does not lie in its word.
+    /// The pointer of a reclaiming CAS does not fit into its word.
     PointerOffset(usize),
     /// Not a list of at most [`RETIRES_MAX`] addresses.
     Retired {
-        /// Bytes of the list.
+        /// Size of the list, in bytes.
         bytes: usize,
     },
     /// A reserved field is not zero.
     Reserved,
-    /// A reply whose statuses or ends make no sense.
+    /// The statuses or ends of a reply are invalid.
     Reply,
 }
 
@@ -280,24 +281,24 @@ impl std::fmt::Display for WireError {
         match self {
             WireError::Truncated => write!(f, "the chain ends early"),
             WireError::TooLong { bytes } => {
-                write!(f, "{bytes} bytes are more than fit (a chain has at most {CHAIN_BYTES_MAX})")
+                write!(f, "{bytes} bytes exceed the limit (a chain has at most {CHAIN_BYTES_MAX})")
             }
-            WireError::OpCount(n) => write!(f, "{n} ops: announced otherwise, or more than {OPS_MAX}"),
+            WireError::OpCount(n) => write!(f, "{n} ops: not the announced number, or more than {OPS_MAX}"),
             WireError::AllocateCount(n) => {
-                write!(f, "{n} ALLOCATEs: announced otherwise, or more than {ALLOCATES_MAX}")
+                write!(f, "{n} ALLOCATEs: not the announced number, or more than {ALLOCATES_MAX}")
             }
-            WireError::AtomicCount(n) => write!(f, "{n} atomics: announced otherwise"),
-            WireError::UnknownOp(code) => write!(f, "no op has code {code}"),
-            WireError::Flags { code, flags } => write!(f, "flags {flags:#04x} mean nothing for {code:?}"),
+            WireError::AtomicCount(n) => write!(f, "{n} atomics: not the announced number"),
+            WireError::UnknownOp(code) => write!(f, "unknown op code {code}"),
+            WireError::Flags { code, flags } => write!(f, "invalid flags {flags:#04x} for {code:?}"),
             WireError::BoundedButDirect => write!(f, "a bounded access must be indirect"),
-            WireError::Mode(mode) => write!(f, "no such mode: {mode}"),
-            WireError::Width(width) => write!(f, "no word of {width} bytes here"),
-            WireError::PointerOffset(at) => write!(f, "no pointer lies at byte {at} of a word of that width"),
+            WireError::Mode(mode) => write!(f, "invalid mode {mode}"),
+            WireError::Width(width) => write!(f, "invalid word width of {width} bytes"),
+            WireError::PointerOffset(at) => write!(f, "an 8-byte pointer at byte {at} exceeds the word"),
             WireError::Retired { bytes } => {
-                write!(f, "{bytes} bytes are no list of at most {RETIRES_MAX} addresses")
+                write!(f, "{bytes} bytes are not a list of at most {RETIRES_MAX} addresses")
             }
             WireError::Reserved => write!(f, "a reserved field is not zero"),
-            WireError::Reply => write!(f, "the reply's entries make no sense"),
+            WireError::Reply => write!(f, "invalid entries in the reply"),
         }
     }
 }

@@ -1,41 +1,41 @@
-//! The words that a CAS compares and swaps, whatever their width.
+//! The words that a CAS compares and swaps, independent of their width.
 //!
-//! Words of 8 and 16 bytes are the CPU's. Those of 24 and 32, *wide* ones, are had only where a lock makes them
-//! (PRISM, section 3.3): memory says whether it is such ([`Memory::is_wide`]).
+//! The CPU exchanges words of 8 and 16 bytes. *Wide* words, of 24 and 32 bytes, need a lock (PRISM, section 3.3), which
+//! only wide memory has ([`Memory::is_wide`]).
 //! Invariant: a word's first byte is the one at its address, and bytes beyond its width are zero.
 
 use crate::memory::{Memory, WIDE_ALIGN, Width};
 use crate::mutants;
 use crate::op::{Mode, big_endian};
 
-/// A word of `len` bytes, as all of these are told.
+/// A word of 8, 16, 24 or 32 bytes. The methods take its length `len` in bytes.
 pub(crate) trait Word: Copy {
-    /// Whether it takes memory that is wide.
+    /// Whether the word requires wide memory.
     const IS_WIDE: bool;
     /// All bits.
     const ONES: Self;
 
-    /// What its address is a multiple of.
+    /// Alignment of the word's address.
     fn align(len: u64) -> u64;
 
     fn from_bytes(bytes: &[u8]) -> Self;
 
-    /// With zeros behind it.
+    /// The word's bytes, followed by zeros.
     fn to_bytes(self) -> impl AsRef<[u8]>;
 
-    /// Its bits where `mask` has ones, else zeros.
+    /// The bits of `self` where `mask` has ones, else zeros.
     fn masked(self, mask: Self) -> Self;
 
-    /// `other`'s bits where `mask` has ones, else its own.
+    /// The bits of `other` where `mask` has ones, else those of `self`.
     fn blended(self, other: Self, mask: Self) -> Self;
 
     /// Whether `target OP compare` holds.
     fn holds(mode: Mode, len: u64, target: Self, compare: Self) -> bool;
 
-    /// The word at `at`, whole.
+    /// Loads the word at `at` atomically.
     fn load<M: Memory>(memory: &M, at: u64, len: u64) -> Result<Self, M::Wait>;
 
-    /// Stores `new` if the word at `at` is `old`; else answers what it is.
+    /// Stores `new` if the word at `at` is `old`; otherwise returns the current word.
     fn exchange<M: Memory>(
         memory: &M,
         at: u64,
@@ -137,7 +137,8 @@ impl Word for Wide {
     }
 
     fn holds(mode: Mode, _len: u64, target: Wide, compare: Wide) -> bool {
-        // Byte by byte from the lowest address, which is big-endian; the zeros beyond its width are equal.
+        // Compare byte by byte from the lowest address: this is big-endian order, and the zeros beyond the width are
+        // equal.
         mode.holds_for(target.cmp(&compare))
     }
 

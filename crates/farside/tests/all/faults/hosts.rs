@@ -127,7 +127,7 @@ fn cuts(scheme: &str, loss: f64, delay: f64, datagram: usize) {
     let told: (u32, Vec<Fates>) = heard(&a, "fates");
     for fates in &told.1 {
         let next = fates.next.as_ref().unwrap_or_else(|| panic!("its session ended: {fates:?}"));
-        assert!(next.ran == "No" && next.words.contains("connect anew"), "{next:?}");
+        assert!(next.ran == "No" && next.words.contains("reconnect"), "{next:?}");
     }
     let failed: u64 = told.1.iter().map(|fates| fates.failed).sum();
     let [no, yes, unknown] = judge(&node.url(), &told);

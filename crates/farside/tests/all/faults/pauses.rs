@@ -51,8 +51,8 @@ fn stopped(scheme: &str, loss: f64, delay: f64, least: Duration) -> [usize; 3] {
     for fates in &told.1 {
         let (last, next) = (fates.last.as_ref(), fates.next.as_ref());
         let next = next.unwrap_or_else(|| panic!("its session ended: {fates:?}"));
-        assert!(next.ran == "No" && next.words.contains("connect anew"), "{next:?}");
-        assert!(last.is_some_and(|last| last.words.contains("connect anew")), "{last:?}");
+        assert!(next.ran == "No" && next.words.contains("reconnect"), "{next:?}");
+        assert!(last.is_some_and(|last| last.words.contains("reconnect")), "{last:?}");
     }
     let slowest = told.1.iter().filter_map(|fates| fates.next.as_ref()).map(|next| next.took_us).max();
     let counts = judge(&node.url(), &told);
