@@ -1,7 +1,7 @@
-//! Fuzz targets of what travels: chains and replies. Seeds come from the real builders.
+//! Fuzz targets of the wire formats: chains and replies. Seeds come from the real builders.
 //!
-//! Held: bytes that decode are well-formed to their last one, so that walking over them and writing them again gives
-//! the same bytes; nothing panics.
+//! Property: bytes that decode are well-formed to the last one. Iterating over them and encoding them again gives the
+//! same bytes, and nothing panics.
 
 #[path = "../support/fuzz.rs"]
 mod driver;
@@ -11,7 +11,7 @@ use farside_remote::op::{self, ListId, Mode};
 use farside_remote::wire::{CHAIN_BYTES_MAX, OPS_MAX, REPLY_BYTES_MAX};
 use farside_remote::{Addr, ChainBuf, ChainView, Key, Reply};
 
-/// Chains as systems build them.
+/// Chains such as systems build.
 fn chains() -> Vec<Vec<u8>> {
     let mut buffer = ChainBuf::new();
     let mut all = Vec::new();
@@ -72,9 +72,9 @@ fn is_whole(bytes: &[u8]) {
 }
 
 #[test]
-fn fuzz_chains_that_were_changed() {
-    let (seeds, executions) = (chains(), Executions::of("chains that were changed"));
-    seeds.iter().for_each(|seed| assert!(ChainView::decode(seed).is_ok(), "a seed is good"));
+fn fuzz_modified_chains() {
+    let (seeds, executions) = (chains(), Executions::of("modified chains"));
+    seeds.iter().for_each(|seed| assert!(ChainView::decode(seed).is_ok(), "a seed is valid"));
     bolero::check!().with_test_time(budget()).with_type().cloned().for_each(
         |(seed, changes): (u8, Vec<Change>)| {
             executions.one_more();
@@ -86,8 +86,8 @@ fn fuzz_chains_that_were_changed() {
 }
 
 #[test]
-fn fuzz_chains_of_any_bytes() {
-    let executions = Executions::of("chains of any bytes");
+fn fuzz_arbitrary_bytes_as_chains() {
+    let executions = Executions::of("arbitrary bytes as chains");
     bolero::check!().with_test_time(budget()).for_each(|bytes: &[u8]| {
         executions.one_more();
         is_whole(bytes);
@@ -101,7 +101,7 @@ fn fuzz_replies() {
         let entries = (1..=ops as u32).flat_map(|op| [[0; 4], (op * 8).to_le_bytes()].concat());
         entries.chain(vec![5; ops * 8]).collect::<Vec<u8>>()
     };
-    Reply::new().decode(3, &good(3)).expect("a seed is good");
+    Reply::new().decode(3, &good(3)).expect("a seed is valid");
     let inputs = bolero::check!().with_test_time(budget()).with_type().cloned();
     inputs.for_each(|(ops, claimed, changes): (u8, u8, Vec<Change>)| {
         executions.one_more();

@@ -1,4 +1,4 @@
-//! Free lists under every interleaving that a scheduler finds, with death and stoppage at every access.
+//! Free lists under every interleaving that a scheduler finds, with a client that dies or stops at every access.
 
 use crate::support::lists::{Fate, SCENARIOS};
 use crate::support::{Bytes, assign, free_list, give, grant, key, open, take};
@@ -15,7 +15,7 @@ use farside_remote::{By, ChainBuf, Reply, Status, allocate, run};
 const BY: By = By::itself(SessionId { slot: 1, number: 5 });
 
 #[test]
-fn no_buffer_is_ever_held_by_two_and_none_is_lost() {
+fn no_buffer_is_held_twice_and_none_is_lost() {
     for scenario in SCENARIOS {
         scenario.explore(Fate::Lives, 1, 1500);
         println!("{}: 3000 schedules", scenario.name);
@@ -23,7 +23,7 @@ fn no_buffer_is_ever_held_by_two_and_none_is_lost() {
 }
 
 #[test]
-fn death_at_any_access_loses_no_buffer_but_those_of_the_dead() {
+fn a_death_at_any_access_loses_only_the_dead_clients_buffers() {
     for scenario in SCENARIOS {
         let (accesses, struck) = scenario.explore_all(Fate::Dies, 2, 40);
         println!("{}: died {struck} times, before each of {accesses} accesses", scenario.name);
@@ -32,7 +32,7 @@ fn death_at_any_access_loses_no_buffer_but_those_of_the_dead() {
 }
 
 #[test]
-fn one_who_was_stopped_anywhere_and_goes_on_much_later_does_no_harm() {
+fn a_client_stopped_at_any_access_does_no_harm_when_it_continues() {
     for scenario in SCENARIOS {
         let (accesses, struck) = scenario.explore_all(Fate::Stops, 3, 40);
         println!("{}: stopped {struck} times, before each of {accesses} accesses", scenario.name);
@@ -41,7 +41,7 @@ fn one_who_was_stopped_anywhere_and_goes_on_much_later_does_no_harm() {
 }
 
 #[test]
-fn the_length_of_a_list_is_known_without_walking_it() {
+fn the_length_of_a_list_is_known_without_iterating() {
     let memory = Bytes::new(8 << 20);
     let class = Class::get(40).expect("a class");
     grant(&memory, 0, 1, Supply::Quota);
@@ -58,9 +58,9 @@ fn the_length_of_a_list_is_known_without_walking_it() {
     }
 }
 
-/// A peer on shared memory may write anything anywhere; the rest of the node must go on.
+/// A peer on shared memory may write anything anywhere; the rest of the node must keep working.
 #[test]
-fn damage_neither_hangs_nor_panics_whoever_meets_it() {
+fn damaged_memory_causes_neither_hangs_nor_panics() {
     let mut random = Draws(4);
     let mut seen = [0; Status::ALL.len()];
     for round in 0..6000 {
@@ -68,7 +68,7 @@ fn damage_neither_hangs_nor_panics_whoever_meets_it() {
         let class = Class::get(40).expect("a class");
         open(&memory, 1);
         (0..3).for_each(|segment| grant(&memory, segment, 1, Supply::Quota));
-        // Of the segment's 15: its next segment is taken in some rounds, and it is used up in some.
+        // Of the 15 buffers of the segment: some rounds leave some, some use it up, and some take the next segment.
         let count = random.pick(&[4, 14, 15, 16]);
         let taken: Vec<u64> = (0..count).map(|_| take(&memory, 1, class, Supply::Quota, 5)).collect();
         for _ in 0..1 + random.below(3) {
@@ -98,21 +98,22 @@ fn damage_neither_hangs_nor_panics_whoever_meets_it() {
             let Ok(_) = arena.buffer_state(segment, ordinal);
         }
     }
-    println!("chains met damage and came to: {seen:?}");
+    println!("outcomes of chains on damaged memory: {seen:?}");
     assert!(seen[Status::Ok as usize] > 0 && seen[Status::NotReady as usize] > 0);
 }
 
 const REGION_AT: u64 = 4096 * 2;
-/// The granted lists, the free list of class 40, its current segments, and how often a buffer was given.
+/// Offsets in the region's record: the granted lists, the free list of class 40, its current segments, and its count of
+/// freed buffers.
 const HEADS: [u64; 6] = [64, 80, 128 + 40 * 64, 128 + 40 * 64 + 16, 128 + 40 * 64 + 32, 128 + 40 * 64 + 48];
 const SEGMENTS_AT: u64 = 4096 + (1 << 20) + (256 << 10) + (512 << 10);
 
-/// A segment's entry.
+/// Address of a segment's entry.
 const fn entry_at(segment: u64) -> u64 {
     SEGMENTS_AT + segment * 32
 }
 
-/// Where a peer writes, and what: anything, or what could be meant.
+/// The address and bytes of a peer's write: random bytes, or plausible ones.
 fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) {
     let links = [0, 0x10, 0x20, 0x30, 0x40, 0x70, 0xfff0, taken[0], taken[1], taken[1] + 64, 4096];
     let link = |random: &mut Draws| random.pick(&links) | random.pick(&[0, 0, 0, 1, 2, 3]);
@@ -127,7 +128,7 @@ fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) 
     };
     if plausible {
         match kind {
-            // Something that names a segment or a buffer, in the middle of a step, for whomever.
+            // A link to a segment or a buffer, with any phase and any session.
             0 => {
                 word[..6].copy_from_slice(&link(random).to_le_bytes()[..6]);
                 word[12..].copy_from_slice(&(random.below(80) as u32).to_le_bytes());
@@ -151,9 +152,9 @@ fn damage(random: &mut Draws, taken: &[u64], plausible: bool) -> (u64, Vec<u8>) 
     (at, word)
 }
 
-/// A segment that is used up, granted by the list's word for ever; and one that is another region's.
+/// The list's head names a used-up segment again and again, or a segment of another region.
 #[test]
-fn a_granted_list_that_names_what_was_not_granted_supplies_nothing() {
+fn a_granted_list_that_names_a_wrong_segment_is_damaged() {
     let class = Class::get(40).expect("a class");
     let granted_at = REGION_AT + HEADS[0];
     for (named, phase) in [(0u64, 0u64), (0, 1), (1, 0), (1, 1)] {
@@ -175,15 +176,15 @@ fn a_granted_list_that_names_what_was_not_granted_supplies_nothing() {
         let arena = Arena::of(&memory);
         let Ok(taken) = arena.take(1, class, Supply::Quota, 5);
         assert_eq!(taken, Err(Empty::Damaged), "segment {named} in phase {phase}");
-        assert_eq!(memory.peek(entry_at(named), 16), entry, "segment {named} is whose it was");
+        assert_eq!(memory.peek(entry_at(named), 16), entry, "segment {named} keeps its owner");
         let Ok(taken) = arena.take(1, class, Supply::Reserve, 5);
-        assert!(taken.is_ok(), "the reserve has a list of its own");
+        assert!(taken.is_ok(), "the reserve has a separate list");
     }
 }
 
-/// Links have 16 bits to spare and 4 that say which step a list is in: none is believed.
+/// Links have 16 spare bits and 4 bits that encode a list's phase: none of them is trusted.
 #[test]
-fn a_link_cannot_put_a_list_into_the_middle_of_a_step() {
+fn a_damaged_link_cannot_start_a_step_of_a_list() {
     let class = Class::get(40).expect("a class");
     let memory = Bytes::new(8 << 20);
     grant(&memory, 0, 1, Supply::Quota);
@@ -192,16 +193,16 @@ fn a_link_cannot_put_a_list_into_the_middle_of_a_step() {
     let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("it is a buffer") };
     let Ok(live) = arena.state(&buffer);
     let Ok(true) = arena.exchange_state(&buffer, live, State { next: at | 1, ..live }) else {
-        panic!("nobody else is here")
+        panic!("no other client runs")
     };
     memory.poke(head_at, &(at | 1).to_le_bytes());
     memory.limit_words(1000);
     let Ok(_) = arena.take(1, class, Supply::Quota, 5);
 }
 
-/// Who gives a buffer back holds it, but its state is a word that peers can write.
+/// The caller that frees a buffer holds it, but peers can write the buffer's state.
 #[test]
-fn a_buffer_whose_state_says_that_nobody_holds_it_is_not_given() {
+fn a_buffer_whose_state_is_free_or_unused_is_not_given() {
     let class = Class::get(40).expect("a class");
     for stage in [Stage::Free, Stage::Unused] {
         let memory = Bytes::new(8 << 20);
@@ -216,9 +217,9 @@ fn a_buffer_whose_state_says_that_nobody_holds_it_is_not_given() {
     }
 }
 
-/// What sessions and lists count lies where peers can write it.
+/// The counters of sessions and lists are in memory that peers can write.
 #[test]
-fn counts_that_a_peer_has_driven_to_the_end_wrap() {
+fn counters_that_a_peer_set_to_the_maximum_wrap() {
     let most = Counters::from_bytes(&[0xff; Counters::SIZE]);
     let mut sum = most;
     sum.add(&most);

@@ -1,4 +1,4 @@
-//! Every op, in every shape, does what the model says: statuses, outputs, and all of memory afterwards.
+//! Every op in every shape matches the model: statuses, outputs, and all of memory afterwards.
 
 use crate::support::cases::{Shape, Trial, enumerate};
 use crate::support::model::{Ask, Right, Verb};
@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, TestRunner};
 use std::cell::RefCell;
 
 #[test]
-fn every_op_in_every_shape_does_what_the_model_says() {
+fn every_op_in_every_shape_matches_the_model() {
     let mut trial = Trial::new();
     let shapes = Shape::all();
     let outcomes = enumerate(&mut trial, &shapes, 160, 800);
@@ -24,11 +24,11 @@ fn every_op_in_every_shape_does_what_the_model_says() {
             Status::ALL.map(|status| (status, trial.tally.saw(verb, status))).into();
         println!("{verb:?}: {seen:?}");
         for (status, times) in seen {
-            assert_eq!(times > 0, reachable(verb, status), "{verb:?} answered {status:?} {times} times");
+            assert_eq!(times > 0, reachable(verb, status), "{verb:?} ended with {status:?} {times} times");
         }
     }
     println!("retired: {:?}", trial.tally.retired);
-    assert_eq!(trial.tally.retired.len(), 3, "a buffer is retired for three reasons");
+    assert_eq!(trial.tally.retired.len(), 3, "buffers were retired for each of three reasons");
     for (shape, seen) in shapes.iter().zip(&outcomes) {
         assert!(seen.contains(&Status::Ok), "never successful: {shape:?}");
         assert!(!shape.conditional || seen.contains(&Status::Skipped), "never skipped: {shape:?}");
@@ -38,7 +38,7 @@ fn every_op_in_every_shape_does_what_the_model_says() {
 }
 
 #[test]
-fn every_op_in_every_shape_does_what_the_model_says_whatever_the_key_is_for() {
+fn every_op_matches_the_model_under_every_set_of_rights() {
     const TIMES: u64 = 6;
     let mut trial = Trial::new();
     let (shapes, sets) = (Shape::all(), Right::sets());
@@ -54,7 +54,7 @@ fn every_op_in_every_shape_does_what_the_model_says_whatever_the_key_is_for() {
                 asks.push(Ask { at: 1 << 63, len: 32, ..Ask::default() });
                 let key = trial.draw_key(&mut random);
                 let statuses = trial.run(key, &asks);
-                // The op, or one that it needs before it.
+                // The op itself, or one that prepares it.
                 refused |= statuses.contains(&Status::Access);
             }
             assert!(refused || !rights.is_empty(), "{shape:?} without any right");
@@ -69,7 +69,7 @@ fn every_op_in_every_shape_does_what_the_model_says_whatever_the_key_is_for() {
     }
 }
 
-/// Whether an op of that verb can ever end so.
+/// Whether an op of that verb can end with that status.
 fn reachable(verb: Verb, status: Status) -> bool {
     match status {
         Status::Ok | Status::Skipped | Status::Aborted | Status::NotReady | Status::Access => true,
@@ -81,7 +81,7 @@ fn reachable(verb: Verb, status: Status) -> bool {
 }
 
 #[test]
-fn random_chains_do_what_the_model_says() {
+fn random_chains_match_the_model() {
     let config = Config { cases: 20_000, failure_persistence: None, ..Config::default() };
     let shapes = Shape::all();
     let trial = RefCell::new(Trial::new());
@@ -92,7 +92,7 @@ fn random_chains_do_what_the_model_says() {
         let mut asks = Vec::new();
         for &seed in &seeds {
             let mut random = Draws(seed);
-            // A verb, then a shape of it: most shapes are of CAS.
+            // Draw the verb first, then a shape of it, since most shapes are of CAS.
             let verb = random.pick(&Verb::ALL);
             let of_verb: Vec<&Shape> = shapes.iter().filter(|shape| shape.verb == verb).collect();
             let shape = *random.pick(&of_verb);

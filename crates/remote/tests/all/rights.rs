@@ -1,4 +1,4 @@
-//! What a key opens, and what it does not: whose memory, how far, and what becomes of the rest of a chain.
+//! The memory that a key covers, up to which byte, and the effect of a refusal on the rest of a chain.
 
 use crate::support::{Bytes, assign, free_list, grant, key, open, revoke, secret, take};
 use farside_remote::arena::class::Class;
@@ -21,7 +21,7 @@ const BUFFER: u64 = 128;
 /// A node with two regions: tables of region 1 in segments 0, 1 and 3, of region 2 in segment 2; buffers of both.
 struct Node {
     memory: Bytes,
-    /// Two buffers that lie side by side.
+    /// Two adjacent buffers.
     mine: [u64; 2],
     other: u64,
 }
@@ -47,7 +47,7 @@ impl Node {
         Arena::of(&self.memory).geometry().segment_at(index)
     }
 
-    /// One place of each kind, and whether the key of region 1 opens it.
+    /// One address of each kind, and whether the key of region 1 covers it.
     fn places(&self) -> Vec<(&'static str, Addr, bool)> {
         let node = |what, at, opened| (what, Addr::new(at), opened);
         vec![
@@ -94,9 +94,9 @@ fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>) {
     let _ = chain.also(op);
 }
 
-/// Adds ops about a place to a chain.
+/// Adds ops on one address to a chain.
 type Ask = fn(&mut Chain<'_>, Addr);
-/// Likewise about two places.
+/// Adds ops on two addresses to a chain.
 type AskWith = fn(&mut Chain<'_>, Addr, Addr);
 
 const WORD: &[u8; 8] = &[7; 8];
@@ -107,7 +107,7 @@ fn expected(opened: bool) -> Status {
 }
 
 #[test]
-fn a_key_opens_its_regions_tables_and_buffers_and_the_chains_scratch_and_nothing_else() {
+fn a_key_covers_only_its_regions_data_and_the_chains_scratch() {
     let node = Node::new();
     for (what, at, opened) in node.places() {
         let before = node.memory.all();
@@ -125,18 +125,18 @@ fn a_key_opens_its_regions_tables_and_buffers_and_the_chains_scratch_and_nothing
     }
 }
 
-/// An op on places that hold what it needs, and what it asks of the key.
+/// An op on prepared memory, and the rights that it requires.
 type Row = (&'static str, Ask, Rights);
 
 #[test]
-fn an_op_asks_for_a_right_to_each_place_that_it_touches_and_for_no_other() {
+fn an_op_requires_exactly_the_rights_to_what_it_touches() {
     const READ: Rights = Rights::READ;
     const WRITE: Rights = Rights::WRITE;
     const ATOMIC: Rights = Rights::ATOMIC;
     const ALLOCATE: Rights = Rights::ALLOCATE;
     const SCRATCH: Addr = Addr::scratch(0);
     const WORDS: [&[u8; 16]; 2] = [&[0; 16], &[1; 16]];
-    // At `at` is a pointer to the place 64 bytes further on.
+    // At `at` is a pointer to the address 64 bytes higher.
     let rows: [Row; 26] = [
         ("READ", |c, at| add(c, read(at, 40)), READ),
         ("READ of a word", |c, at| add(c, read(at, 16)), READ),
@@ -197,7 +197,7 @@ fn an_op_asks_for_a_right_to_each_place_that_it_touches_and_for_no_other() {
                 let _ = chain.also(read(SCRATCH, 8));
             });
             assert_eq!(statuses, [expected(opened), rest], "{what} with the rights: {rights}");
-            // One that may allocate takes a buffer for an ALLOCATE whose output has nowhere to go, and gives it back.
+            // A chain that may allocate reserves a buffer even if the ALLOCATE's output is refused, and frees it.
             let changed = !node.memory.take_touched().is_empty();
             assert!(opened || rights.contains(ALLOCATE) || !changed, "{what} with the rights: {rights}");
             let kept = free_list(&node.memory, 1, class).len() < free.len();
@@ -207,7 +207,7 @@ fn an_op_asks_for_a_right_to_each_place_that_it_touches_and_for_no_other() {
 }
 
 #[test]
-fn a_buffer_is_retired_by_a_key_that_may_allocate_and_by_a_cas_only_if_that_may_swap_too() {
+fn retire_needs_allocate_and_a_reclaiming_cas_also_atomic() {
     let all = [Rights::READ, Rights::WRITE, Rights::ATOMIC, Rights::ALLOCATE];
     for bits in 0..16 {
         let rights: Rights = (0..4).filter(|bit| bits >> bit & 1 != 0).map(|bit| all[bit]).collect();
@@ -235,7 +235,7 @@ fn a_buffer_is_retired_by_a_key_that_may_allocate_and_by_a_cas_only_if_that_may_
 }
 
 #[test]
-fn a_retirement_leaves_alone_whatever_is_no_live_buffer_of_the_chains_region() {
+fn retiring_ignores_all_but_live_buffers_of_the_chains_region() {
     let node = Node::new();
     let before = node.memory.all();
     let retired = node.mine[1];
@@ -250,7 +250,7 @@ fn a_retirement_leaves_alone_whatever_is_no_live_buffer_of_the_chains_region() {
     let hostile = [0, 1 << 63, u64::MAX, node.segment(4), node.segment(4) + 16, node.mine[1] + BUFFER];
     for at in places.chain(own.into_iter().chain(hostile).map(Addr::new)) {
         if at.raw() == node.other {
-            continue; // Another region's, and live: below.
+            continue; // A live buffer of another region: tested below.
         }
         assert_eq!(node.one(retire(&[at, at])), Status::Ok);
         assert!(node.memory.all() == before, "RETIRE of {at:?}");
@@ -267,12 +267,12 @@ fn a_retirement_leaves_alone_whatever_is_no_live_buffer_of_the_chains_region() {
 }
 
 #[test]
-fn a_pointer_opens_its_target_only_if_the_key_opens_both_places() {
+fn an_indirect_access_needs_rights_to_pointer_and_pointee() {
     let node = Node::new();
     let mut cases = 0;
     for (where_, pointer_at, pointer_opened) in node.places() {
         for (what, pointee, pointee_opened) in node.places() {
-            // In memory by hand, in scratch by the chain itself.
+            // Pointers in memory are written by the test, those in scratch by the chain itself.
             let in_scratch = pointer_at.scratch_offset().is_some();
             let kept = if in_scratch {
                 Vec::new()
@@ -282,7 +282,7 @@ fn a_pointer_opens_its_target_only_if_the_key_opens_both_places() {
             let mut pointer = [0; 16];
             pointer[..8].copy_from_slice(&pointee.raw().to_le_bytes());
             pointer[8..12].copy_from_slice(&8u32.to_le_bytes());
-            // Records are left as they are: what they hold must not be followed anyway.
+            // The node's records are left unchanged: their contents must not be followed anyway.
             let plant = !in_scratch && (pointer_opened || where_.contains("other's"));
             let ops: [(&str, Ask); 4] = [
                 ("READ", |chain, at| add(chain, read(at, 8).indirect())),
@@ -322,7 +322,7 @@ fn a_pointer_opens_its_target_only_if_the_key_opens_both_places() {
 }
 
 #[test]
-fn the_source_and_the_redirect_of_an_op_need_the_same_key() {
+fn the_source_and_the_redirect_of_an_op_need_rights_too() {
     let node = Node::new();
     let own = Addr::new(node.segment(0));
     let mut cases = 0;
@@ -358,7 +358,7 @@ fn the_source_and_the_redirect_of_an_op_need_the_same_key() {
         assert_eq!(status, expected(second_opened), "ALLOCATE redirected to {what}");
         if !second_opened {
             let after = free_list(&node.memory, 1, Class::get(CLASS).expect("a class")).len();
-            assert!(after >= before, "a refused ALLOCATE keeps no buffer");
+            assert!(after >= before, "a refused ALLOCATE frees its buffer");
         }
         node.memory.poke(own.raw(), &[0; 512]);
     }
@@ -366,7 +366,7 @@ fn the_source_and_the_redirect_of_an_op_need_the_same_key() {
 }
 
 #[test]
-fn no_other_key_opens_anything() {
+fn any_other_key_is_refused() {
     let node = Node::new();
     let mine = Addr::new(node.segment(0));
     let keys = [
@@ -401,7 +401,7 @@ fn no_other_key_opens_anything() {
             assert_eq!(statuses, [Status::Access, Status::Aborted], "{what}, op {index}");
             assert!(node.memory.all() == before, "{what}, op {index} changed something");
         }
-        // What touches no memory of the node's needs no right to it.
+        // Ops that touch none of the node's memory need no right.
         let statuses = node.ask(key, |chain| {
             let _ = chain.also(read(mine, 0));
             let _ = chain.then(write(Addr::scratch(8), WORD));
@@ -418,7 +418,7 @@ fn no_other_key_opens_anything() {
 }
 
 #[test]
-fn region_0_is_no_region_though_memory_that_was_never_granted_carries_its_number() {
+fn region_0_reaches_no_memory_not_even_ungranted_segments() {
     let node = Node::new();
     let arena = Arena::of(&node.memory);
     let places = [node.segment(7) + SEGMENT_SIZE / 2, node.segment(7), node.segment(4), node.mine[0], 0];
@@ -429,7 +429,7 @@ fn region_0_is_no_region_though_memory_that_was_never_granted_carries_its_number
 }
 
 #[test]
-fn a_direct_access_must_lie_within_one_buffer_or_one_table_to_its_last_byte() {
+fn a_direct_access_must_lie_within_one_buffer_or_table() {
     let node = Node::new();
     let [first, second] = node.mine;
     let segment = |index| node.segment(index);
@@ -471,7 +471,7 @@ fn a_direct_access_must_lie_within_one_buffer_or_one_table_to_its_last_byte() {
     static ZEROS: [u8; 65536] = [0; 65536];
     for &(what, at, len, opened) in cases {
         let at = Addr::new(at);
-        // A READ is redirected, as the reply cannot hold 64 KiB; to where it came from.
+        // The READ is redirected to its own source, since the reply cannot hold 64 KiB.
         assert_eq!(node.one(read(at, len).redirect(at)), expected(opened), "READ {what}");
         let before = node.memory.all();
         if len < 65536 {
@@ -504,13 +504,13 @@ fn an_indirect_access_ends_where_the_buffer_or_table_ends() {
         ("the last state", first - 16, 4096, None),
         ("the highest address", u64::MAX, 4096, None),
         ("the highest node address", (1 << 63) - 1, 4096, None),
-        ("null, of which nothing is asked", 0, 0, Some(0)),
+        ("null, with length 0", 0, 0, Some(0)),
     ];
     for &(what, pointee, len, reach) in cases {
         for bound in [None, Some(0), Some(1), Some(20), Some(u32::MAX)] {
             let mut pointer = pointee.to_le_bytes().to_vec();
             pointer.extend(bound.unwrap_or(3).to_le_bytes());
-            pointer.extend([0xff; 4]); // The tag, which is nobody's business.
+            pointer.extend([0xff; 4]); // The tag, which the node ignores.
             node.memory.poke(slot, &pointer);
             let asked = u64::from(len.min(bound.unwrap_or(u32::MAX)));
             let expected = if asked == 0 { Some(0) } else { reach.map(|reach| reach.min(asked)) };
@@ -525,7 +525,7 @@ fn an_indirect_access_ends_where_the_buffer_or_table_ends() {
             assert_eq!(got, expected, "READ of {what}, bound {bound:?}");
             assert!(got.is_some() || reply.verdict() == Status::Access, "READ of {what}, bound {bound:?}");
 
-            // A WRITE of as much changes exactly as much.
+            // A WRITE of the same length changes exactly the same bytes.
             let before = node.memory.all();
             let data = vec![0xa5; len as usize];
             let mut chain = buf.begin(key(1));
@@ -544,7 +544,7 @@ fn an_indirect_access_ends_where_the_buffer_or_table_ends() {
 }
 
 #[test]
-fn a_word_must_be_aligned_to_its_width_wherever_it_is() {
+fn a_word_must_be_aligned_to_its_width() {
     let node = Node::new();
     let base = node.segment(0);
     for (base, opened) in [(base, true), (1 << 63, true), (node.segment(2), false)] {
@@ -552,7 +552,7 @@ fn a_word_must_be_aligned_to_its_width_wherever_it_is() {
             let at = Addr::new(base + offset);
             let status = |aligned: bool| if aligned { expected(opened) } else { Status::Invalid };
             let (eight, sixteen) = (offset % 8 == 0, offset % 16 == 0);
-            // Scratch has no wide words, wherever they are.
+            // Scratch has no wide words, even at aligned addresses.
             let wide = if base == 1 << 63 && offset == 0 { Status::Invalid } else { status(offset == 0) };
             assert_eq!(node.one(cas(Mode::Ge, at, &[0u8; 8], &[0u8; 8])), status(eight));
             assert_eq!(node.one(cas(Mode::Ge, at, &[0u8; 16], &[0u8; 16])), status(sixteen));
@@ -566,7 +566,7 @@ fn a_word_must_be_aligned_to_its_width_wherever_it_is() {
 }
 
 #[test]
-fn wide_words_are_had_in_wide_memory_alone_and_a_wrong_key_does_not_learn_which_is() {
+fn wide_words_need_wide_memory_and_a_wrong_key_cannot_tell() {
     let node = Node::new();
     let at = Addr::new(node.segment(0));
     for (wide, status) in [(true, Status::Ok), (false, Status::Invalid)] {
@@ -584,7 +584,7 @@ fn wide_words_are_had_in_wide_memory_alone_and_a_wrong_key_does_not_learn_which_
 }
 
 #[test]
-fn what_an_op_comes_to_decides_about_the_next() {
+fn the_status_of_an_op_decides_whether_the_next_runs() {
     let node = Node::new();
     let table = Addr::new(node.segment(0));
     let fail: Ask = |chain, at| add(chain, cas(Mode::Ne, at, &[0u8; 8], &[0u8; 8]));
@@ -634,7 +634,7 @@ fn what_an_op_comes_to_decides_about_the_next() {
             node.ask(key(1), |chain| {
                 build(chain, table);
                 let _ = if conditional { chain.then(read(table, 1)) } else { chain.also(read(table, 1)) };
-                // Skipping goes on along conditionals, and ends at the first op without one.
+                // Skipping continues along conditional ops, and stops at the first unconditional one.
                 let _ = chain.then(read(table, 1));
                 let _ = chain.also(read(table, 1));
             })
@@ -643,7 +643,7 @@ fn what_an_op_comes_to_decides_about_the_next() {
         assert_eq!(chain_of(false)[index..], [status, also, also, last], "after {status:?}");
         assert_eq!(chain_of(true)[index..], [status, then, then, last], "after {status:?}, conditional");
     }
-    // Not ready is not the end of one op: nothing of the chain runs.
+    // NOT READY concerns the whole chain: none of its ops runs.
     let before = node.memory.all();
     let statuses = node.ask(key(1), |chain| {
         let _ = chain.also(write(table, WORD));

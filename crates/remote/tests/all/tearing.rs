@@ -1,4 +1,4 @@
-//! Chains among everybody else's accesses: what may be seen torn, what never is, and that replay is sound.
+//! Chains interleaved with other clients' accesses: which reads may be torn, which may not, and that replay is sound.
 
 use crate::support::tearing::{Access, Tearing};
 use crate::support::{Bytes, assign, free_list, give, grant, key, open, revoke, take};
@@ -25,7 +25,7 @@ fn class() -> &'static Class {
     Class::get(CLASS).expect("a class")
 }
 
-/// A table of region 1, and buffers of it.
+/// A memory with a table and buffers of region 1, and the table's address.
 fn node() -> (Bytes, u64) {
     let memory = Bytes::new(8 << 20);
     open(&memory, 1);
@@ -35,7 +35,7 @@ fn node() -> (Bytes, u64) {
     (memory, at)
 }
 
-/// Runs what `build` asks for under a seed, with `between` in between.
+/// Runs the chain that `build` makes under a seed; calls `between` between its accesses.
 fn torn<'a>(
     memory: &Bytes,
     seed: u64,
@@ -50,13 +50,13 @@ fn torn<'a>(
     (reply, accesses)
 }
 
-/// Fills `len` bytes with a number that was not there before.
+/// Fills `len` bytes with a new number.
 fn rewrite(memory: &Bytes, at: u64, len: usize, version: &mut u8) {
     *version += 1;
     memory.poke(at, &vec![*version; len]);
 }
 
-/// As [`torn`], while the `len` bytes at `at` are rewritten once in so many times.
+/// Like [`torn`], while the `len` bytes at `at` are rewritten with probability 1 / `once_in` between accesses.
 fn torn_by<'a>(
     (at, len, once_in): (u64, usize, u64),
     memory: &Bytes,
@@ -73,7 +73,7 @@ fn torn_by<'a>(
     })
 }
 
-/// How many different versions the bytes are of.
+/// Number of different versions among the bytes.
 fn versions(bytes: &[u8]) -> usize {
     bytes.iter().collect::<BTreeSet<_>>().len()
 }
@@ -96,7 +96,7 @@ fn a_long_read_may_be_torn_but_never_within_an_aligned_unit() {
 }
 
 #[test]
-fn an_aligned_read_of_sixteen_bytes_is_never_torn_and_one_across_lines_may_be() {
+fn a_16_byte_read_is_torn_only_if_it_is_unaligned() {
     let (memory, table) = node();
     let mut torn_reads = 0;
     for seed in 0..200 {
@@ -115,7 +115,7 @@ fn an_aligned_read_of_sixteen_bytes_is_never_torn_and_one_across_lines_may_be() 
 }
 
 #[test]
-fn a_copy_within_the_node_keeps_aligned_words_whole_wherever_it_begins() {
+fn a_copy_within_the_node_never_tears_an_aligned_word() {
     let (memory, table) = node();
     let to = table + 8192;
     for seed in 0..100 {
@@ -142,26 +142,26 @@ fn a_copy_within_the_node_keeps_aligned_words_whole_wherever_it_begins() {
 }
 
 #[test]
-fn a_wide_word_is_compared_and_swapped_at_one_instant() {
+fn a_wide_word_is_compared_and_swapped_atomically() {
     let (memory, table) = node();
     let mut retries = 0;
     for seed in 0..200 {
         let mut buf = ChainBuf::new();
-        // Version 255 is none, so that every exchange is tried, and only a writer in between can make it fail.
+        // No version is 255, so every exchange is tried, and only a concurrent write can make it fail.
         let op = cas(Mode::Ne, Addr::new(table), &[255u8; 32], &[254u8; 32]);
         let (reply, accesses) = torn_by((table, 32, 2), &memory, seed, &mut buf, |c| also(c, op));
         assert_eq!(reply.verdict(), Status::Ok, "seed {seed}");
         assert_eq!(versions(reply.output(0)), 1, "seed {seed}: the old value was torn");
-        assert_eq!(memory.peek(table, 32), [254; 32], "seed {seed}: nobody came after the exchange");
+        assert_eq!(memory.peek(table, 32), [254; 32], "seed {seed}: no write follows the exchange");
         let exchanges = accesses.iter().filter(|access| matches!(access, Access::ExchangeWide { .. }));
         retries += exchanges.count() - 1;
     }
-    println!("200 exchanges, tried again {retries} times");
+    println!("200 exchanges, {retries} retries");
     assert!(retries > 20);
 }
 
 #[test]
-fn a_pointer_and_what_it_points_to_are_of_different_moments() {
+fn a_pointer_and_its_pointee_are_read_at_different_moments() {
     let (memory, table) = node();
     let (old, new) = (table + 4096, table + 8192);
     memory.poke(old, &[1; 64]);
@@ -181,18 +181,18 @@ fn a_pointer_and_what_it_points_to_are_of_different_moments() {
         let (reply, _) = torn(&memory, moment as u64, &mut buf, |c| also(c, op), move_away);
         seen.insert(reply.output(0)[0]);
     }
-    // The new bytes, the old ones, and those of a buffer that is nobody's any more.
+    // The new bytes, the old ones, and those of a buffer that was freed meanwhile.
     assert_eq!(seen, BTreeSet::from([1, 2, 9]));
 }
 
 #[test]
-fn a_question_sees_the_rights_of_its_moment_and_its_answer_stays() {
+fn rights_are_read_once_per_chain_and_reach_at_each_access() {
     let (memory, table) = node();
     memory.poke(table + 64, &[3; 32]);
     let pointer = BoundedPtr { ptr: Addr::new(table + 64), bound: U32::new(32), tag: U32::ZERO };
     memory.poke(table, pointer.as_bytes());
-    // The key; the right to the pointer; the pointer; the right to the pointee; the pointee. The key is asked for once,
-    // so that a chain that was admitted runs on, as does an access whose right was answered before it was lost.
+    // The accesses: the key, the reach of the pointer, the pointer, the reach of the pointee, the pointee. The key is
+    // read once, so an admitted chain runs on. An access also runs on if its reach was read before it was lost.
     let (ok, no) = (Status::Ok, Status::Access);
     let key_lost = [(no, 1), (ok, 5), (ok, 5), (ok, 5), (ok, 5)];
     let segment_lost = [(no, 2), (no, 2), (no, 4), (no, 4), (ok, 5)];
@@ -217,7 +217,7 @@ fn a_question_sees_the_rights_of_its_moment_and_its_answer_stays() {
 }
 
 #[test]
-fn a_replayed_chain_makes_each_access_once_and_ends_as_if_it_had_run_at_once() {
+fn a_replayed_chain_makes_each_access_once_with_the_same_result() {
     for seed in 0..20 {
         let (memory, table) = node();
         let (plain, _) = node();
@@ -271,15 +271,15 @@ fn a_replayed_chain_makes_each_access_once_and_ends_as_if_it_had_run_at_once() {
         let (replayed, accesses) =
             torn(&memory, seed, &mut replayed_buf, |c| build(c, table, &one, &large, &item, &swap), count);
         assert_eq!(replayed.as_bytes(), reply.as_bytes(), "seed {seed}");
-        assert!(memory.all() == plain.all(), "seed {seed}: memory ends otherwise than in one go");
-        // One after another, none twice, however often the chain was begun again.
+        assert!(memory.all() == plain.all(), "seed {seed}: memory differs from that of a run without replay");
+        // In order and none twice, however often the chain was restarted.
         assert_eq!(moments, (0..accesses.len()).collect::<Vec<_>>());
-        println!("{} accesses, the chain was begun {} times", accesses.len(), accesses.len() + 1);
+        println!("{} accesses, the chain was started {} times", accesses.len(), accesses.len() + 1);
     }
 }
 
 #[test]
-fn whatever_a_reply_held_before_is_gone() {
+fn a_reused_reply_keeps_no_earlier_contents() {
     let (memory, table) = node();
     let mut buf = ChainBuf::new();
     let mut reply = Reply::new();
@@ -296,7 +296,7 @@ fn whatever_a_reply_held_before_is_gone() {
     assert_eq!(reply.as_bytes(), fresh.as_bytes());
 }
 
-/// What a PUT asks for at last: a new buffer, if the word at `slot` still points to `old`, and `garbage` retired.
+/// The last chain of a PUT: installs a new buffer if the word at `slot` still points to `old`, and retires `garbage`.
 fn put<'a>(c: &mut Chain<'a>, slot: Addr, old: &'a U64, garbage: &'a [Addr]) {
     also(c, allocate(LIST, [b"new", b"", b""]).redirect(Addr::scratch(0)));
     then(c, cas_from(slot, old, Addr::scratch(0)).reclaiming(0));
@@ -311,7 +311,7 @@ fn state_of(memory: &Bytes, at: u64) -> (Stage, u32) {
     (state.stage, state.owner)
 }
 
-/// What is on the session's list.
+/// Takes the buffers on the session's retired list.
 fn retired(memory: &Bytes) -> BTreeSet<u64> {
     let arena = Arena::of(memory);
     let Ok(mut next) = arena.take_retired(BY.retires.slot);
@@ -326,8 +326,9 @@ fn retired(memory: &Bytes) -> BTreeSet<u64> {
 }
 
 #[test]
-fn whoever_wins_a_word_what_it_pointed_to_and_what_never_came_there_are_retired_once() {
-    // Another client swings the word before each access, or nobody does; the node takes lists before each, too.
+fn a_reclaiming_cas_retires_the_loser_or_the_old_buffer_once() {
+    // Another client swaps the word before each access, or no client does; the node takes retired lists in between,
+    // too.
     let (mut lost, mut won) = (0, 0);
     for moment in 0..60 {
         let (memory, table) = node();
@@ -356,8 +357,8 @@ fn whoever_wins_a_word_what_it_pointed_to_and_what_never_came_there_are_retired_
         } else {
             lost += 1;
             assert_eq!((now, all.len(), reply.retired()), (theirs, 1, 1), "before access {moment}");
-            assert!(all.is_disjoint(&BTreeSet::from([old, theirs, part])), "the loser's own");
-            assert_eq!(state_of(&memory, old), (Stage::Live, OWNER), "whoever won retires it");
+            assert!(all.is_disjoint(&BTreeSet::from([old, theirs, part])), "the loser's own buffer");
+            assert_eq!(state_of(&memory, old), (Stage::Live, OWNER), "the winner retires it");
         }
         assert!(accesses.len() > 10);
     }
@@ -366,7 +367,7 @@ fn whoever_wins_a_word_what_it_pointed_to_and_what_never_came_there_are_retired_
 }
 
 #[test]
-fn a_cas_that_was_not_run_retires_what_was_allocated_for_it() {
+fn a_reclaiming_cas_that_did_not_run_retires_its_allocation() {
     let plain = |status: Status| (status == Status::Ok).then_some(());
     for (name, expected) in
         [("skipped", Status::Skipped), ("aborted", Status::Aborted), ("null", Status::NullPointer)]
@@ -403,7 +404,7 @@ fn a_cas_that_was_not_run_retires_what_was_allocated_for_it() {
 }
 
 #[test]
-fn of_several_swings_in_a_chain_each_decides_about_its_own_buffers_and_the_first_of_two_for_both() {
+fn each_reclaiming_cas_settles_the_allocations_since_the_last() {
     let (memory, table) = node();
     let old = [(); 3].map(|()| take(&memory, 1, class(), Supply::Quota, OWNER));
     old.iter().zip(0..).for_each(|(at, n)| memory.poke(table + 8 * n, &at.to_le_bytes()));
@@ -412,7 +413,8 @@ fn of_several_swings_in_a_chain_each_decides_about_its_own_buffers_and_the_first
     let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
     let mut chain = buf.begin(key(1));
     let fill = |to: u64| allocate(LIST, [b"new", b"", b""]).redirect(Addr::scratch(to));
-    // Lost; won, though scratch still names the one that was lost; two alternatives, of which the second wins in vain.
+    // One CAS fails. One succeeds, although scratch still holds the first buffer's address. The last two share an
+    // allocation: the first of them fails and retires it, so the second installs a retired buffer.
     also(&mut chain, fill(0));
     also(&mut chain, cas_from(slot(0), &wrong, Addr::scratch(0)).reclaiming(0));
     also(&mut chain, fill(8));
@@ -435,7 +437,7 @@ fn of_several_swings_in_a_chain_each_decides_about_its_own_buffers_and_the_first
 }
 
 #[test]
-fn a_reclaiming_cas_retires_nothing_where_the_pointer_stays_and_is_refused_on_scratch() {
+fn a_reclaiming_cas_keeps_an_unchanged_pointers_buffer() {
     let (memory, table) = node();
     let old = take(&memory, 1, class(), Supply::Quota, OWNER);
     let word =
@@ -449,7 +451,7 @@ fn a_reclaiming_cas_retires_nothing_where_the_pointer_stays_and_is_refused_on_sc
     assert_eq!((reply.last_status(), reply.retired()), (Status::Ok, 0));
     assert_eq!(state_of(&memory, old), (Stage::Live, OWNER));
 
-    // There is no swing that anybody else could notice; the new buffer comes back.
+    // On scratch it is refused, since no other chain could see the swap; the new buffer is retired.
     let zero = [0u8; 16];
     let mut chain = buf.begin(key(1));
     also(&mut chain, write(Addr::scratch(0), &before));
@@ -464,9 +466,9 @@ fn a_reclaiming_cas_retires_nothing_where_the_pointer_stays_and_is_refused_on_sc
 }
 
 #[test]
-fn a_buffer_that_another_retires_while_a_chain_holds_it_is_on_one_list_only() {
-    // Whoever has the key can retire what a running chain has reserved: a fault of a client, which must not be the
-    // node's end. The chain, which does not use the buffer, gives it back.
+fn a_reserved_buffer_retired_by_another_is_on_one_list_only() {
+    // Any client with the key can retire a buffer that a running chain has reserved. This client fault must not harm
+    // the node. The chain does not use the buffer, and frees it.
     let other = SessionId { slot: 3, number: 99 };
     let mut fired = 0;
     for moment in 0..40 {
@@ -499,7 +501,7 @@ fn a_buffer_that_another_retires_while_a_chain_holds_it_is_on_one_list_only() {
         let Ok(first_retired) = arena.take_retired(other.slot);
         assert_eq!(first_retired, at);
         let free = free_list(&memory, 1, class());
-        assert_eq!(state.stage, Stage::Retired, "retired before access {moment}, and given back as well");
+        assert_eq!(state.stage, Stage::Retired, "retired before access {moment}, and freed as well");
         assert!(!free.contains(&at), "retired before access {moment}, and free");
     }
     println!("a peer retired the buffer at {fired} moments");

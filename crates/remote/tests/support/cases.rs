@@ -1,5 +1,5 @@
-//! Draws ops of every shape over a small furnished node, and runs them three ways: as built, as decoded from bytes,
-//! and by the model. All three must agree on every status, every output, and every byte of memory afterwards.
+//! Draws ops of every shape over a small prepared node, and runs them three ways: as built, as decoded from bytes, and
+//! by the model. All three must agree on every status, every output, and every byte of memory afterwards.
 
 use super::model::{Ask, Model, Right, SEGMENT, Verb, Why, class_size};
 use super::{Bytes, PAGE, assign, free_list, give, grant, open, secret, take};
@@ -18,16 +18,16 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 const SIZE: u64 = 12 << 20;
-/// Regions 1 and 2 have keys; region 3's was revoked.
+/// The client's session. Regions 1 and 2 have keys; region 3's was revoked.
 const OWNER: u32 = 77;
-/// Chains run as at an engine: their buffers are the client's, what they retire goes on the engine's list.
+/// Chains run as at an engine: the client owns the buffers, and the engine's list receives the retired ones.
 const BY: By = By { owner: OWNER, retires: SessionId { slot: 2, number: 78 } };
 pub(crate) const MINE: u32 = 1;
 const OTHER: u32 = 2;
 const REVOKED: u32 = 3;
 const SCRATCH: u64 = 1 << 63;
 
-/// Segment numbers of the furnished node. The two of one table lie side by side.
+/// Segment numbers of the prepared node. The two of one table are adjacent.
 const TABLE: u32 = 0;
 const TABLE_OTHER: u32 = 2;
 const TABLE_LONE: u32 = 3;
@@ -36,12 +36,12 @@ const RESERVE: u32 = 6;
 const QUOTA_OTHER: u32 = 7;
 const UNLISTED: u32 = 8;
 
-/// Classes of buffers that the tests use: the first and the last, and one without any segment.
+/// Classes of buffers that the tests use: the first, the last, and one without a segment.
 const SMALL: u64 = 0;
 const LARGE: u64 = 40;
 const UNFED: u64 = 17;
 
-/// What ran how often.
+/// Counts of the chains and ops that ran.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) chains: u64,
@@ -56,7 +56,7 @@ impl Tally {
     }
 }
 
-/// The same node three times: one runs chains as built, one as decoded, one is the model.
+/// Three copies of one node: one runs chains as built, one as decoded, one is the model.
 pub(crate) struct Trial {
     built: Bytes,
     decoded: Bytes,
@@ -131,11 +131,11 @@ impl Trial {
             reply: Reply::new(),
             chain: ChainBuf::new(),
         };
-        trial.compare_everything("as furnished");
+        trial.compare_everything("as prepared");
         trial
     }
 
-    /// Undoes whatever the last chain did.
+    /// Restores the state before the last chain.
     pub(crate) fn reset(&mut self) {
         for page in std::mem::take(&mut self.model.touched) {
             let bytes = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
@@ -153,7 +153,7 @@ impl Trial {
         }
     }
 
-    /// What keys are for, until the next reset.
+    /// Limits the keys to these rights, until the next reset.
     pub(crate) fn limit_rights(&mut self, rights: &[Right]) {
         self.model.book.rights = rights.to_vec();
         let rights: Rights = rights
@@ -168,7 +168,7 @@ impl Trial {
         [&self.built, &self.decoded].into_iter().for_each(|memory| memory.limit_rights(rights));
     }
 
-    /// The regions have no words of 24 and 32 bytes, until the next reset.
+    /// Makes the regions support no words of 24 and 32 bytes, until the next reset.
     pub(crate) fn narrow(&mut self) {
         self.model.book.wide = false;
         [&self.built, &self.decoded].into_iter().for_each(|memory| memory.set_wide(false));
@@ -179,10 +179,10 @@ impl Trial {
         [&self.built, &self.decoded].into_iter().for_each(|memory| memory.poke(at, bytes));
     }
 
-    /// Runs the chain all ways and compares.
+    /// Runs the chain in all three ways and compares.
     ///
     /// # Panics
-    /// If they differ, with what was asked.
+    /// If they differ; prints the ops.
     pub(crate) fn run(&mut self, (region, secret): (u32, u64), asks: &[Ask]) -> Vec<Status> {
         let key = Key::new(region, secret);
         let retired_before = self.model.book.retired.len();
@@ -201,14 +201,14 @@ impl Trial {
         assert_eq!(self.reply.retired() as usize, retired, "{asks:#x?}");
         compare("decoded", asks, &expected, &self.reply);
         let mut carried = Reply::new();
-        carried.decode(asks.len(), self.reply.as_bytes()).expect("a reply survives the wire");
-        compare("decoded, and its reply too", asks, &expected, &carried);
+        carried.decode(asks.len(), self.reply.as_bytes()).expect("a reply decodes");
+        compare("decoded, with a decoded reply", asks, &expected, &carried);
 
         let mut chain = self.chain.begin(key);
         if asks.iter().all(|ask| build(ask, &mut chain)) {
             let mut bytes = Vec::new();
             chain.write_to(&mut bytes);
-            assert!(bytes == wire, "the builder's bytes are not those of the layout: {asks:#x?}");
+            assert!(bytes == wire, "the builder's bytes differ from the described layout: {asks:#x?}");
             let Ok(()) = run(&self.built, BY, chain.view(), &mut self.reply);
         } else {
             let Ok(()) = run(&self.built, BY, view, &mut self.reply);
@@ -225,14 +225,14 @@ impl Trial {
         expected.into_iter().map(|(status, _)| status).collect()
     }
 
-    /// All pages that anybody wrote since the last reset; no other can differ.
+    /// Compares all pages written since the last reset; no other page can differ.
     fn compare_touched(&self, memory: &Bytes, asks: &[Ask]) {
         let touched = memory.take_touched();
         for &page in touched.union(&self.model.touched) {
             self.compare_page(memory, page, &|| format!("after {asks:#x?}"));
         }
         self.compare_books(memory, &|| format!("after {asks:#x?}"));
-        // So that a reset finds them.
+        // Touch them again, so that a reset restores them.
         for page in touched {
             let byte = memory.peek(page * PAGE, 1);
             memory.poke(page * PAGE, &byte);
@@ -250,7 +250,7 @@ impl Trial {
 
     fn compare_page(&self, memory: &Bytes, page: u64, when: &dyn Fn() -> String) {
         let (mut start, end) = (page * PAGE, (page + 1) * PAGE);
-        // The node's own records of the regions and segments are compared by what they mean.
+        // The node's own records of regions and segments are compared by meaning.
         let regions = [1 + u64::from(MINE), 1 + u64::from(OTHER)];
         let segments = (PAGE + (1 << 20) + (256 << 10) + (512 << 10)) / PAGE;
         let sessions = counters_at(BY.retires.slot) / PAGE;
@@ -289,7 +289,7 @@ impl Trial {
         }
         let state = |at: u64| {
             let Ok(Some((_, buffer))) = arena.buffer_at(at) else {
-                panic!("{at:#x} is no buffer, {}", when())
+                panic!("{at:#x} is not a buffer, {}", when())
             };
             let Ok(state) = arena.state(&buffer);
             state
@@ -297,11 +297,11 @@ impl Trial {
         let stage = |at: u64| (state(at).stage, state(at).owner);
         let mut next = retired_head(memory);
         for &(at, _) in book.retired.iter().rev() {
-            assert_eq!(next, at, "the list of what was retired, {}", when());
+            assert_eq!(next, at, "the retired list, {}", when());
             assert_eq!(stage(at), (Stage::Retired, BY.retires.number), "buffer {at:#x} {}", when());
             next = state(at).next;
         }
-        assert_eq!(next, 0, "the list of what was retired goes on, {}", when());
+        assert_eq!(next, 0, "the retired list is too long, {}", when());
         for &at in &book.live {
             assert_eq!(stage(at), (Stage::Live, OWNER), "buffer {at:#x} {}", when());
         }
@@ -316,7 +316,7 @@ impl Trial {
     }
 }
 
-/// The first of the list of what was retired.
+/// First buffer on the retired list.
 fn retired_head(memory: &Bytes) -> u64 {
     let word = memory.peek(counters_at(BY.retires.slot) - 64, 8);
     u64::from_le_bytes(word.try_into().expect("eight bytes")) & ((1 << 48) - 1)
@@ -330,7 +330,7 @@ fn compare(how: &str, asks: &[Ask], expected: &[(Status, Vec<u8>)], reply: &Repl
     }
 }
 
-/// The wire form by the layout's description, without the crate's builder.
+/// Encodes the wire form from the layout's description, without the crate's builder.
 pub(crate) fn encode(key: Key, asks: &[Ask]) -> Vec<u8> {
     let mut ops = Vec::new();
     for ask in asks {
@@ -384,7 +384,7 @@ pub(crate) fn encode(key: Key, asks: &[Ask]) -> Vec<u8> {
     wire
 }
 
-/// Adds the op by the builder; false if the builder cannot say it.
+/// Adds the op with the builder. Returns false if the builder cannot express it.
 fn build<'a>(ask: &'a Ask, chain: &mut Chain<'a>) -> bool {
     let at = Addr::new(ask.at);
     match ask.verb {
@@ -469,7 +469,7 @@ fn add<'a, T: ?Sized>(ask: &Ask, op: Op<'a, T>, chain: &mut Chain<'a>) {
     let _ = if ask.conditional { chain.then(op) } else { chain.also(op) };
 }
 
-/// Where a second address of an op lies.
+/// Place of an op's second address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Second {
     None,
@@ -481,7 +481,7 @@ impl Second {
     pub(crate) const ALL: [Second; 3] = [Second::None, Second::Scratch, Second::Node];
 }
 
-/// Everything about an op but its operands.
+/// All properties of an op except its operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) verb: Verb,
@@ -499,7 +499,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Every legal one.
+    /// All legal shapes.
     pub(crate) fn all() -> Vec<Shape> {
         const BOTH: [bool; 2] = [false, true];
         let plain = Shape {
@@ -533,7 +533,7 @@ impl Shape {
                 for source in Second::ALL {
                     for bits in 0..8 * 4 * 6 * 2 {
                         let (width, mode) = (8 + (bits & 24) as usize, (bits / 32 % 6) as u8);
-                        // At the front, or anywhere else that is legal.
+                        // At the start of the word, or at another legal offset.
                         let offset = if mode % 2 == 0 { 0 } else { (width - 8) / 4 * 3 };
                         all.push(Shape {
                             verb: Verb::Cas,
@@ -562,7 +562,7 @@ fn mostly_aligned(random: &mut Draws, at: u64, width: usize) -> u64 {
 const LENGTHS: [u32; 15] = [0, 1, 7, 8, 15, 16, 17, 48, 64, 100, 512, 513, 1000, 1500, 4096];
 
 impl Trial {
-    /// A key: mostly the right one.
+    /// Draws a key: mostly the correct one.
     pub(crate) fn draw_key(&self, random: &mut Draws) -> (u32, u64) {
         if !random.once_in(12) {
             return (MINE, secret(MINE));
@@ -580,11 +580,11 @@ impl Trial {
         ])
     }
 
-    /// An address: mostly one of region 1's table, aligned.
+    /// Draws an address: mostly in region 1's table, aligned.
     fn draw_place(&self, random: &mut Draws) -> u64 {
         let size = class_size(LARGE);
-        let large = self.pristine.book.piles.iter().find(|pile| pile.class == LARGE).expect("furnished");
-        let small = self.pristine.book.piles.iter().find(|pile| pile.class == SMALL).expect("furnished");
+        let large = self.pristine.book.piles.iter().find(|pile| pile.class == LARGE).expect("it was prepared");
+        let small = self.pristine.book.piles.iter().find(|pile| pile.class == SMALL).expect("it was prepared");
         let near = random.below(80);
         match random.below(40) {
             28.. | 0..=8 => at(TABLE) + 16 * random.below(200),
@@ -614,19 +614,19 @@ impl Trial {
     }
 
     fn draw_second(&self, random: &mut Draws, second: Second, of: u64, width: usize) -> Option<u64> {
-        // Mostly where a word of that width fits.
+        // Mostly aligned to the word's width.
         let aligned = |random: &mut Draws| SCRATCH + 8 * random.below(5 - (width as u64 / 8).max(1));
         match second {
             Second::None => None,
             Second::Scratch if random.once_in(6) => Some(SCRATCH + random.below(40)),
             Second::Scratch => Some(aligned(random)),
-            // Overlapping the target, before it and behind it.
+            // Overlaps the target, before and behind it.
             Second::Node if random.once_in(6) => Some(of.wrapping_add(64).wrapping_sub(16 * random.below(9))),
             Second::Node => Some(self.draw_place(random)),
         }
     }
 
-    /// Draws one op of that shape, with what it needs before it, and lays out the pointers that it follows.
+    /// Draws one op of that shape, with the ops that prepare it, and writes the pointers that it follows.
     pub(crate) fn draw(&mut self, random: &mut Draws, shape: Shape, asks: &mut Vec<Ask>) {
         let target = match shape.verb {
             Verb::Allocate => self.draw_list(random),
@@ -660,7 +660,7 @@ impl Trial {
             ..Ask::default()
         };
         if shape.reclaims.is_some() && random.once_in(2) {
-            // What it decides about, which it may install.
+            // An allocation for the CAS to install or to retire.
             let redirect = source.filter(|_| !random.once_in(4));
             let (list, data) = (random.pick(&[SMALL, LARGE]), random.bytes(40));
             let conditional = random.once_in(4);
@@ -693,7 +693,7 @@ impl Trial {
         asks.push(ask);
     }
 
-    /// An address that is retired: mostly of a live buffer, else of anything.
+    /// Draws an address to retire: mostly of a live buffer, otherwise any.
     fn draw_garbage(&self, random: &mut Draws) -> u64 {
         let book = &self.pristine.book;
         match random.below(8) {
@@ -701,13 +701,13 @@ impl Trial {
                 let live: Vec<u64> = book.live.iter().copied().collect();
                 random.pick(&live)
             }
-            // Free, or the next to be taken: by this very chain, perhaps.
+            // A free buffer, or the next to be taken, perhaps by this very chain.
             4 => {
                 let class = random.pick(&[SMALL, LARGE]);
                 random.pick(&book.free[&(MINE, class)])
             }
-            // Inside a live one, or another state of it.
-            5 => book.live.first().expect("some are furnished") + random.pick(&[1, 8, 16, 32]),
+            // An address inside a live buffer.
+            5 => book.live.first().expect("some are live") + random.pick(&[1, 8, 16, 32]),
             6 => random.pick(&[0, SCRATCH, SCRATCH + 8, at(QUOTA[0]), at(TABLE_OTHER), at(QUOTA_OTHER) + 64]),
             _ => self.draw_place(random),
         }
@@ -723,7 +723,7 @@ impl Trial {
         }
     }
 
-    /// Puts a pointer to `target` somewhere, and answers where.
+    /// Stores a pointer to `target`, and returns its address.
     fn draw_pointer(&mut self, random: &mut Draws, target: u64, bounded: bool, asks: &mut Vec<Ask>) -> u64 {
         let mut pointer = target.to_le_bytes().to_vec();
         let bound = random.pick(&[0, 1, 16, 100, 1000, 4096, u32::MAX]);
@@ -732,7 +732,7 @@ impl Trial {
         let slot = at(TABLE_LONE) + 0x8000 + 16 * random.below(1000);
         match random.below(10) {
             0 | 1 => {
-                // In scratch: an op before this one puts it there.
+                // In scratch, an earlier op stores it.
                 let at = if bounded { 16 * random.below(2) } else { 8 * random.below(3) };
                 let data = pointer[..if bounded { 16 } else { 8 }].to_vec();
                 let conditional = random.once_in(2);
@@ -748,7 +748,7 @@ impl Trial {
         }
     }
 
-    /// Operands near what the target holds, so that each comparison goes either way.
+    /// Draws operands near the target's value, so that each comparison can hold or fail.
     fn draw_operands(
         &mut self,
         random: &mut Draws,
@@ -762,7 +762,7 @@ impl Trial {
             && self.is_in_table(target, width)
             && random.once_in(2)
         {
-            // What the word points to before.
+            // The word's pointer before the CAS.
             let pointer = self.draw_garbage(random);
             self.poke(target + offset as u64, &pointer.to_le_bytes());
         }
@@ -814,7 +814,7 @@ impl Trial {
             .any(|&(_, start, end)| start <= at && at < end && end - at >= width as u64)
     }
 
-    /// Puts in front of the ops something that makes them end otherwise: a failure, a refusal, a full reply.
+    /// Prepends an op that changes the outcome: a failure, a refusal, a full reply.
     pub(crate) fn draw_preface(&self, random: &mut Draws, asks: &mut Vec<Ask>) {
         let word = |fill: u8| vec![fill; 8];
         let failed = Ask { verb: Verb::Cas, at: at(TABLE), width: 8, data: word(0), ..Ask::default() };
@@ -835,7 +835,7 @@ impl Trial {
             &[&unfed],
         ];
         if random.once_in(8) {
-            // Leaves so little room in the reply that hardly an output fits.
+            // Leaves almost no space in the reply, so that most outputs do not fit.
             let entries = 8 * (asks.len() as u32 + 1);
             let len = 65_536 - entries - random.below(20) as u32;
             asks.insert(0, Ask { at: at(TABLE), len, ..Ask::default() });
@@ -846,8 +846,8 @@ impl Trial {
     }
 }
 
-/// Draws operands `times` for each shape of CAS, `times_few` for those of the verbs with few. Answers what each
-/// shape came to.
+/// Draws operands `times` for each shape of CAS, and `times_few` for those of the verbs with few shapes. Returns the
+/// outcomes of each shape.
 pub(crate) fn enumerate(trial: &mut Trial, shapes: &[Shape], times: u64, times_few: u64) -> Vec<Vec<Status>> {
     let mut outcomes = Vec::new();
     for (index, &shape) in shapes.iter().enumerate() {
@@ -857,7 +857,7 @@ pub(crate) fn enumerate(trial: &mut Trial, shapes: &[Shape], times: u64, times_f
             trial.reset();
             let mut asks = Vec::new();
             trial.draw(&mut random, shape, &mut asks);
-            // What the op left in scratch is seen by a READ at the end.
+            // A READ at the end shows the contents of scratch.
             asks.push(Ask { at: 1 << 63, len: 32, ..Ask::default() });
             trial.draw_preface(&mut random, &mut asks);
             if random.once_in(12) {
@@ -872,7 +872,7 @@ pub(crate) fn enumerate(trial: &mut Trial, shapes: &[Shape], times: u64, times_f
         }
         outcomes.push(seen);
         if index % 128 == 0 {
-            trial.compare_everything("now and then");
+            trial.compare_everything("in between");
         }
     }
     trial.compare_everything("at the end");

@@ -1,7 +1,7 @@
-//! What all fuzz targets share: how long they run, and changes to bytes that were good.
+//! Code that all fuzz targets share: their run time, and modifications of valid bytes.
 //!
-//! A target runs for half a second, or for as many seconds as `FARSIDE_FUZZ_SECONDS` says. Changes are generated
-//! values, so that whoever drives them (by chance, or by coverage) finds a short failing case.
+//! A target runs for half a second, or for the number of seconds in `FARSIDE_FUZZ_SECONDS`. Modifications are generated
+//! values, so that the driver (random or coverage-guided) can shrink a failing case.
 
 #![allow(dead_code, reason = "each target uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
@@ -9,13 +9,13 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// How long one target runs.
+/// Run time of one target.
 pub(crate) fn budget() -> Duration {
     let seconds = std::env::var("FARSIDE_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     seconds.map_or(Duration::from_millis(500), Duration::from_secs)
 }
 
-/// Counts executions, and tells how many there were when the target ends.
+/// Counts a target's executions, and prints the count at its end.
 pub(crate) struct Executions {
     target: &'static str,
     count: AtomicU64,
@@ -41,22 +41,22 @@ impl Drop for Executions {
     }
 }
 
-/// A change to bytes. Places count from the beginning and wrap.
+/// A modification of bytes. Offsets count from the start and wrap.
 #[derive(Clone, Copy, Debug, bolero::TypeGenerator)]
 pub(crate) enum Change {
-    /// Puts a byte there.
+    /// Sets a byte.
     Set(u16, u8),
-    /// Turns one bit over.
+    /// Flips one bit.
     Flip(u16, u8),
-    /// Puts one of the numbers there that are at the edge of something.
+    /// Writes one of the [`EDGES`].
     Edge(u16, u8),
-    /// Nothing is left from there on.
+    /// Truncates at the offset.
     Cut(u16),
-    /// Some zeros more.
+    /// Inserts zeros.
     Grow(u16, u8),
-    /// Bytes from one place also at another.
+    /// Copies bytes within the input.
     Copy(u16, u16, u8),
-    /// So many bytes there are taken out.
+    /// Removes bytes.
     Remove(u16, u8),
 }
 

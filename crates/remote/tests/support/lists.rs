@@ -1,7 +1,7 @@
-//! Several hands that take and give buffers under a scheduler that may switch before every access. One of them may
+//! Several clients that take and give buffers under a scheduler that may switch before every access. One of them may
 //! die before its n-th access, or be stopped there until all others are done.
 //!
-//! Invariant: at the end every buffer is free once, never used, or in the hands of the dead; nothing is forgotten.
+//! Invariant: at the end every buffer is free once, never used, or owned by the dead client; none is lost.
 
 use super::{Bytes, assign, free_list, grant, open, take};
 use farside_remote::arena::class::Class;
@@ -20,34 +20,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const REGION: u32 = 1;
-/// 15 buffers a segment, and 18.
+/// Classes with 15 and 18 buffers per segment.
 const LARGE: u8 = 40;
 const MEDIUM: u8 = 39;
 const AUDITOR: u32 = 1000;
 
-/// What becomes of the first client. Accesses are counted from 0.
+/// Fate of the first client. Accesses are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Lives,
-    /// Its process ends before that access.
+    /// Its process dies before that access.
     Dies(u64),
     /// It is stopped before that access until all others are done.
     Stops(u64),
 }
 
-/// The process is gone.
+/// The process is dead.
 #[derive(Debug)]
 pub(crate) struct Died;
 
-/// The memory, and what the test knows of its users.
+/// The memory, and the test's ledger of its users.
 struct Shared {
     bytes: Bytes,
-    /// The scheduler may switch whenever this is touched.
+    /// A scheduling point: the scheduler may switch whenever this is accessed.
     steps: shuttle::sync::atomic::AtomicU64,
     others_are_done: (Mutex<bool>, Condvar),
-    /// Who holds which buffer.
+    /// Owner of each held buffer.
     held: std::sync::Mutex<BTreeMap<u64, u32>>,
-    /// How often fate struck.
+    /// Number of times that the fate struck.
     struck: Arc<AtomicU64>,
 }
 
@@ -70,9 +70,9 @@ impl Hand {
             Fate::Stops(at) if now == at => {
                 self.shared.struck.fetch_add(1, Ordering::Relaxed);
                 let (done, changed) = &self.shared.others_are_done;
-                let mut done = done.lock().expect("nobody panics with it");
+                let mut done = done.lock().expect("no thread panics while holding it");
                 while !*done {
-                    done = changed.wait(done).expect("nobody panics with it");
+                    done = changed.wait(done).expect("no thread panics while holding it");
                 }
             }
             _ => {}
@@ -97,22 +97,22 @@ impl Hand {
     fn give(&self, at: u64) -> Result<(), Died> {
         self.let_go(at);
         let arena = Arena::of(self);
-        let (region, buffer) = arena.buffer_at(at)?.expect("what was taken is a buffer");
+        let (region, buffer) = arena.buffer_at(at)?.expect("a taken address is a buffer");
         arena.give(region, &buffer)
     }
 
     fn retire(&self, at: u64) -> Result<(), Died> {
         self.let_go(at);
-        assert!(Arena::of(self).retire(self.session, REGION, at)?, "what is held can be retired");
+        assert!(Arena::of(self).retire(self.session, REGION, at)?, "a held buffer can be retired");
         Ok(())
     }
 
-    /// What the node does with a session's retired buffers after their grace, which nobody here needs.
+    /// Frees a session's retired buffers as the node does, without a grace period, which no test here needs.
     fn repost(&self, slot: u32) -> Result<(), Died> {
         let arena = Arena::of(self);
         let mut next = arena.take_retired(slot)?;
         while next != 0 {
-            let (region, buffer) = arena.buffer_at(next)?.expect("what was retired is a buffer");
+            let (region, buffer) = arena.buffer_at(next)?.expect("a retired address is a buffer");
             let state = arena.state(&buffer)?;
             assert_eq!(state.stage, Stage::Retired);
             next = state.next;
@@ -122,7 +122,7 @@ impl Hand {
     }
 
     fn let_go(&self, at: u64) {
-        assert_eq!(self.held().remove(&at), Some(self.session.number), "{at:#x} is another's");
+        assert_eq!(self.held().remove(&at), Some(self.session.number), "{at:#x} has another owner");
     }
 
     fn held(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, u32>> {
@@ -165,22 +165,22 @@ impl Memory for Hand {
     }
 }
 
-/// What one hand does.
+/// The steps of one client.
 type Script = fn(&Hand) -> Result<(), Died>;
 
-/// A situation in which hands meet.
+/// A situation in which clients contend.
 #[derive(Clone, Copy)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// Segments granted in addition to the first, which is of the large class.
+    /// Number of segments granted in addition to the first, which is of the large class.
     granted: u32,
-    /// Segments that a script grants: 1 or 0.
+    /// Number of segments that a script grants: 1 or 0.
     granted_later: u32,
-    /// Buffers of the large class on its free list at the start.
+    /// Number of buffers on the free list of the large class at the start.
     free: usize,
-    /// Buffers of its segment that were never used.
+    /// Number of buffers in its segment that were never used.
     unused: u32,
-    /// The first is the client that fate strikes.
+    /// The first script is that of the client that the fate strikes.
     scripts: &'static [Script],
 }
 
@@ -188,7 +188,7 @@ pub(crate) const SCENARIOS: [Scenario; 6] = [CHURN, REUSE, GROWTH, GRANTING, RET
 
 const EMPTY: Scenario = Scenario { name: "", granted: 0, granted_later: 0, free: 0, unused: 0, scripts: &[] };
 
-/// Buffers go round on a short list.
+/// Clients take and give buffers of a short list.
 const CHURN: Scenario = Scenario {
     name: "churn",
     free: 2,
@@ -197,15 +197,15 @@ const CHURN: Scenario = Scenario {
     ..EMPTY
 };
 
-/// The same buffer comes back to the head of the list, and another does not: what fools a plain stack.
+/// The same buffer returns to the head of the list, and its successor does not: the ABA case of a plain stack.
 const REUSE: Scenario =
     Scenario { name: "reuse", free: 3, scripts: &[take_and_give, keep_the_second], ..EMPTY };
 
-/// Lists are empty; buffers come from segments that run out, and two classes want the next one.
+/// The lists are empty; buffers come from segments that run out, and two classes compete for the next segment.
 const GROWTH: Scenario =
     Scenario { name: "growth", granted: 2, unused: 1, scripts: &[grow, grow, grow_medium], ..EMPTY };
 
-/// The node grants a segment while two classes take those that are granted already.
+/// The node grants a segment while two classes take the segments that are granted already.
 const GRANTING: Scenario = Scenario {
     name: "granting",
     granted: 2,
@@ -215,7 +215,7 @@ const GRANTING: Scenario = Scenario {
     ..EMPTY
 };
 
-/// Clients retire; the node takes what they retired and gives it.
+/// Clients retire buffers; the node takes and frees them.
 const RETIREMENT: Scenario = Scenario {
     name: "retirement",
     free: 3,
@@ -223,7 +223,7 @@ const RETIREMENT: Scenario = Scenario {
     ..EMPTY
 };
 
-/// A scan marks live buffers as suspect while they are given back.
+/// A scan marks live buffers as suspect while they are freed.
 const MARKING: Scenario =
     Scenario { name: "marking", free: 2, scripts: &[take_and_give, take_and_give, mark_suspects], ..EMPTY };
 
@@ -244,7 +244,7 @@ fn keep_the_second(hand: &Hand) -> Result<(), Died> {
     if let Some(again) = hand.take(LARGE)? {
         hand.give(again)?;
     }
-    // The second is kept; the audit finds it in the ledger.
+    // The second stays held; the audit finds it in the ledger.
     let _ = second;
     Ok(())
 }
@@ -303,7 +303,7 @@ fn mark_suspects(hand: &Hand) -> Result<(), Died> {
 }
 
 impl Scenario {
-    /// Runs once, within a scheduler.
+    /// Runs the scenario once, within a scheduler.
     fn play(self, fate: Fate, struck: &Arc<AtomicU64>) {
         let bytes = self.furnish();
         let shared = Arc::new(Shared {
@@ -313,7 +313,7 @@ impl Scenario {
             struck: struck.clone(),
             bytes,
         });
-        // What was taken when the node was furnished stays taken.
+        // Buffers that were taken during setup stay taken.
         let kept: BTreeSet<u64> = self.states(&shared.bytes).into_keys().collect();
         let threads: Vec<_> = (self.scripts.iter().zip(0..))
             .map(|(&script, slot)| {
@@ -326,12 +326,12 @@ impl Scenario {
         let mut threads = threads.into_iter();
         let first = threads.next().expect("there is a first");
         for thread in threads {
-            assert!(!thread.join().expect("a hand panicked"), "only the first client may die");
+            assert!(!thread.join().expect("a client panicked"), "only the first client may die");
         }
         let (done, changed) = &shared.others_are_done;
-        *done.lock().expect("nobody panics with it") = true;
+        *done.lock().expect("no thread panics while holding it") = true;
         changed.notify_all();
-        let died = first.join().expect("a hand panicked");
+        let died = first.join().expect("a client panicked");
         self.audit(&shared, &kept, died.then_some(1));
     }
 
@@ -354,7 +354,8 @@ impl Scenario {
         bytes
     }
 
-    /// Everybody has ended. The node takes what is retired; then every buffer must be accounted for.
+    /// Checks the memory after all clients have finished: the node frees the retired buffers, then every buffer must be
+    /// accounted for.
     fn audit(self, shared: &Arc<Shared>, kept: &BTreeSet<u64>, dead: Option<u32>) {
         let session = SessionId { slot: 9, number: AUDITOR };
         let node = Hand { shared: shared.clone(), session, fate: Fate::Lives, made: Cell::new(0) };
@@ -381,7 +382,7 @@ impl Scenario {
                 kept.contains(&at) || held.get(&at) == Some(&state.owner) || dead == Some(state.owner);
             assert!(known, "{at:#x} is lost as {state:?}");
         }
-        assert!(free.is_empty(), "what is on a list is free");
+        assert!(free.is_empty(), "every buffer on a list is free");
         for at in held.keys() {
             assert!(
                 live.get(at).is_some_and(|state| state.stage == Stage::Live),
@@ -390,9 +391,9 @@ impl Scenario {
         }
 
         let of_the_dead = live.values().filter(|state| dead == Some(state.owner)).count();
-        assert!(of_the_dead <= 2, "the dead had at most two in hand, and owns {of_the_dead}");
+        assert!(of_the_dead <= 2, "the dead client held at most two buffers, and owns {of_the_dead}");
 
-        // Nothing is forgotten: whatever is not in somebody's hands can be taken, segment by segment.
+        // No buffer is lost: all buffers that no client holds can be taken, segment by segment.
         let in_hands = live.values().filter(|state| state.stage != Stage::Free).count();
         let mut drained = BTreeSet::new();
         for class in [LARGE, MEDIUM] {
@@ -404,7 +405,7 @@ impl Scenario {
         let all: u32 = (0..=self.granted + self.granted_later)
             .map(|index| {
                 let Ok(segment) = arena.segment(index);
-                let Use::Buffers(class) = segment.usage else { panic!("segment {index} was forgotten") };
+                let Use::Buffers(class) = segment.usage else { panic!("segment {index} was lost") };
                 Class::get(class).expect("a class").count
             })
             .sum();
@@ -425,8 +426,8 @@ impl Scenario {
         states
     }
 
-    /// Plays under `iterations` random schedules and as many that change priorities a few times. Answers how often
-    /// fate struck.
+    /// Plays under `iterations` random schedules and as many with a few priority changes. Returns how often the fate
+    /// struck.
     pub(crate) fn explore(self, fate: Fate, seed: u64, iterations: usize) -> u64 {
         let struck = Arc::new(AtomicU64::new(0));
         let mut config = Config::new();
@@ -440,8 +441,8 @@ impl Scenario {
         struck.load(Ordering::Relaxed)
     }
 
-    /// Explores with fate at every access that the first client ever makes; answers how many those are, and how
-    /// often it struck.
+    /// Explores with the fate at every access of the first client. Returns the number of accesses, and how often it
+    /// struck.
     pub(crate) fn explore_all(self, fate: fn(u64) -> Fate, seed: u64, iterations: usize) -> (u64, u64) {
         let mut total = 0;
         for at in 0.. {

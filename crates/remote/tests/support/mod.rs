@@ -1,7 +1,7 @@
-//! What the tests of this crate share: a plain memory with a small node in it, and a seeded generator.
+//! Code that this crate's tests share: a plain memory with a small node in it.
 //!
-//! Invariant: [`Bytes`] answers at once and asserts that nobody asks beyond its end or for a misaligned word, so
-//! every test also shows that runners never do.
+//! Invariant: [`Bytes`] completes each access at once, and asserts that it is in bounds and aligned, so every test also
+//! shows that runners make no other access.
 
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
@@ -19,10 +19,10 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard};
 
-/// What changes are noted by.
+/// Granularity at which changes are recorded, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Real memory, and nothing but that.
+/// Plain memory in which every access completes at once.
 pub(crate) struct Bytes {
     geometry: Geometry,
     inner: Mutex<Inner>,
@@ -31,15 +31,15 @@ pub(crate) struct Bytes {
 struct Inner {
     bytes: Vec<u8>,
     touched: BTreeSet<u64>,
-    /// How many more words may be asked for.
+    /// Number of words that may still be loaded.
     words_left: u64,
-    /// What the regions' keys are for.
+    /// Rights of the regions' keys.
     rights: Rights,
     wide: bool,
 }
 
 impl Bytes {
-    /// `size` zeros.
+    /// A memory of `size` zeros.
     pub(crate) fn new(size: u64) -> Bytes {
         let geometry = Geometry::of(size).expect("a legal size");
         let bytes = vec![0; usize::try_from(size).expect("it fits the address space")];
@@ -59,7 +59,7 @@ impl Bytes {
         inner.touched.extend(pages);
     }
 
-    /// Panics if more than so many words are asked for from now on: what would go on for ever fails.
+    /// Panics when more than `words` words are loaded from now on, so that an endless loop fails.
     pub(crate) fn limit_words(&self, words: u64) {
         self.inner().words_left = words;
     }
@@ -78,7 +78,7 @@ impl Bytes {
         self.inner().bytes.clone()
     }
 
-    /// The pages that were written since this was last asked.
+    /// The pages that were written since the last call.
     pub(crate) fn take_touched(&self) -> BTreeSet<u64> {
         std::mem::take(&mut self.inner().touched)
     }
@@ -120,9 +120,9 @@ impl Memory for Bytes {
         Ok(())
     }
     fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
-        assert!(at.is_multiple_of(width.bytes()), "a misaligned word was asked for");
+        assert!(at.is_multiple_of(width.bytes()), "a misaligned word was loaded");
         let mut inner = self.inner();
-        inner.words_left = inner.words_left.checked_sub(1).expect("this goes on for ever");
+        inner.words_left = inner.words_left.checked_sub(1).expect("an endless loop");
         Ok(word(&inner.bytes[range(at, width.bytes())]))
     }
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
@@ -137,7 +137,7 @@ impl Memory for Bytes {
         self.inner().wide
     }
     fn exchange_wide(&self, at: u64, old: &mut [u8], new: &[u8]) -> Result<bool, Infallible> {
-        assert!(self.is_wide() && at.is_multiple_of(32), "a wide word was asked for where there is none");
+        assert!(self.is_wide() && at.is_multiple_of(32), "a wide word was exchanged where there are none");
         assert!(old.len() == new.len() && matches!(new.len(), 24 | 32));
         let now = self.peek(at, old.len() as u64);
         let swapped = now == old;
@@ -159,12 +159,12 @@ pub(crate) const fn key(region: u32) -> Key {
     Key::new(region, secret(region))
 }
 
-/// The node's steps with which tests furnish a memory.
+/// Opens a region as the node does.
 pub(crate) fn open(memory: &Bytes, region: u32) {
     let Ok(()) = Arena::of(memory).set_secret(region, secret(region));
 }
 
-/// No chain that begins from now on is admitted by the region's key.
+/// Revokes the region's key: it admits no chain that starts from now on.
 pub(crate) fn revoke(memory: &Bytes, region: u32) {
     let Ok(()) = Arena::of(memory).set_secret(region, 0);
 }
@@ -172,7 +172,7 @@ pub(crate) fn revoke(memory: &Bytes, region: u32) {
 pub(crate) fn assign(memory: &Bytes, index: u32, region: u32, usage: Use) {
     let arena = Arena::of(memory);
     let Ok(old) = arena.segment(index);
-    let Ok(true) = arena.assign(index, old, region, usage) else { panic!("nobody else assigns segments") };
+    let Ok(true) = arena.assign(index, old, region, usage) else { panic!("no other process assigns segments") };
 }
 
 pub(crate) fn grant(memory: &Bytes, index: u32, region: u32, supply: Supply) {
@@ -180,7 +180,7 @@ pub(crate) fn grant(memory: &Bytes, index: u32, region: u32, supply: Supply) {
     let Ok(()) = Arena::of(memory).grant(region, supply, index);
 }
 
-/// Takes a buffer that must be there.
+/// Takes a buffer, which must be available.
 pub(crate) fn take(memory: &Bytes, region: u32, class: &'static Class, supply: Supply, owner: u32) -> u64 {
     let Ok(taken) = Arena::of(memory).take(region, class, supply, owner);
     taken.expect("there is a buffer")
@@ -206,7 +206,7 @@ pub(crate) fn free_list<M: Memory<Wait = Infallible>>(
         assert!(list.len() <= 1 << 20, "a free list has a cycle");
         let Ok(state) = arena.state(&buffer);
         let Ok(found) = arena.buffer_at(state.next);
-        assert_eq!(found.is_none(), state.next == 0, "a link names no buffer");
+        assert_eq!(found.is_none(), state.next == 0, "a link points to no buffer");
         next = found.map(|(_, buffer)| buffer);
     }
     list

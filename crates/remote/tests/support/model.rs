@@ -1,8 +1,8 @@
-//! What chains mean, written a second time from the specification: plain, slow, and sharing nothing with the
-//! crate but its enum of statuses.
+//! A second implementation of chains, written from the specification: simple, slow, and sharing only the enum of
+//! statuses with the crate.
 //!
-//! Where the specification leaves open which of several refusals an op answers, the order is: the target (the
-//! pointer's alignment, the right to it, null, the right to the pointee), then the source, then the output's place.
+//! If several refusals apply, the specification leaves their order open. Here it is: the target (the pointer's
+//! alignment, the right to it, null, the right to the pointee), then the source, then the output's address.
 
 use super::PAGE;
 use farside_remote::Status;
@@ -28,7 +28,7 @@ impl Verb {
         [Verb::Read, Verb::Write, Verb::Allocate, Verb::Cas, Verb::FetchAdd, Verb::Retire];
 }
 
-/// What a key may be for.
+/// A right of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Right {
     Read,
@@ -40,7 +40,7 @@ pub(crate) enum Right {
 impl Right {
     pub(crate) const ALL: [Right; 4] = [Right::Read, Right::Write, Right::Atomic, Right::Allocate];
 
-    /// Every set of them.
+    /// All sets of rights.
     pub(crate) fn sets() -> Vec<Vec<Right>> {
         let set =
             |bits: u32| (0..4).filter(move |bit| bits >> bit & 1 != 0).map(|bit| Right::ALL[bit as usize]);
@@ -48,18 +48,18 @@ impl Right {
     }
 }
 
-/// One op, before anybody has encoded it.
+/// One op, before it is encoded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ask {
     pub(crate) verb: Verb,
     pub(crate) conditional: bool,
     pub(crate) indirect: bool,
     pub(crate) bounded: bool,
-    /// The target, or where its address is; for ALLOCATE the list.
+    /// Address of the target, or of the pointer to it; for ALLOCATE the list.
     pub(crate) at: u64,
-    /// Of a READ, or of a WRITE with a source; else `data` has its own length.
+    /// Length of a READ, or of a WRITE with a source; otherwise `data` has its own length.
     pub(crate) len: u32,
-    /// Of a WRITE or an ALLOCATE; the swap operand of a CAS; the addend; the addresses of a RETIRE.
+    /// Data of a WRITE or an ALLOCATE; the swap operand of a CAS; the addend; the addresses of a RETIRE.
     pub(crate) data: Vec<u8>,
     pub(crate) source: Option<u64>,
     pub(crate) redirect: Option<u64>,
@@ -68,10 +68,10 @@ pub(crate) struct Ask {
     pub(crate) width: usize,
     pub(crate) compare: Option<Vec<u8>>,
     pub(crate) masks: Option<(Vec<u8>, Vec<u8>)>,
-    /// Of a reclaiming CAS: where in its word the pointer is.
+    /// Offset of the pointer in the word of a reclaiming CAS.
     pub(crate) reclaims: Option<usize>,
     pub(crate) from_reserve: bool,
-    /// Where a builder cuts the data of an ALLOCATE into three parts.
+    /// Offsets at which the builder cuts the data of an ALLOCATE into three parts.
     pub(crate) cuts: [usize; 2],
 }
 
@@ -84,26 +84,26 @@ impl Ask {
     }
 }
 
-/// Bytes of the buffers of a class: four classes a doubling, from 64 bytes to 64 KiB.
+/// Size of the buffers of a class in bytes: four classes per doubling, from 64 bytes to 64 KiB.
 pub(crate) fn class_size(class: u64) -> u64 {
     (64 << (class / 4)) * (4 + class % 4) / 4
 }
 
-/// How many buffers of `size` fit into a segment behind their states, and where the first is.
+/// Number of buffers of `size` that fit into a segment behind their states, and the offset of the first.
 pub(crate) fn pile_of(size: u64) -> (u64, u64) {
     let states = |count: u64| (16 * count).next_multiple_of(64);
     let count = (0..).take_while(|&count| states(count) + count * size <= SEGMENT).last().expect("0 fits");
     (count, states(count))
 }
 
-/// Why a buffer was retired.
+/// Reason why a buffer was retired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
-    /// A reclaiming CAS swapped, and the word pointed to it before.
+    /// A reclaiming CAS swapped, and its word pointed to the buffer before.
     Unlinked,
-    /// A reclaiming CAS did not swap, and the chain had allocated it.
+    /// A reclaiming CAS did not swap, and the chain had allocated the buffer.
     Unshown,
-    /// A RETIRE named it.
+    /// A RETIRE named the buffer.
     Listed,
 }
 
@@ -116,11 +116,11 @@ pub(crate) struct Pile {
     pub(crate) first: u64,
     pub(crate) size: u64,
     pub(crate) count: u64,
-    /// How many of them were ever taken.
+    /// Number of buffers that were ever taken.
     pub(crate) used: u64,
 }
 
-/// A node's memory, and what it knows about it.
+/// A node's memory, and its bookkeeping.
 #[derive(Clone, Default)]
 pub(crate) struct Model {
     pub(crate) bytes: Vec<u8>,
@@ -128,11 +128,11 @@ pub(crate) struct Model {
     pub(crate) book: Book,
 }
 
-/// What the node knows: keys, tables, buffers.
+/// A node's bookkeeping: keys, tables, buffers.
 #[derive(Clone, Default)]
 pub(crate) struct Book {
     pub(crate) secrets: BTreeMap<u32, u64>,
-    /// What the keys are for.
+    /// Rights of the keys.
     pub(crate) rights: Vec<Right>,
     /// Whether the regions have words of 24 and 32 bytes.
     pub(crate) wide: bool,
@@ -142,7 +142,7 @@ pub(crate) struct Book {
     /// The free buffers of a region and class, the next to be taken last.
     pub(crate) free: BTreeMap<(u32, u64), Vec<u64>>,
     pub(crate) live: BTreeSet<u64>,
-    /// What was retired, in that order.
+    /// The retired buffers, in order of retirement.
     pub(crate) retired: Vec<(u64, Why)>,
     /// The current pile of a region, class and supply.
     fresh: BTreeMap<(u32, u64, bool), usize>,
@@ -151,7 +151,7 @@ pub(crate) struct Book {
 }
 
 type Key = (u32, u64);
-/// A place that may be touched: in scratch or not, and the offset.
+/// A place that may be accessed: whether it is in scratch, and its offset.
 type Place = (bool, u64);
 type Refusal = Status;
 
@@ -160,7 +160,7 @@ impl Book {
         secret != 0 && self.secrets.get(&region) == Some(&secret) && self.rights.contains(&right)
     }
 
-    /// The end of the buffer or extent in which `at` lies, if the key opens it so.
+    /// The end of the buffer or extent that contains `at`, if the key has the right to it.
     fn end_of(&self, key: Key, at: u64, right: Right) -> Option<u64> {
         if !self.permits(key, right) {
             return None;
@@ -179,7 +179,8 @@ impl Book {
         None
     }
 
-    /// The list's own, else a fresh one of the current segment, else one of a granted segment; the quota's first.
+    /// Takes a buffer from the list, else a fresh one of the current segment, else one of a granted segment; the quota
+    /// first.
     pub(crate) fn take(&mut self, region: u32, class: u64, from_reserve: bool) -> Option<u64> {
         let at = self.free.entry((region, class)).or_default().pop();
         let at = at.or_else(|| {
@@ -209,7 +210,7 @@ impl Book {
         Some(pile.first + (pile.used - 1) * pile.size)
     }
 
-    /// Retires what is at an address, if it is a live buffer of the region and nothing else.
+    /// Retires the buffer at `at`, if it is a live buffer of the region.
     fn retire(&mut self, why: Why, region: u32, at: u64) {
         let is_regions = |pile: &Pile| pile.region == region && pile.base <= at && at < pile.base + SEGMENT;
         if self.piles.iter().any(is_regions) && self.live.remove(&at) {
@@ -233,7 +234,7 @@ impl Model {
         }
     }
 
-    /// What every op answers. In whose name the chain runs does not matter here.
+    /// Runs a chain; returns every op's status and output. The session does not matter here.
     pub(crate) fn run(&mut self, key: Key, asks: &[Ask]) -> Vec<(Status, Vec<u8>)> {
         let mut reserved = Vec::new();
         for ask in asks.iter().filter(|ask| ask.verb == Verb::Allocate) {
@@ -272,7 +273,7 @@ impl Model {
                 chain.perform(ask).unwrap_or_else(|refusal| (refusal, Vec::new()))
             };
             if ask.reclaims.is_some() {
-                // Whoever swapped has shown what it allocated; else nobody ever will.
+                // A CAS that swapped has published the allocations; otherwise no op will.
                 for at in std::mem::take(&mut chain.undecided) {
                     if answer.0 != Status::Ok {
                         chain.node.book.retire(Why::Unshown, key.0, at);
@@ -284,7 +285,7 @@ impl Model {
             chain.room -= answer.1.len();
             answers.push(answer);
         }
-        // One that the chain itself has named in a RETIRE, or found in a word that it swapped, is on its way already.
+        // A buffer that the chain itself has retired, by RETIRE or through a swapped word, is not freed again.
         let unused = std::mem::take(&mut chain.unused);
         unused
             .into_iter()
@@ -313,7 +314,7 @@ struct Running<'a> {
     room: usize,
     reserved: std::collections::VecDeque<Option<u64>>,
     unused: Vec<u64>,
-    /// Allocated, and not shown nor retired by a reclaiming CAS.
+    /// Allocated, and neither published nor retired by a reclaiming CAS.
     undecided: Vec<u64>,
 }
 
@@ -358,7 +359,7 @@ impl Running<'_> {
                         return Err(refusal);
                     }
                 };
-                let buffer = buffer.expect("the list was good when it was reserved, too");
+                let buffer = buffer.expect("the list was valid when the buffer was reserved, too");
                 self.undecided.push(buffer);
                 self.put((false, buffer), &ask.data);
                 Ok((Status::Ok, self.hand_out(output, &buffer.to_le_bytes())))
@@ -387,7 +388,7 @@ impl Running<'_> {
 
     fn compare_and_swap(&mut self, ask: &Ask) -> Result<(Status, Vec<u8>), Refusal> {
         let width = ask.width as u64;
-        // What may retire is asked for the right to, at the word itself.
+        // A reclaiming CAS also requires the right ALLOCATE, checked at the word itself.
         let may_retire = ask.reclaims.is_none() || self.node.book.permits(self.key, Right::Allocate);
         let word_at = |chain: &Self, at: u64| match chain.word_at(at, width, Right::Atomic) {
             Ok((false, _)) if !may_retire => Err(Status::Access),
@@ -407,7 +408,7 @@ impl Running<'_> {
         if width > 16 && (in_scratch || !self.node.book.wide) {
             return Err(Status::Invalid);
         }
-        // Scratch is nobody else's: nothing becomes unreachable there.
+        // Scratch is private: no buffer becomes unreachable there.
         if ask.reclaims.is_some() && in_scratch {
             return Err(Status::Invalid);
         }
@@ -428,7 +429,7 @@ impl Running<'_> {
         let masked = |bytes: &[u8]| -> Vec<u8> {
             bytes.iter().zip(&compare_mask).map(|(byte, mask)| byte & mask).collect()
         };
-        // The lowest address is the most significant: the order of byte strings.
+        // The byte at the lowest address is the most significant: this is the order of byte strings.
         let (left, right) = (masked(&old), masked(&compare));
         let holds = match ask.mode {
             0 => left == right,
@@ -456,7 +457,7 @@ impl Running<'_> {
         Ok((status, self.hand_out(output, &old)))
     }
 
-    /// The target of a READ or WRITE, and how much of it there is.
+    /// The target of a READ or WRITE, and its length.
     fn target(&self, ask: &Ask, right: Right) -> Result<(Place, u64), Refusal> {
         if !ask.indirect {
             return Ok((self.all_of(ask.at, ask.len(), right)?, ask.len()));
@@ -482,7 +483,7 @@ impl Running<'_> {
         u64::from_le_bytes(self.get(at, 8).try_into().expect("eight bytes"))
     }
 
-    /// The place an address names, and where what may be touched there ends.
+    /// The place of an address, and the end of the accessible range there.
     fn end_of(&self, at: u64, right: Right) -> Option<(Place, u64)> {
         if at & SCRATCH_BIT == 0 {
             return Some(((false, at), self.node.book.end_of(self.key, at, right)?));

@@ -1,7 +1,7 @@
-//! A memory that answers *wait*: a driver performs each access on shared bytes, a cache line at a time in any order,
-//! lets others in between, records the answer, and runs the chain again.
+//! A memory that returns *wait*: a driver performs each access on shared bytes, one cache line at a time in any order,
+//! lets other clients run in between, records the result, and runs the chain again.
 //!
-//! Invariant: a replayed run must ask exactly what was asked before, in that order, or it panics.
+//! Invariant: a replayed run must make exactly the same accesses in the same order, or it panics.
 
 use super::Bytes;
 use farside_remote::arena::Geometry;
@@ -9,10 +9,10 @@ use farside_remote::draws::Draws;
 use farside_remote::{By, ChainView, Key, Memory, Reply, Rights, Width, run};
 use std::cell::Cell;
 
-/// Bytes that are copied at one instant.
+/// Number of bytes that are copied atomically.
 const LINE: u64 = 64;
 
-/// One question, which is one access, or a look at rights.
+/// One access to memory or to rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Admits(Key),
@@ -35,7 +35,7 @@ enum Answer {
     ExchangedWide { swapped: bool, old: Vec<u8> },
 }
 
-/// The answers so far; beyond them, the access still to be made.
+/// Returns the recorded results; the first access beyond them is the one to wait for.
 struct Replay<'a> {
     geometry: Geometry,
     log: &'a [(Access, Answer)],
@@ -45,7 +45,7 @@ struct Replay<'a> {
 impl Replay<'_> {
     fn ask(&self, access: Access) -> Result<&Answer, Access> {
         let Some((asked, answer)) = self.log.get(self.next.get()) else { return Err(access) };
-        assert_eq!(*asked, access, "a replayed run asked something else");
+        assert_eq!(*asked, access, "a replayed run made another access");
         self.next.set(self.next.get() + 1);
         Ok(answer)
     }
@@ -94,8 +94,8 @@ impl Memory for Replay<'_> {
     }
 }
 
-/// Runs chains on `bytes` access by access. `between` is called before every access, and between its lines, with
-/// how many accesses are complete.
+/// Runs chains on `bytes` access by access. Calls `between` before every access, and between its lines, with the number
+/// of completed accesses.
 pub(crate) struct Tearing<'a, F> {
     bytes: &'a Bytes,
     random: Draws,
@@ -108,13 +108,13 @@ impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
         Tearing { bytes, random: Draws(seed), between, log: Vec::new() }
     }
 
-    /// Answers the accesses that were made, each once.
+    /// Runs a chain; returns its accesses, each once.
     pub(crate) fn run(mut self, by: By, chain: ChainView<'_>, reply: &mut Reply) -> Vec<Access> {
         loop {
             let replay = Replay { geometry: self.bytes.geometry(), log: &self.log, next: Cell::new(0) };
             match run(&replay, by, chain, reply) {
                 Ok(()) => {
-                    assert_eq!(replay.next.get(), self.log.len(), "a replayed run asked less than before");
+                    assert_eq!(replay.next.get(), self.log.len(), "a replayed run made fewer accesses than before");
                     return self.log.into_iter().map(|(access, _)| access).collect();
                 }
                 Err(access) => {
