@@ -1,10 +1,11 @@
-//! Who may do what: tokens, the rights that each has per store, and what becomes of those who guess.
+//! Access control: tokens, the rights of each token per store, and lock-out of clients that guess tokens.
 //!
-//! A node without tokens lets everyone do everything. With tokens, who shows none that is known has no session, and
-//! each session does what its token may. A token is known by its hash alone, so whoever reads the file of tokens can
-//! show none of them; yet it could read and forge sealed datagrams, whose keys come from the hashes. Invariant: every
-//! wrong token costs the same work and gets the same answer. Invariant: what is remembered of strangers has a bound,
-//! however many come.
+//! A node without tokens permits everything to everyone. With tokens, a client without a known token gets no session,
+//! and each session may do what its token permits. The node stores only a token's hash, so a reader of the token file
+//! cannot present any of the tokens. That reader can still read and forge sealed datagrams, whose keys derive from the
+//! hashes.
+//! Invariant: every wrong token costs the same work and gets the same response.
+//! Invariant: the memory spent on unknown clients is bounded.
 
 use farside_fabrics::udp::seal::Shared;
 use farside_remote::Rights;
@@ -18,25 +19,25 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The name that stands for every store which has no entry of its own.
+/// The name that stands for all stores without an entry of their own.
 pub const EVERY_STORE: &str = "*";
 
-/// What a token is known by: the SHA-256 of its secret. In text 64 hexadecimal digits.
+/// The SHA-256 of a token's secret, which identifies the token. As text 64 hexadecimal digits.
 #[derive(Clone, Copy)]
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Of that secret.
+    /// The fingerprint of `secret`.
     pub fn of(secret: &[u8]) -> Fingerprint {
         Fingerprint(Sha256::digest(secret).into())
     }
 
-    /// Whether they are one; takes the same time wherever they differ.
+    /// Whether both are equal. Takes the same time wherever they differ.
     pub fn is(&self, other: &Fingerprint) -> bool {
         self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b)) == 0
     }
 
-    /// What a client and a node that know it share, for datagrams that nobody else can read or forge.
+    /// The secret shared by a client and a node that know the token, which seals datagrams between them.
     pub fn shared(&self) -> Shared {
         Shared::new(self.0)
     }
@@ -55,7 +56,7 @@ impl Fingerprint {
 
 impl std::fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Fingerprint") // Not in a log, where it could be tried on.
+        f.write_str("Fingerprint") // Never logged: a reader of the log could use it.
     }
 }
 
@@ -70,26 +71,28 @@ impl<'de> Deserialize<'de> for Fingerprint {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fingerprint, D::Error> {
         let text = String::deserialize(deserializer)?;
         Fingerprint::parse(&text).ok_or_else(|| {
-            D::Error::custom("a token's sha256 has 64 hexadecimal digits: 'farside token new' makes one")
+            D::Error::custom(
+                "invalid sha256 of a token: it needs 64 hexadecimal digits; create one with 'farside token new'",
+            )
         })
     }
 }
 
-/// The rights to one store, as a file of tokens has them: a list of words, or `all`.
+/// The rights to one store in a token file: a list of words, or `all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant(pub Rights);
 
 impl Grant {
-    /// The right of that word, or all of them.
+    /// Parses one right, or `all`.
     ///
     /// # Errors
-    /// There is none of that name; names those that there are.
+    /// No right has this name; the error lists the valid names.
     pub fn parse(word: &str) -> Result<Grant, String> {
         if word == "all" {
             return Ok(Grant(Rights::ALL));
         }
         let right = Rights::deserialize(SeqDeserializer::<_, ValueError>::new([word].into_iter()));
-        right.map(Grant).map_err(|error| format!("{error}; `all` is every one"))
+        right.map(Grant).map_err(|error| format!("{error}; `all` grants all rights"))
     }
 }
 
@@ -126,42 +129,43 @@ impl<'de> Deserialize<'de> for Grant {
     }
 }
 
-/// A token, as the node knows it.
+/// A token as stored in the token file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Token {
-    /// For people and logs.
+    /// Name, for people and logs.
     pub name: String,
-    /// What it is known by.
+    /// Hash of its secret.
     pub sha256: Fingerprint,
-    /// Whether it makes, drops, scans and lists all stores.
+    /// Whether it may create, drop, scan and list all stores.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub admin: bool,
-    /// What it may do in which store; [`EVERY_STORE`] is for those that are not named.
+    /// Rights per store; [`EVERY_STORE`] applies to stores that are not named.
     #[serde(default)]
     pub stores: BTreeMap<String, Grant>,
 }
 
 impl Token {
-    /// What its keys to that store open.
+    /// The token's rights to a store.
     pub fn rights(&self, store: &str) -> Rights {
         let grant = self.stores.get(store).or_else(|| self.stores.get(EVERY_STORE));
         grant.map_or(Rights::NONE, |grant| grant.0)
     }
 
-    /// Whether it may know of that store.
+    /// Whether the token may know that the store exists.
     pub fn sees(&self, store: &str) -> bool {
         self.admin || self.rights(store) != Rights::NONE
     }
 
-    /// Whether it may ask that.
+    /// Checks that the token permits a request.
     ///
     /// # Errors
-    /// It may not; says what it would need. A store that it may not know of is refused like one that is not there.
+    /// The token does not permit it; the error names the missing right. A store that the token may not know of is
+    /// refused like a missing store.
     pub fn judge(&self, ask: &Ask) -> Result<(), String> {
         let needs = |what: &str| {
             Err(format!(
-                "the token '{}' may not do this: it needs {what}; ask whoever runs the node",
+                "the token '{}' does not permit this: it needs {what}; ask the node's administrator",
                 self.name
             ))
         };
@@ -178,21 +182,21 @@ impl Token {
             Ask::CreateStore { .. } | Ask::DropStore { .. } | Ask::RebuildStore { .. } | Ask::Scan { .. }
                 if !self.admin =>
             {
-                needs("to be an admin's")
+                needs("admin rights")
             }
             _ => Ok(()),
         }
     }
 
-    /// What is said of a store that is not there, or that it may not know of.
+    /// Error message for a store that is missing, or that the token may not know of.
     pub fn no_store(&self, name: &str) -> String {
         let may: Vec<&str> = self.stores.keys().map(String::as_str).collect();
         let may = if may.is_empty() { "none".to_owned() } else { may.join(", ") };
         format!("there is no store '{name}' that the token '{}' may open: it may open {may}", self.name)
     }
 
-    /// As much of an answer as it may know: of all stores those that it may open; processes and addresses of the
-    /// node's host, and what all clients together do, only if it is an admin's.
+    /// Removes from a response what the token may not know. Lists contain only the stores that it may open. The
+    /// processes and addresses of the node's host, and the traffic of all clients, are for admins only.
     pub fn may_know(&self, answer: Answer) -> Answer {
         match answer {
             Answer::Stores(mut stores) => {
@@ -210,26 +214,26 @@ impl Token {
     }
 }
 
-/// All tokens of a node, as their file has them.
+/// A node's token file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tokens {
-    /// In the file's order.
+    /// The tokens, in the file's order.
     #[serde(default)]
     pub token: Vec<Token>,
 }
 
 impl Tokens {
-    /// Whether they can be told apart, and have names that can be shown.
+    /// Checks that the tokens are distinct, and have printable names.
     ///
     /// # Errors
-    /// Names the token, and the remedy.
+    /// The error names the token and the remedy.
     pub fn check(&self) -> Result<(), String> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         for (index, Token { name, sha256, stores, .. }) in self.token.iter().enumerate() {
             if name.is_empty() || name.len() > 64 || !name.chars().all(is_name) {
                 return Err(format!(
-                    "a token is named {name:?}: use 1 to 64 letters, digits, '-', '_' or '.'"
+                    "invalid token name {name:?}: use 1 to 64 letters, digits, '-', '_' or '.'"
                 ));
             }
             let before = &self.token[..index];
@@ -238,13 +242,13 @@ impl Tokens {
             }
             if let Some(other) = before.iter().find(|other| other.sha256.is(sha256)) {
                 return Err(format!(
-                    "the tokens '{}' and '{name}' have one sha256: make another by 'farside token new'",
+                    "the tokens '{}' and '{name}' have the same sha256: create another with 'farside token new'",
                     other.name
                 ));
             }
             if let Some((store, _)) = stores.iter().find(|(_, grant)| grant.0 == Rights::NONE) {
                 return Err(format!(
-                    "the token '{name}' has no right to the store '{store}': give it one, or leave the store out"
+                    "the token '{name}' has no right to the store '{store}': grant one, or remove the store"
                 ));
             }
         }
@@ -252,17 +256,17 @@ impl Tokens {
     }
 }
 
-/// Whom a node lets in.
+/// The clients that a node admits.
 #[derive(Debug)]
 pub enum Access {
-    /// Everyone, to do everything.
+    /// Everyone, with all rights.
     Everyone(Arc<Token>),
-    /// Those with one of these tokens; each with the name by which its sealed datagrams call it.
+    /// Clients with one of these tokens; each token with the name that its sealed datagrams carry.
     Tokens(Vec<(u64, Arc<Token>)>),
 }
 
 impl Access {
-    /// Those with one of these tokens; everyone if there are no such.
+    /// Admits clients with one of these tokens, or everyone if `tokens` is `None`.
     pub fn new(tokens: Option<Tokens>) -> Access {
         match tokens {
             Some(tokens) => {
@@ -278,12 +282,12 @@ impl Access {
         }
     }
 
-    /// Whether tokens are asked for.
+    /// Whether a token is required.
     pub fn is_guarded(&self) -> bool {
         matches!(self, Access::Tokens(_))
     }
 
-    /// The token that this secret shows. Looks at all of them, whichever it is.
+    /// The token of this secret. Always compares all tokens, so the time does not depend on which one matches.
     pub fn admit(&self, secret: &[u8]) -> Option<Arc<Token>> {
         match self {
             Access::Everyone(everyone) => Some(Arc::clone(everyone)),
@@ -291,7 +295,7 @@ impl Access {
         }
     }
 
-    /// What is shared with those whose sealed datagrams have that name.
+    /// The shared secret of the token whose sealed datagrams carry this name.
     pub fn shared(&self, name: u64) -> Option<Shared> {
         match self {
             Access::Everyone(_) => None,
@@ -302,7 +306,7 @@ impl Access {
         }
     }
 
-    /// What has become of a token since a session was given it.
+    /// The current version of a token that a session presented earlier, if it is still known.
     pub fn renew(&self, token: &Token) -> Option<Arc<Token>> {
         match self {
             Access::Everyone(everyone) => Some(Arc::clone(everyone)),
@@ -321,7 +325,8 @@ fn find(tokens: &[(u64, Arc<Token>)], shown: &Fingerprint) -> Option<Arc<Token>>
     found.map(Arc::clone)
 }
 
-/// Where somebody is: an address without its port; of IPv6 the network, since a host has all of its addresses.
+/// Origin of a connection: an address without its port. For IPv6 the /64 network, since a host has all of its
+/// addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
@@ -343,16 +348,16 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// Wrong tokens from one source after which it is locked out.
+/// Number of wrong tokens from one source after which it is locked out.
 pub const GUESSES_MAX: u32 = 8;
-/// A source that was silent for so long starts anew.
+/// A source's count restarts after this time without a wrong token.
 pub const GUESSES_WITHIN: Duration = Duration::from_secs(60);
-/// How long a source is locked out.
+/// Duration of a lock-out.
 pub const LOCKED_FOR: Duration = Duration::from_secs(10);
-/// Sources that are remembered.
+/// Maximum number of sources that are remembered.
 pub const SOURCES_MAX: usize = 1024;
 
-/// Those who showed wrong tokens of late.
+/// Recent wrong tokens, by source.
 #[derive(Debug, Default)]
 pub struct Guesses {
     sources: BTreeMap<Source, Guessed>,
@@ -366,17 +371,17 @@ struct Guessed {
 }
 
 impl Guesses {
-    /// How much longer nobody there is heard.
+    /// Remaining time of the source's lock-out, if it is locked out.
     pub fn locked_for(&self, source: Source, now: Duration) -> Option<Duration> {
         let left = self.sources.get(&source)?.locked_until.saturating_sub(now);
         (!left.is_zero()).then_some(left)
     }
 
-    /// Somebody there has guessed wrong. True if nobody there is heard from now on, for [`LOCKED_FOR`].
+    /// Records a wrong token from a source. Returns true if that locks the source out, for [`LOCKED_FOR`].
     pub fn guessed(&mut self, source: Source, now: Duration) -> bool {
         if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&source) {
             let oldest = self.sources.iter().min_by_key(|(_, guessed)| guessed.last);
-            let oldest = oldest.map(|(&source, _)| source).expect("there are so many");
+            let oldest = oldest.map(|(&source, _)| source).expect("the map is full");
             self.sources.remove(&oldest);
         }
         let fresh = Guessed { count: 0, last: now, locked_until: Duration::ZERO };
@@ -394,7 +399,7 @@ impl Guesses {
     }
 }
 
-/// How many sessions each source has.
+/// Number of sessions of each source.
 #[derive(Debug)]
 pub struct Crowd {
     limit: u32,
@@ -402,12 +407,12 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Nobody yet; at most so many from one source.
+    /// No sessions yet; at most `limit` per source.
     pub fn new(limit: u32) -> Crowd {
         Crowd { limit, sources: BTreeMap::new() }
     }
 
-    /// One more. False if there are as many as there may be.
+    /// Counts one more session. Returns false if the source is at the limit.
     pub fn enter(&mut self, source: Source) -> bool {
         let count = self.sources.entry(source).or_default();
         let may = *count < self.limit;
@@ -415,9 +420,9 @@ impl Crowd {
         may
     }
 
-    /// One less.
+    /// Counts one session less.
     pub fn leave(&mut self, source: Source) {
-        let count = self.sources.get_mut(&source).expect("who leaves has entered");
+        let count = self.sources.get_mut(&source).expect("a session leaves after it entered");
         *count -= 1;
         if *count == 0 {
             self.sources.remove(&source);
@@ -425,7 +430,7 @@ impl Crowd {
     }
 }
 
-/// Lets something be said once in a while, however often there is cause.
+/// Limits the rate of a log message.
 #[derive(Debug, Default)]
 pub struct Seldom {
     not_before: Duration,
@@ -433,10 +438,11 @@ pub struct Seldom {
 }
 
 impl Seldom {
-    /// At least so long between two.
+    /// Minimum time between two messages.
     pub const PAUSE: Duration = Duration::from_secs(10);
 
-    /// If it may be said now: what is to be added to it, of how often there was cause since it last was.
+    /// Counts an occurrence. If a message may be logged now, returns a suffix for it with the number of occurrences
+    /// since the last message.
     pub fn may(&mut self, now: Duration) -> Option<String> {
         self.untold += 1;
         if now < self.not_before {
@@ -445,7 +451,7 @@ impl Seldom {
         self.not_before = now + Seldom::PAUSE;
         Some(match std::mem::take(&mut self.untold) {
             1 => String::new(),
-            times => format!("; there was cause {times} times since this was last said"),
+            times => format!("; {times} occurrences since the last report"),
         })
     }
 }
@@ -486,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_words_or_all_of_them() {
+    fn a_grant_parses_from_words_or_all() {
         let read = |text: &str| serde_json::from_str::<Grant>(text).map_err(|error| error.to_string());
         assert_eq!(read(r#"["read", "atomic"]"#), Ok(Grant(Rights::READ | Rights::ATOMIC)));
         assert_eq!(read(r#""read""#), Ok(Grant(Rights::READ)));
@@ -512,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn asks_are_judged_by_what_they_touch() {
+    fn requests_need_the_rights_to_what_they_touch() {
         let name = || "a".to_owned();
         let create = Ask::CreateStore { name: name(), kind: "k".into(), parameters: String::new(), quota: 1 };
         let admins = [create, Ask::DropStore { name: name() }, Ask::Scan { name: name() }];
@@ -524,7 +530,7 @@ mod tests {
         for ask in &admins {
             assert_eq!(admin.judge(ask), Ok(()));
             for other in [&reader, &writer, &stranger] {
-                assert!(other.judge(ask).expect_err("no admin").contains("an admin's"));
+                assert!(other.judge(ask).expect_err("no admin").contains("admin rights"));
             }
         }
         for token in [&reader, &writer, &stranger, &admin] {
@@ -535,12 +541,12 @@ mod tests {
         assert!(admin.judge(&open).expect_err("it may do nothing there").contains("a right to the store"));
         for ask in [&open, &stat] {
             let refusal = stranger.judge(ask).expect_err("it may not know of it");
-            assert_eq!(refusal, stranger.no_store("a"), "as if there were none");
+            assert_eq!(refusal, stranger.no_store("a"), "the same as for a missing store");
         }
     }
 
     #[test]
-    fn who_is_no_admin_learns_of_its_own_stores_and_nothing_of_the_host() {
+    fn a_non_admin_sees_only_its_stores_and_nothing_of_the_host() {
         let store = |name: &str| Store {
             name: name.into(),
             kind: "k".into(),
@@ -572,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_known_by_their_secrets_and_renewed_by_their_hashes() {
+    fn tokens_are_found_by_secret_and_renewed_by_hash() {
         let tokens = [token("a", "one", &[]), token("b", "two", &[])].to_vec();
         let access = Access::new(Some(Tokens { token: tokens.clone() }));
         assert!(access.is_guarded());
@@ -591,16 +597,16 @@ mod tests {
         assert!(later.renew(&b).is_some_and(|token| token.name == "c" && token.admin));
         assert!(later.renew(&tokens[0]).is_none());
         let open = Access::new(None);
-        let everyone = open.admit(b"whatever").expect("all are let in");
+        let everyone = open.admit(b"whatever").expect("everyone is admitted");
         assert!(!open.is_guarded() && everyone.admin && everyone.rights("any") == Rights::ALL);
         assert!(
             later.renew(&everyone).is_none(),
-            "who was let in without a token is not, once there are some"
+            "a session without a token is not renewed once tokens exist"
         );
     }
 
     #[test]
-    fn tokens_that_cannot_be_told_apart_or_do_nothing_are_refused_by_name() {
+    fn duplicate_or_useless_tokens_are_refused_by_name() {
         let check = |tokens: &[Token]| Tokens { token: tokens.to_vec() }.check();
         let (a, b) = (token("a", "one", &[("s", Rights::READ)]), token("b", "two", &[]));
         assert_eq!(check(&[a.clone(), b.clone()]), Ok(()));
@@ -618,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn who_guesses_is_locked_out_for_a_while_and_alone() {
+    fn only_a_guessing_source_is_locked_out_for_a_while() {
         let mut guesses = Guesses::default();
         for guess in 1..=GUESSES_MAX {
             assert_eq!(guesses.locked_for(source(1), seconds(5)), None);
@@ -627,14 +633,14 @@ mod tests {
         assert_eq!(guesses.locked_for(source(1), seconds(6)), Some(LOCKED_FOR - seconds(1)));
         assert_eq!(guesses.locked_for(source(2), seconds(6)), None);
         assert_eq!(guesses.locked_for(source(1), seconds(5) + LOCKED_FOR), None);
-        // Then it may guess as often again, and no more.
+        // Afterwards it has the same number of guesses again.
         let later = seconds(5) + LOCKED_FOR;
         let locked: Vec<bool> = (0..GUESSES_MAX).map(|_| guesses.guessed(source(1), later)).collect();
         assert_eq!(locked.iter().position(|&is_locked| is_locked), Some(GUESSES_MAX as usize - 1));
     }
 
     #[test]
-    fn guesses_that_are_long_past_do_not_count() {
+    fn old_guesses_do_not_count() {
         let mut guesses = Guesses::default();
         for guess in 0..100 {
             assert!(!guesses.guessed(source(1), GUESSES_WITHIN * guess), "one a minute is no attack");
@@ -642,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_sources_the_oldest_is_forgotten() {
+    fn the_oldest_of_too_many_sources_is_forgotten() {
         let mut guesses = Guesses::default();
         for number in 0..=SOURCES_MAX as u16 {
             for _ in 0..GUESSES_MAX {
@@ -657,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_an_address_of_version_4_or_a_network_of_version_6() {
+    fn a_source_is_an_ipv4_address_or_an_ipv6_network() {
         let of = |text: &str| Source::from(text.parse::<IpAddr>().expect("an address"));
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:2"));
@@ -669,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_has_so_many_sessions_and_no_more() {
+    fn a_source_has_a_limited_number_of_sessions() {
         let mut crowd = Crowd::new(2);
         let [a, b] = [1, 2].map(source);
         assert!(crowd.enter(a) && crowd.enter(a) && !crowd.enter(a));
@@ -679,15 +685,15 @@ mod tests {
         for who in [a, a, b] {
             crowd.leave(who);
         }
-        assert!(crowd.sources.is_empty(), "nobody is remembered");
+        assert!(crowd.sources.is_empty(), "no source is left");
     }
 
     #[test]
-    fn what_is_said_seldom_says_how_often_there_was_cause() {
+    fn a_limited_message_reports_how_often_it_occurred() {
         let mut seldom = Seldom::default();
         assert_eq!(seldom.may(seconds(1)).as_deref(), Some(""));
         assert_eq!((seldom.may(seconds(2)), seldom.may(seconds(3))), (None, None));
         let said = seldom.may(seconds(1) + Seldom::PAUSE);
-        assert_eq!(said.as_deref(), Some("; there was cause 3 times since this was last said"));
+        assert_eq!(said.as_deref(), Some("; 3 occurrences since the last report"));
     }
 }

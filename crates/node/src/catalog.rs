@@ -1,7 +1,7 @@
-//! Which stores there are, and what each was granted.
+//! The catalog: the node's stores, and the segments granted to each.
 //!
-//! Invariant: a store's region is known to clients only once everything was granted; it is unknown, and its key
-//! opens nothing, before anything is taken back.
+//! Invariant: clients learn of a store's region only after all its segments are granted. Before any segment is taken
+//! back, the region is unknown and its key opens nothing.
 
 use crate::rebuild::{self, Rebuild};
 use crate::served::Served;
@@ -15,24 +15,24 @@ use std::sync::Arc;
 /// The longest name of a store, in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// A store with what the node keeps for it.
+/// A store with the node's state for it.
 pub struct Entry<M: Memory> {
-    /// As clients see it.
+    /// The store as clients see it.
     pub store: Store,
-    /// What its system does here.
+    /// Its service.
     pub served: Arc<Served<M>>,
-    /// Every segment that it was granted, for its tables, its buffers and its reserve.
+    /// All segments granted to it, for its tables, its buffers and its reserve.
     pub segments: Vec<u32>,
-    /// While it gets another table.
+    /// The rebuild of its table, if one is in progress.
     pub rebuild: Option<Rebuild>,
-    /// Its service has found its table crowded.
+    /// Whether its service has found its table crowded.
     pub is_crowded: bool,
-    /// It was to be rebuilt, and there was no room: so many segments must be free until it is tried again.
+    /// Number of free segments that the next rebuild waits for, after one failed for lack of memory.
     pub(crate) room_needed: u32,
 }
 
 impl<M: Memory> Entry<M> {
-    /// A store with nothing under way.
+    /// A store without a rebuild.
     pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
         let served = Served::new(&store, service);
         Entry { store, served, segments, rebuild: None, is_crowded: false, room_needed: 0 }
@@ -43,36 +43,38 @@ impl<M: Memory> Entry<M> {
 pub struct Catalog<M: Memory> {
     kinds: Vec<Box<dyn Kind<M>>>,
     stores: BTreeMap<String, Entry<M>>,
-    /// Regions that are being made or unmade.
+    /// Regions and names of stores that are being created or dropped.
     busy: Vec<(u32, String)>,
 }
 
+/// Checks a store's name.
+///
 /// # Errors
-/// It is no name that a store can have.
+/// The name is not allowed.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
         return Err(format!(
-            "'{}' is no name for a store: use 1 to {NAME_MAX} letters, digits, '-', '_' or '.'",
+            "invalid store name '{}': use 1 to {NAME_MAX} letters, digits, '-', '_' or '.'",
             name.escape_debug()
         ));
     }
     Ok(())
 }
 
-/// How a quota is divided, in segments.
+/// Division of a quota, in segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
-    /// For the table, side by side.
+    /// Adjacent segments for the table.
     pub table: u32,
-    /// For buffers, within the quota.
+    /// Segments for buffers, within the quota.
     pub buffers: u32,
-    /// Beyond the quota, so that a full store can be emptied.
+    /// Segments beyond the quota, so that a full store can be emptied.
     pub reserve: u32,
 }
 
 impl Division {
-    /// Of a quota of so many bytes with a table of so many.
+    /// Divides a quota, given the size of the table, both in bytes.
     ///
     /// # Errors
     /// The quota does not hold the table and one segment of buffers.
@@ -81,7 +83,7 @@ impl Division {
         let table = table_len.div_ceil(SEGMENT_SIZE);
         if quota_segments <= table {
             return Err(format!(
-                "a quota of {} MiB does not hold the table of {table} MiB and any item: give at least {} MiB, or \
+                "a quota of {} MiB is too small for a table of {table} MiB and any item: give at least {} MiB, or \
                  fewer --items",
                 quota_segments,
                 table * 2
@@ -90,44 +92,44 @@ impl Division {
         let buffers = quota_segments - table;
         let reserve = Division::reserve_of(buffers);
         let small =
-            |n: u64| u32::try_from(n).map_err(|_| format!("a quota of {quota} bytes is too much: give less"));
+            |n: u64| u32::try_from(n).map_err(|_| format!("a quota of {quota} bytes is too large: give less"));
         small(quota_segments + reserve)?;
         Ok(Division { table: small(table)?, buffers: small(buffers)?, reserve: small(reserve)? })
     }
 
-    /// The reserve of a store with so many segments for buffers. More of them never have a smaller one, so that of a
-    /// whole quota, in segments, it is the most that a node adds to that quota.
+    /// Size of the reserve of a store with `buffers` segments for buffers. Monotonic, so the reserve for a whole quota,
+    /// in segments, is the maximum that a node adds to that quota.
     pub fn reserve_of(buffers: u64) -> u64 {
         (buffers / 64).clamp(1, 16)
     }
 
-    /// All of it.
+    /// Total number of segments.
     pub fn segments(&self) -> u32 {
         self.table + self.buffers + self.reserve
     }
 }
 
 impl<M: Memory> Catalog<M> {
-    /// No stores yet, of these kinds.
+    /// An empty catalog that supports these kinds.
     pub fn new(kinds: Vec<Box<dyn Kind<M>>>) -> Catalog<M> {
         Catalog { kinds, stores: BTreeMap::new(), busy: Vec::new() }
     }
 
-    /// The kind of that name.
+    /// The kind with this name.
     ///
     /// # Errors
     /// There is none.
     pub fn kind(&self, name: &str) -> Result<&dyn Kind<M>, String> {
         self.kinds.iter().find(|kind| kind.name() == name).map(Box::as_ref).ok_or_else(|| {
             let known: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
-            format!("no store can be of kind '{name}': name one of {}", known.join(", "))
+            format!("unknown kind of store '{name}': use one of {}", known.join(", "))
         })
     }
 
-    /// The service of a store, with those of its former tables.
+    /// Creates the service of a store, including its former tables.
     ///
     /// # Errors
-    /// The store is of no known kind, or its parameters are not such as its kind plans.
+    /// The store's kind is unknown, or its parameters are not those of a plan of its kind.
     pub(crate) fn serve(&self, store: &Store) -> Result<Box<dyn Service<M>>, String> {
         let mut service = self.kind(&store.kind)?.serve(&store.parameters, store.extent())?;
         match &store.formers()[..] {
@@ -136,50 +138,50 @@ impl<M: Memory> Catalog<M> {
         }
     }
 
-    /// The store of that name.
+    /// The store with this name.
     ///
     /// # Errors
     /// There is none.
     pub fn get(&self, name: &str) -> Result<&Entry<M>, String> {
         self.stores.get(name).ok_or_else(|| match self.stores.is_empty() {
             true => {
-                format!("there is no store '{name}', nor any other: 'farside store create {name}' makes it")
+                format!("there is no store '{name}', nor any other: create it with 'farside store create {name}'")
             }
             false => {
                 let names: Vec<&str> = self.stores.keys().map(String::as_str).collect();
-                format!("there is no store '{name}': there are {}", names.join(", "))
+                format!("there is no store '{name}': the node has {}", names.join(", "))
             }
         })
     }
 
-    /// All stores, by name.
+    /// All stores, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Entry<M>> {
         self.stores.values()
     }
 
-    /// All stores, by name, to be changed.
+    /// All stores, sorted by name, mutable.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry<M>> {
         self.stores.values_mut()
     }
 
-    /// The store whose region this is, to be changed.
+    /// The store of this region, mutable.
     pub(crate) fn by_region_mut(&mut self, region: u32) -> Option<&mut Entry<M>> {
         self.stores.values_mut().find(|entry| entry.store.region == region)
     }
 
-    /// The store whose region this is.
+    /// The store of this region.
     pub fn by_region(&self, region: u32) -> Option<&Entry<M>> {
         self.stores.values().find(|entry| entry.store.region == region)
     }
 
-    /// Reserves a region number for a store that is to be made.
+    /// Reserves a region number for a new store.
     ///
     /// # Errors
-    /// The name is taken or none, or there are as many stores as a node can have.
+    /// The name is invalid or taken, or the node has the maximum number of stores.
     pub fn reserve(&mut self, name: &str) -> Result<u32, String> {
         check_name(name)?;
         if self.busy.iter().any(|(_, busy)| busy == name) {
-            return Err(format!("store '{name}' is being made or dropped just now: ask again in a moment"));
+            return Err(format!("store '{name}' is being created or dropped: retry in a moment"));
         }
         if self.stores.contains_key(name) {
             return Err(format!("there is a store '{name}' already: drop it first, or choose another name"));
@@ -189,32 +191,32 @@ impl<M: Memory> Catalog<M> {
         };
         let region = (1..REGIONS_MAX).find(|region| !used(region));
         let region = region.ok_or_else(|| {
-            format!("the node has {} stores, the most there can be: drop one", REGIONS_MAX - 1)
+            format!("the node has {} stores, the maximum: drop one", REGIONS_MAX - 1)
         })?;
         self.busy.push((region, name.to_owned()));
         Ok(region)
     }
 
-    /// Notes which segments a store was found to have.
+    /// Sets the segments that a store was found to own.
     pub fn set_segments(&mut self, region: u32, segments: Vec<u32>) {
         if let Some(entry) = self.by_region_mut(region) {
             entry.segments = segments;
         }
     }
 
-    /// A region number is nobody's again.
+    /// Releases a region number.
     pub fn release(&mut self, region: u32) {
         self.busy.retain(|(busy, _)| *busy != region);
     }
 
-    /// Makes a store known.
+    /// Adds a store.
     pub fn insert(&mut self, entry: Entry<M>) {
         self.release(entry.store.region);
         let before = self.stores.insert(entry.store.name.clone(), entry);
-        assert!(before.is_none(), "a name was given to two stores");
+        assert!(before.is_none(), "two stores have the same name");
     }
 
-    /// Makes a store unknown; its region stays reserved.
+    /// Removes a store; its region stays reserved.
     ///
     /// # Errors
     /// There is none of that name.
@@ -235,7 +237,7 @@ mod tests {
     fn a_name_is_reserved_for_one_store_at_a_time() {
         let mut catalog = Catalog::<Mapping>::new(Vec::new());
         let region = catalog.reserve("twin").expect("a new name");
-        assert!(catalog.reserve("twin").expect_err("being made").contains("being made"));
+        assert!(catalog.reserve("twin").expect_err("being created").contains("being created"));
         let other = catalog.reserve("other").expect("a new name");
         assert_ne!(region, other);
         catalog.release(region);

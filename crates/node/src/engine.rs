@@ -1,8 +1,9 @@
-//! What an engine lets a session do: the keys that it was given, and memory as its chains see it through them.
+//! Access of an engine's sessions: each session's keys, and memory as its chains access it with them.
 //!
-//! A session's keys are its own: drawn for it, worthless to any other, gone with it. Each stands for the key of one
-//! store, with the rights that its token has there. Invariant: a chain touches memory only while the session's key and
-//! the store's are both good, so that either can be taken away at any moment.
+//! A session's keys are private: drawn for it, useless to any other session, and gone with it. Each stands for the key
+//! of one store, with the rights that the session's token has there.
+//! Invariant: a chain accesses memory only while both the session's key and the store's key are valid, so either can be
+//! revoked at any moment.
 
 use farside_remote::arena::Geometry;
 use farside_remote::control::Store;
@@ -13,11 +14,11 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub struct Keys {
     held: Vec<Held>,
-    /// Those that others have taken the place of, the latest last: their chains may yet arrive.
+    /// Keys that were replaced, the latest last: chains with them may still arrive.
     former: VecDeque<Held>,
 }
 
-/// So many are remembered: a key that is used after as many others have taken its place is a stranger's.
+/// Maximum number of replaced keys that are remembered. A key replaced earlier counts as never granted.
 const FORMER_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -36,10 +37,10 @@ impl Held {
 }
 
 impl Keys {
-    /// A key to the store, made of `secret`; the one that there is already, if there is one.
+    /// Returns a key to the store with the secret `secret`, or the existing key if the session has one.
     pub fn grant(&mut self, store: &Store, rights: Rights, secret: u64) -> Key {
         let (name, store, is_wide) = (store.name.clone(), store.extent().key, store.wide);
-        // A region that was another store's, or had another table, is this one's now.
+        // The region may have belonged to another store, or had another table.
         let is_over = |held: &mut Held| held.store.region() == store.region() && held.store != store;
         self.former.extend(self.held.extract_if(.., is_over));
         while self.former.len() > FORMER_MAX {
@@ -54,7 +55,7 @@ impl Keys {
         own
     }
 
-    /// From now on the keys open what `rights` says of each store, by its name. True if some open less than before.
+    /// Limits the keys to `rights` of each store, by name. Returns true if some key loses a right.
     pub fn limit(&mut self, rights: impl Fn(&str) -> Rights) -> bool {
         let mut is_less = false;
         for held in self.held.iter_mut().chain(&mut self.former) {
@@ -65,35 +66,36 @@ impl Keys {
         is_less
     }
 
-    /// Whether the session was ever given this key, as far as that is remembered. Who uses another guesses, or errs.
+    /// Whether the session was ever given this key, as far as that is remembered. A session that uses another key
+    /// guesses, or is faulty.
     pub fn was_granted(&self, key: Key) -> bool {
         self.held.iter().chain(&self.former).any(|held| held.is(key))
     }
 
-    /// The store's key that this one stands for, and what it opens there.
+    /// The store's key for which this one stands, and its rights.
     #[inline]
     pub fn stands_for(&self, key: Key) -> Option<(Key, Rights)> {
         let held = self.held.iter().find(|held| held.own.region() == key.region())?;
         held.own.opens(key.secret()).then_some((held.store, held.rights))
     }
 
-    /// Whether the session may give back what it has allocated in that region.
+    /// Whether the session may retire its own buffers of that region.
     pub fn may_allocate(&self, region: u32) -> bool {
         self.held.iter().any(|held| held.own.region() == region && held.rights.contains(Rights::ALLOCATE))
     }
 
-    /// Whether the chains of that key's region must run on memory that is wide.
+    /// Whether chains of that key's region must run on wide memory.
     #[inline]
     pub fn is_wide(&self, key: Key) -> bool {
         self.held.iter().any(|held| held.is_wide && held.own.region() == key.region())
     }
 }
 
-/// A node's memory, as a session's chains see it.
+/// A node's memory as a session's chains access it.
 pub struct Guarded<'a, M> {
     /// The memory.
     pub memory: &'a M,
-    /// What opens it.
+    /// The session's keys.
     pub keys: &'a Keys,
 }
 
@@ -158,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_stands_for_one_store_and_a_stranger_for_none() {
+    fn a_granted_key_stands_for_one_store_and_others_for_none() {
         let mut keys = Keys::default();
         let known = |secret, wide| Store {
             name: "s".into(),
@@ -180,7 +182,7 @@ mod tests {
         assert_eq!(
             keys.grant(&known(77, false), Rights::ALL, 6),
             own,
-            "a store that is opened twice has one key"
+            "opening a store twice returns the same key"
         );
         assert_eq!(keys.stands_for(own), Some((store, Rights::ALL)));
         for wrong in [store, Key::new(3, 0), Key::new(4, 5), Key::new(3, 6), Key::new(0, 5)] {
@@ -195,11 +197,11 @@ mod tests {
         for secret in 79..79 + FORMER_MAX as u64 {
             keys.grant(&known(secret, false), Rights::ALL, secret);
         }
-        assert!(keys.was_granted(next) && !keys.was_granted(own), "so many others are long enough");
+        assert!(keys.was_granted(next) && !keys.was_granted(own), "the oldest key is forgotten");
     }
 
     #[test]
-    fn rights_that_are_taken_away_leave_a_key_that_opens_nothing_and_is_no_guess() {
+    fn a_key_without_rights_opens_nothing_but_is_no_guess() {
         let mut keys = Keys::default();
         let store = |region, name: &str| Store {
             name: name.into(),
@@ -223,6 +225,6 @@ mod tests {
         assert_eq!(keys.stands_for(a), Some((Key::new(1, 77), Rights::READ)));
         assert_eq!(keys.stands_for(b), Some((Key::new(2, 77), Rights::NONE)));
         assert!(keys.was_granted(b));
-        assert!(!keys.may_allocate(1) && !keys.may_allocate(2), "what it held is a scan's to find");
+        assert!(!keys.may_allocate(1) && !keys.may_allocate(2), "a scan finds what it held");
     }
 }

@@ -1,4 +1,4 @@
-//! Which segments nobody has.
+//! The segments that no store owns.
 //!
 //! Invariant: a segment is free here or assigned to exactly one region in the segment table, never both.
 
@@ -16,12 +16,12 @@ impl Extents {
         Extents { free: (0..segments).collect() }
     }
 
-    /// How many are free.
+    /// Number of free segments.
     pub fn free(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// Takes `count` segments that lie side by side, the lowest there are; answers the first.
+    /// Takes the lowest `count` adjacent segments; returns the first.
     pub fn take_run(&mut self, count: u32) -> Option<u32> {
         let (mut first, mut len) = (0, 0);
         for &index in &self.free {
@@ -40,7 +40,7 @@ impl Extents {
         Some(first)
     }
 
-    /// Takes `count` segments wherever they lie; nothing if there are fewer.
+    /// Takes any `count` segments, or `None` if fewer are free.
     pub fn take(&mut self, count: u32) -> Option<Vec<u32>> {
         if self.free() < count {
             return None;
@@ -50,7 +50,7 @@ impl Extents {
         Some(taken)
     }
 
-    /// Takes a segment that is found to be somebody's.
+    /// Takes the segment `index`, which a store owns.
     ///
     /// # Panics
     /// If it is not free.
@@ -58,12 +58,12 @@ impl Extents {
         assert!(self.free.remove(&index), "segment {index} was taken twice");
     }
 
-    /// Takes back a segment.
+    /// Frees a segment.
     ///
     /// # Panics
     /// If it is free already.
     pub fn give(&mut self, index: u32) {
-        assert!(self.free.insert(index), "segment {index} was given back twice");
+        assert!(self.free.insert(index), "segment {index} was freed twice");
     }
 }
 
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_lies_side_by_side_even_after_holes() {
+    fn a_run_is_contiguous_even_after_holes() {
         let mut extents = Extents::new(10);
         let taken = extents.take(4).expect("ten are free");
         assert_eq!(taken, [0, 1, 2, 3]);

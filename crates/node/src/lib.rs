@@ -1,9 +1,9 @@
-//! The memory node: it lends memory, takes back what is given up, and finds what is lost. It knows no system.
+//! The memory node: it grants memory to stores, frees retired buffers, and finds leaked ones. It knows no system.
 //!
-//! [`node::Node`] is a state machine: it is handed questions and the time, and makes steps of at most about 16
-//! accesses, so that a simulator runs it among everybody else's accesses. [`host`] alone has threads and sockets.
+//! [`node::Node`] is a state machine. The caller passes in requests, and calls steps of at most about 16 accesses each,
+//! so that a simulator can interleave them with other processes' accesses. Only [`host`] has threads and sockets.
 //!
-//! Invariant: a step changes the node's own state only once its last access was answered.
+//! Invariant: a step changes the node's own state only after its last access has completed.
 
 #![forbid(unsafe_code)]
 

@@ -1,16 +1,16 @@
-//! Broken variants of reclamation, scans, and rebuilt tables.
+//! Mutants of reclamation, scans, and rebuilt tables.
 
 farside_remote::mutants! {
-    /// The node gives a retired buffer back without waiting for anybody.
+    /// The node frees a retired buffer without a grace period.
     REPOST_AT_ONCE = "RepostAtOnce";
-    /// A scan frees whatever the structure does not reach, whoever holds it, and waits for nobody.
+    /// A scan frees all buffers that the structure does not reach, even held ones, and without a grace period.
     SCAN_BY_REACHABILITY_ALONE = "ScanByReachabilityAlone";
-    /// A scan does not wait for those who may have replaced what it looks for.
+    /// A scan does not wait for chains that may have replaced the buffers that it looks for.
     SWEEP_WITHOUT_GRACE = "SweepWithoutGrace";
-    /// Buffers go back to their lists between being seen reachable and being noted as such.
+    /// Buffers may be freed between being seen reachable and being recorded as such.
     REUSE_WHILE_ADOPTING = "ReuseWhileAdopting";
-    /// A store is dropped while its buffers are on lists among those of other stores.
+    /// A store is dropped while its buffers are still on sessions' retired lists, among those of other stores.
     DROP_WITHOUT_TAKING_LISTS = "DropWithoutTakingLists";
-    /// A former table's memory is given back while chains may be under way in it.
+    /// A former table's memory is freed while chains may still run in it.
     OLD_TABLE_FREED_AT_ONCE = "OldTableFreedAtOnce";
 }

@@ -1,6 +1,6 @@
-//! The node: questions come in, steps are made, answers go out.
+//! The node: a state machine that accepts requests, makes steps, and returns responses.
 //!
-//! Invariant: one step changes the catalog for one job, and the job's answer is given when all of it is done.
+//! Invariant: one step changes the catalog for one job, and the job's response is given when the whole job is done.
 //! Invariant: a job that waits for a client's turn to end holds up no other.
 
 use crate::catalog::{Catalog, Division, Entry};
@@ -25,21 +25,21 @@ use farside_remote::service::{Kind, Plan, Step, Tick};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Memory that a node may also give back to the system.
+/// Memory that a node may also return to the system.
 pub trait NodeMemory: Memory {
-    /// Makes segment `index` all zeros.
+    /// Zeroes segment `index`.
     fn discard(&self, index: u32) -> Result<(), Self::Wait>;
 }
 
-/// Which question an answer is to.
+/// Identifies a request and its response.
 pub type Ticket = u64;
 
-/// What a step came to.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Something was done: step again.
+    /// The step did something: step again.
     Made,
-    /// There is nothing to do, until somebody asks, retires or ends.
+    /// There is nothing to do until a request arrives, or a client retires buffers or ends.
     Idle,
 }
 
@@ -48,71 +48,72 @@ pub struct Node<M: NodeMemory> {
     extents: Extents,
     catalog: Catalog<M>,
     sessions: Sessions,
-    /// How many of them are engines'.
+    /// Number of engines among them.
     engines: u64,
-    /// Sessions that have ended and whose retired buffers are still being taken.
+    /// Ended sessions whose retired buffers are still being taken.
     closing: VecDeque<SessionId>,
     reclaim: Reclaim,
-    /// Stores that are being made or dropped: each has a region, so there are never more than regions.
+    /// Stores being created or dropped. Each has a region, which bounds their number.
     jobs: VecDeque<(Ticket, Job<M>)>,
-    /// Which of them is under way, and how many in a row were found waiting.
+    /// Index of the current job, and the number of consecutive jobs that were found waiting.
     at_job: (usize, usize),
-    /// Looks at stores, and who asked.
+    /// Statistics requests in progress, with their tickets.
     looks: VecDeque<(Look, Vec<Ticket>)>,
-    /// Regions to be scanned, and who asked: nobody, where a session ended without a word.
+    /// Regions to be scanned, with the tickets of the requests; none if a session ended without a word.
     scans_due: VecDeque<(u32, Vec<Ticket>)>,
     scan: Option<(Scan, Vec<Ticket>)>,
-    /// Regions that are to be looked at for want of memory, each from a class on.
+    /// Regions to be checked for shortage of memory, each from a class on.
     relief: VecDeque<(u32, u8)>,
-    /// Regions whose services are to make steps of their own.
+    /// Regions whose services have background steps to make.
     ticks: VecDeque<u32>,
-    /// The region whose table was looked at last.
+    /// The region whose table was checked last.
     watched: u32,
-    /// Which part makes the next step, and how many in a row had nothing to do.
+    /// Index of the part that makes the next step, and the number of consecutive parts that had nothing to do.
     rotation: (usize, usize),
     answers: VecDeque<(Ticket, Result<Answer, String>)>,
     next_ticket: Ticket,
     info: NodeInfo,
     geometry: Geometry,
-    /// Of the record of the catalog that was written last.
+    /// Sequence number of the last written record of the catalog.
     catalog_sequence: u64,
-    /// What sessions that are closed had counted.
+    /// Sum of the counters of closed sessions.
     counted: Counters,
 }
 
-/// What changes the catalog, in more than one step.
+/// A change of the catalog that takes several steps.
 enum Job<M: NodeMemory> {
     Create { entry: Box<Entry<M>>, division: Division, granted: usize },
     Drop { entry: Box<Entry<M>>, leaving: Leaving, freed: usize },
 }
 
-/// A look at all buffers of a store.
+/// A traversal of all buffers of a store, for its statistics.
 struct Look {
     name: String,
-    /// The store's: the next one of that name is another.
+    /// The store's id, which distinguishes it from a later store of the same name.
     id: u64,
-    /// A segment by its place in the store's list, and a buffer in it.
+    /// Next segment, by its index in the store's list, and the next buffer in it.
     at: (usize, u32),
     stat: Box<StoreStat>,
 }
 
-/// The most looks and asked scans that may wait. Each is small, but whoever asks may ask for ever.
+/// Maximum number of outstanding requests about stores. Each is small, but their number must be bounded.
 const WAITING_MAX: usize = 4096;
 
-/// How far a dropped store's memory is on its way out of everybody's hands.
+/// Progress of a dropped store's memory towards being unreferenced.
 enum Leaving {
-    /// Its key opens everything.
+    /// Its key is still valid.
     Not,
-    /// Chains that were admitted by its key may be under way.
+    /// Chains that its key admitted may still run.
     Chains(Grace),
-    /// Nothing of it is retired any more; what was, is on lists, among buffers of other stores.
+    /// No more of its buffers are retired. Those retired before are on sessions' lists, among buffers of other stores.
     Retired { is_round_begun: bool },
-    /// Nobody knows of it.
+    /// Nothing refers to it.
     Left,
 }
 
 impl<M: NodeMemory> Node<M> {
-    /// A node over fresh memory, with these kinds of stores. Of `info`, what changes is filled in when asked for.
+    /// Creates a node on fresh memory that supports these kinds of stores. The variable fields of `info` are filled in
+    /// on request.
     pub fn new(memory: &M, kinds: Vec<Box<dyn Kind<M>>>, info: NodeInfo) -> Node<M> {
         Node {
             extents: Extents::new(memory.geometry().segments()),
@@ -139,8 +140,8 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// A node that takes over a memory which another served, and no process uses any more. All stores are scanned for
-    /// what clients held.
+    /// Creates a node on memory that another node served and no process uses any more. Scans all stores for buffers
+    /// that clients held.
     ///
     /// # Errors
     /// A store cannot be served by this release.
@@ -167,17 +168,17 @@ impl<M: NodeMemory> Node<M> {
         &self.sessions
     }
 
-    /// The stores that are known.
+    /// The catalog of stores.
     pub fn catalog(&self) -> &Catalog<M> {
         &self.catalog
     }
 
-    /// The service of the store whose region this is. Who asks it something is in a turn, or makes the node's steps.
+    /// The service of the store of this region. The caller must be in a turn, or make the node's steps.
     pub fn served(&self, region: u32) -> Option<Arc<Served<M>>> {
         self.catalog.by_region(region).map(|entry| Arc::clone(&entry.served))
     }
 
-    /// About the node, now.
+    /// The node's current state.
     pub fn info(&self) -> NodeInfo {
         NodeInfo {
             unassigned_bytes: u64::from(self.extents.free()) * SEGMENT_SIZE,
@@ -187,7 +188,7 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// What all sessions have counted, those that are closed included. One read a session.
+    /// The sum of all sessions' counters, including closed ones. One read per session.
     pub fn counters(&self, memory: &M) -> Result<Counters, M::Wait> {
         let mut sum = self.counted;
         for session in self.sessions.iter() {
@@ -196,7 +197,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(sum)
     }
 
-    /// Opens a session for a process; nothing if there are as many as there can be.
+    /// Opens a session for a process; `None` if all slots are taken.
     pub fn open_session(
         &mut self,
         memory: &M,
@@ -206,7 +207,7 @@ impl<M: NodeMemory> Node<M> {
         self.sessions.open(memory, pid, start_time)
     }
 
-    /// Opens the session in whose slot an engine of this node says when it runs chains.
+    /// Opens a session for an engine of this node, which announces its turns in the session's slot.
     pub fn open_engine(
         &mut self,
         memory: &M,
@@ -218,12 +219,13 @@ impl<M: NodeMemory> Node<M> {
         Ok(opened)
     }
 
-    /// Opens a session whose chains an engine of this node will run; answers the number to which its buffers belong.
+    /// Opens a session whose chains an engine of this node will run; returns its number, which owns its buffers.
     pub fn open_remote(&mut self, memory: &M) -> Result<u32, M::Wait> {
         self.sessions.open_remote(memory)
     }
 
-    /// A remote session runs no more chains. If it did not say so itself, stores are scanned for what it held.
+    /// Ends a remote session, which runs no more chains. If it did not say so itself, stores are scanned for its
+    /// buffers.
     pub fn end_remote(&mut self, number: u32, said_so: bool) {
         self.sessions.end_remote(number);
         if !said_so {
@@ -231,8 +233,8 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// A session's owner runs no more chains. If it did not say so itself, stores are scanned for what it held.
-    /// One that has ended already ends no second time.
+    /// Ends a session, whose owner runs no more chains. If it did not say so itself, stores are scanned for its
+    /// buffers. Does nothing if it has ended already.
     pub fn end_session(&mut self, id: SessionId, said_so: bool) {
         if !self.sessions.may_run(id) {
             return;
@@ -245,7 +247,7 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// The pids of the sessions whose unfinished turn keeps memory from coming back.
+    /// Pids of the sessions whose unfinished turn delays reclamation.
     pub fn delayed_by(&self) -> Vec<u32> {
         let dropping = self.jobs.iter().filter_map(|(_, job)| match job {
             Job::Drop { leaving: Leaving::Chains(grace), .. } => Some(grace),
@@ -259,8 +261,8 @@ impl<M: NodeMemory> Node<M> {
         self.sessions.iter().filter(|s| slots.contains(&s.id.slot)).map(|s| s.pid).collect()
     }
 
-    /// The stores whose tables have become crowded since this was asked last, and can be given larger ones: the host
-    /// asks for that, since it takes random bits.
+    /// The stores whose tables have become crowded since the last call and can be enlarged. The host requests that,
+    /// since it takes random bits.
     pub fn crowded(&mut self) -> Vec<String> {
         let free = self.extents.free();
         let crowded = self.catalog.iter_mut().filter_map(|entry| {
@@ -271,15 +273,15 @@ impl<M: NodeMemory> Node<M> {
         crowded.collect()
     }
 
-    /// Looks for buffers that sessions have retired, for regions that are short of memory, and for tables that are
-    /// crowded. The host calls it when a client rang, and from time to time.
+    /// Checks for retired buffers, for regions that are short of memory, and for crowded tables. The host calls it when
+    /// a client rings, and from time to time.
     pub fn look_around(&mut self) {
         self.reclaim.begin_round(&self.sessions);
         if self.relief.is_empty() {
             self.relief = self.catalog.iter().map(|entry| (entry.store.region, 0)).collect();
         }
         if self.ticks.is_empty() {
-            // One after another, so that many stores take no more of a look than few.
+            // One store per call, so that the cost does not grow with the number of stores.
             let regions = || self.catalog.iter().map(|entry| entry.store.region);
             let next = regions().filter(|&region| region > self.watched).min().or_else(|| regions().min());
             let rebuilt = self.catalog.iter().filter(|entry| entry.rebuild.is_some());
@@ -290,7 +292,7 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    /// Asks a question; its answer comes out of [`Node::answer`] after some steps. `entropy` is random.
+    /// Accepts a request; [`Node::answer`] returns its response after some steps. `entropy` is random.
     pub fn ask(&mut self, ask: Ask, entropy: [u64; 2]) -> Ticket {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -302,7 +304,8 @@ impl<M: NodeMemory> Node<M> {
         ticket
     }
 
-    /// Nobody waits for these answers any more. What only tells something is not done then; what changes something is.
+    /// Cancels the responses to these tickets. Requests that only read are dropped; requests that change something are
+    /// still carried out.
     pub fn cancel(&mut self, tickets: &BTreeSet<Ticket>) {
         let is_wanted = |ticket: &Ticket| !tickets.contains(ticket);
         self.looks.iter_mut().for_each(|(_, asked)| asked.retain(is_wanted));
@@ -314,13 +317,13 @@ impl<M: NodeMemory> Node<M> {
         scans.chain(rebuilds).for_each(|asked| asked.retain(is_wanted));
     }
 
-    /// The next answer that is ready.
+    /// The next available response.
     pub fn answer(&mut self) -> Option<(Ticket, Result<Answer, String>)> {
         self.answers.pop_front()
     }
 
-    /// A step of one part, each in turn: idle when one after the other had nothing to do. One alone, since a part may
-    /// note what it saw also where that is nothing to do.
+    /// Makes a step of one part, in rotation. Idle when all parts in a row had nothing to do. Each call runs only one
+    /// part, since a part may record what it saw even if it had nothing to do.
     pub fn step(&mut self, memory: &M) -> Result<Progress, M::Wait> {
         type Part<M> = fn(&mut Node<M>, &M) -> Result<bool, <M as Memory>::Wait>;
         let parts: [Part<M>; 8] = [
@@ -340,9 +343,9 @@ impl<M: NodeMemory> Node<M> {
         Ok(if is_idle { Progress::Idle } else { Progress::Made })
     }
 
-    // Questions.
+    // Requests.
 
-    /// Answers at once what can be, or begins a job.
+    /// Responds at once if possible, or starts a job.
     fn begin(&mut self, ticket: Ticket, ask: Ask, entropy: [u64; 2]) -> Result<Option<Answer>, String> {
         let job = match ask {
             Ask::CreateStore { name, kind, parameters, quota } => {
@@ -351,7 +354,7 @@ impl<M: NodeMemory> Node<M> {
             Ask::DropStore { name } => {
                 let mut entry = Box::new(self.catalog.remove(&name)?);
                 let asked = entry.rebuild.take().map_or(Vec::new(), |rebuild| rebuild.asked);
-                let dropped = Err(format!("store '{name}' was dropped meanwhile"));
+                let dropped = Err(format!("store '{name}' was dropped in the meantime"));
                 self.answers.extend(asked.into_iter().map(|ticket| (ticket, dropped.clone())));
                 Job::Drop { entry, leaving: Leaving::Not, freed: 0 }
             }
@@ -360,7 +363,7 @@ impl<M: NodeMemory> Node<M> {
                 let Store { id, quota, .. } = self.catalog.get(&name)?.store;
                 let is_same = |look: &Look| look.name == name && look.id == id && look.at == (0, 0);
                 match self.looks.iter_mut().find(|(look, _)| is_same(look)) {
-                    // It has not begun, so what it will see is so after this was asked, too.
+                    // It has not begun, so its result will be newer than this request, too.
                     Some((_, asked)) => asked.push(ticket),
                     None => {
                         let stat = Box::new(StoreStat { quota_bytes: quota, ..StoreStat::default() });
@@ -418,7 +421,7 @@ impl<M: NodeMemory> Node<M> {
             return Ok(());
         }
         Err(format!(
-            "{WAITING_MAX} questions about stores wait for an answer, the most there can be: ask again later"
+            "{WAITING_MAX} requests about stores are outstanding, the maximum: retry later"
         ))
     }
 
@@ -434,7 +437,7 @@ impl<M: NodeMemory> Node<M> {
         let division = Division::of(quota, plan.table_len)?;
         if division.segments() > self.extents.free() {
             return Err(format!(
-                "the store needs {} MiB and the node has {} MiB that no store has: give it a smaller --quota, drop \
+                "the store needs {} MiB and the node has {} MiB unassigned: give it a smaller --quota, drop \
                  another store, or serve more --memory",
                 division.segments(),
                 self.extents.free()
@@ -444,7 +447,7 @@ impl<M: NodeMemory> Node<M> {
         let Some(first) = self.extents.take_run(division.table) else {
             self.catalog.release(region);
             return Err(format!(
-                "no {} MiB lie side by side for the table: create the store for fewer --items, or drop another",
+                "the node has no {} MiB of adjacent segments for the table: use fewer --items, or drop a store",
                 division.table
             ));
         };
@@ -464,7 +467,7 @@ impl<M: NodeMemory> Node<M> {
             id: seed,
             former: None,
         };
-        // Those that are still being made will be in the catalog too.
+        // Stores that are still being created will be in the catalog, too.
         let fits = restart::record(1, &self.stores_and(self.being_made().chain([&store])));
         match fits.and_then(|_| self.catalog.kind(kind)?.serve(&store.parameters, store.extent())) {
             Ok(service) => {
@@ -493,11 +496,11 @@ impl<M: NodeMemory> Node<M> {
             return Err(no_room_for_table(entry.room_needed, free));
         }
         let mut served =
-            entry.served.try_attend().ok_or("its service is in the middle of a call: ask again")?;
+            entry.served.try_attend().ok_or("the store's service is busy with a call: retry")?;
         let quota = entry.store.quota + Division::reserve_of(entry.store.quota / SEGMENT_SIZE) * SEGMENT_SIZE;
         rebuild::of(served.service())?.survey(parameters.unwrap_or("{}"), quota, seed)?;
         drop(served);
-        // Of one that is under way, the catalog knows which secret the store has in the end.
+        // If a rebuild is in progress, the catalog already has the store's final secret.
         let next_secret = entry.rebuild.as_ref().map_or(secret.max(1), |rebuild| rebuild.next_secret);
         entry.rebuild = Some(Rebuild::new(vec![ticket], parameters.is_none(), next_secret));
         if !self.ticks.contains(&region) {
@@ -515,16 +518,16 @@ impl<M: NodeMemory> Node<M> {
         let pids = sessions.map(|session| format!("process {}", session.pid));
         let whom: Vec<String> = pids.collect();
         if whom.is_empty() {
-            return format!("{being_rebuilt}: wait until that has ended");
+            return format!("{being_rebuilt}: wait until it is done");
         }
         let whom = whom.join(", ");
         format!(
-            "{being_rebuilt}: all is moved, and {whom} may still be in the former table; wait until it goes on, or end \
-             it, if it is stopped"
+            "{being_rebuilt}: all entries are moved, but {whom} may still use the former table; wait for it, or end it \
+             if it is stopped"
         )
     }
 
-    /// The same answer as to those who have asked for the rebuild that is under way.
+    /// Adds a ticket to the requests for the rebuild in progress.
     fn ask_along(&mut self, name: &str, ticket: Ticket) {
         let entry = self.catalog.iter_mut().find(|entry| entry.store.name == name);
         if let Some(Rebuild { asked, .. }) = entry.and_then(|entry| entry.rebuild.as_mut()) {
@@ -532,7 +535,7 @@ impl<M: NodeMemory> Node<M> {
         }
     }
 
-    // Steps. Each answers whether it did anything.
+    // Steps. Each returns whether it did anything.
 
     fn close_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&id) = self.closing.front().filter(|id| self.reclaim.is_done_with(id.slot)) else {
@@ -553,7 +556,7 @@ impl<M: NodeMemory> Node<M> {
         if self.is_adopting() { Ok(false) } else { self.reclaim.regrant_step(memory, &self.sessions) }
     }
 
-    /// Whether a scan needs buffers to stay where they are.
+    /// Whether a scan requires that no buffer is freed.
     fn is_adopting(&self) -> bool {
         let is_adopting = self.scan.as_ref().is_some_and(|(scan, _)| scan.is_adopting());
         is_adopting && !mutants::REUSE_WHILE_ADOPTING.is_on()
@@ -573,7 +576,7 @@ impl<M: NodeMemory> Node<M> {
 
     fn scan_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some((scan, _)) = &mut self.scan else {
-            // What a session had retired must have been taken before its buffers are judged.
+            // A session's retired buffers must be taken before the scan judges its other buffers.
             if !self.closing.is_empty() {
                 return Ok(false);
             }
@@ -587,9 +590,9 @@ impl<M: NodeMemory> Node<M> {
                 Some(mut served) => {
                     scan.step(memory, &mut self.sessions, &mut self.reclaim, served.service())?
                 }
-                None => false, // In the middle of a call.
+                None => false, // The service is busy with a call.
             },
-            None => false, // The store was dropped meanwhile, and everything in it.
+            None => false, // The store was dropped, with all its buffers.
         };
         if (entry.is_none() || scan.is_done())
             && let Some((scan, tickets)) = self.scan.take()
@@ -601,7 +604,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(made)
     }
 
-    /// A class at a time of the regions that may be short of memory.
+    /// Handles one class of a region that may be short of memory.
     fn relief_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&(region, class)) = self.relief.front() else { return Ok(false) };
         if self.catalog.by_region(region).is_none() {
@@ -621,7 +624,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
-    /// A step that a store's service makes by itself, or of its table's rebuild. Stores have their turns one by one.
+    /// Makes one background step of a store's service, or of its table's rebuild. Stores take turns.
     fn tick_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let Some(&region) = self.ticks.front() else { return Ok(false) };
         let made = self.rebuild_step(memory, region)?;
@@ -632,12 +635,12 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
-    /// False if there is nothing more to do for that store before it is looked at again.
+    /// Returns false if there is nothing more to do for the store until the next check.
     fn rebuild_step(&mut self, memory: &M, region: u32) -> Result<bool, M::Wait> {
         let is_scanned = self.scan.as_ref().is_some_and(|(scan, _)| scan.region == region);
         let sequence = self.catalog_sequence + 1;
         let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(false) };
-        let Some(mut served) = entry.served.try_attend() else { return Ok(false) }; // In the middle of a call.
+        let Some(mut served) = entry.served.try_attend() else { return Ok(false) }; // Busy with a call.
         let service = served.service();
         let Some(Rebuild { stage, next_secret, is_stuck, .. }) = &mut entry.rebuild else {
             let tick = service.tick(memory)?;
@@ -672,7 +675,7 @@ impl<M: NodeMemory> Node<M> {
                 drop(served);
                 dropped.into_iter().for_each(|at| self.reclaim.add(at));
                 match step {
-                    Step::Moved if is_scanned => return Ok(false), // It counts slots in the order of both tables.
+                    Step::Moved if is_scanned => return Ok(false), // The scan's cursor counts slots of both tables.
                     Step::Moved => {
                         let store = rebuild::with_one(&entry.store, next_secret);
                         self.publish_one(memory, sequence, store)?;
@@ -701,14 +704,14 @@ impl<M: NodeMemory> Node<M> {
         Ok(true)
     }
 
-    /// Takes the segments for a store's next table, if there are as many side by side.
+    /// Takes the segments for a store's next table, if enough adjacent ones are free.
     fn grant_table(&mut self, region: u32, plan: Plan) {
         let count = u32::try_from(plan.table_len.div_ceil(SEGMENT_SIZE)).unwrap_or(u32::MAX);
         let (first, free) = (self.extents.take_run(count), self.extents.free());
         let Some(entry) = self.catalog.by_region_mut(region) else { return };
         let (Some(first), Some(rebuild)) = (first, &mut entry.rebuild) else {
             if entry.rebuild.as_ref().is_some_and(|rebuild| rebuild.is_growth) {
-                entry.room_needed = count.max(free + 1); // If there are enough, but not side by side, more may help.
+                entry.room_needed = count.max(free + 1); // If enough are free but not adjacent, more may help.
             }
             let reason = no_room_for_table(count, free);
             return self.end_rebuild(region, Err(reason));
@@ -719,7 +722,7 @@ impl<M: NodeMemory> Node<M> {
         rebuild.stage = RebuildStage::Grant { plan, segments, granted: 0 };
     }
 
-    /// The store has both tables from now on; or what was granted goes back, where it cannot.
+    /// Publishes both tables of a store; if that is impossible, starts to free the granted segments.
     fn publish_both(&mut self, memory: &M, store: Store, segments: Vec<u32>) -> Result<(), M::Wait> {
         let region = store.region;
         let served = self.catalog.serve(&store);
@@ -736,7 +739,7 @@ impl<M: NodeMemory> Node<M> {
             }
         };
         let record = restart::record(self.catalog_sequence + 1, &stores);
-        self.write_catalog(memory, &record.expect("it fits with more"))?;
+        self.write_catalog(memory, &record.expect("it fit together with the stores being created"))?;
         self.catalog_sequence += 1;
         let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(()) };
         (entry.served, entry.store) = (Served::new(&store, service), store);
@@ -747,10 +750,10 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    /// The store has its next table alone from now on, and another key.
+    /// Publishes a store with only its next table and another key.
     fn publish_one(&mut self, memory: &M, sequence: u64, store: Store) -> Result<(), M::Wait> {
-        let service = self.catalog.serve(&store).expect("it was served, with another table beside it");
-        let record = restart::record(sequence, &self.stores_with(&store)).expect("there was more before");
+        let service = self.catalog.serve(&store).expect("it was served together with its former tables");
+        let record = restart::record(sequence, &self.stores_with(&store)).expect("the previous record was larger");
         self.write_catalog(memory, &record)?;
         let Some(entry) = self.catalog.by_region_mut(store.region) else { return Ok(()) };
         Arena::of(memory).set_secret(store.region, store.secret)?;
@@ -764,7 +767,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    /// The table that was asked for does not come to be. If the store was leaving one already, it goes on with that.
+    /// Abandons the requested table. If an earlier move was in progress, it continues.
     fn end_rebuild(&mut self, region: u32, told: Result<Answer, String>) {
         let Some(entry) = self.catalog.by_region_mut(region) else { return };
         let resumed = entry.store.former.as_ref().map(Rebuild::resumed);
@@ -773,15 +776,15 @@ impl<M: NodeMemory> Node<M> {
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, told.clone())));
     }
 
-    /// A step of the job that is under way, or of the next one where that waits for somebody.
+    /// Makes a step of the current job, or moves on to the next one if that job waits.
     fn job_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
         let (place, waiting) = self.at_job;
         let is_forgetting =
             matches!(self.jobs.get(place), Some((_, Job::Drop { leaving: Leaving::Not, .. })));
         if is_forgetting {
-            // So that a node which takes over does not know the store either.
+            // Record it, so that a node which takes over does not know the store either.
             let record = restart::record(self.catalog_sequence + 1, &self.stores_and([]));
-            self.write_catalog(memory, &record.expect("there were more stores before"))?;
+            self.write_catalog(memory, &record.expect("the previous record had one more store"))?;
         }
         let Some((_, job)) = self.jobs.get_mut(place) else { return Ok(false) };
         let ended = match job {
@@ -798,7 +801,7 @@ impl<M: NodeMemory> Node<M> {
             None => self.end_job(memory, place)?,
             Some(true) => self.at_job.1 = 0,
             Some(false) => {
-                // There is something to do as long as one was not looked at since the last of them moved.
+                // Work remains as long as some job was not tried since the last progress.
                 let is_any_left = waiting + 1 < self.jobs.len();
                 self.at_job = ((place + 1) % self.jobs.len(), if is_any_left { waiting + 1 } else { 0 });
                 return Ok(is_any_left);
@@ -811,7 +814,7 @@ impl<M: NodeMemory> Node<M> {
         self.catalog.iter().map(|entry| &entry.store).chain(more).collect()
     }
 
-    /// The stores, this one as it is to be.
+    /// All stores, with `changed` in its new state.
     fn stores_with<'a>(&'a self, changed: &'a Store) -> Vec<&'a Store> {
         let stores = self.catalog.iter().map(|entry| &entry.store);
         stores.map(|store| if store.region == changed.region { changed } else { store }).collect()
@@ -824,16 +827,16 @@ impl<M: NodeMemory> Node<M> {
         })
     }
 
-    /// Writes the next record. It counts once the step that writes it has made all its accesses.
+    /// Writes the next record. It takes effect once all accesses of the step have completed.
     fn write_catalog(&self, memory: &M, record: &[u8]) -> Result<(), M::Wait> {
         memory.write(Geometry::catalog_at(self.catalog_sequence + 1), record)
     }
 
-    /// The job at that place is done: what it was for becomes known.
+    /// Completes the job at `place`, and publishes its result.
     fn end_job(&mut self, memory: &M, place: usize) -> Result<(), M::Wait> {
         if let Some((_, Job::Create { entry, .. })) = self.jobs.get(place) {
             let record = restart::record(self.catalog_sequence + 1, &self.stores_and([&entry.store]));
-            self.write_catalog(memory, &record.expect("that it fits was seen when the job began"))?;
+            self.write_catalog(memory, &record.expect("its size was checked when the job began"))?;
             self.catalog_sequence += 1;
         }
         let Some((ticket, job)) = self.jobs.remove(place) else { return Ok(()) };
@@ -870,27 +873,27 @@ impl<M: NodeMemory> Node<M> {
                 let delaying_pids = self.delayed_by();
                 Ok(Answer::StoreStat(StoreStat { delaying_pids, moved_percent, ..*stat }))
             }
-            false => Err(format!("store '{name}' was dropped meanwhile: list the stores that there are")),
+            false => Err(format!("store '{name}' was dropped in the meantime: list the existing stores")),
         };
         self.answers.extend(asked.into_iter().map(|ticket| (ticket, told.clone())));
         Ok(true)
     }
 }
 
-const NOT_CROWDED: &str = "all slots that the key could have are taken, yet the table as a whole is not crowded: have \
-                           it made larger by 'farside store rebuild --items'";
+const NOT_CROWDED: &str = "all slots for the key are taken, although the table as a whole is not crowded: enlarge it \
+                           with 'farside store rebuild --items'";
 
 fn no_room_for_table(needed: u32, free: u32) -> String {
     format!(
-        "a larger table takes {needed} MiB side by side, and the node has {free} MiB that no store has: drop another \
+        "a larger table needs {needed} MiB of adjacent segments, and the node has {free} MiB unassigned: drop another \
          store, or serve more --memory"
     )
 }
 
-/// Whether a step was made; nothing once the job is done.
+/// Whether the step did anything; `None` once the job is done.
 type JobStep<W> = Result<Option<bool>, W>;
 
-/// Assigns one more segment; the store's key is the last thing to be written.
+/// Assigns one more segment; writes the store's key last.
 fn grant_step<M: NodeMemory>(
     memory: &M,
     entry: &Entry<M>,
@@ -907,7 +910,7 @@ fn grant_step<M: NodeMemory>(
     let segment = arena.segment(index)?;
     let usage = if *granted < table { Use::Table } else { Use::Granted };
     if !arena.assign(index, segment, region, usage)? {
-        return Ok(Some(true)); // Changed under us by a peer that has no right to: once more.
+        return Ok(Some(true)); // A peer without the right to do so has changed it: retry.
     }
     if usage == Use::Table {
         fill_table(memory, *granted, index);
@@ -920,19 +923,19 @@ fn grant_step<M: NodeMemory>(
     Ok(Some(true))
 }
 
-/// Of a table, so many megabytes are made ready at once, since its keys soon lie anywhere in it. What a larger one has
-/// besides is left to whoever fills it: its maker would wait too long.
+/// Megabytes of a table that are prepared at its creation, since its keys will soon be spread over all of it. The rest
+/// of a larger table is left to the clients that fill it: the creator would wait too long.
 const TABLE_FILLED_MAX: usize = 1024;
 
-/// A table's segment, before which it has so many others, is about to be filled.
+/// Prepares a table's segment, of which `before` is the position in the table, to be filled.
 pub(crate) fn fill_table<M: NodeMemory>(memory: &M, before: usize, index: u32) {
     if before < TABLE_FILLED_MAX {
         memory.will_fill(memory.geometry().segment_at(index), SEGMENT_SIZE);
     }
 }
 
-/// Takes the key away, waits until no chain can be under way in the region, then until nothing of it is on a
-/// session's list: where a list leads through memory that is no more, it would end.
+/// Revokes the key, waits until no chain can run in the region, then until none of its buffers is on a session's list:
+/// a list that leads through freed memory would end there.
 fn leave_step<M: NodeMemory>(
     memory: &M,
     sessions: &Sessions,
@@ -970,7 +973,7 @@ fn leave_step<M: NodeMemory>(
     Ok(Some(true))
 }
 
-/// Frees a segment of a store of which nobody knows any more.
+/// Frees a segment of a store to which nothing refers any more.
 fn free_step<M: NodeMemory>(
     memory: &M,
     extents: &mut Extents,
@@ -982,18 +985,18 @@ fn free_step<M: NodeMemory>(
         arena.clear_region(entry.store.region)?;
         return Ok(None);
     };
-    // Zeros first: a node that takes over after a death in between must not find a free segment that is not empty.
+    // Zero it first: a node that takes over after a death in between must not find a free segment with data.
     memory.discard(index)?;
     let segment = arena.segment(index)?;
     if !arena.assign(index, segment, 0, Use::Free)? {
-        return Ok(Some(true)); // Changed under us by a peer that has no right to: once more.
+        return Ok(Some(true)); // A peer without the right to do so has changed it: retry.
     }
     extents.give(index);
     *freed += 1;
     Ok(Some(true))
 }
 
-/// Buffers looked at in one step.
+/// Number of buffers read in one step.
 const STAT_BUFFERS: u32 = 8;
 
 fn stat_step<M: NodeMemory>(

@@ -1,14 +1,16 @@
-//! A store gets another table: what the node does for it, whatever the store's kind (decision 0017).
+//! Rebuild of a store's table: the node's part, for any kind of store (decision 0017).
 //!
 //! 1. *Survey*: the service finds out how large the next table must be.
-//! 2. *Grant*: its segments become the store's.
-//! 3. *Move*: the catalog shows both tables, and the service moves what is in the former one. If there is no place for
-//!    all of it, the first three begin again: a further table takes what is in all others.
-//! 4. *Leave*: the catalog shows the next one alone, with another key; whoever was let in by the former key ends.
-//! 5. *Free*: the former table's segments become nobody's.
+//! 2. *Grant*: its segments are assigned to the store.
+//! 3. *Move*: the catalog shows both tables, and the service moves the entries of the former one. If they do not all
+//!    fit, the first three steps are repeated: a further table takes the entries of all others.
+//! 4. *Leave*: the catalog shows only the next table, with another key; the node waits until all chains that the former
+//!    key admitted have ended.
+//! 5. *Free*: the former table's segments become free.
 //!
-//! Invariant: the catalog's record is written before what it says is done, so that a node which takes over knows at
-//! least as many tables as clients do. Invariant: nothing of the former table is freed while a chain may be in it.
+//! Invariant: the catalog's record is written before the step that it describes is done, so that a node which takes
+//! over knows at least as many tables as clients do.
+//! Invariant: no part of the former table is freed while a chain may access it.
 
 use crate::catalog::Entry;
 use crate::extents::Extents;
@@ -21,16 +23,16 @@ use farside_remote::arena::{Arena, Geometry, SEGMENT_SIZE};
 use farside_remote::control::{Former, Store};
 use farside_remote::service::{self, Plan, Service};
 
-/// A rebuild that is under way.
+/// A rebuild in progress.
 pub struct Rebuild {
-    /// Who is to be told when both tables are known.
+    /// Requests to respond to once the catalog shows both tables.
     pub(crate) asked: Vec<Ticket>,
-    /// Nobody has said how large the table is to be.
+    /// The request did not specify the size of the table.
     pub(crate) is_growth: bool,
-    /// The store's secret when it is done.
+    /// The store's secret after the rebuild.
     pub(crate) next_secret: u64,
     pub(crate) stage: Stage,
-    /// Something has found no place in the next table: a further one may be asked for.
+    /// An entry did not fit into the next table: a further table may be requested.
     pub(crate) is_stuck: bool,
 }
 
@@ -42,12 +44,12 @@ pub(crate) enum Stage {
         granted: usize,
     },
     Move,
-    /// The former table's segments go when nobody is in it any more.
+    /// The former table's segments are freed when no chain can access them any more.
     Leave {
         grace: Option<Grace>,
         segments: Vec<u32>,
     },
-    /// The former table's, or those of a table that does not come to be.
+    /// Segments of the former table, or of a table that was abandoned.
     Free {
         segments: Vec<u32>,
     },
@@ -58,27 +60,27 @@ impl Rebuild {
         Rebuild { asked, is_growth, next_secret, stage: Stage::Survey, is_stuck: false }
     }
 
-    /// One that another node had under way.
+    /// A rebuild that the previous node had begun.
     pub(crate) fn resumed(former: &Former) -> Rebuild {
         Rebuild { stage: Stage::Move, ..Rebuild::new(Vec::new(), false, former.next_secret.max(1)) }
     }
 
-    /// The table that it was granted does not come to be: what is left of it once those segments are back.
+    /// The cleanup of an abandoned table: only its segments remain to be freed.
     pub(crate) fn freeing(segments: Vec<u32>) -> Rebuild {
         Rebuild { stage: Stage::Free { segments }, ..Rebuild::new(Vec::new(), false, 0) }
     }
 
-    /// Whether it waits for a further table.
+    /// Whether the rebuild waits for a further table.
     pub(crate) fn wants_more(&self) -> bool {
         self.is_stuck && matches!(self.stage, Stage::Move)
     }
 
-    /// Whether the table that was asked for last has been in the catalog.
+    /// Whether the last requested table is already in the catalog.
     pub(crate) fn has_begun(&self) -> bool {
         !matches!(self.stage, Stage::Survey | Stage::Grant { .. })
     }
 
-    /// Whose turn it waits for.
+    /// The grace period that the rebuild waits for.
     pub(crate) fn waiting_for(&self) -> Option<&Grace> {
         match &self.stage {
             Stage::Leave { grace, .. } => grace.as_ref(),
@@ -87,17 +89,17 @@ impl Rebuild {
     }
 }
 
-/// A service as one that gives its store another table.
+/// The service's [`service::Rebuild`] interface.
 ///
 /// # Errors
-/// It cannot.
+/// The service cannot rebuild its table.
 pub(crate) fn of<M: Memory>(service: &mut dyn Service<M>) -> Result<&mut dyn service::Rebuild<M>, String> {
     service.rebuild().ok_or_else(|| {
-        "a store of this kind keeps its table: make another store, and put into it what is in this one".into()
+        "stores of this kind cannot be rebuilt: create another store, and copy the entries into it".into()
     })
 }
 
-/// What a store is once the catalog shows a further table beside what it has.
+/// The store's entry once the catalog shows a further table beside the existing ones.
 pub(crate) fn with_both(store: &Store, plan: &Plan, table_at: u64, next_secret: u64) -> Store {
     let before = store.former.as_ref().map(|former| Box::new(Former { next_secret: 0, ..former.clone() }));
     let former = Former {
@@ -112,12 +114,12 @@ pub(crate) fn with_both(store: &Store, plan: &Plan, table_at: u64, next_secret: 
     Store { parameters: plan.parameters.clone(), table_at, table_len, former: Some(former), ..store.clone() }
 }
 
-/// What it is once its former tables are left.
+/// The store's entry once its former tables are left.
 pub(crate) fn with_one(store: &Store, secret: u64) -> Store {
     Store { former: None, secret, ..store.clone() }
 }
 
-/// A store, as whoever asks may know it.
+/// A store's entry as clients may see it.
 pub(crate) fn shown<M: NodeMemory>(entry: &Entry<M>) -> Store {
     let moved = |service: &mut dyn Service<M>| service.rebuild().map(|rebuild| rebuild.moved_percent());
     let moved_percent = entry.served.try_attend().and_then(|mut served| moved(served.service())).unwrap_or(0);
@@ -132,7 +134,7 @@ pub(crate) fn segments_of(geometry: Geometry, table_at: u64, table_len: u64) -> 
     first.map_or(Vec::new(), |first| (first..first + (table_len / SEGMENT_SIZE) as u32).collect())
 }
 
-/// Makes the next segment of a table the store's. False once all are.
+/// Assigns the next segment of a table to the store. Returns false once all are assigned.
 pub(crate) fn grant_step<M: NodeMemory>(
     memory: &M,
     region: u32,
@@ -142,7 +144,7 @@ pub(crate) fn grant_step<M: NodeMemory>(
     let Some(&index) = segments.get(*granted) else { return Ok(false) };
     let arena = Arena::of(memory);
     let segment = arena.segment(index)?;
-    // If it was changed under us by a peer that has no right to: once more.
+    // If this fails, a peer without the right to do so has changed the entry: the next step retries.
     if arena.assign(index, segment, region, Use::Table)? {
         crate::node::fill_table(memory, *granted, index);
         *granted += 1;
@@ -150,7 +152,7 @@ pub(crate) fn grant_step<M: NodeMemory>(
     Ok(true)
 }
 
-/// Whether all chains that the former key let in have ended.
+/// Whether all chains that the former key admitted have ended.
 pub(crate) fn is_left<M: NodeMemory>(
     memory: &M,
     sessions: &mut Sessions,
@@ -166,7 +168,7 @@ pub(crate) fn is_left<M: NodeMemory>(
     Ok(false)
 }
 
-/// Frees the last of these segments. False once none is left.
+/// Frees the last of these segments. Returns false once none is left.
 pub(crate) fn free_step<M: NodeMemory>(
     memory: &M,
     extents: &mut Extents,
@@ -175,7 +177,7 @@ pub(crate) fn free_step<M: NodeMemory>(
 ) -> Result<bool, M::Wait> {
     let Some(&index) = segments.last() else { return Ok(false) };
     let arena = Arena::of(memory);
-    // Zeros first: a node that takes over after a death in between must not find a free segment that is not empty.
+    // Zero it first: a node that takes over after a death in between must not find a free segment with data.
     memory.discard(index)?;
     let segment = arena.segment(index)?;
     if arena.assign(index, segment, 0, Use::Free)? {

@@ -1,12 +1,12 @@
-//! How a retired buffer comes back: taken from the session that retired it, kept until nobody can follow an old
-//! pointer to it, then put on its class's list (PRISM, section 3.2: the re-post rule, for whole chains).
+//! Reclamation of retired buffers. A buffer is taken from the session that retired it, kept until no chain can follow
+//! an old pointer to it, then put on its class's free list (PRISM, section 3.2: the re-post rule, for whole chains).
 //!
-//! Where a region has no granted segment left and a class has plenty on its list, buffers are *parked* instead, by
-//! segment; a segment of which every buffer is parked is empty, and is granted again, for any class. That is how
-//! memory given up as small buffers serves as large ones, one buffer at a time. It waits until everybody has moved
-//! on, for whoever was stopped while it helped to take one of its buffers remembers states as they were.
+//! If a region has no granted segment left and a class has many buffers on its list, buffers are *parked* instead, by
+//! segment. A segment whose buffers are all parked is empty, and is granted again, for any class. So memory freed as
+//! small buffers becomes available for large ones, one buffer at a time. The re-grant waits for a grace period: a
+//! process that was stopped while it helped to take one of the segment's buffers remembers old states.
 //!
-//! Invariant: `buffers` on their way are RETIRED and owned by the node; what is parked is PARKED.
+//! Invariant: the buffers in `buffers` are RETIRED and owned by the node; parked buffers are PARKED.
 
 use crate::mutants;
 use crate::node::NodeMemory;
@@ -19,28 +19,28 @@ use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::arena::{Arena, Buffer};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The buffers on their way back.
+/// The buffers being reclaimed.
 #[derive(Debug, Default)]
 pub struct Reclaim {
-    /// Sessions whose list is still to be taken in this round.
+    /// Slots of the sessions whose list is still to be taken in this round.
     round: Vec<u32>,
-    /// The slot whose list is being walked, and the next buffer on it.
+    /// The slot whose list is being traversed, and the next buffer on it.
     walking: Option<(u32, u64)>,
-    /// Retired buffers on their way to their lists.
+    /// Retired buffers that wait for their grace period, then go to their lists.
     buffers: Delayed<u64>,
-    /// By region and class: the segments with parked buffers, and those buffers.
+    /// Per region and class: the segments with parked buffers, and those buffers.
     parked: BTreeMap<(u32, u8), BTreeMap<u32, Vec<u64>>>,
-    /// Parked buffers that are to go to their lists after all.
+    /// Parked buffers that will go back to their lists.
     unparked: Vec<u64>,
-    /// Segments of which every buffer is parked, each with its region, on their way to being granted again.
+    /// Segments whose buffers are all parked, with their regions, that wait to be granted again.
     emptied: Delayed<(u32, u32)>,
     /// Regions without a granted segment.
     short: BTreeSet<u32>,
-    /// How many buffers came back, in all.
+    /// Total number of reclaimed buffers.
     pub reclaimed: u64,
 }
 
-/// Things that may be used again once everybody who may know of them has moved on.
+/// Items that may be reused after a grace period.
 #[derive(Debug)]
 struct Delayed<T> {
     added: Vec<T>,
@@ -55,7 +55,7 @@ impl<T> Default for Delayed<T> {
 }
 
 impl<T> Delayed<T> {
-    /// One step towards having something ready. False if it waits for somebody's turn to end, or has nothing.
+    /// One step towards a ready item. Returns false if it waits for a session's turn to end, or has no items.
     fn step<M: Memory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         if mutants::REPOST_AT_ONCE.is_on() && !self.added.is_empty() {
             self.ready.append(&mut self.added);
@@ -84,31 +84,31 @@ impl<T> Delayed<T> {
     }
 }
 
-/// A list with fewer than so many segments' worth of buffers is not drained.
+/// Lists with fewer buffers than this number of segments holds are not drained.
 const KEEP_SEGMENTS: u64 = 4;
 
 impl Reclaim {
-    /// Adds a buffer that a scan found lost and made RETIRED and the node's.
+    /// Adds a leaked buffer that a scan has made RETIRED and owned by the node.
     pub fn add(&mut self, at: u64) {
         self.buffers.added.push(at);
     }
 
-    /// The slots of sessions whose unfinished turn keeps buffers from coming back.
+    /// Slots of the sessions whose unfinished turn delays reclamation.
     pub fn waiting_for(&self) -> impl Iterator<Item = u32> + '_ {
         self.buffers.waiting_for().chain(self.emptied.waiting_for()).map(|id| id.slot)
     }
 
-    /// Whether the retired buffers of session `slot` are all taken, or can be by one more round.
+    /// Whether all buffers retired by the session in `slot` are taken, or one more round can take them.
     pub fn is_done_with(&self, slot: u32) -> bool {
         !self.round.contains(&slot) && self.walking.is_none_or(|(walking, _)| walking != slot)
     }
 
-    /// Whether nobody's list is being taken.
+    /// Whether no session's list is being taken.
     pub fn is_between_rounds(&self) -> bool {
         self.round.is_empty() && self.walking.is_none()
     }
 
-    /// Notes whether a region has no granted segment left.
+    /// Sets whether a region has no granted segment left.
     pub fn set_short(&mut self, region: u32, short: bool) {
         if short {
             self.short.insert(region)
@@ -122,33 +122,33 @@ impl Reclaim {
         self.short.contains(&region)
     }
 
-    /// Forgets the parked buffers of a region that is no more.
+    /// Forgets the parked buffers of a dropped region.
     pub fn forget(&mut self, region: u32) {
         self.short.remove(&region);
         self.parked.retain(|&(of, _), _| of != region);
         self.emptied.retain(|&(of, _)| of != region);
     }
 
-    /// Forgets those of the buffers on their way back that are of a region about to be freed: what comes to have
-    /// their addresses has a life, and a grace, of its own.
+    /// Forgets the buffers of a region that is about to be freed: later buffers at these addresses need a grace period
+    /// of their own.
     pub fn forget_buffers(&mut self, is_of_region: impl Fn(u64) -> bool) {
         self.buffers.retain(|&at| !is_of_region(at));
         self.unparked.retain(|&at| !is_of_region(at));
     }
 
-    /// Takes what one session has retired, in this round.
+    /// Adds one session's list to this round.
     pub fn take_from(&mut self, slot: u32) {
         self.round.push(slot);
     }
 
-    /// Begins to take what sessions have retired, unless that is under way.
+    /// Starts a round that takes all sessions' lists, unless one is in progress.
     pub fn begin_round(&mut self, sessions: &Sessions) {
         if self.round.is_empty() {
             self.round = sessions.iter().map(|session| session.id.slot).collect();
         }
     }
 
-    /// One step of buffers on their way back. False if there was nothing to do.
+    /// One step of reclaiming buffers. Returns false if there was nothing to do.
     pub fn step<M: NodeMemory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         if let Some((slot, at)) = self.walking {
             let next = self.take_over(memory, at)?;
@@ -174,7 +174,7 @@ impl Reclaim {
         Ok(true)
     }
 
-    /// One step of emptied segments towards being granted again. False if there was nothing to do.
+    /// One step of granting emptied segments again. Returns false if there was nothing to do.
     pub fn regrant_step<M: NodeMemory>(&mut self, memory: &M, sessions: &Sessions) -> Result<bool, M::Wait> {
         let Some(&(region, index)) = self.emptied.ready.last() else {
             return self.emptied.step(memory, sessions);
@@ -184,8 +184,8 @@ impl Reclaim {
         Ok(true)
     }
 
-    /// Makes one retired buffer the node's; answers the next on its list. A list that a peer has damaged ends
-    /// there: what it loses, a scan finds.
+    /// Makes the node the owner of one retired buffer, and returns the next on its list. A list that a peer has damaged
+    /// ends there; a scan finds the rest.
     fn take_over<M: Memory>(&mut self, memory: &M, at: u64) -> Result<u64, M::Wait> {
         let arena = Arena::of(memory);
         let Some((_, buffer)) = arena.buffer_at(at)? else { return Ok(0) };
@@ -203,7 +203,7 @@ impl Reclaim {
 
     fn give_or_park<M: Memory>(&mut self, memory: &M, at: u64) -> Result<(), M::Wait> {
         let arena = Arena::of(memory);
-        // Its region may have been dropped since, and its segment may be another's by now.
+        // Its region may have been dropped since, and its segment may belong to another one.
         let Some((region, buffer)) = arena.buffer_at(at)? else { return Ok(()) };
         let state = arena.state(&buffer)?;
         if state.stage != Stage::Retired || state.owner != owner::NODE {
@@ -215,7 +215,7 @@ impl Reclaim {
         arena.give(region, &buffer)
     }
 
-    /// Sets a buffer that the node holds aside.
+    /// Parks a buffer that the node holds.
     fn park<M: Memory>(
         &mut self,
         memory: &M,
@@ -237,8 +237,8 @@ impl Reclaim {
         Ok(())
     }
 
-    /// One step for a class of a region that is short of memory: what is parked goes back where the list has run
-    /// low; where it has plenty, a buffer is taken off it and parked. False if there was nothing to do.
+    /// One step for a class of a region that is short of memory. Unparks buffers if the list has run low, and parks one
+    /// if the list has many. Returns false if there was nothing to do.
     pub fn relieve<M: Memory>(
         &mut self,
         memory: &M,
@@ -261,7 +261,7 @@ impl Reclaim {
         Ok(true)
     }
 
-    /// Sends the buffers of the segment with the fewest parked back to their list.
+    /// Sends the buffers of the segment with the fewest parked ones back to their list.
     fn unpark(&mut self, region: u32, class: &'static Class) -> bool {
         let Some(segments) = self.parked.get_mut(&(region, class.index)) else { return false };
         let least = segments.iter().min_by_key(|(_, parked)| parked.len()).map(|(&index, _)| index);
@@ -275,7 +275,7 @@ fn keep(class: &Class) -> u64 {
     KEEP_SEGMENTS * u64::from(class.count)
 }
 
-/// An empty segment becomes zeros and is granted again: to the reserve first, if that is used up.
+/// Zeroes an empty segment and grants it again: to the reserve first, if that is used up.
 fn grant_again<M: NodeMemory>(memory: &M, region: u32, index: u32) -> Result<(), M::Wait> {
     let arena = Arena::of(memory);
     let segment = arena.segment(index)?;

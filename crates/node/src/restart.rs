@@ -1,15 +1,19 @@
-//! What a node keeps in its own memory, and how another takes over after it has died.
+//! The catalog in the node's memory, and how another node takes over after the node's death.
 //!
-//! The catalog lies in one of two copies, each `| sequence u64 | length u64 | CRC u64 | JSON |`; the one with the
-//! greater sequence and a sound CRC counts, so a death in the middle of writing leaves the other. The CRC tells a torn
-//! record, not one that a peer has written: what it says is checked like any input before anything is changed.
+//! The catalog has two copies, each `| sequence u64 | length u64 | CRC u64 | JSON |`. The one with the greater sequence
+//! and a valid CRC counts, so a death during a write leaves the other. The CRC detects a torn record, not a forged one:
+//! the contents are checked like any input before anything is changed.
 //!
-//! A node takes over only when no process of an old session is alive (the host sees to that), so nobody runs chains
-//! while it looks. Whatever step anyone was in the middle of is finished first. Then every segment and buffer is
-//! one of a known store's, or becomes free: what the old node had in its hands (RETIRED and its own, PARKED) goes
-//! back to its list; a granted segment that is on no list goes back to one; a segment of no known store is of a
-//! store that was being made or dropped, and becomes zeros; so does one of a table that a store no longer has, or does
-//! not have yet. A rebuild that had both tables in the catalog goes on. What clients had in theirs, a scan finds.
+//! A node takes over only when no process of an old session is alive (the host ensures that), so no chain runs in the
+//! meantime. It first completes every unfinished step. Then every segment and buffer is assigned to a known store, or
+//! freed:
+//!
+//! - Buffers that the old node held (RETIRED and owned by the node, or PARKED) return to their lists.
+//! - A granted segment that is on no list returns to one.
+//! - A segment of an unknown store, which was being created or dropped, is zeroed and freed. So is a segment of a table
+//!   that a store no longer has, or does not have yet.
+//! - A rebuild whose two tables are both in the catalog continues.
+//! - A scan finds the buffers that clients held.
 
 use crate::catalog::{Catalog, Entry, check_name};
 use crate::extents::Extents;
@@ -27,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const RECORD_HEADER: usize = 24;
 
-/// Writes the next record of the catalog.
+/// Encodes a record of the catalog.
 ///
 /// # Errors
 /// The stores' descriptions do not fit.
@@ -48,7 +52,7 @@ fn checksum(sequence: u64, json: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, json) ^ sequence.rotate_left(32)
 }
 
-/// The catalog as it was last written, and its sequence; none in fresh memory.
+/// The newest catalog and its sequence; `None` in fresh memory.
 fn newest_record<M: Memory>(memory: &M) -> Result<Option<(u64, Vec<Store>)>, M::Wait> {
     let mut newest = None;
     for copy in 0..2 {
@@ -72,7 +76,7 @@ fn parse(bytes: &[u8]) -> Option<(u64, Vec<Store>)> {
     Some((sequence, serde_json::from_slice(json).ok()?))
 }
 
-/// What a node that takes over begins with.
+/// Initial state of a node that takes over.
 pub(crate) struct Restored<M: Memory> {
     pub(crate) extents: Extents,
     pub(crate) catalog: Catalog<M>,
@@ -80,11 +84,10 @@ pub(crate) struct Restored<M: Memory> {
     pub(crate) next_session: u32,
 }
 
-/// Takes over a memory that another node served; nobody else may use it meanwhile.
+/// Takes over a memory that another node served; no other process may use it in the meantime.
 ///
 /// # Errors
-/// The catalog names a kind that this release does not know, or describes what cannot be; nothing was changed but
-/// what any client may change.
+/// The catalog names an unsupported kind, or is inconsistent. Nothing was changed that a client may not change.
 pub(crate) fn restore<M: NodeMemory>(
     memory: &M,
     kinds: Vec<Box<dyn Kind<M>>>,
@@ -94,7 +97,7 @@ pub(crate) fn restore<M: NodeMemory>(
     let next_session = memory.load(header::NEXT_SESSION_AT, Width::W8)? as u64;
     if let Err(wrong) = check(memory, sequence, &stores, next_session)? {
         return Ok(Err(format!(
-            "{wrong}: someone has changed the memory; serve an earlier copy of it, or another --memory-file"
+            "{wrong}: the memory was modified by another program; serve an earlier copy, or another --memory-file"
         )));
     }
     let mut catalog = Catalog::new(kinds);
@@ -134,7 +137,7 @@ pub(crate) fn restore<M: NodeMemory>(
         }
     }
     for store in &stores {
-        // The node may have died between the record and the key.
+        // The node may have died between writing the record and the key.
         arena.set_secret(store.region, store.secret)?;
     }
     for (region, owned) in segments {
@@ -146,11 +149,11 @@ pub(crate) fn restore<M: NodeMemory>(
     Ok(Ok(Restored { extents, catalog, sequence, next_session: next_session as u32 }))
 }
 
-/// What no memory comes to: so many are left for the node that goes on counting.
+/// Limits that no real memory reaches; the rest of the range is left for the node that continues to count.
 const SEQUENCE_MAX: u64 = u64::MAX / 2;
 const NEXT_SESSION_MAX: u64 = owner::NODE as u64 / 2;
 
-/// Whether a node can have written these stores, and gone on from there.
+/// Checks that a node can have written these stores, and can continue from there.
 fn check<M: Memory>(
     memory: &M,
     sequence: u64,
@@ -159,28 +162,27 @@ fn check<M: Memory>(
 ) -> Result<Result<(), String>, M::Wait> {
     if sequence > SEQUENCE_MAX || next_session > NEXT_SESSION_MAX {
         return Ok(Err(format!(
-            "the memory counts {sequence} catalogs and {next_session} sessions, more than a node can go on from"
+            "the memory counts {sequence} catalogs and {next_session} sessions, more than a node supports"
         )));
     }
     let (mut names, mut regions) = (BTreeSet::new(), BTreeSet::new());
     for store in stores {
         if let Err(wrong) = check_name(&store.name) {
-            return Ok(Err(format!("the catalog names a store, but {wrong}")));
+            return Ok(Err(format!("the catalog names a store with an {wrong}")));
         }
         if !names.insert(&store.name) {
             return Ok(Err(format!("the catalog has two stores '{}'", store.name)));
         }
         if !(1..REGIONS_MAX).contains(&store.region) || !regions.insert(store.region) {
             return Ok(Err(format!(
-                "the catalog gives store '{}' region {}, which is none or another's",
+                "the catalog gives store '{}' region {}, which is invalid or another store's",
                 store.name, store.region
             )));
         }
         for (table_at, table_len) in tables_of(store) {
             if !is_table(memory, store.region, table_at, table_len)? {
                 return Ok(Err(format!(
-                    "the catalog says that store '{}' has a table of {table_len} bytes at {table_at:#x}, where it has \
-                     none",
+                    "the catalog gives store '{}' a table of {table_len} bytes at {table_at:#x}, where it has none",
                     store.name
                 )));
             }
@@ -189,13 +191,13 @@ fn check<M: Memory>(
     Ok(Ok(()))
 }
 
-/// Where a store's tables are, and how long: more than one, if it is being rebuilt.
+/// Addresses and sizes of a store's tables: several if it is being rebuilt.
 fn tables_of(store: &Store) -> impl Iterator<Item = (u64, u64)> {
     let extents = store.formers().into_iter().map(|(_, extent)| extent).chain([store.extent()]);
     extents.map(|extent| (extent.at, extent.len)).collect::<Vec<_>>().into_iter()
 }
 
-/// Whether a table is made of whole segments which are that region's, as tables.
+/// Whether a table consists of whole segments that are assigned to the region as tables.
 fn is_table<M: Memory>(memory: &M, region: u32, table_at: u64, table_len: u64) -> Result<bool, M::Wait> {
     let (arena, geometry) = (Arena::of(memory), memory.geometry());
     let first = geometry.segment_of(table_at).filter(|&index| geometry.segment_at(index) == table_at);
@@ -213,7 +215,7 @@ fn is_table<M: Memory>(memory: &M, region: u32, table_at: u64, table_len: u64) -
     Ok(true)
 }
 
-/// Finishes what anyone was in the middle of in a region, and puts what the old node held back where it belongs.
+/// Completes the unfinished steps in a region, and returns the buffers and segments that the old node held.
 fn put_in_order<M: NodeMemory>(memory: &M, region: u32, segments: &[u32]) -> Result<(), M::Wait> {
     let arena = Arena::of(memory);
     let mut listed = BTreeSet::new();
@@ -242,12 +244,12 @@ fn give_back_held<M: NodeMemory>(memory: &M, region: u32, index: u32) -> Result<
     while let Some((buffer, state)) = arena.buffer_state(index, ordinal)? {
         let held =
             state.stage == Stage::Parked || state.stage == Stage::Retired && state.owner == owner::NODE;
-        // What the old node had taken off a list to park it.
+        // The old node had taken it off a list to park it.
         let taken = state.stage == Stage::Live && state.owner == owner::NODE;
         if held || taken {
             arena.give(region, &buffer)?;
         }
-        // Reachable, or in the middle of a call: the scan tells which.
+        // Reachable, or part of an unfinished call: the scan finds out which.
         if state.stage == Stage::Live && state.owner == owner::SERVICE {
             arena.exchange_state(&buffer, state, State { owner: owner::NONE, ..state })?;
         }
@@ -262,7 +264,7 @@ mod tests {
     use farside_fabrics::memory::{Mapping, Pages};
     use farside_remote::service::{Extent, Plan, Service};
 
-    /// Reaches nothing, and takes any table.
+    /// A kind whose service reaches no buffers and accepts any table.
     struct Plain;
 
     impl Kind<Mapping> for Plain {
@@ -270,7 +272,7 @@ mod tests {
             "plain"
         }
         fn plan(&self, _: &str, _: u64, _: u64) -> Result<Plan, String> {
-            Err("no test plans".into())
+            Err("not used by tests".into())
         }
         fn serve(&self, _: &str, _: Extent) -> Result<Box<dyn Service<Mapping>>, String> {
             Ok(Box::new(Plain))
@@ -288,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Stores a and b with a table of two segments each; b has region 7.
+    /// A memory with stores a and b, each with a table of two segments; b has region 7.
     fn two_stores() -> (Mapping, Vec<Store>) {
         let memory = Mapping::create(16 << 20, Pages::Small).expect("memory");
         let mut stores = Vec::new();
@@ -296,7 +298,7 @@ mod tests {
             for index in first..first + 2 {
                 let Ok(free) = memory.arena().segment(index);
                 let Ok(true) = memory.arena().assign(index, free, region, Use::Table) else {
-                    panic!("nobody else is here")
+                    panic!("no other process assigns segments")
                 };
             }
             stores.push(Store {
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_catalog_that_no_node_has_written_is_refused_with_a_remedy() {
+    fn a_forged_catalog_is_refused_with_a_remedy() {
         type Damage = fn(&mut Vec<Store>);
         let damages: [(Damage, &str); 16] = [
             (|stores| stores[0].region = 0, "region 0"),
@@ -339,8 +341,8 @@ mod tests {
             (|stores| stores[0].region = u32::MAX, "region 4294967295"),
             (|stores| stores[1].region = 1, "region 1"),
             (|stores| stores[1].name = "a".into(), "two stores 'a'"),
-            (|stores| stores[1].name = "a\x1b[2J".into(), "no name"),
-            (|stores| stores[1].name.clear(), "no name"),
+            (|stores| stores[1].name = "a\x1b[2J".into(), "invalid store name"),
+            (|stores| stores[1].name.clear(), "invalid store name"),
             (|stores| stores[0].table_at = 64, "at 0x40"),
             (|stores| stores[0].table_at += 16, "where it has none"),
             (|stores| stores[0].table_at = u64::MAX - 4095, "where it has none"),
@@ -357,14 +359,14 @@ mod tests {
             refused(&memory, 1, &stores, reason);
         }
         let (memory, stores) = two_stores();
-        assert_eq!(take_over(&memory, 1, &stores).expect("it is sound").catalog.iter().count(), 2);
+        assert_eq!(take_over(&memory, 1, &stores).expect("the catalog is valid").catalog.iter().count(), 2);
     }
 
     #[test]
-    fn stores_are_as_they_were_and_those_of_an_older_release_are_not_wide() {
+    fn restored_stores_are_unchanged_and_older_ones_are_not_wide() {
         let (memory, mut stores) = two_stores();
         stores[1].wide = true;
-        let restored = take_over(&memory, 1, &stores).expect("it is sound");
+        let restored = take_over(&memory, 1, &stores).expect("the catalog is valid");
         assert!(restored.catalog.iter().map(|entry| &entry.store).eq(&stores));
         let mut older = serde_json::to_value(&stores[0]).expect("plain data");
         let said = older.as_object_mut().and_then(|store| store.remove("wide"));
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_that_cannot_be_counted_on_is_refused_with_a_remedy() {
+    fn a_memory_with_exhausted_counters_is_refused_with_a_remedy() {
         let (memory, stores) = two_stores();
         refused(&memory, u64::MAX, &stores, "catalogs");
         for next in [u64::from(u32::MAX), u64::from(u32::MAX) - 1, 1 << 32, u64::MAX] {
@@ -381,11 +383,11 @@ mod tests {
             refused(&memory, 1, &stores, "sessions");
         }
         let Ok(()) = memory.write(header::NEXT_SESSION_AT, &77u64.to_le_bytes());
-        assert_eq!(take_over(&memory, 1, &stores).expect("it is sound").next_session, 77);
+        assert_eq!(take_over(&memory, 1, &stores).expect("the catalog is valid").next_session, 77);
     }
 
     #[test]
-    fn a_record_that_is_cut_or_changed_does_not_count() {
+    fn a_truncated_or_modified_record_is_ignored() {
         let good = record(3, &[]).expect("it fits");
         let mut copy = vec![0; CATALOG_SIZE as usize];
         copy[..good.len()].copy_from_slice(&good);

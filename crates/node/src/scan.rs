@@ -1,18 +1,18 @@
-//! Finds the buffers that nobody holds and nothing reaches: what clients that died had in their hands, and what
-//! they had replaced but not yet retired.
+//! The scan: finds leaked buffers, which are neither held nor reachable. Dead clients held them, or had replaced them
+//! without retiring them yet.
 //!
 //! 1. *Suspect*: mark every LIVE buffer whose owner was gone when the scan began, or that belongs to the structure
-//!    itself; and note every RETIRED one that a dead session never got onto its list.
-//! 2. *Mark*: the service tells what its structure reaches; those are no longer suspect, and belong to the
-//!    structure from now on, whoever allocated them: so a later scan finds them too once they are replaced. No
-//!    buffer goes back to a list between being seen and being noted.
-//! 3. *Grace*: every chain that may have replaced a suspect before it was looked for has retired it, or its runner is
-//!    dead.
-//! 4. *Sweep*: what is still LIVE and suspect becomes RETIRED, and comes back like anything that was retired.
+//!    itself. Take every RETIRED one that a dead session never linked into its list.
+//! 2. *Mark*: the service reports the buffers that its structure reaches. They are no longer suspect, and belong to the
+//!    structure from now on, whoever allocated them, so that a later scan finds them once they are replaced. No buffer
+//!    is freed between being reported and being recorded.
+//! 3. *Grace*: wait until every chain that may have replaced a suspect before step 2 saw it has retired it, or its
+//!    runner is dead.
+//! 4. *Sweep*: buffers that are still LIVE and suspect become RETIRED, and are reclaimed like any other.
 //!
-//! Why this is safe: a suspect that is installed nowhere can never be installed, for only its owner has its address
-//! and its owner is gone. So at 2 it is either reached, or replaced; and the chain that replaced it retires it in the
-//! same turn, which has ended after 3. At 4 nobody is left who knows it.
+//! Safety: a suspect that is not installed can never be installed, since only its owner has its address, and the owner
+//! is gone. So at step 2 it is either reached or replaced. The chain that replaced it retires it in the same turn,
+//! which has ended after step 3. At step 4 no process knows it.
 
 use crate::mutants;
 use crate::node::NodeMemory;
@@ -27,17 +27,17 @@ use farside_remote::service::Service;
 /// A scan of one region.
 #[derive(Debug)]
 pub struct Scan {
-    /// Which.
+    /// The scanned region.
     pub region: u32,
     gone: Gone,
     phase: Phase,
-    /// How many buffers it found lost so far.
+    /// Number of leaked buffers found so far.
     pub found: u64,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// Finish whatever a dead client left in the middle of this class's list.
+    /// Completes the step that a dead client left unfinished on this class's list.
     Settle {
         class: u8,
     },
@@ -57,7 +57,7 @@ enum Phase {
     Done,
 }
 
-/// A buffer by its place: segment and ordinal.
+/// Position of a buffer: segment and ordinal.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     segment: u32,
@@ -65,29 +65,29 @@ struct Place {
 }
 
 impl Scan {
-    /// A scan of `region`. Every session that has ended must be closed: its retired list has been taken.
+    /// Starts a scan of `region`. Every ended session must be closed, that is, its retired list has been taken.
     pub fn new(region: u32, sessions: &Sessions) -> Scan {
         Scan { region, gone: sessions.gone(), phase: Phase::Settle { class: 0 }, found: 0 }
     }
 
-    /// Whether it has ended.
+    /// Whether the scan is complete.
     pub fn is_done(&self) -> bool {
         matches!(self.phase, Phase::Done)
     }
 
-    /// Whether it has seen buffers reachable and not yet made them the structure's. Until it has, none of them may be
-    /// reused: it would take a buffer's next life for the one that it saw.
+    /// Whether the scan has seen buffers reachable that it has not yet recorded as the structure's. Until then none of
+    /// them may be reused: the scan would mistake the new allocation for the one that it saw.
     pub fn is_adopting(&self) -> bool {
         matches!(&self.phase, Phase::Mark { reached, .. } if !reached.is_empty())
     }
 
-    /// Whose turn it waits for.
+    /// The sessions whose turn the scan waits for.
     pub fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
         let grace = if let Phase::Wait { grace } = &self.phase { grace.as_ref() } else { None };
         grace.into_iter().flat_map(Grace::waiting_for)
     }
 
-    /// One step. False if it waits for somebody's turn to end, or has ended.
+    /// Makes one step. Returns false if the scan waits for a session's turn to end, or is complete.
     pub fn step<M: NodeMemory>(
         &mut self,
         memory: &M,
@@ -155,19 +155,19 @@ fn waits_for_nobody() -> bool {
 }
 
 impl Gone {
-    /// What the first pass makes of a buffer's state.
+    /// The first pass's update of a buffer's state.
     fn suspects(&self, state: State) -> State {
         let unheld = self.includes(state.owner) || mutants::SCAN_BY_REACHABILITY_ALONE.is_on();
         match state.stage {
             Stage::Live if unheld => State { suspect: true, ..state },
-            // Its session died after it had marked the buffer, before it had linked it.
+            // Its session died after it had marked the buffer and before it had linked it.
             Stage::Retired if unheld => State { owner: owner::NODE, ..state },
             _ => state,
         }
     }
 }
 
-/// What the last pass makes of a buffer's state.
+/// The last pass's update of a buffer's state.
 fn sweep(state: State) -> State {
     match state.stage {
         Stage::Live if state.suspect => {
@@ -181,13 +181,13 @@ enum Judged {
     End,
     Next {
         at: Place,
-        /// A buffer that became RETIRED and the node's.
+        /// A buffer that became RETIRED and owned by the node.
         lost: Option<u64>,
     },
 }
 
-/// Applies `verdict` to the state of the buffer at a place, and finds the next place. If the state changed under it,
-/// the same place comes again.
+/// Applies `verdict` to the state of the buffer at a position, and returns the next position; the same one if the state
+/// changed concurrently.
 fn judge<M: NodeMemory>(
     memory: &M,
     region: u32,
@@ -212,7 +212,7 @@ fn judge<M: NodeMemory>(
     Ok(Judged::Next { at: next, lost: taken.then_some(buffer.at) })
 }
 
-/// A buffer that the structure reaches is no suspect, and from now on the structure's.
+/// Clears the suspicion of a buffer that the structure reaches, and makes the structure its owner.
 fn adopt<M: NodeMemory>(memory: &M, region: u32, at: u64) -> Result<(), M::Wait> {
     let arena = Arena::of(memory);
     let Some((_, buffer)) = arena.buffer_at(at)?.filter(|(of, _)| *of == region) else { return Ok(()) };

@@ -1,10 +1,10 @@
-//! The services of stores, and how the threads of a node share one.
+//! The services of stores, shared by the threads of a node.
 //!
-//! Whoever carries a call runs the service: an engine its sessions' calls, the node's thread those of shm clients, a
-//! caller of this process its own. So a call takes no trip through another thread. Invariant: a service is in one call
-//! at a time, and its lock is held for no longer than that. Invariant: who runs a call is in a turn of a session's
-//! slot, or is the node's own thread: a store's key opens nothing, and all such turns have ended, before anything of
-//! it is taken back.
+//! The thread that receives a call runs the service: an engine for its sessions, the node's thread for shm clients, a
+//! caller in this process for itself. So a call needs no other thread.
+//! Invariant: a service serves one call at a time, and its lock is held only during the call.
+//! Invariant: the thread that runs a call is in a turn of a session's slot, or is the node's own thread. Before any
+//! part of a store is taken back, its key is revoked and all such turns have ended.
 
 use farside_remote::control::Store;
 use farside_remote::fabric::CALL_BYTES_MAX;
@@ -20,7 +20,7 @@ pub struct Served<M: Memory> {
 }
 
 impl<M: Memory> Served<M> {
-    /// That of `store`.
+    /// The service of `store`.
     pub fn new(store: &Store, service: Box<dyn Service<M>>) -> Arc<Served<M>> {
         Arc::new(Served { key: store.extent().key, is_wide: store.wide, service: Mutex::new(service) })
     }
@@ -30,15 +30,15 @@ impl<M: Memory> Served<M> {
         self.key
     }
 
-    /// Waits until the service is in nobody's call.
+    /// Locks the service; waits until no call is in progress.
     pub fn attend(&self) -> Attended<'_, M> {
         let service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
         Attended { served: self, service }
     }
 
-    /// As [`Served::attend`]; nothing if it is in somebody's call. Who lets memory answer *wait* must hold what this
-    /// answers until the call is answered; and while a step of the node waits, which looks through services itself,
-    /// must let nobody begin a call.
+    /// Like [`Served::attend`], but returns `None` if a call is in progress. A caller whose memory may return *wait*
+    /// must hold the result until the call has its response. While a step of the node waits, which locks services
+    /// itself, that caller must not let a call begin.
     pub fn try_attend(&self) -> Option<Attended<'_, M>> {
         let service = match self.service.try_lock() {
             Ok(service) => service,
@@ -49,15 +49,15 @@ impl<M: Memory> Served<M> {
     }
 }
 
-/// A service that nobody else can ask anything.
+/// A locked service.
 pub struct Attended<'a, M: Memory> {
     served: &'a Served<M>,
     service: MutexGuard<'a, Box<dyn Service<M>>>,
 }
 
 impl<M: Memory> Attended<'_, M> {
-    /// Has it answer what a caller asks who showed `key`, the store's own, and may do so much. May be called again
-    /// where memory has answered *wait*, see [`Service::call`].
+    /// Serves a call of a caller with `key`, which must be the store's own, and with these rights. May be called again
+    /// after memory returned *wait*, see [`Service::call`].
     pub fn call(
         &mut self,
         memory: &M,
@@ -68,17 +68,17 @@ impl<M: Memory> Attended<'_, M> {
     ) -> Result<Result<(), String>, M::Wait> {
         answer.clear();
         let Attended { served, service } = self;
-        // Also of the store's own key: the store may be on its way out.
+        // Check the store's own key too: the store may be about to be dropped.
         let opened = served.key.region() == key.region() && served.key.opens(key.secret());
         let opened = if opened { memory.admits(served.key)? } else { Rights::NONE };
         if opened == Rights::NONE {
             return Ok(Err(no_store(key)));
         }
         if served.is_wide {
-            return Ok(Err("a store with words of 24 and 32 bytes answers no calls: use chains".into()));
+            return Ok(Err("a store with words of 24 and 32 bytes serves no calls: use chains".into()));
         }
         let answered = service.call(memory, Call { rights: opened.and(rights), request }, answer)?;
-        assert!(answer.len() <= CALL_BYTES_MAX, "a service answered more than a call carries");
+        assert!(answer.len() <= CALL_BYTES_MAX, "a service's response exceeds the size of a call");
         Ok(answered)
     }
 
@@ -88,10 +88,10 @@ impl<M: Memory> Attended<'_, M> {
     }
 }
 
-/// What is said to who calls a store that is not there, or by a key that is not its own.
+/// Error message for a call to a missing store, or with a key that is not the store's.
 pub(crate) fn no_store(key: Key) -> String {
     format!(
-        "no store has a service numbered {} that the key of this call opens: the store was dropped, and perhaps made \
+        "no store has a service numbered {} for the key of this call: the store was dropped, and perhaps created \
          anew; open it again",
         key.region()
     )

@@ -1,10 +1,10 @@
-//! Who runs chains on this memory: the sessions that are open, and how one waits until all have moved on.
+//! Open sessions, which run chains on this memory, and grace periods, which wait for them.
 //!
-//! A session with a slot runs its chains itself, and says in the slot when it may hold pointers. A *remote* one has its
-//! chains run by an engine, in a turn of the engine's slot. It has a number, to which its buffers belong, and no slot.
-//! What a chain makes unreachable it retires in that same turn, so nobody waits for anything but turns.
+//! A session with a slot runs its own chains, and announces in the slot when it may hold pointers. A *remote* session's
+//! chains are run by an engine, in a turn of the engine's slot. It has a number, which owns its buffers, and no slot. A
+//! chain retires the buffers that it makes unreachable in its own turn, so a grace period waits only for turns.
 //!
-//! Invariant: numbers grow and are never reused, so "gone before" is a question about a number.
+//! Invariant: numbers grow and are never reused, so a number shows whether its session ended before a given moment.
 //! Invariant: a session counts as open until the buffers that it retired have been taken from its slot.
 
 use farside_remote::Memory;
@@ -18,9 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Session {
     /// Its slot and number.
     pub id: SessionId,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Its owner runs no more chains.
+    /// The owner runs no more chains.
     pub ended: bool,
 }
 
@@ -33,13 +33,13 @@ pub struct Sessions {
     next_number: u32,
 }
 
-/// Sessions that may still follow pointers from before, each with its turn then.
+/// A grace period: the sessions that may still follow old pointers, each with its turn at the start.
 #[derive(Debug)]
 pub struct Grace {
     waiting: Vec<(SessionId, u64)>,
 }
 
-/// Who had ended by a certain moment.
+/// The sessions that had ended by a certain moment.
 #[derive(Clone, Debug)]
 pub struct Gone {
     alive: Vec<u32>,
@@ -47,7 +47,7 @@ pub struct Gone {
 }
 
 impl Gone {
-    /// Whether the buffers of this owner are nobody's by now.
+    /// Whether this owner no longer holds its buffers.
     pub fn includes(&self, number: u32) -> bool {
         number == owner::NONE
             || (number < self.next_number
@@ -57,7 +57,7 @@ impl Gone {
 }
 
 impl Sessions {
-    /// None open. Numbers begin at `first_number`, above any that this memory has seen.
+    /// No open sessions. Numbers start at `first_number`, above any that this memory has seen.
     pub fn new(first_number: u32) -> Sessions {
         let (open, remote) = (BTreeMap::new(), BTreeSet::new());
         Sessions { open, remote, next_number: first_number.max(1) }
@@ -68,17 +68,17 @@ impl Sessions {
         self.open.values()
     }
 
-    /// How many are open.
+    /// Number of open sessions.
     pub fn len(&self) -> usize {
         self.open.len() + self.remote.len()
     }
 
-    /// Whether none is open.
+    /// Whether no session is open.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Opens a session for a process; nothing if all slots are taken.
+    /// Opens a session for a process; `None` if all slots are taken.
     pub fn open<M: Memory>(
         &mut self,
         memory: &M,
@@ -96,7 +96,7 @@ impl Sessions {
         Ok(Some(id))
     }
 
-    /// Opens a remote session; answers its number.
+    /// Opens a remote session; returns its number.
     pub fn open_remote<M: Memory>(&mut self, memory: &M) -> Result<u32, M::Wait> {
         let number = self.next_number;
         self.note_next(memory)?;
@@ -105,12 +105,12 @@ impl Sessions {
         Ok(number)
     }
 
-    /// A remote session runs no more chains and retires nothing more.
+    /// Ends a remote session, which runs no more chains and retires no more buffers.
     pub fn end_remote(&mut self, number: u32) {
         self.remote.remove(&number);
     }
 
-    /// Before the number is used: a node that takes over must not give it to anyone else.
+    /// Records the next number before it is used: a node that takes over must not reuse it.
     fn note_next<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
         memory.write(header::NEXT_SESSION_AT, &u64::from(self.next_number + 1).to_le_bytes())
     }
@@ -120,29 +120,29 @@ impl Sessions {
             .next_number
             .checked_add(1)
             .filter(|&n| n < owner::SERVICE)
-            .expect("four thousand million sessions were opened on one memory; it must be served anew");
+            .expect("4 billion sessions were opened on one memory: serve a fresh memory");
     }
 
-    /// Whether this very session is open and may run chains.
+    /// Whether exactly this session is open and may run chains.
     pub fn may_run(&self, id: SessionId) -> bool {
         self.open.get(&id.slot).is_some_and(|session| session.id == id && !session.ended)
     }
 
-    /// Its owner runs no more chains, for it said so or is dead.
+    /// Ends a session: its owner said that it runs no more chains, or is dead.
     pub fn end(&mut self, id: SessionId) {
         if let Some(session) = self.open.get_mut(&id.slot).filter(|session| session.id == id) {
             session.ended = true;
         }
     }
 
-    /// Frees the slot of a session that ended and whose retired buffers were taken.
+    /// Frees the slot of an ended session whose retired buffers were taken.
     pub fn close<M: Memory>(&mut self, memory: &M, slot: u32) -> Result<(), M::Wait> {
         Arena::of(memory).close_session(slot)?;
         self.open.remove(&slot);
         Ok(())
     }
 
-    /// Who is gone now.
+    /// The sessions that are gone now.
     pub fn gone(&self) -> Gone {
         let open = self.open.values().map(|session| session.id.number);
         let mut alive: Vec<u32> = open.chain(self.remote.iter().copied()).collect();
@@ -150,7 +150,7 @@ impl Sessions {
         Gone { alive, next_number: self.next_number }
     }
 
-    /// Whoever may hold a pointer now. One load a session.
+    /// Starts a grace period for all sessions that may hold a pointer now. One load per session.
     pub fn begin_grace<M: Memory>(&self, memory: &M) -> Result<Grace, M::Wait> {
         let mut waiting = Vec::new();
         for session in self.open.values().filter(|session| !session.ended) {
@@ -162,8 +162,8 @@ impl Sessions {
         Ok(Grace { waiting })
     }
 
-    /// Whether everyone who held a pointer when `grace` began has ended that turn, or has ended altogether. Looks at
-    /// all of them, so that those who are still waited for are those who delay it.
+    /// Whether every session that held a pointer when `grace` began has ended that turn, or has ended altogether.
+    /// Checks all of them, so that only sessions that delay it remain listed.
     pub fn is_over<M: Memory>(&self, memory: &M, grace: &mut Grace) -> Result<bool, M::Wait> {
         let mut waiting = Vec::new();
         for &(id, turn) in &grace.waiting {
@@ -177,7 +177,7 @@ impl Sessions {
 }
 
 impl Grace {
-    /// Whose turn it waits for.
+    /// The sessions whose turn it waits for.
     pub fn waiting_for(&self) -> impl Iterator<Item = SessionId> + '_ {
         self.waiting.iter().map(|&(id, _)| id)
     }
@@ -189,7 +189,7 @@ mod tests {
     use farside_fabrics::memory::{Mapping, Pages};
 
     #[test]
-    fn numbers_are_shared_by_all_kinds_and_never_come_again() {
+    fn numbers_are_unique_among_local_and_remote_sessions() {
         let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
         let mut sessions = Sessions::new(5);
         let Ok(first) = sessions.open_remote(&memory);

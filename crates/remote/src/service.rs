@@ -46,8 +46,8 @@ pub fn addressed(service: ServiceId, request: &[u8]) -> Result<(Key, &[u8]), Str
     match request.split_first_chunk() {
         Some((secret, asked)) => Ok((Key::new(service.0, u64::from_le_bytes(*secret)), asked)),
         None => Err(format!(
-            "no store has a service numbered {} that answers {} bytes: a request begins with the {ADDRESS_SIZE} bytes \
-             of the store's secret",
+            "no store has a service numbered {} for a request of {} bytes: a request begins with the {ADDRESS_SIZE} \
+             bytes of the store's secret",
             service.0,
             request.len()
         )),

@@ -176,7 +176,7 @@ fn a_program_that_drops_the_clients_of_a_dead_node_goes_on_with_the_next_one() {
         matches!(kept.get(b"key").map(drop), Err(KvError::Fabric(FabricError::NodeDied(_))))
     });
     let died = kept.get(b"key").map(drop).expect_err("as just seen");
-    assert!(died.to_string().contains("drop all clients of it"), "{died}");
+    assert!(died.to_string().contains("drop all clients of the node"), "{died}");
     drop((local, client));
     // Of three sessions there is one that may yet be used.
     let mut refused = node_of(&file, folder.path(), &[], "refused");

@@ -1,7 +1,10 @@
-//! The node's admin face: HTTP for people and machines that watch it. Never on the path of data.
+//! The admin server: HTTP for people and monitoring. Never on the data path.
 //!
-//! `GET /health` and `GET /stores` answer JSON, `GET /metrics` OpenMetrics: what one-sided clients do is counted by
-//! themselves in their session slots, and summed here. Invariant: no answer holds a key's secret or an address.
+//! `GET /health` and `GET /stores` return JSON, `GET /metrics` OpenMetrics. One-sided clients count their own
+//! operations in their session slots; the metrics sum these counters.
+//! Invariant: no response contains a key's secret or an address.
+//! Invariant: HTTP clients hold at most [`CONNECTIONS_MAX`] of the node's descriptors, none idle for longer than
+//! [`IDLE_MAX`].
 //! Invariant: who asks by HTTP holds at most [`CONNECTIONS_MAX`] of the node's descriptors, none idle for longer than
 //! [`IDLE_MAX`].
 
@@ -31,16 +34,16 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, Sleep};
 
-/// Where the admin face listens, and who may look.
+/// Options of the admin server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
-    /// Off loopback, a token is required.
+    /// Address to listen at. A token is required unless it is a loopback address.
     pub listen: SocketAddr,
-    /// What a client must send as `Authorization: Bearer TOKEN`.
+    /// Token that a client must send as `Authorization: Bearer TOKEN`.
     pub token: Option<String>,
 }
 
-/// The thread that serves; ends when dropped.
+/// The server's thread; stops when dropped.
 pub(super) struct Server {
     at: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -49,9 +52,10 @@ pub(super) struct Server {
 
 const DRAIN: Duration = Duration::from_millis(100);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// Connections at a time; who comes later waits in the system's queue, where it holds no descriptor of the node.
+/// Maximum number of concurrent connections. Further clients wait in the system's queue, without a descriptor of the
+/// node.
 const CONNECTIONS_MAX: usize = 32;
-/// How long a connection may take to send a whole question, or to take the next part of its answer.
+/// Maximum time for a client to send a whole request, or to accept the next part of the response.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
@@ -75,7 +79,7 @@ impl Server {
         let serve = async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             let listener = Bounded { listener, free: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
-            // What is under way has a moment to end; a connection that dawdles does not keep the node from ending.
+            // Requests in flight get a moment to finish; a slow connection does not delay the shutdown.
             tokio::select! {
                 served = axum::serve(listener, router(face)) => served,
                 () = async {
@@ -88,7 +92,7 @@ impl Server {
             .name("farside-admin".into())
             .spawn(move || {
                 if let Err(error) = runtime.block_on(serve) {
-                    tracing::error!(%error, "the admin face has ended");
+                    tracing::error!(%error, "the admin server stopped");
                 }
                 runtime.shutdown_timeout(DRAIN);
             })
@@ -98,7 +102,7 @@ impl Server {
 }
 
 impl Host {
-    /// Where the admin face listens, with the port that the system chose if port 0 was asked for.
+    /// Address of the admin server, with the actual port if port 0 was requested.
     pub fn admin_at(&self) -> Option<SocketAddr> {
         self.admin.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|server| server.at)
     }
@@ -113,7 +117,7 @@ impl Drop for Server {
     }
 }
 
-/// A listener that has so many connections at a time.
+/// A listener with a bounded number of concurrent connections.
 struct Bounded {
     listener: tokio::net::TcpListener,
     free: Arc<Semaphore>,
@@ -135,7 +139,7 @@ impl axum::serve::Listener for Bounded {
     }
 }
 
-/// A connection that fails once it was idle for too long. Only what it is sent puts that off: a question that comes
+/// A connection that fails once it was idle for [`IDLE_MAX`]. Only a write resets the timer: a request that arrives
 /// byte by byte must not last for ever.
 struct Connection {
     stream: TcpStream,
@@ -144,7 +148,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// What came of an attempt, unless the time is up.
+    /// The outcome of an attempt, or an error if the time is up.
     fn in_time<T>(&mut self, context: &mut Context<'_>, tried: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if tried.is_ready() {
             return tried;
@@ -211,7 +215,7 @@ fn router(face: Face) -> Router {
         .route("/health", get(health))
         .route("/stores", get(stores))
         .route("/metrics", get(metrics))
-        .fallback(|| async { (StatusCode::NOT_FOUND, "there are /health, /stores and /metrics\n") })
+        .fallback(|| async { (StatusCode::NOT_FOUND, "use /health, /stores or /metrics\n") })
         .layer(axum::middleware::from_fn_with_state(face.clone(), authorize))
         .with_state(face)
 }
@@ -228,10 +232,10 @@ async fn authorize(
     (StatusCode::UNAUTHORIZED, challenge, "send 'Authorization: Bearer TOKEN'\n").into_response()
 }
 
-/// Whether the token was sent; takes the same time wherever a wrong one differs.
+/// Whether the headers contain the token. Takes the same time wherever a wrong token differs.
 fn presents(headers: &HeaderMap, token: &str) -> bool {
     let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
-    // A scheme's name is told apart from others without regard to case (RFC 9110, 11.1).
+    // A scheme's name is case-insensitive (RFC 9110, 11.1).
     let Some((scheme, sent)) = sent.and_then(|value| value.split_at_checked(b"Bearer ".len())) else {
         return false;
     };
@@ -282,7 +286,7 @@ async fn metrics(State(face): State<Face>) -> Response {
     }
 }
 
-/// The node's figures at the moment that they are asked for.
+/// Collects the node's metrics at the time of the request.
 struct Figures {
     shared: Arc<Shared>,
 }
@@ -314,40 +318,40 @@ impl Collector for Figures {
         };
         counter("farside_chains", "Chains run by clients", None, counted.chains)?;
         counter("farside_ops", "Operations in those chains", None, counted.ops)?;
-        counter("farside_atomics", "CAS and FETCH-ADD asked for", None, counted.atomics)?;
+        counter("farside_atomics", "CAS and FETCH-ADD requested", None, counted.atomics)?;
         counter("farside_request", "Wire size of the chains", Some(&Unit::Bytes), counted.bytes_in)?;
         counter("farside_reply", "Wire size of the replies", Some(&Unit::Bytes), counted.bytes_out)?;
         counter("farside_not_ready", "Chains that found no buffer", None, counted.not_ready)?;
         counter("farside_refused", "Chains refused for access or as invalid", None, counted.refused)?;
-        counter("farside_retired_buffers", "Buffers given back by clients", None, counted.retired)?;
-        counter("farside_reclaimed_buffers", "Buffers back on a list", None, info.reclaimed_buffers)?;
-        counter("farside_scanned_buffers", "Buffers found lost by a scan", None, info.scanned_buffers)?;
+        counter("farside_retired_buffers", "Buffers retired by clients", None, counted.retired)?;
+        counter("farside_reclaimed_buffers", "Buffers returned to a free list", None, info.reclaimed_buffers)?;
+        counter("farside_scanned_buffers", "Leaked buffers found by scans", None, info.scanned_buffers)?;
         counter("farside_engine_datagrams_in", "Datagrams and frames received", None, through.datagrams_in)?;
         counter("farside_engine_datagrams_out", "Datagrams and frames sent", None, through.datagrams_out)?;
-        counter("farside_engine_requests", "Requests carried out", None, through.executed)?;
-        counter("farside_engine_duplicates", "Entries that said what was known", None, through.duplicates)?;
-        counter("farside_engine_malformed", "Datagrams that were none", None, through.malformed)?;
+        counter("farside_engine_requests", "Requests executed", None, through.executed)?;
+        counter("farside_engine_duplicates", "Duplicate entries", None, through.duplicates)?;
+        counter("farside_engine_malformed", "Malformed datagrams", None, through.malformed)?;
         counter("farside_engine_disallowed", "Greetings and entries refused", None, through.refused)?;
-        counter("farside_engine_sessions_opened", "Sessions that began", None, through.opened)?;
-        counter("farside_engine_sessions_ended", "Sessions that ended", None, through.ended)?;
+        counter("farside_engine_sessions_opened", "Sessions opened", None, through.opened)?;
+        counter("farside_engine_sessions_ended", "Sessions ended", None, through.ended)?;
         counter("farside_engine_bad_tokens", "Greetings without a known token", None, refused.bad_tokens)?;
         counter("farside_engine_locked_out", "Greetings from a locked source", None, refused.locked_out)?;
         counter("farside_engine_bad_secrets", "Datagrams with a wrong secret", None, refused.bad_secrets)?;
         counter("farside_engine_wrong_keys", "Chains with a key never given", None, refused.wrong_keys)?;
         counter("farside_engine_refused_chains", "Chains refused by engines", None, refused.chains)?;
-        counter("farside_engine_refused_asks", "Questions refused to a token", None, refused.asks)?;
-        counter("farside_engine_forged", "Packets that no known key sealed", None, refused.forged)?;
-        counter("farside_engine_replayed", "Sealed packets that came again", None, refused.replayed)?;
+        counter("farside_engine_refused_asks", "Requests refused for lack of rights", None, refused.asks)?;
+        counter("farside_engine_forged", "Packets not sealed by a known key", None, refused.forged)?;
+        counter("farside_engine_replayed", "Sealed packets received again", None, refused.replayed)?;
         let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
             let metric = ConstGauge::new(value as i64);
             metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
         };
-        gauge("farside_memory", "Memory lent", Some(&Unit::Bytes), info.memory_bytes)?;
-        gauge("farside_unassigned", "Memory that no store has", Some(&Unit::Bytes), info.unassigned_bytes)?;
+        gauge("farside_memory", "Memory of the node", Some(&Unit::Bytes), info.memory_bytes)?;
+        gauge("farside_unassigned", "Memory that no store owns", Some(&Unit::Bytes), info.unassigned_bytes)?;
         gauge("farside_stores", "Stores", None, stores)?;
         gauge("farside_sessions", "Sessions open", None, info.sessions)?;
-        gauge("farside_engine_sessions", "Of those, engines'", None, sessions)?;
-        gauge("farside_stopped_clients", "Stopped processes that memory waits for", None, stopped)
+        gauge("farside_engine_sessions", "Sessions open at engines", None, sessions)?;
+        gauge("farside_stopped_clients", "Stopped processes that delay reclamation", None, stopped)
     }
 }
 
@@ -356,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_whole_token_is_a_token() {
+    fn only_the_exact_token_is_accepted() {
         let sends = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().expect("a header"));

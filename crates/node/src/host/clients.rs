@@ -1,9 +1,9 @@
-//! The shm clients of a node: their sockets, their processes, and what each is waiting for.
+//! The shm clients of a node: their sockets, their processes, and their outstanding requests.
 //!
-//! Invariant: a session ends when its client says so or its process has ended, and by nothing else: a client that
-//! hangs up without a word may still be running chains on the memory that it has mapped. Only one that never read its
-//! welcome has no memory, and so no session. Invariant: a client that is not being looked at will ring: this side's
-//! wish is in its rings.
+//! Invariant: a session ends only when its client says so or its process has exited. A client that hangs up without a
+//! word may still run chains on the memory that it has mapped. Only a client that never read its welcome has no memory,
+//! and so no session.
+//! Invariant: a client that is not being polled will ring, since its rings hold the node's request to be woken.
 
 use super::Options;
 use crate::node::Ticket;
@@ -26,34 +26,34 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a node cannot be served. Nothing is left behind.
+/// Reason why a node could not be started. Nothing is left behind.
 #[derive(Debug)]
 pub enum BindError {
-    /// Another node serves there, by this process if it is known.
+    /// Another node serves at this path, in this process if known.
     Served(PathBuf, Option<u32>),
-    /// Something that is no node's socket is in the way.
+    /// The path exists and is not a node's socket.
     InTheWay(PathBuf),
-    /// No socket can have that name.
+    /// The path is too long for a socket.
     Name(PathBuf),
-    /// The system refuses the socket.
+    /// The system refused the socket.
     Socket(&'static str, PathBuf, std::io::Error),
-    /// The system refuses something else.
+    /// The system refused another resource.
     System(&'static str, std::io::Error),
-    /// The system refuses the admin face.
+    /// The system refused the admin server's address.
     Admin(std::net::SocketAddr, std::io::Error),
-    /// The system refuses to listen there.
+    /// The system refused to listen at this address.
     Listen(String, std::io::Error),
-    /// No engine can be started, for this reason.
+    /// An engine could not be started.
     Engine(String),
-    /// The admin face would be open to the network.
+    /// The admin server would be open to the network without a token.
     NoToken(std::net::SocketAddr),
-    /// Engines would let everyone in from the network.
+    /// Engines would be open to the network without tokens.
     NoTokens(String),
-    /// Processes that were clients of the memory's old node are alive.
+    /// Clients of the memory's old node are still alive.
     OldClients(Vec<u32>),
     /// This process itself is a client of the memory's old node.
     OwnClients,
-    /// What the memory holds cannot be served.
+    /// The memory's contents cannot be served.
     TakeOver(String),
 }
 
@@ -68,13 +68,12 @@ impl std::fmt::Display for BindError {
             ),
             BindError::InTheWay(path) => write!(
                 f,
-                "{} exists and is no node's socket: remove it, or serve elsewhere by --socket",
+                "{} exists and is not a node's socket: remove it, or serve elsewhere by --socket",
                 path.display()
             ),
             BindError::Name(path) => write!(
                 f,
-                "no socket can be called {}: its name has {} bytes and at most {NAME_MAX} are possible; give a \
-                 shorter --socket",
+                "invalid socket path {}: it has {} bytes and at most {NAME_MAX} are allowed; give a shorter --socket",
                 path.display(),
                 path.as_os_str().len()
             ),
@@ -82,21 +81,21 @@ impl std::fmt::Display for BindError {
                 write!(f, "could not {doing} {}: {error}; serve elsewhere by --socket", path.display())
             }
             BindError::Admin(address, error) => {
-                write!(f, "could not show the node at {address}: {error}; choose another address by --admin")
+                write!(f, "could not serve HTTP at {address}: {error}; choose another address with --admin")
             }
             BindError::Listen(url, error) => {
-                write!(f, "could not listen at {url}: {error}; choose another address by --listen")
+                write!(f, "could not listen at {url}: {error}; choose another address with --listen")
             }
-            BindError::Engine(reason) => write!(f, "no engine can be started: {reason}"),
+            BindError::Engine(reason) => write!(f, "could not start an engine: {reason}"),
             BindError::NoToken(address) => write!(
                 f,
-                "{address} is open to other machines: give a token by --admin-token-file, or an address of this \
-                 machine alone, such as 127.0.0.1:7400"
+                "{address} is open to other machines: give a token with --admin-token-file, or a loopback address \
+                 such as 127.0.0.1:7400"
             ),
             BindError::NoTokens(url) => write!(
                 f,
-                "{url} is open to other machines: say who may do what by --tokens ('farside token new' makes one), or \
-                 listen at an address of this machine alone, such as 127.0.0.1:7460"
+                "{url} is open to other machines: restrict access with --tokens ('farside token new' creates one), or \
+                 listen at a loopback address such as 127.0.0.1:7460"
             ),
             BindError::OldClients(pids) => write!(
                 f,
@@ -127,19 +126,19 @@ impl From<ListenError> for BindError {
     }
 }
 
-/// What a client did.
+/// An event of a client.
 pub(super) enum Event {
-    /// It wants a session.
+    /// The client requests a session.
     Greeted { pid: u32 },
-    /// It calls a service.
+    /// The client calls a service.
     Asked { service: ServiceId, request: Vec<u8> },
-    /// It runs no more chains.
+    /// The client runs no more chains.
     Ended { session: SessionId, said_so: bool },
-    /// It has hung up, and waits for these answers no more.
+    /// The client has hung up, and no longer waits for these responses.
     Left { tickets: BTreeSet<Ticket> },
 }
 
-/// What to do about it.
+/// Reaction to an event.
 pub(super) enum Reaction {
     Welcome {
         session: SessionId,
@@ -147,9 +146,9 @@ pub(super) enum Reaction {
         memory: Arc<Mapping>,
     },
     Refuse(String),
-    /// What the service that was asked has to say.
+    /// The called service's response.
     Answer(Result<Vec<u8>, String>),
-    /// The answer to this ticket is for that client.
+    /// The response to this ticket is for the client.
     Wait(Ticket),
     Nothing,
 }
@@ -158,79 +157,79 @@ pub(super) enum Reaction {
 pub(super) struct Clients {
     poll: OwnedFd,
     listener: Option<Listener>,
-    /// Let go when there is no other descriptor for one who comes, so that it can be told so.
+    /// Spare descriptor, closed to accept and refuse a client when no other descriptor is free.
     spare: Option<OwnedFd>,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
-    /// Those who may not have said hello yet, the eldest first.
+    /// Clients that may not have sent a hello yet, the oldest first.
     newcomers: VecDeque<(Instant, u64)>,
-    /// There was no room for the last one who came.
+    /// The last new client could not be admitted for lack of resources.
     is_full: bool,
     waiting: BTreeMap<Ticket, (u64, FrameHeader)>,
     evict_stopped_after: Option<Duration>,
-    /// Since when a process was seen stopped while memory waits for it.
+    /// Time since when a process has been stopped while reclamation waits for it.
     stopped: BTreeMap<u32, Instant>,
-    /// Those who had more to say when they were last looked at.
+    /// Clients with unread requests at the last poll.
     eager: Vec<u64>,
     greeting: Vec<u8>,
     inbox: Inbox,
 }
 
 struct Client {
-    /// Nothing once it has hung up.
+    /// The connection; `None` once the client has hung up.
     line: Option<Line>,
     pidfd: OwnedFd,
     pid: u32,
     session: Option<Session>,
-    /// Its questions that wait for an answer.
+    /// Number of outstanding requests.
     asked: u32,
 }
 
-/// How a client is heard.
+/// Connection to a client.
 enum Line {
-    /// It has not said hello.
+    /// The client has not sent a hello.
     New(OwnedFd),
     Welcomed(Calls),
 }
 
 struct Session {
     id: SessionId,
-    /// Anything came from it after its welcome, so it may have the memory.
+    /// The client has sent something after its welcome, so it may have the memory.
     has_spoken: bool,
 }
 
-// What the poll answers: who, and which of its descriptors. Number 0 is no client.
+// Tokens of the epoll: the client, and which of its descriptors. Number 0 is not a client.
 const TOKENS: u64 = 2;
 const SOCKET: u64 = 0;
 const PIDFD: u64 = 1;
 const LISTENER: u64 = 0;
-/// Of this process.
+/// The eventfd of this process.
 const OWN_BELL: u64 = 1;
 
 const fn token(client: u64, descriptor: u64) -> epoll::EventData {
     epoll::EventData::new_u64(client * TOKENS + descriptor)
 }
 
-/// What is heard of one client before the others have their turn, besides what its ring holds: more than there is room
-/// for in a socket, so that its last word is among them.
+/// Maximum number of messages read from one client's socket before the others' turn, not counting its ring. It exceeds
+/// the capacity of a socket, so the client's last message is among them.
 const WORDS_AT_A_TIME: usize = 512;
-/// How long a client may take to say hello.
+/// Maximum time for a client to send a hello.
 const HELLO_WAIT: Duration = Duration::from_secs(1);
-/// Questions of one client that may wait for an answer.
+/// Maximum number of outstanding requests of one client.
 const ASKED_MAX: u32 = 256;
-/// Its edges alone: each ring is one, whatever the count, so there is nothing to read.
+/// Edge-triggered: each ring is an edge, regardless of the count, so the count need not be read.
 const BELL_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
-/// The most bytes of a reason for refusing: what was asked may be in it.
+/// Maximum size of a refusal's reason in bytes: it may contain parts of the request.
 const REASON_MAX: usize = 4096;
-/// How long nobody is let in where not even the spare descriptor helps.
+/// Pause before the next accept if not even the spare descriptor helps.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 impl Clients {
     pub(super) fn new(bell: &OwnedFd, options: Options) -> Result<Clients, BindError> {
         let system = |doing| move |errno: rustix::io::Errno| BindError::System(doing, errno.into());
-        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make a poll"))?;
-        epoll::add(&poll, bell, token(0, OWN_BELL), BELL_EVENTS).map_err(system("watch the bell"))?;
-        let spare = new_bell().map_err(system("set a descriptor aside"))?;
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll"))?;
+        epoll::add(&poll, bell, token(0, OWN_BELL), BELL_EVENTS).map_err(system("watch the eventfd"))?;
+        let spare = new_bell().map_err(system("reserve a descriptor"))?;
         let listener = options.socket.as_deref().map(Listener::bind).transpose()?;
         if let Some(listener) = &listener {
             epoll::add(&poll, listener, token(0, LISTENER), epoll::EventFlags::IN)
@@ -253,14 +252,14 @@ impl Clients {
         })
     }
 
-    /// Waits at most so long for something to happen, and tells what did. True if the bell rang, or somebody wants
-    /// memory.
+    /// Waits at most `wait` for events, and passes them to `react`. Returns true if the eventfd was rung, or a client
+    /// wants memory.
     pub(super) fn wait(&mut self, wait: Duration, mut react: impl FnMut(Event) -> Reaction) -> bool {
         let timeout = timespec(if self.eager.is_empty() { wait } else { Duration::ZERO });
         let mut events = Vec::with_capacity(64);
         let waited = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
         if waited.is_err() {
-            return false; // Interrupted: the caller comes again.
+            return false; // Interrupted: the caller calls again.
         }
         let mut rung = false;
         for event in events {
@@ -279,7 +278,7 @@ impl Clients {
         rung
     }
 
-    /// Hangs up on those who came and said nothing.
+    /// Hangs up on clients that have not sent a hello in time.
     fn send_off_silent(&mut self, react: &mut impl FnMut(Event) -> Reaction) {
         while let Some(&(since, id)) = self.newcomers.front()
             && since.elapsed() >= HELLO_WAIT
@@ -313,17 +312,17 @@ impl Clients {
                 drop(self.spare.take());
                 match listener.accept() {
                     Ok(socket) => refuse(&socket, &no_room(errno)),
-                    // It stays in line, so that the poll would answer at once, for ever.
+                    // The client stays in the queue, and epoll would return at once again and again.
                     Err(_) => std::thread::sleep(FULL_PAUSE),
                 }
-                self.spare = new_bell().ok(); // If there is none, who comes next waits in line, untold.
+                self.spare = new_bell().ok(); // Without one, the next client waits in the queue, without a refusal.
                 self.note_full(errno);
             }
-            Err(_) => {} // It is gone already.
+            Err(_) => {} // The client is gone already.
         }
     }
 
-    /// Sees who has come, and watches it as the next client.
+    /// Identifies a new client, and watches it.
     fn admit(&mut self, socket: &OwnedFd) -> Result<(u32, OwnedFd), NotAdmitted> {
         let peer = peer(socket)?;
         if peer.user != rustix::process::geteuid().as_raw() {
@@ -346,14 +345,14 @@ impl Clients {
         Ok((pid.as_raw_nonzero().get() as u32, pidfd))
     }
 
-    /// Says so once, until somebody is let in again.
+    /// Logs this once, until a client is admitted again.
     fn note_full(&mut self, errno: rustix::io::Errno) {
         if !std::mem::replace(&mut self.is_full, true) {
-            tracing::warn!("nobody more is let in for now ({errno}): raise 'ulimit -n', or end a client");
+            tracing::warn!("no further client is admitted for now ({errno}): raise 'ulimit -n', or end a client");
         }
     }
 
-    /// Hears what a client's socket says. True if it wants memory.
+    /// Reads a client's socket. Returns true if the client wants memory.
     fn on_socket(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) -> bool {
         let mut wants_memory = false;
         for _ in 0..WORDS_AT_A_TIME {
@@ -372,7 +371,7 @@ impl Clients {
                 continue;
             }
             if said == Said::HungUp {
-                // What it asked last; beyond a few, nobody waits for the answers.
+                // Read its last requests; nobody waits for more than a few of the responses.
                 self.read(id, react);
                 self.hang_up(id, react);
                 return wants_memory;
@@ -392,7 +391,7 @@ impl Clients {
         wants_memory
     }
 
-    /// Reads what a client has asked by now.
+    /// Reads and handles a client's requests.
     fn read(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let Some(Line::Welcomed(calls)) = self.clients.get(&id).and_then(|client| client.line.as_ref())
         else {
@@ -403,14 +402,14 @@ impl Clients {
         for frame in asked {
             self.on_call(id, &frame, react);
         }
-        // By rings that hold what no client writes, nothing more is heard.
+        // Rings that hold what no client writes are corrupt: hang up.
         if received.is_err() {
             return self.hang_up(id, react);
         }
         self.rest(id);
     }
 
-    /// From here on a client rings, or it is looked at again before long.
+    /// Makes sure that the client rings from now on, or is polled again soon.
     fn rest(&mut self, id: u64) {
         if let Some(Line::Welcomed(calls)) = self.clients.get(&id).and_then(|client| client.line.as_ref())
             && !calls.rests()
@@ -420,14 +419,15 @@ impl Clients {
         }
     }
 
-    /// Its session runs no more chains.
+    /// Ends the client's session: it runs no more chains.
     fn end(&mut self, id: u64, said_so: bool, react: &mut impl FnMut(Event) -> Reaction) {
         if let Some(session) = self.clients.get_mut(&id).and_then(|client| client.session.take()) {
             react(Event::Ended { session: session.id, said_so });
         }
     }
 
-    /// It has gone, and left something unread: if all that it was ever sent is its welcome, it never had the memory.
+    /// Handles a client that hung up with unread messages. If its welcome is the only message that it was sent, it
+    /// never had the memory, so its session ends.
     fn end_unwelcomed(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let session = self.clients.get(&id).and_then(|client| client.session.as_ref());
         if session.is_some_and(|session| !session.has_spoken) {
@@ -435,11 +435,11 @@ impl Clients {
         }
     }
 
-    /// Answers the hello of one who has come.
+    /// Handles a new client's hello.
     fn on_greeting(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(Line::New(socket)) = &client.line else { return };
-        let mut uninvited = Vec::new(); // Descriptors that a client sends are closed unseen.
+        let mut uninvited = Vec::new(); // Descriptors that a client sends are closed unused.
         let greeted =
             match frame::receive(socket.as_fd(), &mut self.greeting, &mut uninvited, RecvFlags::DONTWAIT) {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
@@ -476,7 +476,7 @@ impl Clients {
         }
         let Some((header, request)) = frame::parse(frame) else { return self.hang_up(id, react) };
         if client.asked >= ASKED_MAX {
-            let reason = format!("{ASKED_MAX} questions of this client wait for an answer: wait for one");
+            let reason = format!("{ASKED_MAX} requests of this client are outstanding: wait for a response");
             return answer(calls, *header, Err(reason));
         }
         let service = ServiceId(header.service.get());
@@ -487,12 +487,12 @@ impl Clients {
             }
             Reaction::Answer(answered) => answer(calls, *header, answered),
             Reaction::Refuse(reason) => answer(calls, *header, Err(reason)),
-            Reaction::Welcome { .. } | Reaction::Nothing => unreachable!("a question is answered"),
+            Reaction::Welcome { .. } | Reaction::Nothing => unreachable!("a request gets a response"),
         }
     }
 
-    /// A client that has no session left is forgotten; one that has is so when its process ends. Nobody waits for its
-    /// answers.
+    /// Closes the connection to a client. A client without a session is forgotten now, any other when its process
+    /// exits. Nobody waits for its responses.
     fn hang_up(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.line = None;
@@ -508,7 +508,7 @@ impl Clients {
     }
 
     fn on_exit(&mut self, id: u64, react: &mut impl FnMut(Event) -> Reaction) {
-        // Its last words may still be there.
+        // Its last messages may still be unread.
         self.on_socket(id, react);
         self.hang_up(id, react);
         if let Some(client) = self.clients.get(&id)
@@ -516,14 +516,14 @@ impl Clients {
         {
             tracing::info!(
                 pid = client.pid,
-                "a client ended without a word; what it held will be looked for"
+                "a client exited without ending its session; a scan will look for its buffers"
             );
             self.end(id, false, react);
         }
         self.clients.remove(&id);
     }
 
-    /// Sends an answer to whoever waits for it.
+    /// Sends a response to the client that waits for it.
     pub(super) fn answer(&mut self, ticket: Ticket, answered: Result<Answer, String>) {
         if let Some((id, header)) = self.waiting.remove(&ticket)
             && let Some(client) = self.clients.get_mut(&id)
@@ -535,8 +535,8 @@ impl Clients {
         }
     }
 
-    /// Given the processes that memory waits for: which of them are stopped. Says so once, and kills them once they
-    /// have been for as long as was allowed.
+    /// Returns the stopped ones among the processes that delay reclamation. Logs each once, and kills those stopped for
+    /// longer than allowed.
     pub(super) fn watch_stopped(&mut self, delaying: &[u32]) -> Vec<u32> {
         let now = Instant::now();
         let stopped: Vec<u32> = delaying.iter().copied().filter(|&pid| is_stopped(pid)).collect();
@@ -556,25 +556,25 @@ impl Clients {
     fn evict(&self, pid: u32) {
         if let Some(client) = self.clients.values().find(|client| client.pid == pid) {
             tracing::warn!(pid, "killing a client that was stopped for too long");
-            // Its end is seen by its pidfd, and only then is anything of its touched.
+            // Its pidfd reports its exit; nothing of it is touched before.
             let _gone_already = rustix::process::pidfd_send_signal(&client.pidfd, Signal::KILL);
         }
     }
 
-    /// Lets the socket go.
+    /// Closes the socket and all connections.
     pub(super) fn close(&mut self) {
         self.listener = None;
         self.clients.clear();
     }
 }
 
-/// Why somebody who came is no client.
+/// Reason why a connecting process was not admitted.
 enum NotAdmitted {
-    /// It has left.
+    /// It has hung up.
     Gone,
-    /// It is none that this node serves.
+    /// The node does not serve it.
     Refused(String),
-    /// There is no room.
+    /// The node is out of resources.
     Full(rustix::io::Errno),
 }
 
@@ -604,12 +604,12 @@ impl From<MappingError> for NotAdmitted {
         };
         match errno {
             Some(errno) => NotAdmitted::Full(errno),
-            None => NotAdmitted::Refused(format!("the node has no rings for one more client: {error}")),
+            None => NotAdmitted::Refused(format!("the node could not create rings for another client: {error}")),
         }
     }
 }
 
-/// Opens a session for a client of that process, and hands it the memory and rings of its own.
+/// Opens a session for a client in process `pid`, and sends it the memory and its own rings.
 fn welcome(
     pid: u32,
     socket: &OwnedFd,
@@ -627,7 +627,7 @@ fn welcome(
     let greeting = Greeting::Welcome { slot, number, incarnation };
     let greeting = serde_json::to_vec(&greeting).expect("plain data");
     if frame::send(socket.as_fd(), &greeting, &[], &[memory.fd(), rings_fd.as_fd()]).is_err() {
-        // It was never handed the memory, so it runs nothing on it.
+        // It never received the memory, so it runs no chains on it.
         react(Event::Ended { session, said_so: true });
         return Err(NotAdmitted::Gone);
     }
@@ -652,7 +652,7 @@ fn greet(bytes: &[u8]) -> Result<(), String> {
 
 fn refuse(socket: &OwnedFd, reason: &str) {
     let refusal = serde_json::to_vec(&Greeting::Refusal(cut(reason.to_owned()))).expect("plain data");
-    // Whoever does not listen does not learn why.
+    // A client that does not read misses the reason.
     let _unheard = frame::send(socket.as_fd(), &refusal, &[], &[]);
 }
 
@@ -661,17 +661,17 @@ fn answer(calls: &Calls, mut header: FrameHeader, answered: Result<Vec<u8>, Stri
         Ok(body) if body.len() <= CALL_BYTES_MAX => (frame::ANSWERED, body),
         Ok(body) => (
             frame::REFUSED,
-            format!("the answer has {} bytes, a call carries {CALL_BYTES_MAX}: ask for less", body.len())
+            format!("the response has {} bytes, a call carries {CALL_BYTES_MAX}: request less", body.len())
                 .into_bytes(),
         ),
         Err(reason) => (frame::REFUSED, cut(reason).into_bytes()),
     };
     header.status = status.into();
-    // A client that does not read its answers, or spoils its rings, loses them, and its own deadline tells it.
+    // A client that does not read its responses, or corrupts its rings, loses them; its own deadline reports that.
     let _unread = calls.send(header, &body);
 }
 
-/// What was asked may be in a reason, and a frame holds only so much.
+/// Truncates a reason, which may contain parts of the request, since a frame's size is limited.
 fn cut(mut reason: String) -> String {
     if reason.len() > REASON_MAX {
         let end = (0..=REASON_MAX).rev().find(|&end| reason.is_char_boundary(end)).unwrap_or(0);

@@ -1,13 +1,13 @@
-//! Engines: threads that run the chains of remote sessions, each at a port of its own.
+//! Engines: threads that run the chains of remote sessions, each at its own port.
 //!
-//! An engine takes in what has arrived, runs it, and sends the answers together. Where nothing arrives it looks for a
-//! short while, then sleeps. Its chains run in turns of its own slot; what its sessions retire goes onto that slot's
-//! list. A session is opened under the node's lock; all else that needs the node goes there by letter, and its answers
-//! come back by mail.
+//! An engine receives requests, runs them, and sends the responses in a batch. While nothing arrives it polls for a
+//! short time, then sleeps. Its chains run in turns of its own slot, and its sessions' retired buffers go onto that
+//! slot's list. A session is opened under the node's lock. All other requests to the node go there by letter, and the
+//! responses return by mail.
 //!
-//! Invariant: a session is known to the node before its first chain runs, and until after its last. Invariant: what a
-//! session asks is judged by its token before the node hears of it, and once a token is taken away, or rights of it,
-//! no turn of the engine that begins after the engine heard of that does anything by them.
+//! Invariant: a session is known to the node before its first chain runs, and until after its last.
+//! Invariant: a session's request is judged by its token before it reaches the node. After an engine has learned that a
+//! token or right was revoked, no later turn of the engine acts on it.
 
 use super::{Shared, entropy, parse};
 use crate::access::{Access, Crowd, LOCKED_FOR, Seldom, Source, Token};
@@ -35,26 +35,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A session of which nothing was heard for so long ends.
+/// A session that was silent for this long ends.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How often silent sessions are looked for.
+/// Interval of checks for silent sessions.
 const EXPIRY: Duration = Duration::from_millis(500);
-/// Calls of one session that may wait for an answer.
+/// Maximum number of outstanding calls of one session.
 const ASKED_MAX: u32 = 64;
-/// Bytes of requests that one session may have in flight.
+/// Maximum size of one session's requests in flight, in bytes.
 const CREDIT: usize = 128 * 1024;
-/// Sessions of one engine.
+/// Maximum number of sessions of one engine.
 const SESSIONS_MAX: usize = 16 * 1024;
-/// Of those, from one source: whoever takes all that one may have leaves some to others.
+/// Maximum number of these sessions from one source, so that no source can take all of them.
 const SESSIONS_PER_SOURCE: u32 = 12 * 1024;
-/// Chains with keys that it was never given, after which a session ends.
+/// Number of chains with keys that it was never given, after which a session ends.
 const WRONG_KEYS_MAX: u32 = 16;
 
-/// What an engine's thread and the node's say to each other.
+/// The mailbox between an engine's thread and the node's.
 pub(super) struct Mail {
     answers: Mutex<Vec<(RequestRef, Result<Answer, String>)>>,
     has_answers: AtomicBool,
-    /// Other tokens are known than were.
+    /// The set of tokens has changed.
     has_access: AtomicBool,
     asleep: AtomicBool,
     stop: AtomicBool,
@@ -62,14 +62,14 @@ pub(super) struct Mail {
     counted: Mutex<Counted>,
 }
 
-/// What an engine has counted.
+/// An engine's counters.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counted {
-    /// Sessions that are open.
+    /// Number of open sessions.
     pub(super) sessions: u64,
-    /// What has gone through all that ever were.
+    /// Traffic of all its sessions, including closed ones.
     pub(super) session: Counters,
-    /// What it has refused.
+    /// Refused requests.
     pub(super) refusals: Refusals,
 }
 
@@ -86,20 +86,20 @@ impl Mail {
         })
     }
 
-    /// The answer to what a session has asked.
+    /// Delivers the response to a session's request.
     pub(super) fn answer(&self, request: RequestRef, answer: Result<Answer, String>) {
         self.answers().push((request, answer));
         self.has_answers.store(true, Ordering::SeqCst);
         self.ring();
     }
 
-    /// Sessions are to be looked at anew: some tokens may be gone, or have other rights.
+    /// Makes the engine check its sessions again: some tokens may be gone, or have other rights.
     pub(super) fn renew_access(&self) {
         self.has_access.store(true, Ordering::SeqCst);
         self.ring();
     }
 
-    /// What the engine has counted, half a second ago at most.
+    /// The engine's counters, at most half a second old.
     pub(super) fn counted(&self) -> Counted {
         *self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,18 +109,19 @@ impl Mail {
     }
 
     fn ring(&self) {
-        // SeqCst, as where it falls asleep: either it sees what is new, or we see it asleep.
+        // SeqCst: pairs with the store in `Desk::sleep`, so either the engine sees the news, or this thread sees it
+        // asleep.
         if self.asleep.load(Ordering::SeqCst) {
             frame::ring(&self.bell);
         }
     }
 }
 
-/// What an engine tells the node, whose thread reads it when it gets to it: an engine does not wait for that.
+/// A message from an engine to the node's thread. The engine does not wait for it to be read.
 pub(super) enum Letter {
-    /// A session has a question.
+    /// A session's request to the node.
     Asked { engine: usize, at: RequestRef, ask: Ask },
-    /// A session runs no more chains.
+    /// A session that runs no more chains.
     Ended { number: u32, said_so: bool },
 }
 
@@ -131,7 +132,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts the engine whose mail is number `index`, in the name of `session`, at `port`.
+    /// Starts the engine with mailbox `index` at `port`, which runs chains in turns of `session`.
     pub(super) fn start<P: Port + 'static>(
         shared: &Arc<Shared>,
         index: usize,
@@ -175,12 +176,12 @@ impl Drop for Engine {
     }
 }
 
-/// An engine at its port.
+/// An engine: its port, its sessions, and their handler.
 struct Desk<P: Port> {
     port: P,
     server: Server<P::Address, Staff>,
     staff: Staff,
-    /// Requests that had run when it last slept.
+    /// Number of executed requests when it last slept.
     executed: u64,
     out: Vec<u8>,
     expires_at: Duration,
@@ -207,18 +208,18 @@ impl<P: Port> Desk<P> {
                 Ok(true) => {}
                 Ok(false) => self.idle(),
                 Err(reason) => {
-                    tracing::error!("an engine's port carries nothing more, and it ends: {reason}");
+                    tracing::error!("an engine's port broke, and the engine stops: {reason}");
                     break;
                 }
             }
         }
     }
 
-    /// Takes in what has arrived, runs it and answers. False if there was nothing.
+    /// Receives requests, runs them and responds. Returns false if there were none.
     #[inline]
     fn turn(&mut self) -> Result<bool, String> {
         let Desk { port, server, staff, .. } = self;
-        // The time matters only where something has arrived: a look at the rings takes less than one at the clock.
+        // Read the clock only if something has arrived: polling the rings is cheaper than reading the clock.
         let mut time = None;
         let received = port.receive(|from, arrival| match arrival {
             Arrival::Datagram(bytes) => {
@@ -244,7 +245,7 @@ impl<P: Port> Desk<P> {
         Ok(is_busy)
     }
 
-    /// Sends what there is to send, and ends the turn.
+    /// Sends all responses, and ends the turn.
     fn answer(&mut self) {
         while let Some(to) = self.server.transmit(&mut self.out) {
             self.port.send(to, &self.out);
@@ -253,7 +254,7 @@ impl<P: Port> Desk<P> {
         self.staff.end_turn();
     }
 
-    /// Looks for silent sessions, if it is time to: `time`, if that is known.
+    /// Ends silent sessions, if the check is due. `time` is the current time, if known.
     fn keep_time(&mut self, time: Option<Duration>) {
         let now = time.unwrap_or_else(timer::a_moment_ago);
         if now < self.expires_at {
@@ -263,7 +264,7 @@ impl<P: Port> Desk<P> {
         self.server.expire(now, &mut self.staff);
         self.show_counters();
         self.answer();
-        // After the rest: whoever was given up has been told so, and what ran.
+        // Last, so that the ended sessions have been notified, and told which requests ran.
         self.port.hang_up_on_strangers(self.server.addresses());
     }
 
@@ -277,7 +278,7 @@ impl<P: Port> Desk<P> {
             is_asked = true;
         }
         let mail = &self.staff.mail;
-        // Looked at first, since an exchange takes the line from whoever writes.
+        // Load first: an exchange would take the cache line from the writer.
         if !mail.has_answers.load(Ordering::Relaxed) || !mail.has_answers.swap(false, Ordering::SeqCst) {
             return is_asked;
         }
@@ -295,12 +296,12 @@ impl<P: Port> Desk<P> {
         true
     }
 
-    /// Nothing has arrived: looks for a while, if anything was asked lately, then sleeps.
+    /// Nothing has arrived: polls for a while if there were requests lately, then sleeps.
     fn idle(&mut self) {
         self.keep_time(None);
         let executed = self.server.counters().executed;
         let was_asked = std::mem::replace(&mut self.executed, executed) != executed;
-        // What is broken is still so when the caller looks.
+        // If the port is broken, the caller's next turn reports it.
         if was_asked && spin(|| (self.turn() != Ok(false)).then_some(())).is_some() {
             return;
         }
@@ -320,7 +321,7 @@ impl<P: Port> Desk<P> {
                 PollFd::new(&mail.bell, PollFlags::IN),
             ];
             let expiry = self.expires_at.saturating_sub(timer::a_moment_ago());
-            // Nobody's silence matters where there is nobody.
+            // Without sessions or connections, no timer is needed.
             let expiry = (self.server.sessions() > 0 || self.port.connections() > 0).then_some(expiry);
             let wait = [expiry, self.port.sleep_max()].into_iter().flatten().min();
             let wait = wait.map(timespec);
@@ -347,56 +348,56 @@ impl<P: Port> Desk<P> {
     }
 }
 
-const NO_TOKEN: &str = "it asks for a token, and none was shown: name a file that holds yours by --token-file or \
+const NO_TOKEN: &str = "it asks for a token, and none was shown: name a file that holds yours with --token-file or \
                         FARSIDE_TOKEN_FILE";
-const WRONG_TOKEN: &str = "the token that was shown is none that it knows: ask whoever runs it for one, and name its \
-                           file by --token-file or FARSIDE_TOKEN_FILE";
-const UNSEALED: &str = "it hears sealed packets alone, and this greeting came in the clear: leave out --insecure-udp; \
-                        whoever saw it knows the token, so have another made";
-const SEALED: &str = "its packets are not sealed, for it has no --tokens, or --insecure-udp: name no token if it asks \
-                      for none; or give --insecure-udp too, if nobody listens on the way who should not";
+const WRONG_TOKEN: &str = "it does not know this token: ask its administrator for one, and name the file that holds it \
+                           with --token-file or FARSIDE_TOKEN_FILE";
+const UNSEALED: &str = "it accepts only sealed packets, and this greeting was not sealed: omit --insecure-udp; others \
+                        may have seen the token, so have it replaced";
+const SEALED: &str = "its packets are not sealed, for it has no --tokens, or --insecure-udp: omit the token if it \
+                      needs none; or give --insecure-udp too, if the network is trusted";
 
-const TOO_MANY_KEYS: &str = "too many keys of this session opened nothing, and it is over";
+const TOO_MANY_KEYS: &str = "the session used too many invalid keys, and is closed";
 
-/// Who serves an engine's sessions.
+/// The handler of an engine's sessions.
 struct Staff {
     shared: Arc<Shared>,
     index: usize,
     mail: Arc<Mail>,
     runner: Runner,
     reply: Reply,
-    /// What a store's service answers.
+    /// Response of a store's service.
     answer: Vec<u8>,
-    /// By region, the services that were called last: the key tells whether it is still the one.
+    /// The last called service of each region. Its key shows whether it is still current.
     served: BTreeMap<u32, Arc<Served<Mapping>>>,
-    /// Of the chains that run next: how much each one's hints were.
+    /// Number of prefetch hints of each chain that runs next.
     expected: VecDeque<usize>,
-    /// Where what is taken in comes from.
+    /// Source of the message being received.
     source: Option<Source>,
     crowd: Crowd,
     refusals: Refusals,
-    /// Some session has used too many wrong keys, and is to end.
+    /// A session has used too many wrong keys, and must end.
     has_guessers: bool,
     told_of_keys: Seldom,
     told_of_locks: Seldom,
 }
 
-/// A session, as its engine knows it.
+/// An engine's state of a session.
 struct Client {
-    /// To which its buffers belong.
+    /// Session number, which owns its buffers.
     number: u32,
     source: Option<Source>,
     token: Arc<Token>,
     keys: Keys,
-    /// Its calls that wait for an answer.
+    /// Number of outstanding calls.
     asked: u32,
     wrong_keys: u32,
-    /// Rights were taken from it, so that it may hold buffers which it cannot give back.
+    /// Rights were revoked, so the session may hold buffers that it cannot retire.
     was_limited: bool,
 }
 
 impl Client {
-    /// Has its keys open what its token now may. False if that is known no more.
+    /// Updates its keys to its token's current rights. Returns false if the token is no longer known.
     fn renew(&mut self, access: &Access) -> bool {
         let Some(token) = access.renew(&self.token) else { return false };
         self.was_limited |= self.keys.limit(|store| token.rights(store));
@@ -404,12 +405,12 @@ impl Client {
         true
     }
 
-    /// The answer as this session is to read it: by a key of its own.
+    /// Encodes a response for this session, with the session's own key to a store.
     fn read(&mut self, answer: Answer) -> Result<Vec<u8>, String> {
         let answer = match answer {
             Answer::Store(store) => {
                 let rights = self.token.rights(&store.name);
-                // Who may make a store need not have a right to it.
+                // A token that may create a store need not have a right to it.
                 let is_opened = store.secret != 0 && rights != Rights::NONE;
                 let own = is_opened.then(|| self.keys.grant(&store, rights, entropy()[0]));
                 Answer::Store(Store { secret: own.map_or(0, Key::secret), ..store })
@@ -419,7 +420,7 @@ impl Client {
         let body = serde_json::to_vec(&answer).expect("plain data");
         if body.len() > CALL_BYTES_MAX {
             return Err(format!(
-                "the answer has {} bytes, a call carries {CALL_BYTES_MAX}: ask for less",
+                "the response has {} bytes, a call carries {CALL_BYTES_MAX}: request less",
                 body.len()
             ));
         }
@@ -441,8 +442,8 @@ impl Host for Staff {
         let source = self.source;
         if source.is_some_and(|source| !self.crowd.enter(source)) {
             return Err(format!(
-                "{SESSIONS_PER_SOURCE} sessions come from your address, the most that one engine grants: end one, or \
-                 have the node serve by more --engines"
+                "{SESSIONS_PER_SOURCE} sessions are open from your address, the maximum of one engine: end one, or run \
+                 the node with more --engines"
             ));
         }
         let Ok(number) = self.shared.state().node.open_remote(&self.shared.memory);
@@ -482,7 +483,7 @@ impl Host for Staff {
             },
             Request::Retire(buffers) => {
                 self.runner.enter();
-                // Of a session that may no more, a scan finds what it held.
+                // A session without the right keeps its buffers until a scan finds them.
                 for (region, buffer) in buffers.filter(|&(region, _)| client.keys.may_allocate(region)) {
                     self.runner.retire(client.number, region, buffer);
                 }
@@ -505,11 +506,11 @@ impl Host for Staff {
 
 impl Staff {
     fn end_turn(&mut self) {
-        self.expected.clear(); // What was expected and did not run.
+        self.expected.clear(); // Chains that were expected and did not run.
         self.runner.end_turn();
     }
 
-    /// The token that this secret shows.
+    /// The token with this secret.
     fn admit(&mut self, secret: &[u8]) -> Result<Arc<Token>, String> {
         let access = self.shared.access();
         self.look_for_lock(&access)?;
@@ -519,7 +520,7 @@ impl Staff {
         Err(self.count_guess(secret.is_empty()).into())
     }
 
-    /// What is said to one whose greeting its carrier does not let through.
+    /// The reason sent to a client whose greeting the carrier rejected.
     fn turn_away(&mut self, why: Outsider) -> String {
         match why {
             Outsider::WrongSeal | Outsider::Unsealed { shows_token: false } => {
@@ -533,16 +534,16 @@ impl Staff {
             }
             Outsider::Sealed => SEALED.into(),
             Outsider::Version { theirs, ours } => format!(
-                "the client seals packets by version {theirs}, this node by version {ours}; use a node and a client \
-                 of one release"
+                "the client seals packets with version {theirs}, this node with version {ours}; use a node and a \
+                 client of one release"
             ),
         }
     }
 
-    /// Whether those there are heard.
+    /// Checks that the source is not locked out.
     ///
     /// # Errors
-    /// Not now; says when.
+    /// The source is locked out; the error says for how long.
     fn look_for_lock(&mut self, access: &Access) -> Result<(), String> {
         if access.is_guarded()
             && let Some(source) = self.source
@@ -550,14 +551,14 @@ impl Staff {
         {
             self.refusals.locked_out += 1;
             return Err(format!(
-                "too many wrong tokens came from your address, and none is looked at now: try again in {} s",
+                "too many wrong tokens came from your address, and all are rejected now: try again in {} s",
                 left.as_secs() + 1
             ));
         }
         Ok(())
     }
 
-    /// No known token was shown, or none at all.
+    /// Counts a greeting with an unknown token, or with none, and returns the reason for its refusal.
     fn count_guess(&mut self, is_none: bool) -> &'static str {
         self.refusals.bad_tokens += 1;
         if is_none {
@@ -567,7 +568,7 @@ impl Staff {
         WRONG_TOKEN
     }
 
-    /// Somebody there has guessed wrong.
+    /// Records a wrong guess from a source.
     fn note_guess(&mut self, source: Option<Source>) {
         let now = self.shared.began.elapsed();
         if let Some(source) = source
@@ -575,14 +576,13 @@ impl Staff {
             && let Some(untold) = self.told_of_locks.may(now)
         {
             tracing::warn!(
-                "too many wrong tokens or keys came from {source}, and no greeting from there is looked at for {} \
-                 s{untold}",
+                "too many wrong tokens or keys came from {source}, and its greetings are rejected for {} s{untold}",
                 LOCKED_FOR.as_secs()
             );
         }
     }
 
-    /// A chain or a buffer was refused: perhaps its key was never given to the session.
+    /// Handles a refused chain or buffer: its key may never have been given to the session.
     #[cold]
     fn note_refused(&mut self, client: &mut Client, key: Key) {
         if client.keys.was_granted(key) {
@@ -598,7 +598,7 @@ impl Staff {
         if let Some(untold) = self.told_of_keys.may(now) {
             tracing::warn!(
                 "a session of the token '{}'{} has used {WRONG_KEYS_MAX} keys that it was never given, and is \
-                 ended{untold}",
+                 closed{untold}",
                 client.token.name,
                 client.source.map_or_else(String::new, |source| format!(" from {source}"))
             );
@@ -609,14 +609,14 @@ impl Staff {
     }
 
     fn run_chain(&mut self, client: &mut Client, bytes: &[u8], reply: &mut Vec<u8>) {
-        // First: the hints of the chains behind it are counted off whatever becomes of this one.
+        // First, so that the hints of later chains stay aligned whatever happens to this one.
         let hints = self.expected.pop_front().unwrap_or(0);
         if client.wrong_keys >= WRONG_KEYS_MAX {
             return answer::refuse(reply, TOO_MANY_KEYS);
         }
         let chain = match ChainView::decode(bytes) {
             Ok((chain, [])) => chain,
-            Ok(_) => return answer::refuse(reply, "the chain is followed by bytes that are none of it"),
+            Ok(_) => return answer::refuse(reply, "the chain has trailing bytes"),
             Err(error) => return answer::refuse(reply, &format!("the chain is malformed: {error}")),
         };
         self.runner.proceed(hints);
@@ -638,7 +638,7 @@ impl Staff {
         }
     }
 
-    /// Has the service of a store answer a call, which takes no trip through the node's thread.
+    /// Calls a store's service in this thread, without going through the node's thread.
     fn call(&mut self, client: &mut Client, service: ServiceId, request: &[u8]) -> Result<(), String> {
         if client.wrong_keys >= WRONG_KEYS_MAX {
             return Err(TOO_MANY_KEYS.into());
@@ -663,14 +663,14 @@ impl Staff {
     fn ask(&mut self, client: &mut Client, at: RequestRef, request: &[u8]) -> Result<(), String> {
         let ask = parse(request)?;
         if client.asked >= ASKED_MAX {
-            return Err(format!("{ASKED_MAX} questions of this client wait for an answer: wait for one"));
+            return Err(format!("{ASKED_MAX} requests of this client are outstanding: wait for a response"));
         }
         client.token.judge(&ask).inspect_err(|_| self.refusals.asks += 1)?;
         if let Ask::OpenStore { name } | Ask::StoreStat { name } | Ask::GrowStore { name } = &ask
             && !client.token.admin
             && self.shared.state().node.catalog().get(name).is_err()
         {
-            // What the node would say names the stores of others.
+            // The node's own message would name other tokens' stores.
             return Err(client.token.no_store(name));
         }
         client.asked += 1;

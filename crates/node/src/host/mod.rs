@@ -1,9 +1,9 @@
-//! Where the node's logic meets threads, sockets and processes.
+//! The host: connects the node's logic to threads, sockets and processes.
 //!
-//! One thread steps the node, reads the sockets of shm clients, and watches their processes. It sleeps while there
-//! is nothing to do: clients ring their bells when they want memory or have given much back, and it looks around by
-//! itself, ever less often while nothing happens. Invariant: the lock on the node's state is held for a bounded
-//! number of steps at a time, and never while anything is waited for.
+//! One thread steps the node, reads the sockets of shm clients, and watches their processes. It sleeps while there is
+//! nothing to do. Clients wake it when they want memory or have retired many buffers. It also polls by itself, less and
+//! less often while nothing happens.
+//! Invariant: the lock on the node's state is held for a bounded number of steps at a time, and never during a wait.
 
 mod admin;
 mod clients;
@@ -44,47 +44,47 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How a node is to be run.
+/// Options of a node.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where shm clients connect; nobody but this process can without it.
+    /// Socket for shm clients; without it only this process can connect.
     pub socket: Option<PathBuf>,
-    /// Kill a client that was stopped for so long in the middle of a turn, so that memory can come back.
+    /// Kills a client that was stopped for this long in the middle of a turn, so that memory can be reclaimed.
     pub evict_stopped_after: Option<Duration>,
-    /// Where engines serve, each address by so many as [`Options::engines`] says.
+    /// Addresses at which engines listen; [`Options::engines`] of them at each.
     pub listen: Vec<Listen>,
-    /// Engines at each address; 0 is one.
+    /// Number of engines at each address; 0 means 1.
     pub engines: usize,
-    /// Who is let in by engines, to do what; everyone to do everything if absent, which is refused where other
-    /// machines can reach an engine. They are not asked of shm clients, who have all of the memory.
+    /// The tokens that engines accept. Without tokens everyone may do everything, which is refused if other machines
+    /// can reach an engine. Tokens do not apply to shm clients, which have all of the memory.
     pub tokens: Option<Tokens>,
-    /// Leave the packets of UDP in the clear, which are sealed where there are tokens: whoever sees them can then read
-    /// and forge them.
+    /// Does not seal UDP packets, which are otherwise sealed if there are tokens. Anyone who sees unsealed packets can
+    /// read and forge them.
     pub insecure_udp: bool,
-    /// Show the node by HTTP.
+    /// Options of the admin server, if one is to run.
     pub admin: Option<Admin>,
-    /// Take over a memory that another node served, with its stores.
+    /// Takes over a memory that another node served, with its stores.
     pub take_over: bool,
-    /// When taking over: kill the clients of the old node that are still alive. Without it they are an error.
+    /// When taking over, kills the old node's clients that are still alive. Without it they are an error.
     pub evict: bool,
 }
 
-/// Where engines serve.
+/// Address at which engines listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// UDP at this address; port 0 is any.
+    /// UDP at this address; port 0 means any port.
     Udp(SocketAddr),
-    /// TCP at this address; port 0 is any.
+    /// TCP at this address; port 0 means any port.
     Tcp(SocketAddr),
-    /// TLS over TCP at this address, where the node shows this; port 0 is any.
+    /// TLS over TCP at this address, with this identity of the node; port 0 means any port.
     #[cfg(feature = "tls")]
     Tls(SocketAddr, Identity),
-    /// Rings in shared memory, by the unix socket of this name.
+    /// Rings in shared memory, through the unix socket with this path.
     Ring(PathBuf),
 }
 
 impl Listen {
-    /// Whether machines other than this can reach it.
+    /// Whether other machines can reach the address.
     fn is_open(&self) -> bool {
         let is_open = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
         match self {
@@ -119,35 +119,35 @@ pub struct Host {
 
 struct Shared {
     memory: Arc<Mapping>,
-    /// The same memory, as all engines see the regions that are wide.
+    /// The same memory as a wide memory, for all engines' chains of wide regions.
     wide: Wide<Arc<Mapping>>,
     state: Mutex<State>,
-    /// Signalled when an answer for a caller of this process is in.
+    /// Signalled when a response for a caller in this process has arrived.
     answered: Condvar,
-    /// Rung by this process alone.
+    /// Eventfd that wakes the node's thread; rung only by this process.
     bell: OwnedFd,
     stop: AtomicBool,
-    /// Of each engine.
+    /// Mailbox of each engine.
     mails: Vec<Arc<Mail>>,
-    /// From engines. Held for no longer than it takes to add a letter, or to take all.
+    /// Letters from engines. The lock is held only to add a letter or to take all.
     letters: Mutex<Vec<Letter>>,
-    /// Who may do what: another after each reload, which engines take up by themselves.
+    /// The current access rules, replaced at each reload; engines pick them up by themselves.
     access: Mutex<Arc<Access>>,
-    /// Wrong tokens and keys of late, at all engines.
+    /// Recent wrong tokens and keys at all engines.
     guesses: Mutex<Guesses>,
-    /// From when on guesses are timed.
+    /// Start of the clock for guesses.
     began: Instant,
 }
 
 struct State {
     node: Node<Mapping>,
-    /// Answers to callers of this process who have not come for them yet.
+    /// Responses for callers in this process, not fetched yet.
     answers: BTreeMap<Ticket, Result<Answer, String>>,
-    /// Callers of this process.
+    /// Outstanding requests of callers in this process.
     callers: Vec<Ticket>,
-    /// Calls of remote sessions: the engine, and the request there.
+    /// Outstanding requests of remote sessions: the engine, and the request there.
     remote: BTreeMap<Ticket, (usize, RequestRef)>,
-    /// Clients that a stopped process delays, as last seen.
+    /// Stopped processes that delay reclamation, as last seen.
     stopped: Vec<u32>,
 }
 
@@ -155,7 +155,7 @@ impl NodeMemory for Mapping {
     fn discard(&self, index: u32) -> Result<(), Self::Wait> {
         let at = self.geometry().segment_at(index);
         if Mapping::discard(self, at, SEGMENT_SIZE).is_err() {
-            // No holes in this kind of file: zeros are written instead.
+            // This kind of file has no holes: write zeros instead.
             static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
             for offset in (0..SEGMENT_SIZE).step_by(ZEROS.len()) {
                 self.write(at + offset, &ZEROS)?;
@@ -165,19 +165,20 @@ impl NodeMemory for Mapping {
     }
 }
 
-/// Steps made before the sockets are looked at again.
+/// Number of steps before the sockets are polled again.
 const STEPS_AT_A_TIME: u32 = 4096;
-/// And how long they may take, as seen after every few: one that readies memory takes much longer than others.
+/// Time limit for those steps, checked every few steps: a step that prepares memory takes much longer than others.
 const STEPPING_MAX: Duration = Duration::from_millis(5);
 const STEPS_PER_LOOK: u32 = 4;
 const LOOK_FIRST: Duration = Duration::from_millis(1);
 const LOOK_LAST: Duration = Duration::from_millis(100);
 
 impl Host {
-    /// Starts a node, with these kinds of stores, over fresh memory, or over what another node served.
+    /// Starts a node that supports these kinds of stores, on fresh memory, or on memory that another node served.
     ///
     /// # Errors
-    /// The socket cannot be served, or the system refuses a thread; nothing is left behind.
+    /// The socket or an address cannot be served, the memory cannot be taken over, or the system refuses a resource.
+    /// Nothing is left behind.
     pub fn start(
         memory: Mapping,
         kinds: Vec<Box<dyn Kind<Mapping>>>,
@@ -185,7 +186,7 @@ impl Host {
     ) -> Result<Host, BindError> {
         let memory = Arc::new(memory);
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| BindError::System("make a bell", errno.into()))?;
+            .map_err(|errno| BindError::System("create an eventfd", errno.into()))?;
         check_listening(&options)?;
         let is_sealed = options.tokens.is_some() && !options.insecure_udp;
         let (ports, listening) = ports(&options)?;
@@ -214,7 +215,7 @@ impl Host {
             stopped: Vec::new(),
         };
         let mails: Result<Vec<_>, _> = ports.iter().map(|_| Mail::new().map(Arc::new)).collect();
-        let mails = mails.map_err(|errno| BindError::System("make a bell", errno.into()))?;
+        let mails = mails.map_err(|errno| BindError::System("create an eventfd", errno.into()))?;
         let shared = Arc::new(Shared {
             wide: Wide::of(Arc::clone(&memory)),
             memory,
@@ -265,13 +266,13 @@ impl Host {
         Ok(())
     }
 
-    /// Where engines serve, with the ports that the system chose.
+    /// Addresses at which engines listen, with their actual ports.
     pub fn listening(&self) -> &[Listen] {
         &self.listening
     }
 
-    /// From now on engines let in those with one of these tokens. Sessions whose token is not among them end; what a
-    /// session asks after this returned, and its engine has made a turn, is judged by its token's rights here.
+    /// Replaces the tokens that engines accept. Sessions whose token is not among them end. Once this has returned and
+    /// a session's engine has made a turn, the session's requests are judged by its token's new rights.
     pub fn set_tokens(&self, tokens: Tokens) {
         *self.shared.access.lock().unwrap_or_else(PoisonError::into_inner) =
             Arc::new(Access::new(Some(tokens)));
@@ -283,26 +284,26 @@ impl Host {
         &self.shared.memory
     }
 
-    /// Asks the node; waits for the answer.
+    /// Sends a request to the node, and waits for the response.
     ///
     /// # Errors
-    /// A refusal, or that no answer came within `deadline`: what was asked for may yet be done.
+    /// A refusal, or no response within `deadline`: the request may yet be carried out.
     pub fn ask(&self, ask: Ask, deadline: Duration) -> Result<Answer, FabricError> {
         self.shared.ask(ask, deadline)
     }
 
-    /// What all sessions have counted.
+    /// The sum of all sessions' counters.
     pub fn counters(&self) -> Counters {
         let Ok(counters) = self.shared.state().node.counters(&self.shared.memory);
         counters
     }
 
-    /// The processes that are stopped in the middle of a turn, and so keep memory from coming back.
+    /// The processes that are stopped in the middle of a turn, and so delay reclamation.
     pub fn stopped_pids(&self) -> Vec<u32> {
         self.shared.state().stopped.clone()
     }
 
-    /// Stops serving: answers what was asked, lets the socket go, and ends the node's thread. Clients that are
+    /// Stops serving: responds to outstanding requests, closes the socket, and ends the node's thread. Clients that are
     /// still connected see the node as dead.
     pub fn stop(&self) {
         drop(self.admin.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -327,7 +328,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who is let in by engines.
+    /// The current access rules.
     fn access(&self) -> Arc<Access> {
         Arc::clone(&self.access.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -336,33 +337,33 @@ impl Shared {
         self.guesses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What all engines have refused.
+    /// The sum of all engines' refusals.
     fn refusals(&self) -> Refusals {
         let mut sum = Refusals::default();
         self.mails.iter().for_each(|mail| sum.add(&mail.counted().refusals));
         sum
     }
 
-    /// Whether a client that runs its chains itself may ask that.
+    /// Checks that a client that runs its own chains may send this request.
     ///
     /// # Errors
-    /// It may not: it would not take the locks of wide words.
+    /// It may not open a wide store: it would not take the locks of wide words.
     fn check_runner(&self, ask: &Ask) -> Result<(), String> {
         if let Ask::OpenStore { name } = ask
             && let Ok(entry) = self.state().node.catalog().get(name)
             && entry.store.wide
         {
             return Err(format!(
-                "the store '{name}' is wide, so that only engines may run its chains: open it over ring, udp or tcp"
+                "the store '{name}' is wide, so only engines may run its chains: open it over ring, udp or tcp"
             ));
         }
         Ok(())
     }
 
-    /// Has a store's service answer, in this thread, a caller who has the memory mapped.
+    /// Calls a store's service in this thread, for a caller that has the memory mapped.
     ///
     /// # Errors
-    /// The service's refusal, or that there is no such store.
+    /// The service's refusal, or that the store is missing.
     fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), String> {
         let (key, asked) = addressed(service, request)?;
         let served = self.served(key)?;
@@ -370,7 +371,7 @@ impl Shared {
         answered
     }
 
-    /// The service of the store that this key may open.
+    /// The service of the store that this key opens.
     fn served(&self, key: Key) -> Result<Arc<Served<Mapping>>, String> {
         self.state().node.served(key.region()).ok_or_else(|| no_store(key))
     }
@@ -405,7 +406,7 @@ impl Shared {
         }
     }
 
-    /// Tells the node's thread, in the name of an engine.
+    /// Sends a letter from an engine to the node's thread.
     fn post(&self, letter: Letter) {
         self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
         frame::ring(&self.bell);
@@ -424,7 +425,7 @@ impl Shared {
         }
     }
 
-    /// Steps the node for a while and hands out answers; true if there is more to do.
+    /// Steps the node for a while and delivers responses. Returns true if there is more to do.
     fn step(&self, clients: &mut Clients) -> bool {
         let mut state = self.state();
         self.read_letters(&mut state);
@@ -462,13 +463,13 @@ impl Shared {
         let delaying = state.node.delayed_by();
         state.stopped = clients.watch_stopped(&delaying);
         for name in state.node.crowded() {
-            // Whether it can grow is nobody's question: there is no answer to be waited for.
+            // Cancel the ticket: nobody waits for the response.
             let ticket = state.node.ask(Ask::GrowStore { name }, entropy());
             state.node.cancel(&BTreeSet::from([ticket]));
         }
     }
 
-    /// What a client's socket or process had to say.
+    /// Handles an event of a client's socket or process.
     fn on_client(&self, event: clients::Event) -> clients::Reaction {
         use clients::{Event, Reaction};
         match event {
@@ -502,7 +503,7 @@ impl Shared {
         }
     }
 
-    /// A session for a process that began at that time, as far as the system tells.
+    /// Opens a session for a process with this start time, if known.
     fn open_session(&self, pid: u32, start_time: Option<u64>) -> Result<SessionId, String> {
         let start_time = known(pid, start_time)?;
         let Ok(opened) = self.state().node.open_session(&self.memory, pid, start_time);
@@ -573,10 +574,10 @@ impl LocalNode for Host {
 }
 
 fn parse(request: &[u8]) -> Result<Ask, String> {
-    serde_json::from_slice(request).map_err(|error| format!("the question is not understood: {error}"))
+    serde_json::from_slice(request).map_err(|error| format!("the request is not understood: {error}"))
 }
 
-/// An answer to a client that runs its chains itself: it has the key of no store that is wide.
+/// A response for a client that runs its own chains, without the key of a wide store.
 fn for_runner(answer: Answer) -> Answer {
     match answer {
         Answer::Store(store) if store.wide => Answer::Store(Store { secret: 0, ..store }),
@@ -584,7 +585,7 @@ fn for_runner(answer: Answer) -> Answer {
     }
 }
 
-/// Whether it is safe to serve there.
+/// Checks that it is safe to listen at the requested addresses.
 fn check_listening(options: &Options) -> Result<(), BindError> {
     for listen in options.listen.iter().filter(|listen| listen.is_open()) {
         if options.tokens.is_none() {
@@ -598,8 +599,8 @@ fn check_listening(options: &Options) -> Result<(), BindError> {
         }
         if matches!(listen, Listen::Tcp(_)) {
             tracing::warn!(
-                "{listen} is open to other machines and nothing is encrypted: anyone who can see what travels can read \
-                 it, tokens included; use tls unless you trust the whole network"
+                "{listen} is open to other machines and nothing is encrypted: anyone who sees the traffic can read it, \
+                 tokens included; use tls unless you trust the whole network"
             );
         }
     }
@@ -607,10 +608,11 @@ fn check_listening(options: &Options) -> Result<(), BindError> {
 }
 
 fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {
-    // Without it, a node that takes over would believe that the process has ended, and reuse what it may be using.
+    // Without the start time, a node that takes over would assume that the process has exited, and reuse memory that it
+    // may still use.
     start_time.ok_or_else(|| {
         format!(
-            "the node cannot read /proc/{pid}/stat, which tells when you began: mount /proc where it runs"
+            "the node cannot read /proc/{pid}/stat for your process's start time: mount /proc where the node runs"
         )
     })
 }
@@ -624,7 +626,7 @@ enum AnyPort {
     Ring(RingPort),
 }
 
-/// A port for every engine, and where they are.
+/// Binds a port for every engine; returns the ports and their addresses.
 fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
     let (mut ports, mut listening) = (Vec::new(), Vec::new());
     let engines = options.engines.max(1);
@@ -663,14 +665,14 @@ fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
 }
 
 fn too_many_sessions() -> String {
-    format!("the node has {SESSIONS_MAX} sessions, the most there can be: end another client first")
+    format!("the node has {SESSIONS_MAX} sessions, the maximum: end another client first")
 }
 
 /// 128 random bits.
 fn entropy() -> [u64; 2] {
     let mut bytes = [0; 16];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(drawn, Ok(bytes.len()), "the system has random bytes: keys must not be guessed");
+    assert_eq!(drawn, Ok(bytes.len()), "the system must supply random bytes, so that keys cannot be guessed");
     let bits = u128::from_le_bytes(bytes);
     [bits as u64, (bits >> 64) as u64]
 }
@@ -681,11 +683,11 @@ mod tests {
     use farside_fabrics::memory::Pages;
 
     #[test]
-    fn a_process_of_which_nobody_knows_when_it_began_gets_no_session() {
+    fn a_process_with_an_unknown_start_time_gets_no_session() {
         let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
         let host = Host::start(memory, Vec::new(), Options::default()).expect("it serves");
         let refusal =
-            host.shared.open_session(1, None).expect_err("a successor could not tell that it is alive");
+            host.shared.open_session(1, None).expect_err("a successor could not know whether it is alive");
         assert!(refusal.contains("mount /proc"), "{refusal}");
         host.shared.open_session(1, Some(7)).expect("a session");
     }

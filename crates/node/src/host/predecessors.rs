@@ -1,9 +1,10 @@
-//! The clients of a node that died, when another takes over its memory: as long as one of them lives, it may be in
-//! the middle of a chain on that memory, even while it is stopped.
+//! The clients of a dead node whose memory another node takes over. As long as one of them lives, even stopped, it may
+//! be in the middle of a chain on that memory.
 //!
-//! A session that was left has no number in its slot, and its process is not waited for on its account: whoever ran
-//! its chains took the number away by its last access ([`leave_session`](farside_remote::arena::Arena::leave_session)).
-//! A process is known by its pid, when it began, and which start of the machine that was.
+//! A session that ended properly has no number in its slot, and the node does not wait for its process: the code that
+//! ran its chains cleared the number with its last access
+//! ([`leave_session`](farside_remote::arena::Arena::leave_session)). A process is identified by its pid, its start
+//! time, and the boot id of the machine.
 
 use super::clients::BindError;
 use super::process::start_time;
@@ -13,13 +14,14 @@ use farside_remote::arena::{SESSIONS_MAX, header};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// How long a process that was killed may take to end.
+/// Maximum time for a killed process to exit.
 const END_WAIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Sees to it that no old client is alive: with `evict` by killing those that are.
+/// Makes sure that no old client is alive. With `evict` it kills those that are.
 pub(super) fn see_off(memory: &Mapping, evict: bool) -> Result<(), BindError> {
     let mut alive = alive(memory);
-    // The sessions of this process are in its own hands: it is known which memory it uses, and it kills not itself.
+    // This process's own sessions are excluded: `is_mapped` tells whether it still uses the memory, and it must not
+    // kill itself.
     alive.retain(|&pid| pid != std::process::id());
     if farside_fabrics::shm::is_mapped(memory) {
         return Err(BindError::OwnClients);
@@ -34,7 +36,7 @@ pub(super) fn see_off(memory: &Mapping, evict: bool) -> Result<(), BindError> {
         tracing::warn!(pid, "killing a client of the node that served this memory before");
         kill(pid).map_err(|errno| BindError::System("kill an old client", errno.into()))?;
     }
-    // Whoever did not end is still named.
+    // A process that did not exit is still reported.
     see_off(memory, false)
 }
 
@@ -49,7 +51,7 @@ fn kill(pid: u32) -> rustix::io::Result<()> {
     poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&END_WAIT)).map(drop)
 }
 
-/// The processes of old sessions that are alive.
+/// The live processes of old sessions.
 fn alive(memory: &Mapping) -> Vec<u32> {
     let mut boot = [0; 16];
     let Ok(()) = memory.read(header::BOOT_AT, &mut boot);
@@ -68,16 +70,16 @@ fn alive(memory: &Mapping) -> Vec<u32> {
     pids
 }
 
-/// Whether the process that began then is alive. Where the system does not tell when a process began, one of that
-/// number is taken for it.
+/// Whether the process with this start time is alive. If the system does not report start times, a process with the
+/// same pid counts as the same.
 fn is_alive(pid: u32, began: u64) -> bool {
     !has_ended(pid) && start_time(pid).is_none_or(|started| began == UNKNOWN || started == began)
 }
 
-/// What stands for the beginning of a process of which it was not known.
+/// Start time of a process whose start time was unknown.
 const UNKNOWN: u64 = 0;
 
-/// Whether a process runs no more, though its parent has not asked what became of it.
+/// Whether a process has exited, even if its parent has not waited for it.
 fn has_ended(pid: u32) -> bool {
     const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return true };
@@ -89,15 +91,15 @@ fn has_ended(pid: u32) -> bool {
     }
 }
 
-/// Notes which start of the machine the sessions to come belong to.
+/// Records the boot id to which future sessions belong.
 pub(super) fn note_boot(memory: &Mapping) {
     let Ok(()) = memory.write(header::BOOT_AT, &this_boot());
 }
 
-/// Where the system has no name for a start of the machine.
+/// The boot id if the system has none.
 const NO_BOOT: [u8; 16] = [0; 16];
 
-/// The system's name for this start of the machine.
+/// The machine's current boot id.
 fn this_boot() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -111,13 +113,13 @@ mod tests {
     use farside_remote::arena::session::SessionId;
 
     #[test]
-    fn a_process_is_dead_only_if_that_is_known() {
+    fn a_process_counts_as_dead_only_if_that_is_certain() {
         let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
         let own = std::process::id();
         let began = start_time(own).expect("it is alive");
         let mut child = std::process::Command::new("true").spawn().expect("it can be started");
         let ended = child.id();
-        child.wait().expect("ours to wait for");
+        child.wait().expect("it is our child");
         let note = |slot: u32, pid: u32, began: u64| {
             let Ok(()) = memory.arena().open_session(SessionId { slot, number: slot + 1 }, pid, began);
         };
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_was_left_is_waited_for_no_more_and_another_in_its_slot_is() {
+    fn a_session_that_was_left_is_not_waited_for() {
         let memory = Mapping::create(8 << 20, Pages::Small).expect("memory");
         let own = std::process::id();
         note_boot(&memory);

@@ -319,7 +319,7 @@ fn the_way_to_a_node_is_told_step_by_step() {
     ends_at(text(&at("tokens")), &[], "reach.socket", "is no socket", "--pool shm:PATH");
     for url in [&udp, &tcp] {
         ends_at(url, &[], "reach.token", "it asks for a token", "");
-        ends_at(url, &["--token-file", text(&at("wrong"))], "reach.token", "none that it knows", "");
+        ends_at(url, &["--token-file", text(&at("wrong"))], "reach.token", "does not know this token", "");
     }
     ends_at(&tls, &token, "reach.tls", "--tls-ca", "");
     ends_at(

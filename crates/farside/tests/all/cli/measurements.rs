@@ -291,7 +291,7 @@ fn a_measurement_ends_when_its_node_does() {
     until("it measures", || bench.said().contains("warming up"));
     node.process.signal(Signal::KILL);
     assert_eq!(bench.ended(), Some(2), "it says that operations failed");
-    assert!(bench.said().contains("is over"), "{}", bench.said());
+    assert!(bench.said().contains("is closed"), "{}", bench.said());
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn stores_are_made_listed_and_dropped() {
         .refused("there is a store 'small' already");
     assert_eq!(node.run(["kv", "get", "k", "--store", "small"]).done().out, b"v");
     node.run(["store", "drop", "small"]).done();
-    node.run(["store", "drop", "small"]).refused("there is no store 'small': there are a-B_9.z");
+    node.run(["store", "drop", "small"]).refused("there is no store 'small': the node has a-B_9.z");
     node.run(["kv", "get", "k", "--store", "small"])
         .refused("farside: there is no store 'small'; the node has: a-B_9.z; make it by");
     let info = node.run(["info", "--json"]).done().json();

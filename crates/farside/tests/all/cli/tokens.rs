@@ -123,7 +123,7 @@ fn a_new_token_opens_the_node_that_was_told_of_it() {
     let with = std::fs::read_to_string(guarded.path("tokens.toml")).expect("the file") + "[[token]]" + entry;
     std::fs::write(guarded.path("tokens.toml"), with).expect("ours");
     private(guarded.folder.path(), "a", &format!("  {secret}\n"));
-    guarded.run_as("a", &["info"]).refused("none that it knows");
+    guarded.run_as("a", &["info"]).refused("does not know this token");
     guarded.node.signal(Signal::HUP);
     until("the new token is known", || guarded.run_as("a", &["info"]).code == Some(0));
 
@@ -153,8 +153,8 @@ fn each_token_does_what_it_may_and_nothing_else() {
 
         // Stores are made by admins, and are there for those who may know of them.
         for name in ["web", "reader", "other"] {
-            node.run_as(name, &["store", "create", "s", "--quota", "2MiB"]).refused("an admin's");
-            node.run_as(name, &["store", "drop", "default"]).refused("an admin's");
+            node.run_as(name, &["store", "create", "s", "--quota", "2MiB"]).refused("admin rights");
+            node.run_as(name, &["store", "drop", "default"]).refused("admin rights");
         }
         let none = node.run_as("other", &["kv", "get", "k"]).refused("there is no store 'default'");
         assert!(none.err.contains("it may open another"), "{}", none.err);
@@ -202,7 +202,7 @@ fn who_shows_no_token_or_a_wrong_one_stays_outside_and_who_guesses_is_locked_out
     until("whoever comes from there is locked out", || {
         let ran = node.run_as("wrong", &["info"]).refused("farside: ");
         let is_locked = ran.err.contains("try again in");
-        assert!(is_locked || ran.err.contains("none that it knows"), "{}", ran.err);
+        assert!(is_locked || ran.err.contains("does not know this token"), "{}", ran.err);
         assert!(guesses >= 8 || !is_locked, "{guesses} guesses are not too many");
         guesses += 1;
         let ran = node.run_as("root", &["info"]);
@@ -225,7 +225,7 @@ fn what_engines_refuse_is_shown_to_those_who_watch() {
     let at =
         line.split_once("http://").and_then(|(_, rest)| rest.split_once('/')).expect("a url").0.to_owned();
     farside(["info", "--pool", &node.url]).refused("asks for a token");
-    node.run_as("reader", &["store", "drop", "default"]).refused("an admin's");
+    node.run_as("reader", &["store", "drop", "default"]).refused("admin rights");
     node.run_as("web", &["kv", "put", "k", "v"]).done();
     node.run_as("reader", &["kv", "del", "k"]).refused("'allocate'");
     let metrics = || answer_to(&at, "GET /metrics HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n");
@@ -292,8 +292,8 @@ fn tokens_are_taken_away_while_their_sessions_work() {
         let error = error.expect("it was refused");
         let told = error.to_string();
         // Its client has tried to open another, if it had heard of the end by then.
-        assert!(told.contains("it has ended the session") || told.contains("none that it knows"), "{told}");
-        node.run_as("web", &["info"]).refused("none that it knows");
+        assert!(told.contains("it has ended the session") || told.contains("does not know this token"), "{told}");
+        node.run_as("web", &["info"]).refused("does not know this token");
         assert_eq!(root.get("k").wait().expect("others go on").expect("it was put").value, b"again");
         // A file that is none leaves all as it was.
         std::fs::write(node.path("tokens.toml"), "[[token").expect("ours");
@@ -355,9 +355,9 @@ fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise()
     clear.run_as("root", &["kv", "put", "k", "v", "--insecure-udp"]).done();
     assert_eq!(clear.run_as("root", &["kv", "get", "k", "--insecure-udp"]).done().out, b"v");
     // Who is told why it gets no session is told what to do, and no session is made in another way.
-    sealed.run_as("root", &["info", "--insecure-udp"]).refused("sealed packets alone").refused("leave out");
-    sealed.run_as("wrong", &["info"]).refused("none that it knows");
-    sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("sealed packets alone");
+    sealed.run_as("root", &["info", "--insecure-udp"]).refused("only sealed packets").refused("omit --insecure-udp");
+    sealed.run_as("wrong", &["info"]).refused("does not know this token");
+    sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("only sealed packets");
     farside(["info", "--pool", &sealed.url]).refused("asks for a token").refused("--token-file");
     clear.run_as("root", &["info"]).refused("not sealed").refused("--insecure-udp");
     farside(["info", "--pool", &clear.url]).refused("asks for a token");
@@ -370,7 +370,7 @@ fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise()
             .args(more);
         let ran = run(command, b"");
         assert_eq!(ran.code == Some(0), is_served, "{}", ran.err);
-        assert!(is_served || ran.err.contains("name no token"), "{}", ran.err);
+        assert!(is_served || ran.err.contains("omit the token"), "{}", ran.err);
     }
     farside(["info", "--pool", &open.1]).done();
     // A benchmark is a client too.
@@ -480,7 +480,7 @@ fn tokens_that_would_do_nothing_or_something_else_are_not_made() {
         (&["--name", "", "--admin"], "1 to 64 letters"),
         (&["--name", "a", "--store", "default"], "default=read,write"),
         (&["--name", "a", "--store", "default="], "`allocate`"),
-        (&["--name", "a", "--store", "default=frob"], "`all` is every one"),
+        (&["--name", "a", "--store", "default=frob"], "`all` grants all rights"),
         (&["--name", "a", "--store", "a/b=read"], "is no store"),
     ];
     for (arguments, remedy) in wrong {

@@ -102,7 +102,7 @@ fn a_node_that_ends_ends_what_prints_lines() {
     watch.line();
     node.process.kill();
     assert_eq!(watch.ended(), Some(2));
-    assert!(watch.said().contains("start it again"), "{}", watch.said());
+    assert!(watch.said().contains("restart it"), "{}", watch.said());
 }
 
 #[test]

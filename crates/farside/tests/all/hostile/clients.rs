@@ -354,7 +354,7 @@ fn takes_every_session(socket: &Path) {
     let one_more = Peer::connect(socket);
     one_more.send(HELLO).expect("it listens");
     let (refusal, _) = one_more.receive().expect("a refusal");
-    assert!(String::from_utf8_lossy(&refusal).contains("the most there can be"));
+    assert!(String::from_utf8_lossy(&refusal).contains("the maximum"));
     let url = format!("shm:{}", socket.display());
     farside(["info", "--pool", &url]).refused("end another client first");
     // Who hangs up without a word keeps the session, for it may still use the memory; who says bye gives it back.

@@ -70,7 +70,7 @@ fn a_session_that_guesses_keys_learns_nothing_is_counted_and_ends() {
         // The answer to the last of them may be lost with the session.
         assert!((15..=16).contains(&refused), "it was refused {refused} times");
         let ended = ended.expect("no session may guess for ever").to_string();
-        assert!(ended.contains("the session with node 0 is over"), "{ended}");
+        assert!(ended.contains("the session with node 0 is closed"), "{ended}");
         assert_eq!(read_by(&good, &theirs, theirs.extent().key).expect("others go on").0, Status::Ok);
         let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
         until("they are counted", || wrong_keys() == 16);
@@ -97,13 +97,13 @@ fn a_session_that_guesses_keys_by_calls_ends_too() {
     get_by(key).expect("its own key");
     let ended = (0..64).find_map(|bit| match get_by(Key::new(key.region(), key.secret() ^ 1 << bit)) {
         Err(FabricError::Refused(reason)) => {
-            assert!(reason.contains("that the key of this call opens"), "{reason}");
+            assert!(reason.contains("for the key of this call"), "{reason}");
             None
         }
         ended => Some(ended),
     });
     let ended = ended.expect("no session may guess for ever").expect_err("it opened something").to_string();
-    assert!(ended.contains("the session with node 0 is over"), "{ended}");
+    assert!(ended.contains("the session with node 0 is closed"), "{ended}");
     let wrong_keys = || node.run(["info", "--json"]).done().json()["refusals"]["wrong_keys"].clone();
     until("they are counted", || wrong_keys() == 16);
 }
