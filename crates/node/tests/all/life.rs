@@ -1,4 +1,4 @@
-//! What becomes of buffers when clients die, stop, err or damage: the node stepped by hand.
+//! The fate of buffers when clients die, stop, err or corrupt memory; the tests step the node by hand.
 
 use crate::support::{self, Home};
 use farside_remote::control::{Answer, Ask};
@@ -14,7 +14,7 @@ macro_rules! tests {
 }
 support::cases::with_all_cases!(tests);
 
-// How questions wait for one another.
+// Requests that wait for one another.
 
 fn drop_store(name: &str) -> Ask {
     Ask::DropStore { name: name.into() }
@@ -25,7 +25,7 @@ fn stat(name: &str) -> Ask {
 }
 
 #[test]
-fn a_store_is_wide_if_its_kind_has_planned_it_so() {
+fn a_store_is_wide_if_its_kind_planned_it_so() {
     let mut home = Home::of(32, 5);
     for (name, parameters, wide) in [("narrow", "32", false), ("wide", "+32", true)] {
         let (name, kind) = (name.to_owned(), "slots".to_owned());
@@ -39,14 +39,14 @@ fn a_store_is_wide_if_its_kind_has_planned_it_so() {
 }
 
 #[test]
-fn what_waits_for_a_stopped_client_holds_up_nothing_else() {
+fn a_stopped_client_delays_only_the_jobs_that_wait_for_it() {
     let mut home = Home::of(32, 5);
     let (stopped, other) = (home.client(), home.client());
     home.create("t", 2);
     home.create("u", 2);
     stopped.begin_turn();
-    assert!(home.ask(drop_store("s")).is_none(), "somebody is in a turn");
-    assert!(home.ask(drop_store("t")).is_none(), "as before");
+    assert!(home.ask(drop_store("s")).is_none(), "a client is in a turn");
+    assert!(home.ask(drop_store("t")).is_none(), "a client is in a turn");
     home.create("v", 2);
     let Some(Answer::StoreStat(told)) = home.ask(stat("v")) else { panic!("figures") };
     assert_eq!(told.delaying_pids, [stopped.pid]);
@@ -54,7 +54,7 @@ fn what_waits_for_a_stopped_client_holds_up_nothing_else() {
         home.ask(Ask::ListStores).map(|answer| matches!(answer, Answer::Stores(all) if all.len() == 2)),
         Some(true)
     );
-    // A drop for which nobody new is waited for: whoever was in a turn before has to end it first.
+    // The drops wait only for the turns that were in progress when they began.
     other.in_turn(|_| ());
     stopped.end_turn();
     stopped.begin_turn();
@@ -64,14 +64,14 @@ fn what_waits_for_a_stopped_client_holds_up_nothing_else() {
     }
     stopped.end_turn();
     assert_eq!(home.ask(drop_store("u")), Some(Answer::Done));
-    // All of it is there again.
+    // All the memory is free again.
     home.create("s", 5);
     home.create("t", 2);
     home.create("u", 2);
 }
 
 #[test]
-fn drops_that_wait_side_by_side_come_to_rest_and_to_an_end() {
+fn drops_that_wait_concurrently_go_idle_and_complete() {
     let mut home = Home::of(64, 2);
     let stopped = home.client();
     let names: Vec<String> = (0..15).map(|n| format!("t{n}")).collect();
@@ -86,7 +86,7 @@ fn drops_that_wait_side_by_side_come_to_rest_and_to_an_end() {
 }
 
 #[test]
-fn who_asks_for_ever_is_told_to_ask_again() {
+fn too_many_outstanding_requests_are_refused() {
     let mut home = Home::new();
     let client = home.client();
     client.begin_turn();
@@ -100,19 +100,19 @@ fn who_asks_for_ever_is_told_to_ask_again() {
     for (_, refusal) in &refused {
         assert!(refusal.as_ref().is_err_and(|reason| reason.contains("retry later")), "{refusal:?}");
     }
-    // What changes something has room by itself.
+    // Requests that change something are limited separately.
     home.node.ask(drop_store("s"), [1, 1]);
-    assert!(home.node.answer().is_none(), "it is under way");
-    // Those who asked have gone: nobody is answered, and nothing is left to be done for them.
+    assert!(home.node.answer().is_none(), "it is in progress");
+    // The clients are gone: they get no responses, and no work is left for them.
     home.node.cancel(&tickets);
     client.end_turn();
     home.idle();
     let answers: Vec<_> = std::iter::from_fn(|| home.node.answer()).collect();
-    assert!(matches!(answers[..], [(_, Ok(Answer::Done))]), "the drop alone: {answers:?}");
+    assert!(matches!(answers[..], [(_, Ok(Answer::Done))]), "only the drop has a response: {answers:?}");
 }
 
 #[test]
-fn a_look_at_a_store_that_is_dropped_meanwhile_says_so() {
+fn statistics_of_a_store_that_is_dropped_meanwhile_fail() {
     let mut home = Home::new();
     let look = home.node.ask(stat("s"), [1, 1]);
     home.step();
@@ -121,17 +121,17 @@ fn a_look_at_a_store_that_is_dropped_meanwhile_says_so() {
     let answers: Vec<_> = std::iter::from_fn(|| home.node.answer()).collect();
     let (_, told) = answers.iter().find(|(to, _)| *to == look).expect("an answer");
     assert!(told.as_ref().is_err_and(|reason| reason.contains("was dropped")), "{told:?}");
-    // Nor are figures of the next of that name taken for those of this one.
+    // No figures of a later store of the same name are reported for it.
     assert_eq!(answers.len(), 2);
 }
 
 #[test]
-fn stores_that_are_made_at_the_same_time_fit_the_catalog_together() {
+fn stores_created_concurrently_must_fit_the_catalog_together() {
     let mut home = Home::of(300, 2);
     let mut refused = 0;
     for n in 0..200 {
         let (name, kind) = (format!("t{n}"), "slots".into());
-        // A number may have as many zeros before it as it likes.
+        // The number may have any number of leading zeros.
         let parameters = format!("{}32", "0".repeat(4000));
         home.node.ask(Ask::CreateStore { name, kind, parameters, quota: 2 << 20 }, [1, 1]);
     }
@@ -145,5 +145,5 @@ fn stores_that_are_made_at_the_same_time_fit_the_catalog_together() {
             }
         }
     }
-    assert!(refused > 0, "the catalog holds not so much");
+    assert!(refused > 0, "the catalog cannot hold all stores");
 }

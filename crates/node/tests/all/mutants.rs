@@ -1,4 +1,4 @@
-//! The broken variants of buffers' lives, each of which one of the stories must find.
+//! The mutants of this crate: one of the cases must kill each.
 
 use crate::support::cases::CASES;
 use crate::support::quiescence::{Announces, explore};
@@ -8,11 +8,11 @@ use farside_remote::mutants::{RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
-fn every_mutant_is_killed_and_the_unbroken_node_is_not() {
+fn every_mutant_is_killed_and_the_original_passes() {
     for (name, case) in CASES {
-        assert!(passes(None, *case), "{name} fails without any mutant");
+        assert!(passes(None, *case), "{name} fails without a mutant");
     }
-    // Rebuilt tables are tried with the system that has them.
+    // The tests of the system that rebuilds tables kill that mutant.
     let own = mutants::ALL.iter().copied().filter(|mutant| *mutant != OLD_TABLE_FREED_AT_ONCE);
     let mutants: Vec<Mutant> = own.chain([RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED]).collect();
     let mut killed = 0;
@@ -21,7 +21,7 @@ fn every_mutant_is_killed_and_the_unbroken_node_is_not() {
         let killers: Vec<&str> = killers.map(|(name, _)| *name).collect();
         println!(
             "{mutant:?}: killed by {}",
-            if killers.is_empty() { "nobody".into() } else { killers.join(", ") }
+            if killers.is_empty() { "no case".into() } else { killers.join(", ") }
         );
         killed += usize::from(!killers.is_empty());
     }
@@ -30,11 +30,11 @@ fn every_mutant_is_killed_and_the_unbroken_node_is_not() {
 }
 
 #[test]
-fn a_buffer_that_comes_back_at_once_is_followed_into() {
+fn a_schedule_exposes_reuse_without_a_grace_period() {
     Mutant::switch(Some(REPOST_AT_ONCE));
     let followed = catch_unwind(|| explore(Announces::First, 1, 1000));
     Mutant::switch(None);
-    assert!(followed.is_err(), "RepostAtOnce lives under every schedule");
+    assert!(followed.is_err(), "RepostAtOnce survives every schedule");
     println!("RepostAtOnce: killed under a scheduler too");
 }
 

@@ -1,27 +1,27 @@
-//! Who is in a turn, what is retired, and when it comes back, under every interleaving that a scheduler finds.
+//! Turns, retired buffers and their reuse, under every interleaving that a scheduler finds.
 
 use crate::support::quiescence::{Announces, explore};
 use std::panic::catch_unwind;
 use std::sync::atomic::Ordering;
 
 const SEED: u64 = 1;
-/// Enough to find one who errs, so enough to believe in those who do not.
+/// Enough to expose a faulty reader, and therefore enough to trust the correct one.
 const ITERATIONS: usize = 10_000;
 
 #[test]
-fn no_chain_follows_a_pointer_into_a_buffer_that_was_given_back() {
+fn no_chain_follows_a_pointer_into_a_freed_buffer() {
     let figures = explore(Announces::First, SEED, ITERATIONS);
     println!("{figures:?}");
     assert!(figures.reused.load(Ordering::Relaxed) > figures.schedules / 4, "{figures:?}");
 }
 
 #[test]
-fn a_reader_that_announces_its_turn_late_is_found_out() {
+fn a_reader_that_announces_its_turn_late_is_detected() {
     for iterations in [10, 100, 1000, ITERATIONS] {
         if catch_unwind(|| explore(Announces::Late, SEED, iterations)).is_err() {
             println!("killed within {} schedules", 2 * iterations);
             return;
         }
     }
-    panic!("a turn that is announced after the first access goes unnoticed");
+    panic!("no schedule exposes a turn that is announced after the first access");
 }

@@ -1,6 +1,5 @@
-//! Every step of the node can be replayed: a memory that answers *wait* to each new question and remembers the
-//! answers finds that a step asks the same again, however often it is begun anew, and changes nothing until it has
-//! all of them.
+//! Every step of the node can be replayed. A memory returns *wait* for each new access and records the result. A step
+//! must repeat the same accesses however often it is restarted, and change nothing until it has all results.
 
 use crate::support::Slots;
 use farside_fabrics::memory::{Mapping, Pages};
@@ -13,7 +12,7 @@ use farside_remote::control::{Answer, Ask, NodeInfo, Store};
 use farside_remote::{Key, Memory, Rights, Width};
 use std::cell::{Cell, RefCell};
 
-/// Asked and answered.
+/// An access and its result.
 #[derive(Clone, Debug, PartialEq)]
 enum Asked {
     Read(u64, Vec<u8>),
@@ -23,41 +22,41 @@ enum Asked {
     Discard(u32),
 }
 
-/// A question that was not asked before.
+/// The result of a new access.
 #[derive(Debug)]
 struct Wait;
 
 struct Replayed {
     mapping: Mapping,
     asked: RefCell<Vec<Asked>>,
-    /// How many of them this attempt has asked again.
+    /// Number of accesses that this attempt has repeated.
     again: Cell<usize>,
-    /// Answer at once, and remember nothing.
+    /// Completes accesses at once, and records nothing.
     at_once: Cell<bool>,
 }
 
 impl Replayed {
-    /// The remembered answer, which must be to this question; else performs it, and waits.
+    /// Returns the recorded result, which must be of this access; otherwise performs the access, and waits.
     fn ask(&self, matches: impl Fn(&Asked) -> bool, perform: impl FnOnce() -> Asked) -> Result<Asked, Wait> {
         if self.at_once.get() {
             return Ok(perform());
         }
         let place = self.again.replace(self.again.get() + 1);
         if let Some(asked) = self.asked.borrow().get(place) {
-            assert!(matches(asked), "question {place} was {asked:?} before, and is another now");
+            assert!(matches(asked), "access {place} was {asked:?} before, and is another now");
             return Ok(asked.clone());
         }
         self.asked.borrow_mut().push(perform());
         Err(Wait)
     }
 
-    /// Makes one step, however many attempts it takes; answers of how many accesses.
+    /// Makes one step, with as many attempts as needed; returns its outcome and number of accesses.
     fn step(&self, node: &mut Node<Replayed>) -> (Progress, usize) {
         loop {
             self.again.set(0);
             if let Ok(progress) = node.step(self) {
                 let accesses = self.asked.take().len();
-                assert_eq!(self.again.get(), accesses, "an answer was asked for and then not wanted");
+                assert_eq!(self.again.get(), accesses, "an attempt made fewer accesses than before");
                 return (progress, accesses);
             }
         }
@@ -136,7 +135,7 @@ impl NodeMemory for Replayed {
     }
 }
 
-/// The node, and the most accesses that any of its steps made.
+/// A node, and the maximum number of accesses of its steps.
 struct Home {
     memory: Replayed,
     node: Node<Replayed>,
@@ -159,7 +158,7 @@ impl Home {
     fn ask(&mut self, ask: Ask) -> Answer {
         self.node.ask(ask, [7, 7]);
         self.idle();
-        self.node.answer().expect("nobody is in a turn").1.expect("not refused")
+        self.node.answer().expect("no client is in a turn").1.expect("not refused")
     }
 
     fn create(&mut self, name: &str, mib: u64) -> Store {
@@ -231,6 +230,6 @@ fn every_step_asks_the_same_when_it_is_begun_anew() {
     home.turn(client, 3);
     assert_eq!(home.ask(Ask::DropStore { name: "s".into() }), Answer::Done);
     home.create("s", 18);
-    println!("{} accesses, each a reason to begin anew; at most {} in a step", home.replayed, home.most);
+    println!("{} accesses, each restarting its step; at most {} in a step", home.replayed, home.most);
     assert!(home.most <= 40, "a step is short");
 }

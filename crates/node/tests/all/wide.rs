@@ -1,4 +1,4 @@
-//! Stores that are wide are opened by those whose chains an engine runs, and by nobody else.
+//! Wide stores are opened only by clients whose chains an engine runs.
 
 use crate::support::Slots;
 use farside_fabrics::executor::{Turns, block_on};
@@ -33,7 +33,7 @@ fn open(name: &str) -> Ask {
 }
 
 #[test]
-fn a_wide_store_is_opened_over_engines_alone() {
+fn a_wide_store_is_opened_only_over_engines() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
     let memory = Mapping::create(32 << 20, Pages::Small).expect("memory");
@@ -52,9 +52,9 @@ fn a_wide_store_is_opened_over_engines_alone() {
     for (endpoint, name) in direct.iter().zip(["a", "b"]) {
         assert!(matches!(ask(endpoint, &create(name, "32")), Ok(Answer::Store(Store { wide: false, .. }))));
         assert!(matches!(ask(endpoint, &open(name)), Ok(Answer::Store(Store { secret: 1.., .. }))));
-        // Who may not open it may make it, and is told of it without its key.
+        // A client that may not open it may still create it, and gets its entry without the key.
         let wide = format!("wide-{name}");
-        let Ok(Answer::Store(made)) = ask(endpoint, &create(&wide, "+32")) else { panic!("it was not made") };
+        let Ok(Answer::Store(made)) = ask(endpoint, &create(&wide, "+32")) else { panic!("it was not created") };
         assert!(made.wide && made.secret == 0, "{made:?}");
         let refused = ask(endpoint, &open(&wide)).expect_err("its chains would take no locks").to_string();
         assert!(refused.contains("open it over ring, udp or tcp"), "{refused}");

@@ -1,6 +1,6 @@
-//! Stories of life and death, each told step by step.
+//! Step-by-step scenarios of buffers' lifecycles.
 //!
-//! They are functions so that the same stories are told to the broken variants.
+//! They are functions, so that the same scenarios run against the mutants.
 
 use super::{Home, LARGE, MEDIUM, class};
 use farside_node::Progress;
@@ -9,30 +9,30 @@ use farside_remote::arena::state::{Stage, State, owner};
 use farside_remote::control::{Answer, Ask};
 use std::sync::atomic::Ordering;
 
-/// Hands the names of all stories to a macro: they stand here and nowhere else.
+/// Passes the names of all cases to a macro; this is their only list.
 macro_rules! with_all_cases {
     ($do:ident) => {
         $do! {
-            what_a_dead_client_had_allocated_comes_back
-            what_was_retired_and_on_no_list_comes_back
-            what_was_replaced_and_not_retired_comes_back
-            what_a_living_client_holds_is_left_alone
+            a_dead_clients_unpublished_buffer_is_reclaimed
+            a_retired_buffer_on_no_list_is_reclaimed
+            a_replaced_but_unretired_buffer_is_reclaimed
+            a_live_clients_buffer_is_left_alone
             a_stopped_client_delays_reuse
             a_stopped_client_delays_a_scan_and_is_named
             a_stopped_client_delays_a_drop_and_is_named
-            only_those_who_delay_are_named
-            a_scan_waits_for_whoever_replaced_a_suspect
-            a_late_retirement_is_refused
-            what_is_adopted_was_not_reused_meanwhile
-            a_dropped_store_leaves_zeros
-            a_drop_loses_nothing_of_another_store
-            what_is_given_back_too_late_for_its_store_is_on_no_list
+            only_clients_that_delay_are_named
+            a_scan_waits_for_the_client_that_replaced_a_suspect
+            a_second_retirement_is_refused
+            a_buffer_is_not_reused_while_a_scan_adopts_it
+            a_dropped_store_leaves_only_zeros
+            a_drop_loses_no_buffer_of_another_store
+            a_buffer_retired_after_its_stores_drop_is_on_no_list
             a_session_that_ends_twice_ends_once
-            a_list_that_is_a_ring_ends
-            a_list_with_a_wild_pointer_ends
-            two_lists_that_run_into_each_other_end
-            an_emptied_segment_waits_for_whoever_was_at_it
-            a_dropped_stores_buffers_are_not_taken_for_those_of_the_next
+            a_cyclic_retired_list_is_reclaimed
+            a_retired_list_with_a_wild_pointer_is_cut_there
+            two_merging_retired_lists_are_reclaimed
+            an_emptied_segment_waits_for_clients_that_may_help
+            a_dropped_stores_buffers_do_not_affect_the_next_store
         }
     };
 }
@@ -41,13 +41,13 @@ pub(crate) use with_all_cases;
 
 macro_rules! list {
     ($($name:ident)*) => {
-        /// All of them, with their names.
+        /// All cases, with their names.
         pub(crate) const CASES: &[(&str, fn())] = &[$((stringify!($name), $name)),*];
     };
 }
 with_all_cases!(list);
 
-pub(crate) fn what_a_dead_client_had_allocated_comes_back() {
+pub(crate) fn a_dead_clients_unpublished_buffer_is_reclaimed() {
     let mut home = Home::new();
     let client = home.client();
     client.begin_turn();
@@ -57,12 +57,12 @@ pub(crate) fn what_a_dead_client_had_allocated_comes_back() {
     assert_eq!(home.stage(held), Stage::Live);
     home.kill(&client);
     home.idle();
-    assert_eq!(home.stage(held), Stage::Free, "nobody has its address any more");
+    assert_eq!(home.stage(held), Stage::Free, "no client has its address any more");
     assert_eq!(home.stage(installed), Stage::Live, "it is reachable");
     assert_eq!(home.node.info().scanned_buffers, 1);
 }
 
-pub(crate) fn what_was_retired_and_on_no_list_comes_back() {
+pub(crate) fn a_retired_buffer_on_no_list_is_reclaimed() {
     let mut home = Home::new();
     let client = home.client();
     client.begin_turn();
@@ -77,7 +77,7 @@ pub(crate) fn what_was_retired_and_on_no_list_comes_back() {
     assert_eq!(home.node.info().scanned_buffers, 1, "two were on the list");
 }
 
-pub(crate) fn what_was_replaced_and_not_retired_comes_back() {
+pub(crate) fn a_replaced_but_unretired_buffer_is_reclaimed() {
     for is_seen_before in [true, false] {
         let mut home = Home::new();
         let (owner_alive, client) = (home.client(), home.client());
@@ -96,14 +96,14 @@ pub(crate) fn what_was_replaced_and_not_retired_comes_back() {
         home.kill(&client);
         home.idle();
         let expected = if is_seen_before { Stage::Free } else { Stage::Live };
-        assert_eq!(home.stage(old), expected, "it is known to be nobody's only if it was seen reachable");
+        assert_eq!(home.stage(old), expected, "it can be freed only if a scan saw it reachable before");
         home.kill(&owner_alive);
         home.idle();
         assert_eq!((home.stage(old), home.stage(new)), (Stage::Free, Stage::Live));
     }
 }
 
-pub(crate) fn what_a_living_client_holds_is_left_alone() {
+pub(crate) fn a_live_clients_buffer_is_left_alone() {
     let mut home = Home::new();
     let (holder, other) = (home.client(), home.client());
     let held = holder.in_turn(|client| client.take());
@@ -142,7 +142,7 @@ pub(crate) fn a_stopped_client_delays_a_scan_and_is_named() {
     let mut home = Home::new();
     let stopped = home.client();
     stopped.begin_turn();
-    assert!(home.scan().is_none(), "somebody is in a turn");
+    assert!(home.scan().is_none(), "a client is in a turn");
     assert_eq!(home.node.delayed_by(), [stopped.pid]);
     home.kill(&stopped);
     home.idle();
@@ -155,7 +155,7 @@ pub(crate) fn a_stopped_client_delays_a_drop_and_is_named() {
     let stopped = home.client();
     stopped.begin_turn();
     let before = home.node.info().unassigned_bytes;
-    assert!(home.ask(Ask::DropStore { name: "s".into() }).is_none(), "somebody is in a turn");
+    assert!(home.ask(Ask::DropStore { name: "s".into() }).is_none(), "a client is in a turn");
     assert_eq!(home.node.info().unassigned_bytes, before);
     assert_eq!(home.node.delayed_by(), [stopped.pid]);
     stopped.end_turn();
@@ -164,7 +164,7 @@ pub(crate) fn a_stopped_client_delays_a_drop_and_is_named() {
     assert_eq!(home.node.info().unassigned_bytes, before + (6 << 20));
 }
 
-pub(crate) fn only_those_who_delay_are_named() {
+pub(crate) fn only_clients_that_delay_are_named() {
     let mut home = Home::new();
     let (first, second, third) = (home.client(), home.client(), home.client());
     first.begin_turn();
@@ -183,7 +183,7 @@ pub(crate) fn only_those_who_delay_are_named() {
     assert_eq!(home.node.delayed_by(), [third.pid], "that is another turn");
 }
 
-pub(crate) fn a_scan_waits_for_whoever_replaced_a_suspect() {
+pub(crate) fn a_scan_waits_for_the_client_that_replaced_a_suspect() {
     let mut home = Home::new();
     let client = home.client();
     let old = client.in_turn(|client| client.take());
@@ -194,7 +194,7 @@ pub(crate) fn a_scan_waits_for_whoever_replaced_a_suspect() {
     let new = client.take();
     assert_eq!(client.install(0, new), old);
     assert!(home.scan().is_none(), "the scan waits");
-    assert_eq!(home.stage(old), Stage::Live, "whoever replaced it will retire it");
+    assert_eq!(home.stage(old), Stage::Live, "the client that replaced it will retire it");
     assert!(client.retire(old), "it is this client's to retire");
     client.end_turn();
     home.idle();
@@ -203,7 +203,7 @@ pub(crate) fn a_scan_waits_for_whoever_replaced_a_suspect() {
     assert_eq!(home.node.info().scanned_buffers, 0);
 }
 
-pub(crate) fn a_late_retirement_is_refused() {
+pub(crate) fn a_second_retirement_is_refused() {
     let mut home = Home::new();
     let (first, second) = (home.client(), home.client());
     let at = first.in_turn(|client| client.take());
@@ -218,10 +218,10 @@ pub(crate) fn a_late_retirement_is_refused() {
     let again = first.in_turn(|client| client.take());
     let other = first.in_turn(|client| client.take());
     assert_eq!(again, at);
-    assert_ne!(again, other, "nothing is handed out twice");
+    assert_ne!(again, other, "no buffer is allocated twice");
 }
 
-pub(crate) fn what_is_adopted_was_not_reused_meanwhile() {
+pub(crate) fn a_buffer_is_not_reused_while_a_scan_adopts_it() {
     let mut home = Home::new();
     let client = home.client();
     let installed = client.in_turn(|client| {
@@ -234,7 +234,7 @@ pub(crate) fn what_is_adopted_was_not_reused_meanwhile() {
     while home.kind.looks.load(Ordering::Relaxed) == 0 {
         assert_eq!(home.step(), Progress::Made);
     }
-    // The scan has seen the slots, and not yet made their buffers the structure's.
+    // The scan has seen the slots, but not yet made their buffers the structure's.
     client.in_turn(|client| {
         let new = client.take();
         assert_eq!(client.install(0, new), first);
@@ -245,21 +245,21 @@ pub(crate) fn what_is_adopted_was_not_reused_meanwhile() {
     while home.stage(first) != Stage::Free {
         home.step();
         steps += 1;
-        assert!(steps < 1000, "what was retired comes back");
+        assert!(steps < 1000, "the retired buffer is reclaimed");
     }
-    // The buffer's next life: taken for something that will be installed in a later turn.
+    // The buffer is allocated again, to be installed in a later turn.
     let again = client.in_turn(|client| client.take());
     assert_eq!(again, first);
     home.idle();
     assert!(matches!(home.node.answer(), Some((_, Ok(Answer::Done)))));
-    assert_eq!(home.state(again).owner, client.id.number, "it is in a living client's hands");
+    assert_eq!(home.state(again).owner, client.id.number, "a live client holds it");
     home.scan().expect("the scan ends");
     client.in_turn(|_| ());
     home.idle();
     assert_eq!(home.stage(again), Stage::Live, "its owner may yet install it");
 }
 
-pub(crate) fn a_dropped_store_leaves_zeros() {
+pub(crate) fn a_dropped_store_leaves_only_zeros() {
     let mut home = Home::new();
     let client = home.client();
     let kept = client.in_turn(|client| {
@@ -274,19 +274,19 @@ pub(crate) fn a_dropped_store_leaves_zeros() {
         client.take()
     });
     let Some(Answer::Done) = home.ask(Ask::DropStore { name: "s".into() }) else { panic!("it is dropped") };
-    assert!(!client.retire(kept), "it is no buffer of this region any more");
+    assert!(!client.retire(kept), "it is not a buffer of this region any more");
     let after = home.create("after", 10);
     let entry = home.node.catalog().get("after").expect("it was just made");
     assert!(entry.segments.len() >= 11, "it has all segments that the first one had");
     let mut bytes = vec![1; 1 << 20];
     for &index in &entry.segments {
         let Ok(()) = home.memory.read(home.memory.geometry().segment_at(index), &mut bytes);
-        assert!(bytes.iter().all(|&byte| byte == 0), "segment {index} tells what another store held");
+        assert!(bytes.iter().all(|&byte| byte == 0), "segment {index} contains another store's data");
     }
     assert_ne!(after.table_at, 0);
 }
 
-pub(crate) fn a_drop_loses_nothing_of_another_store() {
+pub(crate) fn a_drop_loses_no_buffer_of_another_store() {
     let mut home = Home::new();
     let other = home.create("other", 4);
     let mut client = home.client();
@@ -299,10 +299,10 @@ pub(crate) fn a_drop_loses_nothing_of_another_store() {
         panic!("it is dropped")
     };
     home.look_around();
-    assert_eq!(home.stage(kept), Stage::Free, "it came after one of the dropped store on its session's list");
+    assert_eq!(home.stage(kept), Stage::Free, "it came after a buffer of the dropped store on its session's list");
 }
 
-pub(crate) fn what_is_given_back_too_late_for_its_store_is_on_no_list() {
+pub(crate) fn a_buffer_retired_after_its_stores_drop_is_on_no_list() {
     let mut home = Home::new();
     let other = home.create("other", 4);
     let mut client = home.client();
@@ -323,7 +323,7 @@ pub(crate) fn what_is_given_back_too_late_for_its_store_is_on_no_list() {
     client.store = home.store.clone();
     client.retire(kept);
     home.look_around();
-    assert_eq!(home.stage(kept), Stage::Free, "nothing of the dropped store is before it on the list");
+    assert_eq!(home.stage(kept), Stage::Free, "no buffer of the dropped store precedes it on the list");
 }
 
 pub(crate) fn a_session_that_ends_twice_ends_once() {
@@ -337,12 +337,12 @@ pub(crate) fn a_session_that_ends_twice_ends_once() {
     assert_eq!(second.id.slot, first.id.slot);
     home.kill(&first);
     home.idle();
-    assert_eq!(home.node.sessions().len(), 1, "the slot is another's by now");
+    assert_eq!(home.node.sessions().len(), 1, "the slot belongs to another session by now");
     second.begin_turn();
     let held = second.take();
     second.retire(held);
     home.look_around();
-    assert_eq!(home.stage(held), Stage::Retired, "the second is still waited for");
+    assert_eq!(home.stage(held), Stage::Retired, "the second session still delays it");
 
     let (third, fourth) = (home.client(), home.client());
     home.kill(&third);
@@ -354,7 +354,7 @@ pub(crate) fn a_session_that_ends_twice_ends_once() {
     assert!(home.node.sessions().iter().any(|session| session.id == fifth.id));
 }
 
-pub(crate) fn a_list_that_is_a_ring_ends() {
+pub(crate) fn a_cyclic_retired_list_is_reclaimed() {
     let mut home = Home::new();
     let client = home.client();
     let at: [u64; 3] = client.in_turn(|client| [(); 3].map(|()| client.take()));
@@ -363,10 +363,10 @@ pub(crate) fn a_list_that_is_a_ring_ends() {
     home.look_around();
     at.iter().for_each(|&at| assert_eq!(home.stage(at), Stage::Free));
     let again: [u64; 4] = client.in_turn(|client| [(); 4].map(|()| client.take()));
-    again.iter().enumerate().for_each(|(i, at)| assert!(!again[..i].contains(at), "each is given once"));
+    again.iter().enumerate().for_each(|(i, at)| assert!(!again[..i].contains(at), "each is allocated once"));
 }
 
-pub(crate) fn a_list_with_a_wild_pointer_ends() {
+pub(crate) fn a_retired_list_with_a_wild_pointer_is_cut_there() {
     for wild in [u64::MAX >> 16 & !15, 8, 4096 + 3, 1, 1 << 40] {
         let mut home = Home::new();
         let client = home.client();
@@ -376,7 +376,7 @@ pub(crate) fn a_list_with_a_wild_pointer_ends() {
         home.look_around();
         assert_eq!(home.stage(at[2]), Stage::Free);
         assert_eq!(home.stage(at[1]), Stage::Free);
-        assert_eq!(home.stage(at[0]), Stage::Retired, "nothing leads to it");
+        assert_eq!(home.stage(at[0]), Stage::Retired, "no list leads to it");
         home.kill(&client);
         home.idle();
         assert_eq!(home.stage(at[0]), Stage::Free, "a scan found it");
@@ -390,7 +390,7 @@ pub(crate) fn a_list_with_a_wild_pointer_ends() {
     }
 }
 
-pub(crate) fn two_lists_that_run_into_each_other_end() {
+pub(crate) fn two_merging_retired_lists_are_reclaimed() {
     let mut home = Home::new();
     let (first, second) = (home.client(), home.client());
     let shared: [u64; 2] = first.in_turn(|client| [(); 2].map(|()| client.take()));
@@ -405,12 +405,12 @@ pub(crate) fn two_lists_that_run_into_each_other_end() {
     [own, shared[0], shared[1]].iter().for_each(|&at| assert_eq!(home.stage(at), Stage::Free));
 }
 
-/// Whoever was stopped in the middle of helping a take still remembers states of that segment as they were; they
-/// must not come again under its eyes.
-pub(crate) fn an_emptied_segment_waits_for_whoever_was_at_it() {
+/// A client that was stopped while helping a take remembers old states of that segment; these must not return while it
+/// may act on them.
+pub(crate) fn an_emptied_segment_waits_for_clients_that_may_help() {
     let mut home = Home::of(24, 9);
     let (writer, helper) = (home.client(), home.client());
-    // Seven of the eight segments become large buffers and all of those come back, while nobody wants the memory.
+    // Seven of the eight segments become large buffers, and all of these are freed, while no client wants the memory.
     let count = class(LARGE).count as usize * 7;
     let all: Vec<u64> = writer.in_turn(|client| (0..count).map(|_| client.take()).collect());
     all.iter().for_each(|&at| assert!(writer.retire(at)));
@@ -422,22 +422,22 @@ pub(crate) fn an_emptied_segment_waits_for_whoever_was_at_it() {
     home.look_around();
     let stat = home.stat();
     assert!(stat.parked_buffers >= 15, "the store is short of memory, so segments are emptied: {stat:?}");
-    assert_eq!(stat.granted_bytes, 1 << 20, "there is the reserve, and nothing else yet: {stat:?}");
+    assert_eq!(stat.granted_bytes, 1 << 20, "only the reserve is granted yet: {stat:?}");
     helper.end_turn();
     home.look_around();
     let stat = home.stat();
     assert!(stat.granted_bytes > 1 << 20, "an emptied segment serves any class: {stat:?}");
 }
 
-/// A buffer is on its way back when its store is dropped; another store gets the same memory, and the buffer at the
-/// same address is on its way back again, with a grace of its own.
-pub(crate) fn a_dropped_stores_buffers_are_not_taken_for_those_of_the_next() {
+/// A buffer is being reclaimed when its store is dropped. Another store gets the same memory, and the buffer at the
+/// same address is being reclaimed again, with its own grace period.
+pub(crate) fn a_dropped_stores_buffers_do_not_affect_the_next_store() {
     let mut home = Home::new();
     let (client, stopped) = (home.client(), home.client());
     let old = client.in_turn(|client| client.take());
     assert!(client.retire(old));
     stopped.begin_turn();
-    assert!(home.ask(Ask::DropStore { name: "s".into() }).is_none(), "somebody is in a turn");
+    assert!(home.ask(Ask::DropStore { name: "s".into() }).is_none(), "a client is in a turn");
     stopped.end_turn();
     stopped.begin_turn();
     home.idle();
@@ -448,7 +448,7 @@ pub(crate) fn a_dropped_stores_buffers_are_not_taken_for_those_of_the_next() {
     let at = writer.take();
     assert_eq!(at, old, "the next store has the same memory");
     writer.install(0, at);
-    reader.begin_turn(); // It follows the slot now.
+    reader.begin_turn(); // From here on it may hold the slot's pointer.
     writer.install(0, 0);
     writer.begin_to_retire(at);
     home.kill(&writer);

@@ -1,6 +1,6 @@
-//! A node that is stepped by hand, and clients that are moved by hand: every order of events is a test's own.
+//! A node and clients that a test steps by hand: each test chooses the order of events.
 //!
-//! Invariant: nothing here waits and nothing runs beside the test, so a failure happens every time.
+//! Invariant: nothing here waits or runs concurrently with the test, so failures are deterministic.
 
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
@@ -21,24 +21,24 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The class of all buffers here: 15 to a segment, so that a segment is quickly full.
+/// The class of all buffers here: 15 per segment, so that a segment is quickly full.
 pub(crate) const LARGE: u8 = 40;
-/// 18 to a segment.
+/// A class with 18 buffers per segment.
 pub(crate) const MEDIUM: u8 = 39;
 
 pub(crate) fn class(index: u8) -> &'static Class {
     Class::get(index).expect("a class")
 }
 
-/// The plainest structure there is: a table of addresses. A store's parameters are how many, with a `+` before it if
-/// the store is to be wide.
+/// The simplest structure: a table of addresses. A store's parameters are the number of slots, with a leading `+` if
+/// the store is wide.
 #[derive(Clone, Default)]
 pub(crate) struct Slots {
-    /// How often the node has asked what is reachable.
+    /// Number of times that the node has asked for reachable buffers.
     pub(crate) looks: Arc<AtomicU64>,
 }
 
-/// Slots looked at in one step.
+/// Number of slots read in one step.
 pub(crate) const SLOTS_PER_LOOK: u64 = 16;
 
 impl<M: Memory> Kind<M> for Slots {
@@ -47,7 +47,7 @@ impl<M: Memory> Kind<M> for Slots {
     }
 
     fn plan(&self, parameters: &str, _quota: u64, _entropy: u64) -> Result<Plan, String> {
-        let slots: u64 = parameters.parse().map_err(|_| "say how many slots".to_owned())?;
+        let slots: u64 = parameters.parse().map_err(|_| "give the number of slots".to_owned())?;
         Ok(Plan {
             table_len: slots * 8,
             parameters: parameters.to_owned(),
@@ -56,7 +56,7 @@ impl<M: Memory> Kind<M> for Slots {
     }
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        let slots = parameters.parse().map_err(|_| "say how many slots".to_owned())?;
+        let slots = parameters.parse().map_err(|_| "give the number of slots".to_owned())?;
         Ok(Box::new(SlotsService { at: table.at, slots, looks: Arc::clone(&self.looks) }))
     }
 }
@@ -89,16 +89,16 @@ pub(crate) struct Home {
     next_pid: u32,
 }
 
-/// No story here takes as many steps.
+/// Limit that no test here reaches.
 const STEPS_MAX: u32 = 400_000;
 
 impl Home {
-    /// 14 segments, of which the store has one for its table, four for buffers and one in reserve.
+    /// A node with 14 segments: the store has one for its table, four for buffers and one in reserve.
     pub(crate) fn new() -> Home {
         Home::of(16, 5)
     }
 
-    /// A memory of that size with a store of that quota, which is for its table and buffers.
+    /// A node with a memory of this size, and a store with this quota for its table and buffers.
     pub(crate) fn of(memory_mib: u64, quota_mib: u64) -> Home {
         let memory = Arc::new(Mapping::create(memory_mib << 20, Pages::Small).expect("memory"));
         let kind = Slots::default();
@@ -135,12 +135,12 @@ impl Home {
         }
     }
 
-    /// Asks, and steps until there is nothing to do; nothing if that brought no answer.
+    /// Sends a request, and steps until there is nothing to do. Returns `None` if there is no response.
     pub(crate) fn ask(&mut self, ask: Ask) -> Option<Answer> {
         let ticket = self.node.ask(ask, [7, 0x5ec2_e700]);
         self.idle();
         let (to, answer) = self.node.answer()?;
-        assert_eq!(to, ticket, "answers come in the order of the questions");
+        assert_eq!(to, ticket, "responses come in the order of the requests");
         Some(answer.unwrap_or_else(|refusal| panic!("refused: {refusal}")))
     }
 
@@ -167,16 +167,16 @@ impl Home {
                 return;
             }
         }
-        panic!("the node has not come to rest after {STEPS_MAX} steps");
+        panic!("the node is not idle after {STEPS_MAX} steps");
     }
 
-    /// What the node does now and then: it takes what was retired, and steps until there is nothing to do.
+    /// Runs the node's periodic check: takes retired buffers, and steps until there is nothing to do.
     pub(crate) fn look_around(&mut self) {
         self.node.look_around();
         self.idle();
     }
 
-    /// A client of the store `s`, with a pid of its own.
+    /// Adds a client of the store `s`, with its own pid.
     pub(crate) fn client(&mut self) -> Client {
         let pid = self.next_pid;
         self.next_pid += 1;
@@ -185,12 +185,12 @@ impl Home {
         Client { memory: Arc::clone(&self.memory), store: self.store.clone(), id, pid, turn: Cell::new(0) }
     }
 
-    /// The client's process ends without a word.
+    /// The client's process dies.
     pub(crate) fn kill(&mut self, client: &Client) {
         self.node.end_session(client.id, false);
     }
 
-    /// The client says that it runs no more chains.
+    /// The client ends its session properly.
     pub(crate) fn part(&mut self, client: &Client) {
         self.node.end_session(client.id, true);
     }
@@ -207,18 +207,18 @@ impl Home {
 
     pub(crate) fn buffer(&self, at: u64) -> Buffer {
         let Ok(found) = Arena::of(&*self.memory).buffer_at(at);
-        found.unwrap_or_else(|| panic!("{at:#x} is no buffer")).1
+        found.unwrap_or_else(|| panic!("{at:#x} is not a buffer")).1
     }
 
     /// Overwrites a buffer's state, as a peer can.
     pub(crate) fn damage_state(&self, at: u64, damage: impl FnOnce(State) -> State) {
         let state = self.state(at);
         let Ok(changed) = Arena::of(&*self.memory).exchange_state(&self.buffer(at), state, damage(state));
-        assert!(changed, "nobody else changes it");
+        assert!(changed, "no other process changes it");
     }
 }
 
-/// A client, of which the test decides every move. It may be in the middle of a turn for as long as it likes.
+/// A client that the test steps by hand. It may be in the middle of a turn for any time.
 pub(crate) struct Client {
     memory: Arc<Mapping>,
     pub(crate) store: Store,
@@ -228,15 +228,15 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// From now on it may hold pointers.
+    /// Begins a turn, in which the client may hold pointers.
     pub(crate) fn begin_turn(&self) {
         assert!(self.turn.get().is_multiple_of(2), "it is in a turn already");
         self.set_turn(self.turn.get() + 1);
     }
 
-    /// It holds none any more.
+    /// Ends the turn: the client holds no pointers any more.
     pub(crate) fn end_turn(&self) {
-        assert!(!self.turn.get().is_multiple_of(2), "it is in no turn");
+        assert!(!self.turn.get().is_multiple_of(2), "it is not in a turn");
         self.set_turn(self.turn.get() + 1);
     }
 
@@ -245,7 +245,7 @@ impl Client {
         let Ok(()) = self.memory.write(turn_at(self.id.slot), &turn.to_le_bytes());
     }
 
-    /// One turn in which something is done.
+    /// Runs `what` in a turn.
     pub(crate) fn in_turn<T>(&self, what: impl FnOnce(&Client) -> T) -> T {
         self.begin_turn();
         let done = what(self);
@@ -263,12 +263,12 @@ impl Client {
         taken.expect("there is a buffer")
     }
 
-    /// Points slot number `slot` to a buffer; answers what it pointed to.
+    /// Points slot `slot` to a buffer; returns the old pointer.
     pub(crate) fn install(&self, slot: u64, at: u64) -> u64 {
         let slot_at = self.store.table_at + slot * 8;
         let Ok(old) = self.memory.load(slot_at, Width::W8);
         let Ok(swapped) = self.memory.exchange(slot_at, Width::W8, old, at.into());
-        assert_eq!(swapped, Ok(()), "nobody else installs anything meanwhile");
+        assert_eq!(swapped, Ok(()), "no other client changes the slot");
         old as u64
     }
 
@@ -277,16 +277,16 @@ impl Client {
         retired
     }
 
-    /// Gives back what it has taken and shown to nobody, outside any chain.
+    /// Retires a buffer that the client has taken and never published, outside any chain.
     pub(crate) fn give_back(&self, at: u64) -> bool {
         let Ok(retired) = Arena::of(&*self.memory).retire_own(self.id, self.id.number, self.store.region, at);
         retired
     }
 
-    /// The first half of a retirement: the buffer is marked, and on no list.
+    /// Makes the first half of a retirement: the buffer is RETIRED, but on no list.
     pub(crate) fn begin_to_retire(&self, at: u64) {
         let arena = Arena::of(&*self.memory);
-        let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("{at:#x} is no buffer") };
+        let Ok(Some((_, buffer))) = arena.buffer_at(at) else { panic!("{at:#x} is not a buffer") };
         let Ok(live) = arena.state(&buffer);
         assert_eq!(live.stage, Stage::Live);
         let retired = State { stage: Stage::Retired, owner: self.id.number, suspect: false, ..live };
@@ -304,5 +304,5 @@ impl Client {
     }
 }
 
-/// A session's slot has the head of its list so many bytes after its turn.
+/// Offset of the retired list's head from the turn in a session's slot.
 const RETIRED_AFTER_TURN: u64 = 64;

@@ -1,7 +1,7 @@
-//! A writer that replaces, a reader that follows, and the node that gives back, under a scheduler that may switch
-//! before every access. What goes onto a free list is poisoned first.
+//! A writer that replaces an item, a reader that follows the pointer to it, and the node that frees old items, under a
+//! scheduler that may switch before every access. Buffers are poisoned before they go onto a free list.
 //!
-//! Invariant: a reader finds both ends of an item of one life, and never poison.
+//! Invariant: a reader sees both halves of one version of an item, and never poison.
 
 use super::Slots;
 use farside_node::{Node, NodeMemory, Progress};
@@ -18,16 +18,16 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// When the reader says that it may hold pointers.
+/// Moment at which the reader announces its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Announces {
-    /// Before its first access, as it must.
+    /// Before its first access, as required.
     First,
-    /// Once it has the pointer: what a missing fence comes to.
+    /// Once it has the pointer, as with a missing fence.
     Late,
 }
 
-/// What happened under all schedules together.
+/// Totals over all schedules.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) schedules: u64,
@@ -38,10 +38,10 @@ pub(crate) struct Figures {
 const LARGE: u8 = 40;
 const POISON: u64 = 0xdddd_dddd_dddd_dddd;
 const ROUNDS: u64 = 3;
-/// Where the second half of an item is.
+/// Offset of the second half of an item.
 const SECOND_HALF: u64 = 4096;
 
-/// Memory in which every access is a step.
+/// Memory in which every access is a scheduling point.
 struct Stepped {
     geometry: Geometry,
     bytes: Mutex<Vec<u8>>,
@@ -62,7 +62,7 @@ impl Stepped {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Poisons a buffer that a class's head is about to name as being put.
+    /// Poisons a buffer that is being put onto a free list, when the list's head is about to name it.
     fn look_at(&self, bytes: &mut [u8], at: u64, new: u128) {
         let is_head = at < self.geometry.segment_at(0) && at % 4096 >= 128 && at.is_multiple_of(64);
         if is_head && at < 4096 * 257 && new as u64 & 0xf == 2 {
@@ -144,7 +144,7 @@ impl Client {
         word as u64
     }
 
-    /// Replaces what the slot points to, and retires it, in one turn.
+    /// Replaces the item in the slot, and retires the old one, in one turn.
     fn replace(&self, round: u64) {
         let arena = Arena::of(&*self.memory);
         self.set_turn(2 * round + 1);
@@ -164,7 +164,7 @@ impl Client {
         self.set_turn(2 * round + 2);
     }
 
-    /// Follows the slot, a turn each time; answers how often.
+    /// Follows the slot's pointer, each time in a turn of its own; returns how often.
     fn follow(&self, announces: Announces) -> u64 {
         for round in 0..ROUNDS {
             if announces == Announces::First {
@@ -176,14 +176,14 @@ impl Client {
             }
             let (first, second) = (self.word(at), self.word(at + SECOND_HALF));
             assert!(first != POISON && second != POISON, "a pointer led into a free buffer");
-            assert_eq!(first, second, "a pointer led into two lives of a buffer");
+            assert_eq!(first, second, "a pointer led into two versions of a buffer");
             self.set_turn(2 * round + 2);
         }
         ROUNDS
     }
 }
 
-/// One story under one schedule.
+/// Runs the scenario under one schedule.
 fn play(announces: Announces, figures: &Figures) {
     let memory = Arc::new(Stepped::new());
     let mut node = Node::new(&*memory, vec![Box::new(Slots::default())], NodeInfo::default());
@@ -209,14 +209,14 @@ fn play(announces: Announces, figures: &Figures) {
         }
         (node, memory)
     });
-    writing.join().expect("the writer ends well");
-    let followed = reading.join().expect("the reader ends well");
+    writing.join().expect("the writer succeeds");
+    let followed = reading.join().expect("the reader succeeds");
     others_are_done.store(true, Ordering::SeqCst);
-    let (mut node, memory) = tending.join().expect("the node ends well");
+    let (mut node, memory) = tending.join().expect("the node succeeds");
     figures.followed.fetch_add(followed, Ordering::Relaxed);
     let while_others_ran = seen.poisoned.load(Ordering::Relaxed);
     figures.reused.fetch_add(while_others_ran, Ordering::Relaxed);
-    // In the end everything that was replaced is back.
+    // In the end all replaced items are free.
     node.look_around();
     while node.step(&*memory) == Ok(Progress::Made) {}
     let arena = Arena::of(&*memory);
@@ -232,7 +232,7 @@ fn play(announces: Announces, figures: &Figures) {
     assert_eq!((live, live + free), (1, stages.len()), "{stages:?}");
 }
 
-/// Plays under so many random schedules, and as many that change priorities a few times.
+/// Runs under `iterations` random schedules, and as many with a few priority changes.
 pub(crate) fn explore(announces: Announces, seed: u64, iterations: usize) -> Figures {
     let figures = Arc::new(Figures::default());
     let mut config = Config::new();
@@ -243,6 +243,6 @@ pub(crate) fn explore(announces: Announces, seed: u64, iterations: usize) -> Fig
     Runner::new(random, config.clone()).run(story(figures.clone()));
     let priorities = PctScheduler::new_from_seed(seed, 3, iterations);
     Runner::new(priorities, config).run(story(figures.clone()));
-    let figures = Arc::into_inner(figures).expect("all stories have ended");
+    let figures = Arc::into_inner(figures).expect("all runs have finished");
     Figures { schedules: 2 * iterations as u64, ..figures }
 }
