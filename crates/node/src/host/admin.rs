@@ -5,8 +5,6 @@
 //! Invariant: no response contains a key's secret or an address.
 //! Invariant: HTTP clients hold at most [`CONNECTIONS_MAX`] of the node's descriptors, none idle for longer than
 //! [`IDLE_MAX`].
-//! Invariant: who asks by HTTP holds at most [`CONNECTIONS_MAX`] of the node's descriptors, none idle for longer than
-//! [`IDLE_MAX`].
 
 use super::clients::BindError;
 use super::{Host, Shared};
