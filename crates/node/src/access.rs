@@ -401,15 +401,15 @@ impl Guesses {
 
 /// Number of sessions of each source.
 #[derive(Debug)]
-pub struct Crowd {
+pub struct SessionLimit {
     limit: u32,
     sources: BTreeMap<Source, u32>,
 }
 
-impl Crowd {
+impl SessionLimit {
     /// No sessions yet; at most `limit` per source.
-    pub fn new(limit: u32) -> Crowd {
-        Crowd { limit, sources: BTreeMap::new() }
+    pub fn new(limit: u32) -> SessionLimit {
+        SessionLimit { limit, sources: BTreeMap::new() }
     }
 
     /// Counts one more session. Returns false if the source is at the limit.
@@ -432,24 +432,24 @@ impl Crowd {
 
 /// Limits the rate of a log message.
 #[derive(Debug, Default)]
-pub struct Seldom {
+pub struct LogLimit {
     not_before: Duration,
-    untold: u64,
+    suppressed: u64,
 }
 
-impl Seldom {
+impl LogLimit {
     /// Minimum time between two messages.
     pub const PAUSE: Duration = Duration::from_secs(10);
 
     /// Counts an occurrence. If a message may be logged now, returns a suffix for it with the number of occurrences
     /// since the last message.
     pub fn may(&mut self, now: Duration) -> Option<String> {
-        self.untold += 1;
+        self.suppressed += 1;
         if now < self.not_before {
             return None;
         }
-        self.not_before = now + Seldom::PAUSE;
-        Some(match std::mem::take(&mut self.untold) {
+        self.not_before = now + LogLimit::PAUSE;
+        Some(match std::mem::take(&mut self.suppressed) {
             1 => String::new(),
             times => format!("; {times} occurrences since the last report"),
         })
@@ -676,24 +676,24 @@ mod tests {
 
     #[test]
     fn a_source_has_a_limited_number_of_sessions() {
-        let mut crowd = Crowd::new(2);
+        let mut session_limit = SessionLimit::new(2);
         let [a, b] = [1, 2].map(source);
-        assert!(crowd.enter(a) && crowd.enter(a) && !crowd.enter(a));
-        assert!(crowd.enter(b));
-        crowd.leave(a);
-        assert!(crowd.enter(a) && !crowd.enter(a));
+        assert!(session_limit.enter(a) && session_limit.enter(a) && !session_limit.enter(a));
+        assert!(session_limit.enter(b));
+        session_limit.leave(a);
+        assert!(session_limit.enter(a) && !session_limit.enter(a));
         for who in [a, a, b] {
-            crowd.leave(who);
+            session_limit.leave(who);
         }
-        assert!(crowd.sources.is_empty(), "no source is left");
+        assert!(session_limit.sources.is_empty(), "no source is left");
     }
 
     #[test]
     fn a_limited_message_reports_how_often_it_occurred() {
-        let mut seldom = Seldom::default();
-        assert_eq!(seldom.may(seconds(1)).as_deref(), Some(""));
-        assert_eq!((seldom.may(seconds(2)), seldom.may(seconds(3))), (None, None));
-        let said = seldom.may(seconds(1) + Seldom::PAUSE);
+        let mut log_limit = LogLimit::default();
+        assert_eq!(log_limit.may(seconds(1)).as_deref(), Some(""));
+        assert_eq!((log_limit.may(seconds(2)), log_limit.may(seconds(3))), (None, None));
+        let said = log_limit.may(seconds(1) + LogLimit::PAUSE);
         assert_eq!(said.as_deref(), Some("; 3 occurrences since the last report"));
     }
 }

@@ -28,14 +28,14 @@ pub struct Entry<M: Memory> {
     /// Whether its service has found its table crowded.
     pub is_crowded: bool,
     /// Number of free segments that the next rebuild waits for, after one failed for lack of memory.
-    pub(crate) room_needed: u32,
+    pub(crate) segments_needed: u32,
 }
 
 impl<M: Memory> Entry<M> {
     /// A store without a rebuild.
     pub(crate) fn new(store: Store, service: Box<dyn Service<M>>, segments: Vec<u32>) -> Entry<M> {
         let served = Served::new(&store, service);
-        Entry { store, served, segments, rebuild: None, is_crowded: false, room_needed: 0 }
+        Entry { store, served, segments, rebuild: None, is_crowded: false, segments_needed: 0 }
     }
 }
 

@@ -58,7 +58,7 @@ pub struct Node<M: NodeMemory> {
     /// Index of the current job, and the number of consecutive jobs that were found waiting.
     at_job: (usize, usize),
     /// Statistics requests in progress, with their tickets.
-    looks: VecDeque<(Look, Vec<Ticket>)>,
+    stat_requests: VecDeque<(StatRequest, Vec<Ticket>)>,
     /// Regions to be scanned, with the tickets of the requests; none if a session ended without a word.
     scans_due: VecDeque<(u32, Vec<Ticket>)>,
     scan: Option<(Scan, Vec<Ticket>)>,
@@ -87,7 +87,7 @@ enum Job<M: NodeMemory> {
 }
 
 /// A traversal of all buffers of a store, for its statistics.
-struct Look {
+struct StatRequest {
     name: String,
     /// The store's id, which distinguishes it from a later store of the same name.
     id: u64,
@@ -124,7 +124,7 @@ impl<M: NodeMemory> Node<M> {
             reclaim: Reclaim::default(),
             jobs: VecDeque::new(),
             at_job: (0, 0),
-            looks: VecDeque::new(),
+            stat_requests: VecDeque::new(),
             scans_due: VecDeque::new(),
             scan: None,
             relief: VecDeque::new(),
@@ -224,25 +224,24 @@ impl<M: NodeMemory> Node<M> {
         self.sessions.open_remote(memory)
     }
 
-    /// Ends a remote session, which runs no more chains. If it did not say so itself, stores are scanned for its
-    /// buffers.
-    pub fn end_remote(&mut self, number: u32, said_so: bool) {
+    /// Ends a remote session, which runs no more chains. Unless it ended cleanly, stores are scanned for its buffers.
+    pub fn end_remote(&mut self, number: u32, is_clean: bool) {
         self.sessions.end_remote(number);
-        if !said_so {
+        if !is_clean {
             self.scan_all();
         }
     }
 
-    /// Ends a session, whose owner runs no more chains. If it did not say so itself, stores are scanned for its
+    /// Ends a session, whose owner runs no more chains. Unless it ended cleanly, stores are scanned for its
     /// buffers. Does nothing if it has ended already.
-    pub fn end_session(&mut self, id: SessionId, said_so: bool) {
+    pub fn end_session(&mut self, id: SessionId, is_clean: bool) {
         if !self.sessions.may_run(id) {
             return;
         }
         self.sessions.end(id);
         self.closing.push_back(id);
         self.reclaim.take_from(id.slot);
-        if !said_so {
+        if !is_clean {
             self.scan_all();
         }
     }
@@ -268,7 +267,7 @@ impl<M: NodeMemory> Node<M> {
         let crowded = self.catalog.iter_mut().filter_map(|entry| {
             let is_crowded = std::mem::take(&mut entry.is_crowded);
             let may_begin = entry.rebuild.as_ref().is_none_or(Rebuild::wants_more);
-            (is_crowded && may_begin && entry.room_needed <= free).then(|| entry.store.name.clone())
+            (is_crowded && may_begin && entry.segments_needed <= free).then(|| entry.store.name.clone())
         });
         crowded.collect()
     }
@@ -308,8 +307,8 @@ impl<M: NodeMemory> Node<M> {
     /// still carried out.
     pub fn cancel(&mut self, tickets: &BTreeSet<Ticket>) {
         let is_wanted = |ticket: &Ticket| !tickets.contains(ticket);
-        self.looks.iter_mut().for_each(|(_, asked)| asked.retain(is_wanted));
-        self.looks.retain(|(_, asked)| !asked.is_empty());
+        self.stat_requests.iter_mut().for_each(|(_, asked)| asked.retain(is_wanted));
+        self.stat_requests.retain(|(_, asked)| !asked.is_empty());
         self.answers.retain(|(ticket, _)| is_wanted(ticket));
         let scans = self.scans_due.iter_mut().map(|(_, asked)| asked);
         let rebuilds = self.catalog.iter_mut().filter_map(|entry| Some(&mut entry.rebuild.as_mut()?.asked));
@@ -331,7 +330,7 @@ impl<M: NodeMemory> Node<M> {
             Node::reclaim_step,
             Node::regrant_step,
             Node::job_step,
-            Node::look_step,
+            Node::stat_request_step,
             Node::scan_step,
             Node::relief_step,
             Node::tick_step,
@@ -359,27 +358,27 @@ impl<M: NodeMemory> Node<M> {
                 Job::Drop { entry, leaving: Leaving::Not, freed: 0 }
             }
             Ask::StoreStat { name } => {
-                self.room_to_wait()?;
+                self.check_outstanding()?;
                 let Store { id, quota, .. } = self.catalog.get(&name)?.store;
-                let is_same = |look: &Look| look.name == name && look.id == id && look.at == (0, 0);
-                match self.looks.iter_mut().find(|(look, _)| is_same(look)) {
+                let is_same = |request: &StatRequest| request.name == name && request.id == id && request.at == (0, 0);
+                match self.stat_requests.iter_mut().find(|(request, _)| is_same(request)) {
                     // It has not begun, so its result will be newer than this request, too.
                     Some((_, asked)) => asked.push(ticket),
                     None => {
                         let stat = Box::new(StoreStat { quota_bytes: quota, ..StoreStat::default() });
-                        self.looks.push_back((Look { name, id, at: (0, 0), stat }, vec![ticket]));
+                        self.stat_requests.push_back((StatRequest { name, id, at: (0, 0), stat }, vec![ticket]));
                     }
                 }
                 return Ok(None);
             }
             Ask::Scan { name } => {
-                self.room_to_wait()?;
+                self.check_outstanding()?;
                 let region = self.catalog.get(&name)?.store.region;
                 self.scan_soon(region, Some(ticket));
                 return Ok(None);
             }
             Ask::RebuildStore { name, parameters } => {
-                self.room_to_wait()?;
+                self.check_outstanding()?;
                 let entry = self.catalog.get(&name)?;
                 if let Some(rebuild) = entry.rebuild.as_ref().filter(|rebuild| !rebuild.wants_more()) {
                     return Err(self.is_being_rebuilt(&name, rebuild));
@@ -387,7 +386,7 @@ impl<M: NodeMemory> Node<M> {
                 return self.begin_rebuild(ticket, &name, Some(&parameters), entropy).map(|()| None);
             }
             Ask::GrowStore { name } => {
-                self.room_to_wait()?;
+                self.check_outstanding()?;
                 match &self.catalog.get(&name)?.rebuild {
                     Some(rebuild) if rebuild.wants_more() => {
                         self.begin_rebuild(ticket, &name, None, entropy)?
@@ -412,12 +411,12 @@ impl<M: NodeMemory> Node<M> {
         Ok(None)
     }
 
-    fn room_to_wait(&self) -> Result<(), String> {
-        let looks = self.looks.iter().map(|(_, asked)| asked.len());
+    fn check_outstanding(&self) -> Result<(), String> {
+        let stat_requests = self.stat_requests.iter().map(|(_, asked)| asked.len());
         let due = self.scans_due.iter().map(|(_, asked)| asked.len());
         let under_way = self.scan.iter().map(|(_, asked)| asked.len());
         let rebuilds = self.catalog.iter().filter_map(|entry| Some(entry.rebuild.as_ref()?.asked.len()));
-        if looks.chain(due).chain(under_way).chain(rebuilds).sum::<usize>() < WAITING_MAX {
+        if stat_requests.chain(due).chain(under_way).chain(rebuilds).sum::<usize>() < WAITING_MAX {
             return Ok(());
         }
         Err(format!(
@@ -492,8 +491,8 @@ impl<M: NodeMemory> Node<M> {
         let free = self.extents.free();
         let region = self.catalog.get(name)?.store.region;
         let Some(entry) = self.catalog.by_region_mut(region) else { return Ok(()) };
-        if parameters.is_none() && entry.room_needed > free {
-            return Err(no_room_for_table(entry.room_needed, free));
+        if parameters.is_none() && entry.segments_needed > free {
+            return Err(no_room_for_table(entry.segments_needed, free));
         }
         let mut served =
             entry.served.try_attend().ok_or("the store's service is busy with a call: retry")?;
@@ -711,14 +710,14 @@ impl<M: NodeMemory> Node<M> {
         let Some(entry) = self.catalog.by_region_mut(region) else { return };
         let (Some(first), Some(rebuild)) = (first, &mut entry.rebuild) else {
             if entry.rebuild.as_ref().is_some_and(|rebuild| rebuild.is_growth) {
-                entry.room_needed = count.max(free + 1); // If enough are free but not adjacent, more may help.
+                entry.segments_needed = count.max(free + 1); // If enough are free but not adjacent, more may help.
             }
             let reason = no_room_for_table(count, free);
             return self.end_rebuild(region, Err(reason));
         };
         let segments: Vec<u32> = (first..first + count).collect();
         entry.segments.extend(&segments);
-        entry.room_needed = 0;
+        entry.segments_needed = 0;
         rebuild.stage = RebuildStage::Grant { plan, segments, granted: 0 };
     }
 
@@ -857,8 +856,8 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
-    fn look_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
-        let Some((Look { name, id, at, stat }, _)) = self.looks.front_mut() else { return Ok(false) };
+    fn stat_request_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
+        let Some((StatRequest { name, id, at, stat }, _)) = self.stat_requests.front_mut() else { return Ok(false) };
         let entry = self.catalog.get(name).ok().filter(|entry| entry.store.id == *id);
         if let Some(entry) = entry
             && stat_step(memory, &entry.segments, at, stat)?.is_some()
@@ -867,7 +866,7 @@ impl<M: NodeMemory> Node<M> {
         }
         let moved_percent = entry.and_then(|entry| Some(rebuild::shown(entry).former?.moved_percent));
         let is_there = entry.is_some();
-        let Some((Look { name, stat, .. }, asked)) = self.looks.pop_front() else { return Ok(false) };
+        let Some((StatRequest { name, stat, .. }, asked)) = self.stat_requests.pop_front() else { return Ok(false) };
         let told = match is_there {
             true => {
                 let delaying_pids = self.delayed_by();

@@ -31,31 +31,31 @@ impl<M: Memory> Served<M> {
     }
 
     /// Locks the service; waits until no call is in progress.
-    pub fn attend(&self) -> Attended<'_, M> {
+    pub fn attend(&self) -> ServiceGuard<'_, M> {
         let service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
-        Attended { served: self, service }
+        ServiceGuard { served: self, service }
     }
 
     /// Like [`Served::attend`], but returns `None` if a call is in progress. A caller whose memory may return *wait*
     /// must hold the result until the call has its response. While a step of the node waits, which locks services
     /// itself, that caller must not let a call begin.
-    pub fn try_attend(&self) -> Option<Attended<'_, M>> {
+    pub fn try_attend(&self) -> Option<ServiceGuard<'_, M>> {
         let service = match self.service.try_lock() {
             Ok(service) => service,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Attended { served: self, service })
+        Some(ServiceGuard { served: self, service })
     }
 }
 
 /// A locked service.
-pub struct Attended<'a, M: Memory> {
+pub struct ServiceGuard<'a, M: Memory> {
     served: &'a Served<M>,
     service: MutexGuard<'a, Box<dyn Service<M>>>,
 }
 
-impl<M: Memory> Attended<'_, M> {
+impl<M: Memory> ServiceGuard<'_, M> {
     /// Serves a call of a caller with `key`, which must be the store's own, and with these rights. May be called again
     /// after memory returned *wait*, see [`Service::call`].
     pub fn call(
@@ -67,7 +67,7 @@ impl<M: Memory> Attended<'_, M> {
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {
         answer.clear();
-        let Attended { served, service } = self;
+        let ServiceGuard { served, service } = self;
         // Check the store's own key too: the store may be about to be dropped.
         let opened = served.key.region() == key.region() && served.key.opens(key.secret());
         let opened = if opened { memory.admits(served.key)? } else { Rights::NONE };

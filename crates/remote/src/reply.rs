@@ -228,7 +228,7 @@ impl Reply {
     #[inline(always)]
     fn entry(&self, index: usize) -> (Status, usize, usize) {
         if index >= self.ops {
-            unanswered(index, self.ops);
+            no_such_op(index, self.ops);
         }
         let base = self.ops * ENTRY;
         let start = if index == 0 { 0 } else { self.end(index - 1) };
@@ -251,19 +251,19 @@ impl Reply {
         self.last = None;
         self.retired = 0;
         self.used = ops * ENTRY;
-        self.room(self.used);
+        self.ensure_len(self.used);
     }
 
     /// Space for `len` bytes of the next op's output, or `None` if they do not fit.
     #[inline(always)]
-    pub(crate) fn output_room(&mut self, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn output_space(&mut self, len: usize) -> Option<&mut [u8]> {
         let end = self.used.checked_add(len).filter(|&end| end <= REPLY_BYTES_MAX)?;
-        self.room(end);
+        self.ensure_len(end);
         self.bytes.get_mut(self.used..end)
     }
 
     /// Adds the next op's entry, of `ops` in total, with `len` bytes of output that were stored in
-    /// [`Reply::output_room`].
+    /// [`Reply::output_space`].
     #[inline(always)]
     pub(crate) fn end_op(&mut self, ops: usize, status: Status, len: usize) {
         self.used += len;
@@ -282,7 +282,7 @@ impl Reply {
     }
 
     #[inline(always)]
-    fn room(&mut self, len: usize) {
+    fn ensure_len(&mut self, len: usize) {
         if self.bytes.len() < len {
             self.grow(len);
         }
@@ -297,7 +297,7 @@ impl Reply {
 
 #[cold]
 #[inline(never)]
-fn unanswered(index: usize, ops: usize) -> ! {
+fn no_such_op(index: usize, ops: usize) -> ! {
     panic!("the reply has {ops} ops, so no op {index}")
 }
 
@@ -314,10 +314,10 @@ mod tests {
     fn sample() -> Reply {
         let mut reply = Reply::new();
         reply.begin(3);
-        reply.output_room(5).expect("it fits").copy_from_slice(b"hello");
+        reply.output_space(5).expect("it fits").copy_from_slice(b"hello");
         reply.end_op(3, Status::Ok, 5);
         reply.end_op(3, Status::Skipped, 0);
-        reply.output_room(8).expect("it fits").copy_from_slice(&7u64.to_le_bytes());
+        reply.output_space(8).expect("it fits").copy_from_slice(&7u64.to_le_bytes());
         reply.end_op(3, Status::CasFailed, 8);
         reply
     }

@@ -219,7 +219,7 @@ impl<'m, M: Memory> Runner<'m, M> {
     #[inline(always)]
     fn read_out(&self, op: &OpHeader, reply: &mut Reply) -> Done<M::Wait> {
         let (place, len) = self.target(op, Rights::READ)?;
-        let Some(out) = reply.output_room(len as usize) else { return Err(Stop::Refused(Status::TooLong)) };
+        let Some(out) = reply.output_space(len as usize) else { return Err(Stop::Refused(Status::TooLong)) };
         self.fetch(place, out)?;
         Ok((Status::Ok, len as usize))
     }
@@ -250,7 +250,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.allocated |= 1 << slot;
         self.undecided |= 1 << slot;
         self.store_pieces(Place::Node(buffer), op.payload(), op.len() as usize)?;
-        self.answer_word(u128::from(buffer), 8, out, Status::Ok, reply)
+        self.emit_word(u128::from(buffer), 8, out, Status::Ok, reply)
     }
 
     #[inline(never)]
@@ -311,7 +311,7 @@ impl<'m, M: Memory> Runner<'m, M> {
                 Err(now) => old = now,
             }
         };
-        self.answer_word(old, len, out, status, reply)
+        self.emit_word(old, len, out, status, reply)
     }
 
     #[inline(never)]
@@ -323,7 +323,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         loop {
             let sum = (old as u64).wrapping_add(addend);
             match self.exchange(place, 8, old, u128::from(sum))? {
-                Ok(()) => return self.answer_word(old, 8, out, Status::Ok, reply),
+                Ok(()) => return self.emit_word(old, 8, out, Status::Ok, reply),
                 Err(now) => old = now,
             }
         }
@@ -354,13 +354,13 @@ impl<'m, M: Memory> Runner<'m, M> {
     ) -> Result<Option<Place>, Stop<M::Wait>> {
         match op.redirect() {
             Some(to) => self.whole(to, len, Rights::WRITE).map(Some),
-            None if reply.output_room(len as usize).is_some() => Ok(None),
+            None if reply.output_space(len as usize).is_some() => Ok(None),
             None => Err(Stop::Refused(Status::TooLong)),
         }
     }
 
     #[inline]
-    fn answer_word<W: Word>(
+    fn emit_word<W: Word>(
         &mut self,
         word: W,
         len: u64,
@@ -374,7 +374,7 @@ impl<'m, M: Memory> Runner<'m, M> {
             self.store(to, bytes)?;
             return Ok((status, 0));
         }
-        reply.output_room(bytes.len()).expect("word_output checked the space").copy_from_slice(bytes);
+        reply.output_space(bytes.len()).expect("word_output checked the space").copy_from_slice(bytes);
         Ok((status, bytes.len()))
     }
 

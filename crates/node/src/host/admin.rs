@@ -57,7 +57,7 @@ const CONNECTIONS_MAX: usize = 32;
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
-struct Face {
+struct AppState {
     shared: Arc<Shared>,
     token: Option<Arc<str>>,
 }
@@ -72,14 +72,14 @@ impl Server {
         listener.set_nonblocking(true).map_err(refused)?;
         let at = listener.local_addr().map_err(refused)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refused)?;
-        let face = Face { shared, token: admin.token.as_deref().map(Arc::from) };
+        let app = AppState { shared, token: admin.token.as_deref().map(Arc::from) };
         let (stop, stopped) = oneshot::channel();
         let serve = async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             let listener = Bounded { listener, free: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
             // Requests in flight get a moment to finish; a slow connection does not delay the shutdown.
             tokio::select! {
-                served = axum::serve(listener, router(face)) => served,
+                served = axum::serve(listener, router(app)) => served,
                 () = async {
                     stopped.await.unwrap_or(());
                     tokio::time::sleep(DRAIN).await;
@@ -208,22 +208,22 @@ impl AsyncWrite for Connection {
     }
 }
 
-fn router(face: Face) -> Router {
+fn router(app: AppState) -> Router {
     Router::new()
         .route("/health", get(health))
         .route("/stores", get(stores))
         .route("/metrics", get(metrics))
         .fallback(|| async { (StatusCode::NOT_FOUND, "use /health, /stores or /metrics\n") })
-        .layer(axum::middleware::from_fn_with_state(face.clone(), authorize))
-        .with_state(face)
+        .layer(axum::middleware::from_fn_with_state(app.clone(), authorize))
+        .with_state(app)
 }
 
 async fn authorize(
-    State(face): State<Face>,
+    State(app): State<AppState>,
     request: axum::extract::Request,
     next: axum::middleware::Next,
 ) -> Response {
-    if face.token.as_deref().is_none_or(|token| presents(request.headers(), token)) {
+    if app.token.as_deref().is_none_or(|token| presents(request.headers(), token)) {
         return next.run(request).await;
     }
     let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
@@ -244,14 +244,14 @@ fn presents(headers: &HeaderMap, token: &str) -> bool {
     sent.len() == token.len() && difference == 0
 }
 
-async fn health(State(face): State<Face>) -> Response {
-    let stopped = face.shared.state().stopped.clone();
+async fn health(State(app): State<AppState>) -> Response {
+    let stopped = app.shared.state().stopped.clone();
     let status = if stopped.is_empty() { "ok" } else { "memory waits for stopped processes" };
     Json(serde_json::json!({ "status": status, "stopped_pids": stopped })).into_response()
 }
 
-async fn stores(State(face): State<Face>) -> Response {
-    match ask(face, Ask::ListStores).await {
+async fn stores(State(app): State<AppState>) -> Response {
+    match ask(app, Ask::ListStores).await {
         Ok(Answer::Stores(stores)) => {
             let told: Vec<_> = stores
                 .into_iter()
@@ -266,14 +266,14 @@ async fn stores(State(face): State<Face>) -> Response {
     }
 }
 
-async fn ask(face: Face, ask: Ask) -> Result<Answer, String> {
-    let asked = tokio::task::spawn_blocking(move || face.shared.ask(ask, ANSWER_WAIT)).await;
+async fn ask(app: AppState, ask: Ask) -> Result<Answer, String> {
+    let asked = tokio::task::spawn_blocking(move || app.shared.ask(ask, ANSWER_WAIT)).await;
     asked.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 
-async fn metrics(State(face): State<Face>) -> Response {
+async fn metrics(State(app): State<AppState>) -> Response {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Figures { shared: face.shared }));
+    registry.register_collector(Box::new(Figures { shared: app.shared }));
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &registry) {
         Ok(()) => {

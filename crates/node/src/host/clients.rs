@@ -133,7 +133,7 @@ pub(super) enum Event {
     /// The client calls a service.
     Asked { service: ServiceId, request: Vec<u8> },
     /// The client runs no more chains.
-    Ended { session: SessionId, said_so: bool },
+    Ended { session: SessionId, is_clean: bool },
     /// The client has hung up, and no longer waits for these responses.
     Left { tickets: BTreeSet<Ticket> },
 }
@@ -305,13 +305,13 @@ impl Clients {
                 Err(NotAdmitted::Refused(reason)) => refuse(&socket, &reason),
                 Err(NotAdmitted::Full(errno)) => {
                     self.note_full(errno);
-                    refuse(&socket, &no_room(errno));
+                    refuse(&socket, &out_of_resources(errno));
                 }
             },
-            Err(errno) if is_want_of_room(errno) => {
+            Err(errno) if is_out_of_resources(errno) => {
                 drop(self.spare.take());
                 match listener.accept() {
-                    Ok(socket) => refuse(&socket, &no_room(errno)),
+                    Ok(socket) => refuse(&socket, &out_of_resources(errno)),
                     // The client stays in the queue, and epoll would return at once again and again.
                     Err(_) => std::thread::sleep(FULL_PAUSE),
                 }
@@ -420,9 +420,9 @@ impl Clients {
     }
 
     /// Ends the client's session: it runs no more chains.
-    fn end(&mut self, id: u64, said_so: bool, react: &mut impl FnMut(Event) -> Reaction) {
+    fn end(&mut self, id: u64, is_clean: bool, react: &mut impl FnMut(Event) -> Reaction) {
         if let Some(session) = self.clients.get_mut(&id).and_then(|client| client.session.take()) {
-            react(Event::Ended { session: session.id, said_so });
+            react(Event::Ended { session: session.id, is_clean });
         }
     }
 
@@ -458,7 +458,7 @@ impl Clients {
                     NotAdmitted::Gone => {}
                     NotAdmitted::Refused(reason) => refuse(socket, &reason),
                     NotAdmitted::Full(errno) => {
-                        refuse(socket, &no_room(errno));
+                        refuse(socket, &out_of_resources(errno));
                         self.note_full(errno);
                     }
                 }
@@ -587,7 +587,7 @@ impl From<rustix::io::Errno> for NotAdmitted {
     }
 }
 
-fn is_want_of_room(errno: rustix::io::Errno) -> bool {
+fn is_out_of_resources(errno: rustix::io::Errno) -> bool {
     use rustix::io::Errno;
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
 }
@@ -628,7 +628,7 @@ fn welcome(
     let greeting = serde_json::to_vec(&greeting).expect("plain data");
     if frame::send(socket.as_fd(), &greeting, &[], &[memory.fd(), rings_fd.as_fd()]).is_err() {
         // It never received the memory, so it runs no chains on it.
-        react(Event::Ended { session, said_so: true });
+        react(Event::Ended { session, is_clean: true });
         return Err(NotAdmitted::Gone);
     }
     Ok((session, rings))
@@ -681,6 +681,6 @@ fn cut(mut reason: String) -> String {
     reason
 }
 
-fn no_room(errno: rustix::io::Errno) -> String {
+fn out_of_resources(errno: rustix::io::Errno) -> String {
     format!("the node has no room for one more client ({errno}): end another first, or raise its 'ulimit -n'")
 }

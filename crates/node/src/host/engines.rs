@@ -10,7 +10,7 @@
 //! token or right was revoked, no later turn of the engine acts on it.
 
 use super::{Shared, entropy, parse};
-use crate::access::{Access, Crowd, LOCKED_FOR, Seldom, Source, Token};
+use crate::access::{Access, SessionLimit, LOCKED_FOR, LogLimit, Source, Token};
 use crate::engine::{Guarded, Keys};
 use crate::served::{Served, no_store};
 use farside_fabrics::memory::Mapping;
@@ -109,8 +109,8 @@ impl Mail {
     }
 
     fn ring(&self) {
-        // SeqCst: pairs with the store in `Desk::sleep`, so either the engine sees the news, or this thread sees it
-        // asleep.
+        // SeqCst: pairs with the store in `EngineLoop::sleep`, so either the engine sees the news, or this thread sees
+        // the engine asleep.
         if self.asleep.load(Ordering::SeqCst) {
             frame::ring(&self.bell);
         }
@@ -122,7 +122,7 @@ pub(super) enum Letter {
     /// A session's request to the node.
     Asked { engine: usize, at: RequestRef, ask: Ask },
     /// A session that runs no more chains.
-    Ended { number: u32, said_so: bool },
+    Ended { number: u32, is_clean: bool },
 }
 
 /// A running engine.
@@ -144,7 +144,7 @@ impl Engine {
         let thread =
             std::thread::Builder::new().name(format!("farside-engine-{index}")).spawn(move || {
                 let runner = Runner::new(Arc::clone(&shared.memory), session);
-                let staff = Staff {
+                let handler = Handler {
                     shared,
                     index,
                     mail: theirs,
@@ -154,13 +154,13 @@ impl Engine {
                     served: BTreeMap::new(),
                     expected: VecDeque::new(),
                     source: None,
-                    crowd: Crowd::new(SESSIONS_PER_SOURCE),
+                    session_limit: SessionLimit::new(SESSIONS_PER_SOURCE),
                     refusals: Refusals::default(),
                     has_guessers: false,
-                    told_of_keys: Seldom::default(),
-                    told_of_locks: Seldom::default(),
+                    keys_log: LogLimit::default(),
+                    locks_log: LogLimit::default(),
                 };
-                Desk::new(port, staff).run();
+                EngineLoop::new(port, handler).run();
             })?;
         Ok(Engine { mail, thread: Some(thread) })
     }
@@ -177,18 +177,18 @@ impl Drop for Engine {
 }
 
 /// An engine: its port, its sessions, and their handler.
-struct Desk<P: Port> {
+struct EngineLoop<P: Port> {
     port: P,
-    server: Server<P::Address, Staff>,
-    staff: Staff,
+    server: Server<P::Address, Handler>,
+    handler: Handler,
     /// Number of executed requests when it last slept.
     executed: u64,
     out: Vec<u8>,
     expires_at: Duration,
 }
 
-impl<P: Port> Desk<P> {
-    fn new(port: P, staff: Staff) -> Desk<P> {
+impl<P: Port> EngineLoop<P> {
+    fn new(port: P, handler: Handler) -> EngineLoop<P> {
         let config = Config {
             node: entropy()[0],
             datagram: port.datagram_max(),
@@ -199,11 +199,11 @@ impl<P: Port> Desk<P> {
             ..Config::default()
         };
         let server = Server::new(config);
-        Desk { port, server, staff, executed: 0, out: Vec::new(), expires_at: timer::a_moment_ago() + EXPIRY }
+        EngineLoop { port, server, handler, executed: 0, out: Vec::new(), expires_at: timer::a_moment_ago() + EXPIRY }
     }
 
     fn run(mut self) {
-        while !self.staff.mail.stop.load(Ordering::Relaxed) {
+        while !self.handler.mail.stop.load(Ordering::Relaxed) {
             match self.turn() {
                 Ok(true) => {}
                 Ok(false) => self.idle(),
@@ -218,24 +218,24 @@ impl<P: Port> Desk<P> {
     /// Receives requests, runs them and responds. Returns false if there were none.
     #[inline]
     fn turn(&mut self) -> Result<bool, String> {
-        let Desk { port, server, staff, .. } = self;
+        let EngineLoop { port, server, handler, .. } = self;
         // Read the clock only if something has arrived: polling the rings is cheaper than reading the clock.
         let mut time = None;
         let received = port.receive(|from, arrival| match arrival {
             Arrival::Datagram(bytes) => {
                 let now = *time.get_or_insert_with(timer::a_moment_ago);
-                staff.source = P::source(from).map(Source::from);
-                let _refused_is_counted = server.receive(now, from, bytes, staff);
+                handler.source = P::source(from).map(Source::from);
+                let _refused_is_counted = server.receive(now, from, bytes, handler);
             }
-            Arrival::HungUp => server.hang_up(from, staff),
+            Arrival::HungUp => server.hang_up(from, handler),
             Arrival::Outsider(nonce, why) => {
-                staff.source = P::source(from).map(Source::from);
-                server.refuse(from, nonce, &staff.turn_away(why));
+                handler.source = P::source(from).map(Source::from);
+                server.refuse(from, nonce, &handler.turn_away(why));
             }
         });
         let mut is_busy = received.map_err(|broken| broken.0)?;
-        if std::mem::take(&mut staff.has_guessers) {
-            server.end_where(staff, |client| client.wrong_keys >= WRONG_KEYS_MAX);
+        if std::mem::take(&mut handler.has_guessers) {
+            server.end_where(handler, |client| client.wrong_keys >= WRONG_KEYS_MAX);
         }
         is_busy |= self.read_mail();
         if is_busy {
@@ -251,7 +251,7 @@ impl<P: Port> Desk<P> {
             self.port.send(to, &self.out);
         }
         self.port.flush();
-        self.staff.end_turn();
+        self.handler.end_turn();
     }
 
     /// Ends silent sessions, if the check is due. `time` is the current time, if known.
@@ -261,7 +261,7 @@ impl<P: Port> Desk<P> {
             return;
         }
         self.expires_at = now + EXPIRY;
-        self.server.expire(now, &mut self.staff);
+        self.server.expire(now, &mut self.handler);
         self.show_counters();
         self.answer();
         // Last, so that the ended sessions have been notified, and told which requests ran.
@@ -269,15 +269,15 @@ impl<P: Port> Desk<P> {
     }
 
     fn read_mail(&mut self) -> bool {
-        let mail = &self.staff.mail;
+        let mail = &self.handler.mail;
         let mut is_asked = false;
         if mail.has_access.load(Ordering::Relaxed) {
             mail.has_access.store(false, Ordering::SeqCst);
-            let access = self.staff.shared.access();
-            self.server.end_where(&mut self.staff, |client| !client.renew(&access));
+            let access = self.handler.shared.access();
+            self.server.end_where(&mut self.handler, |client| !client.renew(&access));
             is_asked = true;
         }
-        let mail = &self.staff.mail;
+        let mail = &self.handler.mail;
         // Load first: an exchange would take the cache line from the writer.
         if !mail.has_answers.load(Ordering::Relaxed) || !mail.has_answers.swap(false, Ordering::SeqCst) {
             return is_asked;
@@ -310,7 +310,7 @@ impl<P: Port> Desk<P> {
     }
 
     fn sleep(&mut self) {
-        let mail = &self.staff.mail;
+        let mail = &self.handler.mail;
         mail.asleep.store(true, Ordering::SeqCst);
         let has_mail = mail.has_answers.load(Ordering::SeqCst)
             || mail.has_access.load(Ordering::SeqCst)
@@ -340,10 +340,10 @@ impl<P: Port> Desk<P> {
             bad_secrets: session.bad_secrets,
             forged: dropped.forged,
             replayed: dropped.replayed,
-            chains: self.staff.runner.counters().refused,
-            ..self.staff.refusals
+            chains: self.handler.runner.counters().refused,
+            ..self.handler.refusals
         };
-        let mut counted = self.staff.mail.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.handler.mail.counted.lock().unwrap_or_else(PoisonError::into_inner);
         *counted = Counted { sessions: self.server.sessions() as u64, session, refusals };
     }
 }
@@ -360,7 +360,7 @@ const SEALED: &str = "its packets are not sealed, for it has no --tokens, or --i
 const TOO_MANY_KEYS: &str = "the session used too many invalid keys, and is closed";
 
 /// The handler of an engine's sessions.
-struct Staff {
+struct Handler {
     shared: Arc<Shared>,
     index: usize,
     mail: Arc<Mail>,
@@ -374,12 +374,12 @@ struct Staff {
     expected: VecDeque<usize>,
     /// Source of the message being received.
     source: Option<Source>,
-    crowd: Crowd,
+    session_limit: SessionLimit,
     refusals: Refusals,
     /// A session has used too many wrong keys, and must end.
     has_guessers: bool,
-    told_of_keys: Seldom,
-    told_of_locks: Seldom,
+    keys_log: LogLimit,
+    locks_log: LogLimit,
 }
 
 /// An engine's state of a session.
@@ -430,7 +430,7 @@ impl Client {
 
 const _: () = assert!(CALL_BYTES_MAX < BODY_BYTES_MAX);
 
-impl Host for Staff {
+impl Host for Handler {
     type Session = Client;
 
     fn secret(&mut self) -> u64 {
@@ -440,7 +440,7 @@ impl Host for Staff {
     fn open(&mut self, hello: &Hello<'_>) -> Result<Client, String> {
         let token = self.admit(hello.token)?;
         let source = self.source;
-        if source.is_some_and(|source| !self.crowd.enter(source)) {
+        if source.is_some_and(|source| !self.session_limit.enter(source)) {
             return Err(format!(
                 "{SESSIONS_PER_SOURCE} sessions are open from your address, the maximum of one engine: end one, or run \
                  the node with more --engines"
@@ -497,14 +497,14 @@ impl Host for Staff {
 
     fn close(&mut self, client: Client, end: End) {
         if let Some(source) = client.source {
-            self.crowd.leave(source);
+            self.session_limit.leave(source);
         }
-        let said_so = end == End::Said && !client.was_limited;
-        self.shared.post(Letter::Ended { number: client.number, said_so });
+        let is_clean = end == End::Said && !client.was_limited;
+        self.shared.post(Letter::Ended { number: client.number, is_clean });
     }
 }
 
-impl Staff {
+impl Handler {
     fn end_turn(&mut self) {
         self.expected.clear(); // Chains that were expected and did not run.
         self.runner.end_turn();
@@ -573,10 +573,10 @@ impl Staff {
         let now = self.shared.began.elapsed();
         if let Some(source) = source
             && self.shared.guesses().guessed(source, now)
-            && let Some(untold) = self.told_of_locks.may(now)
+            && let Some(suffix) = self.locks_log.may(now)
         {
             tracing::warn!(
-                "too many wrong tokens or keys came from {source}, and its greetings are rejected for {} s{untold}",
+                "too many wrong tokens or keys came from {source}, and its greetings are rejected for {} s{suffix}",
                 LOCKED_FOR.as_secs()
             );
         }
@@ -595,10 +595,10 @@ impl Staff {
         }
         self.has_guessers = true;
         let now = self.shared.began.elapsed();
-        if let Some(untold) = self.told_of_keys.may(now) {
+        if let Some(suffix) = self.keys_log.may(now) {
             tracing::warn!(
                 "a session of the token '{}'{} has used {WRONG_KEYS_MAX} keys that it was never given, and is \
-                 closed{untold}",
+                 closed{suffix}",
                 client.token.name,
                 client.source.map_or_else(String::new, |source| format!(" from {source}"))
             );

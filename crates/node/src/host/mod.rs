@@ -200,7 +200,7 @@ impl Host {
             ..NodeInfo::default()
         };
         let node = if options.take_over {
-            predecessors::see_off(&memory, options.evict)?;
+            predecessors::ensure_no_old_clients(&memory, options.evict)?;
             let Ok(restored) = Node::restore(&*memory, kinds, info);
             restored.map_err(BindError::TakeOver)?
         } else {
@@ -420,7 +420,7 @@ impl Shared {
                     let ticket = state.node.ask(ask, entropy());
                     state.remote.insert(ticket, (engine, at));
                 }
-                Letter::Ended { number, said_so } => state.node.end_remote(number, said_so),
+                Letter::Ended { number, is_clean } => state.node.end_remote(number, is_clean),
             }
         }
     }
@@ -492,8 +492,8 @@ impl Shared {
                     Err(refusal) => Reaction::Refuse(refusal),
                 }
             }
-            Event::Ended { session, said_so } => {
-                self.state().node.end_session(session, said_so);
+            Event::Ended { session, is_clean } => {
+                self.state().node.end_session(session, is_clean);
                 Reaction::Nothing
             }
             Event::Left { tickets } => {

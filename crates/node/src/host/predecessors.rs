@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 const END_WAIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Makes sure that no old client is alive. With `evict` it kills those that are.
-pub(super) fn see_off(memory: &Mapping, evict: bool) -> Result<(), BindError> {
+pub(super) fn ensure_no_old_clients(memory: &Mapping, evict: bool) -> Result<(), BindError> {
     let mut alive = alive(memory);
     // This process's own sessions are excluded: `is_mapped` tells whether it still uses the memory, and it must not
     // kill itself.
@@ -37,7 +37,7 @@ pub(super) fn see_off(memory: &Mapping, evict: bool) -> Result<(), BindError> {
         kill(pid).map_err(|errno| BindError::System("kill an old client", errno.into()))?;
     }
     // A process that did not exit is still reported.
-    see_off(memory, false)
+    ensure_no_old_clients(memory, false)
 }
 
 fn kill(pid: u32) -> rustix::io::Result<()> {
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(alive(&memory), [own], "it may be this one");
         note(3, own, began);
         assert_eq!(alive(&memory), [own]);
-        see_off(&memory, true).expect("no client of this process has it mapped");
+        ensure_no_old_clients(&memory, true).expect("no client of this process has it mapped");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 
 /// An access and its result.
 #[derive(Clone, Debug, PartialEq)]
-enum Asked {
+enum Access {
     Read(u64, Vec<u8>),
     Write(u64, Vec<u8>),
     Load(u64, u128),
@@ -28,7 +28,7 @@ struct Wait;
 
 struct Replayed {
     mapping: Mapping,
-    asked: RefCell<Vec<Asked>>,
+    recorded: RefCell<Vec<Access>>,
     /// Number of accesses that this attempt has repeated.
     again: Cell<usize>,
     /// Completes accesses at once, and records nothing.
@@ -37,16 +37,16 @@ struct Replayed {
 
 impl Replayed {
     /// Returns the recorded result, which must be of this access; otherwise performs the access, and waits.
-    fn ask(&self, matches: impl Fn(&Asked) -> bool, perform: impl FnOnce() -> Asked) -> Result<Asked, Wait> {
+    fn ask(&self, matches: impl Fn(&Access) -> bool, perform: impl FnOnce() -> Access) -> Result<Access, Wait> {
         if self.at_once.get() {
             return Ok(perform());
         }
         let place = self.again.replace(self.again.get() + 1);
-        if let Some(asked) = self.asked.borrow().get(place) {
-            assert!(matches(asked), "access {place} was {asked:?} before, and is another now");
-            return Ok(asked.clone());
+        if let Some(recorded) = self.recorded.borrow().get(place) {
+            assert!(matches(recorded), "access {place} was {recorded:?} before, and is another now");
+            return Ok(recorded.clone());
         }
-        self.asked.borrow_mut().push(perform());
+        self.recorded.borrow_mut().push(perform());
         Err(Wait)
     }
 
@@ -55,7 +55,7 @@ impl Replayed {
         loop {
             self.again.set(0);
             if let Ok(progress) = node.step(self) {
-                let accesses = self.asked.take().len();
+                let accesses = self.recorded.take().len();
                 assert_eq!(self.again.get(), accesses, "an attempt made fewer accesses than before");
                 return (progress, accesses);
             }
@@ -84,19 +84,19 @@ impl Memory for Replayed {
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Wait> {
         let matches =
-            |asked: &Asked| matches!(asked, Asked::Read(of, bytes) if *of == at && bytes.len() == out.len());
-        let asked = self.ask(matches, || {
+            |recorded: &Access| matches!(recorded, Access::Read(of, bytes) if *of == at && bytes.len() == out.len());
+        let recorded = self.ask(matches, || {
             let mut bytes = vec![0; out.len()];
             let Ok(()) = self.mapping.read(at, &mut bytes);
-            Asked::Read(at, bytes)
+            Access::Read(at, bytes)
         })?;
-        let Asked::Read(_, bytes) = asked else { unreachable!("it matches") };
+        let Access::Read(_, bytes) = recorded else { unreachable!("it matches") };
         out.copy_from_slice(&bytes);
         Ok(())
     }
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Wait> {
-        let question = Asked::Write(at, bytes.to_vec());
-        let matches = |asked: &Asked| *asked == question;
+        let question = Access::Write(at, bytes.to_vec());
+        let matches = |recorded: &Access| *recorded == question;
         self.ask(matches, || {
             let Ok(()) = self.mapping.write(at, bytes);
             question.clone()
@@ -104,32 +104,32 @@ impl Memory for Replayed {
         Ok(())
     }
     fn load(&self, at: u64, width: Width) -> Result<u128, Wait> {
-        let matches = |asked: &Asked| matches!(asked, Asked::Load(of, _) if *of == at);
-        let asked = self.ask(matches, || {
+        let matches = |recorded: &Access| matches!(recorded, Access::Load(of, _) if *of == at);
+        let recorded = self.ask(matches, || {
             let Ok(word) = self.mapping.load(at, width);
-            Asked::Load(at, word)
+            Access::Load(at, word)
         })?;
-        let Asked::Load(_, word) = asked else { unreachable!("it matches") };
+        let Access::Load(_, word) = recorded else { unreachable!("it matches") };
         Ok(word)
     }
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Wait> {
         let matches =
-            |asked: &Asked| matches!(asked, Asked::Exchange(a, b, c, _) if (*a, *b, *c) == (at, old, new));
-        let asked = self.ask(matches, || {
+            |recorded: &Access| matches!(recorded, Access::Exchange(a, b, c, _) if (*a, *b, *c) == (at, old, new));
+        let recorded = self.ask(matches, || {
             let Ok(answer) = self.mapping.exchange(at, width, old, new);
-            Asked::Exchange(at, old, new, answer)
+            Access::Exchange(at, old, new, answer)
         })?;
-        let Asked::Exchange(.., answer) = asked else { unreachable!("it matches") };
+        let Access::Exchange(.., answer) = recorded else { unreachable!("it matches") };
         Ok(answer)
     }
 }
 
 impl NodeMemory for Replayed {
     fn discard(&self, index: u32) -> Result<(), Wait> {
-        let matches = |asked: &Asked| *asked == Asked::Discard(index);
+        let matches = |recorded: &Access| *recorded == Access::Discard(index);
         self.ask(matches, || {
             let Ok(()) = NodeMemory::discard(&self.mapping, index);
-            Asked::Discard(index)
+            Access::Discard(index)
         })?;
         Ok(())
     }
@@ -183,7 +183,7 @@ impl Home {
 fn every_step_asks_the_same_when_it_is_begun_anew() {
     let memory = Replayed {
         mapping: Mapping::create(24 << 20, Pages::Small).expect("memory"),
-        asked: RefCell::default(),
+        recorded: RefCell::default(),
         again: Cell::new(0),
         at_once: Cell::new(false),
     };

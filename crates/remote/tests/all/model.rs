@@ -1,7 +1,7 @@
 //! Every op in every shape matches the model: statuses, outputs, and all of memory afterwards.
 
-use crate::support::cases::{Shape, Trial, enumerate};
-use crate::support::model::{Ask, Right, Verb};
+use crate::support::cases::{Shape, Comparison, enumerate};
+use crate::support::model::{OpSpec, Right, Verb};
 use farside_remote::Status;
 use farside_remote::draws::Draws;
 use proptest::prelude::any;
@@ -10,25 +10,25 @@ use std::cell::RefCell;
 
 #[test]
 fn every_op_in_every_shape_matches_the_model() {
-    let mut trial = Trial::new();
+    let mut comparison = Comparison::new();
     let shapes = Shape::all();
-    let outcomes = enumerate(&mut trial, &shapes, 160, 800);
+    let outcomes = enumerate(&mut comparison, &shapes, 160, 800);
     println!(
         "{} shapes, {} chains, {} ops compared, each run as built, as decoded, and by the model",
         shapes.len(),
-        trial.tally.chains,
-        trial.tally.ops
+        comparison.tally.chains,
+        comparison.tally.ops
     );
     for verb in Verb::ALL {
         let seen: Vec<(Status, u64)> =
-            Status::ALL.map(|status| (status, trial.tally.saw(verb, status))).into();
+            Status::ALL.map(|status| (status, comparison.tally.saw(verb, status))).into();
         println!("{verb:?}: {seen:?}");
         for (status, times) in seen {
             assert_eq!(times > 0, reachable(verb, status), "{verb:?} ended with {status:?} {times} times");
         }
     }
-    println!("retired: {:?}", trial.tally.retired);
-    assert_eq!(trial.tally.retired.len(), 3, "buffers were retired for each of three reasons");
+    println!("retired: {:?}", comparison.tally.retired);
+    assert_eq!(comparison.tally.retired.len(), 3, "buffers were retired for each of three reasons");
     for (shape, seen) in shapes.iter().zip(&outcomes) {
         assert!(seen.contains(&Status::Ok), "never successful: {shape:?}");
         assert!(!shape.conditional || seen.contains(&Status::Skipped), "never skipped: {shape:?}");
@@ -40,30 +40,30 @@ fn every_op_in_every_shape_matches_the_model() {
 #[test]
 fn every_op_matches_the_model_under_every_set_of_rights() {
     const TIMES: u64 = 6;
-    let mut trial = Trial::new();
+    let mut comparison = Comparison::new();
     let (shapes, sets) = (Shape::all(), Right::sets());
     for (index, &shape) in shapes.iter().enumerate() {
         for (number, rights) in sets.iter().enumerate() {
             let mut refused = false;
             for draw in 0..TIMES {
                 let mut random = Draws((index as u64) << 32 | (number as u64) << 16 | draw);
-                trial.reset();
-                trial.limit_rights(rights);
-                let mut asks = Vec::new();
-                trial.draw(&mut random, shape, &mut asks);
-                asks.push(Ask { at: 1 << 63, len: 32, ..Ask::default() });
-                let key = trial.draw_key(&mut random);
-                let statuses = trial.run(key, &asks);
+                comparison.reset();
+                comparison.limit_rights(rights);
+                let mut specs = Vec::new();
+                comparison.draw(&mut random, shape, &mut specs);
+                specs.push(OpSpec { at: 1 << 63, len: 32, ..OpSpec::default() });
+                let key = comparison.draw_key(&mut random);
+                let statuses = comparison.run(key, &specs);
                 // The op itself, or one that prepares it.
                 refused |= statuses.contains(&Status::Access);
             }
             assert!(refused || !rights.is_empty(), "{shape:?} without any right");
         }
     }
-    trial.compare_everything("at the end");
-    println!("{} shapes under {} sets of rights, {} chains", shapes.len(), sets.len(), trial.tally.chains);
+    comparison.compare_everything("at the end");
+    println!("{} shapes under {} sets of rights, {} chains", shapes.len(), sets.len(), comparison.tally.chains);
     for verb in Verb::ALL {
-        let (ok, refused) = (trial.tally.saw(verb, Status::Ok), trial.tally.saw(verb, Status::Access));
+        let (ok, refused) = (comparison.tally.saw(verb, Status::Ok), comparison.tally.saw(verb, Status::Access));
         println!("{verb:?}: {ok} OK, {refused} refused for access");
         assert!(ok > 0 && refused > 0);
     }
@@ -84,28 +84,28 @@ fn reachable(verb: Verb, status: Status) -> bool {
 fn random_chains_match_the_model() {
     let config = Config { cases: 20_000, failure_persistence: None, ..Config::default() };
     let shapes = Shape::all();
-    let trial = RefCell::new(Trial::new());
+    let comparison = RefCell::new(Comparison::new());
     let chains = (proptest::collection::vec(any::<u64>(), 1..=8), any::<u64>());
     let done = TestRunner::new(config).run(&chains, |(seeds, key_seed)| {
-        let mut trial = trial.borrow_mut();
-        trial.reset();
-        let mut asks = Vec::new();
+        let mut comparison = comparison.borrow_mut();
+        comparison.reset();
+        let mut specs = Vec::new();
         for &seed in &seeds {
             let mut random = Draws(seed);
             // Draw the verb first, then a shape of it, since most shapes are of CAS.
             let verb = random.pick(&Verb::ALL);
             let of_verb: Vec<&Shape> = shapes.iter().filter(|shape| shape.verb == verb).collect();
             let shape = *random.pick(&of_verb);
-            trial.draw(&mut random, shape, &mut asks);
+            comparison.draw(&mut random, shape, &mut specs);
         }
-        let key = trial.draw_key(&mut Draws(key_seed));
-        trial.run(key, &asks);
+        let key = comparison.draw_key(&mut Draws(key_seed));
+        comparison.run(key, &specs);
         Ok(())
     });
     if let Err(failure) = done {
         panic!("{failure}");
     }
-    let tally = &trial.borrow().tally;
+    let tally = &comparison.borrow().tally;
     println!("{} random chains, {} ops compared", tally.chains, tally.ops);
     assert!(tally.chains >= 20_000);
 }

@@ -1,6 +1,6 @@
 //! The mutants of this crate: one of the checks must kill each.
 
-use crate::support::cases::{Shape, Trial, enumerate};
+use crate::support::cases::{Shape, Comparison, enumerate};
 use crate::support::lists::{Fate, SCENARIOS};
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants::{self, RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED, SHARED_SCRATCH};
@@ -15,7 +15,7 @@ const CHECKS: [(&str, fn()); 4] = [
 ];
 
 fn model() {
-    enumerate(&mut Trial::new(), &Shape::all(), 4, 50);
+    enumerate(&mut Comparison::new(), &Shape::all(), 4, 50);
 }
 
 fn lists() {

@@ -95,9 +95,9 @@ fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>) {
 }
 
 /// Adds ops on one address to a chain.
-type Ask = fn(&mut Chain<'_>, Addr);
+type AddOps = fn(&mut Chain<'_>, Addr);
 /// Adds ops on two addresses to a chain.
-type AskWith = fn(&mut Chain<'_>, Addr, Addr);
+type AddOpsWith = fn(&mut Chain<'_>, Addr, Addr);
 
 const WORD: &[u8; 8] = &[7; 8];
 const LIST: ListId = ListId(CLASS as u32);
@@ -113,7 +113,7 @@ fn a_key_covers_only_its_regions_data_and_the_chains_scratch() {
         let before = node.memory.all();
         assert_eq!(node.one(read(at, 8)), expected(opened), "READ of {what}");
         assert_eq!(node.memory.all(), before);
-        let changes: [(&str, Ask); 3] = [
+        let changes: [(&str, AddOps); 3] = [
             ("WRITE", |chain, at| add(chain, write(at, WORD))),
             ("CAS", |chain, at| add(chain, cas(Mode::Ge, at, &[0u8; 8], &[0u8; 8]))),
             ("FETCH-ADD", |chain, at| add(chain, fetch_add(at, &U64::ZERO))),
@@ -126,7 +126,7 @@ fn a_key_covers_only_its_regions_data_and_the_chains_scratch() {
 }
 
 /// An op on prepared memory, and the rights that it requires.
-type Row = (&'static str, Ask, Rights);
+type Row = (&'static str, AddOps, Rights);
 
 #[test]
 fn an_op_requires_exactly_the_rights_to_what_it_touches() {
@@ -284,7 +284,7 @@ fn an_indirect_access_needs_rights_to_pointer_and_pointee() {
             pointer[8..12].copy_from_slice(&8u32.to_le_bytes());
             // The node's records are left unchanged: their contents must not be followed anyway.
             let plant = !in_scratch && (pointer_opened || where_.contains("other's"));
-            let ops: [(&str, Ask); 4] = [
+            let ops: [(&str, AddOps); 4] = [
                 ("READ", |chain, at| add(chain, read(at, 8).indirect())),
                 ("bounded READ", |chain, at| add(chain, read(at, 8).indirect().bounded())),
                 ("WRITE", |chain, at| add(chain, write(at, WORD).indirect())),
@@ -329,7 +329,7 @@ fn the_source_and_the_redirect_of_an_op_need_rights_too() {
     for (what, second, second_opened) in node.places() {
         for (whose, first, first_opened) in node.places() {
             let before = node.memory.all();
-            let ops: [(&str, AskWith); 5] = [
+            let ops: [(&str, AddOpsWith); 5] = [
                 ("data-indirect WRITE", |chain, at, source| add(chain, write_from(at, source, 8))),
                 ("data-indirect CAS", |chain, at, source| add(chain, cas_from(at, &[0xeeu8; 8], source))),
                 ("redirected READ", |chain, at, to| add(chain, read(at, 8).redirect(to))),
@@ -383,7 +383,7 @@ fn any_other_key_is_refused() {
     ];
     let refused = |what: &str, key: Key| {
         let before = node.memory.all();
-        let ops: [Ask; 6] = [
+        let ops: [AddOps; 6] = [
             |chain, at| add(chain, read(at, 8)),
             |chain, at| add(chain, write(at, WORD)),
             |chain, at| add(chain, read(at, 8).indirect()),
@@ -587,8 +587,8 @@ fn wide_words_need_wide_memory_and_a_wrong_key_cannot_tell() {
 fn the_status_of_an_op_decides_whether_the_next_runs() {
     let node = Node::new();
     let table = Addr::new(node.segment(0));
-    let fail: Ask = |chain, at| add(chain, cas(Mode::Ne, at, &[0u8; 8], &[0u8; 8]));
-    let rows: [(Status, usize, Ask, [Status; 2]); 8] = [
+    let fail: AddOps = |chain, at| add(chain, cas(Mode::Ne, at, &[0u8; 8], &[0u8; 8]));
+    let rows: [(Status, usize, AddOps, [Status; 2]); 8] = [
         (Status::Ok, 0, |chain, at| add(chain, read(at, 1)), [Status::Ok, Status::Ok]),
         (Status::CasFailed, 0, fail, [Status::Ok, Status::Skipped]),
         (

@@ -1,7 +1,7 @@
 //! Draws ops of every shape over a small prepared node, and runs them three ways: as built, as decoded from bytes, and
 //! by the model. All three must agree on every status, every output, and every byte of memory afterwards.
 
-use super::model::{Ask, Model, Right, SEGMENT, Verb, Why, class_size};
+use super::model::{OpSpec, Model, Right, SEGMENT, Verb, Why, class_size};
 use super::{Bytes, PAGE, assign, free_list, give, grant, open, secret, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
@@ -39,7 +39,7 @@ const UNLISTED: u32 = 8;
 /// Classes of buffers that the tests use: the first, the last, and one without a segment.
 const SMALL: u64 = 0;
 const LARGE: u64 = 40;
-const UNFED: u64 = 17;
+const NO_SEGMENT: u64 = 17;
 
 /// Counts of the chains and ops that ran.
 #[derive(Default)]
@@ -57,7 +57,7 @@ impl Tally {
 }
 
 /// Three copies of one node: one runs chains as built, one as decoded, one is the model.
-pub(crate) struct Trial {
+pub(crate) struct Comparison {
     built: Bytes,
     decoded: Bytes,
     pub(crate) model: Model,
@@ -72,7 +72,7 @@ fn at(segment: u32) -> u64 {
     first + u64::from(segment) * SEGMENT
 }
 
-fn furnish(memory: &Bytes, contents: &[u8]) {
+fn prepare(memory: &Bytes, contents: &[u8]) {
     memory.poke(at(0), contents);
     [MINE, OTHER].into_iter().for_each(|region| open(memory, region));
     for (segment, region) in [(TABLE, MINE), (TABLE + 1, MINE), (TABLE_OTHER, OTHER), (TABLE_LONE, MINE)] {
@@ -95,12 +95,12 @@ fn furnish(memory: &Bytes, contents: &[u8]) {
     take(memory, OTHER, class, Supply::Quota, OWNER);
 }
 
-impl Trial {
-    pub(crate) fn new() -> Trial {
+impl Comparison {
+    pub(crate) fn new() -> Comparison {
         let contents = Draws(1).bytes(10 * SEGMENT as usize);
         let (built, decoded) = (Bytes::new(SIZE), Bytes::new(SIZE));
-        furnish(&built, &contents);
-        furnish(&decoded, &contents);
+        prepare(&built, &contents);
+        prepare(&decoded, &contents);
         let mut pristine = Model { bytes: built.all(), ..Model::default() };
         let book = &mut pristine.book;
         book.secrets = [(MINE, secret(MINE)), (OTHER, secret(OTHER)), (REVOKED, 0)].into();
@@ -122,7 +122,7 @@ impl Trial {
         for memory in [&built, &decoded] {
             memory.take_touched();
         }
-        let mut trial = Trial {
+        let mut comparison = Comparison {
             built,
             decoded,
             model: pristine.clone(),
@@ -131,8 +131,8 @@ impl Trial {
             reply: Reply::new(),
             chain: ChainBuf::new(),
         };
-        trial.compare_everything("as prepared");
-        trial
+        comparison.compare_everything("as prepared");
+        comparison
     }
 
     /// Restores the state before the last chain.
@@ -169,7 +169,7 @@ impl Trial {
     }
 
     /// Makes the regions support no words of 24 and 32 bytes, until the next reset.
-    pub(crate) fn narrow(&mut self) {
+    pub(crate) fn disable_wide(&mut self) {
         self.model.book.wide = false;
         [&self.built, &self.decoded].into_iter().for_each(|memory| memory.set_wide(false));
     }
@@ -183,55 +183,55 @@ impl Trial {
     ///
     /// # Panics
     /// If they differ; prints the ops.
-    pub(crate) fn run(&mut self, (region, secret): (u32, u64), asks: &[Ask]) -> Vec<Status> {
+    pub(crate) fn run(&mut self, (region, secret): (u32, u64), specs: &[OpSpec]) -> Vec<Status> {
         let key = Key::new(region, secret);
         let retired_before = self.model.book.retired.len();
-        let expected = self.model.run((region, secret), asks);
-        let wire = encode(key, asks);
-        let (view, rest) = ChainView::decode(&wire).unwrap_or_else(|error| panic!("{error}: {asks:#x?}"));
+        let expected = self.model.run((region, secret), specs);
+        let wire = encode(key, specs);
+        let (view, rest) = ChainView::decode(&wire).unwrap_or_else(|error| panic!("{error}: {specs:#x?}"));
         assert!(rest.is_empty());
         let mut hinted = 0;
         hints(view, |_| hinted += 1);
-        assert!(hinted <= asks.len());
+        assert!(hinted <= specs.len());
         let retired = self.model.book.retired.len() - retired_before;
         for (_, why) in &self.model.book.retired[retired_before..] {
             *self.tally.retired.entry(*why).or_default() += 1;
         }
         let Ok(()) = run(&self.decoded, BY, view, &mut self.reply);
-        assert_eq!(self.reply.retired() as usize, retired, "{asks:#x?}");
-        compare("decoded", asks, &expected, &self.reply);
+        assert_eq!(self.reply.retired() as usize, retired, "{specs:#x?}");
+        compare("decoded", specs, &expected, &self.reply);
         let mut carried = Reply::new();
-        carried.decode(asks.len(), self.reply.as_bytes()).expect("a reply decodes");
-        compare("decoded, with a decoded reply", asks, &expected, &carried);
+        carried.decode(specs.len(), self.reply.as_bytes()).expect("a reply decodes");
+        compare("decoded, with a decoded reply", specs, &expected, &carried);
 
         let mut chain = self.chain.begin(key);
-        if asks.iter().all(|ask| build(ask, &mut chain)) {
+        if specs.iter().all(|spec| build(spec, &mut chain)) {
             let mut bytes = Vec::new();
             chain.write_to(&mut bytes);
-            assert!(bytes == wire, "the builder's bytes differ from the described layout: {asks:#x?}");
+            assert!(bytes == wire, "the builder's bytes differ from the described layout: {specs:#x?}");
             let Ok(()) = run(&self.built, BY, chain.view(), &mut self.reply);
         } else {
             let Ok(()) = run(&self.built, BY, view, &mut self.reply);
         }
-        compare("as built", asks, &expected, &self.reply);
+        compare("as built", specs, &expected, &self.reply);
         for memory in [&self.built, &self.decoded] {
-            self.compare_touched(memory, asks);
+            self.compare_touched(memory, specs);
         }
         self.tally.chains += 1;
-        for (ask, (status, _)) in asks.iter().zip(&expected) {
+        for (spec, (status, _)) in specs.iter().zip(&expected) {
             self.tally.ops += 1;
-            *self.tally.seen.entry((ask.verb, *status as u8)).or_default() += 1;
+            *self.tally.seen.entry((spec.verb, *status as u8)).or_default() += 1;
         }
         expected.into_iter().map(|(status, _)| status).collect()
     }
 
     /// Compares all pages written since the last reset; no other page can differ.
-    fn compare_touched(&self, memory: &Bytes, asks: &[Ask]) {
+    fn compare_touched(&self, memory: &Bytes, specs: &[OpSpec]) {
         let touched = memory.take_touched();
         for &page in touched.union(&self.model.touched) {
-            self.compare_page(memory, page, &|| format!("after {asks:#x?}"));
+            self.compare_page(memory, page, &|| format!("after {specs:#x?}"));
         }
-        self.compare_books(memory, &|| format!("after {asks:#x?}"));
+        self.compare_books(memory, &|| format!("after {specs:#x?}"));
         // Touch them again, so that a reset restores them.
         for page in touched {
             let byte = memory.peek(page * PAGE, 1);
@@ -322,61 +322,61 @@ fn retired_head(memory: &Bytes) -> u64 {
     u64::from_le_bytes(word.try_into().expect("eight bytes")) & ((1 << 48) - 1)
 }
 
-fn compare(how: &str, asks: &[Ask], expected: &[(Status, Vec<u8>)], reply: &Reply) {
+fn compare(how: &str, specs: &[OpSpec], expected: &[(Status, Vec<u8>)], reply: &Reply) {
     let statuses: Vec<Status> = expected.iter().map(|(status, _)| *status).collect();
-    assert_eq!(reply.statuses().collect::<Vec<_>>(), statuses, "{how}: {asks:#x?}");
+    assert_eq!(reply.statuses().collect::<Vec<_>>(), statuses, "{how}: {specs:#x?}");
     for (index, (_, output)) in expected.iter().enumerate() {
-        assert!(reply.output(index) == output, "{how}: output {index} of {asks:#x?}");
+        assert!(reply.output(index) == output, "{how}: output {index} of {specs:#x?}");
     }
 }
 
 /// Encodes the wire form from the layout's description, without the crate's builder.
-pub(crate) fn encode(key: Key, asks: &[Ask]) -> Vec<u8> {
+pub(crate) fn encode(key: Key, specs: &[OpSpec]) -> Vec<u8> {
     let mut ops = Vec::new();
-    for ask in asks {
-        let cas = ask.verb == Verb::Cas;
+    for spec in specs {
+        let cas = spec.verb == Verb::Cas;
         let flags = [
-            ask.indirect,
-            ask.source.is_some(),
-            ask.bounded,
-            ask.conditional,
-            ask.redirect.is_some(),
-            cas && ask.compare.is_some(),
-            cas && ask.masks.is_some(),
-            cas && ask.reclaims.is_some(),
+            spec.indirect,
+            spec.source.is_some(),
+            spec.bounded,
+            spec.conditional,
+            spec.redirect.is_some(),
+            cas && spec.compare.is_some(),
+            cas && spec.masks.is_some(),
+            cas && spec.reclaims.is_some(),
         ];
         let flags = flags.iter().enumerate().fold(0, |all, (bit, &set)| all | u8::from(set) << bit);
-        let mode = if cas { ask.mode } else { u8::from(ask.from_reserve) };
-        let width = match ask.verb {
-            Verb::Cas => ask.width as u8,
+        let mode = if cas { spec.mode } else { u8::from(spec.from_reserve) };
+        let width = match spec.verb {
+            Verb::Cas => spec.width as u8,
             Verb::FetchAdd => 8,
             _ => 0,
         };
-        let len = match ask.verb {
-            Verb::Cas => ask.reclaims.unwrap_or(0) as u32,
+        let len = match spec.verb {
+            Verb::Cas => spec.reclaims.unwrap_or(0) as u32,
             Verb::FetchAdd => 0,
-            _ => ask.len() as u32,
+            _ => spec.len() as u32,
         };
-        ops.extend([ask.verb as u8 + 1, flags, mode, width]);
+        ops.extend([spec.verb as u8 + 1, flags, mode, width]);
         ops.extend(len.to_le_bytes());
-        ops.extend(ask.at.to_le_bytes());
-        ops.extend(ask.redirect.into_iter().chain(ask.source).flat_map(u64::to_le_bytes));
+        ops.extend(spec.at.to_le_bytes());
+        ops.extend(spec.redirect.into_iter().chain(spec.source).flat_map(u64::to_le_bytes));
         if cas {
-            ops.extend(ask.compare.iter().flatten());
+            ops.extend(spec.compare.iter().flatten());
         }
-        if ask.source.is_none() {
-            ops.extend(&ask.data);
+        if spec.source.is_none() {
+            ops.extend(&spec.data);
         }
-        if let Some((compare, swap)) = &ask.masks {
+        if let Some((compare, swap)) = &spec.masks {
             ops.extend(compare.iter().chain(swap));
         }
     }
-    let count = |verbs: &[Verb]| asks.iter().filter(|ask| verbs.contains(&ask.verb)).count() as u16;
+    let count = |verbs: &[Verb]| specs.iter().filter(|spec| verbs.contains(&spec.verb)).count() as u16;
     let mut wire = Vec::new();
     wire.extend(key.secret().to_le_bytes());
     wire.extend(key.region().to_le_bytes());
     wire.extend((ops.len() as u32).to_le_bytes());
-    wire.extend((asks.len() as u16).to_le_bytes());
+    wire.extend((specs.len() as u16).to_le_bytes());
     wire.extend(count(&[Verb::Allocate]).to_le_bytes());
     wire.extend(count(&[Verb::Cas, Verb::FetchAdd]).to_le_bytes());
     wire.extend([0; 2]);
@@ -385,88 +385,88 @@ pub(crate) fn encode(key: Key, asks: &[Ask]) -> Vec<u8> {
 }
 
 /// Adds the op with the builder. Returns false if the builder cannot express it.
-fn build<'a>(ask: &'a Ask, chain: &mut Chain<'a>) -> bool {
-    let at = Addr::new(ask.at);
-    match ask.verb {
-        Verb::Read => push(ask, modified(ask, read(at, ask.len)), chain),
+fn build<'a>(spec: &'a OpSpec, chain: &mut Chain<'a>) -> bool {
+    let at = Addr::new(spec.at);
+    match spec.verb {
+        Verb::Read => push(spec, modified(spec, read(at, spec.len)), chain),
         Verb::Write => {
-            let op = match ask.source {
-                Some(source) => write_from(at, Addr::new(source), ask.len),
-                None => write(at, &ask.data),
+            let op = match spec.source {
+                Some(source) => write_from(at, Addr::new(source), spec.len),
+                None => write(at, &spec.data),
             };
-            push(ask, modified(ask, op), chain);
+            push(spec, modified(spec, op), chain);
         }
         Verb::Allocate => {
-            let Ok(list) = u32::try_from(ask.at) else { return false };
-            let (head, rest) = ask.data.split_at(ask.cuts[0]);
-            let (middle, tail) = rest.split_at(ask.cuts[1] - ask.cuts[0]);
+            let Ok(list) = u32::try_from(spec.at) else { return false };
+            let (head, rest) = spec.data.split_at(spec.cuts[0]);
+            let (middle, tail) = rest.split_at(spec.cuts[1] - spec.cuts[0]);
             let op = allocate(farside_remote::op::ListId(list), [head, middle, tail]);
-            push(ask, if ask.from_reserve { op.from_reserve() } else { op }, chain);
+            push(spec, if spec.from_reserve { op.from_reserve() } else { op }, chain);
         }
         Verb::Cas => {
-            return match ask.width {
-                8 => build_cas::<8>(ask, chain),
-                16 => build_cas::<16>(ask, chain),
-                24 => build_cas::<24>(ask, chain),
-                _ => build_cas::<32>(ask, chain),
+            return match spec.width {
+                8 => build_cas::<8>(spec, chain),
+                16 => build_cas::<16>(spec, chain),
+                24 => build_cas::<24>(spec, chain),
+                _ => build_cas::<32>(spec, chain),
             };
         }
         Verb::FetchAdd => {
-            let addend = U64::ref_from_bytes(&ask.data).expect("eight bytes");
-            push(ask, fetch_add(at, addend), chain);
+            let addend = U64::ref_from_bytes(&spec.data).expect("eight bytes");
+            push(spec, fetch_add(at, addend), chain);
         }
         Verb::Retire => {
-            let buffers = <[Addr]>::ref_from_bytes(&ask.data).expect("addresses");
-            add(ask, retire(buffers), chain);
+            let buffers = <[Addr]>::ref_from_bytes(&spec.data).expect("addresses");
+            add(spec, retire(buffers), chain);
         }
     }
     true
 }
 
-fn build_cas<'a, const N: usize>(ask: &'a Ask, chain: &mut Chain<'a>) -> bool {
+fn build_cas<'a, const N: usize>(spec: &'a OpSpec, chain: &mut Chain<'a>) -> bool {
     fn word<const N: usize>(bytes: &[u8]) -> &[u8; N] {
         bytes.try_into().expect("operands have the word's width")
     }
-    let (at, mode) = (Addr::new(ask.at), Mode::ALL[ask.mode as usize]);
-    let op = match (&ask.compare, ask.source) {
-        (Some(compare), None) => cas(mode, at, word::<N>(compare), word::<N>(&ask.data)),
+    let (at, mode) = (Addr::new(spec.at), Mode::ALL[spec.mode as usize]);
+    let op = match (&spec.compare, spec.source) {
+        (Some(compare), None) => cas(mode, at, word::<N>(compare), word::<N>(&spec.data)),
         (Some(compare), Some(source)) if mode == Mode::Eq => {
             cas_from(at, word::<N>(compare), Addr::new(source))
         }
         (None, Some(source)) => cas_with::<[u8; N]>(mode, at, Addr::new(source)),
         _ => return false,
     };
-    let op = match &ask.masks {
+    let op = match &spec.masks {
         Some((compare, swap)) => op.masked(word::<N>(compare), word::<N>(swap)),
         None => op,
     };
-    let op = match ask.reclaims {
+    let op = match spec.reclaims {
         Some(offset) => op.reclaiming(offset as u32),
         None => op,
     };
-    push(ask, modified(ask, op), chain);
+    push(spec, modified(spec, op), chain);
     true
 }
 
-fn modified<'a, T: ?Sized>(ask: &Ask, mut op: Op<'a, T>) -> Op<'a, T> {
-    if ask.indirect {
+fn modified<'a, T: ?Sized>(spec: &OpSpec, mut op: Op<'a, T>) -> Op<'a, T> {
+    if spec.indirect {
         op = op.indirect();
     }
-    if ask.bounded {
+    if spec.bounded {
         op = op.bounded();
     }
     op
 }
 
-fn push<'a, T: ?Sized>(ask: &Ask, op: Op<'a, T>, chain: &mut Chain<'a>) {
-    match ask.redirect {
-        Some(to) => add(ask, op.redirect(Addr::new(to)), chain),
-        None => add(ask, op, chain),
+fn push<'a, T: ?Sized>(spec: &OpSpec, op: Op<'a, T>, chain: &mut Chain<'a>) {
+    match spec.redirect {
+        Some(to) => add(spec, op.redirect(Addr::new(to)), chain),
+        None => add(spec, op, chain),
     }
 }
 
-fn add<'a, T: ?Sized>(ask: &Ask, op: Op<'a, T>, chain: &mut Chain<'a>) {
-    let _ = if ask.conditional { chain.then(op) } else { chain.also(op) };
+fn add<'a, T: ?Sized>(spec: &OpSpec, op: Op<'a, T>, chain: &mut Chain<'a>) {
+    let _ = if spec.conditional { chain.then(op) } else { chain.also(op) };
 }
 
 /// Place of an op's second address.
@@ -561,7 +561,7 @@ fn mostly_aligned(random: &mut Draws, at: u64, width: usize) -> u64 {
 
 const LENGTHS: [u32; 15] = [0, 1, 7, 8, 15, 16, 17, 48, 64, 100, 512, 513, 1000, 1500, 4096];
 
-impl Trial {
+impl Comparison {
     /// Draws a key: mostly the correct one.
     pub(crate) fn draw_key(&self, random: &mut Draws) -> (u32, u64) {
         if !random.once_in(12) {
@@ -627,7 +627,7 @@ impl Trial {
     }
 
     /// Draws one op of that shape, with the ops that prepare it, and writes the pointers that it follows.
-    pub(crate) fn draw(&mut self, random: &mut Draws, shape: Shape, asks: &mut Vec<Ask>) {
+    pub(crate) fn draw(&mut self, random: &mut Draws, shape: Shape, specs: &mut Vec<OpSpec>) {
         let target = match shape.verb {
             Verb::Allocate => self.draw_list(random),
             Verb::Retire => 0,
@@ -637,14 +637,14 @@ impl Trial {
                 mostly_aligned(random, place, shape.width)
             }
         };
-        let at = if shape.indirect { self.draw_pointer(random, target, shape.bounded, asks) } else { target };
+        let at = if shape.indirect { self.draw_pointer(random, target, shape.bounded, specs) } else { target };
         let source = self.draw_second(random, shape.source, target, shape.width);
         let source = source.map(|source| match shape.width {
             0 => source,
             width => mostly_aligned(random, source, width),
         });
         let redirect = self.draw_second(random, shape.redirect, target, shape.width);
-        let mut ask = Ask {
+        let mut spec = OpSpec {
             verb: shape.verb,
             conditional: shape.conditional,
             indirect: shape.indirect,
@@ -656,41 +656,41 @@ impl Trial {
             width: shape.width,
             reclaims: shape.reclaims,
             from_reserve: shape.from_reserve,
-            len: Trial::draw_len(random),
-            ..Ask::default()
+            len: Comparison::draw_len(random),
+            ..OpSpec::default()
         };
         if shape.reclaims.is_some() && random.once_in(2) {
             // An allocation for the CAS to install or to retire.
             let redirect = source.filter(|_| !random.once_in(4));
             let (list, data) = (random.pick(&[SMALL, LARGE]), random.bytes(40));
             let conditional = random.once_in(4);
-            asks.push(Ask { verb: Verb::Allocate, conditional, at: list, data, redirect, ..Ask::default() });
+            specs.push(OpSpec { verb: Verb::Allocate, conditional, at: list, data, redirect, ..OpSpec::default() });
         }
         match shape.verb {
             Verb::Read => {}
             Verb::Write => {
                 if source.is_none() {
                     let len = random.pick(&LENGTHS) as usize;
-                    ask.data = random.bytes(len);
+                    spec.data = random.bytes(len);
                 }
             }
             Verb::Allocate => {
                 let edge = class_size(target.min(LARGE)) as usize;
                 let len = if random.once_in(3) { edge + random.below(3) as usize - 1 } else { 40 };
                 let len = if len > 8000 { random.below(1200) as usize } else { len };
-                ask.data = random.bytes(len);
+                spec.data = random.bytes(len);
                 let mut cuts = [random.below(len as u64 + 1) as usize, random.below(len as u64 + 1) as usize];
                 cuts.sort_unstable();
-                ask.cuts = cuts;
+                spec.cuts = cuts;
             }
-            Verb::Cas => self.draw_operands(random, shape, target, &mut ask, asks),
-            Verb::FetchAdd => ask.data = random.next().to_le_bytes().into(),
+            Verb::Cas => self.draw_operands(random, shape, target, &mut spec, specs),
+            Verb::FetchAdd => spec.data = random.next().to_le_bytes().into(),
             Verb::Retire => {
                 let count = random.pick(&[0, 1, 1, 2, 3, 40]);
-                ask.data = (0..count).flat_map(|_| self.draw_garbage(random).to_le_bytes()).collect();
+                spec.data = (0..count).flat_map(|_| self.draw_garbage(random).to_le_bytes()).collect();
             }
         }
-        asks.push(ask);
+        specs.push(spec);
     }
 
     /// Draws an address to retire: mostly of a live buffer, otherwise any.
@@ -718,13 +718,13 @@ impl Trial {
             0..=5 => SMALL,
             6..=11 => LARGE,
             12 => random.pick(&[41, 255, 256, u64::MAX, SCRATCH]),
-            13 => UNFED,
+            13 => NO_SEGMENT,
             _ => random.below(41),
         }
     }
 
     /// Stores a pointer to `target`, and returns its address.
-    fn draw_pointer(&mut self, random: &mut Draws, target: u64, bounded: bool, asks: &mut Vec<Ask>) -> u64 {
+    fn draw_pointer(&mut self, random: &mut Draws, target: u64, bounded: bool, specs: &mut Vec<OpSpec>) -> u64 {
         let mut pointer = target.to_le_bytes().to_vec();
         let bound = random.pick(&[0, 1, 16, 100, 1000, 4096, u32::MAX]);
         pointer.extend(bound.to_le_bytes());
@@ -736,7 +736,7 @@ impl Trial {
                 let at = if bounded { 16 * random.below(2) } else { 8 * random.below(3) };
                 let data = pointer[..if bounded { 16 } else { 8 }].to_vec();
                 let conditional = random.once_in(2);
-                asks.push(Ask { verb: Verb::Write, conditional, at: SCRATCH + at, data, ..Ask::default() });
+                specs.push(OpSpec { verb: Verb::Write, conditional, at: SCRATCH + at, data, ..OpSpec::default() });
                 SCRATCH + at
             }
             2 => self.draw_place(random),
@@ -754,8 +754,8 @@ impl Trial {
         random: &mut Draws,
         shape: Shape,
         target: u64,
-        ask: &mut Ask,
-        asks: &mut Vec<Ask>,
+        spec: &mut OpSpec,
+        specs: &mut Vec<OpSpec>,
     ) {
         let width = shape.width;
         if let Some(offset) = shape.reclaims
@@ -778,19 +778,19 @@ impl Trial {
             }
             if random.once_in(4) { random.bytes(width) } else { word }
         };
-        ask.len = 0;
+        spec.len = 0;
         if shape.compare {
-            ask.compare = Some(near(random));
+            spec.compare = Some(near(random));
         }
-        match ask.source {
-            None => ask.data = near(random),
+        match spec.source {
+            None => spec.data = near(random),
             Some(source) if (at(TABLE)..at(TABLE + 1)).contains(&source) => {
                 let word = near(random);
                 self.poke(source, &word);
             }
             Some(source) if source >= SCRATCH && !random.once_in(4) => {
                 let (conditional, data) = (random.once_in(2), near(random));
-                asks.push(Ask { verb: Verb::Write, conditional, at: source, data, ..Ask::default() });
+                specs.push(OpSpec { verb: Verb::Write, conditional, at: source, data, ..OpSpec::default() });
             }
             Some(_) => {}
         }
@@ -802,7 +802,7 @@ impl Trial {
                 _ => random.bytes(width),
             };
             let masks = (mask(random), mask(random));
-            ask.masks = Some(masks);
+            spec.masks = Some(masks);
         }
     }
 
@@ -815,17 +815,17 @@ impl Trial {
     }
 
     /// Prepends an op that changes the outcome: a failure, a refusal, a full reply.
-    pub(crate) fn draw_preface(&self, random: &mut Draws, asks: &mut Vec<Ask>) {
+    pub(crate) fn draw_preface(&self, random: &mut Draws, specs: &mut Vec<OpSpec>) {
         let word = |fill: u8| vec![fill; 8];
-        let failed = Ask { verb: Verb::Cas, at: at(TABLE), width: 8, data: word(0), ..Ask::default() };
-        let failed = Ask { compare: Some(word(0)), masks: None, ..failed };
-        let null = Ask { at: SCRATCH + 24, indirect: true, len: 8, ..Ask::default() };
-        let skipped = Ask { conditional: true, at: SCRATCH, len: 1, ..Ask::default() };
-        let refused = Ask { at: 8, len: 8, ..Ask::default() };
-        let misaligned = Ask { verb: Verb::FetchAdd, at: SCRATCH + 1, data: word(1), ..Ask::default() };
-        let too_long = Ask { at: at(TABLE), len: 65_536, ..Ask::default() };
-        let unfed = Ask { verb: Verb::Allocate, at: UNFED, data: word(0), ..Ask::default() };
-        let prefaces: &[&[&Ask]] = &[
+        let failed = OpSpec { verb: Verb::Cas, at: at(TABLE), width: 8, data: word(0), ..OpSpec::default() };
+        let failed = OpSpec { compare: Some(word(0)), masks: None, ..failed };
+        let null = OpSpec { at: SCRATCH + 24, indirect: true, len: 8, ..OpSpec::default() };
+        let skipped = OpSpec { conditional: true, at: SCRATCH, len: 1, ..OpSpec::default() };
+        let refused = OpSpec { at: 8, len: 8, ..OpSpec::default() };
+        let misaligned = OpSpec { verb: Verb::FetchAdd, at: SCRATCH + 1, data: word(1), ..OpSpec::default() };
+        let too_long = OpSpec { at: at(TABLE), len: 65_536, ..OpSpec::default() };
+        let unfed = OpSpec { verb: Verb::Allocate, at: NO_SEGMENT, data: word(0), ..OpSpec::default() };
+        let prefaces: &[&[&OpSpec]] = &[
             &[&failed],
             &[&failed, &skipped],
             &[&null],
@@ -836,45 +836,45 @@ impl Trial {
         ];
         if random.once_in(8) {
             // Leaves almost no space in the reply, so that most outputs do not fit.
-            let entries = 8 * (asks.len() as u32 + 1);
+            let entries = 8 * (specs.len() as u32 + 1);
             let len = 65_536 - entries - random.below(20) as u32;
-            asks.insert(0, Ask { at: at(TABLE), len, ..Ask::default() });
+            specs.insert(0, OpSpec { at: at(TABLE), len, ..OpSpec::default() });
         } else if random.once_in(4) {
             let preface = random.pick(prefaces);
-            asks.splice(0..0, preface.iter().map(|&ask| ask.clone()));
+            specs.splice(0..0, preface.iter().map(|&spec| spec.clone()));
         }
     }
 }
 
 /// Draws operands `times` for each shape of CAS, and `times_few` for those of the verbs with few shapes. Returns the
 /// outcomes of each shape.
-pub(crate) fn enumerate(trial: &mut Trial, shapes: &[Shape], times: u64, times_few: u64) -> Vec<Vec<Status>> {
+pub(crate) fn enumerate(comparison: &mut Comparison, shapes: &[Shape], times: u64, times_few: u64) -> Vec<Vec<Status>> {
     let mut outcomes = Vec::new();
     for (index, &shape) in shapes.iter().enumerate() {
         let mut seen = Vec::new();
         for draw in 0..if shape.verb == Verb::Cas { times } else { times_few } {
             let mut random = Draws((index as u64) << 32 | draw);
-            trial.reset();
-            let mut asks = Vec::new();
-            trial.draw(&mut random, shape, &mut asks);
+            comparison.reset();
+            let mut specs = Vec::new();
+            comparison.draw(&mut random, shape, &mut specs);
             // A READ at the end shows the contents of scratch.
-            asks.push(Ask { at: 1 << 63, len: 32, ..Ask::default() });
-            trial.draw_preface(&mut random, &mut asks);
+            specs.push(OpSpec { at: 1 << 63, len: 32, ..OpSpec::default() });
+            comparison.draw_preface(&mut random, &mut specs);
             if random.once_in(12) {
-                trial.narrow();
+                comparison.disable_wide();
             }
             if random.once_in(12) {
-                trial.limit_rights(&Right::sets()[random.below(16) as usize]);
+                comparison.limit_rights(&Right::sets()[random.below(16) as usize]);
             }
-            let key = trial.draw_key(&mut random);
-            let statuses = trial.run(key, &asks);
+            let key = comparison.draw_key(&mut random);
+            let statuses = comparison.run(key, &specs);
             seen.push(statuses[statuses.len() - 2]);
         }
         outcomes.push(seen);
         if index % 128 == 0 {
-            trial.compare_everything("in between");
+            comparison.compare_everything("in between");
         }
     }
-    trial.compare_everything("at the end");
+    comparison.compare_everything("at the end");
     outcomes
 }

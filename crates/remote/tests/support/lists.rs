@@ -52,14 +52,14 @@ struct Shared {
 }
 
 /// One user of the memory.
-struct Hand {
+struct Client {
     shared: Arc<Shared>,
     session: SessionId,
     fate: Fate,
     made: Cell<u64>,
 }
 
-impl Hand {
+impl Client {
     fn step(&self) -> Result<(), Died> {
         let now = self.made.replace(self.made.get() + 1);
         match self.fate {
@@ -130,12 +130,12 @@ impl Hand {
     }
 }
 
-fn at_once<T>(answer: Result<T, std::convert::Infallible>) -> Result<T, Died> {
+fn completed<T>(answer: Result<T, std::convert::Infallible>) -> Result<T, Died> {
     let Ok(answer) = answer;
     Ok(answer)
 }
 
-impl Memory for Hand {
+impl Memory for Client {
     type Wait = Died;
 
     fn geometry(&self) -> Geometry {
@@ -149,24 +149,24 @@ impl Memory for Hand {
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Died> {
         self.step()?;
-        at_once(self.shared.bytes.read(at, out))
+        completed(self.shared.bytes.read(at, out))
     }
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Died> {
         self.step()?;
-        at_once(self.shared.bytes.write(at, bytes))
+        completed(self.shared.bytes.write(at, bytes))
     }
     fn load(&self, at: u64, width: Width) -> Result<u128, Died> {
         self.step()?;
-        at_once(self.shared.bytes.load(at, width))
+        completed(self.shared.bytes.load(at, width))
     }
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Died> {
         self.step()?;
-        at_once(self.shared.bytes.exchange(at, width, old, new))
+        completed(self.shared.bytes.exchange(at, width, old, new))
     }
 }
 
 /// The steps of one client.
-type Script = fn(&Hand) -> Result<(), Died>;
+type Script = fn(&Client) -> Result<(), Died>;
 
 /// A situation in which clients contend.
 #[derive(Clone, Copy)]
@@ -227,70 +227,70 @@ const RETIREMENT: Scenario = Scenario {
 const MARKING: Scenario =
     Scenario { name: "marking", free: 2, scripts: &[take_and_give, take_and_give, mark_suspects], ..EMPTY };
 
-fn take_and_give(hand: &Hand) -> Result<(), Died> {
+fn take_and_give(client: &Client) -> Result<(), Died> {
     for _ in 0..2 {
-        if let Some(at) = hand.take(LARGE)? {
-            hand.give(at)?;
+        if let Some(at) = client.take(LARGE)? {
+            client.give(at)?;
         }
     }
     Ok(())
 }
 
-fn keep_the_second(hand: &Hand) -> Result<(), Died> {
-    let (first, second) = (hand.take(LARGE)?, hand.take(LARGE)?);
+fn keep_the_second(client: &Client) -> Result<(), Died> {
+    let (first, second) = (client.take(LARGE)?, client.take(LARGE)?);
     if let Some(first) = first {
-        hand.give(first)?;
+        client.give(first)?;
     }
-    if let Some(again) = hand.take(LARGE)? {
-        hand.give(again)?;
+    if let Some(again) = client.take(LARGE)? {
+        client.give(again)?;
     }
     // The second stays held; the audit finds it in the ledger.
     let _ = second;
     Ok(())
 }
 
-fn grow_class(hand: &Hand, class: u8) -> Result<(), Died> {
+fn grow_class(client: &Client, class: u8) -> Result<(), Died> {
     let mut taken = Vec::new();
     for _ in 0..2 {
-        taken.extend(hand.take(class)?);
+        taken.extend(client.take(class)?);
     }
     assert_eq!(taken.len(), 2, "there is enough for all");
-    taken.into_iter().try_for_each(|at| hand.give(at))
+    taken.into_iter().try_for_each(|at| client.give(at))
 }
 
-fn grow(hand: &Hand) -> Result<(), Died> {
-    grow_class(hand, LARGE)
+fn grow(client: &Client) -> Result<(), Died> {
+    grow_class(client, LARGE)
 }
 
-fn grow_medium(hand: &Hand) -> Result<(), Died> {
-    grow_class(hand, MEDIUM)
+fn grow_medium(client: &Client) -> Result<(), Died> {
+    grow_class(client, MEDIUM)
 }
 
-fn grant_another(hand: &Hand) -> Result<(), Died> {
-    let arena = Arena::of(hand);
+fn grant_another(client: &Client) -> Result<(), Died> {
+    let arena = Arena::of(client);
     let old = arena.segment(3)?;
     assert!(arena.assign(3, old, REGION, Use::Granted)?, "the node alone assigns segments");
     arena.grant(REGION, Supply::Quota, 3)
 }
 
-fn take_and_retire(hand: &Hand) -> Result<(), Died> {
+fn take_and_retire(client: &Client) -> Result<(), Died> {
     for _ in 0..2 {
-        if let Some(at) = hand.take(LARGE)? {
-            hand.retire(at)?;
+        if let Some(at) = client.take(LARGE)? {
+            client.retire(at)?;
         }
     }
     Ok(())
 }
 
-fn repost_now_and_then(hand: &Hand) -> Result<(), Died> {
+fn repost_now_and_then(client: &Client) -> Result<(), Died> {
     for slot in [0, 1, 0, 1] {
-        hand.repost(slot)?;
+        client.repost(slot)?;
     }
     Ok(())
 }
 
-fn mark_suspects(hand: &Hand) -> Result<(), Died> {
-    let arena = Arena::of(hand);
+fn mark_suspects(client: &Client) -> Result<(), Died> {
+    let arena = Arena::of(client);
     for _ in 0..2 {
         for ordinal in 13..15 {
             let Some((buffer, state)) = arena.buffer_state(0, ordinal)? else { continue };
@@ -319,8 +319,8 @@ impl Scenario {
             .map(|(&script, slot)| {
                 let fate = if slot == 0 { fate } else { Fate::Lives };
                 let session = SessionId { slot, number: slot + 1 };
-                let hand = Hand { shared: shared.clone(), session, fate, made: Cell::new(0) };
-                shuttle::thread::spawn(move || script(&hand).is_err())
+                let client = Client { shared: shared.clone(), session, fate, made: Cell::new(0) };
+                shuttle::thread::spawn(move || script(&client).is_err())
             })
             .collect();
         let mut threads = threads.into_iter();
@@ -358,7 +358,7 @@ impl Scenario {
     /// accounted for.
     fn audit(self, shared: &Arc<Shared>, kept: &BTreeSet<u64>, dead: Option<u32>) {
         let session = SessionId { slot: 9, number: AUDITOR };
-        let node = Hand { shared: shared.clone(), session, fate: Fate::Lives, made: Cell::new(0) };
+        let node = Client { shared: shared.clone(), session, fate: Fate::Lives, made: Cell::new(0) };
         (0..3).for_each(|slot| node.repost(slot).expect("the node lives"));
         let bytes = &shared.bytes;
         let held: BTreeMap<u64, u32> = node.held().clone();

@@ -50,7 +50,7 @@ impl Right {
 
 /// One op, before it is encoded.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ask {
+pub(crate) struct OpSpec {
     pub(crate) verb: Verb,
     pub(crate) conditional: bool,
     pub(crate) indirect: bool,
@@ -75,7 +75,7 @@ pub(crate) struct Ask {
     pub(crate) cuts: [usize; 2],
 }
 
-impl Ask {
+impl OpSpec {
     pub(crate) fn len(&self) -> u64 {
         match (self.verb, self.source) {
             (Verb::Read, _) | (Verb::Write, Some(_)) => u64::from(self.len),
@@ -102,7 +102,7 @@ pub(crate) enum Why {
     /// A reclaiming CAS swapped, and its word pointed to the buffer before.
     Unlinked,
     /// A reclaiming CAS did not swap, and the chain had allocated the buffer.
-    Unshown,
+    Unpublished,
     /// A RETIRE named the buffer.
     Listed,
 }
@@ -235,18 +235,18 @@ impl Model {
     }
 
     /// Runs a chain; returns every op's status and output. The session does not matter here.
-    pub(crate) fn run(&mut self, key: Key, asks: &[Ask]) -> Vec<(Status, Vec<u8>)> {
+    pub(crate) fn run(&mut self, key: Key, specs: &[OpSpec]) -> Vec<(Status, Vec<u8>)> {
         let mut reserved = Vec::new();
-        for ask in asks.iter().filter(|ask| ask.verb == Verb::Allocate) {
-            if self.refuses_list(key, ask).is_some() {
+        for spec in specs.iter().filter(|spec| spec.verb == Verb::Allocate) {
+            if self.refuses_list(key, spec).is_some() {
                 reserved.push(None);
                 continue;
             }
-            match self.book.take(key.0, ask.at, ask.from_reserve) {
+            match self.book.take(key.0, spec.at, spec.from_reserve) {
                 Some(at) => reserved.push(Some(at)),
                 None => {
                     reserved.into_iter().flatten().for_each(|at| self.book.give(at));
-                    return vec![(Status::NotReady, Vec::new()); asks.len()];
+                    return vec![(Status::NotReady, Vec::new()); specs.len()];
                 }
             }
         }
@@ -254,7 +254,7 @@ impl Model {
             node: self,
             key,
             scratch: [0; 32],
-            room: REPLY_BYTES.saturating_sub(8 * asks.len()),
+            room: REPLY_BYTES.saturating_sub(8 * specs.len()),
             reserved: reserved.into(),
             unused: Vec::new(),
             undecided: Vec::new(),
@@ -262,21 +262,21 @@ impl Model {
         let mut answers = Vec::new();
         let mut before = Status::Ok;
         let mut aborted = false;
-        for ask in asks {
-            let answer = if aborted || ask.conditional && before != Status::Ok {
-                if ask.verb == Verb::Allocate {
+        for spec in specs {
+            let answer = if aborted || spec.conditional && before != Status::Ok {
+                if spec.verb == Verb::Allocate {
                     let unused = chain.reserved.pop_front().expect("one for every ALLOCATE");
                     chain.unused.extend(unused);
                 }
                 (if aborted { Status::Aborted } else { Status::Skipped }, Vec::new())
             } else {
-                chain.perform(ask).unwrap_or_else(|refusal| (refusal, Vec::new()))
+                chain.perform(spec).unwrap_or_else(|refusal| (refusal, Vec::new()))
             };
-            if ask.reclaims.is_some() {
+            if spec.reclaims.is_some() {
                 // A CAS that swapped has published the allocations; otherwise no op will.
                 for at in std::mem::take(&mut chain.undecided) {
                     if answer.0 != Status::Ok {
-                        chain.node.book.retire(Why::Unshown, key.0, at);
+                        chain.node.book.retire(Why::Unpublished, key.0, at);
                     }
                 }
             }
@@ -296,11 +296,11 @@ impl Model {
         answers
     }
 
-    fn refuses_list(&self, key: Key, ask: &Ask) -> Option<Refusal> {
+    fn refuses_list(&self, key: Key, spec: &OpSpec) -> Option<Refusal> {
         if !self.book.permits(key, Right::Allocate) {
             return Some(Status::Access);
         }
-        if ask.at > 40 || ask.len() > class_size(ask.at) {
+        if spec.at > 40 || spec.len() > class_size(spec.at) {
             return Some(Status::Invalid);
         }
         None
@@ -319,11 +319,11 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    fn perform(&mut self, ask: &Ask) -> Result<(Status, Vec<u8>), Refusal> {
-        match ask.verb {
+    fn perform(&mut self, spec: &OpSpec) -> Result<(Status, Vec<u8>), Refusal> {
+        match spec.verb {
             Verb::Read => {
-                let (from, len) = self.target(ask, Right::Read)?;
-                match ask.redirect {
+                let (from, len) = self.target(spec, Right::Read)?;
+                match spec.redirect {
                     Some(to) => {
                         let to = self.all_of(to, len, Right::Write)?;
                         let bytes = self.get(from, len);
@@ -335,22 +335,22 @@ impl Running<'_> {
                 }
             }
             Verb::Write => {
-                let (to, len) = self.target(ask, Right::Write)?;
-                let bytes = match ask.source {
+                let (to, len) = self.target(spec, Right::Write)?;
+                let bytes = match spec.source {
                     Some(source) => {
                         let source = self.all_of(source, len, Right::Read)?;
                         self.get(source, len)
                     }
-                    None => ask.data[..len as usize].to_vec(),
+                    None => spec.data[..len as usize].to_vec(),
                 };
                 self.put(to, &bytes);
                 Ok((Status::Ok, Vec::new()))
             }
             Verb::Allocate => {
                 let buffer = self.reserved.pop_front().expect("one for every ALLOCATE");
-                let output = match self.node.refuses_list(self.key, ask) {
+                let output = match self.node.refuses_list(self.key, spec) {
                     Some(refusal) => Err(refusal),
-                    None => self.place_of_word(ask, 8),
+                    None => self.place_of_word(spec, 8),
                 };
                 let output = match output {
                     Ok(output) => output,
@@ -361,23 +361,23 @@ impl Running<'_> {
                 };
                 let buffer = buffer.expect("the list was valid when the buffer was reserved, too");
                 self.undecided.push(buffer);
-                self.put((false, buffer), &ask.data);
-                Ok((Status::Ok, self.hand_out(output, &buffer.to_le_bytes())))
+                self.put((false, buffer), &spec.data);
+                Ok((Status::Ok, self.emit(output, &buffer.to_le_bytes())))
             }
-            Verb::Cas => self.compare_and_swap(ask),
+            Verb::Cas => self.compare_and_swap(spec),
             Verb::FetchAdd => {
-                let at = self.word_at(ask.at, 8, Right::Atomic)?;
-                let output = self.place_of_word(ask, 8)?;
+                let at = self.word_at(spec.at, 8, Right::Atomic)?;
+                let output = self.place_of_word(spec, 8)?;
                 let old = self.get(at, 8);
                 let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-                self.put(at, &number(&old).wrapping_add(number(&ask.data)).to_le_bytes());
-                Ok((Status::Ok, self.hand_out(output, &old)))
+                self.put(at, &number(&old).wrapping_add(number(&spec.data)).to_le_bytes());
+                Ok((Status::Ok, self.emit(output, &old)))
             }
             Verb::Retire => {
                 if !self.node.book.permits(self.key, Right::Allocate) {
                     return Err(Status::Access);
                 }
-                for at in ask.data.chunks(8) {
+                for at in spec.data.chunks(8) {
                     let at = u64::from_le_bytes(at.try_into().expect("eight bytes"));
                     self.node.book.retire(Why::Listed, self.key.0, at);
                 }
@@ -386,52 +386,52 @@ impl Running<'_> {
         }
     }
 
-    fn compare_and_swap(&mut self, ask: &Ask) -> Result<(Status, Vec<u8>), Refusal> {
-        let width = ask.width as u64;
+    fn compare_and_swap(&mut self, spec: &OpSpec) -> Result<(Status, Vec<u8>), Refusal> {
+        let width = spec.width as u64;
         // A reclaiming CAS also requires the right ALLOCATE, checked at the word itself.
-        let may_retire = ask.reclaims.is_none() || self.node.book.permits(self.key, Right::Allocate);
+        let may_retire = spec.reclaims.is_none() || self.node.book.permits(self.key, Right::Allocate);
         let word_at = |chain: &Self, at: u64| match chain.word_at(at, width, Right::Atomic) {
             Ok((false, _)) if !may_retire => Err(Status::Access),
             found => found,
         };
-        let at = if ask.indirect {
-            let pointer = self.word_at(ask.at, 8, Right::Read)?;
+        let at = if spec.indirect {
+            let pointer = self.word_at(spec.at, 8, Right::Read)?;
             let pointer = self.pointer_at(pointer);
             if pointer == 0 {
                 return Err(Status::NullPointer);
             }
             word_at(self, pointer)?
         } else {
-            word_at(self, ask.at)?
+            word_at(self, spec.at)?
         };
         let (in_scratch, _) = at;
         if width > 16 && (in_scratch || !self.node.book.wide) {
             return Err(Status::Invalid);
         }
         // Scratch is private: no buffer becomes unreachable there.
-        if ask.reclaims.is_some() && in_scratch {
+        if spec.reclaims.is_some() && in_scratch {
             return Err(Status::Invalid);
         }
-        let source = match ask.source {
+        let source = match spec.source {
             Some(source) => Some(self.word_at(source, width, Right::Read)?),
             None => None,
         };
-        let output = self.place_of_word(ask, width)?;
+        let output = self.place_of_word(spec, width)?;
 
         let swap = match source {
             Some(source) => self.get(source, width),
-            None => ask.data.clone(),
+            None => spec.data.clone(),
         };
-        let compare = ask.compare.clone().unwrap_or_else(|| swap.clone());
-        let ones = || vec![0xff; ask.width];
-        let (compare_mask, swap_mask) = ask.masks.clone().unwrap_or_else(|| (ones(), ones()));
+        let compare = spec.compare.clone().unwrap_or_else(|| swap.clone());
+        let ones = || vec![0xff; spec.width];
+        let (compare_mask, swap_mask) = spec.masks.clone().unwrap_or_else(|| (ones(), ones()));
         let old = self.get(at, width);
         let masked = |bytes: &[u8]| -> Vec<u8> {
             bytes.iter().zip(&compare_mask).map(|(byte, mask)| byte & mask).collect()
         };
         // The byte at the lowest address is the most significant: this is the order of byte strings.
         let (left, right) = (masked(&old), masked(&compare));
-        let holds = match ask.mode {
+        let holds = match spec.mode {
             0 => left == right,
             1 => left != right,
             2 => left < right,
@@ -442,9 +442,9 @@ impl Running<'_> {
         };
         if holds {
             let new: Vec<u8> =
-                (0..ask.width).map(|i| (old[i] & !swap_mask[i]) | (swap[i] & swap_mask[i])).collect();
+                (0..spec.width).map(|i| (old[i] & !swap_mask[i]) | (swap[i] & swap_mask[i])).collect();
             self.put(at, &new);
-            if let Some(offset) = ask.reclaims {
+            if let Some(offset) = spec.reclaims {
                 let pointer = |word: &[u8]| {
                     u64::from_le_bytes(word[offset..offset + 8].try_into().expect("eight bytes"))
                 };
@@ -454,18 +454,18 @@ impl Running<'_> {
             }
         }
         let status = if holds { Status::Ok } else { Status::CasFailed };
-        Ok((status, self.hand_out(output, &old)))
+        Ok((status, self.emit(output, &old)))
     }
 
     /// The target of a READ or WRITE, and its length.
-    fn target(&self, ask: &Ask, right: Right) -> Result<(Place, u64), Refusal> {
-        if !ask.indirect {
-            return Ok((self.all_of(ask.at, ask.len(), right)?, ask.len()));
+    fn target(&self, spec: &OpSpec, right: Right) -> Result<(Place, u64), Refusal> {
+        if !spec.indirect {
+            return Ok((self.all_of(spec.at, spec.len(), right)?, spec.len()));
         }
-        let pointer_at = self.word_at(ask.at, if ask.bounded { 16 } else { 8 }, Right::Read)?;
+        let pointer_at = self.word_at(spec.at, if spec.bounded { 16 } else { 8 }, Right::Read)?;
         let pointer = self.pointer_at(pointer_at);
-        let mut len = ask.len();
-        if ask.bounded {
+        let mut len = spec.len();
+        if spec.bounded {
             let bound = self.get((pointer_at.0, pointer_at.1 + 8), 4);
             len = len.min(u64::from(u32::from_le_bytes(bound.try_into().expect("four bytes"))));
         }
@@ -507,15 +507,15 @@ impl Running<'_> {
         self.all_of(at, width, right)
     }
 
-    fn place_of_word(&self, ask: &Ask, width: u64) -> Result<Option<Place>, Refusal> {
-        match ask.redirect {
+    fn place_of_word(&self, spec: &OpSpec, width: u64) -> Result<Option<Place>, Refusal> {
+        match spec.redirect {
             Some(to) => Ok(Some(self.all_of(to, width, Right::Write)?)),
             None if width as usize > self.room => Err(Status::TooLong),
             None => Ok(None),
         }
     }
 
-    fn hand_out(&mut self, to: Option<Place>, bytes: &[u8]) -> Vec<u8> {
+    fn emit(&mut self, to: Option<Place>, bytes: &[u8]) -> Vec<u8> {
         match to {
             Some(to) => {
                 self.put(to, bytes);
