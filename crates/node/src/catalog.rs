@@ -91,8 +91,9 @@ impl Division {
         }
         let buffers = quota_segments - table;
         let reserve = Division::reserve_of(buffers);
-        let small =
-            |n: u64| u32::try_from(n).map_err(|_| format!("a quota of {quota} bytes is too large: give less"));
+        let small = |n: u64| {
+            u32::try_from(n).map_err(|_| format!("a quota of {quota} bytes is too large: give less"))
+        };
         small(quota_segments + reserve)?;
         Ok(Division { table: small(table)?, buffers: small(buffers)?, reserve: small(reserve)? })
     }
@@ -145,7 +146,9 @@ impl<M: Memory> Catalog<M> {
     pub fn get(&self, name: &str) -> Result<&Entry<M>, String> {
         self.stores.get(name).ok_or_else(|| match self.stores.is_empty() {
             true => {
-                format!("there is no store '{name}', nor any other: create it with 'farside store create {name}'")
+                format!(
+                    "there is no store '{name}', nor any other: create it with 'farside store create {name}'"
+                )
             }
             false => {
                 let names: Vec<&str> = self.stores.keys().map(String::as_str).collect();
@@ -190,9 +193,8 @@ impl<M: Memory> Catalog<M> {
             self.busy.iter().any(|(busy, _)| busy == region) || self.by_region(*region).is_some()
         };
         let region = (1..REGIONS_MAX).find(|region| !used(region));
-        let region = region.ok_or_else(|| {
-            format!("the node has {} stores, the maximum: drop one", REGIONS_MAX - 1)
-        })?;
+        let region = region
+            .ok_or_else(|| format!("the node has {} stores, the maximum: drop one", REGIONS_MAX - 1))?;
         self.busy.push((region, name.to_owned()));
         Ok(region)
     }

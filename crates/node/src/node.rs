@@ -360,13 +360,15 @@ impl<M: NodeMemory> Node<M> {
             Ask::StoreStat { name } => {
                 self.check_outstanding()?;
                 let Store { id, quota, .. } = self.catalog.get(&name)?.store;
-                let is_same = |request: &StatRequest| request.name == name && request.id == id && request.at == (0, 0);
+                let is_same =
+                    |request: &StatRequest| request.name == name && request.id == id && request.at == (0, 0);
                 match self.stat_requests.iter_mut().find(|(request, _)| is_same(request)) {
                     // It has not begun, so its result will be newer than this request, too.
                     Some((_, asked)) => asked.push(ticket),
                     None => {
                         let stat = Box::new(StoreStat { quota_bytes: quota, ..StoreStat::default() });
-                        self.stat_requests.push_back((StatRequest { name, id, at: (0, 0), stat }, vec![ticket]));
+                        self.stat_requests
+                            .push_back((StatRequest { name, id, at: (0, 0), stat }, vec![ticket]));
                     }
                 }
                 return Ok(None);
@@ -419,9 +421,7 @@ impl<M: NodeMemory> Node<M> {
         if stat_requests.chain(due).chain(under_way).chain(rebuilds).sum::<usize>() < WAITING_MAX {
             return Ok(());
         }
-        Err(format!(
-            "{WAITING_MAX} requests about stores are outstanding, the maximum: retry later"
-        ))
+        Err(format!("{WAITING_MAX} requests about stores are outstanding, the maximum: retry later"))
     }
 
     fn begin_create(
@@ -494,8 +494,7 @@ impl<M: NodeMemory> Node<M> {
         if parameters.is_none() && entry.segments_needed > free {
             return Err(no_room_for_table(entry.segments_needed, free));
         }
-        let mut served =
-            entry.served.try_attend().ok_or("the store's service is busy with a call: retry")?;
+        let mut served = entry.served.try_attend().ok_or("the store's service is busy with a call: retry")?;
         let quota = entry.store.quota + Division::reserve_of(entry.store.quota / SEGMENT_SIZE) * SEGMENT_SIZE;
         rebuild::of(served.service())?.survey(parameters.unwrap_or("{}"), quota, seed)?;
         drop(served);
@@ -752,7 +751,8 @@ impl<M: NodeMemory> Node<M> {
     /// Publishes a store with only its next table and another key.
     fn publish_one(&mut self, memory: &M, sequence: u64, store: Store) -> Result<(), M::Wait> {
         let service = self.catalog.serve(&store).expect("it was served together with its former tables");
-        let record = restart::record(sequence, &self.stores_with(&store)).expect("the previous record was larger");
+        let record =
+            restart::record(sequence, &self.stores_with(&store)).expect("the previous record was larger");
         self.write_catalog(memory, &record)?;
         let Some(entry) = self.catalog.by_region_mut(store.region) else { return Ok(()) };
         Arena::of(memory).set_secret(store.region, store.secret)?;
@@ -857,7 +857,9 @@ impl<M: NodeMemory> Node<M> {
     }
 
     fn stat_request_step(&mut self, memory: &M) -> Result<bool, M::Wait> {
-        let Some((StatRequest { name, id, at, stat }, _)) = self.stat_requests.front_mut() else { return Ok(false) };
+        let Some((StatRequest { name, id, at, stat }, _)) = self.stat_requests.front_mut() else {
+            return Ok(false);
+        };
         let entry = self.catalog.get(name).ok().filter(|entry| entry.store.id == *id);
         if let Some(entry) = entry
             && stat_step(memory, &entry.segments, at, stat)?.is_some()
@@ -866,7 +868,9 @@ impl<M: NodeMemory> Node<M> {
         }
         let moved_percent = entry.and_then(|entry| Some(rebuild::shown(entry).former?.moved_percent));
         let is_there = entry.is_some();
-        let Some((StatRequest { name, stat, .. }, asked)) = self.stat_requests.pop_front() else { return Ok(false) };
+        let Some((StatRequest { name, stat, .. }, asked)) = self.stat_requests.pop_front() else {
+            return Ok(false);
+        };
         let told = match is_there {
             true => {
                 let delaying_pids = self.delayed_by();

@@ -243,10 +243,7 @@ impl<'m, M: Memory> Runner<'m, M> {
         self.class_for(op)?;
         let out = self.word_output(op, 8, reply)?;
         let buffer = self.reserved[slot];
-        assert!(
-            buffer != 0,
-            "a permitted ALLOCATE has a reserved buffer: rights are read once per chain"
-        );
+        assert!(buffer != 0, "a permitted ALLOCATE has a reserved buffer: rights are read once per chain");
         self.allocated |= 1 << slot;
         self.undecided |= 1 << slot;
         self.store_pieces(Place::Node(buffer), op.payload(), op.len() as usize)?;

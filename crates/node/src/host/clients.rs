@@ -348,7 +348,9 @@ impl Clients {
     /// Logs this once, until a client is admitted again.
     fn note_full(&mut self, errno: rustix::io::Errno) {
         if !std::mem::replace(&mut self.is_full, true) {
-            tracing::warn!("no further client is admitted for now ({errno}): raise 'ulimit -n', or end a client");
+            tracing::warn!(
+                "no further client is admitted for now ({errno}): raise 'ulimit -n', or end a client"
+            );
         }
     }
 
@@ -604,7 +606,9 @@ impl From<MappingError> for NotAdmitted {
         };
         match errno {
             Some(errno) => NotAdmitted::Full(errno),
-            None => NotAdmitted::Refused(format!("the node could not create rings for another client: {error}")),
+            None => {
+                NotAdmitted::Refused(format!("the node could not create rings for another client: {error}"))
+            }
         }
     }
 }

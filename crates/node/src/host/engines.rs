@@ -10,7 +10,7 @@
 //! token or right was revoked, no later turn of the engine acts on it.
 
 use super::{Shared, entropy, parse};
-use crate::access::{Access, SessionLimit, LOCKED_FOR, LogLimit, Source, Token};
+use crate::access::{Access, LOCKED_FOR, LogLimit, SessionLimit, Source, Token};
 use crate::engine::{Guarded, Keys};
 use crate::served::{Served, no_store};
 use farside_fabrics::memory::Mapping;
@@ -199,7 +199,14 @@ impl<P: Port> EngineLoop<P> {
             ..Config::default()
         };
         let server = Server::new(config);
-        EngineLoop { port, server, handler, executed: 0, out: Vec::new(), expires_at: timer::a_moment_ago() + EXPIRY }
+        EngineLoop {
+            port,
+            server,
+            handler,
+            executed: 0,
+            out: Vec::new(),
+            expires_at: timer::a_moment_ago() + EXPIRY,
+        }
     }
 
     fn run(mut self) {

@@ -37,7 +37,11 @@ struct Replayed {
 
 impl Replayed {
     /// Returns the recorded result, which must be of this access; otherwise performs the access, and waits.
-    fn ask(&self, matches: impl Fn(&Access) -> bool, perform: impl FnOnce() -> Access) -> Result<Access, Wait> {
+    fn ask(
+        &self,
+        matches: impl Fn(&Access) -> bool,
+        perform: impl FnOnce() -> Access,
+    ) -> Result<Access, Wait> {
         if self.at_once.get() {
             return Ok(perform());
         }
@@ -83,8 +87,7 @@ impl Memory for Replayed {
         Arena::of(self).reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Wait> {
-        let matches =
-            |recorded: &Access| matches!(recorded, Access::Read(of, bytes) if *of == at && bytes.len() == out.len());
+        let matches = |recorded: &Access| matches!(recorded, Access::Read(of, bytes) if *of == at && bytes.len() == out.len());
         let recorded = self.ask(matches, || {
             let mut bytes = vec![0; out.len()];
             let Ok(()) = self.mapping.read(at, &mut bytes);
@@ -113,8 +116,7 @@ impl Memory for Replayed {
         Ok(word)
     }
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Wait> {
-        let matches =
-            |recorded: &Access| matches!(recorded, Access::Exchange(a, b, c, _) if (*a, *b, *c) == (at, old, new));
+        let matches = |recorded: &Access| matches!(recorded, Access::Exchange(a, b, c, _) if (*a, *b, *c) == (at, old, new));
         let recorded = self.ask(matches, || {
             let Ok(answer) = self.mapping.exchange(at, width, old, new);
             Access::Exchange(at, old, new, answer)

@@ -54,7 +54,9 @@ fn a_wide_store_is_opened_only_over_engines() {
         assert!(matches!(ask(endpoint, &open(name)), Ok(Answer::Store(Store { secret: 1.., .. }))));
         // A client that may not open it may still create it, and gets its entry without the key.
         let wide = format!("wide-{name}");
-        let Ok(Answer::Store(made)) = ask(endpoint, &create(&wide, "+32")) else { panic!("it was not created") };
+        let Ok(Answer::Store(made)) = ask(endpoint, &create(&wide, "+32")) else {
+            panic!("it was not created")
+        };
         assert!(made.wide && made.secret == 0, "{made:?}");
         let refused = ask(endpoint, &open(&wide)).expect_err("its chains would take no locks").to_string();
         assert!(refused.contains("open it over ring, udp or tcp"), "{refused}");

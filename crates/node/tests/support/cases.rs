@@ -299,7 +299,11 @@ pub(crate) fn a_drop_loses_no_buffer_of_another_store() {
         panic!("it is dropped")
     };
     home.look_around();
-    assert_eq!(home.stage(kept), Stage::Free, "it came after a buffer of the dropped store on its session's list");
+    assert_eq!(
+        home.stage(kept),
+        Stage::Free,
+        "it came after a buffer of the dropped store on its session's list"
+    );
 }
 
 pub(crate) fn a_buffer_retired_after_its_stores_drop_is_on_no_list() {

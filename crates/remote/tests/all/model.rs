@@ -1,6 +1,6 @@
 //! Every op in every shape matches the model: statuses, outputs, and all of memory afterwards.
 
-use crate::support::cases::{Shape, Comparison, enumerate};
+use crate::support::cases::{Comparison, Shape, enumerate};
 use crate::support::model::{OpSpec, Right, Verb};
 use farside_remote::Status;
 use farside_remote::draws::Draws;
@@ -61,9 +61,15 @@ fn every_op_matches_the_model_under_every_set_of_rights() {
         }
     }
     comparison.compare_everything("at the end");
-    println!("{} shapes under {} sets of rights, {} chains", shapes.len(), sets.len(), comparison.tally.chains);
+    println!(
+        "{} shapes under {} sets of rights, {} chains",
+        shapes.len(),
+        sets.len(),
+        comparison.tally.chains
+    );
     for verb in Verb::ALL {
-        let (ok, refused) = (comparison.tally.saw(verb, Status::Ok), comparison.tally.saw(verb, Status::Access));
+        let (ok, refused) =
+            (comparison.tally.saw(verb, Status::Ok), comparison.tally.saw(verb, Status::Access));
         println!("{verb:?}: {ok} OK, {refused} refused for access");
         assert!(ok > 0 && refused > 0);
     }

@@ -1,6 +1,6 @@
 //! The mutants of this crate: one of the checks must kill each.
 
-use crate::support::cases::{Shape, Comparison, enumerate};
+use crate::support::cases::{Comparison, Shape, enumerate};
 use crate::support::lists::{Fate, SCENARIOS};
 use farside_remote::mutant::Mutant;
 use farside_remote::mutants::{self, RETIRE_WHAT_IS_NOT_LIVE, RETIRED_WHILE_DROPPED, SHARED_SCRATCH};

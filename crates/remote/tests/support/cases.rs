@@ -1,7 +1,7 @@
 //! Draws ops of every shape over a small prepared node, and runs them three ways: as built, as decoded from bytes, and
 //! by the model. All three must agree on every status, every output, and every byte of memory afterwards.
 
-use super::model::{OpSpec, Model, Right, SEGMENT, Verb, Why, class_size};
+use super::model::{Model, OpSpec, Right, SEGMENT, Verb, Why, class_size};
 use super::{Bytes, PAGE, assign, free_list, give, grant, open, secret, take};
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
@@ -583,8 +583,10 @@ impl Comparison {
     /// Draws an address: mostly in region 1's table, aligned.
     fn draw_place(&self, random: &mut Draws) -> u64 {
         let size = class_size(LARGE);
-        let large = self.pristine.book.piles.iter().find(|pile| pile.class == LARGE).expect("it was prepared");
-        let small = self.pristine.book.piles.iter().find(|pile| pile.class == SMALL).expect("it was prepared");
+        let large =
+            self.pristine.book.piles.iter().find(|pile| pile.class == LARGE).expect("it was prepared");
+        let small =
+            self.pristine.book.piles.iter().find(|pile| pile.class == SMALL).expect("it was prepared");
         let near = random.below(80);
         match random.below(40) {
             28.. | 0..=8 => at(TABLE) + 16 * random.below(200),
@@ -637,7 +639,8 @@ impl Comparison {
                 mostly_aligned(random, place, shape.width)
             }
         };
-        let at = if shape.indirect { self.draw_pointer(random, target, shape.bounded, specs) } else { target };
+        let at =
+            if shape.indirect { self.draw_pointer(random, target, shape.bounded, specs) } else { target };
         let source = self.draw_second(random, shape.source, target, shape.width);
         let source = source.map(|source| match shape.width {
             0 => source,
@@ -664,7 +667,14 @@ impl Comparison {
             let redirect = source.filter(|_| !random.once_in(4));
             let (list, data) = (random.pick(&[SMALL, LARGE]), random.bytes(40));
             let conditional = random.once_in(4);
-            specs.push(OpSpec { verb: Verb::Allocate, conditional, at: list, data, redirect, ..OpSpec::default() });
+            specs.push(OpSpec {
+                verb: Verb::Allocate,
+                conditional,
+                at: list,
+                data,
+                redirect,
+                ..OpSpec::default()
+            });
         }
         match shape.verb {
             Verb::Read => {}
@@ -724,7 +734,13 @@ impl Comparison {
     }
 
     /// Stores a pointer to `target`, and returns its address.
-    fn draw_pointer(&mut self, random: &mut Draws, target: u64, bounded: bool, specs: &mut Vec<OpSpec>) -> u64 {
+    fn draw_pointer(
+        &mut self,
+        random: &mut Draws,
+        target: u64,
+        bounded: bool,
+        specs: &mut Vec<OpSpec>,
+    ) -> u64 {
         let mut pointer = target.to_le_bytes().to_vec();
         let bound = random.pick(&[0, 1, 16, 100, 1000, 4096, u32::MAX]);
         pointer.extend(bound.to_le_bytes());
@@ -736,7 +752,13 @@ impl Comparison {
                 let at = if bounded { 16 * random.below(2) } else { 8 * random.below(3) };
                 let data = pointer[..if bounded { 16 } else { 8 }].to_vec();
                 let conditional = random.once_in(2);
-                specs.push(OpSpec { verb: Verb::Write, conditional, at: SCRATCH + at, data, ..OpSpec::default() });
+                specs.push(OpSpec {
+                    verb: Verb::Write,
+                    conditional,
+                    at: SCRATCH + at,
+                    data,
+                    ..OpSpec::default()
+                });
                 SCRATCH + at
             }
             2 => self.draw_place(random),
@@ -848,7 +870,12 @@ impl Comparison {
 
 /// Draws operands `times` for each shape of CAS, and `times_few` for those of the verbs with few shapes. Returns the
 /// outcomes of each shape.
-pub(crate) fn enumerate(comparison: &mut Comparison, shapes: &[Shape], times: u64, times_few: u64) -> Vec<Vec<Status>> {
+pub(crate) fn enumerate(
+    comparison: &mut Comparison,
+    shapes: &[Shape],
+    times: u64,
+    times_few: u64,
+) -> Vec<Vec<Status>> {
     let mut outcomes = Vec::new();
     for (index, &shape) in shapes.iter().enumerate() {
         let mut seen = Vec::new();

@@ -172,7 +172,9 @@ pub(crate) fn revoke(memory: &Bytes, region: u32) {
 pub(crate) fn assign(memory: &Bytes, index: u32, region: u32, usage: Use) {
     let arena = Arena::of(memory);
     let Ok(old) = arena.segment(index);
-    let Ok(true) = arena.assign(index, old, region, usage) else { panic!("no other process assigns segments") };
+    let Ok(true) = arena.assign(index, old, region, usage) else {
+        panic!("no other process assigns segments")
+    };
 }
 
 pub(crate) fn grant(memory: &Bytes, index: u32, region: u32, supply: Supply) {

@@ -114,7 +114,11 @@ impl<'a, F: FnMut(&Bytes, usize)> Tearing<'a, F> {
             let replay = Replay { geometry: self.bytes.geometry(), log: &self.log, next: Cell::new(0) };
             match run(&replay, by, chain, reply) {
                 Ok(()) => {
-                    assert_eq!(replay.next.get(), self.log.len(), "a replayed run made fewer accesses than before");
+                    assert_eq!(
+                        replay.next.get(),
+                        self.log.len(),
+                        "a replayed run made fewer accesses than before"
+                    );
                     return self.log.into_iter().map(|(access, _)| access).collect();
                 }
                 Err(access) => {

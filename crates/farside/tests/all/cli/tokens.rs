@@ -292,7 +292,10 @@ fn tokens_are_taken_away_while_their_sessions_work() {
         let error = error.expect("it was refused");
         let told = error.to_string();
         // Its client has tried to open another, if it had heard of the end by then.
-        assert!(told.contains("it has ended the session") || told.contains("does not know this token"), "{told}");
+        assert!(
+            told.contains("it has ended the session") || told.contains("does not know this token"),
+            "{told}"
+        );
         node.run_as("web", &["info"]).refused("does not know this token");
         assert_eq!(root.get("k").wait().expect("others go on").expect("it was put").value, b"again");
         // A file that is none leaves all as it was.
@@ -355,7 +358,10 @@ fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise()
     clear.run_as("root", &["kv", "put", "k", "v", "--insecure-udp"]).done();
     assert_eq!(clear.run_as("root", &["kv", "get", "k", "--insecure-udp"]).done().out, b"v");
     // Who is told why it gets no session is told what to do, and no session is made in another way.
-    sealed.run_as("root", &["info", "--insecure-udp"]).refused("only sealed packets").refused("omit --insecure-udp");
+    sealed
+        .run_as("root", &["info", "--insecure-udp"])
+        .refused("only sealed packets")
+        .refused("omit --insecure-udp");
     sealed.run_as("wrong", &["info"]).refused("does not know this token");
     sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("only sealed packets");
     farside(["info", "--pool", &sealed.url]).refused("asks for a token").refused("--token-file");
