@@ -1,33 +1,33 @@
-//! `info`: a node, or where this program's settings come from.
+//! `info`: a node, or the settings of this program and their origins.
 
 use super::store::store_json;
 use super::{Done, StoreTarget, human_bytes, written};
 use farside::config::{ADMIN_ADDRESS, DATA_PORT, Setting, Settings, usual_socket};
 use std::io::Write;
 
-/// Show a node, or where this program's settings come from.
+/// Show a node, or the settings of this program and their origins.
 #[derive(clap::Args)]
 pub(super) struct Info {
     #[command(flatten)]
     target: StoreTarget,
-    /// Show every setting and where it comes from instead
+    /// Show every setting and its origin, instead of the node
     #[arg(long)]
     config: bool,
-    /// How settings are shown: toml is a settings file that leads to the same ones
+    /// Output format of --config
     #[arg(long, value_enum, value_name = "FORMAT", requires = "config", conflicts_with = "json")]
     format: Option<Format>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
-    /// A line for each
+    /// One line for each setting
     Text,
-    /// One JSON object, as by --json
+    /// One JSON object, as with --json
     Json,
-    /// A settings file, with where each came from
+    /// A settings file that yields the same settings, with their origins as comments
     Toml,
 }
 
@@ -56,7 +56,7 @@ impl Info {
     }
 }
 
-/// What can be set, and what of it the settings file can set.
+/// The settings that a settings file can set, by name; `None` if one is not set.
 fn settable(settings: &Settings) -> [(&'static str, Option<&Setting>); 4] {
     [
         ("pool", Some(&settings.pool)),
@@ -66,7 +66,7 @@ fn settable(settings: &Settings) -> [(&'static str, Option<&Setting>); 4] {
     ]
 }
 
-/// All that is set, looked for or taken for granted.
+/// All settings by name, including those that no file can set and those that are built in.
 fn all(settings: &Settings) -> Vec<(&'static str, Setting)> {
     let built_in = |value: String| Setting { value, origin: "built in".into() };
     let set = settable(settings).into_iter();
@@ -102,22 +102,22 @@ fn tell_json(settings: &Settings) -> Done {
     Ok(())
 }
 
-/// A value as JSON has it: a number, a truth, text, or nothing where none is set.
+/// Converts a setting's value to JSON: a number, a boolean, a string, or null if it is not set.
 fn typed(name: &str, setting: &Setting) -> serde_json::Value {
     match (name, setting.value.as_str(), setting.origin.as_str()) {
-        ("data_port" | "insecure_udp", value, _) => value.parse().expect("it was made of one"),
+        ("data_port" | "insecure_udp", value, _) => value.parse().expect("formatted from a number or a boolean"),
         (_, "none", "built in") => serde_json::Value::Null,
         (_, value, _) => value.into(),
     }
 }
 
-/// A settings file. What is not set there is a comment, and so is where each value came from.
+/// Formats the settings as a settings file. Comments hold the origins and the names of settings that are not set.
 fn as_file(settings: &Settings) -> String {
     let mut file = String::from("# Settings of farside, as they are in force.\n");
     for (name, setting) in settable(settings) {
         file += &match setting {
             Some(Setting { value, origin }) => {
-                // A path may hold anything; it must not end the comment.
+                // Escaped, as a path may contain a line feed, which would end the comment.
                 format!("{name} = {}  # {}\n", toml::Value::from(value.as_str()), origin.escape_debug())
             }
             None => format!("# {name} is not set\n"),
@@ -126,7 +126,7 @@ fn as_file(settings: &Settings) -> String {
     file
 }
 
-/// Tells about a node.
+/// Prints a node's state and its stores.
 pub(super) fn about(pool: &farside::Pool, json: bool) -> Done {
     let (info, stores) = (pool.info()?, pool.stores()?);
     if json {
@@ -135,29 +135,28 @@ pub(super) fn about(pool: &farside::Pool, json: bool) -> Done {
         tell!("{object}");
         return Ok(());
     }
-    // Columns as wide as the longest name.
     let longest = stores.iter().map(|store| "store ".len() + store.name.len()).max().unwrap_or(0);
     let width = (longest + 2).max(22);
     let rows = [
         ("release", info.version),
-        ("process", if info.pid == 0 { "told to admins only".into() } else { info.pid.to_string() }),
+        ("process", if info.pid == 0 { "reported to admins only".into() } else { info.pid.to_string() }),
         ("memory", human_bytes(info.memory_bytes)),
-        ("of no store", human_bytes(info.unassigned_bytes)),
+        ("unassigned", human_bytes(info.unassigned_bytes)),
         ("pages", human_bytes(info.page_size)),
         ("sessions", info.sessions.to_string()),
-        ("buffers taken back", info.reclaimed_buffers.to_string()),
-        ("buffers found lost", info.scanned_buffers.to_string()),
+        ("buffers reclaimed", info.reclaimed_buffers.to_string()),
+        ("leaked buffers found", info.scanned_buffers.to_string()),
     ];
     for (name, value) in rows {
         tell!("{name:<width$}{value}");
     }
     let refused = [
-        ("no known token", info.refusals.bad_tokens),
+        ("unknown tokens", info.refusals.bad_tokens),
         ("greetings locked out", info.refusals.locked_out),
         ("wrong secrets", info.refusals.bad_secrets),
         ("wrong keys", info.refusals.wrong_keys),
         ("chains refused", info.refusals.chains),
-        ("questions refused", info.refusals.asks),
+        ("requests refused", info.refusals.asks),
         ("packets forged", info.refusals.forged),
         ("packets replayed", info.refusals.replayed),
     ];

@@ -1,7 +1,9 @@
 //! `kv`: keys and values from the command line.
 //!
-//! `load` and `dump` have rooms of their own: `records` is what lies in a file, `binary` one form of it, `progress` how
-//! far one came that was broken off. `watch` asks again and again for `stat`, `view` is how that looks.
+//! - `load`, `dump`: copy a file into a store, and a store into a file.
+//! - `records`: the records of such a file. `binary`: the binary file format.
+//! - `progress`: how far an interrupted load or dump came.
+//! - `watch`, `view`: sample statistics for `stat --watch`, and display them.
 
 mod binary;
 mod dump;
@@ -38,7 +40,7 @@ use std::time::Duration;
 pub(super) struct Kv {
     #[command(flatten)]
     target: StoreTarget,
-    /// Tell on standard error what 'put', 'get' and 'del' ask of the node
+    /// Print to standard error the requests that 'put', 'get' and 'del' send to the node
     #[arg(long, global = true)]
     trace: bool,
     #[command(subcommand)]
@@ -47,12 +49,13 @@ pub(super) struct Kv {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Give a key a value
+    /// Set the value of a key
     Put {
-        /// 1 to 4096 bytes
+        /// The key: 1 to 4096 bytes
         #[arg(allow_negative_numbers = true)]
         key: OsString,
-        /// The value itself; '@FILE' for the bytes of a file, '-' or nothing for those of standard input: up to 16 MiB
+        /// The value, up to 16 MiB: the text itself, '@FILE' for the bytes of a file, or '-' for those of standard
+        /// input [default: standard input]
         #[arg(allow_negative_numbers = true)]
         value: Option<OsString>,
     },
@@ -62,30 +65,30 @@ enum Action {
         #[arg(allow_negative_numbers = true)]
         key: OsString,
     },
-    /// Take the value of a key away
+    /// Delete a key
     Del {
         /// The key
         #[arg(allow_negative_numbers = true)]
         key: OsString,
     },
-    /// Put every record of a file, or every line of standard input
+    /// Put every record of a file or of standard input
     Load(load::Load),
-    /// Write every key and value as 'load' reads them
+    /// Write every key and value in a format that 'load' reads
     Dump(dump::Dump),
-    /// Show how the store's memory is used, once or again and again
+    /// Show how the store's memory is used, once or repeatedly
     Stat(Stat),
 }
 
 #[derive(clap::Args)]
 struct Stat {
-    /// One JSON object, each time
+    /// Print one JSON object, or one for each sample of --watch
     #[arg(long)]
     json: bool,
-    /// Look again and again, each second if no other time is said, and show what was done meanwhile: rates, memory, and
-    /// the latency of a small probe; 'q' ends it
+    /// Sample the node at this interval (1s if no TIME is given), and show rates, memory, and the latency of a small
+    /// probe; 'q' quits
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", value_parser = watch::interval)]
     watch: Option<Duration>,
-    /// With --watch: end after so many times
+    /// Stop --watch after N samples
     #[arg(long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
@@ -93,7 +96,7 @@ struct Stat {
 impl Kv {
     pub(super) fn run(self) -> Done {
         if self.trace && matches!(self.action, Action::Load(_) | Action::Dump(_) | Action::Stat(_)) {
-            return Err(Failure::Told("--trace tells of put, get and del: leave it out here".into()));
+            return Err(Failure::Told("--trace works with put, get and del only: leave it out here".into()));
         }
         let (pool, store) = self.target.connect()?;
         if let Action::Stat(Stat { json, watch, count }) = self.action {
@@ -127,12 +130,12 @@ impl Kv {
                 }
             }
             Action::Dump(dump) => dump.run(&mut client),
-            Action::Load(_) | Action::Stat(_) => unreachable!("answered above"),
+            Action::Load(_) | Action::Stat(_) => unreachable!("handled above"),
         }
     }
 }
 
-/// As the commands without a trace, through a layer that tells what goes by.
+/// Runs put, get or del through a layer that prints each request and its response.
 fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
     let endpoint = Rc::new(pool.endpoint_here()?);
     let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), |text: &str| note!("{text}")));
@@ -159,7 +162,8 @@ fn traced(pool: &farside::Pool, store: &str, action: Action) -> Done {
     }
 }
 
-/// Why a store could not be opened. One that is not there may never have been: it is not called gone.
+/// Explains why a store could not be opened. If no store has that name, the message does not say that the store is
+/// gone, as it may never have existed.
 pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvError>) -> Failure {
     let reason = match error.into() {
         KvError::Store(StoreError::Gone(reason)) => reason,
@@ -169,8 +173,8 @@ pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvE
         Ok(stores) if !stores.is_empty() && stores.iter().all(|other| other.name != store) => {
             let names: Vec<&str> = stores.iter().map(|store| store.name.as_str()).collect();
             Failure::Told(format!(
-                "there is no store '{store}'; the node has: {}; make it by 'farside store create {store}', or name \
-                 another by --store",
+                "there is no store '{store}'; the node has: {}; create it with 'farside store create {store}', or \
+                 name another with --store",
                 names.join(", ")
             ))
         }
@@ -178,11 +182,12 @@ pub(super) fn not_opened(pool: &farside::Pool, store: &str, error: impl Into<KvE
     }
 }
 
+/// Returns the value that an argument of `put` stands for.
 fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     let Some(argument) = argument.filter(|argument| argument != "-") else {
         if is_closed(io::stdin().as_fd()) {
             return Err(Failure::Told(
-                "standard input is closed: give it something, or the value as an argument ('' for an empty one)".into(),
+                "standard input is closed: redirect it, or give the value as an argument ('' for an empty one)".into(),
             ));
         }
         return read_value(io::stdin().lock(), Path::new("standard input"));
@@ -190,7 +195,7 @@ fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     match argument.as_bytes().strip_prefix(b"@") {
         None => Ok(argument.into_vec()),
         Some(b"") => Err(Failure::Told(
-            "'@' names no file: write @FILE, or give a value that begins with '@' by standard input".into(),
+            "'@' names no file: write @FILE, or pass a value that begins with '@' through standard input".into(),
         )),
         Some(path) => {
             let path = Path::new(OsStr::from_bytes(path));
@@ -199,8 +204,8 @@ fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     }
 }
 
-/// Whether this process was started without a standard input: Rust then opens the null device in its place, for
-/// reading and writing, where a shell's `</dev/null` is for reading alone.
+/// Whether this process was started with standard input closed. Rust then opens the null device in its place, for
+/// reading and writing, whereas a shell's `</dev/null` opens it for reading only.
 fn is_closed(input: BorrowedFd<'_>) -> bool {
     let is_null = fstat(input).is_ok_and(|stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == makedev(1, 3)
@@ -210,12 +215,12 @@ fn is_closed(input: BorrowedFd<'_>) -> bool {
 
 fn read_value(input: impl Read, name: &Path) -> Result<Vec<u8>, Failure> {
     let mut value = Vec::new();
-    // One byte more than fits is enough to know that it does not.
+    // One byte more than the limit shows that the value is too large.
     let read = input.take(farside::VALUE_MAX as u64 + 1).read_to_end(&mut value);
     read.map_err(|error| cannot_read(name, &error))?;
     if value.len() > farside::VALUE_MAX {
         return Err(Failure::Told(format!(
-            "{} has more than {}, the most that a value can have: split it",
+            "{} is larger than {}, the largest possible value: split it",
             name.display(),
             human_bytes(farside::VALUE_MAX as u64)
         )));
@@ -230,7 +235,7 @@ fn cannot_read(path: &Path, error: &io::Error) -> Failure {
     ))
 }
 
-/// Tells how a store's memory is used.
+/// Prints how a store's memory is used.
 pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
     let stat = pool.stat(store)?;
     let known = pool.stores()?.into_iter().find(|known| known.name == store);
@@ -244,17 +249,17 @@ pub(super) fn stat(pool: &farside::Pool, store: &str, json: bool) -> Done {
         ("quota", human_bytes(stat.quota_bytes), String::new()),
         ("table", human_bytes(stat.table_bytes), known.map_or(String::new(), |store| table_of(&store))),
         ("never used", human_bytes(stat.granted_bytes), "including a small reserve beyond the quota".into()),
-        ("in segments of buffers", human_bytes(stat.buffer_segment_bytes), String::new()),
+        ("segments of buffers", human_bytes(stat.buffer_segment_bytes), String::new()),
         ("  live", human_bytes(stat.live_bytes), format!("{} buffers", stat.live_buffers)),
         ("  free", human_bytes(stat.free_bytes), format!("{} buffers", stat.free_buffers)),
-        ("  on their way back", String::new(), format!("{} buffers", stat.retired_buffers)),
-        ("  set aside", String::new(), format!("{} buffers", stat.parked_buffers)),
+        ("  retired", String::new(), format!("{} buffers", stat.retired_buffers)),
+        ("  parked", String::new(), format!("{} buffers", stat.parked_buffers)),
     ];
     for (name, amount, more) in rows {
         tell!("{}", format!("{name:<24}{amount:>12}  {more}").trim_end());
     }
     for pid in &stat.delaying_pids {
-        tell!("memory waits for process {pid}; if it is stopped, let it go on with 'kill -CONT {pid}'");
+        tell!("memory waits for process {pid}; if it is stopped, resume it with 'kill -CONT {pid}'");
     }
     Ok(())
 }

@@ -1,23 +1,23 @@
-//! `man`: the manual's pages, one for each command, for whoever packs Farside.
+//! `man`: the pages of the manual, one for each command.
 //!
-//! A packager has the binary and need not have the sources; so the binary writes the pages, of the commands that it was
-//! built with. Invariant: the same binary writes the same bytes, whenever and wherever that is.
+//! The binary generates them, so that packagers need no sources and the pages match the features it was built with.
+//! Invariant: the same binary always writes the same bytes.
 
 use super::{Cli, Done, Failure, written};
 use clap::{Command, CommandFactory};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Write the manual: one page, or all of them into a folder
+/// Print a page of the manual, or write all pages to a folder
 #[derive(clap::Args)]
 #[command(after_help = "\
 Read one: farside man kv get | man -l -
 Install:  farside man --out /usr/local/share/man/man1")]
 pub(super) struct Man {
-    /// Of which command the page is written to standard output, such as kv get: of farside itself if none is named
+    /// Command whose page is printed to standard output, such as kv get [default: farside itself]
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
-    /// Write the pages of all commands into this folder, which is made if it is not there
+    /// Write the pages of all commands to this folder, which is created if it is missing
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     out: Option<PathBuf>,
 }
@@ -29,7 +29,7 @@ impl Man {
         if let Some(folder) = &self.out {
             let failed = |error: std::io::Error| {
                 Failure::Told(format!(
-                    "could not write pages into {}: {error}; name another folder",
+                    "could not write pages to {}: {error}; name another folder",
                     folder.display()
                 ))
             };
@@ -43,29 +43,31 @@ impl Man {
     }
 }
 
-/// Writes the command's page and those below it; answers how many.
+/// Writes the pages of a command and of its subcommands. Returns the number of pages.
 fn write_all(command: &Command, folder: &Path) -> std::io::Result<usize> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     std::fs::write(folder.join(format!("{name}.1")), page(command))?;
     below(command).try_fold(1, |count, below| Ok(count + write_all(below, folder)?))
 }
 
+/// Finds a command by the names on the way to it.
+///
 /// # Errors
-/// There is no such command; says which there are.
+/// No such command; the message lists those that exist.
 fn named<'a>(whole: &'a Command, names: &[String]) -> Result<&'a Command, String> {
     names.iter().try_fold(whole, |command, name| {
         below(command).find(|below| below.get_name() == name).ok_or_else(|| {
             let known: Vec<&str> = below(command).map(Command::get_name).collect();
             let above = command.get_bin_name().unwrap_or("farside");
             match known.is_empty() {
-                true => format!("'{above}' has no commands below it: leave '{name}' out"),
+                true => format!("'{above}' has no subcommands: leave '{name}' out"),
                 false => format!("'{above}' has no command '{name}': name one of {}", known.join(", ")),
             }
         })
     })
 }
 
-/// Those that people type; others are started by commands.
+/// Visible subcommands of a command. Hidden ones are started only by other commands.
 fn below(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|below| !below.is_hide_set())
 }
@@ -75,8 +77,8 @@ fn page(command: &Command) -> Vec<u8> {
     clap_mangen::Man::new(command.clone())
         .source(concat!("Farside ", env!("CARGO_PKG_VERSION")))
         .manual("Farside Manual")
-        .date(" ") // An empty one is left out, and then the others are taken for it.
+        .date(" ") // An empty date is omitted, and then the following fields move into its place.
         .render(&mut page)
-        .expect("a vector takes all that is written");
+        .expect("a write to a vector does not fail");
     page
 }

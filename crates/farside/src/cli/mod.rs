@@ -1,10 +1,13 @@
-//! The commands: what can be typed, and what becomes of an error.
+//! The command line: its commands, their shared options, and the exit codes.
 //!
-//! Exit codes: 0 done, 1 the key is absent, a condition is not met or a simulated run is not good, 2 anything else; the
-//! reason and the remedy are on standard error. Where whoever read standard output has gone, as `head` does, a command
-//! ends quietly with 141, as the shell would have it.
+//! Exit codes:
+//! - 0: done.
+//! - 1: the key is absent, a condition is not met, or a simulated run is not good.
+//! - 2: any other failure. The reason and the remedy are on standard error.
+//! - 141: the reader of standard output, such as `head`, has closed the pipe. Nothing is printed. A shell reports the
+//!   same code for a process that SIGPIPE killed.
 
-/// A line on standard output; ends the command where nobody reads it.
+/// Prints a line to standard output. Returns `Failure::Unread` from the caller if the reader has closed the pipe.
 macro_rules! tell {
     ($($text:tt)*) => {{
         use std::io::Write;
@@ -12,7 +15,7 @@ macro_rules! tell {
     }};
 }
 
-/// A line on standard error, if anybody reads it.
+/// Prints a line to standard error; ignores errors.
 macro_rules! note {
     ($($text:tt)*) => {{
         use std::io::Write;
@@ -54,7 +57,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Far memory that programs share: mutable, and reached without waking the far CPU.
+/// Far memory that programs share: mutable, and accessed without involving the remote CPU.
 #[derive(Parser)]
 #[command(name = "farside", version, propagate_version = true, arg_required_else_help = true, after_help = AFTER_HELP)]
 struct Cli {
@@ -63,71 +66,72 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Which node and which store is told by --pool and --store, else by FARSIDE_POOL and FARSIDE_STORE, else by 'pool' and \
-'store' in the file that FARSIDE_CONFIG names or in ~/.config/farside/config.toml; 'farside info --config' shows it. \
-Where a node asks for a token, the file that holds it is told likewise: --token-file, FARSIDE_TOKEN_FILE, \
-'token_file'. So are the certificates that a node at tls:// is known by: --tls-ca, FARSIDE_TLS_CA, 'tls_ca'.
+--pool and --store select the node and the store. The defaults are FARSIDE_POOL and FARSIDE_STORE, then 'pool' and \
+'store' in the settings file. FARSIDE_CONFIG names the settings file; its default is ~/.config/farside/config.toml. \
+If the node requires a token, --token-file, FARSIDE_TOKEN_FILE or 'token_file' names the file that holds it. For a \
+node at tls://, --tls-ca, FARSIDE_TLS_CA or 'tls_ca' names the file of certificates to trust. 'farside info --config' \
+shows all settings and their origins.
 
-Exit codes: 0 done, 1 the store has no such key, or another version of it than was asked for, or a simulated run is \
-not known to be good, 2 anything else, of which the reason and the remedy are on standard error; so ends 'doctor' \
-where something of this release does not work. What a signal breaks off ends with 128 more than its number, a node \
-that is told to end so with 0.";
+Exit codes: 0: done. 1: the store has no such key, the key has another version than the one given, or a simulated run \
+is not known to be good. 2: any other failure; the reason and the remedy are on standard error. 'doctor' exits with 2 \
+if something of this release does not work. An interrupted command exits with 128 + the signal number. A node that \
+is stopped by a signal exits with 0.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start a memory node with a store 'default' where clients look for it, and show what to try next
+    /// Start a memory node at the default socket, with a store 'default', and print commands to try next
     Up(node::Up),
     /// Start a memory node
     Serve(node::Serve),
-    /// Make, list and drop stores
+    /// Create, list, rebuild and drop stores
     Store(store::Store),
-    /// Make tokens, by which a node knows who may do what
+    /// Create tokens, which grant clients rights to stores
     Token(token::Token),
-    /// Make certificates, by which clients know that a node is the one that they mean
+    /// Create certificates, with which clients verify that they reach the right node
     #[cfg(feature = "tls")]
     Tls(tls::Tls),
     /// Put, get and delete keys; load and dump files
     Kv(kv::Kv),
-    /// Type commands at a store: put, get, cas, scan, stat ...; or one as arguments, or many by a pipe
+    /// Run commands on a store (put, get, cas, scan, stat ...): at a prompt, from the arguments, or from a pipe
     Shell(shell::Shell),
     /// Measure a system, or the physical floor under it
     Bench(bench::Bench),
-    /// Time reads, writes, atomics, chains and calls one by one, or count how many there are a second, as perftest does
+    /// Measure the latency or the rate of single reads, writes, atomics, chains and calls, as perftest does
     Perf(Box<perf::Perf>),
-    /// Try a system in the simulator: many clients, whatever can go wrong, and a check of what they saw
+    /// Test a system in the simulator: many clients, injected faults, and a check of every response
     Sim(Box<sim::Sim>),
-    /// Predict a paper's figure, and hold it to what was published
+    /// Predict a figure of a paper, and compare it with the published one
     Figure(figure::Figure),
-    /// Predict what a system would do on other machines
+    /// Predict the performance of a system on other machines
     Whatif(whatif::WhatIf),
-    /// Show a node, or where this program's settings come from
+    /// Show a node, or the settings of this program and their origins
     Info(info::Info),
-    /// Tell which fabrics work here, what of this machine stands in the way, and what to do about it
+    /// Check which fabrics work on this machine, which of its settings stand in the way, and how to fix them
     Doctor(doctor::Doctor),
-    /// Start a node, fill it, read it while the node's process is stopped, and hold it to the floor
+    /// Start a node, fill it, read from it while its process is stopped, and compare it with the floor
     Demo(demo::Demo),
-    /// Write what a shell is to propose for half-typed commands
+    /// Print the completion script of a shell
     Completions(completions::Completions),
-    /// Write the manual: one page, or all of them into a folder
+    /// Print a page of the manual, or write all pages to a folder
     Man(man::Man),
 }
 
-/// Which node a command is about.
+/// Options that select a node and how to connect to it.
 #[derive(clap::Args, Clone, Debug)]
 struct Target {
-    /// The node's url, such as shm:PATH [default: FARSIDE_POOL, the settings file, or where 'farside up' serves]
+    /// URL of the node, such as shm:PATH [default: FARSIDE_POOL, the settings file, or the node of 'farside up']
     #[arg(long, value_name = "URL", global = true)]
     pool: Option<String>,
-    /// A file with the token that the node is shown, if it asks for one [default: FARSIDE_TOKEN_FILE, the settings
-    /// file, or none]
+    /// File that holds this client's token, if the node requires one [default: FARSIDE_TOKEN_FILE, the settings file,
+    /// or none]
     #[arg(long, value_name = "PATH", global = true)]
     token_file: Option<String>,
-    /// A file of certificates in PEM, for tls:// alone: the node's own, or of those who sign such [default:
+    /// PEM file of certificates to trust, for tls:// only: the node's own, or those of its issuers [default:
     /// FARSIDE_TLS_CA, the settings file, or none]
     #[arg(long, value_name = "PATH", global = true)]
     tls_ca: Option<String>,
-    /// Send udp:// packets in the clear although there is a token, to a node that was started so: whoever sees them can
-    /// read them, the token included, and forge them
+    /// Send udp:// packets in the clear even with a token, to a node that was started with this flag too: anyone who
+    /// sees the packets can read them, the token included, and forge them
     #[arg(long, global = true)]
     insecure_udp: bool,
 }
@@ -144,13 +148,16 @@ impl Target {
     }
 }
 
-/// The node of those settings, which is not one that this command would take along when it ends.
+/// Connects to the node that the settings select.
+///
+/// # Errors
+/// The node cannot be reached, or its URL is `local:`: such a node would end with this command.
 fn connect(settings: &Settings) -> Result<farside::Pool, Failure> {
     let url = &settings.pool.value;
     if url.starts_with("local:") {
         return Err(Failure::Told(format!(
-            "a node at '{url}' would be in this command's process, and end with it: start one with 'farside up', and \
-             name it by --pool shm:PATH"
+            "a node at '{url}' would run in this command's process and end with it: start one with 'farside up', and \
+             name it with --pool shm:PATH"
         )));
     }
     let token = settings.token().map_err(Failure::Told)?;
@@ -159,12 +166,12 @@ fn connect(settings: &Settings) -> Result<farside::Pool, Failure> {
     Ok(farside::connect_with(url, &farside::Options { token, tls_ca, insecure_udp })?)
 }
 
-/// Which store on which node a command is about.
+/// Options that select a store on a node.
 #[derive(clap::Args, Clone, Debug)]
 struct StoreTarget {
     #[command(flatten)]
     node: Target,
-    /// The store [default: FARSIDE_STORE, the settings file, or 'default']
+    /// Name of the store [default: FARSIDE_STORE, the settings file, or 'default']
     #[arg(long, value_name = "NAME", global = true)]
     store: Option<String>,
 }
@@ -180,16 +187,16 @@ impl StoreTarget {
     }
 }
 
-/// How a command ends that does not succeed.
+/// Reason why a command does not succeed. Selects the exit code.
 #[derive(Debug)]
 enum Failure {
-    /// There is no such key.
+    /// The store has no such key.
     Absent,
-    /// A conditional put has found something else, or a simulated run is not known to be good; and why.
+    /// The condition of a conditional put is not met, or a simulated run is not known to be good. Holds the reason.
     NotGood(String),
-    /// Whoever read standard output has gone.
+    /// The reader of standard output has closed the pipe.
     Unread,
-    /// What is wrong and what to do.
+    /// Any other failure. Holds the reason and the remedy.
     Told(String),
 }
 
@@ -201,12 +208,12 @@ impl<E: std::error::Error> From<E> for Failure {
 
 type Done = Result<(), Failure>;
 
-/// What became of something for standard output.
+/// Converts the result of a write to standard output.
 fn written(result: io::Result<()>) -> Done {
     result.map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::Unread,
         _ => Failure::Told(format!(
-            "could not write to standard output: {error}; make room, or send it elsewhere"
+            "could not write to standard output: {error}; free some space, or redirect the output"
         )),
     })
 }
@@ -217,12 +224,12 @@ pub(crate) fn main() -> ExitCode {
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         .with_max_level(tracing::Level::INFO)
-        .log_internal_errors(false) // Telling that nobody reads the log, where nobody does, is a panic.
+        .log_internal_errors(false) // Otherwise the logger panics if standard error is closed.
         .init();
     allow_descriptors();
     for name in unknown_variables() {
         note!(
-            "farside: warning: the variable {name} means nothing; did you mean one of {}?",
+            "farside: warning: unknown variable {name}; did you mean one of {}?",
             VARIABLES.join(", ")
         );
     }
@@ -264,15 +271,16 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Every connection takes descriptors at both ends: lets this process have as many as the system allows it.
+/// Raises the limit on file descriptors to the maximum that the system allows: each connection takes some at both ends.
 fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
-    // Where they are too few even so, whoever misses one says it.
+    // If the limit is still too low, the call that runs out of descriptors reports it.
     let _as_it_was = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Memory is taken as it is written to: what is too much for this machine would be noticed only when it is spent, and
-/// then the system ends whichever process it likes.
+/// Fails if this machine has less memory available than `bytes`.
+///
+/// Pages are allocated on first write, so a shortage would show only later, when the OOM killer ends some process.
 fn check_available(bytes: u64, remedy: &str) -> Done {
     match available_memory() {
         Some(available) if bytes > available => Err(Failure::Told(format!(
@@ -284,12 +292,12 @@ fn check_available(bytes: u64, remedy: &str) -> Done {
     }
 }
 
-/// Bytes that processes of this machine may yet take, if the system tells.
+/// Bytes of memory available to new processes, or `None` if the system does not report it.
 fn available_memory() -> Option<u64> {
     machine::available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// For clap: a number of bytes that a node can lend.
+/// Parses, for clap, the number of bytes that a node lends.
 fn memory(text: &str) -> Result<u64, String> {
     parse_bytes(text)
         .ok()
@@ -297,23 +305,23 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("a node cannot lend '{text}': give a multiple of 1 MiB from 8MiB to 1TiB"))
 }
 
-/// For clap: a number of bytes that a value of a benchmark can have.
+/// Parses, for clap, the size in bytes of a benchmark's values.
 fn value_size(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;
     let fits = u32::try_from(bytes).ok().filter(|bytes| (1..=farside::VALUE_MAX as u32).contains(bytes));
-    fits.ok_or_else(|| format!("no value has '{text}': give 1 to 16MiB"))
+    fits.ok_or_else(|| format!("'{text}' is not a size of values: give 1 to 16MiB"))
 }
 
-/// For clap: a number of bytes that a store can have.
+/// Parses, for clap, the quota of a store in bytes.
 fn quota(text: &str) -> Result<u64, String> {
     match parse_bytes(text)? {
-        0 => Err("a store needs some: give it 64MiB or so".into()),
-        bytes if bytes % (1 << 20) != 0 => Err(format!("'{text}' is no multiple of 1 MiB: give 64MiB or so")),
+        0 => Err("a store needs memory: give it 64MiB or so".into()),
+        bytes if bytes % (1 << 20) != 0 => Err(format!("'{text}' is not a multiple of 1 MiB: give 64MiB or so")),
         bytes => Ok(bytes),
     }
 }
 
-/// For clap: a length of time, such as `500ms`, `10s` or `2m`; a number alone is seconds.
+/// Parses, for clap, a duration such as `500ms`, `10s` or `2m`; a number alone is seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -326,18 +334,18 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     let seconds = digits.parse::<f64>().ok().zip(unit).map(|(number, unit)| number * unit);
     seconds.filter(|seconds| (0.0..=1e9).contains(seconds)).map(Duration::from_secs_f64).ok_or_else(|| {
-        format!("'{text}' is no length of time: write it like 500ms, 10s or 2m; a number alone is seconds")
+        format!("'{text}' is not a duration: write it like 500ms, 10s or 2m; a number alone is seconds")
     })
 }
 
-/// Warns of what a workload's file says and nobody heeds.
+/// Warns of properties in a workload's file that have no effect.
 fn warn_of_unused(workload: &Workload) {
     for unused in &workload.unused {
         note!("farside: {}:{}: property '{}' has no effect", workload.name, unused.line, unused.key);
     }
 }
 
-/// For people: bytes with a unit.
+/// Formats a number of bytes with a binary unit, such as `1.5 MiB`.
 fn human_bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut amount = bytes as f64;
@@ -349,7 +357,7 @@ fn human_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{amount:.1} {}", units[unit]) }
 }
 
-/// A progress bar on a terminal; a line now and then elsewhere; nothing if `quiet`.
+/// Creates a progress bar if standard error is a terminal. Otherwise prints one line. Prints nothing if `quiet`.
 fn progress(what: &'static str, total: u64, quiet: bool) -> indicatif::ProgressBar {
     use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
     if quiet {
@@ -362,8 +370,8 @@ fn progress(what: &'static str, total: u64, quiet: bool) -> indicatif::ProgressB
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
     let style = ProgressStyle::with_template("{msg:>24} [{bar:40}] {human_pos}/{human_len} {rate} {eta}");
     let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-        // Nobody who looks at a bar reads fractions.
-        let _always_there = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
+        // A whole number is precise enough for a progress bar.
+        let _cannot_fail = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
     };
     let style = style.expect("the template is well-formed").progress_chars("=> ").with_key("rate", rate);
     bar.with_style(style).with_message(what)
@@ -379,8 +387,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fuzz_lengths_of_time() {
-        let executions = Executions::of("lengths of time");
+    fn fuzz_durations() {
+        let executions = Executions::of("durations");
         let seeds = [
             "500ms",
             "10s",

@@ -23,10 +23,10 @@ use std::time::Duration;
 /// Start a memory node with a store 'default'.
 #[derive(clap::Args)]
 pub(super) struct Up {
-    /// Bytes of memory to lend; half of them for 'default', the rest for stores that are made later
+    /// Bytes of memory to lend; half are for the store 'default', the rest for stores that are created later
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = memory)]
     memory: u64,
-    /// Where clients connect [default: where they look for it]
+    /// Socket at which clients connect [default: the one that clients use by default]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -34,68 +34,69 @@ pub(super) struct Up {
 /// Start a memory node.
 #[derive(clap::Args)]
 pub(super) struct Serve {
-    /// Bytes of memory to lend: a multiple of 1MiB, 8MiB to 1TiB [default: what --memory-file has, else 1GiB]
+    /// Bytes of memory to lend: a multiple of 1MiB, from 8MiB to 1TiB [default: the size of --memory-file, else 1GiB]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     memory: Option<u64>,
-    /// Where clients of this host connect [default: where they look for it]
+    /// Socket at which clients of this host connect [default: the one that clients use by default]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Also serve clients at this url, by engines of this process: udp://127.0.0.1:7460, tcp://127.0.0.1:7460 or
-    /// tls://127.0.0.1:7460 for any host (port 0: a free one), ring:PATH for this one. May be given several times
+    /// Also serve clients at this URL, with engines of this process: udp://127.0.0.1:7460, tcp://127.0.0.1:7460 or
+    /// tls://127.0.0.1:7460 for clients of any host (port 0: a free port), ring:PATH for clients of this host. May be
+    /// given several times
     #[arg(long, value_name = "URL", value_parser = listen)]
     listen: Vec<At>,
-    /// What --listen tls:// shows to clients: a certificate in PEM, with those who signed it if there are any ('farside
-    /// tls new' makes one)
+    /// PEM file of the certificate for --listen tls://, followed by the certificates of its issuers, if any ('farside
+    /// tls new' creates one)
     #[arg(long, value_name = "PATH", requires = "listen", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The certificate's private key, in PEM, which nobody else may read
+    /// PEM file of the certificate's private key, which no other user may read
     #[arg(long, value_name = "PATH", requires = "listen", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Who may do what by --listen: a file of tokens, which nobody else may read ('farside token new' makes entries for
-    /// it). Required where other machines can reach an engine. SIGHUP has it read anew. Nobody is served by shm then
+    /// File of the tokens that --listen accepts and their rights; no other user may read it ('farside token new' prints
+    /// entries for it). Required if other machines can reach an engine. SIGHUP reloads it. Turns off shm
     #[arg(long, value_name = "PATH", requires = "listen")]
     tokens: Option<PathBuf>,
-    /// Serve shm although there are --tokens: whoever runs programs as this user may then do everything, without one
+    /// Serve shm in spite of --tokens: every program of this user may then do everything, without a token
     #[arg(long, requires = "tokens")]
     shm_trusts_all: bool,
-    /// Leave packets of --listen udp:// in the clear, which --tokens seal: anyone who can see them can then read and
-    /// forge them. Clients need the flag too. For a rack where all is trusted
+    /// Leave packets of --listen udp:// in the clear, which --tokens would seal: anyone who sees the packets can read
+    /// and forge them. Clients need the flag too. For racks where every host is trusted
     #[arg(long, requires = "listen")]
     insecure_udp: bool,
-    /// Engines at each --listen, each a thread
+    /// Number of engines at each --listen; each is a thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     engines: u32,
-    /// Which pages back the memory: huge ones make random reads faster
+    /// Size of the pages that back the memory: huge pages make random reads faster
     #[arg(long, value_enum, default_value_t = PagesArg::Auto)]
     pages: PagesArg,
-    /// Show the node by HTTP: /health, /stores and /metrics [default address: 127.0.0.1:7400; port 0: a free one]
+    /// Serve /health, /stores and /metrics over HTTP [default address: 127.0.0.1:7400; port 0: a free port]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     #[arg(num_args = 0..=1, default_missing_value = "127.0.0.1:7400")]
     admin: Option<SocketAddr>,
-    /// A file with the token that HTTP clients must send; required unless --admin is of this machine alone
+    /// File with the token that HTTP clients must send; required unless the address of --admin is a loopback address
     #[arg(long, value_name = "PATH", requires = "admin")]
     admin_token_file: Option<PathBuf>,
-    /// Keep the memory in this file: it survives the death of the node's process, though not of the machine. If the
-    /// file holds a node's memory, its stores are served again
+    /// Keep the memory in this file: it survives the end of the node's process, but not of the machine. If the file
+    /// holds the memory of an earlier node, its stores are served again
     #[arg(long, value_name = "PATH", conflicts_with = "pages")]
     memory_file: Option<PathBuf>,
-    /// Kill clients of the node that served --memory-file before, if any are alive
+    /// Kill the clients of the earlier node of --memory-file that are still alive
     #[arg(long, requires = "memory_file")]
     evict: bool,
-    /// Kill a client that was stopped for so long in the middle of an operation, so that memory can come back: 500ms,
-    /// 10s, 2m or 1h; a number alone is seconds
+    /// Kill a client that has been stopped for this long in the middle of an operation, so that its memory can be
+    /// reused: 500ms, 10s, 2m or 1h; a number alone is seconds
     #[arg(long, value_name = "TIME", value_parser = duration)]
     evict_stopped_after: Option<Duration>,
-    /// Make this store at once; may be given once
+    /// Create this store at the start; may be given once
     #[arg(long, value_name = "NAME")]
     store: Option<String>,
-    /// Bytes for the table and the items of --store together: a multiple of 1MiB [default: all there are]
+    /// Bytes for the table and the items of --store together: a multiple of 1MiB [default: all of the memory]
     #[arg(long, value_name = "BYTES", value_parser = quota, requires = "store")]
     quota: Option<u64>,
-    /// Items that the table of --store is to have room for
+    /// Number of items for which the table of --store is sized
     #[arg(long, value_name = "N", requires = "store", value_parser = clap::value_parser!(u64).range(1..))]
     items: Option<u64>,
-    /// Give each key of 8 bytes a slot of its own in --store (the paper's collision-free layout)
+    /// Give each 8-byte key of --store its own slot (the paper's collision-free layout)
     #[arg(long, requires = "store")]
     collision_free: bool,
     /// Stop when the process that started this one ends
@@ -105,12 +106,12 @@ pub(super) struct Serve {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum PagesArg {
-    /// 2 MiB: reserved ones if there are enough, else such as the system can make while memory is filled (Linux 6.1 or
+    /// 2 MiB if enough huge pages are reserved, or if the system can form them as memory is filled (Linux 6.1 or
     /// later); else 4 KiB
     Auto,
     /// 4 KiB
     Small,
-    /// 2 MiB, all of them reserved, or an error that says how to reserve them
+    /// 2 MiB, all of them reserved; fails with instructions if there are too few
     Huge,
 }
 
@@ -143,7 +144,7 @@ impl Up {
             evict: false,
             evict_stopped_after: None,
             store: Some("default".into()),
-            // The rest is for what else a newcomer tries: another store, a benchmark.
+            // The rest is for other stores, such as that of a benchmark.
             quota: Some((self.memory / 2) >> 20 << 20).filter(|&quota| quota > 0),
             items: None,
             collision_free: false,
@@ -154,17 +155,19 @@ impl Up {
     }
 }
 
-/// What a newcomer may try next: it works as it stands, in any shell, in any folder, and whatever else is set.
+/// Commands to try next.
+///
+/// Invariant: they work unchanged in any shell and any folder, and in spite of other settings.
 fn hints(socket: &Path) -> Result<String, Failure> {
     let socket = std::path::absolute(socket)?;
     let url = format!("shm:{}", socket.display());
     let called = std::env::args_os().next().unwrap_or_else(|| "farside".into());
-    // A name without a folder was found by PATH, and will be again.
+    // A name without a slash was found through PATH, and will be found again.
     let program = match called.as_bytes().contains(&b'/') {
         true => std::path::absolute(&called)?.display().to_string(),
         false => called.to_string_lossy().into_owned(),
     };
-    // What is set wrongly is told by whichever command needs it; with both flags it needs nothing else.
+    // Invalid settings are not reported here: with both flags, the commands need no settings.
     let (leads_here, is_default) = Settings::resolve(File::default()).map_or((false, false), |settings| {
         let pool = settings.pool.value.strip_prefix("shm:").unwrap_or(&settings.pool.value).to_owned();
         (Path::new(&pool) == socket, settings.store.value == "default")
@@ -181,7 +184,7 @@ fn hints(socket: &Path) -> Result<String, Failure> {
     ))
 }
 
-/// As a shell reads it as one word.
+/// Quotes text so that a shell reads it as one word.
 pub(super) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
     if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
@@ -192,14 +195,16 @@ impl Serve {
         self.serve("")
     }
 
-    /// Where shm is served, if it is: its clients have all of the memory, whatever tokens say.
+    /// Path of the shm socket, or `None` if shm is not served.
+    ///
+    /// Its clients access all of the memory whatever their tokens grant, so `--tokens` turns it off.
     fn socket(&self) -> Result<Option<PathBuf>, Failure> {
         if self.tokens.is_some() && !self.shm_trusts_all {
             return match &self.socket {
                 None => Ok(None),
                 Some(_) => Err(Failure::Told(
-                    "--socket serves shm, whose clients may do everything, and --tokens say who may do what: leave \
-                     --socket out, or give --shm-trusts-all if everyone who runs programs as this user may"
+                    "--socket serves shm, whose clients may do everything, so it contradicts --tokens: leave --socket \
+                     out, or give --shm-trusts-all if you trust all programs of this user"
                         .into(),
                 )),
             };
@@ -207,7 +212,7 @@ impl Serve {
         let socket = self.socket.clone().unwrap_or_else(default_socket);
         if let Some(path) = socket.as_os_str().as_bytes().strip_prefix(b"shm:") {
             return Err(Failure::Told(format!(
-                "--socket {} is a url, and takes a path: leave out shm:, as in --socket {}",
+                "--socket takes a path, and {} is a URL: leave out shm:, as in --socket {}",
                 socket.display(),
                 path.escape_ascii()
             )));
@@ -216,19 +221,22 @@ impl Serve {
         Ok(Some(socket))
     }
 
-    /// Where engines are to serve, and what they show there.
+    /// Addresses at which the engines serve, with the certificates to present there.
+    ///
+    /// # Errors
+    /// A flag lacks another flag that it needs, or a certificate cannot be used.
     fn listen(&self) -> Result<Vec<Listen>, Failure> {
         if self.engines > 1 && self.listen.is_empty() {
             return Err(Failure::Told(
-                "--engines serve at --listen alone, and none is given: give one, or leave --engines out"
+                "--engines has no effect without --listen: give --listen, or leave --engines out"
                     .into(),
             ));
         }
         let has_udp = self.listen.iter().any(|at| matches!(at, At::Plain(Listen::Udp(_))));
         if self.insecure_udp && (self.tokens.is_none() || !has_udp) {
             return Err(Failure::Told(
-                "--insecure-udp leaves packets in the clear that --tokens would seal, of --listen udp:// alone, and \
-                 one of both is not given: give it, or leave --insecure-udp out"
+                "--insecure-udp has no effect without --tokens and --listen udp://: give both, or leave \
+                 --insecure-udp out"
                     .into(),
             ));
         }
@@ -237,14 +245,14 @@ impl Serve {
             (Some(certificate), Some(key)) if is_shown => Some(showing(certificate, key)?),
             (None, None) if is_shown => {
                 return Err(Failure::Told(
-                    "--listen tls:// takes a certificate to show: give --tls-cert and --tls-key ('farside tls new' \
-                     makes both)"
+                    "--listen tls:// requires a certificate: give --tls-cert and --tls-key ('farside tls new' \
+                     creates both)"
                         .into(),
                 ));
             }
             (Some(_), _) => {
                 return Err(Failure::Told(
-                    "--tls-cert is shown by tls alone, and no --listen tls:// is given: give one, or leave it out"
+                    "--tls-cert has no effect, as no --listen tls:// is given: give one, or leave --tls-cert out"
                         .into(),
                 ));
             }
@@ -252,23 +260,24 @@ impl Serve {
         };
         let listen = self.listen.iter().map(|at| match (at, &by_tls) {
             (At::Tls(address), Some(by_tls)) => by_tls(*address),
-            (At::Tls(_), None) => unreachable!("there is a certificate where one is shown"),
+            (At::Tls(_), None) => unreachable!("a tls address has a certificate, as checked above"),
             (At::Plain(listen), _) => listen.clone(),
         });
         Ok(listen.collect())
     }
 
+    /// Bytes of memory to lend: `--memory`, else the size of `--memory-file`, else 1 GiB.
     fn memory(&self) -> u64 {
         const MEMORY: u64 = 1 << 30;
-        // A file that cannot be looked at is told of when it is opened.
+        // An error is ignored here, as opening the file will report it.
         let file = self.memory_file.as_ref().and_then(|path| std::fs::metadata(path).ok());
         let found = file.map(|file| file.len()).filter(|&len| Geometry::of(len).is_some());
         self.memory.or(found).unwrap_or(MEMORY)
     }
 
-    /// Serves until a signal comes; once it does, says where, and what to try next.
+    /// Starts the node, prints its addresses and `hints`, and serves until a signal arrives.
     fn serve(self, hints: &str) -> Done {
-        // Before anything that takes time, so that no signal is missed.
+        // The first step, so that no signal is missed.
         let mut heard = signals::ending();
         if self.tokens.is_some() {
             heard.push(RELOAD);
@@ -290,8 +299,8 @@ impl Serve {
             && self.memory_file.is_none()
         {
             tracing::warn!(
-                "this machine has {} of memory available, less than is to be lent: once that is spent, the system \
-                 ends processes; serve less --memory, or none that fills it",
+                "this machine has {} of memory available, less than the node lends: when it runs out, the system \
+                 kills processes; serve less --memory",
                 human_bytes(available)
             );
         }
@@ -326,7 +335,7 @@ impl Serve {
             more += &format!("farside: watch it at http://{at}/{{health,stores,metrics}}\n");
         }
         more += hints;
-        // Whoever has read that the node serves may leave.
+        // A script may close the pipe after the first line, which says that the node serves.
         let _unread = std::io::stdout().write_all(more.as_bytes());
         let mut signals = signals.forever();
         let signal = loop {
@@ -341,6 +350,7 @@ impl Serve {
         Ok(())
     }
 
+    /// Address and token of the HTTP endpoint, if there is one.
     fn admin(&self) -> Result<Option<Admin>, Failure> {
         let Some(listen) = self.admin else { return Ok(None) };
         let token = self.admin_token_file.as_ref().map(|path| {
@@ -352,7 +362,7 @@ impl Serve {
             })?;
             match bytes.trim_ascii() {
                 b"" => Err(Failure::Told(format!("{} holds no token: put one into it", path.display()))),
-                // What no header can carry, no client could send.
+                // An HTTP header can carry no other characters.
                 token if !token.iter().all(u8::is_ascii_graphic) => Err(Failure::Told(format!(
                     "{} holds no token: put one line of visible ASCII characters without spaces into it, such as \
                      'openssl rand -hex 16' writes",
@@ -364,19 +374,21 @@ impl Serve {
         Ok(Some(Admin { listen, token: token.transpose()? }))
     }
 
-    /// The store of `--store` has its `--quota`, or all memory but what its reserve takes.
+    /// Creates the store of `--store`, unless it came with the memory file.
+    ///
+    /// Its quota is `--quota`, or all of the memory except its reserve.
     fn make_store(&self, host: &Host, name: &str, found: Found) -> Done {
         const STORE_WAIT: Duration = Duration::from_secs(60);
         let open = Ask::OpenStore { name: name.to_owned() };
-        // If it cannot be opened it is made, and whatever is in the way of that is told.
+        // If it cannot be opened, it is created below, and an error of that is reported.
         if found == Found::Memory
             && let Ok(Answer::Store(store)) = host.ask(open, STORE_WAIT)
         {
-            self.compare(&store); // It came with the memory.
+            self.compare(&store);
             return Ok(());
         }
         let Ok(Answer::NodeInfo(info)) = host.ask(Ask::NodeInfo, STORE_WAIT) else {
-            return Err(Failure::Told("the node that was just started has no answer".into()));
+            return Err(Failure::Told("the new node did not respond: start it again".into()));
         };
         let mut new = NewStore::prism_kv(name, self.quota.map_or_else(|| all_of(&info), Ok)?);
         (new.items, new.collision_free) = (self.items, self.collision_free);
@@ -384,9 +396,9 @@ impl Serve {
         Ok(())
     }
 
-    /// Warns where a store that came with the memory is not what was asked for.
+    /// Warns if a store that came with the memory file differs from the one that the flags describe.
     fn compare(&self, store: &Store) {
-        // A table of another kind is not what was asked for either, and has no slots that are known here.
+        // A table of another kind counts as different: its number of slots is unknown here.
         let shape = shape_of(store).unwrap_or_default();
         let is_collision_free = shape.is_collision_free;
         let slots = named(&store.kind).and_then(|system| {
@@ -399,8 +411,8 @@ impl Serve {
             || self.collision_free && !is_collision_free;
         if is_other {
             tracing::warn!(
-                "the memory file has a store '{}' already, and it stays as it is: a quota of {}, a table for {} \
-                 items{}; to have another, drop it or choose another name",
+                "the memory file already has a store '{}', which is left unchanged: a quota of {}, a table for {} \
+                 items{}; to get the one requested, drop it or choose another name",
                 store.name,
                 human_bytes(store.quota),
                 shape.items,
@@ -410,27 +422,27 @@ impl Serve {
     }
 }
 
-/// Has a node with tokens read them anew.
+/// Signal on which a node reloads its tokens.
 const RELOAD: c_int = signal_hook::consts::SIGHUP;
 
-/// Tokens that cannot be read leave those that were read before in force.
+/// Reloads the tokens. If the file cannot be read, the tokens read before stay in force.
 fn reload(host: &Host, path: &Path) {
     match token::read(path) {
         Ok(tokens) => {
-            tracing::info!("read {} anew: it has {} tokens", path.display(), tokens.token.len());
+            tracing::info!("reloaded {}: it has {} tokens", path.display(), tokens.token.len());
             host.set_tokens(tokens);
         }
-        Err(reason) => tracing::error!("{reason}; the tokens that were read before stay in force"),
+        Err(reason) => tracing::error!("{reason}; the tokens read before stay in force"),
     }
 }
 
-/// The quota that leaves nothing over, in whole segments.
+/// The largest possible quota: all unassigned memory except the reserve, in whole segments.
 fn all_of(info: &NodeInfo) -> Result<u64, Failure> {
     const MIN: u64 = 2; // One segment for a table, one for buffers.
     let unassigned = info.unassigned_bytes / SEGMENT_SIZE;
     match unassigned.saturating_sub(Division::reserve_of(unassigned)) {
         ..MIN => Err(Failure::Told(format!(
-            "the node has {} MiB that no store has, too little for --store: drop a store, or serve more --memory",
+            "the node has {} MiB of unassigned memory, too little for --store: drop a store, or serve more --memory",
             info.unassigned_bytes >> 20
         ))),
         all => Ok(all * SEGMENT_SIZE),
@@ -441,14 +453,14 @@ fn engines(count: u32) -> String {
     if count == 1 { "an engine serves".into() } else { format!("{count} engines serve") }
 }
 
-/// Where engines are to serve, before it is known what they show.
+/// An address of `--listen`. A TLS address does not have its certificate yet.
 #[derive(Clone, Debug)]
 enum At {
     Plain(Listen),
     Tls(SocketAddr),
 }
 
-/// How to serve by TLS and show what these files have.
+/// Reads a certificate and its key. Returns a function that adds them to a TLS address.
 #[cfg(feature = "tls")]
 fn showing(certificate: &Path, key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
     use farside_fabrics::tcp::tls::{Identity, IdentityError};
@@ -469,12 +481,12 @@ fn showing(_certificate: &Path, _key: &Path) -> Result<impl Fn(SocketAddr) -> Li
     Err::<fn(SocketAddr) -> Listen, _>(Failure::Told(farside::parts::NO_TLS.into()))
 }
 
-/// For clap: where engines are to serve.
+/// Parses, for clap, an address of `--listen`.
 fn listen(url: &str) -> Result<At, String> {
     let wrong = || {
         format!(
-            "'{url}' is no address that can be served: give an address and a port, like tcp://127.0.0.1:7460, or \
-             ring:PATH; shm is served at --socket"
+            "'{url}' cannot be served: give an address and a port, like tcp://127.0.0.1:7460, or ring:PATH; shm is \
+             served at --socket"
         )
     };
     if let Some(path) = url.strip_prefix("ring:").filter(|path| !path.is_empty()) {
@@ -488,12 +500,12 @@ fn listen(url: &str) -> Result<At, String> {
     }
 }
 
-/// For clap: where to listen.
+/// Parses, for clap, the address of `--admin`.
 fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| format!("'{text}' is no address and port: write it like 127.0.0.1:7400"))
+    text.parse().map_err(|_| format!("'{text}' is not an address and a port: write it like 127.0.0.1:7400"))
 }
 
-/// A node one of whose threads has ended must not seem to live: clients would wait for it.
+/// Makes a panic of any thread end the process: a node that lost a thread would seem alive, and clients would wait.
 fn end_on_panic() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -502,7 +514,7 @@ fn end_on_panic() {
     }));
 }
 
-/// Asks the system to end this process with its parent, and ends it now if that has happened already.
+/// Asks the system to end this process when its parent ends. Fails if the parent has ended already.
 pub(super) fn die_with_parent() -> Done {
     let parent = rustix::process::getppid();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;

@@ -1,4 +1,4 @@
-//! `store`: make, list, rebuild and drop stores.
+//! `store`: create, list, rebuild and drop stores.
 
 use super::{Done, Failure, Target, human_bytes};
 use farside::NewStore;
@@ -6,7 +6,7 @@ use farside_systems::registry::{names, shape_of, usual};
 use farside_systems::system::{Family, Shape};
 use std::time::Duration;
 
-/// Make, list, rebuild and drop stores.
+/// Create, list, rebuild and drop stores.
 #[derive(clap::Args)]
 pub(super) struct Store {
     #[command(flatten)]
@@ -17,45 +17,45 @@ pub(super) struct Store {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Make a store
+    /// Create a store
     Create {
-        /// 1 to 64 letters, digits, '-', '_' or '.'
+        /// Name of the store: 1 to 64 letters, digits, '-', '_' or '.'
         name: String,
         /// Bytes for its table and items together: a multiple of 1MiB
         #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = super::quota)]
         quota: u64,
-        /// Items that its table is to have room for [default: from the quota]
+        /// Number of items for which its table is sized [default: derived from the quota]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         items: Option<u64>,
         #[arg(long, default_value = usual().kind, help = help_of_kind())]
         kind: String,
-        /// Give each key of 8 bytes a slot of its own (the paper's collision-free layout)
+        /// Give each 8-byte key its own slot (the paper's collision-free layout)
         #[arg(long)]
         collision_free: bool,
     },
     /// List the stores
     List {
-        /// One JSON object a line
+        /// Print one JSON object a line
         #[arg(long)]
         json: bool,
     },
-    /// Give a store another table while it is used, without what was deleted
+    /// Replace the table of a store by a new one without deleted keys, while clients use the store
     Rebuild {
-        /// Its name
+        /// Name of the store
         name: String,
-        /// Items that its table is to have room for [default: what is in it]
+        /// Number of items for which the new table is sized [default: the items in the store]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         items: Option<u64>,
     },
-    /// Drop a store with everything in it
+    /// Drop a store with all of its content
     Drop {
-        /// Its name
+        /// Name of the store
         name: String,
     },
 }
 
 fn help_of_kind() -> String {
-    format!("Which system: {}; or raw, plain memory that 'farside perf' measures with", names(Family::Kv))
+    format!("System of the store: {}; or raw: plain memory for 'farside perf'", names(Family::Kv))
 }
 
 impl Store {
@@ -89,7 +89,7 @@ impl Store {
     }
 }
 
-/// Tells of all stores of a node.
+/// Prints the stores of a node.
 pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
     for store in pool.stores()? {
         if json {
@@ -103,10 +103,10 @@ pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
     Ok(())
 }
 
-/// How often a rebuild is looked at.
+/// Interval at which the progress of a rebuild is polled.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A store's table, as people are told of it.
+/// Describes a store's table in words, and the progress of a rebuild if there is one.
 pub(super) fn table_of(store: &farside::Store) -> String {
     let Some(Shape { slots, epoch, .. }) = shape_of(store) else { return String::new() };
     let moved =
@@ -114,7 +114,7 @@ pub(super) fn table_of(store: &farside::Store) -> String {
     format!("table {epoch}, of {slots} slots{}", moved.unwrap_or_default())
 }
 
-/// What scripts are told of a store: nothing that opens it, or that says where it lies.
+/// Describes a store as a JSON object. Leaves out its key, its addresses and the seed of its hash.
 pub(super) fn store_json(store: &farside::Store) -> serde_json::Value {
     let mut parameters = serde_json::from_str(&store.parameters).unwrap_or(serde_json::Value::Null);
     if let Some(parameters) = parameters.as_object_mut() {

@@ -1,4 +1,4 @@
-//! A terminal that is left as it was found, whichever way this process ends.
+//! Full-screen views of a terminal, and its restoration however this process ends.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{
@@ -8,14 +8,14 @@ use std::ffi::c_int;
 use std::io::{self, Write};
 use std::time::Instant;
 
-/// From now on, each of these signals puts the terminal back as it is now, writes `leave` to it, and then ends this
-/// process as it would have without.
+/// Saves the terminal's modes. When one of `signals` arrives, restores them, writes `leave`, and ends this process by
+/// the signal.
 pub(super) fn left_as_found(signals: impl IntoIterator<Item = c_int>, leave: &'static str) -> io::Result<()> {
     let found = tcgetattr(io::stdin())?;
     let mut signals = signal_hook::iterator::Signals::new(signals)?;
     std::thread::Builder::new().name("farside-terminal".into()).spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
-        // Where the terminal has gone, nothing is to be put back.
+        // Errors are ignored: if the terminal is gone, there is nothing to restore.
         let _gone = tcsetattr(io::stdin(), OptionalActions::Now, &found);
         let mut out = io::stdout();
         let _gone = out.write_all(leave.as_bytes()).and_then(|()| out.flush());
@@ -24,12 +24,13 @@ pub(super) fn left_as_found(signals: impl IntoIterator<Item = c_int>, leave: &'s
     Ok(())
 }
 
-/// A view that has the whole terminal, until it is dropped or this process ends, by a signal or a panic.
+/// A view that covers the whole terminal. The terminal is restored when the view is dropped, on a panic, and on a
+/// signal that ends this process.
 pub(super) struct Screen {
     found: Termios,
 }
 
-/// Another screen, and no cursor; and back.
+/// Switches to the alternate screen and hides the cursor; `LEAVE` reverts both.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
@@ -45,7 +46,7 @@ impl Screen {
         }));
         let mut keys = found.clone();
         keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
-        // Stopped from the keyboard, it would leave the terminal like this.
+        // Ctrl-Z is disabled: a stopped process would leave the terminal in these modes.
         keys.special_codes[SpecialCodeIndex::VSUSP] = 0;
         keys.special_codes[SpecialCodeIndex::VMIN] = 1;
         keys.special_codes[SpecialCodeIndex::VTIME] = 0;
@@ -55,13 +56,13 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Columns and rows.
+    /// Returns the number of columns and rows, or 80 and 24 if they are unknown.
     pub(super) fn size() -> (usize, usize) {
         let size = tcgetwinsize(io::stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
         size.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
     }
 
-    /// Shows these lines, as far as there is room, and nothing else.
+    /// Replaces the content of the screen by `lines`, cut to its size.
     pub(super) fn show(lines: &[String]) -> io::Result<()> {
         let (columns, rows) = Screen::size();
         let mut text = String::from("\x1b[H");
@@ -73,11 +74,11 @@ impl Screen {
         write(&(text + "\x1b[J"))
     }
 
-    /// Waits until then for a key that ends the view.
+    /// Waits until `end` for a key that ends the view. Returns whether one came.
     pub(super) fn is_ended_before(end: Instant) -> io::Result<bool> {
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).expect("a view looks again within hours");
+            let timeout = Timespec::try_from(left).expect("an interval is at most an hour");
             let input = io::stdin();
             let mut polled = [PollFd::new(&input, PollFlags::IN)];
             match poll(&mut polled, Some(&timeout)) {
@@ -85,7 +86,7 @@ impl Screen {
                 Ok(_) => {
                     let mut key = [0; 64];
                     let count = rustix::io::read(&input, &mut key)?;
-                    // Nothing to read is a terminal that has gone; 4 is Ctrl-D.
+                    // A read of 0 bytes means that the terminal is gone; 4 is Ctrl-D.
                     if count == 0 || key[..count].iter().any(|key| matches!(key, b'q' | b'Q' | 4)) {
                         return Ok(true);
                     }
@@ -106,7 +107,7 @@ impl Drop for Screen {
 }
 
 fn leave(found: &Termios) {
-    // Where the terminal has gone, nothing is to be put back.
+    // Errors are ignored: if the terminal is gone, there is nothing to restore.
     let _gone = tcsetattr(io::stdin(), OptionalActions::Now, found);
     let _gone = write(LEAVE);
 }

@@ -1,6 +1,6 @@
-//! `tls`: certificates, by which clients know that a node is the one that they mean.
+//! `tls`: certificates, with which clients verify that they reach the right node.
 //!
-//! Nobody signs them but their own key, so a client that is to trust one is given that very certificate.
+//! The certificates are self-signed, so a client needs a copy of the node's certificate to trust it.
 
 use super::node::quoted;
 use super::{Done, Failure};
@@ -14,7 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Make certificates, by which clients know that a node is the one that they mean.
+/// Create certificates, with which clients verify that they reach the right node.
 #[derive(clap::Args)]
 pub(super) struct Tls {
     #[command(subcommand)]
@@ -23,15 +23,15 @@ pub(super) struct Tls {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Make a certificate and its key, for 'farside serve --listen tls://...'
+    /// Create a certificate and its key, for 'farside serve --listen tls://...'
     New {
-        /// A name or an address of the node's host, as clients have it in their url. May be given several times
+        /// Name or address of the node's host, as it stands in the clients' URLs. May be given several times
         #[arg(long, value_name = "NAME", required = true)]
         host: Vec<String>,
-        /// The folder for cert.pem and key.pem, which must not be there yet
+        /// Folder for cert.pem and key.pem, neither of which may exist yet
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
-        /// For how many days it is valid
+        /// Number of days for which the certificate is valid
         #[arg(long, value_name = "N", default_value_t = DAYS, value_parser = clap::value_parser!(u32).range(1..=36500))]
         days: u32,
     },
@@ -45,7 +45,7 @@ impl Tls {
         let Action::New { host, out, days } = self.action;
         let made = Certificate::new(&host, days).map_err(Failure::Told)?;
         std::fs::create_dir_all(&out).map_err(|error| {
-            Failure::Told(format!("could not make {}: {error}; name another folder", out.display()))
+            Failure::Told(format!("could not create {}: {error}; name another folder", out.display()))
         })?;
         let (certificate, key) = (out.join("cert.pem"), out.join("key.pem"));
         made.write(&certificate, &key).map_err(Failure::Told)?;
@@ -60,7 +60,8 @@ impl Tls {
     }
 }
 
-/// Where clients look for a node of that host, and where it listens; off loopback it takes tokens.
+/// Returns the URL at which clients reach a node on `host`, and the arguments of `serve --listen`. These include
+/// `--tokens` unless the host is a loopback address.
 fn url_of(host: &str) -> (String, &'static str) {
     let bare = host.trim_matches(['[', ']']);
     let url = if bare.contains(':') { format!("tls://[{bare}]:7460") } else { format!("tls://{bare}:7460") };
@@ -73,45 +74,45 @@ fn url_of(host: &str) -> (String, &'static str) {
     (url, serves)
 }
 
-/// A certificate that its own key has signed.
+/// A self-signed certificate and its private key.
 pub(super) struct Certificate {
-    /// In PEM.
+    /// The certificate, in PEM.
     pub(super) text: String,
-    /// In PEM. A secret.
+    /// The private key, in PEM. A secret.
     key: String,
 }
 
 impl Certificate {
-    /// A fresh one for these hosts.
+    /// Creates a certificate for these hosts, with a new key.
     ///
     /// # Errors
-    /// One of them is none; names it.
+    /// An element of `hosts` is not a name or an address of a host; the message names it.
     pub(super) fn new(hosts: &[String], days: u32) -> Result<Certificate, String> {
         let bare: Vec<String> = hosts.iter().map(|host| host.trim_matches(['[', ']']).to_owned()).collect();
         for host in &bare {
             HostName::parse(host)
                 .map_err(|reason| format!("{reason}: give --host without scheme and port"))?;
         }
-        let impossible = |error: rcgen::Error| format!("no certificate can be made for these hosts: {error}");
+        let impossible = |error: rcgen::Error| format!("could not create a certificate for these hosts: {error}");
         let mut params = CertificateParams::new(bare.clone()).map_err(impossible)?;
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, format!("farside node {}", bare[0]));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let now = now.map_err(|_| "this machine's clock says a time before 1970: set it first")?;
+        let now = now.map_err(|_| "this machine's clock shows a time before 1970: set it first")?;
         let epoch = rcgen::date_time_ymd(1970, 1, 1);
-        params.not_before = epoch + now.saturating_sub(DAY); // Clocks differ.
+        params.not_before = epoch + now.saturating_sub(DAY); // A client's clock may be behind.
         params.not_after = epoch + now + DAY * days;
         let key = KeyPair::generate().map_err(impossible)?;
         let text = params.self_signed(&key).map_err(impossible)?.pem();
         Ok(Certificate { text, key: key.serialize_pem() })
     }
 
-    /// Writes both to new files; nobody else may read the key.
+    /// Writes the certificate and the key to new files. No other user may read the key.
     ///
     /// # Errors
-    /// One of them is there, or cannot be made; then neither was made.
+    /// One of the files exists, or cannot be created. Then neither file was created.
     pub(super) fn write(&self, certificate: &Path, key: &Path) -> Result<(), String> {
         write_new(key, 0o600, &self.key)?;
         write_new(certificate, 0o644, &self.text).inspect_err(|_| {

@@ -1,6 +1,6 @@
-//! `token`: by which a node knows who may do what.
+//! `token`: credentials that grant clients rights to stores.
 //!
-//! A secret is told once, to whoever is to show it; the file of `serve --tokens` has its hash alone.
+//! A secret is printed once, for the client. The file of `serve --tokens` holds only its hash.
 
 use super::{Done, Failure};
 use farside::config::read_private;
@@ -11,7 +11,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Make tokens, by which a node knows who may do what.
+/// Create tokens, which grant clients rights to stores.
 #[derive(clap::Args)]
 pub(super) struct Token {
     #[command(subcommand)]
@@ -20,19 +20,19 @@ pub(super) struct Token {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Draw a secret; write it, and the entry for the file of 'farside serve --tokens'
+    /// Generate a secret; print it, and the entry for the file of 'farside serve --tokens'
     New {
-        /// For people and logs: 1 to 64 letters, digits, '-', '_' or '.'
+        /// Name of the token in logs: 1 to 64 letters, digits, '-', '_' or '.'
         #[arg(long)]
         name: String,
-        /// What it may do in which store: read, write, atomic and allocate with commas between, or all; the store '*'
-        /// is each that is not named. May be given several times
+        /// Rights to a store: read, write, atomic and allocate, separated by commas, or all. The store '*' stands for
+        /// every store that is not named. May be given several times
         #[arg(long, value_name = "STORE=RIGHTS", value_parser = grant)]
         store: Vec<(String, Grant)>,
-        /// It may make, drop and list all stores
+        /// Allow it to create, drop and list all stores
         #[arg(long)]
         admin: bool,
-        /// Write the secret to this new file, which nobody else may read, and the entry alone to standard output
+        /// Write the secret to this new file, which no other user may read, and print only the entry
         #[arg(long, value_name = "PATH")]
         secret_file: Option<PathBuf>,
     },
@@ -43,7 +43,7 @@ impl Token {
         let Action::New { name, store, admin, secret_file } = self.action;
         if store.is_empty() && !admin {
             return Err(Failure::Told(
-                "the token could do nothing: give --store STORE=RIGHTS, such as default=all, or --admin"
+                "the token would have no rights: give --store STORE=RIGHTS, such as default=all, or --admin"
                     .into(),
             ));
         }
@@ -57,20 +57,20 @@ impl Token {
         match secret_file {
             Some(path) => write_new(&path, &secret).map_err(Failure::Told)?,
             None => {
-                tell!("The secret, for the file that a client names by --token-file; it is told this once:");
+                tell!("The secret, for the file that a client names with --token-file; it is printed only once:");
                 tell!("{secret}");
                 tell!("\nThe entry, for the file of 'farside serve --tokens':");
             }
         }
-        tell!("{entry}"); // With a line between it and the next.
+        tell!("{entry}"); // Followed by an empty line, which separates it from the next entry of the file.
         Ok(())
     }
 }
 
-/// 256 random bits, in a form that is known for a secret where it is found.
+/// Generates a secret: 256 random bits, with a prefix by which scanners for leaked secrets recognise it.
 fn secret() -> String {
     let words: [u64; 4] = std::array::from_fn(|_| {
-        getrandom::u64().expect("the system has random bytes: secrets must not be guessed")
+        getrandom::u64().expect("the system has random bytes, without which a secret could be guessed")
     });
     words.iter().fold("farside_".to_owned(), |secret, word| secret + &format!("{word:016x}"))
 }
@@ -83,28 +83,31 @@ fn write_new(path: &Path, secret: &str) -> Result<(), String> {
     written.map_err(|error| format!("could not write {}: {error}; name another new file", path.display()))
 }
 
-/// For clap: a store and rights to it.
+/// Parses, for clap, a store and the rights to it.
 fn grant(text: &str) -> Result<(String, Grant), String> {
     let (store, words) = text.split_once('=').ok_or_else(|| {
         format!("'{text}' names no rights: write it like default=read,write or default=all")
     })?;
     let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if store != EVERY_STORE && (store.is_empty() || store.len() > 64 || !store.chars().all(is_name)) {
-        return Err(format!("'{store}' is no store: use 1 to 64 letters, digits, '-', '_' or '.', or '*'"));
+        return Err(format!(
+            "'{store}' is not a name of a store: use 1 to 64 letters, digits, '-', '_' or '.', or '*'"
+        ));
     }
     let rights: Result<Rights, String> = words.split(',').map(|word| Ok(Grant::parse(word)?.0)).collect();
     Ok((store.to_owned(), Grant(rights?)))
 }
 
-/// The tokens in the file of `serve --tokens`.
+/// Reads the file of `serve --tokens`.
 ///
 /// # Errors
-/// It cannot be read, others can read it, or it holds something else: says where, and never what.
+/// The file cannot be read, other users can read it, or it is malformed. The message has the position of the mistake,
+/// and never the content of the file.
 pub(super) fn read(path: &Path) -> Result<Tokens, String> {
     let text = read_private(path)?;
     let wrong = |reason: &str, at: String| {
         format!(
-            "{}{at} is no file of tokens: {reason}; 'farside token new' makes entries for it",
+            "{}{at} is not a file of tokens: {reason}; 'farside token new' prints entries for it",
             path.display()
         )
     };
@@ -114,12 +117,12 @@ pub(super) fn read(path: &Path) -> Result<Tokens, String> {
     })?;
     tokens.check().map_err(|reason| wrong(&reason, String::new()))?;
     if tokens.token.is_empty() {
-        tracing::warn!("{} has no token, so that engines let nobody in", path.display());
+        tracing::warn!("{} has no token, so the engines refuse all clients", path.display());
     }
     Ok(tokens)
 }
 
-/// `:LINE:COLUMN`, as compilers have it.
+/// Formats a byte offset as `:LINE:COLUMN`, counted from 1.
 fn place(text: &str, at: usize) -> String {
     let before = text.get(..at).unwrap_or(text);
     let line = before.matches('\n').count() + 1;

@@ -1,10 +1,10 @@
-//! Those who watch a node by HTTP.
+//! The HTTP endpoint of a node.
 
 use crate::support::{Process, farside, serve, until};
 use std::ffi::OsStr;
 use std::io::Write;
 
-/// A node with an admin face, and where that is.
+/// Starts a node with an HTTP endpoint. Returns it and the endpoint's address.
 fn watched(folder: &std::path::Path, token: &[u8]) -> (Process, String) {
     let file = folder.join("token");
     std::fs::write(&file, token).expect("a file");
@@ -20,30 +20,30 @@ fn watched(folder: &std::path::Path, token: &[u8]) -> (Process, String) {
 pub(crate) fn answer_to(at: &str, question: &str) -> String {
     let mut stream = std::net::TcpStream::connect(at).expect("it listens");
     stream.set_read_timeout(Some(crate::support::PATIENCE)).expect("a timeout");
-    stream.write_all(question.as_bytes()).expect("it takes it");
+    stream.write_all(question.as_bytes()).expect("it reads the request");
     let mut answer = String::new();
-    std::io::Read::read_to_string(&mut stream, &mut answer).expect("it answers and hangs up");
+    std::io::Read::read_to_string(&mut stream, &mut answer).expect("it responds and closes the connection");
     answer
 }
 
 #[test]
-fn connections_that_say_nothing_neither_pile_up_nor_last() {
+fn idle_connections_are_few_and_are_closed() {
     let folder = tempfile::tempdir().expect("a folder");
     let (node, at) = watched(folder.path(), b"secret\n");
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", node.pid())).expect("it runs").count();
     let before = descriptors();
     let mut idle: Vec<_> = (0..200).map(|_| std::net::TcpStream::connect(&at).expect("it listens")).collect();
     for stream in &mut idle[..20] {
-        stream.write_all(b"GET /health HTTP/1.1\r\nHost:").expect("it takes a part");
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost:").expect("it reads a part");
     }
-    until("they were seen", || descriptors() > before);
-    assert!(descriptors() <= before + 40, "{} descriptors of 200 strangers", descriptors() - before);
+    until("some are accepted", || descriptors() > before);
+    assert!(descriptors() <= before + 40, "{} descriptors for 200 connections", descriptors() - before);
     drop(idle.split_off(20));
-    // Those that are left are hung up on; who asks a whole question is answered.
+    // The idle connections that remain are closed. A complete request gets a response.
     let question =
         "GET /health HTTP/1.1\r\nHost: n\r\nAuthorization: bearer secret\r\nConnection: close\r\n\r\n";
     assert!(answer_to(&at, question).contains("200 OK"));
-    until("they were hung up on", || descriptors() <= before);
+    until("they are closed", || descriptors() <= before);
     let question = question.replace("secret", "Secret");
     assert!(answer_to(&at, &question).contains("401 Unauthorized"));
 }

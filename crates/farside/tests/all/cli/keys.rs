@@ -1,4 +1,4 @@
-//! Keys and values: by argument, by file, by standard input, and by files of lines.
+//! Keys and values from arguments, files, standard input, and files of lines.
 
 use crate::cli::{KIB, MIB, bytes};
 use crate::support::{Node, run};
@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 #[test]
-fn a_files_bytes_come_out_of_another_process_unchanged() {
+fn another_process_gets_a_files_bytes_unchanged() {
     let node = Node::start();
     let file = node.folder().join("file");
     let at = OsString::from(format!("@{}", file.display()));
@@ -18,10 +18,10 @@ fn a_files_bytes_come_out_of_another_process_unchanged() {
         std::fs::write(&file, &value).expect("a file");
         let key = format!("{size} bytes");
         node.run([OsStr::new("kv"), OsStr::new("put"), key.as_ref(), &at]).done();
-        assert!(node.run(["kv", "get", &key]).done().out == value, "{size} bytes by a file");
+        assert!(node.run(["kv", "get", &key]).done().out == value, "{size} bytes from a file");
         let key = "by standard input";
         node.run_with(["kv", "put", key, "-"], &value).done();
-        assert!(node.run(["kv", "get", key]).done().out == value, "{size} bytes by standard input");
+        assert!(node.run(["kv", "get", key]).done().out == value, "{size} bytes from standard input");
     }
 }
 
@@ -33,7 +33,7 @@ fn a_value_over_the_limit_is_refused_and_changes_nothing() {
     let file = node.folder().join("file");
     std::fs::write(&file, &value).expect("a file");
     node.run(["kv", "put", "k", &format!("@{}", file.display())]).refused("16.0 MiB").refused("file");
-    node.run_with(["kv", "put", "k"], &value).refused("standard input has more than 16.0 MiB");
+    node.run_with(["kv", "put", "k"], &value).refused("standard input is larger than 16.0 MiB");
     assert_eq!(node.run(["kv", "get", "k"]).done().out, b"before");
     node.run(["kv", "del", "k"]).done();
     node.run_with(["kv", "put", "k"], &value).refused("split it");
@@ -130,7 +130,7 @@ fn a_closed_standard_input_is_no_value() {
 }
 
 #[test]
-fn an_absent_key_is_told_by_1_and_a_word() {
+fn an_absent_key_exits_with_1_and_is_reported() {
     let node = Node::start();
     node.run(["kv", "get", "k"]).absent();
     node.run(["kv", "del", "k"]).absent();
@@ -141,9 +141,9 @@ fn an_absent_key_is_told_by_1_and_a_word() {
 }
 
 #[test]
-fn a_trace_tells_what_an_operation_asks_of_the_node() {
+fn a_trace_shows_an_operations_requests() {
     let node = Node::start();
-    assert!(node.run(["kv", "put", "ada", "1815"]).done().err.is_empty(), "nobody asked");
+    assert!(node.run(["kv", "put", "ada", "1815"]).done().err.is_empty(), "a trace without --trace");
     let put = node.run(["kv", "--trace", "put", "ada", "1816"]).done();
     for asked in ["call of service 0", "READ", "ALLOCATE", "CAS16", "reclaiming"] {
         assert!(put.err.contains(asked), "{asked}: {}", put.err);
@@ -151,7 +151,7 @@ fn a_trace_tells_what_an_operation_asks_of_the_node() {
     assert!(put.out.is_empty());
     let get = node.run(["kv", "--trace", "get", "ada"]).done();
     assert!(get.err.contains("READ") && !get.err.contains("ALLOCATE"), "{}", get.err);
-    assert_eq!(get.out, b"1816", "a trace is no part of the value");
+    assert_eq!(get.out, b"1816", "the trace is mixed into the value");
     assert!(node.run(["kv", "--trace", "del", "ada"]).done().err.contains("CAS16"));
     node.run(["kv", "--trace", "get", "ada"]).absent();
 }
@@ -162,7 +162,7 @@ fn a_trace_tells_what_an_operation_asks_of_the_node() {
 fn every_byte_survives_a_dump_and_a_load_into_another_store() {
     let node = Node::start();
     node.run(["store", "create", "other", "--quota", "16MiB"]).done();
-    // By argument what can be one, by a file's lines what cannot.
+    // Keys come from a file of lines, because arguments cannot contain every byte.
     let mut expected = std::collections::BTreeMap::new();
     let mut lines = Vec::new();
     for byte in 0..=255u8 {
@@ -193,7 +193,7 @@ fn every_byte_survives_a_dump_and_a_load_into_another_store() {
         lines.sort();
         lines
     };
-    assert!(sorted(&again.out) == sorted(&dumped.out), "two stores with the same items dump the same lines");
+    assert!(sorted(&again.out) == sorted(&dumped.out), "stores with the same items dump different lines");
     assert_eq!(sorted(&dumped.out).len(), expected.len() + 1);
     for (key, value) in &expected {
         if !key.contains(&0) {
@@ -216,7 +216,7 @@ fn an_empty_store_dumps_nothing() {
 }
 
 #[test]
-fn a_malformed_line_is_named_and_those_before_it_are_stored() {
+fn a_malformed_line_is_named_and_the_lines_before_it_are_stored() {
     let node = Node::start();
     let long_key = [&[b'k'; 4097][..], b"\tv"].concat();
     let malformed: [(&[u8], &str); 8] = [

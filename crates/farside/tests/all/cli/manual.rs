@@ -1,9 +1,9 @@
-//! The manual and the shells' completions: they know every command, and those that read them accept them.
+//! The manual and the completion scripts: they cover every command, and the programs that read them accept them.
 
 use crate::support::{Ran, farside, run};
 use std::process::Command;
 
-/// Every command that help lists, as one types it, with how each is described.
+/// Every command that `--help` lists, as its words without `farside`.
 fn commands() -> Vec<Vec<String>> {
     let mut all = vec![Vec::new()];
     let mut next = 0;
@@ -12,7 +12,7 @@ fn commands() -> Vec<Vec<String>> {
         let help = farside(above.iter().map(String::as_str).chain(["--help"])).done();
         let listed = help.text().lines().skip_while(|line| *line != "Commands:").skip(1);
         let listed = listed.take_while(|line| !line.is_empty());
-        // Names are indented by two; lines that go on are indented by more.
+        // Names are indented by two columns, continuation lines by more.
         let names = listed.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
         for name in names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help") {
             all.push(above.iter().cloned().chain([name.to_owned()]).collect());
@@ -21,11 +21,11 @@ fn commands() -> Vec<Vec<String>> {
     all
 }
 
-/// What a program says of that input; nothing if it is not installed here, which is said.
+/// Runs a program on an input. Returns `None`, and prints a note, if the program is not installed.
 fn judged_by(program: &str, arguments: &[&str], input: &[u8]) -> Option<Ran> {
     let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).output().expect("a shell");
     if !found.status.success() {
-        eprintln!("{program} is not installed here, so nothing is tried with it");
+        eprintln!("{program} is not installed, so it checks nothing");
         return None;
     }
     let mut command = Command::new(program);
@@ -34,7 +34,7 @@ fn judged_by(program: &str, arguments: &[&str], input: &[u8]) -> Option<Ran> {
 }
 
 #[test]
-fn every_command_that_help_lists_has_a_page_without_mistakes() {
+fn every_command_has_a_manual_page_without_mistakes() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("share/man1");
     farside([std::ffi::OsStr::new("man"), "--out".as_ref(), out.as_os_str()]).done();
@@ -47,7 +47,7 @@ fn every_command_that_help_lists_has_a_page_without_mistakes() {
         let name = ["farside".to_owned()].iter().chain(command).cloned().collect::<Vec<_>>().join("-");
         let page =
             std::fs::read(out.join(format!("{name}.1"))).unwrap_or_else(|error| panic!("{name}: {error}"));
-        // The same page alone.
+        // The page that is printed alone is the same.
         let alone = farside(["man"].into_iter().chain(command.iter().map(String::as_str))).done();
         assert!(alone.out == page, "{name}");
         for (program, arguments) in
@@ -55,14 +55,14 @@ fn every_command_that_help_lists_has_a_page_without_mistakes() {
         {
             if let Some(judged) = judged_by(program, arguments, &page) {
                 let said = format!("{}{}", judged.text(), judged.err);
-                // The pages have no date: the same binary writes the same bytes.
+                // Pages have no date, so that the same binary writes the same bytes.
                 let said: Vec<&str> = said.lines().filter(|line| !line.contains("missing date")).collect();
                 assert!(said.is_empty(), "{program} of {name}: {said:?}");
             }
         }
     }
     let pages = std::fs::read_dir(&out).expect("a folder").count();
-    assert_eq!(pages, commands.len(), "nothing else is explained");
+    assert_eq!(pages, commands.len(), "a page has no command");
     let page = farside(["man", "kv", "load"]).done();
     assert!(page.text().contains("\"Farside 0.1.0\" \"Farside Manual\""), "{}", page.text());
     farside(["man", "kv", "frob"]).refused("name one of put, get, del");
@@ -75,7 +75,7 @@ fn every_command_that_help_lists_has_a_page_without_mistakes() {
 }
 
 #[test]
-fn shells_accept_their_completions_and_bash_proposes_what_there_is() {
+fn shells_accept_their_completions_and_bash_completes_a_command() {
     for (shell, arguments) in [
         ("bash", &["-n"][..]),
         ("zsh", &["-n"]),
@@ -85,9 +85,9 @@ fn shells_accept_their_completions_and_bash_proposes_what_there_is() {
     ] {
         let script = farside(["completions", shell]).done();
         for command in commands().iter().filter_map(|command| command.last()) {
-            assert!(script.text().contains(command.as_str()), "{shell} knows no {command}");
+            assert!(script.text().contains(command.as_str()), "the script for {shell} lacks {command}");
         }
-        assert!(!script.text().contains("floor-server"), "{shell} proposes what nobody is to type");
+        assert!(!script.text().contains("floor-server"), "the script for {shell} has a hidden command");
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(&file, &script.out).expect("a file");
         let arguments: Vec<&str> =
@@ -96,7 +96,7 @@ fn shells_accept_their_completions_and_bash_proposes_what_there_is() {
             assert!(judged.code == Some(0) && judged.err.is_empty(), "{shell}: {}", judged.err);
         }
     }
-    // What bash proposes after 'farside kv g'.
+    // Bash completes 'farside kv g'.
     let script = farside(["completions", "bash"]).done();
     let asked =
         "\nCOMP_WORDS=(farside kv g); COMP_CWORD=2; _farside farside g kv; echo \"${COMPREPLY[@]}\"\n";

@@ -1,4 +1,4 @@
-//! Nodes come and go: their sockets, their signals, their memory files.
+//! Starting and stopping nodes: sockets, signals, and memory files.
 
 use crate::cli::{MIB, bytes};
 use crate::support::{Process, command, farside, is_ignored, run, serve, until};
@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 #[test]
-fn up_serves_what_it_says_and_a_second_one_leaves_it_alone() {
+fn up_serves_and_a_second_up_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let with_home = |arguments: &[&str]| {
         let mut command = command();
@@ -19,7 +19,7 @@ fn up_serves_what_it_says_and_a_second_one_leaves_it_alone() {
     let socket = folder.path().join("farside/default.sock");
     assert!(up.line().ends_with(&format!("shm:{}", socket.display())));
     assert!(up.line().contains("another terminal"));
-    // What it proposes works as it stands, in any shell.
+    // The commands that it prints work unchanged in any shell.
     for expected in ["", "hello", "errors"] {
         let mut proposed = std::process::Command::new("/bin/sh");
         proposed.arg("-c").arg(up.line()).env_clear().env("XDG_RUNTIME_DIR", folder.path());
@@ -34,12 +34,12 @@ fn up_serves_what_it_says_and_a_second_one_leaves_it_alone() {
 
     up.signal(Signal::INT);
     assert_eq!(up.ended(), Some(0));
-    assert!(!socket.exists(), "a node that is told to stop takes its socket with it");
+    assert!(!socket.exists(), "the socket of a stopped node is left behind");
     run(with_home(&["kv", "get", "greeting"]), b"").refused("start one with 'farside up'");
 }
 
 #[test]
-fn a_stopping_node_takes_its_socket_along_and_a_killed_ones_is_replaced() {
+fn a_stopped_nodes_socket_is_removed_and_a_killed_ones_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     let (socket, log) = (folder.path().join("node.sock"), folder.path().join("log"));
     let url = format!("shm:{}", socket.display());
@@ -70,7 +70,7 @@ fn a_stopping_node_takes_its_socket_along_and_a_killed_ones_is_replaced() {
 }
 
 #[test]
-fn of_many_that_find_a_stale_socket_one_serves() {
+fn one_of_several_nodes_takes_over_a_stale_socket() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
     let url = format!("shm:{}", socket.display());
@@ -78,17 +78,17 @@ fn of_many_that_find_a_stale_socket_one_serves() {
         let log = |number| folder.path().join(format!("log-{round}-{number}"));
         let mut nodes: Vec<Process> =
             (0..4).map(|number| serve(&socket, &["--memory", "8MiB"], log(number))).collect();
-        until("all have found out", || {
+        until("three are refused", || {
             nodes.iter_mut().filter(|node| node.said().contains("already")).count() == 3
         });
         let pid = farside(["info", "--json", "--pool", &url]).done().json()["pid"].clone();
         let mut serving = nodes.into_iter().filter(|node| node.pid() == pid);
-        serving.next().expect("one of them serves").kill(); // So that it leaves a stale one for the next round.
+        serving.next().expect("one of them serves").kill(); // Leaves a stale socket for the next round.
     }
 }
 
 #[test]
-fn a_node_that_lost_its_place_leaves_the_next_ones_socket_alone() {
+fn a_node_does_not_remove_its_successors_socket() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
     let mut first = serve(&socket, &["--memory", "8MiB"], folder.path().join("first"));
@@ -103,7 +103,7 @@ fn a_node_that_lost_its_place_leaves_the_next_ones_socket_alone() {
 }
 
 #[test]
-fn a_hangup_that_is_ignored_ends_no_node() {
+fn an_ignored_sighup_does_not_stop_a_node() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
     let mut command = std::process::Command::new("/bin/sh");
@@ -118,7 +118,7 @@ fn a_hangup_that_is_ignored_ends_no_node() {
 }
 
 #[test]
-fn what_up_proposes_leads_to_it_whatever_else_is_set() {
+fn commands_that_up_prints_work_in_spite_of_other_settings() {
     let folder = tempfile::tempdir().expect("a folder");
     let inner = folder.path().join("it's a folder");
     std::fs::create_dir(&inner).expect("a folder");
@@ -136,7 +136,7 @@ fn what_up_proposes_leads_to_it_whatever_else_is_set() {
 }
 
 #[test]
-fn what_is_no_nodes_socket_is_left_alone() {
+fn files_that_are_no_nodes_socket_are_not_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("file"), "precious").expect("a file");
@@ -151,12 +151,12 @@ fn what_is_no_nodes_socket_is_left_alone() {
         refuses(&at(name), "remove it, or serve elsewhere by --socket");
         assert!(at(name).exists());
     }
-    assert_eq!(std::fs::read(at("file")).expect("it is still there"), b"precious");
+    assert_eq!(std::fs::read(at("file")).expect("the file still exists"), b"precious");
     refuses(&at(&"x".repeat(120)), "give a shorter --socket");
     refuses(&at("no/folder/node.sock"), "make it, or serve elsewhere by --socket");
     refuses(std::path::Path::new("/proc/node.sock"), "serve elsewhere by --socket");
     farside([OsStr::new("info"), "--pool".as_ref(), at("stream").as_os_str()]).refused("of another type");
-    // The folder of the usual socket has to be ours alone.
+    // The folder of the default socket must be private.
     std::fs::create_dir(at("farside")).expect("a folder");
     for mode in [0o777, 0o750] {
         use std::os::unix::fs::PermissionsExt;
@@ -171,7 +171,7 @@ fn what_is_no_nodes_socket_is_left_alone() {
 }
 
 #[test]
-fn a_node_whose_store_cannot_be_made_does_not_serve() {
+fn a_node_does_not_serve_if_its_store_cannot_be_created() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
     let wrong: [(&[&str], &str); 3] = [
@@ -188,7 +188,7 @@ fn a_node_whose_store_cannot_be_made_does_not_serve() {
 }
 
 #[test]
-fn a_node_lives_on_when_nobody_reads_what_it_says() {
+fn a_node_survives_when_its_output_is_closed() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
     let url = format!("shm:{}", socket.display());
@@ -199,8 +199,8 @@ fn a_node_lives_on_when_nobody_reads_what_it_says() {
     let mut node = command.spawn().expect("it starts");
     let mut ready = String::new();
     BufReader::new(node.stdout.take().expect("piped")).read_line(&mut ready).expect("it serves");
-    drop((reader, command)); // The command holds the pipe's other end.
-    // A client that ends without a word makes it say something.
+    drop((reader, command)); // The command holds the other end of the pipe.
+    // A killed client makes the node write to its log.
     let mut client = crate::support::command();
     client
         .args(["kv", "put", "k", "--pool", &url])
@@ -214,15 +214,15 @@ fn a_node_lives_on_when_nobody_reads_what_it_says() {
             client.wait()
         })
         .expect("a client");
-    until("the client's end was seen", || {
+    until("the node notices the client's end", || {
         farside(["info", "--json", "--pool", &url]).done().json()["sessions"] == 1
     });
     farside(["kv", "put", "k", "v", "--pool", &url]).done();
-    node.kill().and_then(|()| node.wait()).expect("ours to kill");
+    node.kill().and_then(|()| node.wait()).expect("a child process");
 }
 
 #[test]
-fn a_memory_file_is_served_again_with_what_it_holds_and_no_other_file_is() {
+fn a_memory_file_is_served_again_and_other_files_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let (socket, file) = (folder.path().join("node.sock"), folder.path().join("memory"));
     let log = |name: &str| folder.path().join(name);
@@ -240,12 +240,12 @@ fn a_memory_file_is_served_again_with_what_it_holds_and_no_other_file_is() {
     refused(&["--memory-file", &named], "use that one, or stop it");
     node.kill();
     refused(&["--memory-file", &named, "--memory", "32MiB"], "16777216");
-    // Whoever does not say how much there is gets what there is.
+    // The default of --memory is the file's size.
     let mut node = serve(&socket, &["--memory-file", &named], log("2"));
     assert!(node.line().contains("16.0 MiB"));
     assert_eq!(farside(["kv", "get", "k", "--pool", &url]).done().out, b"v");
     node.kill();
-    // What is asked for and not so is told; what is so is not.
+    // A difference between the flags and the store in the file causes a warning.
     for (arguments, warned) in [
         (&["--store", "default", "--quota", "4MiB"][..], true),
         (&["--store", "default", "--items", "9999999"], true),
@@ -256,7 +256,8 @@ fn a_memory_file_is_served_again_with_what_it_holds_and_no_other_file_is() {
         let mut node = serve(&socket, &again, log("again"));
         node.line();
         let said = node.said();
-        assert_eq!(said.contains("'default' already") && said.contains("a quota of"), warned, "{said}");
+        let is_warned = said.contains("already has a store 'default'") && said.contains("a quota of");
+        assert_eq!(is_warned, warned, "{said}");
         node.kill();
     }
     refused(&["--memory-file", &named, "--store", "other"], "drop a store, or serve more --memory");
@@ -275,14 +276,14 @@ fn a_memory_file_is_served_again_with_what_it_holds_and_no_other_file_is() {
     refused(&["--memory-file", "/nowhere/file"], "could not open");
     refused(&["--memory-file", "/dev/zero", "--memory", "8MiB"], "is no file");
     refused(&["--memory-file", &named, "--pages", "small"], "--help");
-    // A file that was there, and empty, is closed off to others like a new one.
+    // An existing empty file gets the permissions of a new one.
     use std::os::unix::fs::PermissionsExt;
     std::fs::write(log("empty"), "").expect("a file");
     std::fs::set_permissions(log("empty"), std::fs::Permissions::from_mode(0o666)).expect("ours");
     let arguments = ["--memory", "16MiB", "--memory-file", &log("empty").display().to_string()];
     serve(std::path::Path::new(&elsewhere), &arguments, log("4")).line();
-    let mode = std::fs::metadata(log("empty")).expect("it is there").permissions().mode();
+    let mode = std::fs::metadata(log("empty")).expect("the file exists").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    assert_eq!(std::fs::read(log("text")).expect("it is still there"), b"precious");
-    assert!(std::fs::read(log("noise")).expect("it is still there") == bytes(8 * MIB, 1));
+    assert_eq!(std::fs::read(log("text")).expect("the file still exists"), b"precious");
+    assert!(std::fs::read(log("noise")).expect("the file still exists") == bytes(8 * MIB, 1));
 }

@@ -1,4 +1,4 @@
-//! What cannot be done is refused with a remedy.
+//! Invalid requests are refused with a remedy.
 
 use crate::cli::{MIB, bytes};
 use crate::support::{Node, command, farside, until};
@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Stdio;
 
 #[test]
-fn whatever_is_wrong_is_refused_with_a_remedy() {
+fn invalid_requests_are_refused_with_a_remedy() {
     let node = Node::with(&["--memory", "256MiB", "--store", "default", "--quota", "48MiB"]);
     let url = node.url();
     let long = format!("shm:/tmp/{}", "x".repeat(150));
@@ -44,10 +44,10 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["kv", "--trace", "dump", "--pool", &url], "leave it out"),
         (&["bench", "ycsb", "--pool", "shm:/nowhere/node.sock"], "start one with 'farside up'"),
         // Stores.
-        (&["kv", "get", "k", "--store", "none", "--pool", &url], "the node has: default; make it by"),
+        (&["kv", "get", "k", "--store", "none", "--pool", &url], "the node has: default; create it with"),
         (
             &["kv", "--trace", "get", "k", "--store", "none", "--pool", &url],
-            "the node has: default; make it by",
+            "the node has: default; create it with",
         ),
         (&["kv", "stat", "--store", "none", "--pool", &url], "there are default"),
         (&["store", "drop", "none", "--pool", &url], "there are default"),
@@ -58,14 +58,14 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["store", "create", "s", "--kind", "chequer", "--pool", &url], "name one of prism-kv"),
         (&["store", "create", "s", "--quota", "0", "--pool", &url], "give it 64MiB"),
         (&["store", "create", "s", "--items", "0", "--pool", &url], "--help"),
-        (&["store", "create", "s", "--quota", "1500k", "--pool", &url], "'1500k' is no multiple of 1 MiB"),
+        (&["store", "create", "s", "--quota", "1500k", "--pool", &url], "'1500k' is not a multiple of 1 MiB"),
         (&["store", "create", "s", "--quota", "-1", "--pool", &url], "--help"),
         (&["store", "create", "s", "--quota", "much", "--pool", &url], "write it like"),
         (&["store", "create", "s", "--quota", "1GiB", "--pool", &url], "smaller --quota"),
         (&["store", "create", "s", "--quota", "16777216TiB", "--pool", &url], "write it like"),
         (&["store", "create", "s", "--quota", "1MiB", "--pool", &url], "fewer --items"),
         (&["store", "create", "s", "--items", "99999999999999", "--pool", &url], "give at most"),
-        // Nodes that are to be served.
+        // Starting nodes.
         (&["serve", "--memory", "8MiB", "--socket", "/nowhere/s"], "/nowhere is no folder: make it"),
         (&["serve", "--socket", "shm:/tmp/unused.sock"], "leave out shm:, as in --socket /tmp/unused.sock"),
         (&["up", "--socket", "shm:/tmp/unused.sock"], "leave out shm:"),
@@ -149,7 +149,7 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         (&["bench", "floor-server", "--fabric", "shm"], "name --fabric ring, udp or tcp"),
         (&["bench", "floor-server", "--fabric", "udp"], "the one that the client's end came with"),
         (&["bench", "floor", "--seconds", "NaN"], "give 0.01 to"),
-        // Trials in the simulator.
+        // The simulator.
         (
             &["sim", "--faults", "loss,frob"],
             "there is no fault 'frob': name all, none, or some of loss, duplicate",
@@ -171,15 +171,15 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
     for (arguments, remedy) in wrong {
         farside(arguments).refused(remedy);
     }
-    assert_eq!(node.run(["store", "list"]).done().text().lines().count(), 1, "nothing was made");
-    // What is not UTF-8 is no url, no name and no number.
+    assert_eq!(node.run(["store", "list"]).done().text().lines().count(), 1, "a refused command created a store");
+    // URLs and names must be UTF-8.
     for flag in ["--pool", "--store"] {
         farside([OsStr::new("info"), OsStr::new(flag), OsStr::from_bytes(b"\xff")]).refused("UTF-8");
     }
 }
 
 #[test]
-fn a_store_that_is_full_says_so_and_can_be_emptied() {
+fn a_full_store_reports_it_and_can_be_emptied() {
     let node = Node::with(&["--memory", "16MiB", "--store", "default", "--quota", "4MiB"]);
     let lines: String = (0..30_000).map(|number| format!("{number}\t{}\n", "v".repeat(400))).collect();
     let full = node.run_with(["kv", "load", "-"], lines.as_bytes()).refused("out of memory").refused("quota");
@@ -187,7 +187,7 @@ fn a_store_that_is_full_says_so_and_can_be_emptied() {
     assert!(full.err.contains("make a store with a greater --quota"), "{}", full.err);
     let dumped = node.run(["kv", "dump"]).done();
     let stored = dumped.text().lines().count();
-    // Of the lines that were under way with the one that failed, some may be there.
+    // Lines that were in flight with the failed one may be stored.
     let told = |before: &str, after: &str| {
         let text = full.err.split(before).nth(1).and_then(|rest| rest.split(after).next());
         text.and_then(|text| text.parse::<usize>().ok()).unwrap_or_else(|| panic!("{}", full.err))
@@ -196,13 +196,13 @@ fn a_store_that_is_full_says_so_and_can_be_emptied() {
     let unsure = if full.err.contains("; of the ") { told("; of the ", " after it, any may be") } else { 0 };
     assert!((before..=before + unsure).contains(&stored), "{stored}: {}", full.err);
     node.run(["kv", "del", "0"]).done();
-    until("what was deleted has made room", || {
+    until("the deleted key's memory is free", || {
         node.run(["kv", "put", "0", &"w".repeat(400)]).code == Some(0)
     });
 }
 
 #[test]
-fn nobody_panics_where_standard_output_is_closed() {
+fn no_command_panics_if_standard_output_is_closed() {
     let node = Node::start();
     node.run_with(["kv", "put", "large"], &bytes(4 * MIB, 5)).done();
     let printing: [&[&str]; 13] = [
@@ -237,7 +237,7 @@ fn nobody_panics_where_standard_output_is_closed() {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(said.is_empty(), "{arguments:?}: {said}");
             let code = output.status.code();
-            // What clap itself prints is not looked after by it.
+            // clap ignores write errors for the text that it prints itself.
             let asked = arguments[0].starts_with("--");
             let ran_already = arguments == ["store", "create", "s", "--quota", "8MiB"];
             match both && (ran_already || arguments == ["store", "drop", "s"]) {
@@ -251,6 +251,6 @@ fn nobody_panics_where_standard_output_is_closed() {
     full.stdin(Stdio::null()).stdout(std::fs::File::create("/dev/full").expect("a device"));
     let output = full.output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("make room"), "{said}");
-    until("nobody's session is left", || node.sessions() == 0);
+    assert!(output.status.code() == Some(2) && said.contains("free some space"), "{said}");
+    until("no session is left", || node.sessions() == 0);
 }

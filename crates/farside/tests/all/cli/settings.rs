@@ -1,4 +1,4 @@
-//! Settings: which of them win, and which are refused.
+//! Settings: their precedence, and which are refused.
 
 use crate::support::{command, farside, run};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 #[test]
-fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_built_in() {
+fn flags_override_variables_which_override_the_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("settings.toml");
     std::fs::write(&file, "pool = 'shm:/file'\nstore = 'filed'\ntoken_file = '/filed'\ntls_ca = '/certs'\n")
@@ -43,7 +43,7 @@ fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_bu
     std::fs::create_dir_all(&home).expect("a folder");
     std::fs::write(home.join("config.toml"), "store = 'mine'").expect("a file");
     assert_eq!(told(&[], &[("HOME", folder.path().as_os_str())])[1].0, "mine");
-    // Where the token is, and never what it is.
+    // The path of the token's file is shown, and never the token.
     let token_file = |flags: &[&str], variables: &[(&str, &OsStr)]| told_by(flags, variables, "token_file");
     let shown = OsStr::new("/shown");
     assert_eq!(
@@ -62,12 +62,12 @@ fn flags_win_over_variables_variables_over_the_file_and_the_file_over_what_is_bu
     assert_eq!(tls_ca(&[], &both), pair("/shown", "FARSIDE_TLS_CA"));
     assert_eq!(tls_ca(&[], &[config]), pair("/certs", &path));
     assert_eq!(tls_ca(&[], &[]), pair("none", "built in"));
-    // A variable set to nothing is not set.
+    // An empty variable counts as not set.
     assert_eq!(told(&[], &[("FARSIDE_STORE", OsStr::new(""))])[1], pair("default", "built in"));
 }
 
 #[test]
-fn bad_settings_are_refused_and_unknown_ones_warned_of() {
+fn bad_settings_are_refused_and_unknown_ones_cause_a_warning() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("settings.toml");
     let with = |name: &str, value: &OsStr| {
@@ -76,7 +76,7 @@ fn bad_settings_are_refused_and_unknown_ones_warned_of() {
         run(command, b"")
     };
     let warned = with("FARSIDE_POOOL", OsStr::new("x")).done();
-    assert!(warned.err.contains("FARSIDE_POOOL means nothing"), "{}", warned.err);
+    assert!(warned.err.contains("unknown variable FARSIDE_POOOL"), "{}", warned.err);
     assert!(warned.err.contains("FARSIDE_POOL, FARSIDE_STORE"), "{}", warned.err);
     for text in ["pool = 5", "poool = 'x'", "pool = 'unended", "[pool]", "\u{0}"] {
         std::fs::write(&file, text).expect("a file");
@@ -92,13 +92,13 @@ fn bad_settings_are_refused_and_unknown_ones_warned_of() {
     with("FARSIDE_CONFIG", file.as_os_str())
         .refused("line 3: unknown field `pol`")
         .refused("`pool`, `store`, `token_file`, `tls_ca`");
-    // What would never end, or not begin, is not read.
+    // A device is not read: it may have no end.
     with("FARSIDE_CONFIG", OsStr::new("/dev/zero")).refused("name a regular file");
     with("FARSIDE_POOL", OsStr::from_bytes(b"shm:/\xff")).refused("not UTF-8").refused("unset it");
 }
 
 #[test]
-fn settings_that_are_written_as_a_file_lead_to_the_same_ones() {
+fn settings_printed_as_a_file_yield_the_same_settings() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("settings.toml");
     let shown = |variables: &[(&str, &OsStr)], flags: &[&str], form: &str| {
@@ -132,7 +132,7 @@ fn settings_that_are_written_as_a_file_lead_to_the_same_ones() {
 }
 
 #[test]
-fn what_is_looked_for_and_taken_for_granted_is_shown_beside_what_is_set() {
+fn the_settings_file_and_built_in_values_are_shown_too() {
     let folder = tempfile::tempdir().expect("a folder");
     let told = |variables: &[(&str, &OsStr)], flags: &[&str], name: &str| {
         let mut command = command();

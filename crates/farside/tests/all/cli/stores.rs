@@ -1,10 +1,10 @@
-//! Stores, and what is told of them and of their node.
+//! Stores, and the information on them and on their node.
 
 use crate::cli::{KIB, bytes};
 use crate::support::Node;
 
 #[test]
-fn stores_are_made_listed_and_dropped() {
+fn stores_are_created_listed_and_dropped() {
     let node = Node::with(&["--memory", "64MiB"]);
     assert!(node.run(["store", "list"]).done().out.is_empty());
     node.run(["kv", "get", "k"]).refused("'farside store create default' makes it");
@@ -33,15 +33,15 @@ fn stores_are_made_listed_and_dropped() {
     node.run(["store", "drop", "small"]).done();
     node.run(["store", "drop", "small"]).refused("there is no store 'small': the node has a-B_9.z");
     node.run(["kv", "get", "k", "--store", "small"])
-        .refused("farside: there is no store 'small'; the node has: a-B_9.z; make it by");
+        .refused("farside: there is no store 'small'; the node has: a-B_9.z; create it with");
     let info = node.run(["info", "--json"]).done().json();
-    assert_eq!(info["stores"], serde_json::json!([stores[0]]), "one list of stores is as the other");
+    assert_eq!(info["stores"], serde_json::json!([stores[0]]), "'info' and 'store list' differ");
     node.run(["store", "create", "small", "--quota", "2MiB", "--items", "1000"]).done();
     node.run(["kv", "get", "k", "--store", "small"]).absent();
 }
 
 #[test]
-fn a_pilaf_store_serves_the_same_commands_and_says_what_it_has_not() {
+fn a_pilaf_store_serves_the_same_commands_or_refuses_them() {
     let node = Node::with(&["--memory", "64MiB"]);
     node.run(["store", "create", "p", "--kind", "pilaf", "--quota", "8MiB", "--items", "1000"]).done();
     assert_eq!(node.run(["store", "list"]).done().text(), "p\tpilaf\t8.0 MiB\n");
@@ -61,7 +61,7 @@ fn a_pilaf_store_serves_the_same_commands_and_says_what_it_has_not() {
 }
 
 #[test]
-fn a_store_is_rebuilt_by_whoever_asks_and_by_itself() {
+fn a_store_is_rebuilt_on_request_and_by_itself() {
     let node = Node::with(&["--memory", "64MiB"]);
     node.run(["store", "create", "s", "--quota", "16MiB", "--items", "100"]).done();
     node.run(["kv", "put", "k", "v", "--store", "s"]).done();
@@ -80,7 +80,7 @@ fn a_store_is_rebuilt_by_whoever_asks_and_by_itself() {
     node.run(["store", "rebuild", "nobody"]).refused("there is no store 'nobody'");
     assert_eq!(node.run(["kv", "get", "k", "--store", "s"]).done().out, b"v");
 
-    // More keys than it has slots.
+    // More keys than the table has slots.
     let lines: String = (0..5000).map(|n| format!("key {n}\tvalue {n}\n")).collect();
     node.run_with(["kv", "load", "-", "--store", "s"], lines.as_bytes()).done();
     assert_eq!(node.run(["kv", "get", "key 4999", "--store", "s"]).done().out, b"value 4999");
@@ -93,7 +93,7 @@ fn many_stores_are_listed() {
     let node = Node::with(&["--memory", "800MiB"]);
     let longest = |number: usize| format!("{number:0>64}");
     let mut made = 0;
-    // As many as there can be.
+    // Until the node refuses.
     let refused = loop {
         let ran = node.run(["store", "create", &longest(made), "--quota", "2MiB", "--items", "1"]);
         if ran.code != Some(0) {
@@ -112,7 +112,7 @@ fn many_stores_are_listed() {
 }
 
 #[test]
-fn stat_and_info_say_the_same_to_people_and_to_scripts() {
+fn stat_and_info_agree_in_text_and_json() {
     let node = Node::start();
     node.run_with(["kv", "put", "k"], &bytes(100 * KIB, 3)).done();
     let stat = node.run(["kv", "stat", "--json"]).done().json();

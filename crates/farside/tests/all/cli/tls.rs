@@ -1,4 +1,4 @@
-//! TLS: certificates and who trusts them, and what is said where the two sides do not speak the same.
+//! TLS: certificates, which clients trust them, and the errors if one side does not speak TLS.
 
 use crate::support::{Process, Ran, command, farside, run, serve};
 use std::net::TcpListener;
@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A node that serves by TLS and by TCP, its certificate for 127.0.0.1 in `cert.pem` of its folder.
+/// A node that serves TLS and TCP. Its certificate is `cert.pem` in its folder, for 127.0.0.1.
 struct Shown {
     node: Process,
     tls: String,
@@ -21,7 +21,7 @@ impl Shown {
         Shown::with(folder)
     }
 
-    /// What it shows lies in that folder.
+    /// Starts a node with the certificate and key in a folder.
     fn with(folder: TempDir) -> Shown {
         let [cert, key] = ["cert.pem", "key.pem"].map(|name| text(&folder.path().join(name)));
         let node = serve(
@@ -58,7 +58,7 @@ fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// Has a certificate made in that folder.
+/// Creates a certificate and its key in a folder.
 fn make(folder: &Path, more: &[&str]) -> Ran {
     farside([&["tls", "new", "--out", &text(folder)], more].concat())
 }
@@ -75,7 +75,7 @@ fn what_tls_new_prints_serves_a_node_and_reaches_it() {
     let mode = |path: &PathBuf| std::fs::metadata(path).expect("it was made").permissions().mode() & 0o777;
     assert_eq!((mode(&cert), mode(&key)), (0o644, 0o600));
     let secret = std::fs::read_to_string(&key).expect("it was made");
-    assert!(!made.text().contains(secret.lines().nth(1).expect("a key")), "the key is told to nobody");
+    assert!(!made.text().contains(secret.lines().nth(1).expect("a key")), "the key is printed");
     let printed = |begins: &str| -> Vec<String> {
         let line = made.text().lines().find(|line| line.trim().starts_with(begins));
         let line = line.unwrap_or_else(|| panic!("no '{begins}' in {}", made.text()));
@@ -88,7 +88,7 @@ fn what_tls_new_prints_serves_a_node_and_reaches_it() {
     node.line();
     let line = node.line();
     let url = line.split_once(" at ").expect("a url").1;
-    // The port was any.
+    // The printed port is replaced by the one that the system chose.
     let client: Vec<String> = printed("farside kv put").into_iter().collect();
     let client = client.iter().map(|word| if word.starts_with("tls://") { url } else { word });
     farside(client).done();
@@ -105,7 +105,7 @@ fn what_tls_new_prints_serves_a_node_and_reaches_it() {
 }
 
 #[test]
-fn a_node_that_is_not_known_by_its_certificate_is_not_spoken_to() {
+fn a_node_with_an_untrusted_certificate_is_refused() {
     let node = Shown::start();
     info(&node.tls, &node.certificate()).done();
     farside(["info", "--pool", &node.tls]).refused("--tls-ca").refused("FARSIDE_TLS_CA");
@@ -113,10 +113,10 @@ fn a_node_that_is_not_known_by_its_certificate_is_not_spoken_to() {
     make(other.path(), &["--host", "127.0.0.1"]).done();
     let others = text(&other.path().join("cert.pem"));
     info(&node.tls, &others).refused("none of those that are trusted").refused("--tls-ca");
-    // Of several it takes one.
+    // One trusted certificate among several in the file is enough.
     let both = other.path().join("both.pem");
     let texts =
-        [&others, &node.certificate()].map(|path| std::fs::read_to_string(path).expect("it is there"));
+        [&others, &node.certificate()].map(|path| std::fs::read_to_string(path).expect("a file"));
     std::fs::write(&both, texts.concat()).expect("a file");
     info(&node.tls, &text(&both)).done();
     info(&node.tls.replace("127.0.0.1", "localhost"), &node.certificate())
@@ -125,7 +125,7 @@ fn a_node_that_is_not_known_by_its_certificate_is_not_spoken_to() {
         .refused("farside tls new --host localhost");
 }
 
-/// A certificate with other than the usual times, by its own key.
+/// Creates a self-signed certificate that is valid between two years.
 fn valid(folder: &Path, from: i32, until: i32) {
     let mut params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("an address");
     params.not_before = rcgen::date_time_ymd(from, 1, 1);
@@ -139,7 +139,7 @@ fn valid(folder: &Path, from: i32, until: i32) {
 }
 
 #[test]
-fn a_certificate_is_good_in_its_time_alone() {
+fn a_certificate_outside_of_its_period_is_refused() {
     for (from, until, reason) in [(2000, 2001, "has expired"), (4000, 4001, "not valid yet")] {
         let folder = tempfile::tempdir().expect("a folder");
         valid(folder.path(), from, until);
@@ -148,9 +148,9 @@ fn a_certificate_is_good_in_its_time_alone() {
     }
 }
 
-/// Each says which of the two it is, and none waits for ever.
+/// The error names the protocol that the server speaks, and no client waits for ever.
 #[test]
-fn whoever_takes_tls_for_tcp_or_tcp_for_tls_is_told() {
+fn mixing_up_tls_and_tcp_is_reported() {
     let node = Shown::start();
     let (plain, tls) = (node.tls.replace("tls:", "tcp:"), node.tcp.replace("tcp:", "tls:"));
     farside(["info", "--pool", &plain]).refused("speaks TLS").refused("tls:// in place of tcp://");
@@ -163,7 +163,7 @@ fn whoever_takes_tls_for_tcp_or_tcp_for_tls_is_told() {
     let talker = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("tls://{}", talker.local_addr().expect("an address"));
     std::thread::spawn(move || {
-        let (mut stream, _) = talker.accept().expect("it comes");
+        let (mut stream, _) = talker.accept().expect("a client");
         let _unread = std::io::Write::write_all(&mut stream, b"220 mail ready\r\n");
         let _until_it_leaves = std::io::Read::read_to_end(&mut stream, &mut Vec::new());
     });
@@ -173,7 +173,7 @@ fn whoever_takes_tls_for_tcp_or_tcp_for_tls_is_told() {
 }
 
 #[test]
-fn files_that_cannot_be_shown_or_trusted_are_refused_with_a_remedy() {
+fn unusable_certificates_and_keys_are_refused_with_a_remedy() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| text(&folder.path().join(name));
     make(folder.path(), &["--host", "127.0.0.1"]).done();
@@ -215,7 +215,7 @@ fn files_that_cannot_be_shown_or_trusted_are_refused_with_a_remedy() {
     farside([&serve[..], &plain].concat()).refused("no --listen tls://");
     farside([&serve[..], &["--tls-cert", &cert, "--tls-key", &key]].concat()).refused("--listen");
     farside([&serve[..], &["--listen", "tls://localhost"]].concat()).refused("an address and a port");
-    // Who serves needs no token on loopback, and one where others come, as over TCP.
+    // As for TCP, tokens are required off loopback.
     let open = ["--listen", "tls://0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key];
     farside([&serve[..], &open].concat()).refused("--tokens");
     let url = "tls://127.0.0.1:1";
@@ -229,7 +229,7 @@ fn files_that_cannot_be_shown_or_trusted_are_refused_with_a_remedy() {
 }
 
 #[test]
-fn certificates_for_hosts_that_are_none_are_not_made_and_nothing_is_overwritten() {
+fn invalid_hosts_get_no_certificate_and_no_file_is_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     for host in ["", "a b", "tls://node", "node:7460", "-"] {
         make(folder.path(), &["--host", host])
@@ -242,12 +242,12 @@ fn certificates_for_hosts_that_are_none_are_not_made_and_nothing_is_overwritten(
     let made = make(folder.path(), &["--host", "node.example"]).done();
     assert!(made.text().contains("tls://node.example:7460") && made.text().contains("--tokens"));
     assert!(make(&folder.path().join("6"), &["--host", "::1"]).done().text().contains("tls://[::1]:7460"));
-    let read = |name: &str| std::fs::read(folder.path().join(name)).expect("it was made");
+    let read = |name: &str| std::fs::read(folder.path().join(name)).expect("it was created");
     let before = [read("cert.pem"), read("key.pem")];
     make(folder.path(), &["--host", "node.example"]).refused("could not write").refused("another folder");
     std::fs::remove_file(folder.path().join("key.pem")).expect("ours");
     make(folder.path(), &["--host", "node.example"]).refused("cert.pem");
-    assert!(!folder.path().join("key.pem").exists(), "a key without its certificate is of no use");
+    assert!(!folder.path().join("key.pem").exists(), "a key without its certificate is left behind");
     assert_eq!(read("cert.pem"), before[0]);
-    make(&folder.path().join("cert.pem"), &["--host", "node"]).refused("could not make");
+    make(&folder.path().join("cert.pem"), &["--host", "node"]).refused("could not create");
 }

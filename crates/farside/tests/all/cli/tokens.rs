@@ -1,4 +1,4 @@
-//! Tokens: how they are made, what each may do, how they are taken away, and what becomes of those who guess.
+//! Tokens: creating them, their rights, revoking them, and lock-out after wrong guesses.
 
 use crate::cli::admin::answer_to;
 use crate::support::{PATIENCE, Process, Ran, command, farside, run, serve, until};
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tempfile::TempDir;
 
-/// A folder with a file of tokens, and a node that lets in who shows one of them.
+/// A node that requires tokens, and a folder with its file of tokens and the clients' secrets.
 struct Guarded {
     node: Process,
     url: String,
     folder: TempDir,
 }
 
-/// The tokens that a node here knows from the start.
+/// Tokens of a node at its start: name, and arguments of `token new`.
 const TOKENS: [(&str, &[&str]); 4] = [
     ("root", &["--admin", "--store", "*=all"]),
     ("web", &["--store", "default=all"]),
@@ -65,10 +65,11 @@ impl Guarded {
         run(command, b"")
     }
 
-    /// Leaves these tokens in the file, each with such rights, and has the node read it.
+    /// Rewrites the file of tokens, and makes the node reload it. `is_kept` maps a token's name to its new rights, or
+    /// to `None` to remove it.
     fn reload(&self, is_kept: impl Fn(&str) -> Option<&'static str>) {
         let path = self.path("tokens.toml");
-        let before = std::fs::read_to_string(&path).expect("it is there");
+        let before = std::fs::read_to_string(&path).expect("the file of tokens");
         let entries = before.split("[[token]]").filter(|entry| !entry.trim().is_empty());
         let kept = entries.filter_map(|entry| {
             let name = entry.split('"').nth(1).expect("a name");
@@ -76,21 +77,22 @@ impl Guarded {
             let head = entry.split("[token.stores]").next().expect("a beginning");
             Some(format!("[[token]]{head}[token.stores]\n{rights}\n"))
         });
-        std::fs::write(&path, kept.collect::<String>()).expect("it is ours");
-        let said = self.node.said().matches("anew").count();
+        std::fs::write(&path, kept.collect::<String>()).expect("it is writable");
+        let reloads = || self.node.said().matches("reloaded").count();
+        let before = reloads();
         self.node.signal(Signal::HUP);
-        until("the tokens were read anew", || self.node.said().matches("anew").count() > said);
+        until("the tokens are reloaded", || reloads() > before);
     }
 }
 
-/// A node that serves no socket.
+/// Starts a node without a socket.
 fn alone(arguments: &[&str], log: PathBuf) -> Process {
     let mut command = command();
     command.args(["serve", "--die-with-parent"]).args(arguments);
     Process::start(command, log)
 }
 
-/// A file that nobody else may read.
+/// Creates a file that no other user may read.
 fn private(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, text).expect("a file");
@@ -98,7 +100,7 @@ fn private(folder: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// Makes a token, its secret in a file of its name; the entry for the node's file.
+/// Creates a token whose secret is in a file of its name. Returns the entry for the node's file.
 fn entry(folder: &Path, name: &str, rights: &[&str]) -> String {
     let secret = folder.join(name);
     let secret = secret.to_str().expect("UTF-8");
@@ -107,7 +109,7 @@ fn entry(folder: &Path, name: &str, rights: &[&str]) -> String {
 }
 
 #[test]
-fn a_new_token_opens_the_node_that_was_told_of_it() {
+fn a_new_token_works_once_the_node_has_its_entry() {
     let folder = tempfile::tempdir().expect("a folder");
     let made =
         farside(["token", "new", "--name", "a", "--store", "default=read,write", "--store", "b=all"]).done();
@@ -115,9 +117,9 @@ fn a_new_token_opens_the_node_that_was_told_of_it() {
     let secret = text.lines().find(|line| line.starts_with("farside_")).expect("the secret").to_owned();
     assert_eq!(secret.len(), "farside_".len() + 64);
     let (_, entry) = text.split_once("[[token]]").expect("the entry");
-    assert!(!entry.contains(&secret), "what the node keeps is no secret");
+    assert!(!entry.contains(&secret), "the node's entry contains the secret");
     let again = farside(["token", "new", "--name", "a", "--store", "default=read"]).done();
-    assert!(!again.text().contains(&secret), "no two are the same");
+    assert!(!again.text().contains(&secret), "two tokens have the same secret");
 
     let guarded = Guarded::start("tcp");
     let with = std::fs::read_to_string(guarded.path("tokens.toml")).expect("the file") + "[[token]]" + entry;
@@ -127,7 +129,7 @@ fn a_new_token_opens_the_node_that_was_told_of_it() {
     guarded.node.signal(Signal::HUP);
     until("the new token is known", || guarded.run_as("a", &["info"]).code == Some(0));
 
-    // A secret goes into a new file that nobody else may read, or nowhere.
+    // A secret is written to a new private file, and never over an existing one.
     let path = folder.path().join("secret");
     let arguments =
         ["token", "new", "--name", "a", "--admin", "--secret-file", path.to_str().expect("UTF-8")];
@@ -138,7 +140,7 @@ fn a_new_token_opens_the_node_that_was_told_of_it() {
 }
 
 #[test]
-fn each_token_does_what_it_may_and_nothing_else() {
+fn each_token_grants_its_rights_and_no_others() {
     for scheme in ["tcp", "udp"] {
         let node = Guarded::start(scheme);
         node.run_as("web", &["kv", "put", "k", "v"]).done();
@@ -148,10 +150,10 @@ fn each_token_does_what_it_may_and_nothing_else() {
         for refused in [&["kv", "put", "k", "w"][..], &["kv", "del", "k"]] {
             node.run_as("reader", refused).refused("put and delete need 'read', 'atomic' and 'allocate'");
         }
-        assert_eq!(node.run_as("reader", &["kv", "get", "k"]).done().out, b"v", "nothing was changed");
+        assert_eq!(node.run_as("reader", &["kv", "get", "k"]).done().out, b"v", "a refused command changed it");
         node.run_as("reader", &["kv", "stat"]).done();
 
-        // Stores are made by admins, and are there for those who may know of them.
+        // Only admins create stores. A token sees only the stores that it has rights to.
         for name in ["web", "reader", "other"] {
             node.run_as(name, &["store", "create", "s", "--quota", "2MiB"]).refused("admin rights");
             node.run_as(name, &["store", "drop", "default"]).refused("admin rights");
@@ -160,7 +162,7 @@ fn each_token_does_what_it_may_and_nothing_else() {
         assert!(none.err.contains("it may open another"), "{}", none.err);
         let none =
             node.run_as("other", &["kv", "get", "k", "--store", "another"]).refused("no store 'another'");
-        assert!(!none.err.contains("default"), "others' stores are named: {}", none.err);
+        assert!(!none.err.contains("default"), "a store without rights is named: {}", none.err);
         node.run_as("root", &["store", "create", "another", "--quota", "2MiB"]).done();
         node.run_as("other", &["kv", "put", "k", "theirs", "--store", "another"]).done();
         node.run_as("web", &["kv", "get", "k", "--store", "another"]).refused("there is no store 'another'");
@@ -178,32 +180,32 @@ fn each_token_does_what_it_may_and_nothing_else() {
             (&["another".into()][..], &["default".into()][..])
         );
 
-        // What is told of the node's host is told to admins.
+        // Information on the node's host is reported to admins only.
         let info = node.run_as("root", &["info", "--json"]).done().json();
         assert_eq!(info["pid"], node.node.pid());
-        let asks = |count: &serde_json::Value| count.as_u64().expect("a number");
+        let number = |count: &serde_json::Value| count.as_u64().expect("a number");
         until("refusals are counted", || {
             let info = node.run_as("root", &["info", "--json"]).done().json();
-            asks(&info["refusals"]["asks"]) >= 6 && asks(&info["refusals"]["chains"]) >= 2
+            number(&info["refusals"]["asks"]) >= 6 && number(&info["refusals"]["chains"]) >= 2
         });
         let info = node.run_as("web", &["info", "--json"]).done().json();
         assert_eq!((&info["pid"], &info["listening"]), (&0.into(), &serde_json::json!([])));
-        assert_eq!(info["refusals"]["wrong_keys"], 0, "who lacks a right does not guess");
+        assert_eq!(info["refusals"]["wrong_keys"], 0, "a missing right counts as a guessed key");
     }
 }
 
 #[test]
-fn who_shows_no_token_or_a_wrong_one_stays_outside_and_who_guesses_is_locked_out_for_a_while() {
+fn missing_and_wrong_tokens_are_refused_and_guessing_locks_out() {
     let node = Guarded::start("tcp");
     farside(["info", "--pool", &node.url]).refused("asks for a token").refused("--token-file");
     private(node.folder.path(), "wrong", "farside_0000");
     let mut guesses = 0;
-    // Nobody who guesses learns how close a guess was; and from where they come nobody is looked at in the end.
-    until("whoever comes from there is locked out", || {
+    // A refusal does not depend on how close the guess was. In the end the address is locked out, for valid tokens too.
+    until("the address is locked out", || {
         let ran = node.run_as("wrong", &["info"]).refused("farside: ");
         let is_locked = ran.err.contains("try again in");
-        assert!(is_locked || ran.err.contains("does not know this token"), "{}", ran.err);
-        assert!(guesses >= 8 || !is_locked, "{guesses} guesses are not too many");
+        assert!(is_locked || ran.err.contains("none that it knows"), "{}", ran.err);
+        assert!(guesses >= 8 || !is_locked, "locked out after only {guesses} guesses");
         guesses += 1;
         let ran = node.run_as("root", &["info"]);
         assert!(guesses >= 8 || ran.code == Some(0), "after {guesses} guesses: {}", ran.err);
@@ -213,13 +215,13 @@ fn who_shows_no_token_or_a_wrong_one_stays_outside_and_who_guesses_is_locked_out
     let info = node.run_as("root", &["info", "--json"]).done().json();
     assert!(info["refusals"]["bad_tokens"].as_u64() >= Some(9), "{info}");
     assert!(info["refusals"]["locked_out"].as_u64() >= Some(1), "{info}");
-    assert!(node.run_as("root", &["info"]).done().text().contains("no known token"));
+    assert!(node.run_as("root", &["info"]).done().text().contains("unknown tokens"));
     assert!(node.node.said().contains("is looked at for 10 s"), "{}", node.node.said());
-    assert!(!node.node.said().contains("farside_"), "no secret is in a log: {}", node.node.said());
+    assert!(!node.node.said().contains("farside_"), "a secret is in the log: {}", node.node.said());
 }
 
 #[test]
-fn what_engines_refuse_is_shown_to_those_who_watch() {
+fn metrics_count_what_engines_refuse() {
     let node = Guarded::with("tcp", &["--admin", "127.0.0.1:0"]);
     let line = node.node.line();
     let at =
@@ -239,14 +241,14 @@ fn what_engines_refuse_is_shown_to_those_who_watch() {
         "farside_engine_sessions 0",
     ];
     let mut shown = String::new();
-    until("they are counted", || {
+    until("the refusals are counted", || {
         shown = metrics();
         expected.iter().all(|expected| shown.lines().any(|line| line == *expected))
     });
 }
 
 #[test]
-fn tokens_are_taken_away_while_their_sessions_work() {
+fn revoking_a_token_affects_its_open_sessions() {
     for scheme in ["tcp", "udp"] {
         let node = Guarded::start(scheme);
         let connect = |name: &str| {
@@ -254,11 +256,11 @@ fn tokens_are_taken_away_while_their_sessions_work() {
             let options = farside::Options { token: Some(token), ..farside::Options::default() };
             let shown = format!("{options:?}");
             assert!(!shown.contains("farside_"), "{shown}");
-            farside::connect_with(&node.url, &options).expect("it is let in")
+            farside::connect_with(&node.url, &options).expect("the token is valid")
         };
         let (web, root) = (connect("web"), connect("root"));
         let (web, root) = (web.open("default").expect("its store"), root.open("default").expect("a store"));
-        web.put("k", "v").wait().expect("it may");
+        web.put("k", "v").wait().expect("it has the right");
         let working = web.clone();
         let worker = std::thread::spawn(move || {
             let deadline = Instant::now() + PATIENCE;
@@ -266,49 +268,46 @@ fn tokens_are_taken_away_while_their_sessions_work() {
                 if let Err(error) = working.put("k", number.to_string()).wait() {
                     return (number, error);
                 }
-                assert!(Instant::now() < deadline, "no put was refused of {number}");
+                assert!(Instant::now() < deadline, "none of {number} puts was refused");
             }
-            unreachable!("it ends by an error")
+            unreachable!("the loop ends with an error")
         });
-        // Less than it had: what it does from now on is refused, and its session goes on.
+        // Fewer rights: its puts are refused from now on, and its session stays open.
         node.reload(|name| Some(if name == "root" { "'*' = 'all'" } else { "default = ['read']" }));
         let (put, error) = worker.join().expect("it was refused");
         assert!(error.to_string().contains("need 'read', 'atomic'"), "{error}");
         assert_eq!(error.ran(), farside::Ran::No);
         if put > 0 {
             let last = web.get("k").wait().expect("it may read").expect("it was put");
-            assert_eq!(last.value, (put - 1).to_string().into_bytes(), "what was put before is there");
+            assert_eq!(last.value, (put - 1).to_string().into_bytes(), "an earlier put is lost");
         }
-        // More again, by the same session.
+        // All rights again: the same session may put.
         node.reload(|name| Some(if name == "root" { "'*' = 'all'" } else { "default = ['all']" }));
         until("it may put again", || web.put("k", "again").wait().is_ok());
-        // Nothing at all: the session ends, and another is not to be had.
+        // The token is removed: its session ends, and it cannot open another.
         node.reload(|name| (name == "root").then_some("'*' = 'all'"));
         let mut error = None;
-        until("its session is over", || {
+        until("its session has ended", || {
             error = web.get("k").wait().err();
             error.is_some()
         });
         let error = error.expect("it was refused");
         let told = error.to_string();
-        // Its client has tried to open another, if it had heard of the end by then.
-        assert!(
-            told.contains("it has ended the session") || told.contains("does not know this token"),
-            "{told}"
-        );
-        node.run_as("web", &["info"]).refused("does not know this token");
-        assert_eq!(root.get("k").wait().expect("others go on").expect("it was put").value, b"again");
-        // A file that is none leaves all as it was.
-        std::fs::write(node.path("tokens.toml"), "[[token").expect("ours");
+        // The second message comes if the client had noticed the end already and tried to open another session.
+        assert!(told.contains("it has ended the session") || told.contains("none that it knows"), "{told}");
+        node.run_as("web", &["info"]).refused("none that it knows");
+        assert_eq!(root.get("k").wait().expect("another token's session").expect("it was put").value, b"again");
+        // A malformed file leaves the tokens unchanged.
+        std::fs::write(node.path("tokens.toml"), "[[token").expect("it is writable");
         node.node.signal(Signal::HUP);
-        until("it was refused", || node.node.said().contains("stay in force"));
-        root.put("k", "still").wait().expect("it may");
+        until("the file is refused", || node.node.said().contains("stay in force"));
+        root.put("k", "still").wait().expect("it has the right");
         drop((web, root));
     }
 }
 
 #[test]
-fn only_with_tokens_do_other_machines_reach_a_node() {
+fn a_node_is_open_to_other_machines_only_with_tokens() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
     let tokens = private(folder.path(), "tokens.toml", &entry(folder.path(), "a", &["--admin"]));
@@ -349,7 +348,7 @@ fn only_with_tokens_do_other_machines_reach_a_node() {
 }
 
 #[test]
-fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise() {
+fn udp_packets_are_sealed_unless_both_sides_give_the_flag() {
     let sealed = Guarded::start("udp");
     let clear = Guarded::with("udp", &["--insecure-udp"]);
     let open = serve_open();
@@ -357,13 +356,10 @@ fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise()
     sealed.run_as("root", &["kv", "put", "k", "v"]).done();
     clear.run_as("root", &["kv", "put", "k", "v", "--insecure-udp"]).done();
     assert_eq!(clear.run_as("root", &["kv", "get", "k", "--insecure-udp"]).done().out, b"v");
-    // Who is told why it gets no session is told what to do, and no session is made in another way.
-    sealed
-        .run_as("root", &["info", "--insecure-udp"])
-        .refused("only sealed packets")
-        .refused("omit --insecure-udp");
-    sealed.run_as("wrong", &["info"]).refused("does not know this token");
-    sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("only sealed packets");
+    // Every refusal has a remedy. A mismatch of the flag is never resolved silently.
+    sealed.run_as("root", &["info", "--insecure-udp"]).refused("sealed packets alone").refused("leave out");
+    sealed.run_as("wrong", &["info"]).refused("none that it knows");
+    sealed.run_as("wrong", &["info", "--insecure-udp"]).refused("sealed packets alone");
     farside(["info", "--pool", &sealed.url]).refused("asks for a token").refused("--token-file");
     clear.run_as("root", &["info"]).refused("not sealed").refused("--insecure-udp");
     farside(["info", "--pool", &clear.url]).refused("asks for a token");
@@ -379,7 +375,7 @@ fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise()
         assert!(is_served || ran.err.contains("omit the token"), "{}", ran.err);
     }
     farside(["info", "--pool", &open.1]).done();
-    // A benchmark is a client too.
+    // Benchmarks follow the same rules.
     let bench = ["bench", "ycsb", "--workload", "c", "--records", "100", "--fabric", "udp"];
     let (root, other) = (sealed.path("root"), clear.path("root"));
     let with = |node: &Guarded, token: &Path, more: &[&str]| {
@@ -390,14 +386,14 @@ fn packets_of_udp_are_sealed_with_a_token_unless_both_sides_are_told_otherwise()
     with(&clear, &other, &["--insecure-udp"]).refused("needs a store");
     with(&clear, &other, &[]).refused("not sealed");
     for node in [&sealed, &clear] {
-        assert!(!node.node.said().contains("farside_"), "no secret is in a log: {}", node.node.said());
+        assert!(!node.node.said().contains("farside_"), "a secret is in the log: {}", node.node.said());
     }
-    // The flag is for what has packets, and for those who have a node to send them to.
+    // The flag requires an address of udp://, and for clients a node.
     farside(["serve", "--insecure-udp"]).refused("--listen");
     farside([&bench[..], &["--insecure-udp"]].concat()).refused("--pool");
 }
 
-/// A node of this machine that asks for no token, and its url.
+/// Starts a node that requires no token. Returns it and its URL.
 fn serve_open() -> (Process, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("node.sock");
@@ -411,7 +407,7 @@ fn serve_open() -> (Process, String) {
 }
 
 #[test]
-fn shm_is_not_served_beside_tokens_unless_all_are_trusted() {
+fn tokens_turn_shm_off_unless_a_flag_trusts_its_clients() {
     let node = Guarded::start("tcp");
     let file = node.path("tokens.toml");
     let arguments =
@@ -428,7 +424,7 @@ fn shm_is_not_served_beside_tokens_unless_all_are_trusted() {
 }
 
 #[test]
-fn files_of_tokens_that_are_none_are_refused_with_the_place() {
+fn a_malformed_file_of_tokens_is_refused_with_the_position() {
     let folder = tempfile::tempdir().expect("a folder");
     let good = entry(folder.path(), "a", &["--store", "default=read"]);
     let with = |text: &str| {
@@ -439,7 +435,7 @@ fn files_of_tokens_that_are_none_are_refused_with_the_place() {
     let secret = format!("{}\n\n[[token]]\nname = 'b'\nsecret = 'hunter2'", good.trim_end());
     let hash = good.lines().find_map(|line| line.strip_prefix("sha256 = ")).expect("a hash");
     let wrong = [
-        ("[[token", ":1:8", "no file of tokens"),
+        ("[[token", ":1:8", "is not a file of tokens"),
         ("\n[[token]]\nname = 5", ":3:8", "invalid type"),
         (&secret, ":10:1", "unknown field `secret`"),
         (&good.replace("read", "frob"), ":6:", "unknown variant `frob`"),
@@ -451,9 +447,9 @@ fn files_of_tokens_that_are_none_are_refused_with_the_place() {
     ];
     for (text, place, reason) in wrong {
         let ran = with(text).refused(reason).refused(&format!("tokens.toml{place}"));
-        assert!(!ran.err.contains("hunter2"), "a secret is told: {}", ran.err);
+        assert!(!ran.err.contains("hunter2"), "a secret is printed: {}", ran.err);
     }
-    // Whoever could write to it, or see who may do what, must be its owner.
+    // No other user may read or write the file.
     for mode in [0o640, 0o604, 0o620, 0o644] {
         let file = private(folder.path(), "tokens.toml", &good);
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("ours");
@@ -479,15 +475,15 @@ fn files_of_tokens_that_are_none_are_refused_with_the_place() {
 }
 
 #[test]
-fn tokens_that_would_do_nothing_or_something_else_are_not_made() {
+fn tokens_without_rights_or_with_invalid_ones_are_not_created() {
     let wrong: [(&[&str], &str); 7] = [
-        (&["--name", "a"], "could do nothing"),
+        (&["--name", "a"], "would have no rights"),
         (&["--name", "a b", "--admin"], "1 to 64 letters"),
         (&["--name", "", "--admin"], "1 to 64 letters"),
         (&["--name", "a", "--store", "default"], "default=read,write"),
         (&["--name", "a", "--store", "default="], "`allocate`"),
-        (&["--name", "a", "--store", "default=frob"], "`all` grants all rights"),
-        (&["--name", "a", "--store", "a/b=read"], "is no store"),
+        (&["--name", "a", "--store", "default=frob"], "`all` is every one"),
+        (&["--name", "a", "--store", "a/b=read"], "is not a name of a store"),
     ];
     for (arguments, remedy) in wrong {
         farside([&["token", "new"], arguments].concat()).refused(remedy);
