@@ -1,6 +1,6 @@
-//! Keys and values in JSON: text where they are UTF-8, base64 where they are not.
+//! Keys and values as lines of JSON: strings if they are UTF-8, else base64.
 //!
-//! Invariant: what [`write_line`] writes, [`parse_line`] reads back byte for byte.
+//! Invariant: [`parse_line`] reads back what [`write_line`] wrote, byte for byte.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-/// A line: one of each two.
+/// A line: either `key` or `key_base64`, and either `value` or `value_base64`.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Line<'a> {
@@ -38,10 +38,10 @@ fn text_or_base64(bytes: &[u8]) -> (Option<Cow<'_, str>>, Option<Cow<'_, str>>) 
     }
 }
 
-/// The key and value of one line, without its end.
+/// Parses a line without its line feed into a key and a value.
 pub(super) fn parse_line(line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
     let line: Line<'_> = serde_json::from_slice(line).map_err(|error| {
-        format!("it is no such object ({error}): write {{\"key\": \"...\", \"value\": \"...\"}}")
+        format!("not an object with a key and a value ({error}): write {{\"key\": \"...\", \"value\": \"...\"}}")
     })?;
     Ok((bytes_of("key", line.key, line.key_base64)?, bytes_of("value", line.value, line.value_base64)?))
 }
@@ -50,13 +50,13 @@ fn bytes_of(name: &str, text: Option<Cow<'_, str>>, base64: Option<Cow<'_, str>>
     match (text, base64) {
         (Some(text), None) => Ok(text.into_owned().into_bytes()),
         (None, Some(base64)) => STANDARD.decode(&*base64).map_err(|error| {
-            format!("'{name}_base64' is none ({error}): use the letters A-Z a-z 0-9 + / with = at the end")
+            format!("'{name}_base64' is not base64 ({error}): use the letters A-Z a-z 0-9 + / with = at the end")
         }),
-        _ => Err(format!("give one of '{name}', for text, and '{name}_base64', for other bytes")),
+        _ => Err(format!("give either '{name}', for text, or '{name}_base64', for other bytes")),
     }
 }
 
-/// Puts bytes into an object, as `NAME`, or as `NAME_base64` if they are no text.
+/// Inserts bytes into an object: as the string `NAME` if they are UTF-8, else as `NAME_base64`.
 pub(super) fn insert(object: &mut serde_json::Map<String, Value>, name: &str, bytes: &[u8]) {
     match text_or_base64(bytes) {
         (Some(text), _) => object.insert(name.to_owned(), text.into()),
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn text_stays_text_and_other_bytes_are_base64() {
         let mut line = Vec::new();
-        write_line(&mut line, "ключ\n\"".as_bytes(), b"\xff\x00").expect("memory takes everything");
+        write_line(&mut line, "ключ\n\"".as_bytes(), b"\xff\x00").expect("a write to memory");
         let expected = "{\"key\":\"ключ\\n\\\"\",\"value_base64\":\"/wA=\"}\n";
         assert_eq!(String::from_utf8(line).as_deref(), Ok(expected));
         let spaced = br#" { "value_base64" : "" , "key" : "\u0041" } "#;
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_say_nothing_certain_are_refused() {
+    fn ambiguous_lines_are_refused() {
         for bad in [
             "",
             "{}",
@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Whatever a line says, it is refused, or what it means can be written and read back.
+    /// Any line is either refused, or parsed into a pair that can be written and read back.
     #[test]
     fn fuzz_json_lines() {
         let executions = Executions::of("JSON lines of kv load");
@@ -108,13 +108,13 @@ mod tests {
         inputs.for_each(|(key, value, changes): (Vec<u8>, Vec<u8>, Vec<Change>)| {
             executions.one_more();
             let mut line = Vec::new();
-            write_line(&mut line, &key, &value).expect("memory takes everything");
+            write_line(&mut line, &key, &value).expect("a write to memory");
             assert_eq!(line.iter().filter(|&&byte| byte == b'\n').count(), 1);
             assert_eq!(parse_line(&line), Ok((key, value)));
             fuzz::change(&mut line, &changes);
             if let Ok((key, value)) = parse_line(&line) {
                 let mut again = Vec::new();
-                write_line(&mut again, &key, &value).expect("memory takes everything");
+                write_line(&mut again, &key, &value).expect("a write to memory");
                 assert_eq!(parse_line(&again), Ok((key, value)));
             }
         });

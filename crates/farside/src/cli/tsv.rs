@@ -1,6 +1,7 @@
-//! Lines of `key TAB value` that carry any bytes: `\t`, `\n`, `\r`, `\\` and `\xHH` stand for what cannot be written.
+//! Lines of `key TAB value`. The escapes `\t`, `\n`, `\r`, `\\` and `\xHH` represent bytes that cannot stand in a line.
 //!
-//! Invariant: what [`write_line`] writes, [`parse_line`] reads back byte for byte, and it is printable ASCII.
+//! Invariant: [`parse_line`] reads back what [`write_line`] wrote, byte for byte; a line is printable ASCII, except for
+//! its tab.
 
 use std::io::{self, Write};
 
@@ -32,11 +33,11 @@ fn write_escaped(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The key and value of one line, without its end. Bytes that need no escape may stand for themselves.
+/// Parses a line without its line feed into a key and a value. Only tabs, line feeds and backslashes need escapes.
 pub(super) fn parse_line(line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
     let tab = line.iter().position(|&byte| byte == b'\t');
     let tab =
-        tab.ok_or("there is no tab between a key and a value: write KEY<tab>VALUE, a tab in either as \\t")?;
+        tab.ok_or("no tab between a key and a value: write KEY<tab>VALUE, and a tab in either as \\t")?;
     let value = &line[tab + 1..];
     if value.contains(&b'\t') {
         return Err("there is a second tab: write a tab in a key or value as \\t".into());
@@ -65,7 +66,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
                 rest.nth(1);
                 byte
             }
-            _ => return Err("a backslash is followed by none of t, n, r, x and \\: write it as \\\\".into()),
+            _ => return Err("a backslash is not followed by t, n, r, x or \\: write it as \\\\".into()),
         });
     }
     Ok(bytes)
@@ -77,11 +78,11 @@ mod tests {
     use crate::cli::fuzz::{self, Change, Executions};
 
     #[test]
-    fn every_byte_comes_back_from_a_printable_line() {
+    fn every_byte_survives_a_printable_line() {
         let all: Vec<u8> = (0..=255).chain(*b"\\x41 \\\\t").collect();
         for (key, value) in [(&all[..], &all[..]), (b"k", b""), (b"a\tb", b"\n\r")] {
             let mut line = Vec::new();
-            write_line(&mut line, key, value).expect("memory takes everything");
+            write_line(&mut line, key, value).expect("a write to memory");
             assert_eq!(line.pop(), Some(b'\n'));
             assert!(line.iter().all(|&b| matches!(b, b' '..=b'~' | b'\t')));
             assert_eq!(parse_line(&line), Ok((key.to_vec(), value.to_vec())));
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_say_nothing_certain_are_refused() {
+    fn ambiguous_lines_are_refused() {
         for bad in
             [&b"no tab"[..], b"a\tb\tc", b"a\\\tb", b"a\t\\x4", b"a\t\\xg0", b"a\t\\q", b"a\t\\", b"a\t\\x+1"]
         {
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(parse_line("ключ\tзначение".as_bytes()).map(|(k, _)| k), Ok("ключ".as_bytes().to_vec()));
     }
 
-    /// Whatever a line says, it is refused, or what it means can be written and read back.
+    /// Any line is either refused, or parsed into a pair that can be written and read back.
     #[test]
     fn fuzz_lines() {
         let executions = Executions::of("lines of kv load");
@@ -106,13 +107,13 @@ mod tests {
         inputs.for_each(|(key, value, changes): (Vec<u8>, Vec<u8>, Vec<Change>)| {
             executions.one_more();
             let mut line = Vec::new();
-            write_line(&mut line, &key, &value).expect("memory takes everything");
+            write_line(&mut line, &key, &value).expect("a write to memory");
             line.pop();
             assert_eq!(parse_line(&line), Ok((key, value)));
             fuzz::change(&mut line, &changes);
             if let Ok((key, value)) = parse_line(&line) {
                 let mut again = Vec::new();
-                write_line(&mut again, &key, &value).expect("memory takes everything");
+                write_line(&mut again, &key, &value).expect("a write to memory");
                 again.pop();
                 assert_eq!(parse_line(&again), Ok((key, value)));
             }

@@ -1,4 +1,4 @@
-//! Keys and values in a binary file, in which a lost or changed byte is noticed, and a lost end as well.
+//! The binary format of keys and values. It detects lost and changed bytes, and truncation.
 //!
 //! ```text
 //! file:    | magic 93 'farside' | version u32 = 1 | zero u32 | records ... | end |
@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Numbers are little-endian. A check is the CRC-64/NVME of the record's number (u64, from 0), both lengths, key and
-//! value; that of the end has the count for its number. Invariant: what was decoded was written in this very place.
+//! value. The end's number is the count.
+//! Invariant: a decoded record was written at this very position.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use farside::{KEY_MAX, VALUE_MAX};
@@ -15,15 +16,15 @@ use std::io::{self, Write};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a file begins with.
+/// First bytes of a file.
 pub(super) const MAGIC: [u8; 8] = *b"\x93farside";
 const VERSION: u32 = 1;
 
-/// What is said of a file that begins otherwise.
+/// Error message for a file without [`MAGIC`].
 pub(super) const OTHER: &str =
-    "it does not begin like a binary dump: name its format by --format tsv or jsonl";
+    "it does not begin like a binary dump: give its format with --format tsv or jsonl";
 
-/// The beginning of a file.
+/// Header of a file.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Head {
@@ -32,7 +33,7 @@ struct Head {
     zero: U32,
 }
 
-/// The beginning of a record, or of the end.
+/// Header of a record, or of the end.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RecordHead {
@@ -46,21 +47,21 @@ pub(super) const RECORD_HEAD_SIZE: usize = size_of::<RecordHead>();
 pub(super) const COUNT_SIZE: usize = 8;
 const _: () = assert!(HEAD_SIZE == 16 && RECORD_HEAD_SIZE == 16);
 
-/// What follows the head of a record.
+/// The part that follows a record's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A key and a value of so many bytes each.
+    /// A key and a value, with their lengths in bytes.
     Pair { key_len: usize, value_len: usize, check: u64 },
     /// The count, of [`COUNT_SIZE`] bytes.
     End { check: u64 },
 }
 
-/// Writes what a file begins with.
+/// Writes a file's header.
 pub(super) fn write_head(out: &mut impl Write) -> io::Result<()> {
     out.write_all(Head { magic: MAGIC, version: VERSION.into(), zero: 0.into() }.as_bytes())
 }
 
-/// Writes the record of that number. Key and value are such as a store has.
+/// Writes record `number`. Key and value must be within the limits of a store.
 pub(super) fn write_record(out: &mut impl Write, number: u64, key: &[u8], value: &[u8]) -> io::Result<()> {
     let (key_len, value_len) = (key.len() as u32, value.len() as u32);
     let check = check_of(number, key, value);
@@ -70,28 +71,28 @@ pub(super) fn write_record(out: &mut impl Write, number: u64, key: &[u8], value:
     out.write_all(value)
 }
 
-/// Writes the end of a file with so many records.
+/// Writes the end of a file with `count` records.
 pub(super) fn write_end(out: &mut impl Write, count: u64) -> io::Result<()> {
     let head = RecordHead { key_len: 0.into(), value_len: 0.into(), check: check_of(count, b"", b"").into() };
     out.write_all(head.as_bytes())?;
     out.write_all(&count.to_le_bytes())
 }
 
-/// Checks what a file begins with.
+/// Checks a file's header.
 pub(super) fn check_head(bytes: &[u8]) -> Result<(), String> {
     let head = Head::ref_from_bytes(bytes).ok().filter(|head| head.magic == MAGIC);
     let head = head.ok_or(OTHER)?;
     match (head.version.get(), head.zero.get()) {
         (VERSION, 0) => Ok(()),
         (version, _) => Err(format!(
-            "it is of version {version}, and this release knows {VERSION}: use the one that made it"
+            "it has format version {version}, and this release reads {VERSION}: use the release that wrote it"
         )),
     }
 }
 
-/// What follows, by the head of a record.
+/// Decodes a record's header.
 pub(super) fn decode(bytes: &[u8]) -> Result<Next, String> {
-    let head = RecordHead::ref_from_bytes(bytes).map_err(|_| "it has no head".to_owned())?;
+    let head = RecordHead::ref_from_bytes(bytes).map_err(|_| "it has no header".to_owned())?;
     let (key_len, value_len) = (head.key_len.get() as usize, head.value_len.get() as usize);
     let check = head.check.get();
     match (key_len, value_len) {
@@ -101,16 +102,16 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Next, String> {
     }
 }
 
-/// Whether this is what was written as the record of that number; for the end, that with so many before it.
+/// Checks that key and value were written as record `number`. For the end, `number` is the count, and both are empty.
 pub(super) fn verify(number: u64, key: &[u8], value: &[u8], check: u64) -> Result<(), String> {
     if check_of(number, key, value) == check {
         Ok(())
     } else {
-        Err(format!("its check does not hold: {DAMAGED}"))
+        Err(format!("its checksum does not match: {DAMAGED}"))
     }
 }
 
-const DAMAGED: &str = "the file was damaged; use another copy of it";
+const DAMAGED: &str = "the file is damaged; use another copy of it";
 
 fn check_of(number: u64, key: &[u8], value: &[u8]) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);

@@ -1,8 +1,8 @@
-//! `kv dump`: writes every key and value of a store, to standard output or to a file that can be gone on with.
+//! `kv dump`: writes every key and value of a store to standard output, or to a file. A dump to a file can be resumed.
 //!
-//! A dump goes through the store's table slot by slot. A key stays in its slot for as long as the table lasts; so a
-//! dump that was broken off goes on from its slot, and where the table was rebuilt meanwhile it is refused. Invariant:
-//! a file that is there is neither overwritten nor added to, unless that was asked for.
+//! A dump visits the store's table slot by slot. A key stays in its slot as long as the table lasts, so an interrupted
+//! dump resumes at its slot. If the table was rebuilt meanwhile, the dump is refused.
+//! Invariant: an existing file is neither overwritten nor extended without a flag.
 
 use super::progress::{Beside, Ending, Identity, Progress, Work};
 use super::records::{Format, Position, Writer, position_at};
@@ -19,21 +19,21 @@ use std::time::Instant;
 /// Write every key and value
 #[derive(clap::Args)]
 pub(super) struct Dump {
-    /// The file, which is not there yet [default: standard output]
+    /// File to write, which must not exist yet [default: standard output]
     file: Option<PathBuf>,
-    /// How records lie in it [default: jsonl for .jsonl and .ndjson, binary for .bin, tsv for all else]
+    /// Format of the file [default: jsonl for .jsonl and .ndjson, binary for .bin, tsv for all others]
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Overwrite a file that is there
+    /// Overwrite an existing file
     #[arg(long, conflicts_with = "resume")]
     force: bool,
-    /// Go on where a dump of this store into this file was broken off, as FILE.progress says
+    /// Resume an interrupted dump of this store into this file, at the position that FILE.progress records
     #[arg(long)]
     resume: bool,
-    /// No progress
+    /// Print no progress
     #[arg(long, short)]
     quiet: bool,
-    /// One JSON object at the end: keys, bytes, seconds
+    /// Print one JSON object at the end: keys, bytes, seconds
     #[arg(long)]
     json: bool,
 }
@@ -43,13 +43,13 @@ impl Dump {
         match self.file.take().filter(|file| file != Path::new("-")) {
             Some(file) => self.to_file(client, &file),
             None if self.force || self.resume || self.json => Err(Failure::Told(
-                "--force, --resume and --json are for a dump to a file: name one, or leave them out".into(),
+                "--force, --resume and --json require a file to dump to: name one, or leave them out".into(),
             )),
             None => {
                 let out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
                 let format = self.format.unwrap_or(Format::Tsv);
                 let mut cursor = Cursor::default();
-                // Whether there are any keys to visit is known before anything is written.
+                // Created at the first key, so that nothing is written if the store's kind has no iteration.
                 let mut writer = None;
                 let mut out = Some(out);
                 loop {
@@ -78,7 +78,7 @@ impl Dump {
             let before = beside.read(Work::Dump, format, &identity)?;
             let (file, at) = go_on(path, &before)?;
             if !self.quiet {
-                note!("going on after {} keys, at byte {}", at.count, at.offset);
+                note!("resuming after {} keys, at byte {}", at.count, at.offset);
             }
             let place = before.place.map(|(table_epoch, slot)| Place { table_epoch, slot });
             (file, Some(at).filter(|at| at.offset > 0), place.map_or(first, Cursor::at))
@@ -89,7 +89,7 @@ impl Dump {
         let bar = progress("dumping slots", shape_of(&store).map_or(0, |table| table.slots), self.quiet);
         let cannot = |error: &io::Error| {
             Failure::Told(format!(
-                "could not write {}: {error}; make room, then go on by --resume, or write elsewhere",
+                "could not write {}: {error}; free some space and give --resume, or write elsewhere",
                 path.display()
             ))
         };
@@ -112,21 +112,21 @@ impl Dump {
                 Ok(false) => break,
                 Err(KvError::Rebuilt) => {
                     return Err(Failure::Told(format!(
-                        "the store's table was rebuilt since {} was begun, and what is left would come twice or never: \
-                         begin anew by --force",
+                        "the store's table was rebuilt since {} was started, so keys would be missing or repeated: \
+                         start again with --force",
                         path.display()
                     )));
                 }
                 Err(error) => {
                     let path = path.display();
                     return Err(Failure::Told(format!(
-                        "{error} ({count} keys are in {path}; --resume goes on from there)"
+                        "{error} ({count} keys are in {path}; --resume continues after them)"
                     )));
                 }
             }
             if let Some(signal) = signal {
                 bar.finish_and_clear();
-                note!("farside: broken off after {count} keys; go on by --resume");
+                note!("farside: interrupted after {count} keys; continue with --resume");
                 signals::end_by(signal);
             }
         }
@@ -146,7 +146,7 @@ impl Dump {
     }
 }
 
-/// The writer, which begins its file when it is first asked for.
+/// Returns the writer. The first call creates it, which writes the file's header.
 fn begun<'a, W: io::Write>(
     writer: &'a mut Option<Writer<W>>,
     out: &mut Option<W>,
@@ -155,14 +155,14 @@ fn begun<'a, W: io::Write>(
     if let Some(out) = out.take() {
         *writer = Some(Writer::new(out, format, None)?);
     }
-    Ok(writer.as_mut().expect("it was made of what it writes to"))
+    Ok(writer.as_mut().expect("the first call created it"))
 }
 
-/// A file that is not there yet, or that is to be overwritten.
+/// Creates a file, or empties an existing one if `force`.
 fn create(path: &Path, force: bool) -> Result<File, Failure> {
     if path.exists() && !path.is_file() {
         return Err(Failure::Told(format!(
-            "{} is no regular file: leave it out and send standard output there",
+            "{} is not a regular file: leave it out, and redirect standard output there",
             path.display()
         )));
     }
@@ -174,21 +174,21 @@ fn create(path: &Path, force: bool) -> Result<File, Failure> {
     }
     options.open(path).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => Failure::Told(format!(
-            "{} is there already: name another file, or overwrite it by --force; --resume goes on with a dump that was \
-             broken off",
+            "{} exists already: name another file, or overwrite it with --force; --resume continues an interrupted \
+             dump",
             path.display()
         )),
         _ => Failure::Told(format!(
-            "could not write {}: {error}; name a file in a folder of yours",
+            "could not write {}: {error}; name a file in a folder that you may write to",
             path.display()
         )),
     })
 }
 
-/// The file of a dump that was broken off, without what came after the last record that is known to be whole.
+/// Opens the file of an interrupted dump. Cuts off the bytes after the last record that is known to be complete.
 fn go_on(path: &Path, before: &Progress) -> Result<(File, Position), Failure> {
     let cannot =
-        |error: io::Error| Failure::Told(format!("could not go on with {}: {error}", path.display()));
+        |error: io::Error| Failure::Told(format!("could not resume {}: {error}", path.display()));
     let mut file = File::options().read(true).write(true).open(path).map_err(cannot)?;
     let found = position_at(&mut file, before.offset, before.records).map_err(cannot)?;
     let at = before.check(found, path)?;
@@ -196,7 +196,7 @@ fn go_on(path: &Path, before: &Progress) -> Result<(File, Position), Failure> {
     Ok((file, at))
 }
 
-/// Hands all to the system, and notes how far that is.
+/// Flushes the writer and saves the progress.
 fn keep<W: io::Write>(
     beside: &mut Beside,
     writer: &mut Writer<W>,

@@ -1,9 +1,9 @@
 //! `kv load`: puts every record of a file, many at a time.
 //!
-//! Records are put in *windows*: all of one are under way at once, and the next begins when all are stored. A key comes
-//! once in a window, so that of two puts of one key the later stays. Where one fails, the window is put again record by
-//! record, which is as good as once: so it is known which is the first that fails. Invariant: the records before the
-//! one that an error names are stored.
+//! Records are put in *windows*. The puts of a window are in flight concurrently; the next window starts when all of
+//! them are stored. A key occurs at most once in a window, so the later of two puts of a key wins. If a put fails, the
+//! window is put again record by record, to find the first record that fails. Repeating a put has no further effect.
+//! Invariant: all records before the one that an error names are stored.
 
 use super::progress::{Beside, Ending, Identity, Progress, Work};
 use super::records::{Format, Pair, Position, Records, Wrong, position_at};
@@ -29,28 +29,28 @@ use std::time::Instant;
 /// Put every record of a file
 #[derive(clap::Args)]
 pub(super) struct Load {
-    /// The file; '-' for standard input. A line ends with a line feed alone: where a file has CRLF, each value of tsv
-    /// ends with the carriage return
+    /// File to load; '-' for standard input. Lines end with a line feed: in a tsv file with CRLF line ends, each value
+    /// ends with a carriage return
     file: PathBuf,
-    /// How records lie in it [default: jsonl for .jsonl and .ndjson, binary for .bin, tsv for all else]
+    /// Format of the file [default: jsonl for .jsonl and .ndjson, binary for .bin, tsv for all others]
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Go on where a load of this file into this store was broken off, as FILE.progress says
+    /// Resume an interrupted load of this file into this store, at the position that FILE.progress records
     #[arg(long)]
     resume: bool,
-    /// No progress
+    /// Print no progress
     #[arg(long, short)]
     quiet: bool,
-    /// One JSON object at the end: keys, bytes, seconds
+    /// Print one JSON object at the end: keys, bytes, seconds
     #[arg(long)]
     json: bool,
 }
 
-/// Tasks that put at the same time.
+/// Number of concurrent tasks.
 const TASKS: usize = 16;
-/// Records that a task takes at once: as many as one chain can store.
+/// Records that a task puts together: the most that one chain can store.
 const GROUP: usize = 16;
-/// Bytes of keys and values in a window; one record may have more.
+/// Bytes of keys and values after which a window is full. A single record may be larger.
 const WINDOW_BYTES_MAX: usize = 4 << 20;
 
 impl Load {
@@ -62,7 +62,7 @@ impl Load {
         let mut putter = Putter::open(pool, store)?;
         let mut beside = len.map(|_| Beside::of(path));
         let start = self.start(&mut input, format, &beside, &putter.identity)?;
-        // What waits for its input must not be kept from ending.
+        // Only for regular files: a load that waits for a pipe must end on a signal at once.
         let ending = beside.as_ref().map(|_| Ending::watch()).transpose()?;
         let bar = progress("loading bytes", len.unwrap_or(0), self.quiet);
         let mut windows = Windows { records: Records::new(input, format, start), held: None };
@@ -87,7 +87,7 @@ impl Load {
                 continue;
             }
             let mut may_resume = false;
-            // Where nothing is done, there is nothing to go on from.
+            // Without a stored record there is nothing to resume.
             if let Some(kept) = beside.as_mut().filter(|_| done.offset > 0) {
                 let progress = Progress {
                     work: Work::Load,
@@ -102,7 +102,7 @@ impl Load {
                     Ok(()) => may_resume = true,
                     Err(error) => {
                         let path = kept.path().display();
-                        note!("farside: how far this came is not kept: could not write {path}: {error}");
+                        note!("farside: the progress is not saved: could not write {path}: {error}");
                         beside = None;
                     }
                 }
@@ -113,8 +113,8 @@ impl Load {
             }
             if let Some(signal) = signal {
                 bar.finish_and_clear();
-                let hint = if may_resume { "; go on by --resume" } else { "" };
-                note!("farside: broken off after {} keys{hint}", done.count);
+                let hint = if may_resume { "; continue with --resume" } else { "" };
+                note!("farside: interrupted after {} keys{hint}", done.count);
                 signals::end_by(signal);
             }
         }
@@ -137,7 +137,7 @@ impl Load {
         Ok(())
     }
 
-    /// Where the load begins, if not at the beginning: the input is read up to there.
+    /// Reads the input up to the position at which the load resumes, and returns it; `None` for the beginning.
     fn start(
         &self,
         input: &mut File,
@@ -148,7 +148,7 @@ impl Load {
         let path = &*self.file;
         match beside {
             None if self.resume => Err(Failure::Told(format!(
-                "{} is no regular file, of which a part could be left out: leave --resume out",
+                "{} is not a regular file, so a load of it cannot be resumed: leave --resume out",
                 path.display()
             ))),
             Some(beside) if self.resume => {
@@ -156,14 +156,14 @@ impl Load {
                 let found = position_at(input, before.offset, before.records);
                 let at = before.check(found.map_err(|error| cannot_read(path, &error))?, path)?;
                 if !self.quiet {
-                    note!("going on after {} keys, at byte {}", at.count, at.offset);
+                    note!("resuming after {} keys, at byte {}", at.count, at.offset);
                 }
-                // Nothing was read of a file that was not begun: its head is yet to come.
+                // At offset 0 the file's header has not been read yet, so the reader must start from the beginning.
                 Ok(Some(at).filter(|at| at.offset > 0))
             }
             Some(beside) if beside.exists() && !self.quiet => {
                 note!(
-                    "farside: {} is of a load that was broken off; --resume would go on with it, this one begins anew",
+                    "farside: {} belongs to an interrupted load, which --resume would continue; this load starts again",
                     beside.path().display()
                 );
                 Ok(None)
@@ -173,7 +173,7 @@ impl Load {
     }
 }
 
-/// The input, and how many bytes it has if it is a regular file.
+/// Opens the input. Also returns its size in bytes if it is a regular file.
 fn open(path: &Path) -> Result<(File, Option<u64>), Failure> {
     let unreadable = |error: io::Error| cannot_read(path, &error);
     if path == Path::new("-") {
@@ -188,21 +188,21 @@ fn open(path: &Path) -> Result<(File, Option<u64>), Failure> {
 /// Records that are put together.
 struct Window {
     pairs: Vec<Pair>,
-    /// Where the record after them is.
+    /// Position of the record after them.
     end: Position,
-    /// Why that cannot be had.
+    /// Reason why that record cannot be read.
     wrong: Option<Wrong>,
 }
 
-/// The records of an input in windows.
+/// Divides the records of an input into windows.
 struct Windows<R> {
     records: Records<R>,
-    /// A record whose key was in the window before.
+    /// A record that ended the window before, because its key was already in it.
     held: Option<Pair>,
 }
 
 impl<R: Read> Windows<R> {
-    /// The next; empty at the end.
+    /// Returns the next window. It is empty at the end of the input.
     fn next(&mut self) -> Window {
         let hasher = RandomState::new();
         let (mut keys, mut bytes) = (BTreeSet::new(), 0);
@@ -216,7 +216,7 @@ impl<R: Read> Windows<R> {
                     Err(wrong) => return Window { wrong: Some(wrong), ..window },
                 },
             };
-            // Two keys of one hash are taken for one, which does no harm.
+            // A hash collision of two keys only ends the window early.
             if !keys.insert(hasher.hash_one(&pair.0)) {
                 self.held = Some(pair);
                 return window;
@@ -225,7 +225,7 @@ impl<R: Read> Windows<R> {
             window.pairs.push(pair);
             window.end = self.records.position();
             let is_full = window.pairs.len() >= TASKS * GROUP || bytes >= WINDOW_BYTES_MAX;
-            // What has come is stored before more of it is waited for.
+            // Records that have arrived are stored before the load waits for more input.
             if is_full || !self.records.is_there() {
                 return window;
             }
@@ -235,9 +235,9 @@ impl<R: Read> Windows<R> {
 
 /// The first record of a window that is not stored.
 struct Unstored {
-    /// Records of the window before it, which are stored.
+    /// Records of the window before it. They are stored.
     before: u64,
-    /// Records of the window after it, of which any may be stored.
+    /// Records of the window after it. Each may or may not be stored.
     unsure: u64,
     reason: String,
 }
@@ -255,7 +255,7 @@ impl Unstored {
             0 => String::new(),
             unsure => format!("; of the {unsure} after it, any may be"),
         };
-        let hint = if may_resume { "; --resume goes on there once that is mended" } else { "" };
+        let hint = if may_resume { "; after the cause is fixed, --resume continues there" } else { "" };
         let (number, path, others) = (before + 1, path.display(), format!("{stored}{unsure}{hint}"));
         Failure::Told(format!("{one} {number} of {path}: {} ({others})", self.reason))
     }
@@ -266,7 +266,7 @@ struct Putter {
     pool: Pool,
     store: String,
     identity: Identity,
-    /// A session with a client for each task; nothing once it has failed.
+    /// A session with a client for each task; `None` after it failed.
     tasks: Option<Tasks>,
 }
 
@@ -282,7 +282,10 @@ impl Putter {
         Ok(Putter { pool: pool.clone(), store: store.to_owned(), identity, tasks: Some(tasks) })
     }
 
-    /// All of them are stored, or it is told which is the first that is not.
+    /// Stores all of `pairs`.
+    ///
+    /// # Errors
+    /// A put failed. The error names the first record that is not stored.
     fn put_all(&mut self, pairs: &[Pair]) -> Result<(), Unstored> {
         if pairs.is_empty() {
             return Ok(());
@@ -295,12 +298,12 @@ impl Putter {
         if put.is_ok() {
             return Ok(());
         }
-        // The session may be over: an idle one is given up by the node.
+        // The session may have ended, as the node closes idle ones.
         self.tasks = None;
         let mut client = Client::open(&self.pool, &self.store).map_err(|error| first(error.to_string()))?;
         if Identity::of(client.kv().store()) != self.identity {
             return Err(first(
-                "the store is another by now, which was made anew: load from the beginning".into(),
+                "the store was dropped and created again meanwhile: load from the beginning".into(),
             ));
         }
         for (index, (key, value)) in pairs.iter().enumerate() {
@@ -310,7 +313,7 @@ impl Putter {
                 reason: error.to_string(),
             })?;
         }
-        // Where there is none, the next window goes the same way, which tells why.
+        // If this fails, the next window takes the same path, which reports the reason.
         self.tasks = Tasks::open(&self.pool, &self.store).ok();
         Ok(())
     }
@@ -329,7 +332,7 @@ impl Tasks {
         Ok(Tasks { endpoint, kvs })
     }
 
-    /// All of them are stored, or any may be.
+    /// Stores all of `pairs`. After an error, each may or may not be stored.
     fn put_all(&mut self, pairs: &[Pair]) -> Result<(), ()> {
         let groups: Vec<_> = pairs.chunks(GROUP).collect();
         let (next, failed) = (Cell::new(0), Cell::new(false));

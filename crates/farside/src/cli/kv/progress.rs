@@ -1,7 +1,7 @@
-//! How far a load or a dump came, in a file beside the one that is loaded or written, so that it can go on from there.
+//! Progress of a load or a dump, in a file `FILE.progress` beside the data file, so that it can be resumed.
 //!
-//! Invariant: what it says was done is done, and a file that differs before the place that it names is not gone on
-//! with.
+//! Invariant: all work that the progress file records is done.
+//! Invariant: a data file that was changed before the recorded position is not resumed.
 
 use super::records::{Format, Position};
 use crate::cli::{Failure, signals};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What was under way.
+/// Kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Work {
@@ -22,7 +22,7 @@ pub(super) enum Work {
     Dump,
 }
 
-/// Which store it was: another of the same name is not the same.
+/// Identity of a store. A new store of the same name has another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     name: String,
@@ -36,34 +36,34 @@ impl Identity {
     }
 }
 
-/// How far it came.
+/// Content of the progress file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Progress {
     pub(super) work: Work,
     pub(super) format: Format,
     pub(super) store: Identity,
-    /// Bytes of the file that are done with.
+    /// Bytes of the file that are done.
     pub(super) offset: u64,
-    /// Records in those.
+    /// Records in those bytes.
     pub(super) records: u64,
-    /// CRC-64/NVME of those.
+    /// CRC-64/NVME of those bytes.
     pub(super) crc64: u64,
-    /// Where in the store the rest begins: a table's epoch, and a slot. For a dump that has begun.
+    /// For a dump that has started: epoch of the table, and the slot at which the rest begins.
     pub(super) place: Option<(u64, u64)>,
 }
 
-/// The file that says it.
+/// The progress file.
 pub(super) struct Beside {
     path: PathBuf,
     saved: Instant,
 }
 
-/// How often it is written.
+/// Interval between two writes of the progress file.
 const EVERY: Duration = Duration::from_secs(1);
 
 impl Beside {
-    /// Beside the file at `path`.
+    /// The progress file of the data file at `path`.
     pub(super) fn of(path: &Path) -> Beside {
         let mut name = path.as_os_str().to_owned();
         name.push(".progress");
@@ -78,12 +78,12 @@ impl Beside {
         self.path.exists()
     }
 
-    /// Whether it is time to write it again.
+    /// Whether [`EVERY`] has passed since the last write.
     pub(super) fn is_due(&self) -> bool {
         self.saved.elapsed() >= EVERY
     }
 
-    /// Replaces it whole: whoever reads it finds what was written before, or this.
+    /// Replaces the file atomically: a reader finds either the former content or the new one.
     pub(super) fn save(&mut self, progress: &Progress) -> io::Result<()> {
         self.saved = Instant::now();
         let next = self.path.with_extension("progress-next");
@@ -91,36 +91,39 @@ impl Beside {
         std::fs::rename(&next, &self.path)
     }
 
-    /// Nothing is to be gone on with.
+    /// Removes the file, as the work is complete.
     pub(super) fn remove(&self) {
         let _never_written = std::fs::remove_file(&self.path);
     }
 
-    /// What it says, if that is about such work on such a store.
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// The file is missing or malformed, or it belongs to other work, another format or another store.
     pub(super) fn read(&self, work: Work, format: Format, store: &Identity) -> Result<Progress, Failure> {
         let name = self.path.display();
-        let again = "leave --resume out to begin anew";
+        let again = "leave --resume out to start again";
         let text = std::fs::read_to_string(&self.path).map_err(|error| {
             let why = match error.kind() {
-                io::ErrorKind::NotFound => "nothing was broken off there, or it had hardly begun".to_owned(),
+                io::ErrorKind::NotFound => "nothing was interrupted, or it was interrupted at once".to_owned(),
                 _ => error.to_string(),
             };
-            Failure::Told(format!("there is nothing to go on from in {name} ({why}): {again}"))
+            Failure::Told(format!("nothing to resume from {name} ({why}): {again}"))
         })?;
         let progress: Progress = serde_json::from_str(&text)
-            .map_err(|error| Failure::Told(format!("{name} says nothing certain ({error}): {again}")))?;
+            .map_err(|error| Failure::Told(format!("{name} is not a progress file ({error}): {again}")))?;
         if progress.work != work {
-            return Err(Failure::Told(format!("{name} is of another command: {again}")));
+            return Err(Failure::Told(format!("{name} belongs to another command: {again}")));
         }
         if progress.format != format {
             return Err(Failure::Told(format!(
-                "{name} is of a file in another format ({:?}): name that by --format, or {again}",
+                "{name} belongs to a file in another format ({:?}): give that as --format, or {again}",
                 progress.format
             )));
         }
         if progress.store != *store {
             return Err(Failure::Told(format!(
-                "{name} is about another store, or that was made anew since: what was done is not there; {again}"
+                "{name} belongs to another store, or the store was dropped and created again since: {again}"
             )));
         }
         Ok(progress)
@@ -128,11 +131,14 @@ impl Beside {
 }
 
 impl Progress {
-    /// Whether the file is still what it was, up to where it was done with.
+    /// Checks that the data file is unchanged up to the recorded position.
+    ///
+    /// # Errors
+    /// The file is shorter, or its bytes differ.
     pub(super) fn check(&self, found: Option<Position>, file: &Path) -> Result<Position, Failure> {
         found.filter(|found| found.digest.finalize() == self.crc64).ok_or_else(|| {
             Failure::Told(format!(
-                "{} is not what it was: its first {} bytes differ; leave --resume out to begin anew",
+                "{} has changed within its first {} bytes, which are done: leave --resume out to start again",
                 file.display(),
                 self.offset
             ))
@@ -140,7 +146,8 @@ impl Progress {
     }
 }
 
-/// Signals that end this process once what was done is written down; the second at once.
+/// Watches for signals that end this process. The first one lets the command save its progress; a second one ends the
+/// process at once.
 pub(super) struct Ending(Arc<AtomicUsize>);
 
 impl Ending {
@@ -155,7 +162,7 @@ impl Ending {
         Ok(Ending(heard))
     }
 
-    /// The signal that came, if one did.
+    /// Returns the signal that arrived, if one did.
     pub(super) fn heard(&self) -> Option<c_int> {
         match self.0.load(Ordering::Relaxed) {
             0 => None,

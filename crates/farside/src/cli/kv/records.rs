@@ -1,7 +1,7 @@
-//! Files of keys and values: lines with tabs, JSON lines, or the binary form, read and written record by record.
+//! Files of keys and values, read and written record by record. Formats: lines with tabs, JSON lines, and binary.
 //!
-//! Invariant: offset, count and digest are those of the records that were read or written whole, so that whoever keeps
-//! them can go on from there.
+//! Invariant: offset, count and digest cover exactly the records that were read or written completely, so that reading
+//! or writing can resume from them.
 
 use super::binary::{self, Next};
 use crate::cli::{jsonl, tsv};
@@ -9,20 +9,20 @@ use crc_fast::{CrcAlgorithm, Digest};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 
-/// How keys and values lie in a file.
+/// Format of a file of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Format {
-    /// KEY<tab>VALUE, a line each, with \t \n \r \\ \xHH for what cannot be written
+    /// A line KEY<tab>VALUE for each record, with the escapes \t \n \r \\ \xHH
     Tsv,
-    /// {"key": "...", "value": "..."}, a line each; key_base64 and value_base64 for bytes that are no UTF-8
+    /// A line {"key": "...", "value": "..."} for each record; key_base64 and value_base64 for bytes that are not UTF-8
     Jsonl,
-    /// With a check for each record, and an end, so that damage and a cut-off end are noticed
+    /// Binary records with checksums and an end mark, which detect damage and truncation
     Binary,
 }
 
 impl Format {
-    /// The format that a file's name says, or lines with tabs.
+    /// Chooses the format by the extension of a file's name. The default is lines with tabs.
     pub(super) fn of(path: &Path) -> Format {
         let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         match ending.to_ascii_lowercase().as_str() {
@@ -33,14 +33,14 @@ impl Format {
     }
 }
 
-/// Where one is in a file.
+/// Position between two records of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position {
-    /// Bytes before it.
+    /// Bytes before the position.
     pub(super) offset: u64,
-    /// Records before it.
+    /// Records before the position.
     pub(super) count: u64,
-    /// Of the bytes before it.
+    /// Digest of the bytes before the position.
     pub(super) digest: Digest,
 }
 
@@ -55,7 +55,8 @@ impl Position {
     }
 }
 
-/// Reads the bytes before `offset`; where that many are there, the position with so many records.
+/// Reads the bytes before `offset` and returns that position, with `count` records before it. Returns `None` if the
+/// input is shorter.
 pub(super) fn position_at(input: &mut impl Read, offset: u64, count: u64) -> io::Result<Option<Position>> {
     let mut at = Position { count, ..Position::start() };
     let mut bytes = vec![0; 1 << 16];
@@ -71,17 +72,17 @@ pub(super) fn position_at(input: &mut impl Read, offset: u64, count: u64) -> io:
     Ok(Some(at))
 }
 
-/// A longer line cannot be a key and a value, even if every byte of them is written as JSON's longest escape.
+/// Maximum bytes in a line: a key and a value of maximum length, every byte as JSON's longest escape (6 bytes).
 const LINE_MAX: u64 = 6 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 128;
 
 /// A key and its value.
 pub(super) type Pair = (Vec<u8>, Vec<u8>);
 
-/// Why there is no further record.
+/// Reason why the next record could not be read.
 pub(super) enum Wrong {
     /// The input cannot be read.
     Unread(io::Error),
-    /// It says something else; what, and what to do.
+    /// The input is malformed. Holds the reason and the remedy.
     Malformed(String),
 }
 
@@ -91,7 +92,7 @@ impl From<io::Error> for Wrong {
     }
 }
 
-/// Records of a file, one after the other.
+/// Reads the records of a file in order.
 pub(super) struct Records<R> {
     input: BufReader<R>,
     format: Format,
@@ -100,18 +101,18 @@ pub(super) struct Records<R> {
 }
 
 impl<R: Read> Records<R> {
-    /// The records of an input that was read up to a position, or not at all.
+    /// Reads records from `input`, which the caller has read up to `at`; `None` if it has not been read.
     pub(super) fn new(input: R, format: Format, at: Option<Position>) -> Records<R> {
         let input = BufReader::with_capacity(1 << 20, input);
         Records { input, format, at: at.unwrap_or_else(Position::start), record: Vec::new() }
     }
 
-    /// Where the next record is.
+    /// Position of the next record.
     pub(super) fn position(&self) -> Position {
         self.at
     }
 
-    /// Whether the next record can be had without waiting for more of the input.
+    /// Whether the next record is buffered, so that reading it does not wait for input.
     pub(super) fn is_there(&self) -> bool {
         let buffer = self.input.buffer();
         match self.format {
@@ -124,7 +125,7 @@ impl<R: Read> Records<R> {
         }
     }
 
-    /// The next record; nothing at the end.
+    /// Reads the next record. Returns `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Pair>, Wrong> {
         match self.format {
             Format::Tsv => self.line(tsv::parse_line),
@@ -135,7 +136,7 @@ impl<R: Read> Records<R> {
 
     fn line(&mut self, parse: fn(&[u8]) -> Result<Pair, String>) -> Result<Option<Pair>, Wrong> {
         if self.at.offset == 0 && self.input.fill_buf()?.starts_with(&binary::MAGIC) {
-            return Err(Wrong::Malformed("it begins like a binary dump: load it by --format binary".into()));
+            return Err(Wrong::Malformed("it begins like a binary dump: load it with --format binary".into()));
         }
         self.record.clear();
         let read = self.input.by_ref().take(LINE_MAX).read_until(b'\n', &mut self.record)?;
@@ -179,11 +180,11 @@ impl<R: Read> Records<R> {
                 binary::verify(self.at.count, b"", b"", check).map_err(Wrong::Malformed)?;
                 if told != self.at.count.to_le_bytes() {
                     return Err(Wrong::Malformed(
-                        "the count at the end does not hold: the file was damaged".into(),
+                        "the count at the end does not match: the file is damaged; use another copy of it".into(),
                     ));
                 }
                 if !self.input.fill_buf()?.is_empty() {
-                    return Err(Wrong::Malformed("bytes follow the end: load each dump by itself".into()));
+                    return Err(Wrong::Malformed("more bytes follow the end: load each dump separately".into()));
                 }
                 self.at.passed(&self.record);
                 Ok(None)
@@ -191,14 +192,14 @@ impl<R: Read> Records<R> {
         }
     }
 
-    /// Reads so many bytes more of a record.
+    /// Appends `len` bytes of the input to `record`.
     fn take(&mut self, len: usize) -> Result<(), Wrong> {
-        // As the bytes come: what a length claims is no reason to take memory.
+        // Memory grows with the bytes read, not with the length claimed, which a damaged file may inflate.
         let read = self.input.by_ref().take(len as u64).read_to_end(&mut self.record)?;
         if read < len {
             return Err(Wrong::Malformed(
-                "the file ends there, without the end of a dump: it was cut off; use another copy, or, if 'kv \
-                 dump' wrote it here and was broken off, go on with that by its --resume"
+                "the file ends here, without the end mark of a dump: it was cut off; use another copy, or continue \
+                 the 'kv dump' that wrote it with --resume"
                     .into(),
             ));
         }
@@ -206,7 +207,7 @@ impl<R: Read> Records<R> {
     }
 }
 
-/// A file of records that is being written.
+/// Writes a file of records.
 pub(super) struct Writer<W: Write> {
     out: W,
     format: Format,
@@ -215,7 +216,8 @@ pub(super) struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// A file that has nothing yet, or what was written up to a position.
+    /// Creates a writer that continues at `at`; `None` if the file is empty, in which case it writes the header of the
+    /// binary format.
     pub(super) fn new(out: W, format: Format, at: Option<Position>) -> io::Result<Writer<W>> {
         let is_new = at.is_none();
         let mut writer = Writer { out, format, at: at.unwrap_or_else(Position::start), record: Vec::new() };
@@ -226,12 +228,12 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Where the next record will be.
+    /// Position of the next record.
     pub(super) fn position(&self) -> Position {
         self.at
     }
 
-    /// One record more.
+    /// Writes a record.
     pub(super) fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
         match self.format {
             Format::Tsv => tsv::write_line(&mut self.record, key, value)?,
@@ -243,12 +245,12 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// All that was written is the system's.
+    /// Flushes the buffered bytes to the system.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 
-    /// The end.
+    /// Writes the end mark, if the format has one, and flushes.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         if self.format == Format::Binary {
             binary::write_end(&mut self.record, self.at.count)?;
@@ -272,15 +274,15 @@ mod tests {
 
     fn written(format: Format, pairs: &[Pair]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let mut writer = Writer::new(&mut bytes, format, None).expect("memory takes everything");
+        let mut writer = Writer::new(&mut bytes, format, None).expect("a write to memory");
         for (key, value) in pairs {
-            writer.write(key, value).expect("memory takes everything");
+            writer.write(key, value).expect("a write to memory");
         }
-        writer.finish().expect("memory takes everything");
+        writer.finish().expect("a write to memory");
         bytes
     }
 
-    /// All records up to the end, or up to what is wrong.
+    /// Reads all records up to the end, or up to the first mistake.
     fn read(format: Format, bytes: &[u8]) -> (Vec<Pair>, Result<(), String>) {
         let mut records = Records::new(bytes, format, None);
         let mut pairs = Vec::new();
@@ -289,7 +291,7 @@ mod tests {
                 Ok(Some(pair)) => pairs.push(pair),
                 Ok(None) => return (pairs, Ok(())),
                 Err(Wrong::Malformed(reason)) => return (pairs, Err(reason)),
-                Err(Wrong::Unread(error)) => panic!("memory can be read: {error}"),
+                Err(Wrong::Unread(error)) => panic!("a read from memory failed: {error}"),
             }
         }
     }
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_in_every_format() {
+    fn every_format_reads_back_what_it_wrote() {
         for format in [Format::Tsv, Format::Jsonl, Format::Binary] {
             for pairs in [Vec::new(), some()] {
                 assert_eq!(read(format, &written(format, &pairs)), (pairs, Ok(())), "{format:?}");
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_goes_on_from_a_position_misses_nothing() {
+    fn resuming_from_any_position_loses_no_record() {
         for format in [Format::Tsv, Format::Jsonl, Format::Binary] {
             let whole = written(format, &some());
             for before in 0..=some().len() {
@@ -323,7 +325,7 @@ mod tests {
                 }
                 let mut rest = &whole[..];
                 let found =
-                    position_at(&mut rest, at.offset, at.count).expect("memory").expect("it is there");
+                    position_at(&mut rest, at.offset, at.count).expect("memory").expect("long enough");
                 assert_eq!(found.digest.finalize(), at.digest.finalize());
                 let mut records = Records::new(rest, format, Some(found));
                 for pair in &some()[before..] {
@@ -332,18 +334,18 @@ mod tests {
                 assert!(matches!(records.next(), Ok(None)));
 
                 let mut again = whole[..at.offset as usize].to_vec();
-                let mut writer = Writer::new(&mut again, format, Some(at)).expect("memory takes everything");
+                let mut writer = Writer::new(&mut again, format, Some(at)).expect("a write to memory");
                 for (key, value) in &some()[before..] {
-                    writer.write(key, value).expect("memory takes everything");
+                    writer.write(key, value).expect("a write to memory");
                 }
-                writer.finish().expect("memory takes everything");
+                writer.finish().expect("a write to memory");
                 assert!(again == whole, "{format:?} from record {before}");
             }
         }
     }
 
     #[test]
-    fn a_binary_file_that_was_cut_or_added_to_is_noticed() {
+    fn a_truncated_or_extended_binary_file_is_refused() {
         let whole = written(Format::Binary, &some());
         for len in 0..whole.len() {
             assert!(read(Format::Binary, &whole[..len]).1.is_err(), "{len} of {}", whole.len());
@@ -351,11 +353,11 @@ mod tests {
         assert!(read(Format::Binary, &[&whole[..], b"\0"].concat()).1.is_err());
         assert!(read(Format::Binary, &[&whole[..], &whole[..]].concat()).1.is_err());
         assert!(read(Format::Binary, b"a\tb\n").1.is_err());
-        assert!(read(Format::Tsv, &whole).1.expect_err("it is no text").contains("--format binary"));
+        assert!(read(Format::Tsv, &whole).1.expect_err("it is binary").contains("--format binary"));
     }
 
-    /// Whatever becomes of a binary file, its records are the first of those that were written, and it is whole only if
-    /// it is as it was.
+    /// The records read from a changed binary file are a prefix of those written. Reading it succeeds only if it is
+    /// unchanged.
     #[test]
     fn fuzz_binary_files() {
         let executions = Executions::of("binary files of kv load");
@@ -372,7 +374,7 @@ mod tests {
         });
     }
 
-    /// Whatever bytes are a file, reading it ends, in every format.
+    /// Reading any bytes ends, in every format.
     #[test]
     fn fuzz_files_of_any_bytes() {
         let executions = Executions::of("files of any bytes");
@@ -381,7 +383,7 @@ mod tests {
             executions.one_more();
             let mut file = Vec::new();
             if head {
-                binary::write_head(&mut file).expect("memory takes everything");
+                binary::write_head(&mut file).expect("a write to memory");
             }
             file.extend_from_slice(&bytes);
             for format in [Format::Tsv, Format::Jsonl, Format::Binary] {

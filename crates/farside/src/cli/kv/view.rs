@@ -1,6 +1,6 @@
-//! How `kv stat --watch` looks: a screen, a line, or an object for each look.
+//! Output of `kv stat --watch`: a screen, or a line or a JSON object for each sample.
 //!
-//! Invariant: what is drawn is a function of what was looked at, and of the screen's width.
+//! Invariant: the output is a function of the samples and of the screen's width.
 
 use super::watch::Tick;
 use crate::cli::human_bytes;
@@ -9,13 +9,13 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Looks that a sparkline shows.
+/// Maximum samples in a sparkline.
 const PAST: usize = 60;
-/// Where a line's figures begin, and their sparklines.
+/// Widths of a line's name and of its figure, in columns.
 const NAME_WIDTH: usize = 14;
 const FIGURE_WIDTH: usize = 14;
 
-/// A rate's name, what it is of, and how it is written.
+/// A rate: its name, the counter it is computed from, and its format.
 type Rate = (&'static str, fn(&Traffic) -> u64, fn(f64) -> String);
 
 const RATES: [Rate; 5] = [
@@ -26,7 +26,7 @@ const RATES: [Rate; 5] = [
     ("replies/s", |traffic| traffic.reply_bytes, |bytes| human_bytes(bytes as u64)),
 ];
 
-/// What was looked at lately.
+/// The last [`PAST`] samples, newest first, and how to display them.
 pub(super) struct View {
     url: String,
     store: String,
@@ -43,17 +43,17 @@ impl View {
         self.ticks.push_front(tick);
     }
 
-    /// The screen while there is nothing to show, and why.
+    /// Returns the screen's lines while there is no sample, with the reason.
     pub(super) fn waiting(&self, reason: &str) -> Vec<String> {
         vec![self.title(), String::new(), reason.to_owned()]
     }
 
-    /// The screen.
+    /// Returns the screen's lines.
     pub(super) fn lines(&self, columns: usize) -> Vec<String> {
-        let Some(tick) = self.ticks.front() else { return self.waiting("looking ...") };
+        let Some(tick) = self.ticks.front() else { return self.waiting("sampling ...") };
         let mut lines = vec![self.title(), String::new()];
         match tick.traffic {
-            None => lines.push("rates are told to admins only, or by a newer release of the node".into()),
+            None => lines.push("no rates: they require an admin's token, or a newer release of the node".into()),
             Some(_) => {
                 for (name, of, text) in RATES {
                     let rate = |tick: &Tick| {
@@ -67,7 +67,7 @@ impl View {
         match &tick.probe {
             Ok((median, most)) => {
                 lines.push(self.row(columns, "probe, median", &micros(*median), probe));
-                lines.push(format!("{:<NAME_WIDTH$}{:>FIGURE_WIDTH$}", "probe, most", micros(*most)));
+                lines.push(format!("{:<NAME_WIDTH$}{:>FIGURE_WIDTH$}", "probe, max", micros(*most)));
             }
             Err(reason) => lines.push(format!("no probe: {reason}")),
         }
@@ -87,11 +87,11 @@ impl View {
             .collect();
         lines.push(format!("{:<NAME_WIDTH$}{}  of {}", "", legend.join("  "), human_bytes(stat.quota_bytes)));
         lines.push(format!(
-            "{:<NAME_WIDTH$}{} live, {} free, {} on their way back, {} set aside",
+            "{:<NAME_WIDTH$}{} live, {} free, {} retired, {} parked",
             "buffers", stat.live_buffers, stat.free_buffers, stat.retired_buffers, stat.parked_buffers
         ));
         lines.push(format!(
-            "{:<NAME_WIDTH$}{} buffers back a second, {} found lost a second",
+            "{:<NAME_WIDTH$}{} buffers/s reclaimed, {} leaked buffers/s found",
             "reclamation",
             count(per_second(tick.reclaimed, tick)),
             count(per_second(tick.lost, tick))
@@ -103,13 +103,13 @@ impl View {
             ));
         }
         if let Some(percent) = stat.moved_percent {
-            lines.push(format!("{:<NAME_WIDTH$}{percent} % of the former one is moved", "table"));
+            lines.push(format!("{:<NAME_WIDTH$}{percent} % moved from the former table", "table"));
         }
-        lines.push(format!("{:<NAME_WIDTH$}{} besides this one", "sessions", tick.info.sessions));
+        lines.push(format!("{:<NAME_WIDTH$}{}, without this one", "sessions", tick.info.sessions));
         let (not_ready, refused) =
             tick.traffic.map_or((0, 0), |traffic| (traffic.not_ready, traffic.refused));
         lines.push(format!(
-            "{:<NAME_WIDTH$}{} by engines in all; a second, {} chains refused and {} without a buffer",
+            "{:<NAME_WIDTH$}{} by engines in total; {} chains/s refused, {} chains/s without a buffer",
             "refusals",
             tick.refusals,
             count(per_second(refused, tick)),
@@ -118,7 +118,7 @@ impl View {
         lines
     }
 
-    /// The names above the columns of [`line`].
+    /// Returns the heading of the columns of [`line`].
     pub(super) fn heading(&self) -> String {
         COLUMNS.iter().map(|name| format!("{name:>11}")).collect::<Vec<_>>().join(" ")
     }
@@ -128,10 +128,10 @@ impl View {
             0 => String::new(),
             pid => format!(", process {pid}"),
         });
-        format!("store '{}' at {}{node}   q ends", self.store, self.url)
+        format!("store '{}' at {}{node}   q quits", self.store, self.url)
     }
 
-    /// A figure, and how it was lately.
+    /// Formats a figure and the sparkline of its past.
     fn row(&self, columns: usize, name: &str, figure: &str, of: impl Fn(&Tick) -> f64) -> String {
         let room = columns.saturating_sub(NAME_WIDTH + FIGURE_WIDTH + 4).min(PAST);
         let past: Vec<f64> = self.ticks.iter().take(room).rev().map(of).collect();
@@ -149,13 +149,13 @@ const COLUMNS: [&str; 12] = [
     "live",
     "free",
     "never used",
-    "back/s",
+    "reclaimed/s",
     "sessions",
     "probe p50",
     "probe max",
 ];
 
-/// A look as a line.
+/// Formats a sample as a line.
 pub(super) fn line(tick: &Tick) -> String {
     let rate = |of: fn(&Traffic) -> u64| tick.traffic.as_ref().map(|traffic| per_second(of(traffic), tick));
     let counted = |of| rate(of).map_or("-".into(), count);
@@ -180,7 +180,7 @@ pub(super) fn line(tick: &Tick) -> String {
     figures.map(|figure| format!("{figure:>11}")).join(" ")
 }
 
-/// A look as an object: rates are per second, and `null` where the node does not tell them.
+/// Formats a sample as a JSON object. Rates are per second, and `null` if the node does not report them.
 pub(super) fn object(tick: &Tick) -> serde_json::Value {
     let rate = |of: fn(&Traffic) -> u64| tick.traffic.as_ref().map(|traffic| per_second(of(traffic), tick));
     let us = |which: fn(&(Duration, Duration)) -> Duration| {
@@ -211,7 +211,7 @@ fn per_second(count: u64, tick: &Tick) -> f64 {
     count as f64 / tick.lasted.as_secs_f64().max(1e-9)
 }
 
-/// A number for people, of about three digits.
+/// Formats a number with about three digits and a decimal unit.
 fn count(number: f64) -> String {
     match number {
         1e9.. => format!("{:.2} G", number / 1e9),
@@ -225,7 +225,7 @@ fn micros(time: Duration) -> String {
     format!("{:.1} us", time.as_secs_f64() * 1e6)
 }
 
-/// Eighths of a line's height, the greatest of them all of it.
+/// Draws figures as bars of up to eight eighths of a line. The greatest has full height.
 fn sparkline(past: &[f64]) -> String {
     const SIGNS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = past.iter().copied().fold(0.0, f64::max);
@@ -236,7 +236,7 @@ fn sparkline(past: &[f64]) -> String {
     past.iter().map(sign).collect()
 }
 
-/// The parts of a whole, each with its sign; what is none of them is blank.
+/// Draws the parts of a whole, each with its sign. The remainder is blank.
 fn bar(parts: &[(char, &str, u64)], whole: u64, width: usize) -> String {
     let (mut text, mut sum) = (String::from("["), 0u64);
     let mut drawn = 0;
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_what_was_done_in_a_second_and_its_past_is_beside_it() {
+    fn a_rate_is_per_second_and_has_a_sparkline() {
         let mut view = View::new("shm:x", "s");
         for chains in [0, 1_000_000, 4_000_000] {
             view.push(tick(chains, true));
@@ -286,23 +286,23 @@ mod tests {
         assert!(starts("chains/s").contains("2.00 M  ▁▂█"), "{}", starts("chains/s"));
         assert!(starts("replies/s").contains("1.5 MiB  ███"), "{}", starts("replies/s"));
         assert!(starts("probe, median").contains("2.5 us"));
-        assert!(starts("reclamation").contains("4 buffers back a second"));
+        assert!(starts("reclamation").contains("4 buffers/s reclaimed"));
         assert!(lines.iter().any(|line| line.contains("kill -CONT 42")));
         assert!(view.lines(10).len() == lines.len(), "a narrow screen has the same lines");
     }
 
     #[test]
-    fn what_the_node_does_not_tell_is_no_zero() {
+    fn an_unreported_rate_is_not_shown_as_zero() {
         let mut view = View::new("shm:x", "s");
         view.push(tick(5, false));
-        assert!(view.lines(80).iter().any(|line| line.contains("told to admins only")));
+        assert!(view.lines(80).iter().any(|line| line.contains("require an admin's token")));
         assert!(line(&tick(5, false)).trim_start().starts_with('-'));
         assert!(object(&tick(5, false))["chains_per_s"].is_null());
         assert_eq!(object(&tick(5, true))["chains_per_s"], 2.5);
     }
 
     #[test]
-    fn a_bar_has_its_width_whatever_the_parts() {
+    fn a_bar_has_its_width_for_any_parts() {
         for (parts, expected) in [
             ([250, 500, 0, 250], "[▓▓▓█████░░]"),
             ([0, 0, 0, 0], "[          ]"),

@@ -1,9 +1,11 @@
-//! `kv stat --watch`: asks a node again and again what was done meanwhile.
+//! `kv stat --watch`: samples a node's counters at an interval.
 //!
-//! Rates are differences of the node's counters, which are all clients' and all stores'; memory is the store's. Latency
-//! is that of a *probe*: GETs of a key that nobody has put, by this process, which counts them out of the rates.
-//! Invariant: whoever looks often does not keep the node busy: a store's statistics, for which it looks at every
-//! buffer, are asked for so that this takes a tenth of the time at most.
+//! - Rates are differences of the node's counters, which cover all clients and all stores.
+//! - Memory is that of the store.
+//! - Latency is that of a *probe*: GETs of an absent key by this process. They are subtracted from the rates.
+//!
+//! Invariant: sampling does not keep the node busy. The node visits every buffer to compute a store's statistics, so
+//! the requests for them take at most a tenth of the time.
 
 use super::not_opened;
 use super::view::{self, View};
@@ -21,33 +23,33 @@ use std::io::{self, IsTerminal};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// For clap: how long to wait between two looks.
+/// Parses, for clap, the interval between two samples.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let within = Duration::from_millis(100)..=Duration::from_secs(3600);
     duration(text).ok().filter(|every| within.contains(every)).ok_or_else(|| {
-        format!("'{text}' is no time to wait between two looks: give 100ms to 1h; a number alone is seconds")
+        format!("'{text}' is not an interval between two samples: give 100ms to 1h; a number alone is seconds")
     })
 }
 
-/// What was done between two looks.
+/// A sample: the activity since the sample before.
 #[derive(Clone, Debug)]
 pub(super) struct Tick {
-    /// Since the first look.
+    /// Time since the first sample.
     pub(super) since: Duration,
-    /// Since the one before.
+    /// Time since the sample before.
     pub(super) lasted: Duration,
     pub(super) info: NodeInfo,
     pub(super) stat: StoreStat,
-    /// What was run meanwhile, without the probe's; nothing where the node does not tell.
+    /// Traffic in the interval, without the probe's. `None` if the node does not report it.
     pub(super) traffic: Option<Traffic>,
     pub(super) reclaimed: u64,
     pub(super) lost: u64,
     pub(super) refusals: u64,
-    /// Median and greatest time of a probe's GET, or why there is none.
+    /// Median and maximum latency of a probe's GETs, or the error of the probe.
     pub(super) probe: Result<(Duration, Duration), String>,
 }
 
-/// Looks every so often, for ever or `count` times.
+/// Samples the node at the interval `every`, `count` times if given, and displays the samples.
 pub(super) fn run(pool: Pool, store: String, every: Duration, count: Option<u64>, json: bool) -> Done {
     let first = Watch::start(&pool, &store)?;
     let mut view = View::new(pool.url(), &store);
@@ -58,7 +60,7 @@ pub(super) fn run(pool: Pool, store: String, every: Duration, count: Option<u64>
     let show = |lines: Vec<String>| written(Screen::show(&lines));
     let mut watch = Some(first);
     let (mut next, mut told) = (Instant::now() + every, 0);
-    show(view.waiting("looking ..."))?;
+    show(view.waiting("sampling ..."))?;
     while count.is_none_or(|count| told < count) {
         if Screen::is_ended_before(next)? {
             return Ok(());
@@ -66,7 +68,7 @@ pub(super) fn run(pool: Pool, store: String, every: Duration, count: Option<u64>
         next = (next + every).max(Instant::now());
         let looked = match &mut watch {
             Some(watch) => watch.look().map(Some),
-            // It may be another node by now, whose counters say nothing of the one before.
+            // After a failure this may be another node, so its counters cannot be compared with the former ones.
             None => Watch::start(&pool, &store).map(|again| {
                 watch = Some(again);
                 None
@@ -78,7 +80,7 @@ pub(super) fn run(pool: Pool, store: String, every: Duration, count: Option<u64>
                 told += 1;
                 show(view.lines(Screen::size().0))?;
             }
-            Ok(None) => show(view.waiting("looking ..."))?,
+            Ok(None) => show(view.waiting("sampling ..."))?,
             Err(Failure::Told(reason)) => {
                 watch = None;
                 show(view.waiting(&reason))?;
@@ -109,15 +111,15 @@ fn by_lines(mut watch: Watch, view: &View, every: Duration, count: Option<u64>, 
     Ok(())
 }
 
-/// Lines between two headings: a terminal's page.
+/// Lines between two headings: about a page of a terminal.
 const HEADING_EVERY: u64 = 20;
 
-/// GETs of a probe.
+/// GETs in a probe.
 const PROBES: usize = 16;
-/// Nobody's key.
+/// Key of the probe, which no client is expected to store.
 const PROBE_KEY: &[u8] = b"\0farside stat --watch";
 
-/// A session with a node that is watched.
+/// A session with the node that is sampled.
 struct Watch {
     endpoint: Rc<Endpoint>,
     kv: AnyKv<Rc<Endpoint>>,
@@ -125,10 +127,10 @@ struct Watch {
     began: Instant,
     looked: Instant,
     info: NodeInfo,
-    /// What this session had counted when the node told.
+    /// This session's own traffic at the time of `info`.
     own: Traffic,
     stat: StoreStat,
-    /// When the store may be asked about again.
+    /// Time of the next request for the store's statistics.
     stat_next: Instant,
 }
 
@@ -155,7 +157,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// What was done since the last look.
+    /// Takes a sample.
     fn look(&mut self) -> Result<Tick, Failure> {
         let probe = self.probe();
         if self.stat_next <= Instant::now() {
@@ -218,10 +220,10 @@ impl Watch {
 }
 
 fn misunderstood() -> Failure {
-    Failure::Told("the node's answer is not understood: use the same release on both sides".into())
+    Failure::Told("could not parse the node's response: use the same release on both sides".into())
 }
 
-/// All that its engines have refused.
+/// Total number of refusals by the node's engines.
 fn refusals(info: &NodeInfo) -> u64 {
     let refused = info.refusals;
     refused.bad_tokens

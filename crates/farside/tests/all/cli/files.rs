@@ -1,4 +1,4 @@
-//! Files that are loaded and dumped: their formats, what is told of them, and going on after an interruption.
+//! `kv load` and `kv dump` with files: formats, reports, and resuming after an interruption.
 
 use crate::support::{Node, Process, Ran, command, until};
 use rustix::process::Signal;
@@ -16,15 +16,15 @@ fn lines(pairs: &Pairs) -> String {
     pairs.iter().map(|(key, value)| format!("{key}\t{value}\n")).collect()
 }
 
-/// The lines of a dump, of which no key comes twice.
+/// Parses the lines of a dump, and asserts that no key occurs twice.
 #[track_caller]
 fn dumped(text: &str) -> Pairs {
     let pairs: Pairs = text
         .lines()
-        .map(|line| line.split_once('\t').unwrap_or_else(|| panic!("no line of a dump: {line}")))
+        .map(|line| line.split_once('\t').unwrap_or_else(|| panic!("a line without a tab: {line}")))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
-    assert_eq!(pairs.len(), text.lines().count(), "a key came twice");
+    assert_eq!(pairs.len(), text.lines().count(), "a key occurs twice");
     pairs
 }
 
@@ -40,10 +40,10 @@ fn progress_of(file: &Path) -> PathBuf {
     name.into()
 }
 
-/// So many keys that a load or a dump of them takes some time.
+/// Number of keys with which a load or a dump takes long enough to be interrupted.
 const MANY: usize = 120_000;
 
-/// A node with a store that holds [`MANY`].
+/// Starts a node with a store for [`MANY`] keys.
 fn roomy() -> Node {
     Node::with(&["--memory", "256MiB", "--store", "default", "--quota", "100MiB", "--items", "150000"])
 }
@@ -60,7 +60,7 @@ fn live_buffers(node: &Node) -> u64 {
 }
 
 #[test]
-fn every_format_brings_every_byte_through() {
+fn every_format_preserves_every_byte() {
     let node = Node::start();
     let all: Vec<u8> = (1..=255).collect();
     node.run_with(
@@ -80,9 +80,9 @@ fn every_format_brings_every_byte_through() {
         let told = kv(&node, "dump", &file, &["--json"]).done().json();
         let bytes = std::fs::read(&file).expect("a file");
         assert_eq!((&told["keys"], &told["bytes"]), (&3.into(), &bytes.len().into()), "{name}");
-        // In tsv the odd key may come first.
+        // In tsv the key of all bytes may come first, which begins with an escape.
         assert!(bytes[0] == *first || *first == b'e', "{name} begins with {}", bytes[0]);
-        assert!(!progress_of(&file).exists(), "nothing is left to go on with");
+        assert!(!progress_of(&file).exists(), "a progress file is left behind");
         let store = format!("s{number}");
         node.run(["store", "create", &store, "--quota", "4MiB"]).done();
         let told = kv(&node, "load", &file, &["--json", "--store", &store]).done().json();
@@ -99,12 +99,12 @@ fn every_format_brings_every_byte_through() {
     }
     node.run(["store", "create", "none", "--quota", "4MiB"]).done();
     let empty = node.run(["kv", "dump", "--format", "binary", "--store", "none"]).done();
-    assert!(!empty.out.is_empty(), "an end is an end");
+    assert!(!empty.out.is_empty(), "an empty dump lacks its end mark");
     node.run_with(["kv", "load", "-", "--format", "binary", "--store", "none"], &empty.out).done();
 }
 
 #[test]
-fn of_two_lines_with_one_key_the_later_stays() {
+fn the_last_line_of_a_key_wins() {
     let node = Node::start();
     let lines: String = (0..3000).map(|number| format!("k{}\t{number}\n", number % 7)).collect();
     node.run_with(["kv", "load", "-"], lines.as_bytes()).done();
@@ -113,23 +113,23 @@ fn of_two_lines_with_one_key_the_later_stays() {
 }
 
 #[test]
-fn a_line_is_stored_before_the_next_is_waited_for() {
+fn a_line_is_stored_without_waiting_for_the_next() {
     let node = Node::start();
     let mut command = command();
     command.env("FARSIDE_POOL", node.url()).args(["kv", "load", "-", "--quiet"]);
-    let mut child = command.stdin(std::process::Stdio::piped()).spawn().expect("it can be started");
+    let mut child = command.stdin(std::process::Stdio::piped()).spawn().expect("the command starts");
     let mut input = child.stdin.take().expect("piped");
     for number in 0..3 {
         use std::io::Write;
-        writeln!(input, "k{number}\tv").expect("it reads");
+        writeln!(input, "k{number}\tv").expect("the command reads");
         until("the line is stored", || node.run(["kv", "get", &format!("k{number}")]).code == Some(0));
     }
     drop(input);
-    assert!(child.wait().expect("ours").success());
+    assert!(child.wait().expect("a child process").success());
 }
 
 #[test]
-fn a_store_of_the_rival_is_loaded_and_says_why_it_is_not_dumped() {
+fn a_pilaf_store_can_be_loaded_and_not_dumped() {
     let node = Node::start();
     node.run(["store", "create", "p", "--kind", "pilaf", "--quota", "8MiB"]).done();
     let pairs = pairs(1000);
@@ -142,24 +142,24 @@ fn a_store_of_the_rival_is_loaded_and_says_why_it_is_not_dumped() {
 }
 
 #[test]
-fn no_file_is_overwritten_unasked_and_no_flag_is_ignored() {
+fn no_file_is_overwritten_without_a_flag_and_no_flag_is_ignored() {
     let node = Node::start();
     node.run(["kv", "put", "k", "v"]).done();
     let file = node.folder().join("dump.tsv");
     std::fs::write(&file, "mine").expect("a file");
-    kv(&node, "dump", &file, &[]).refused("overwrite it by --force");
-    kv(&node, "dump", &file, &["--resume"]).refused("nothing to go on from");
+    kv(&node, "dump", &file, &[]).refused("overwrite it with --force");
+    kv(&node, "dump", &file, &["--resume"]).refused("nothing to resume");
     assert_eq!(std::fs::read_to_string(&file).expect("text"), "mine");
     kv(&node, "dump", &file, &["--force"]).done();
     assert_eq!(std::fs::read_to_string(&file).expect("text"), "k\tv\n");
     kv(&node, "dump", &file, &["--force", "--resume"]).refused("--help");
-    kv(&node, "dump", node.folder(), &["--force"]).refused("no regular file");
-    kv(&node, "dump", Path::new("/nowhere/dump.tsv"), &[]).refused("a folder of yours");
+    kv(&node, "dump", node.folder(), &["--force"]).refused("not a regular file");
+    kv(&node, "dump", Path::new("/nowhere/dump.tsv"), &[]).refused("a folder that you may write to");
     for flag in ["--force", "--resume", "--json"] {
         node.run(["kv", "dump", flag]).refused("name one, or leave them out");
         node.run(["kv", "dump", "-", flag]).refused("name one, or leave them out");
     }
-    kv(&node, "load", &file, &["--resume"]).refused("nothing to go on from");
+    kv(&node, "load", &file, &["--resume"]).refused("nothing to resume");
     node.run(["kv", "load", "-", "--resume"]).refused("leave --resume out");
     kv(&node, "load", &file, &["--format", "xml"]).refused("binary");
     kv(&node, "load", &file, &["--format", "jsonl"]).refused("line 1 of ").refused("write {\"key\"");
@@ -167,7 +167,7 @@ fn no_file_is_overwritten_unasked_and_no_flag_is_ignored() {
 }
 
 #[test]
-fn a_binary_dump_that_was_cut_or_changed_is_refused_at_its_record() {
+fn a_truncated_or_changed_binary_dump_is_refused_at_its_record() {
     let node = Node::start();
     node.run_with(["kv", "load", "-"], lines(&pairs(20)).as_bytes()).done();
     let file = node.folder().join("whole.bin");
@@ -179,39 +179,39 @@ fn a_binary_dump_that_was_cut_or_changed_is_refused_at_its_record() {
         .refused("record 21 of ")
         .refused("it was cut off")
         .refused("the 20 records before");
-    std::fs::remove_file(progress_of(&bad)).expect("it was broken off");
+    std::fs::remove_file(progress_of(&bad)).expect("a progress file");
     let mut changed = whole.clone();
     changed[16 + 16] ^= 1; // The first key.
     std::fs::write(&bad, &changed).expect("a file");
     kv(&node, "load", &bad, &[])
         .refused("record 1 of ")
-        .refused("check does not hold")
+        .refused("checksum does not match")
         .refused("nothing is stored");
-    assert!(!progress_of(&bad).exists(), "there is nothing to go on from");
-    std::fs::rename(&file, node.folder().join("whole.tsv")).expect("it is there");
+    assert!(!progress_of(&bad).exists(), "a progress file without progress");
+    std::fs::rename(&file, node.folder().join("whole.tsv")).expect("the dump exists");
     kv(&node, "load", &node.folder().join("whole.tsv"), &[]).refused("--format binary");
 }
 
-// Going on.
+// Resuming.
 
 #[test]
-fn a_load_goes_on_after_the_line_that_was_mended() {
+fn a_load_resumes_at_the_line_that_was_corrected() {
     let node = Node::start();
     let file = node.folder().join("lines.tsv");
     let pairs = pairs(2000);
     let good = lines(&pairs);
-    let (before, after) = good.split_at(good.find("key001500").expect("it is there"));
+    let (before, after) = good.split_at(good.find("key001500").expect("a key of the file"));
     std::fs::write(&file, format!("{before}no tab\n{after}")).expect("a file");
     kv(&node, "load", &file, &[])
         .refused("line 1501 of ")
         .refused("the 1500 lines before")
         .refused("--resume");
-    // What comes before is not put again.
+    // The lines before are not put again: the deleted key stays absent.
     node.run(["kv", "del", "key000000"]).done();
     std::fs::write(&file, format!("{before}{after}")).expect("a file");
     let resumed = kv(&node, "load", &file, &["--resume", "--json"]).done();
     assert_eq!((&resumed.json()["keys"], &resumed.json()["keys_before"]), (&500.into(), &1500.into()));
-    assert!(resumed.err.contains("going on after 1500 keys"), "{}", resumed.err);
+    assert!(resumed.err.contains("resuming after 1500 keys"), "{}", resumed.err);
     assert!(!progress_of(&file).exists());
     let mut expected = pairs;
     expected.remove("key000000");
@@ -219,7 +219,7 @@ fn a_load_goes_on_after_the_line_that_was_mended() {
 }
 
 #[test]
-fn a_load_does_not_go_on_with_another_file_format_or_store() {
+fn a_load_does_not_resume_with_another_file_format_or_store() {
     let node = Node::start();
     node.run(["store", "create", "s", "--quota", "8MiB"]).done();
     let file = node.folder().join("lines.tsv");
@@ -230,35 +230,35 @@ fn a_load_does_not_go_on_with_another_file_format_or_store() {
     kv(&node, "load", &file, &["--resume", "--store", "s", "--format", "jsonl"]).refused("another format");
     kv(&node, "dump", &file, &["--resume", "--store", "s"]).refused("another command");
     std::fs::write(&file, before.replacen("value of 7\n", "value of 8\n", 1)).expect("a file");
-    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("is not what it was");
+    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("has changed within its first");
     std::fs::write(&file, &before[..before.len() - 9]).expect("a file");
-    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("is not what it was");
+    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("has changed within its first");
     std::fs::write(&file, &before).expect("a file");
     let anew = node.run(["store", "drop", "s"]).done();
     assert!(anew.text().contains("dropped"));
     node.run(["store", "create", "s", "--quota", "8MiB"]).done();
-    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("made anew");
+    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("created again");
     std::fs::write(progress_of(&file), "{}").expect("a file");
-    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("says nothing certain");
+    kv(&node, "load", &file, &["--resume", "--store", "s"]).refused("is not a progress file");
     let begun = kv(&node, "load", &file, &["--store", "s"]).done();
     assert!(
-        begun.err.contains("this one begins anew") && begun.err.contains("100 keys stored"),
+        begun.err.contains("this load starts again") && begun.err.contains("100 keys stored"),
         "{}",
         begun.err
     );
 }
 
 #[test]
-fn a_load_that_a_signal_breaks_off_goes_on_from_there() {
+fn a_load_resumes_after_a_signal() {
     let node = roomy();
     let file = node.folder().join("lines.tsv");
     let pairs = pairs(MANY);
     std::fs::write(&file, lines(&pairs)).expect("a file");
     let mut load = started(&node, "load", &file);
-    until("some are stored", || live_buffers(&node) > 0);
+    until("some records are stored", || live_buffers(&node) > 0);
     load.signal(Signal::INT);
     assert_eq!(load.ended(), None, "the signal ends it: {}", load.said());
-    assert!(load.said().contains("go on by --resume"), "{}", load.said());
+    assert!(load.said().contains("continue with --resume"), "{}", load.said());
     let told = kv(&node, "load", &file, &["--resume", "--json"]).done().json();
     let (keys, before) =
         (told["keys"].as_u64().expect("a number"), told["keys_before"].as_u64().expect("a number"));
@@ -268,17 +268,17 @@ fn a_load_that_a_signal_breaks_off_goes_on_from_there() {
 }
 
 #[test]
-fn a_dump_that_a_signal_breaks_off_goes_on_without_missing_or_repeating_a_key() {
+fn a_dump_resumes_after_a_signal_without_losing_or_repeating_a_key() {
     let node = roomy();
     let pairs = pairs(MANY);
     node.run_with(["kv", "load", "-"], lines(&pairs).as_bytes()).done();
     for name in ["dump.tsv", "dump.bin"] {
         let file = node.folder().join(name);
         let mut dump = started(&node, "dump", &file);
-        until("it has begun", || progress_of(&file).exists());
+        until("the dump has started", || progress_of(&file).exists());
         dump.signal(Signal::TERM);
         assert_eq!(dump.ended(), None, "the signal ends it: {}", dump.said());
-        // What was written and not noted is cut off.
+        // Bytes after the recorded position are cut off.
         let mut bytes = std::fs::read(&file).expect("a file");
         bytes.extend_from_slice(b"half a rec");
         std::fs::write(&file, &bytes).expect("a file");
@@ -298,13 +298,13 @@ fn a_dump_that_a_signal_breaks_off_goes_on_without_missing_or_repeating_a_key() 
 }
 
 #[test]
-fn a_dump_does_not_go_on_where_its_table_was_rebuilt_or_its_file_changed() {
+fn a_dump_does_not_resume_if_its_table_was_rebuilt_or_its_file_changed() {
     let node = roomy();
     let pairs = pairs(MANY);
     node.run_with(["kv", "load", "-"], lines(&pairs).as_bytes()).done();
     let file = node.folder().join("dump.tsv");
     let mut dump = started(&node, "dump", &file);
-    until("it has begun, and some are there", || {
+    until("some records are dumped", || {
         std::fs::metadata(&file).is_ok_and(|found| found.len() > 0) && progress_of(&file).exists()
     });
     dump.signal(Signal::TERM);
@@ -314,7 +314,7 @@ fn a_dump_does_not_go_on_where_its_table_was_rebuilt_or_its_file_changed() {
     let mut changed = kept.clone();
     changed[0] ^= 1;
     std::fs::write(&file, &changed).expect("a file");
-    kv(&node, "dump", &file, &["--resume"]).refused("is not what it was");
+    kv(&node, "dump", &file, &["--resume"]).refused("has changed within its first");
     std::fs::write(&file, &kept).expect("a file");
     node.run(["store", "rebuild", "default", "--items", "200000"]).done();
     kv(&node, "dump", &file, &["--resume"]).refused("was rebuilt since").refused("--force");

@@ -1,4 +1,4 @@
-//! `kv stat --watch`: at a terminal, by lines and by objects.
+//! `kv stat --watch`: at a terminal, as lines, and as JSON objects.
 
 use crate::cli::terminal::Terminal;
 use crate::support::{Node, Process, command, farside, is_ignored, serve};
@@ -15,11 +15,11 @@ fn watched(node: &Node) -> Terminal {
 }
 
 #[test]
-fn a_screen_is_left_as_it_was_found_by_key_and_by_signal() {
+fn the_screen_is_restored_on_a_key_and_on_a_signal() {
     let node = Node::start();
     let mut terminal = watched(&node);
     assert!(!terminal.is_as_found());
-    for figure in ["probe, median", "live ", "buffers back a second", "sessions", "refusals"] {
+    for figure in ["probe, median", "live ", "buffers/s reclaimed", "sessions", "refusals"] {
         terminal.shows(figure);
     }
     terminal.types("xq");
@@ -39,7 +39,7 @@ fn a_screen_is_left_as_it_was_found_by_key_and_by_signal() {
 }
 
 #[test]
-fn a_screen_tells_that_the_node_has_gone_and_goes_on_when_it_is_back() {
+fn the_screen_survives_a_restart_of_the_node() {
     let mut node = Node::start();
     let mut terminal = watched(&node);
     node.process.kill();
@@ -53,7 +53,7 @@ fn a_screen_tells_that_the_node_has_gone_and_goes_on_when_it_is_back() {
 }
 
 #[test]
-fn what_is_no_terminal_gets_a_line_each_time() {
+fn without_a_terminal_each_sample_is_a_line() {
     let node = Node::start();
     node.run(["kv", "put", "k", "v"]).done();
     let ran = node.run(["kv", "stat", "--watch", "0.1", "--count", "3"]).done();
@@ -61,18 +61,18 @@ fn what_is_no_terminal_gets_a_line_each_time() {
     assert_eq!(lines.len(), 4);
     assert!(lines[0].contains("chains/s") && lines[0].contains("probe p50"), "{}", lines[0]);
     assert!(lines[1..].iter().all(|line| line.contains("MiB") && line.ends_with("us")), "{lines:?}");
-    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "columns are as wide as their headings");
+    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "lines and heading differ in width");
 }
 
 #[test]
-fn rates_are_those_of_others_on_every_fabric() {
+fn rates_exclude_the_probe_on_every_fabric() {
     let node = Node::with(&[&ARGUMENTS[..], &["--listen", "tcp://127.0.0.1:0"]].concat());
     let (shm, tcp) = (node.url(), node.listening());
     for url in [&shm, &tcp] {
         let idle = farside(["kv", "stat", "--watch", "100ms", "--count", "2", "--json", "--pool", url])
             .done()
             .json();
-        assert_eq!(idle["chains_per_s"], 0.0, "the probe's own are not counted: {idle}");
+        assert_eq!(idle["chains_per_s"], 0.0, "the probe is counted: {idle}");
         assert!(idle["probe_us_p50"].as_f64() > Some(0.0), "{idle}");
         assert_eq!(idle["sessions"], 0, "{idle}");
 
@@ -82,9 +82,9 @@ fn rates_are_those_of_others_on_every_fabric() {
         watch.line();
         let lines: String = (0..5000).map(|number| format!("{number}\tvalue\n")).collect();
         node.run_with(["kv", "load", "-", "--pool", url], lines.as_bytes()).done();
-        // Each object tells of its own stretch of time: the load is in one of them.
+        // Each object covers its own interval, and the load may span several.
         let mut ops = 0.0;
-        // Of each put at least WRITE, ALLOCATE, CAS and READ.
+        // A put has at least four ops: WRITE, ALLOCATE, CAS and READ.
         while ops < 4.0 * 5000.0 {
             let object: serde_json::Value = serde_json::from_str(&watch.line()).expect("an object");
             let seconds = object["interval_seconds"].as_f64().expect("a number");
@@ -94,7 +94,7 @@ fn rates_are_those_of_others_on_every_fabric() {
 }
 
 #[test]
-fn a_node_that_ends_ends_what_prints_lines() {
+fn without_a_terminal_watching_ends_with_the_node() {
     let mut node = Node::start();
     let mut command = command();
     command.env("FARSIDE_POOL", node.url()).args(["kv", "stat", "--watch", "100ms", "--json"]);
@@ -106,7 +106,7 @@ fn a_node_that_ends_ends_what_prints_lines() {
 }
 
 #[test]
-fn what_cannot_be_watched_is_refused() {
+fn invalid_flags_of_watching_are_refused() {
     let node = Node::start();
     let url = node.url();
     for (flags, remedy) in [
