@@ -1,8 +1,12 @@
-//! `shell`: commands at a store, typed at a terminal, given as arguments, or read from a pipe.
+//! `shell`: commands on a store, typed at a terminal, given as arguments, or read from a pipe.
 //!
-//! Rooms: `words` takes lines apart, `command` says what can be asked, `session` asks it, `answer` writes what came of
-//! it, `editor` is the terminal. Invariant: at a terminal an error ends nothing, and says what to do; the node may go
-//! and come back meanwhile.
+//! - `words`: splits lines into words.
+//! - `command`: parses words into commands.
+//! - `session`: runs operations on the store, and reopens it if needed.
+//! - `answer`: prints results.
+//! - `editor`: reads lines from a terminal.
+//!
+//! Invariant: at a terminal, an error has a remedy and does not end the shell; the shell survives a node's restart.
 
 mod answer;
 mod command;
@@ -24,31 +28,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Type commands at a store: put, get, cas, scan, stat ...; or one as arguments, or many by a pipe
+/// Run commands on a store (put, get, cas, scan, stat ...): at a prompt, from the arguments, or from a pipe
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Shell {
     #[command(flatten)]
     target: StoreTarget,
-    /// One JSON object a line; bytes that are no UTF-8 under 'key_base64' and 'value_base64'
+    /// Print one JSON object a line; bytes that are not UTF-8 are in 'key_base64' and 'value_base64'
     #[arg(long, conflicts_with = "raw")]
     json: bool,
-    /// Values byte for byte, each with a line feed behind, as they are where standard output is no terminal
+    /// Print values byte for byte, each followed by a line feed [default if standard output is not a terminal]
     #[arg(long)]
     raw: bool,
-    /// From a pipe: go on after a command that failed, and end with 2 if any did
+    /// Continue after a line of a pipe that failed; exit with 2 if any line failed
     #[arg(long, conflicts_with = "command")]
     keep_going: bool,
-    /// One command to carry out, and the rest of its words; 'help' lists them. Flags go before it
+    /// One command to run, with its arguments; 'help' lists the commands. Flags go before it
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 const AFTER_HELP: &str = "\
-At a terminal: a prompt with history and completion; 'help' lists the commands, Ctrl-C cancels a line, Ctrl-D ends. \
-With arguments: one command, whose words they are. From a pipe: a command a line, where empty lines and those that \
-begin with '#' mean nothing, and a carriage return before a line's end is none of it; the first that fails ends it, \
-with its line's number, and a key that is absent is told and is no failure.";
+At a terminal: a prompt with history and completion. 'help' lists the commands, Ctrl-C cancels a line, Ctrl-D exits. \
+With arguments: runs them as one command. From a pipe: runs each line as a command. Empty lines and lines that begin \
+with '#' are skipped; a carriage return at the end of a line is ignored. The first line that fails ends the shell, and \
+the error has the line's number. An absent key is reported, but is not a failure.";
 
 impl Shell {
     pub(super) fn run(self) -> Done {
@@ -76,27 +80,28 @@ impl Shell {
     }
 }
 
-/// A longer line cannot be a command, even if every byte of its key and value is escaped.
+/// Maximum bytes in a line: a key and a value of maximum length, every byte as the 4-byte escape `\xHH`, and a command.
 const LINE_MAX: u64 = 4 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 128;
 
-/// A shell that is open.
+/// An open shell.
 struct Open {
     session: Session,
     printer: Printer,
+    /// Whether to print the duration of each command.
     timing: bool,
-    /// Set by Ctrl-C: what takes long ends early.
+    /// Set by Ctrl-C: a listing stops early.
     stop: Arc<AtomicBool>,
 }
 
-/// How a command ended that was carried out.
+/// Result of a command that ran without an error.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Done,
     /// The store has no such key.
     Absent,
-    /// Nothing was stored, and why.
+    /// A condition was not met and nothing was stored. Holds the reason.
     Unmet(String),
-    /// The shell is to be left.
+    /// The user leaves the shell.
     Leave,
 }
 
@@ -145,7 +150,7 @@ impl Open {
         match failed {
             0 => Ok(()),
             _ => {
-                Err(Failure::Told(format!("{failed} of {number} lines failed; the others were carried out")))
+                Err(Failure::Told(format!("{failed} of {number} lines failed; the others were executed")))
             }
         }
     }
@@ -158,11 +163,11 @@ impl Open {
         )?;
         let file = config::state_folder().map(|folder| folder.join("history"));
         let mut lines = Lines::open(self.session.pool.clone(), file).map_err(Failure::Told)?;
-        // After the editor, which has a handler of its own: the later one is the one that is called.
+        // Registered after the editor's own handler, because the last one registered is called.
         signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&self.stop))?;
         if self.printer.format == Format::Quoted {
             let url = self.session.pool.url();
-            tell!("Store '{}' at {url}. 'help' lists the commands; Ctrl-D ends.", self.session.store());
+            tell!("Store '{}' at {url}. 'help' lists the commands; Ctrl-D exits.", self.session.store());
         }
         loop {
             let prompt = format!("{}> ", self.session.store());
@@ -199,7 +204,7 @@ impl Open {
         outcome
     }
 
-    /// Carries out a command; `is_alone` if its exit code tells what came of it.
+    /// Runs a command. `is_alone` if it is the only one, so that the exit code reports its result.
     fn carry_out(&mut self, command: Command, is_alone: bool) -> Result<Outcome, Failure> {
         let json = self.printer.format == Format::Json;
         match command {
@@ -213,7 +218,7 @@ impl Open {
                 let stored =
                     self.session.carry_out(async |kv: &mut Kv| kv.put_if_absent(&key, &value).await)?;
                 if !stored {
-                    return self.unmet(None, "the key has a value already: nothing was stored");
+                    return self.unmet(None, "the key already has a value: nothing was stored");
                 }
                 self.printer.said("ok", &[("stored", true.into())])?;
             }
@@ -290,7 +295,8 @@ impl Open {
         }
     }
 
-    /// A condition was not met; `has` is which version there is instead, if that is known.
+    /// Reports that a condition was not met. `has` is the key's present version, if known. `Some(None)` means that the
+    /// key is absent.
     fn unmet(&self, has: Option<Option<u32>>, reason: &str) -> Result<Outcome, Failure> {
         match self.printer.format {
             Format::Json => {
@@ -348,7 +354,7 @@ fn help(about: Option<&'static Known>, format: Format) -> Done {
                 tell!("{}", shown(known));
             }
             if format != Format::Json {
-                tell!("{:<26}leave the shell, as Ctrl-D does", "quit");
+                tell!("{:<26}exit the shell, as Ctrl-D does", "quit");
             }
         }
     }

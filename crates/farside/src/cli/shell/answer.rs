@@ -1,38 +1,38 @@
-//! What the shell answers, for people, for pipes and for programs.
+//! Output of the shell: quoted for terminals, raw for pipes, JSON for programs.
 //!
-//! Invariant: on a terminal bytes of a store are shown in quotes, so that they cannot work it; `--raw` and pipes get
-//! them as they are, and `--json` one object a line.
+//! Invariant: on a terminal, a store's bytes are quoted and escaped, so that they cannot control the terminal. `--raw`
+//! and pipes get them unchanged; `--json` prints one object a line.
 
 use super::words::quoted;
 use crate::cli::{Done, jsonl, tsv, written};
 use serde_json::{Map, Value};
 use std::io::{self, Write};
 
-/// How answers are written.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// In quotes, with escapes.
+    /// Values in quotes, with escapes.
     Quoted,
-    /// Byte for byte, with a line feed behind.
+    /// Values byte for byte, each followed by a line feed.
     Raw,
-    /// Objects.
+    /// One JSON object a line.
     Json,
 }
 
-/// Where answers go.
+/// Prints results to standard output.
 pub(super) struct Printer {
     pub(super) format: Format,
-    /// The line of a script that is answered, if there is one.
+    /// Number of the line of a script that is being executed, if there is a script.
     pub(super) line: Option<u64>,
 }
 
 impl Printer {
-    /// It is done.
+    /// Prints `ok`.
     pub(super) fn ok(&self) -> Done {
         self.said("ok", &[("ok", true.into())])
     }
 
-    /// Words for people, and fields for programs.
+    /// Prints `words`, or an object of `fields` if the format is JSON.
     pub(super) fn said(&self, words: &str, fields: &[(&str, Value)]) -> Done {
         if self.format != Format::Json {
             return self.line(words.as_bytes());
@@ -44,7 +44,7 @@ impl Printer {
         self.object(object)
     }
 
-    /// The value of a key, and its version if that is wanted.
+    /// Prints the value of a key, and its version if given.
     pub(super) fn value(&self, key: &[u8], value: &[u8], version: Option<u32>) -> Done {
         match self.format {
             Format::Json => {
@@ -68,7 +68,7 @@ impl Printer {
         }
     }
 
-    /// There is no such key. A script gets a line for each command, also here.
+    /// Reports an absent key. Scripts get a line for this too, so that there is one for every command.
     pub(super) fn absent(&self, key: &[u8], is_alone: bool) -> Done {
         match self.format {
             Format::Json => {
@@ -77,13 +77,13 @@ impl Printer {
                 jsonl::insert(&mut object, "key", key);
                 self.object(object)
             }
-            _ if is_alone => Ok(()), // The exit code says it, and a word on standard error.
+            _ if is_alone => Ok(()), // The exit code and a line on standard error report it.
             Format::Quoted => self.line(b"(absent)"),
             Format::Raw => self.line(b""),
         }
     }
 
-    /// One of the keys that are listed.
+    /// Prints a key of a listing, and its value if given.
     pub(super) fn item(&self, number: u64, key: &[u8], value: Option<&[u8]>) -> Done {
         match (self.format, value) {
             (Format::Json, value) => {
@@ -103,14 +103,14 @@ impl Printer {
         }
     }
 
-    /// The end of a list.
+    /// Ends a listing of `count` keys. `more` if the store may hold others.
     pub(super) fn listed(&self, count: u64, more: bool) -> Done {
         match self.format {
             Format::Json => self.said("", &[("count", count.into()), ("more", more.into())]),
             Format::Quoted if count == 0 => self.line(b"(none)"),
             _ => {
                 if more {
-                    note!("farside: there may be more: give a greater COUNT, or a longer PREFIX");
+                    note!("farside: there may be more keys: give a greater COUNT, or a longer PREFIX");
                 }
                 Ok(())
             }

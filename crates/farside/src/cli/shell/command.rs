@@ -1,24 +1,25 @@
-//! What can be asked in the shell, from its words.
+//! The commands of the shell: their descriptions, and how they are parsed from words.
 
-/// A command, as people are told of it.
+/// Description of a command.
 pub(super) struct Known {
-    /// Its name.
+    /// Name of the command.
     pub(super) name: &'static str,
-    /// What follows it.
+    /// Placeholders of its arguments.
     pub(super) usage: &'static str,
-    /// What it does, in a line.
+    /// Its effect, in one line.
     pub(super) what: &'static str,
-    /// The rest that is to be known.
+    /// Further explanation for `help COMMAND`; may be empty.
     pub(super) more: &'static str,
-    /// Whether what follows its key is a value.
+    /// Whether its arguments include a value.
     pub(super) has_value: bool,
+    /// Parses the words that follow the name.
     build: fn(Vec<Vec<u8>>) -> Built,
 }
 
-/// What the words after a name make: nothing if they are too few or too many, or the reason why they make no command.
+/// Result of parsing a command's arguments. `None` if their number is wrong; an error has the reason and the remedy.
 type Built = Option<Result<Command, String>>;
 
-/// A command that can be carried out.
+/// A parsed command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Get { key: Vec<u8> },
@@ -39,21 +40,20 @@ pub(super) enum Command {
     Quit,
 }
 
-/// How many keys are listed if nobody says.
+/// Default number of keys in a listing.
 const COUNT: u64 = 100;
 
 const BYTES: &str =
-    "Keys are 1 to 4096 bytes, values up to 16 MiB. \"...\" holds blanks, and \\n \\r \\t \\\\ \\\" \\xHH.";
-const LISTING: &str = "Visits the store in the order of its table, reads every key on the way, and stops after COUNT \
-                       that begin with PREFIX (100 if left out). No snapshot: what comes or goes meanwhile may be \
-                       missed.";
+    "Keys are 1 to 4096 bytes, values up to 16 MiB. \"...\" may contain blanks, and \\n \\r \\t \\\\ \\\" \\xHH.";
+const LISTING: &str = "Reads all keys in the order of the store's table, and stops after COUNT that begin with PREFIX \
+                       (default: 100). Not a snapshot: keys that are stored or deleted meanwhile may be missed.";
 
-/// All commands, in the order in which they are listed.
+/// All commands, in the order in which `help` lists them.
 pub(super) const ALL: [Known; 16] = [
     Known {
         name: "get",
         usage: "KEY",
-        what: "the value of a key",
+        what: "print the value of a key",
         more: "",
         has_value: false,
         build: |words| key(words).map(|key| Ok(Command::Get { key })),
@@ -61,7 +61,7 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "getv",
         usage: "KEY",
-        what: "the value of a key, with its version",
+        what: "print the value of a key, and its version",
         more: "A version is a number that changes with every put and delete of the key: 'cas' takes it.",
         has_value: false,
         build: |words| key(words).map(|key| Ok(Command::GetV { key })),
@@ -69,7 +69,7 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "put",
         usage: "KEY VALUE",
-        what: "give a key a value",
+        what: "set the value of a key",
         more: BYTES,
         has_value: true,
         build: |words| pair(words).map(|(key, value)| Ok(Command::Put { key, value })),
@@ -77,23 +77,23 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "put-if-absent",
         usage: "KEY VALUE",
-        what: "give a key a value if it has none",
-        more: "Answers whether it did.",
+        what: "set the value of a key if the key is absent",
+        more: "Reports whether it stored the value.",
         has_value: true,
         build: |words| pair(words).map(|(key, value)| Ok(Command::PutIfAbsent { key, value })),
     },
     Known {
         name: "cas",
         usage: "KEY VERSION VALUE",
-        what: "give a key another value if it still has this version",
-        more: "'getv' tells a key's version. Answers the new version, or which one the key has instead.",
+        what: "replace the value of a key if the key still has this version",
+        more: "'getv' prints a key's version. Prints the new version, or the one that the key has instead.",
         has_value: true,
         build: cas,
     },
     Known {
         name: "del",
         usage: "KEY",
-        what: "take the value of a key away",
+        what: "delete a key",
         more: "",
         has_value: false,
         build: |words| key(words).map(|key| Ok(Command::Del { key })),
@@ -101,7 +101,7 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "exists",
         usage: "KEY",
-        what: "whether a key has a value",
+        what: "print whether a key has a value",
         more: "",
         has_value: false,
         build: |words| key(words).map(|key| Ok(Command::Exists { key })),
@@ -125,7 +125,7 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "stat",
         usage: "",
-        what: "how the store's memory is used",
+        what: "show how the store's memory is used",
         more: "",
         has_value: false,
         build: |words| none(&words, Command::Stat),
@@ -133,7 +133,7 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "info",
         usage: "",
-        what: "about the node",
+        what: "show the node",
         more: "",
         has_value: false,
         build: |words| none(&words, Command::Info),
@@ -149,20 +149,20 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "use",
         usage: "STORE",
-        what: "go on with another store",
+        what: "switch to another store",
         more: "",
         has_value: false,
         build: |words| {
             let store = only(words)?;
             Some(String::from_utf8(store).map(|store| Command::Use { store }).map_err(|_| {
-                "no store has a name that is not UTF-8: 'stores' lists those that there are".to_owned()
+                "the name of the store is not UTF-8: 'stores' lists the stores".to_owned()
             }))
         },
     },
     Known {
         name: "trace",
         usage: "on|off",
-        what: "tell on standard error what each command asks of the node",
+        what: "print each command's requests to the node, on standard error",
         more: "",
         has_value: false,
         build: |words| switch(words).map(|on| Ok(Command::Trace(on))),
@@ -170,7 +170,7 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "time",
         usage: "on|off",
-        what: "tell how long each command takes, in this process",
+        what: "print how long each command takes, as measured by this process",
         more: "",
         has_value: false,
         build: |words| switch(words).map(|on| Ok(Command::Time(on))),
@@ -178,7 +178,7 @@ pub(super) const ALL: [Known; 16] = [
     Known {
         name: "help",
         usage: "[COMMAND]",
-        what: "this list, or more of one command",
+        what: "list the commands, or explain one of them",
         more: "",
         has_value: false,
         build: |words| match &words[..] {
@@ -189,43 +189,46 @@ pub(super) const ALL: [Known; 16] = [
     },
 ];
 
-/// The names by which the shell is left.
+/// Names of the command that leaves the shell.
 pub(super) const LEAVE: [&str; 2] = ["quit", "exit"];
 
-/// The command that the words are; there is at least one.
+/// Parses a command.
+///
+/// # Panics
+/// There are no words.
 pub(super) fn parse(words: Vec<Vec<u8>>) -> Result<Command, String> {
     let mut words = words.into_iter();
-    let name = words.next().expect("a line without words is no command");
+    let name = words.next().expect("the caller skips lines without words");
     let rest: Vec<_> = words.collect();
     if LEAVE.iter().any(|leave| name.eq_ignore_ascii_case(leave.as_bytes())) {
         return if rest.is_empty() {
             Ok(Command::Quit)
         } else {
-            Err("nothing follows 'quit': leave the rest out".into())
+            Err("'quit' takes no arguments: leave the rest out".into())
         };
     }
     let known = known(&name)?;
     (known.build)(rest).unwrap_or_else(|| {
         Err(format!(
-            "write it like '{}'; a word with blanks goes into double quotes, and flags of farside itself before the \
-             command",
+            "wrong arguments: write '{}'; put a word that contains blanks in double quotes, and flags of farside \
+             itself before the command",
             known.form()
         ))
     })
 }
 
-/// The command of that name.
+/// Finds the description of a command by its name, in any case.
 pub(super) fn known(name: &[u8]) -> Result<&'static Known, String> {
     ALL.iter().find(|known| name.eq_ignore_ascii_case(known.name.as_bytes())).ok_or_else(|| {
         const SHOWN_MAX: usize = 40;
         let shown = super::words::quoted(&name[..name.len().min(SHOWN_MAX)]);
         let more = if name.len() > SHOWN_MAX { "..." } else { "" };
-        format!("there is no command {shown}{more}: 'help' lists those that there are")
+        format!("there is no command {shown}{more}: 'help' lists the commands")
     })
 }
 
 impl Known {
-    /// The name with what follows.
+    /// The name followed by the placeholders of the arguments.
     pub(super) fn form(&self) -> String {
         format!("{} {}", self.name, self.usage).trim_end().to_owned()
     }
@@ -276,7 +279,7 @@ fn cas(words: Vec<Vec<u8>>) -> Built {
     Some(match number(&version) {
         Some(version) => Ok(Command::Cas { key, version, value }),
         None => Err(format!(
-            "{} is no version: give the number that 'getv' tells of the key",
+            "{} is not a version: give the number that 'getv' prints for the key",
             super::words::quoted(&version)
         )),
     })
@@ -294,7 +297,7 @@ fn list(words: Vec<Vec<u8>>, values: bool) -> Built {
             Some(count) => count,
             None => {
                 return Some(Err(format!(
-                    "{} is no number of keys: give 1 or more, after the prefix ('' for all)",
+                    "{} is not a number of keys: give 1 or more, after the prefix ('' for all keys)",
                     super::words::quoted(&word)
                 )));
             }
@@ -303,7 +306,7 @@ fn list(words: Vec<Vec<u8>>, values: bool) -> Built {
     Some(Ok(Command::List { prefix, count, values }))
 }
 
-/// Digits alone: a sign or a blank would be a slip.
+/// Parses a number of digits only. A sign is refused as a typing mistake.
 fn number<N: std::str::FromStr>(word: &[u8]) -> Option<N> {
     let text = std::str::from_utf8(word).ok()?;
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_is_refused_with_what_would_be_one() {
+    fn a_malformed_command_is_refused_with_its_form() {
         for (bad, remedy) in [
             ("frob", "'help'"),
             ("get", "'get KEY'"),

@@ -1,7 +1,7 @@
-//! Lines typed at a terminal: editing, completion, hints, and a history that outlives the shell.
+//! Line editing at a terminal: completion, hints, and a history file.
 //!
-//! Invariant: no value is written to the history's file. Lines that carry one, lines that are no command and lines that
-//! begin with a blank are remembered while the shell is open, or not at all; and the file is its owner's alone.
+//! Invariant: no value is written to the history file. Lines with a value, lines that are not a command and lines that
+//! begin with a blank stay in memory, if they are kept at all. Only the file's owner may read it.
 
 use super::command::{self, ALL, LEAVE};
 use super::words;
@@ -19,30 +19,30 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What undoes, at a terminal, what the editor has asked of it: the marks around what is pasted.
+/// Turns bracketed paste off, which the editor turned on, and starts a new line.
 pub(super) const LEAVE_EDITOR: &str = "\x1b[?2004l\r\n";
 
-/// Lines that are remembered.
+/// Maximum lines in the history.
 const LINES_MAX: usize = 1000;
 
-/// Where lines come from.
+/// Reads lines from the terminal and keeps the history.
 pub(super) struct Lines {
     editor: Editor<Assistant, MemHistory>,
     file: Option<PathBuf>,
 }
 
-/// What was typed.
+/// Input from the terminal.
 pub(super) enum Typed {
-    /// A line, or several that were pasted.
+    /// A line, or several lines that were pasted.
     Line(String),
-    /// Nothing: the line was cancelled.
+    /// The user cancelled the line, with Ctrl-C.
     Cancelled,
-    /// The end.
+    /// End of input, as by Ctrl-D.
     End,
 }
 
 impl Lines {
-    /// Lines at this terminal, with what the file remembers.
+    /// Opens the editor, with the history in `file`.
     pub(super) fn open(pool: Pool, file: Option<PathBuf>) -> Result<Lines, String> {
         let config = Config::builder()
             .max_history_size(LINES_MAX)
@@ -59,7 +59,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// The next line.
+    /// Reads the next line, and adds it to the history.
     pub(super) fn next(&mut self, prompt: &str) -> Result<Typed, String> {
         match self.editor.readline(prompt) {
             Ok(line) => {
@@ -72,14 +72,14 @@ impl Lines {
         }
     }
 
-    /// Takes in what the file has, and cuts that to what is remembered.
+    /// Loads the history file. Shortens it to its last [`LINES_MAX`] lines if it has more.
     fn recall(&mut self) {
         let Some(path) = &self.file else { return };
         let Ok(text) = std::fs::read_to_string(path) else { return };
         let lines: Vec<&str> = text.lines().collect();
         let kept = &lines[lines.len().saturating_sub(LINES_MAX)..];
         for line in kept {
-            // It refuses what it has just had, which is as well.
+            // The editor drops a line that equals the one before.
             let _same = self.editor.history_mut().add(line);
         }
         if kept.len() < lines.len() {
@@ -93,7 +93,7 @@ impl Lines {
         if let Some(path) = self.file.as_ref().filter(|_| may_be_kept(line))
             && let Err(error) = append(path, line)
         {
-            note!("farside: the history is not kept: could not write {}: {error}", path.display());
+            note!("farside: the history is not saved: could not write {}: {error}", path.display());
             self.file = None;
         }
     }
@@ -103,7 +103,7 @@ fn told(error: &ReadlineError) -> String {
     format!("could not read from the terminal: {error}; pipe commands in, or give one as arguments")
 }
 
-/// Whether a line is a command without a value.
+/// Whether a line may be written to the history file: it is one command without a value, and begins with no blank.
 fn may_be_kept(line: &str) -> bool {
     let known = words::split(line.as_bytes()).ok().and_then(|words| {
         let name = words.first()?.clone();
@@ -120,7 +120,7 @@ fn append(path: &Path, line: &str) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
     let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
-    // One write: two shells may have one history.
+    // A single write, because two shells may append to one file.
     file.write_all(format!("{line}\n").as_bytes())
 }
 
@@ -139,7 +139,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     written
 }
 
-/// Completes commands and the names of stores, and shows what is to follow.
+/// Completes commands and names of stores, and hints at the arguments that follow.
 struct Assistant {
     pool: Pool,
 }
@@ -152,7 +152,7 @@ impl Assistant {
             Some(_) if before.len() > 1 => Vec::new(),
             Some("help") => names().collect(),
             Some("trace" | "time") => vec!["on".into(), "off".into()],
-            // Where the node does not tell, nothing is completed.
+            // If the node does not respond, there are no candidates.
             Some("use") => {
                 self.pool.stores().unwrap_or_default().into_iter().map(|store| store.name).collect()
             }
@@ -174,7 +174,7 @@ impl Completer for Assistant {
     }
 }
 
-/// The words before the one that is being typed, and that one.
+/// Splits a line into the finished words and the word being typed.
 fn split_last(line: &str) -> (Vec<&str>, &str) {
     let start = line.rfind(char::is_whitespace).map_or(0, |at| at + 1);
     (line[..start].split_whitespace().collect(), &line[start..])
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_line_with_a_value_is_kept() {
+    fn no_line_with_a_value_is_saved() {
         for kept in ["get k", "GET k", "del \"a b\"", "scan a 7", "use s", "help", "trace on"] {
             assert!(may_be_kept(kept), "{kept}");
         }
@@ -231,17 +231,17 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_its_owners_alone_and_has_an_end() {
+    fn only_the_owner_may_read_the_history() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("state/farside/history");
         for line in ["get a", "get b"] {
-            append(&path, line).expect("it can be written");
+            append(&path, line).expect("it is writable");
         }
         assert_eq!(std::fs::read_to_string(&path).expect("text"), "get a\nget b\n");
-        replace(&path, "get b\n").expect("it can be written");
+        replace(&path, "get b\n").expect("it is writable");
         assert_eq!(std::fs::read_to_string(&path).expect("text"), "get b\n");
-        let mode = |path: &Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        let mode = |path: &Path| std::fs::metadata(path).expect("it exists").permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().expect("a folder"))), (0o600, 0o700));
     }
 }

@@ -1,6 +1,6 @@
-//! The shell's session with a store: opened when something is asked, and again when it is over.
+//! The shell's session with a store. It is opened for the first operation, and opened again after it has ended.
 //!
-//! Invariant: an operation is tried again only if it is known that it was not carried out, and once.
+//! Invariant: an operation is retried at most once, and only if it is known that it did not run.
 
 use crate::cli::Failure;
 use crate::cli::kv::not_opened;
@@ -13,18 +13,18 @@ use farside_systems::system::Options;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// What tells of each request, if it is to be told.
+/// The fabric, in a layer that prints each request while tracing is on.
 type Watched = Rc<Trace<Rc<Endpoint>, Box<dyn Fn(&str)>>>;
 
 /// A client of a store.
 pub(super) type Kv = AnyKv<Watched>;
 
-/// The node, the store that is in use, and the session with it while there is one.
+/// The node, the store in use, and the open session with it, if any.
 pub(super) struct Session {
     pub(super) pool: Pool,
     store: String,
     opened: Option<Opened>,
-    /// The store that was opened last, which another of the same name is not.
+    /// Identity of the store that was opened last. A new store of the same name has another one.
     known: Option<Identity>,
     tracing: Rc<Cell<bool>>,
 }
@@ -42,22 +42,22 @@ struct Identity {
 }
 
 impl Session {
-    /// A session to be, with the store called `store`.
+    /// Prepares a session with the store called `store`; does not open it.
     pub(super) fn new(pool: Pool, store: String) -> Session {
         Session { pool, store, opened: None, known: None, tracing: Rc::default() }
     }
 
-    /// The store in use.
+    /// Returns the name of the store in use.
     pub(super) fn store(&self) -> &str {
         &self.store
     }
 
-    /// Whether requests are told of from now on.
+    /// Turns the printing of requests on or off.
     pub(super) fn trace(&self, on: bool) {
         self.tracing.set(on);
     }
 
-    /// Goes on with another store; with the one before if that cannot be opened.
+    /// Switches to another store. If it cannot be opened, the session stays with the former one.
     pub(super) fn change_to(&mut self, store: String) -> Result<(), Failure> {
         let mut other =
             Session { tracing: Rc::clone(&self.tracing), ..Session::new(self.pool.clone(), store) };
@@ -66,8 +66,7 @@ impl Session {
         Ok(())
     }
 
-    /// Carries out an operation; once more, over another session, if this one is over and the operation was not
-    /// carried out.
+    /// Runs an operation. Retries it once, over a new session, if the session has ended and the operation did not run.
     pub(super) fn carry_out<O>(
         &mut self,
         mut operation: impl AsyncFnMut(&mut Kv) -> Result<O, KvError>,
@@ -99,7 +98,7 @@ impl Session {
         Ok(block_on(&*endpoint, operation(kv)))
     }
 
-    /// The session that there is, or another.
+    /// Returns the open session, or opens one.
     fn open(&mut self) -> Result<&mut Opened, Failure> {
         if self.opened.is_none() {
             let endpoint = Rc::new(self.pool.endpoint_here()?);
@@ -116,7 +115,7 @@ impl Session {
             let found = Identity { name: store.name.clone(), id: store.id, incarnation: store.incarnation };
             if self.known.as_ref().is_some_and(|known| *known != found) {
                 note!(
-                    "farside: '{}' is another store since, which was made anew: what was in it is gone",
+                    "farside: the store '{}' was dropped and created again: its former content is gone",
                     self.store
                 );
             }
@@ -126,13 +125,13 @@ impl Session {
         Ok(self.opened.as_mut().expect("it was opened above"))
     }
 
-    /// Opens the store, if that is not done yet.
+    /// Opens the store unless it is open.
     pub(super) fn ensure(&mut self) -> Result<(), Failure> {
         self.open().map(drop)
     }
 }
 
-/// Whether nothing more will come of this session, or of the key that it has to the store.
+/// Whether an error ends the session, or revokes its key to the store.
 fn is_over(error: &KvError) -> bool {
     use FabricError::{Broken, Lost, NodeDied};
     matches!(

@@ -1,10 +1,13 @@
-//! Lines of the shell as words, and bytes as a terminal can show them.
+//! Splits lines of the shell into words, and quotes bytes for a terminal.
 //!
-//! A word ends at a blank. `"..."` is a word with blanks in it, where `\n`, `\r`, `\t`, `\\`, `\"` and `\xHH` stand for
-//! what cannot be typed; in `'...'` every byte is itself, but for `\'`. Invariant: what [`quoted`] writes, [`split`]
-//! reads back as one word, byte for byte, and a terminal shows it and does nothing else.
+//! - A word ends at a blank.
+//! - `"..."` is a word that may contain blanks and the escapes `\n`, `\r`, `\t`, `\\`, `\"` and `\xHH`.
+//! - `'...'` is a word in which every byte stands for itself, except for the escape `\'`.
+//!
+//! Invariant: [`split`] reads what [`quoted`] wrote as one word, byte for byte; and the quoted text contains no control
+//! sequence of terminals.
 
-/// The words of a line; none if it is empty, or a comment: its first word begins with `#`.
+/// Splits a line into words. An empty line and a comment, whose first word begins with `#`, have none.
 pub(super) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let mut words = Vec::new();
     let mut rest = line.trim_ascii_start();
@@ -18,7 +21,7 @@ pub(super) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, String> {
             _ => bare(rest)?,
         };
         if after.first().is_some_and(|byte| !byte.is_ascii_whitespace()) {
-            return Err("a closing quote is not followed by a blank: put one between two words".into());
+            return Err("a closing quote is not followed by a blank: put a blank between two words".into());
         }
         words.push(word);
         rest = after.trim_ascii_start();
@@ -32,7 +35,7 @@ fn bare(text: &[u8]) -> Word<'_> {
     let end = text.iter().position(u8::is_ascii_whitespace).unwrap_or(text.len());
     let (word, after) = text.split_at(end);
     if word.iter().any(|byte| matches!(byte, b'"' | b'\'')) {
-        return Err(r#"a quote stands in the middle of a word: quote the whole word, as in "it's""#.into());
+        return Err(r#"a quote is in the middle of a word: quote the whole word, as in "it's""#.into());
     }
     Ok((word.to_vec(), after))
 }
@@ -43,7 +46,7 @@ fn double(text: &[u8]) -> Word<'_> {
     loop {
         let Some((&byte, after)) = rest.split_first() else {
             return Err(
-                r#"a word in double quotes does not end: close it by ", and write one in it as \""#.into()
+                r#"a double quote is not closed: end the word with ", and write \" for a quote within it"#.into()
             );
         };
         rest = after;
@@ -61,7 +64,7 @@ fn double(text: &[u8]) -> Word<'_> {
 
 fn escape(text: &[u8]) -> Result<(u8, &[u8]), String> {
     let unknown = || {
-        r#"in double quotes a backslash is followed by one of n, r, t, ", \ and xHH: write a backslash itself as \\"#
+        r#"unknown escape: in double quotes, \n \r \t \" \\ and \xHH are possible; write a backslash as \\"#
             .to_owned()
     };
     let (&byte, after) = text.split_first().ok_or_else(unknown)?;
@@ -95,15 +98,15 @@ fn single(text: &[u8]) -> Word<'_> {
             }
             [] => {
                 return Err(
-                    r"a word in single quotes does not end: close it by ', and write one in it as \'".into(),
+                    r"a single quote is not closed: end the word with ', and write \' for a quote within it".into(),
                 );
             }
         }
     }
 }
 
-/// Bytes in double quotes. Letters and digits of any script stand for themselves; what could move a cursor or turn text
-/// round does not.
+/// Quotes bytes in double quotes. Letters and digits of any script stand for themselves. Characters that could move the
+/// cursor or change the direction of text are escaped.
 pub(super) fn quoted(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() + 2);
     text.push('"');
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_say_nothing_certain_are_refused() {
+    fn ambiguous_lines_are_refused() {
         for bad in [r#"get "a"#, "get 'a", r#"get "a"b"#, "get 'a'b", r#"get a"b"#, "put k it's"] {
             assert!(split(bad.as_bytes()).is_err(), "{bad}");
         }
@@ -170,15 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_not_shown_to_it() {
+    fn control_sequences_are_escaped() {
         let hostile = "\x1b]0;title\x07\u{202e}\u{9b}2J\u{200b}\x7f";
         let shown = quoted(hostile.as_bytes());
         assert!(shown.bytes().all(|byte| matches!(byte, b' '..=b'~')), "{shown}");
         assert_eq!(quoted("键 7".as_bytes()), "\"键 7\"");
     }
 
-    /// Whatever is written in quotes is read back as one word; whatever a line says, it is refused or means words that
-    /// can be written again.
+    /// Quoted bytes are read back as one word. Any line is either refused, or split into words that can be quoted.
     #[test]
     fn fuzz_lines_of_the_shell() {
         let executions = Executions::of("lines of the shell");

@@ -1,4 +1,4 @@
-//! The shell: a command by arguments, commands by a pipe, and commands typed at a terminal.
+//! The shell: a command from the arguments, commands from a pipe, and commands typed at a terminal.
 
 use crate::cli::terminal::Terminal;
 use crate::support::{Node, command, farside, serve, until};
@@ -11,10 +11,10 @@ fn lines(text: &str) -> Vec<&str> {
     text.lines().collect()
 }
 
-// By arguments.
+// From the arguments.
 
 #[test]
-fn a_command_by_arguments_ends_as_the_other_commands_do() {
+fn a_command_from_the_arguments_has_the_usual_exit_codes() {
     let node = Node::start();
     assert_eq!(node.run(["shell", "put", "greeting", "hello"]).done().out, b"ok\n");
     assert_eq!(node.run(["shell", "get", "greeting"]).done().out, b"hello\n");
@@ -24,7 +24,7 @@ fn a_command_by_arguments_ends_as_the_other_commands_do() {
     node.run(["shell", "get", "nobody"]).absent();
     node.run(["shell", "getv", "nobody"]).absent();
     node.run(["shell", "del", "nobody"]).absent();
-    assert_eq!(node.run(["shell", "put", "-5", "--json"]).done().out, b"ok\n", "words are taken as they are");
+    assert_eq!(node.run(["shell", "put", "-5", "--json"]).done().out, b"ok\n", "flags after the command are words");
     assert_eq!(node.run(["kv", "get", "-5"]).done().out, b"--json");
     let odd = [b"shell".as_slice(), b"put", b"\xff\"", b"\xfe '"].map(OsStr::from_bytes);
     node.run(odd).done();
@@ -37,11 +37,11 @@ fn a_command_by_arguments_ends_as_the_other_commands_do() {
 }
 
 #[test]
-fn a_condition_that_is_not_met_stores_nothing_and_says_so() {
+fn an_unmet_condition_stores_nothing_and_is_reported() {
     let node = Node::start();
     assert_eq!(node.run(["shell", "put-if-absent", "k", "a"]).done().out, b"ok\n");
     let unmet = node.run(["shell", "put-if-absent", "k", "b"]);
-    assert!(unmet.code == Some(1) && unmet.out.is_empty() && unmet.err.contains("has a value already"));
+    assert!(unmet.code == Some(1) && unmet.out.is_empty() && unmet.err.contains("already has a value"));
     let version = node.run(["shell", "--json", "getv", "k"]).done().json()["version"].to_string();
     let new = node.run(["shell", "cas", "k", &version, "c"]).done();
     assert_ne!(new.text().trim(), version);
@@ -55,7 +55,7 @@ fn a_condition_that_is_not_met_stores_nothing_and_says_so() {
 }
 
 #[test]
-fn what_is_no_command_is_refused_with_a_remedy() {
+fn malformed_commands_are_refused_with_a_remedy() {
     let node = Node::start();
     let url = node.url();
     for (arguments, remedy) in [
@@ -73,7 +73,7 @@ fn what_is_no_command_is_refused_with_a_remedy() {
     }
     farside(["shell", "--pool", "shm:/nowhere/node.sock", "get", "k"]).refused("start one with 'farside up'");
     farside(["shell", "--pool", "shm:/nowhere/node.sock"]).refused("start one with 'farside up'");
-    // What asks nothing of a node needs none.
+    // A command that sends no request works without a node.
     assert!(farside(["shell", "help"]).done().text().contains("put-if-absent"));
     assert!(farside(["shell", "help", "CAS"]).done().text().contains("getv"));
     node.run(["store", "create", "p", "--kind", "pilaf", "--quota", "8MiB"]).done();
@@ -84,7 +84,7 @@ fn what_is_no_command_is_refused_with_a_remedy() {
     }
 }
 
-// By a pipe.
+// From a pipe.
 
 #[test]
 fn each_line_of_a_pipe_is_a_command() {
@@ -103,7 +103,7 @@ fn each_line_of_a_pipe_is_a_command() {
 }
 
 #[test]
-fn a_line_that_fails_ends_a_pipe_with_its_number_unless_told_to_go_on() {
+fn a_failed_line_ends_the_shell_unless_it_keeps_going() {
     let node = Node::start();
     let script = b"put a 1\n\nfrob\nput b 2\nput \"c\n";
     let ran = node.run_with(["shell"], script);
@@ -119,7 +119,7 @@ fn a_line_that_fails_ends_a_pipe_with_its_number_unless_told_to_go_on() {
 }
 
 #[test]
-fn programs_get_an_object_a_line_that_says_which_line_it_answers() {
+fn json_objects_have_the_number_of_the_line_they_answer() {
     let node = Node::start();
     let script = b"put a \"\\xff\"\nget a\nget b\nput-if-absent a c\nexists b\nkeys a\n";
     let ran = node.run_with(["shell", "--json"], script).done();
@@ -138,7 +138,7 @@ fn programs_get_an_object_a_line_that_says_which_line_it_answers() {
 }
 
 #[test]
-fn a_listing_ends_after_so_many_keys_and_says_that_there_may_be_more() {
+fn a_listing_stops_after_count_keys_and_reports_that_there_may_be_more() {
     let node = Node::start();
     let script: String =
         (0..250).map(|number| format!("put user:{number} {number}\nput other:{number} x\n")).collect();
@@ -165,7 +165,7 @@ fn typed(node: &Node) -> Terminal {
 }
 
 #[test]
-fn a_terminal_gets_quotes_and_nothing_that_it_would_obey() {
+fn a_terminal_gets_quoted_values_without_control_sequences() {
     let node = Node::start();
     let mut terminal = typed(&node);
     terminal.types("put k \"a\\x1b[2J\\n\"\r");
@@ -192,7 +192,7 @@ fn a_terminal_gets_quotes_and_nothing_that_it_would_obey() {
 }
 
 #[test]
-fn a_line_is_cancelled_by_control_c_and_the_shell_ends_by_control_d() {
+fn control_c_cancels_a_line_and_control_d_exits() {
     let node = Node::start();
     let mut terminal = typed(&node);
     terminal.types("put k cancelled\x03");
@@ -205,8 +205,8 @@ fn a_line_is_cancelled_by_control_c_and_the_shell_ends_by_control_d() {
 }
 
 #[test]
-fn a_listing_ends_early_by_an_interrupt_and_the_shell_goes_on() {
-    // A table that grows meanwhile would end the listing as well.
+fn an_interrupt_ends_a_listing_and_not_the_shell() {
+    // Sized in advance, because a table that grows would end the listing as well.
     let arguments = ["--memory", "96MiB", "--store", "default", "--quota", "48MiB", "--items", "200000"];
     let node = Node::with(&arguments);
     let lines: String = (0..100_000).map(|number| format!("{number}\tv\n")).collect();
@@ -217,7 +217,7 @@ fn a_listing_ends_early_by_an_interrupt_and_the_shell_goes_on() {
     terminal.signal(Signal::INT);
     terminal.shows("> ");
     let listed = terminal.shown();
-    assert!(!listed.contains("100000) "), "it went on to the end");
+    assert!(!listed.contains("100000) "), "the listing ran to its end");
     terminal.types("get nobody\r");
     terminal.shows("(absent)");
 }
@@ -239,14 +239,14 @@ fn names_are_completed() {
 }
 
 #[test]
-fn the_history_outlives_the_shell_without_any_value_and_for_its_owner_alone() {
+fn the_history_file_holds_no_value_and_is_private() {
     let node = Node::start();
     let mut terminal = typed(&node);
     terminal.types("put k secret\r");
     terminal.shows("ok");
     terminal.types("getv k\r");
     terminal.shows("\"secret\"");
-    terminal.types("\x1b[A\x1b[A\r"); // Twice up: the value is remembered while the shell is open.
+    terminal.types("\x1b[A\x1b[A\r"); // Up twice: the line with the value stays in memory while the shell is open.
     terminal.shows("ok");
     terminal.types("\x04");
     terminal.ended();
@@ -260,24 +260,24 @@ fn the_history_outlives_the_shell_without_any_value_and_for_its_owner_alone() {
 }
 
 #[test]
-fn a_signal_leaves_the_terminal_as_it_was() {
+fn a_signal_restores_the_terminal() {
     let node = Node::start();
     let mut terminal = typed(&node);
-    assert!(!terminal.is_as_found(), "the editor edits");
+    assert!(!terminal.is_as_found(), "the editor has not changed the terminal's modes");
     terminal.signal(Signal::TERM);
     assert_eq!(terminal.ended(), 128 + 15);
     assert!(terminal.is_as_found());
 }
 
 #[test]
-fn a_node_that_dies_and_comes_back_is_an_error_a_command_and_then_no_more() {
+fn commands_fail_while_the_node_is_gone_and_work_when_it_is_back() {
     let mut node = Node::start();
     let mut terminal = typed(&node);
     terminal.types("put k v\r");
     terminal.shows("ok");
     node.process.kill();
-    // Until it is noticed, the memory is there to be read.
-    until("the death is noticed", || {
+    // Until the client notices, it can read the mapped memory.
+    until("the client notices the node's end", || {
         terminal.types("get k\r");
         std::thread::sleep(std::time::Duration::from_millis(50));
         terminal.shown().contains("error: ")
@@ -292,7 +292,7 @@ fn a_node_that_dies_and_comes_back_is_an_error_a_command_and_then_no_more() {
     let again = serve(node.socket(), &arguments, node.folder().join("second log"));
     assert!(again.line().contains("serves"));
     terminal.types("get k\r");
-    terminal.shows("what was in it is gone");
+    terminal.shows("its former content is gone");
     terminal.shows("(absent)");
     terminal.types("put k w\r");
     terminal.shows("ok");
@@ -301,7 +301,7 @@ fn a_node_that_dies_and_comes_back_is_an_error_a_command_and_then_no_more() {
 }
 
 #[test]
-fn a_store_that_was_made_anew_is_said_to_be_another() {
+fn a_store_that_was_dropped_and_created_again_is_reported() {
     let node = Node::start();
     node.run(["store", "create", "s", "--quota", "8MiB"]).done();
     let mut terminal = typed(&node);
@@ -314,6 +314,6 @@ fn a_store_that_was_made_anew_is_said_to_be_another() {
     terminal.shows("error: there is no store 's'");
     node.run(["store", "create", "s", "--quota", "8MiB"]).done();
     terminal.types("get k\r");
-    terminal.shows("what was in it is gone");
+    terminal.shows("its former content is gone");
     terminal.shows("(absent)");
 }
