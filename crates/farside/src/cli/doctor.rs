@@ -1,8 +1,9 @@
-//! `doctor`: what works here, what stands in the way of the rest, and what to do about it.
+//! `doctor`: checks which fabrics work on this machine, finds settings that stand in the way, and gives remedies.
 //!
-//! A check reads what the system tells, and hands it as text to a function that judges it, so that any machine's text
-//! can be a test. Invariant: nothing is changed on the machine, no right beyond a user's own is needed, and what is not
-//! told, as in a container, is told to be unknown.
+//! A check reads files of the system as text and passes the text to a function that judges it. So tests can use text
+//! from any machine.
+//! Invariant: `doctor` changes nothing on the machine and needs no privileges. Information that the system does not
+//! provide, as in a container, is reported as unknown.
 
 mod check;
 mod fabrics;
@@ -20,19 +21,19 @@ use farside::config::{File, forbids_colour};
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Read};
 
-/// Tell which fabrics work here, what of this machine stands in the way, and what to do about it
+/// Check which fabrics work on this machine, which of its settings stand in the way, and how to fix them
 #[derive(clap::Args)]
 #[command(after_help = "\
-Each line: ok, note (worth knowing), warn (works, and could be better) or fail (something of this release does not \
-work); then what was looked at, and what was found. Ends with 0 if nothing failed, else with 2. With --pool it tells \
-how far one gets on the way to that node, and nothing else.")]
+Each line has a verdict, the subject of the check, and the finding. Verdicts: ok; note (worth knowing); warn (works, \
+but could be better); fail (something of this release does not work). Exits with 0 if no check failed, else with 2. \
+With --pool, it only tries to reach that node, step by step, and shows at which step it fails.")]
 pub(super) struct Doctor {
     #[command(flatten)]
     target: StoreTarget,
-    /// Try this fabric, and nothing else
+    /// Check only this fabric
     #[arg(long, value_enum, conflicts_with = "pool")]
     fabric: Option<Fabric>,
-    /// One JSON object a line for each check: id, verdict, what, found, why, remedy; p50_us of what was tried
+    /// Print a JSON object a line for each check: id, verdict, what, found, why, remedy, and p50_us if it was measured
     #[arg(long)]
     json: bool,
 }
@@ -50,10 +51,10 @@ impl Doctor {
             told.heading(&format!("The way to {pool}"))?;
             let settings = self.target.settings().map_err(|failure| match failure {
                 Failure::Told(reason) => reason,
-                other => unreachable!("settings are told to be wrong, and nothing else: {other:?}"),
+                other => unreachable!("invalid settings are a failure with a reason: {other:?}"),
             });
             reach::checks(settings, |check| told.tell(&check))?;
-            return told.end("The node is reached.", "the node is not reached");
+            return told.end("The node can be reached.", "the node cannot be reached");
         }
         if let Some(fabric) = self.fabric {
             told.tell(&fabrics::check(fabric, true))?;
@@ -78,11 +79,11 @@ impl Doctor {
             told.heading(heading)?;
             checks.iter().try_for_each(|check| told.tell(check))?;
         }
-        told.end("All that is in this release works here.", "something does not work here")
+        told.end("Everything in this release works here.", "something does not work here")
     }
 }
 
-/// Where checks are told, and what they came to.
+/// Prints checks, and counts their verdicts.
 struct Told {
     json: bool,
     colour: bool,
@@ -119,7 +120,7 @@ impl Told {
         if !self.failed.is_empty() {
             let failed: Vec<&str> = self.failed.into_iter().collect();
             return Err(Failure::Told(format!(
-                "{ill}: {}; why, and what to do, is told above",
+                "{ill}: {}; the reasons and remedies are above",
                 failed.join(", ")
             )));
         }
@@ -135,7 +136,7 @@ impl Told {
     }
 }
 
-/// What a file of the system's says, if it is there and can be read.
+/// Reads a file of the system, up to 16 MiB. `None` if it is missing or cannot be read.
 fn text(path: &str) -> Option<String> {
     const BYTES_MAX: u64 = 16 << 20;
     let mut bytes = Vec::new();
@@ -143,7 +144,7 @@ fn text(path: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The names in a folder of the system's, in order.
+/// Returns the sorted names in a folder of the system. `None` if it is missing or cannot be read.
 fn names(folder: &str) -> Option<Vec<String>> {
     let entries = std::fs::read_dir(folder).ok()?;
     let mut names: Vec<String> =
@@ -152,8 +153,8 @@ fn names(folder: &str) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// The folders of the control groups that bound this process by a controller, as `/proc/self/cgroup` names them: its
-/// own and all above it, of both versions.
+/// Folders of the control groups that limit this process by a controller: its own group and all its ancestors, in both
+/// versions of control groups. `cgroup` is the content of `/proc/self/cgroup`.
 fn groups(cgroup: Option<&str>, controller: &str) -> Vec<String> {
     const ROOT: &str = "/sys/fs/cgroup";
     let mut folders = Vec::new();
@@ -165,7 +166,7 @@ fn groups(cgroup: Option<&str>, controller: &str) -> Vec<String> {
             some if some.split(',').any(|name| name == controller) => format!("{ROOT}/{controller}"),
             _ => continue,
         };
-        // One that lies outside of what this process sees cannot be looked at.
+        // A path with `..` is outside of the part that this process sees, so only the root can be read.
         let mut path = if path.contains("..") { "" } else { path.trim_end_matches('/') };
         loop {
             folders.push(format!("{root}{path}"));
@@ -185,7 +186,8 @@ fn groups(cgroup: Option<&str>, controller: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// The verdict, a part of what was found, and a part of the remedy; none if that is empty.
+    /// Asserts the verdict, a part of the finding, and a part of the remedy. An empty `remedy` asserts that there is
+    /// none.
     #[track_caller]
     pub(super) fn is(check: &Check, verdict: Verdict, found: &str, remedy: &str) {
         assert_eq!(check.verdict, verdict, "{check:?}");
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_bounded_by_its_group_and_all_above_it() {
+    fn a_process_is_limited_by_its_group_and_the_groups_ancestors() {
         let of = |text: &str, controller| groups(Some(text), controller);
         assert_eq!(of("0::/\n", "cpu"), ["/sys/fs/cgroup"]);
         assert_eq!(
@@ -218,9 +220,9 @@ mod tests {
     }
 
     #[test]
-    fn fuzz_what_the_system_tells() {
+    fn fuzz_files_of_the_system() {
         use crate::cli::fuzz::{self, Change, Executions};
-        let executions = Executions::of("what the system tells");
+        let executions = Executions::of("files of the system");
         let seeds = [
             "MemAvailable:    1024 kB\nSwapFree: 18446744073709551615 kB\n",
             "18446744073709551615",
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_unknown_and_nothing_panics() {
+    fn a_missing_file_is_unknown_and_nothing_panics() {
         assert_eq!((text("/nowhere/file"), names("/nowhere")), (None, None));
         assert_eq!(text("/proc"), None);
     }

@@ -1,7 +1,7 @@
-//! Files that a command writes beside what it tells.
+//! Output files and temporary folders of commands.
 //!
-//! Invariant: whether a file can be written that was asked for is known before the work begins that would be lost with
-//! it. Invariant: what was not asked for goes when the command ends, also by a signal.
+//! Invariant: a command checks that an output file is writable before it starts the work that the file records.
+//! Invariant: temporary folders are removed when the command ends, also if a signal ends it.
 
 use super::signals::{self, end_by};
 use super::{Done, Failure};
@@ -11,26 +11,26 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A folder for sockets, certificates and logs of processes that this one starts, for this user alone. It goes, with
-/// all that is in it, when it is dropped, and when a signal ends this process.
+/// A temporary folder, for sockets, certificates and logs of child processes. Only this user may access it. It is
+/// removed with its content when it is dropped, and when a signal ends this process.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes one for this command.
+    /// Creates a folder whose name contains `command`.
     ///
     /// # Errors
-    /// There is no room where temporary files lie.
+    /// The folder cannot be created where temporary files are kept.
     pub(super) fn make(command: &str) -> Result<Folder, String> {
         let drawn = getrandom::u64().expect("the system has random bytes");
         let path = std::env::temp_dir().join(format!("farside-{command}-{drawn:016x}"));
-        // Locked until it is known: a signal meanwhile waits for that.
+        // Locked until the folder exists: the signal thread waits for the lock, so it cannot miss the folder.
         let mut folders = folders();
         if folders.is_empty() {
-            watch_for_the_end().map_err(|error| format!("no thread can be started: {error}"))?;
+            watch_for_the_end().map_err(|error| format!("could not start a thread: {error}"))?;
         }
         folders.push(path.clone());
         DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
-            format!("the folder {} cannot be made: {error}; name another place by TMPDIR", path.display())
+            format!("could not create the folder {}: {error}; name another place with TMPDIR", path.display())
         })?;
         Ok(Folder(path))
     }
@@ -46,14 +46,14 @@ impl Drop for Folder {
     }
 }
 
-/// All that were made, also those that have gone.
+/// All folders that this process created, including those already removed.
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
     FOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread that removes them all when a signal ends this process.
+/// Starts a thread that removes the folders when a signal ends this process.
 fn watch_for_the_end() -> io::Result<()> {
     let mut ending = signal_hook::iterator::Signals::new(signals::ending())?;
     std::thread::Builder::new().name("farside-signals".into()).spawn(move || {
@@ -65,22 +65,25 @@ fn watch_for_the_end() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether it can be written, of which a file that is there notices nothing.
+/// Checks that a file can be written, without changing it.
+///
+/// # Errors
+/// It cannot be opened for writing.
 pub(super) fn can_be_written(path: &Path) -> Done {
-    // Whoever reads from a pipe would take it for the end.
+    // Not opened if it is a pipe: closing it again would look like the end of the data to the reader.
     if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return Ok(());
     }
     let is_new = !path.exists();
     OpenOptions::new().append(true).create(true).open(path).map_err(|error| unwritable(path, &error))?;
     if is_new {
-        // What is broken off leaves nothing behind.
+        // Removed, so that an interrupted command leaves no empty file.
         std::fs::remove_file(path).map_err(|error| unwritable(path, &error))?;
     }
     Ok(())
 }
 
-/// Writes all of it, over what was there.
+/// Writes `content` to a file, replacing its former content.
 pub(super) fn write(path: &Path, content: impl AsRef<[u8]>) -> Done {
     std::fs::write(path, content).map_err(|error| unwritable(path, &error))
 }

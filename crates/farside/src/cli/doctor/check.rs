@@ -1,41 +1,42 @@
-//! What one check has found, and how it is told: to people as a line or three, to scripts as an object a line.
+//! The result of a check, and its output: one or two lines for people, an object a line for scripts.
 //!
-//! Invariant: a check's id never changes its meaning, for scripts go by it.
+//! Invariant: a check's id never changes its meaning, because scripts depend on it.
 
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
     /// As it should be.
     Ok,
-    /// Worth knowing, or not known here.
+    /// Worth knowing, or unknown on this machine.
     Note,
-    /// It works, and slower or less surely than it could.
+    /// It works, but more slowly or less reliably than it could.
     Warn,
-    /// Something that this release has does not work here.
+    /// A feature of this release does not work on this machine.
     Fail,
 }
 
-/// What was looked at, and what was found.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Check {
     pub(super) id: &'static str,
     pub(super) verdict: Verdict,
-    /// What was looked at, for people.
+    /// Subject of the check, for people.
     pub(super) what: &'static str,
+    /// The finding.
     pub(super) found: String,
-    /// Why it matters, in half a sentence.
+    /// Why the finding matters, in half a sentence.
     pub(super) why: Option<&'static str>,
-    /// A command to type, or what else to do.
+    /// A command to run, or another remedy.
     pub(super) remedy: Option<String>,
-    /// The median time of a get, in microseconds, where one was tried.
+    /// Median latency of a get in microseconds, if the check measured it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) p50_us: Option<f64>,
 }
 
-/// What is found where the system does not tell.
+/// Finding of a check for which the system provides no information.
 const UNKNOWN: &str = "not known here";
 
 impl Check {
@@ -56,7 +57,7 @@ impl Check {
         Check { verdict: Verdict::Fail, ..Check::ok(id, what, found) }
     }
 
-    /// The system does not tell, as in many containers.
+    /// A check for which the system provides no information, as in many containers.
     pub(super) fn unknown(id: &'static str, what: &'static str) -> Check {
         Check::note(id, what, UNKNOWN)
     }
@@ -69,7 +70,7 @@ impl Check {
         Check { remedy: Some(remedy.into()), ..self }
     }
 
-    /// For people. A remedy has a line of its own, to be copied whole.
+    /// Formats the check for people. The remedy is on a line of its own, so that it can be copied.
     pub(super) fn text(&self, colour: bool) -> String {
         let (name, paint) = match self.verdict {
             Verdict::Ok => ("ok", "32"),
@@ -89,7 +90,7 @@ impl Check {
     }
 }
 
-/// What the system or a peer has written may hold anything: nothing of it moves a terminal's cursor.
+/// Replaces control characters by blanks: text from the system or a peer must not control the terminal.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn people_are_told_in_lines_and_coloured_only_if_they_want_it() {
+    fn text_is_coloured_only_on_request() {
         let check =
             Check::warn("a.b", "a thing", "half\x1b[2J\nof it").because("it is slow").remedy("do this");
         let indent = " ".repeat(25);
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_are_told_an_object_with_the_same_fields_each_time() {
+    fn every_object_has_the_same_fields() {
         let told = serde_json::to_value(Check::unknown("a.b", "a thing")).expect("plain data");
         let fields: Vec<&String> = told.as_object().expect("an object").keys().collect();
         assert_eq!(fields, ["found", "id", "remedy", "verdict", "what", "why"]);

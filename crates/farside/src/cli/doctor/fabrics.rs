@@ -1,6 +1,6 @@
-//! Which fabrics work here: each is tried, by a node with a store that is started for it, a put, and a thousand gets.
+//! Tries each fabric: starts a node with a store, puts a value, and gets it a thousand times.
 //!
-//! Invariant: a node that is started here ends here, and so does all that it has left in the file system.
+//! Invariant: every node started here is stopped, and the files it left are removed.
 
 use super::check::Check;
 use crate::cli::Failure;
@@ -13,22 +13,22 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// What can carry requests.
+/// A fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Fabric {
     /// A node in this process
     Local,
-    /// A node in a process of its own, by shared memory
+    /// A node in another process; clients access its memory
     Shm,
-    /// The same by rings in shared memory
+    /// A node in another process; its engine serves rings in shared memory
     Ring,
-    /// A node in a process of its own, whose engine is asked over UDP
+    /// A node in another process; its engine serves UDP
     Udp,
-    /// The same over TCP
+    /// A node in another process; its engine serves TCP
     Tcp,
-    /// The same over TLS
+    /// A node in another process; its engine serves TLS
     Tls,
-    /// RDMA, which this release does not have
+    /// RDMA, which this release does not support
     Verbs,
 }
 
@@ -49,7 +49,7 @@ impl Fabric {
     }
 }
 
-/// Tries it. `is_asked_for` where it was named: then it fails if it is not there.
+/// Tries a fabric. `is_asked_for` if the user named it: an unsupported fabric is then a failure instead of a note.
 pub(super) fn check(fabric: Fabric, is_asked_for: bool) -> Check {
     let (id, what) = fabric.described();
     match fabric {
@@ -71,7 +71,7 @@ pub(super) fn check(fabric: Fabric, is_asked_for: bool) -> Check {
 
 const LOCAL: &str = "local:16MiB";
 
-/// What shows the same again, with all that the node says.
+/// Returns a command that reproduces the failure with the node's full output.
 fn remedy(fabric: Fabric) -> &'static str {
     match fabric {
         Fabric::Local => "farside bench ycsb --fabric local --records 1000   (shows it again)",
@@ -84,7 +84,7 @@ fn remedy(fabric: Fabric) -> &'static str {
     }
 }
 
-/// How long gets took.
+/// Latency of gets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Gets {
     pub(super) p50_us: f64,
@@ -94,7 +94,8 @@ pub(super) struct Gets {
 const GETS: usize = 1000;
 const GETS_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Gets one key over and over, for a while; `put` is its value, which is put first. Without it nothing is changed.
+/// Measures the latency of gets of one key: [`GETS`] of them, or as many as [`GETS_TIME_MAX`] allows. If `put` is
+/// given, it first puts that value; otherwise it changes nothing.
 pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Gets, String> {
     const KEY: &[u8] = b"farside doctor";
     let mut client = farside::local::Client::open(pool, store).map_err(|error| error.to_string())?;
@@ -103,7 +104,7 @@ pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Ge
         let found = client.get(KEY).map_err(|error| error.to_string())?;
         if found.as_ref().map(|item| item.value) != Some(value) {
             return Err(
-                "a value that was put is not the one that was got: this machine's memory may be broken"
+                "a get returned another value than was put: this machine's memory may be defective"
                     .into(),
             );
         }
@@ -118,7 +119,7 @@ pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Ge
     Ok(Gets { p50_us: took[took.len() / 2].as_nanos() as f64 / 1e3, count: took.len() })
 }
 
-/// As one says it.
+/// Describes the latency in words.
 pub(super) fn told(gets: Gets) -> String {
     format!("a get takes {:.2} us (median of {}, one at a time, for orientation)", gets.p50_us, gets.count)
 }
@@ -132,7 +133,7 @@ fn judged(id: &'static str, what: &'static str, tried: Result<Gets, String>, rem
 
 fn no_tls(is_asked_for: bool) -> Check {
     let (id, what) = Fabric::Tls.described();
-    let found = "this farside was built without it";
+    let found = "this farside was built without TLS";
     let check = if is_asked_for { Check::fail(id, what, found) } else { Check::note(id, what, found) };
     check.remedy("cargo build --release   (the feature 'tls' is on by default)")
 }
@@ -141,11 +142,11 @@ fn no_tls(is_asked_for: bool) -> Check {
 #[derive(Clone, Debug, PartialEq)]
 struct Device {
     name: String,
-    /// State and kind of each port.
+    /// State and link layer of each port.
     ports: Vec<(String, String)>,
 }
 
-/// Only looks at what the system lists: nothing of a device is opened.
+/// Returns the RDMA devices that the system lists. Opens no device.
 fn devices() -> Vec<Device> {
     let folder = "/sys/class/infiniband";
     let names = super::names(folder).unwrap_or_default();
@@ -175,7 +176,7 @@ fn verbs(devices: &[Device], is_asked_for: bool) -> Check {
         true => "the system lists no RDMA device".into(),
         false => format!("the system lists {}", described.join(", ")),
     };
-    let found = format!("not in this release; {has} (looked at /sys alone)");
+    let found = format!("not in this release; {has} (read from /sys only)");
     match is_asked_for {
         true => Check::fail(id, what, found).remedy(remedy(Fabric::Verbs)),
         false => Check::note(id, what, found),
@@ -187,15 +188,17 @@ struct Node {
     child: Server,
     url: String,
     options: farside::Options,
-    // After the child: what lies in it is the child's.
+    // Declared after the child, so that it is dropped after it: the child uses the folder.
     _folder: Folder,
 }
 
 const START_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl Node {
+    /// Starts a node that serves `fabric`.
+    ///
     /// # Errors
-    /// What the node said.
+    /// The node does not start. The message is the node's own, if it printed one.
     fn start(fabric: Fabric) -> Result<Node, String> {
         let folder = Folder::make("doctor")?;
         let socket = folder.path().join("node.sock");
@@ -231,26 +234,26 @@ impl Node {
         Ok(node)
     }
 
-    /// Why it does not serve.
+    /// Returns the reason why the node does not serve.
     fn last_words(&mut self, why: mpsc::RecvTimeoutError, said: &mpsc::Receiver<String>) -> String {
         let status = match why {
             mpsc::RecvTimeoutError::Timeout => self.child.end(),
             mpsc::RecvTimeoutError::Disconnected => self.child.wait(),
         };
-        // It has ended, and with it what it said. Its last line is the reason.
+        // The process has ended, so its output is complete. The last line has the reason.
         let said: Vec<String> = said.iter().collect();
         let reason = said.iter().rev().find_map(|line| line.strip_prefix("farside: "));
         match (reason, status) {
             (Some(reason), _) => reason.trim().to_owned(),
             (None, Ok(status)) if why == mpsc::RecvTimeoutError::Disconnected => {
-                format!("the node ended before it served ({status})")
+                format!("the node exited before it served ({status})")
             }
             _ => format!("the node did not serve within {} s", START_TIME_MAX.as_secs()),
         }
     }
 }
 
-/// Where its engine is to serve, and what a client needs for that.
+/// Adds the arguments for a fabric to the node's command. Returns the options that a client needs.
 fn listen(command: &mut Command, fabric: Fabric, folder: &Path) -> Result<farside::Options, String> {
     let at = match fabric {
         Fabric::Udp => "udp://127.0.0.1:0".into(),
@@ -271,20 +274,21 @@ fn listen(command: &mut Command, fabric: Fabric, folder: &Path) -> Result<farsid
     Ok(farside::Options::default())
 }
 
-/// What a child says, line by line. Ends with it; what nobody takes is dropped, so that the child never waits.
+/// Reads a child's output in a thread, line by line. The channel closes when the child ends. The thread reads on if the
+/// receiver is dropped, so that the child never blocks.
 fn lines_of(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     if let Some(output) = output {
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let _or_nobody_listens = sender.send(line);
+                let _receiver_may_be_gone = sender.send(line);
             }
         });
     }
     lines
 }
 
-/// Has a limit on the size of files be an error, which says so, and not the end of this process.
+/// Handles SIGXFSZ, so that exceeding the limit on file sizes makes a system call fail and does not end this process.
 pub(super) fn outlive_limits() -> Result<(), Failure> {
     let flag = std::sync::Arc::default();
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, flag)?;
@@ -298,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fabric_that_works_tells_its_time_and_one_that_does_not_why() {
+    fn a_working_fabric_has_a_latency_and_a_failing_one_a_reason() {
         let check =
             judged("fabric.shm", "shm", Result::Ok(Gets { p50_us: 0.414, count: 1000 }), "see it again");
         is(&check, Ok, "0.41 us (median of 1000", "");
@@ -307,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn verbs_are_told_to_be_missing_and_fail_only_if_they_were_asked_for() {
+    fn missing_verbs_fail_only_if_the_user_named_them() {
         let device = |name: &str, ports: &[(&str, &str)]| Device {
             name: name.into(),
             ports: ports.iter().map(|&(state, link)| (state.into(), link.into())).collect(),
@@ -322,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_local_node_is_measured_and_a_put_is_seen() {
+    fn a_local_node_is_measured_and_returns_the_put_value() {
         let pool = farside::connect(LOCAL).expect("a node");
         let gets = measure(&pool, "default", Some(b"v")).expect("it works");
         assert!(gets.p50_us > 0.0 && gets.count > 0);

@@ -1,6 +1,6 @@
-//! What this user has set up: settings, secrets, the usual socket, programs to compare with.
+//! This user's settings, secrets, default socket, and programs to compare with.
 //!
-//! Invariant: no secret is told, nor any byte of a file that holds one.
+//! Invariant: no secret is printed, nor any byte of a file that holds one.
 
 use super::check::Check;
 use farside::Error;
@@ -9,7 +9,7 @@ use farside_fabrics::shm::{ConnectError, NAME_MAX};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// What was asked for by flags wins here, too.
+/// Runs the checks. Flags override other settings, as for all commands.
 pub(super) fn checks(flags: File) -> Vec<Check> {
     let settings = Settings::resolve(flags);
     let mut checks = vec![file(&settings)];
@@ -44,7 +44,7 @@ fn file(settings: &Result<Settings, String>) -> Check {
             Check::ok(ID.0, ID.1, "no file: neither HOME nor FARSIDE_CONFIG is set")
         }
         Ok(Settings { file: Some(place), pool, store, .. }) => {
-            let is_there = if place.is_there { "" } else { " (not there, and need not be)" };
+            let is_there = if place.is_there { "" } else { " (missing, which is fine)" };
             let found =
                 format!("{}{is_there}; pool {}, store {}", place.path.display(), pool.value, store.value);
             Check::ok(ID.0, ID.1, found)
@@ -52,10 +52,10 @@ fn file(settings: &Result<Settings, String>) -> Check {
     }
 }
 
-/// A file that a setting names, and whether it could be read.
+/// Checks a file that a setting names. `read`: the result of reading it.
 fn named(id: &'static str, what: &'static str, path: Option<String>, read: Result<(), String>) -> Check {
     match (path, read) {
-        (_, Err(reason)) => Check::fail(id, what, reason).because("no node is reached with it"),
+        (_, Err(reason)) => Check::fail(id, what, reason).because("no node can be reached with it"),
         (Some(path), Ok(())) => Check::ok(id, what, path),
         (None, Ok(())) => Check::ok(id, what, "none named"),
     }
@@ -64,14 +64,14 @@ fn named(id: &'static str, what: &'static str, path: Option<String>, read: Resul
 fn variables(unknown: &[String]) -> Check {
     const ID: (&str, &str) = ("settings.variables", "variables");
     match unknown {
-        [] => Check::ok(ID.0, ID.1, "none that is unknown"),
-        unknown => Check::warn(ID.0, ID.1, format!("{} mean nothing", unknown.join(", ")))
-            .because("most likely they are misspelt")
-            .remedy(format!("unset {}   (there are {})", unknown.join(" "), VARIABLES.join(", "))),
+        [] => Check::ok(ID.0, ID.1, "no unknown ones"),
+        unknown => Check::warn(ID.0, ID.1, format!("unknown: {}", unknown.join(", ")))
+            .because("they are probably misspelt")
+            .remedy(format!("unset {}   (known: {})", unknown.join(" "), VARIABLES.join(", "))),
     }
 }
 
-/// What stands where the usual socket's folder should.
+/// The file at the path of the default socket's folder.
 #[derive(Clone, Copy)]
 struct Folder {
     is_dir: bool,
@@ -81,25 +81,25 @@ struct Folder {
 
 fn folder_of(socket: &Path, found: Option<Folder>, me: u32) -> Check {
     const ID: (&str, &str) = ("socket.folder", "socket's folder");
-    const WHY: &str = "'farside up' refuses a folder that is not this user's alone";
+    const WHY: &str = "'farside up' refuses a folder that other users can access";
     const ELSEWHERE: &str = "farside up --socket PATH";
     let folder = socket.parent().unwrap_or(Path::new("/")).display().to_string();
     if socket.as_os_str().len() > NAME_MAX {
         return Check::warn(
             ID.0,
             ID.1,
-            format!("{folder}: the socket's name would have over {NAME_MAX} bytes"),
+            format!("{folder}: the socket's path would be longer than {NAME_MAX} bytes"),
         )
-        .because("no socket can be called so")
+        .because("the system allows no such socket")
         .remedy("export XDG_RUNTIME_DIR=/run/user/$(id -u)");
     }
     match found {
-        None => Check::ok(ID.0, ID.1, format!("{folder} (not there; 'farside up' makes it)")),
+        None => Check::ok(ID.0, ID.1, format!("{folder} (missing; 'farside up' creates it)")),
         Some(Folder { is_dir: false, .. }) => {
-            Check::warn(ID.0, ID.1, format!("{folder} is no folder")).because(WHY).remedy(ELSEWHERE)
+            Check::warn(ID.0, ID.1, format!("{folder} is not a folder")).because(WHY).remedy(ELSEWHERE)
         }
         Some(Folder { user, .. }) if user != me => {
-            Check::warn(ID.0, ID.1, format!("{folder} is of user {user}")).because(WHY).remedy(ELSEWHERE)
+            Check::warn(ID.0, ID.1, format!("{folder} belongs to user {user}")).because(WHY).remedy(ELSEWHERE)
         }
         Some(Folder { mode, .. }) if mode & 0o077 != 0 => {
             Check::warn(ID.0, ID.1, format!("{folder} has mode {mode:03o}"))
@@ -110,26 +110,27 @@ fn folder_of(socket: &Path, found: Option<Folder>, me: u32) -> Check {
     }
 }
 
-/// Who is at the usual socket.
+/// State of the default socket.
 #[derive(Clone, Debug, PartialEq)]
 enum At {
     Nothing,
-    /// A socket that nobody serves.
+    /// A socket that no process serves.
     Stale,
     Node {
         pid: u32,
         release: String,
     },
+    /// A node whose process, with this pid, is stopped.
     Stopped(u32),
-    /// Something else, and what was said.
+    /// Any other file, or an error of the connection. Holds the reason.
     Wrong(String),
 }
 
-/// Asks whoever serves there.
+/// Connects to the default socket, and returns its state.
 fn at(path: &Path) -> At {
     match std::fs::symlink_metadata(path) {
         Err(_) => return At::Nothing,
-        Ok(found) if !found.file_type().is_socket() => return At::Wrong("it is no socket".into()),
+        Ok(found) if !found.file_type().is_socket() => return At::Wrong("it is not a socket".into()),
         Ok(_) => {}
     }
     match farside::connect(&format!("shm:{}", path.display())).and_then(|pool| pool.info()) {
@@ -141,7 +142,7 @@ fn at(path: &Path) -> At {
 }
 
 fn usual(path: &Path, at: At) -> Check {
-    const ID: (&str, &str) = ("socket.default", "usual node");
+    const ID: (&str, &str) = ("socket.default", "default node");
     let place = path.display();
     match at {
         At::Nothing => Check::ok(ID.0, ID.1, format!("none at {place}; 'farside up' starts one")),
@@ -149,12 +150,12 @@ fn usual(path: &Path, at: At) -> Check {
             Check::ok(ID.0, ID.1, format!("pid {pid}, release {release}, serves at {place}"))
         }
         At::Stale => Check::note(ID.0, ID.1, format!("{place} was left by a node that died"))
-            .because("the next 'farside up' clears it away"),
+            .because("the next 'farside up' replaces it"),
         At::Stopped(pid) => Check::warn(ID.0, ID.1, format!("pid {pid} is stopped, at {place}"))
-            .because("new clients are refused while it is")
+            .because("new clients cannot connect until it is resumed")
             .remedy(format!("kill -CONT {pid}")),
         At::Wrong(reason) => Check::warn(ID.0, ID.1, format!("{place}: {reason}"))
-            .because("commands that name no --pool look there")
+            .because("commands without --pool connect to it")
             .remedy("farside up --socket PATH, and --pool shm:PATH or FARSIDE_POOL for clients"),
     }
 }
@@ -162,7 +163,7 @@ fn usual(path: &Path, at: At) -> Check {
 fn rival(id: &'static str, name: &'static str, path: Option<&Path>) -> Check {
     match path {
         Some(path) => Check::ok(id, name, path.display().to_string()),
-        None => Check::note(id, name, "not on PATH").because("only a comparison with it takes it"),
+        None => Check::note(id, name, "not on PATH").because("only comparisons with it need it"),
     }
 }
 
@@ -174,50 +175,50 @@ mod tests {
     use std::path::PathBuf;
 
     #[test]
-    fn settings_that_cannot_be_used_fail() {
-        is(&file(&Err("x is no settings file: line 3".into())), Fail, "line 3", "");
+    fn unusable_settings_fail() {
+        is(&file(&Err("x is not a settings file: line 3".into())), Fail, "line 3", "");
         is(&named("a", "token", Some("/t".into()), Result::Ok(())), Ok, "/t", "");
         is(&named("a", "token", None, Result::Ok(())), Ok, "none named", "");
         is(&named("a", "token", Some("/t".into()), Err("'chmod 600' it".into())), Fail, "chmod 600", "");
     }
 
     #[test]
-    fn unknown_variables_are_named_beside_those_there_are() {
-        is(&variables(&[]), Ok, "none", "");
+    fn unknown_variables_are_named_beside_the_known_ones() {
+        is(&variables(&[]), Ok, "no unknown ones", "");
         let two = ["FARSIDE_POOOL".to_owned(), "FARSIDE_X".to_owned()];
         is(
             &variables(&two),
             Warn,
             "FARSIDE_POOOL, FARSIDE_X",
-            "unset FARSIDE_POOOL FARSIDE_X   (there are FARSIDE_POOL,",
+            "unset FARSIDE_POOOL FARSIDE_X   (known: FARSIDE_POOL,",
         );
     }
 
     #[test]
-    fn a_folder_has_to_be_ours_alone() {
+    fn the_sockets_folder_must_be_private() {
         let socket = PathBuf::from("/run/me/farside/default.sock");
         let of = |is_dir, user, mode| folder_of(&socket, Some(Folder { is_dir, user, mode }), 7);
-        is(&folder_of(&socket, None, 7), Ok, "not there", "");
+        is(&folder_of(&socket, None, 7), Ok, "missing", "");
         is(&of(true, 7, 0o700), Ok, "mode 700", "");
         is(&of(true, 7, 0o750), Warn, "mode 750", "chmod 700 /run/me/farside");
-        is(&of(true, 8, 0o700), Warn, "of user 8", "--socket");
-        is(&of(false, 7, 0o600), Warn, "no folder", "--socket");
+        is(&of(true, 8, 0o700), Warn, "belongs to user 8", "--socket");
+        is(&of(false, 7, 0o600), Warn, "not a folder", "--socket");
         let long = PathBuf::from(format!("/{}/default.sock", "x".repeat(100)));
-        is(&folder_of(&long, None, 7), Warn, "over 107 bytes", "XDG_RUNTIME_DIR");
+        is(&folder_of(&long, None, 7), Warn, "longer than 107 bytes", "XDG_RUNTIME_DIR");
     }
 
     #[test]
-    fn whoever_is_at_the_usual_socket_is_told_of() {
+    fn every_state_of_the_default_socket_is_reported() {
         let of = |at| usual(Path::new("/run/s"), at);
         is(&of(At::Nothing), Ok, "'farside up' starts one", "");
         is(&of(At::Node { pid: 5, release: "0.1.0".into() }), Ok, "pid 5, release 0.1.0", "");
         is(&of(At::Stale), Note, "left by a node that died", "");
         is(&of(At::Stopped(5)), Warn, "pid 5 is stopped", "kill -CONT 5");
-        is(&of(At::Wrong("it is no socket".into())), Warn, "it is no socket", "--socket");
+        is(&of(At::Wrong("it is not a socket".into())), Warn, "it is not a socket", "--socket");
     }
 
     #[test]
-    fn programs_to_compare_with_are_not_missed_by_anything_else() {
+    fn a_missing_program_to_compare_with_is_only_a_note() {
         is(&rival("a", "redis-server", Some(Path::new("/usr/bin/redis-server"))), Ok, "/usr/bin", "");
         is(&rival("a", "redis-server", None), Note, "not on PATH", "");
     }

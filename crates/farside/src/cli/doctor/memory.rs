@@ -1,6 +1,6 @@
 //! The memory that a node can lend, and the pages that back it.
 //!
-//! Invariant: what the system has not told is not guessed.
+//! Invariant: information that the system does not provide is not guessed.
 
 use super::check::Check;
 use crate::cli::human_bytes;
@@ -42,17 +42,17 @@ fn available(meminfo: Option<&str>) -> Check {
     }
     Check::warn(ID.0, ID.1, found)
         .because(
-            "'farside up' lends 1 GiB, and once more is written than there is, the system ends processes",
+            "'farside up' lends 1 GiB, and when memory runs out, the system kills processes",
         )
         .remedy(format!("farside up --memory {}MiB", half_in_mib(memory)))
 }
 
-/// What leaves as much to others, and what a node can lend at the least.
+/// Half of `bytes`, in MiB, but at least the 8 MiB that is the minimum of a node.
 fn half_in_mib(bytes: u64) -> u64 {
     ((bytes / 2) >> 20).max(8)
 }
 
-/// The memory limit of a control group, and what it has used.
+/// Memory limit and use of a control group, in bytes.
 #[derive(Clone, Debug, Default)]
 struct Group {
     limit: Option<String>,
@@ -60,7 +60,7 @@ struct Group {
 }
 
 impl Group {
-    /// Of either version of control groups.
+    /// Reads the files of either version of control groups.
     fn read(folder: &str) -> Group {
         let either =
             |names: [&str; 2]| names.iter().find_map(|name| super::text(&format!("{folder}/{name}")));
@@ -73,11 +73,11 @@ impl Group {
 
 fn group(groups: &[Group]) -> Check {
     const ID: (&str, &str) = ("memory.cgroup", "group's memory");
-    /// Version 1 writes no limit as a very large one.
+    /// Version 1 of control groups represents "no limit" by a number above this one.
     const NONE: u64 = 1 << 60;
     let number = |text: &Option<String>| text.as_ref().and_then(|text| text.trim().parse::<u64>().ok());
     if groups.iter().all(|group| group.limit.is_none()) {
-        return Check::note(ID.0, ID.1, "no limit that could be seen here");
+        return Check::note(ID.0, ID.1, "no limit is visible here");
     }
     let limits = groups.iter().filter_map(|group| Some((number(&group.limit)?, number(&group.used))));
     let left = limits
@@ -90,18 +90,18 @@ fn group(groups: &[Group]) -> Check {
         return Check::ok(ID.0, ID.1, found);
     }
     Check::warn(ID.0, ID.1, found)
-        .because("a node's memory counts as its group's, and a group with too much has its processes ended")
+        .because("a node's memory counts towards its group's, and the system kills processes of a group over its limit")
         .remedy(format!(
             "farside up --memory {}MiB, or raise the container's memory limit",
             half_in_mib(left)
         ))
 }
 
-/// Huge pages that are reserved; `are_made` tells whether the system makes some without.
+/// Checks the reserved huge pages. `are_made`: whether the system forms huge pages without a reservation.
 fn huge(reserved: Option<&str>, free: Option<&str>, are_made: Option<bool>) -> Check {
     const ID: (&str, &str) = ("memory.huge_pages", "huge pages");
     const NEEDED: u64 = GIB / HUGE;
-    const WHY: &str = "with them random reads are 1.3 to 2 times as fast";
+    const WHY: &str = "huge pages make random reads 1.3 to 2 times as fast";
     let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<u64>().ok());
     let (Some(reserved), Some(free)) = (number(reserved), number(free)) else {
         return Check::unknown(ID.0, ID.1);
@@ -122,20 +122,21 @@ fn huge(reserved: Option<&str>, free: Option<&str>, are_made: Option<bool>) -> C
     }
 }
 
-/// Whether this setting gives huge pages to memory that advises them, as a node's does, also before Linux 6.1.
+/// Whether this setting gives huge pages to memory that asks for them with `madvise`, as a node does. It does so before
+/// Linux 6.1 too.
 fn gives_pages(shmem_enabled: Option<&str>) -> bool {
     let chosen =
         shmem_enabled.and_then(|text| text.split_once('[')?.1.split_once(']')).map(|(chosen, _)| chosen);
     matches!(chosen, Some("always" | "within_size" | "advise" | "force"))
 }
 
-/// Huge pages that nobody has reserved, where the system makes some.
+/// Checks whether the system forms huge pages without a reservation.
 fn transparent(are_made: Option<bool>) -> Check {
     const ID: (&str, &str) = ("memory.transparent_huge_pages", "shared huge pages");
     match are_made {
-        Some(true) => Check::ok(ID.0, ID.1, "the system makes some as a node's memory is filled"),
-        Some(false) => Check::note(ID.0, ID.1, "the system makes none of a node's memory")
-            .because("Linux does so when asked from 6.1 on, and before that where a setting allows it")
+        Some(true) => Check::ok(ID.0, ID.1, "the system forms them as a node's memory is filled"),
+        Some(false) => Check::note(ID.0, ID.1, "the system forms none for a node's memory")
+            .because("Linux 6.1 and later form them on request, earlier versions only if a setting allows it")
             .remedy("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         None => Check::unknown(ID.0, ID.1),
     }
@@ -146,7 +147,7 @@ fn noexec(memfd_noexec: Option<&str>) -> Check {
     match memfd_noexec.map(str::trim) {
         None | Some("0" | "1") => Check::ok(ID.0, ID.1, "no setting of the system forbids it"),
         Some("2") => Check::fail(ID.0, ID.1, "vm.memfd_noexec is 2")
-            .because("the system then refuses the memory that a node lends")
+            .because("so the system refuses to create the memory that a node lends")
             .remedy(
                 "sysctl -w vm.memfd_noexec=1, or keep the memory in a file: farside serve --memory-file PATH",
             ),
@@ -154,7 +155,7 @@ fn noexec(memfd_noexec: Option<&str>) -> Check {
     }
 }
 
-/// What any text leads to.
+/// Runs the checks on arbitrary text.
 #[cfg(test)]
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let any = Some(text);
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_enough_where_up_can_lend_what_it_does() {
+    fn memory_suffices_if_up_can_lend_its_default() {
         let available_of = |text: &str| available(Some(text));
         let of = |bytes: u64, swap: &str| {
             available_of(&format!("MemTotal: 9 kB\nMemAvailable:    {} kB\n{swap}", bytes >> 10))
@@ -187,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn of_all_groups_the_one_with_the_least_left_counts() {
+    fn the_group_with_the_least_memory_left_counts() {
         let of = |limit: &str, used: &str| Group { limit: Some(limit.into()), used: Some(used.into()) };
-        is(&group(&[]), Note, "no limit that could be seen", "");
-        is(&group(&[Group::default(), Group::default()]), Note, "no limit that could be seen", "");
+        is(&group(&[]), Note, "no limit is visible", "");
+        is(&group(&[Group::default(), Group::default()]), Note, "no limit is visible", "");
         is(&group(&[of("max\n", "5\n"), Group::default()]), Ok, "no limit", "");
         is(&group(&[of("9223372036854771712\n", "5\n")]), Ok, "no limit", "");
         is(
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_asked_for_beside_those_in_use() {
+    fn the_remedy_adds_huge_pages_to_those_in_use() {
         is(&huge(Some("0\n"), Some("0\n"), Some(false)), Note, "none of 2 MiB", "vm.nr_hugepages=512 ");
         is(
             &huge(Some("600"), Some("512"), Some(false)),
@@ -225,20 +226,20 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_the_system_makes_need_not_be_reserved() {
+    fn huge_pages_that_the_system_forms_need_no_reservation() {
         is(&huge(Some("0"), Some("0"), Some(true)), Ok, "none of 2 MiB are reserved, and none need be", "");
-        is(&transparent(Some(true)), Ok, "makes some", "");
+        is(&transparent(Some(true)), Ok, "forms them", "");
         assert!(gives_pages(Some("always within_size [advise] never deny force\n")));
         for none in [Some("always within_size advise [never] deny force\n"), Some("[deny]"), Some("]["), None]
         {
             assert!(!gives_pages(none), "{none:?}");
         }
-        is(&transparent(Some(false)), Note, "makes none", "echo advise");
+        is(&transparent(Some(false)), Note, "forms none", "echo advise");
         is(&transparent(None), Note, "not known here", "");
     }
 
     #[test]
-    fn a_system_that_forbids_anonymous_memory_is_told_of() {
+    fn a_system_that_forbids_anonymous_memory_fails() {
         is(&noexec(None), Ok, "no setting", "");
         is(&noexec(Some("1\n")), Ok, "no setting", "");
         is(&noexec(Some("2\n")), Fail, "is 2", "vm.memfd_noexec=1");

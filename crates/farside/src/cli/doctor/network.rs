@@ -1,6 +1,6 @@
-//! What datagrams may count on, and who holds the ports that are ours by custom.
+//! Network: UDP buffers and segmentation, and the processes at Farside's default ports.
 //!
-//! Invariant: no port is bound to learn whether it is free; the system's tables tell.
+//! Invariant: ports are looked up in the system's tables, and never bound.
 
 use super::check::Check;
 use super::system::{Capability, has};
@@ -46,21 +46,21 @@ fn inbound(rmem_max: Option<&str>, may_exceed: bool) -> Check {
         return Check::ok(ID.0, ID.1, found);
     }
     if may_exceed {
-        return Check::ok(ID.0, ID.1, format!("{found}, which CAP_NET_ADMIN may exceed"));
+        return Check::ok(ID.0, ID.1, format!("{found}, which this process may exceed by CAP_NET_ADMIN"));
     }
     Check::note(ID.0, ID.1, found)
-        .because("what comes in bursts is lost beyond that, and asked for again")
+        .because("bursts that exceed it are dropped and must be sent again")
         .remedy(format!("sysctl -w net.core.rmem_max={wanted}"))
 }
 
 fn segmentation(found: Result<(usize, usize), String>) -> Check {
     const ID: (&str, &str) = ("net.udp_segmentation", "UDP segmentation");
-    const WHY: &str = "between hosts each datagram takes calls of its own, and with them CPU";
+    const WHY: &str = "each datagram between hosts takes a system call of its own, which costs CPU";
     match found {
         Ok((send @ 2.., receive @ 2..)) => Check::ok(
             ID.0,
             ID.1,
-            format!("up to {send} datagrams leave (GSO) and {receive} arrive (GRO) by one call"),
+            format!("one call sends up to {send} datagrams (GSO) and receives up to {receive} (GRO)"),
         ),
         Ok((send, receive)) => {
             let lacks: Vec<&str> = [("GSO", send), ("GRO", receive)]
@@ -70,11 +70,11 @@ fn segmentation(found: Result<(usize, usize), String>) -> Check {
                 .collect();
             Check::note(ID.0, ID.1, format!("no {}", lacks.join(", no "))).because(WHY)
         }
-        Err(reason) => Check::warn(ID.0, ID.1, reason).because("udp:// takes such sockets"),
+        Err(reason) => Check::warn(ID.0, ID.1, reason).because("udp:// needs such sockets"),
     }
 }
 
-/// A port that is ours by custom, or will be.
+/// A default port of Farside.
 struct Port {
     id: &'static str,
     what: &'static str,
@@ -89,22 +89,23 @@ const PORTS: [Port; 2] = [
         what: "port 7460, data",
         number: DATA_PORT,
         has_udp: true,
-        remedy: "serve at another: farside serve --listen tcp://127.0.0.1:7461",
+        remedy: "serve at another port: farside serve --listen tcp://127.0.0.1:7461",
     },
     Port {
         id: "port.admin",
         what: "port 7400, admin",
         number: 7400,
         has_udp: false,
-        remedy: "serve at another: farside serve --admin 127.0.0.1:7401",
+        remedy: "serve at another port: farside serve --admin 127.0.0.1:7401",
     },
 ];
 
-/// As the system's tables have a socket of TCP that listens, and one of UDP that is bound.
+/// State of a listening TCP socket in the system's tables.
 const LISTENS: &str = "0A";
+/// State of a bound UDP socket in the system's tables.
 const BOUND: &str = "07";
 
-/// The numbers of the sockets at a port, in that state, in a table such as `/proc/net/tcp`.
+/// Returns the inodes of the sockets at a port that are in `state`. `table` is a file such as `/proc/net/tcp`.
 fn sockets(table: &str, port: u16, state: &str) -> Vec<u64> {
     const STATE: usize = 3;
     const SOCKET: usize = 9;
@@ -118,16 +119,17 @@ fn sockets(table: &str, port: u16, state: &str) -> Vec<u64> {
     lines.collect()
 }
 
-/// Who has a socket.
+/// Owner of a socket.
 #[derive(Clone, Debug, PartialEq)]
 enum Holder {
     Nobody,
-    /// Somebody whom this process may not look at.
+    /// A process whose descriptors this process may not read.
     Unseen,
+    /// Pid and name of a process.
     Process(u32, String),
 }
 
-/// Looks through the descriptors of those processes that this one may look at.
+/// Finds the owner of a socket in the descriptors of all processes that this process may inspect.
 fn holder(sockets: &[u64]) -> Holder {
     if sockets.is_empty() {
         return Holder::Nobody;
@@ -148,8 +150,8 @@ fn judged(port: &Port, holder: Option<Holder>) -> Check {
     let (found, is_ours) = match holder {
         None => return Check::unknown(port.id, port.what),
         Some(Holder::Nobody) => return Check::ok(port.id, port.what, "free"),
-        Some(Holder::Unseen) => ("held by a process that this user may not look at".into(), false),
-        Some(Holder::Process(pid, name)) => (format!("held by {name}, pid {pid}"), name == "farside"),
+        Some(Holder::Unseen) => ("in use by a process that this user may not inspect".into(), false),
+        Some(Holder::Process(pid, name)) => (format!("in use by {name}, pid {pid}"), name == "farside"),
     };
     match is_ours {
         true => Check::ok(port.id, port.what, found),
@@ -157,7 +159,7 @@ fn judged(port: &Port, holder: Option<Holder>) -> Check {
     }
 }
 
-/// What any text leads to.
+/// Runs the checks on arbitrary text.
 #[cfg(test)]
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let found = sockets(text, DATA_PORT, LISTENS);
@@ -173,7 +175,7 @@ mod tests {
     const NOTHING: [u64; 0] = [];
 
     #[test]
-    fn buffers_are_held_to_what_an_endpoint_asks_for() {
+    fn udp_buffers_are_compared_with_what_an_endpoint_requests() {
         is(&inbound(Some("4194304\n"), false), Ok, "4.0 MiB", "");
         is(&inbound(Some("212992\n"), false), Note, "208.0 KiB", "sysctl -w net.core.rmem_max=4194304");
         is(&inbound(Some("212992\n"), true), Ok, "may exceed", "");
@@ -183,8 +185,8 @@ mod tests {
     }
 
     #[test]
-    fn what_segmentation_lacks_is_named() {
-        is(&segmentation(Result::Ok((64, 64))), Ok, "64 datagrams leave", "");
+    fn missing_segmentation_is_named() {
+        is(&segmentation(Result::Ok((64, 64))), Ok, "sends up to 64 datagrams", "");
         is(&segmentation(Result::Ok((1, 64))), Note, "no GSO", "");
         is(&segmentation(Result::Ok((64, 1))), Note, "no GRO", "");
         is(&segmentation(Result::Ok((1, 0))), Note, "no GSO, no GRO", "");
@@ -201,7 +203,7 @@ mod tests {
 ";
 
     #[test]
-    fn a_port_is_held_by_who_listens_there_and_not_by_who_talks() {
+    fn only_a_listening_socket_holds_a_port() {
         assert_eq!(sockets(TCP, 7460, LISTENS), [41001, 41005]);
         assert_eq!(sockets(TCP, 6379, LISTENS), [41004]);
         assert_eq!(sockets(TCP, 7400, LISTENS), NOTHING);
@@ -214,19 +216,19 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_port_is_told_and_nodes_may() {
+    fn a_port_in_use_is_fine_if_a_node_holds_it() {
         let [data, admin] = [&PORTS[0], &PORTS[1]];
         let process = |name: &str| Some(Holder::Process(7, name.into()));
         is(&judged(data, Some(Holder::Nobody)), Ok, "free", "");
-        is(&judged(data, process("farside")), Ok, "held by farside, pid 7", "");
-        is(&judged(data, process("nginx")), Note, "held by nginx, pid 7", "--listen tcp://127.0.0.1:7461");
-        is(&judged(data, Some(Holder::Unseen)), Note, "may not look at", "7461");
-        is(&judged(admin, process("nginx")), Note, "held by nginx, pid 7", "--admin 127.0.0.1:7401");
+        is(&judged(data, process("farside")), Ok, "in use by farside, pid 7", "");
+        is(&judged(data, process("nginx")), Note, "in use by nginx, pid 7", "--listen tcp://127.0.0.1:7461");
+        is(&judged(data, Some(Holder::Unseen)), Note, "may not inspect", "7461");
+        is(&judged(admin, process("nginx")), Note, "in use by nginx, pid 7", "--admin 127.0.0.1:7401");
         is(&judged(data, None), Note, "not known here", "");
     }
 
     #[test]
-    fn a_port_of_this_very_process_is_found() {
+    fn a_port_of_this_process_is_found() {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = socket.local_addr().expect("bound").port();
         let Some(table) = super::super::text("/proc/net/tcp") else { return };

@@ -1,6 +1,6 @@
-//! The cores: how many, how much of them, and what they can do.
+//! The CPU: its features, cores, quota, frequency, clock and performance counters.
 //!
-//! Invariant: what the system has not told is not guessed.
+//! Invariant: information that the system does not provide is not guessed.
 
 use super::check::Check;
 use super::system::{Capability, has};
@@ -37,7 +37,7 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-/// `QUOTA PERIOD` of a control group, of either version.
+/// Returns `QUOTA PERIOD` of a control group of either version.
 fn quota_of(folder: &str) -> Option<String> {
     super::text(&format!("{folder}/cpu.max")).or_else(|| {
         let quota = super::text(&format!("{folder}/cpu.cfs_quota_us"))?;
@@ -46,7 +46,7 @@ fn quota_of(folder: &str) -> Option<String> {
     })
 }
 
-/// How the cores choose their frequencies, and what carries it out.
+/// Returns the frequency governors of the cores, and the first frequency driver.
 fn governors() -> (Vec<String>, Option<String>) {
     let folder = "/sys/devices/system/cpu/cpufreq";
     let policies = super::names(folder).unwrap_or_default();
@@ -66,14 +66,14 @@ fn features(architecture: &str, avx: bool, cmpxchg16b: bool) -> Check {
         ("x86_64", true, true) => Check::ok(ID.0, ID.1, "x86-64 with AVX and cmpxchg16b"),
         ("x86_64", has_avx, _) => {
             Check::fail(ID.0, ID.1, format!("x86-64 without {}", if has_avx { "cmpxchg16b" } else { "AVX" }))
-                .because("16 bytes cannot be read, or swapped, whole")
-                .remedy("use a machine that has both, or have the virtual machine show its host's CPU")
+                .because("16 bytes cannot be read or swapped atomically")
+                .remedy("use a machine that has both, or let the virtual machine use its host's CPU model")
         }
         (other, ..) => Check::note(ID.0, ID.1, other).because("only x86-64 is tested"),
     }
 }
 
-/// How many there are in a list such as `0-3,8`.
+/// Counts the numbers in a list such as `0-3,8`.
 fn count(list: &str) -> Option<u64> {
     let ranges = list.trim().split(',').map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -94,7 +94,7 @@ fn cores(status: Option<&str>, online: Option<&str>) -> Check {
     };
     match allowed {
         1 => Check::note(ID.0, ID.1, found)
-            .because("an engine and its clients take turns on it, and each turn takes a wake-up"),
+            .because("an engine and its clients alternate on it, and each switch costs a wake-up"),
         _ => Check::ok(ID.0, ID.1, found),
     }
 }
@@ -102,7 +102,7 @@ fn cores(status: Option<&str>, online: Option<&str>) -> Check {
 fn quota(quotas: &[String]) -> Check {
     const ID: (&str, &str) = ("cpu.quota", "share of cores");
     if quotas.is_empty() {
-        return Check::note(ID.0, ID.1, "no quota that could be seen here");
+        return Check::note(ID.0, ID.1, "no quota is visible here");
     }
     let share = |text: &String| {
         let mut numbers = text.split_whitespace().map(|number| number.parse::<f64>().ok());
@@ -110,14 +110,14 @@ fn quota(quotas: &[String]) -> Check {
         (share > 0.0 && share.is_finite()).then_some(share)
     };
     let Some(share) = quotas.iter().filter_map(share).min_by(f64::total_cmp) else {
-        return Check::ok(ID.0, ID.1, "all of each");
+        return Check::ok(ID.0, ID.1, "no quota");
     };
-    let found = format!("{share:.2} cores by its control group");
+    let found = format!("{share:.2} cores, by its control group");
     match share {
         ..1.0 => Check::warn(ID.0, ID.1, found)
-            .because("whoever waits looks for the answer for a while, and with the share spent all threads stand still")
+            .because("clients poll for responses, and when the quota is spent, all threads stop")
             .remedy("give the container two cores or more"),
-        ..2.0 => Check::note(ID.0, ID.1, found).because("an engine and a client that are both busy want one each"),
+        ..2.0 => Check::note(ID.0, ID.1, found).because("a busy engine and a busy client need a core each"),
         _ => Check::ok(ID.0, ID.1, found),
     }
 }
@@ -127,7 +127,7 @@ fn threads(active: Option<&str>) -> Check {
     match active.map(str::trim) {
         Some("0") => Check::ok(ID.0, ID.1, "one"),
         Some("1") => Check::note(ID.0, ID.1, "several (SMT is on)")
-            .because("they share the core, so what is measured depends on the neighbour"),
+            .because("they share the core, so measurements depend on the other thread's load"),
         _ => Check::unknown(ID.0, ID.1),
     }
 }
@@ -146,7 +146,7 @@ fn governor(governors: &[String], driver: Option<&str>) -> Check {
             Check::warn(ID.0, ID.1, found).because("the cores stay at their lowest frequency").remedy(remedy)
         }
         false => Check::note(ID.0, ID.1, found)
-            .because("after a pause the first operations run at a lower frequency")
+            .because("the first operations after a pause run at a lower frequency")
             .remedy(remedy),
     }
 }
@@ -156,7 +156,7 @@ fn clock_source(current: Option<&str>, available: Option<&str>) -> Check {
     let Some(current) = current.map(str::trim).filter(|name| !name.is_empty()) else {
         return Check::unknown(ID.0, ID.1);
     };
-    // Those that a process reads without a call of the system.
+    // Clock sources that a process reads without a system call.
     let is_fast = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"].contains(&current);
     if is_fast {
         return Check::ok(ID.0, ID.1, current);
@@ -164,10 +164,10 @@ fn clock_source(current: Option<&str>, available: Option<&str>) -> Check {
     let has_tsc = available.is_some_and(|names| names.split_whitespace().any(|name| name == "tsc"));
     let remedy = match has_tsc {
         true => "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource",
-        false => "dmesg | grep -i -e tsc -e clocksource   (it says why there is no tsc)",
+        false => "dmesg | grep -i -e tsc -e clocksource   (shows why there is no tsc)",
     };
     Check::warn(ID.0, ID.1, current)
-        .because("each look at the clock may be a call of the system, and operations look at it")
+        .because("reading the clock may take a system call, and operations read it")
         .remedy(remedy)
 }
 
@@ -182,7 +182,7 @@ fn counters(paranoid: Option<&str>, sources: Option<&[String]>, may: bool) -> Ch
         names.contains(&name.as_str()) || name.starts_with("armv8")
     });
     if !has_cores {
-        return Check::note(ID.0, ID.1, format!("the CPU shows none; perf_event_paranoid is {level}"))
+        return Check::note(ID.0, ID.1, format!("the CPU provides none; perf_event_paranoid is {level}"))
             .because("'perf stat' counts no cycles and no cache misses, as in most virtual machines");
     }
     if level > 2 && !may {
@@ -190,10 +190,10 @@ fn counters(paranoid: Option<&str>, sources: Option<&[String]>, may: bool) -> Ch
             .because("'perf' counts nothing for this user")
             .remedy("sysctl -w kernel.perf_event_paranoid=2");
     }
-    Check::ok(ID.0, ID.1, format!("the CPU shows them; perf_event_paranoid is {level}"))
+    Check::ok(ID.0, ID.1, format!("the CPU provides them; perf_event_paranoid is {level}"))
 }
 
-/// What any text leads to.
+/// Runs the checks on arbitrary text.
 #[cfg(test)]
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let (any, lines) = (Some(text), text.lines().map(str::to_owned).collect::<Vec<_>>());
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_cannot_move_16_bytes_whole_fails() {
+    fn a_cpu_without_16_byte_atomics_fails() {
         is(&features("x86_64", true, true), Ok, "AVX and cmpxchg16b", "");
         is(&features("x86_64", false, true), Fail, "without AVX", "host's CPU");
         is(&features("x86_64", true, false), Fail, "without cmpxchg16b", "host's CPU");
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_those_that_this_process_may_use() {
+    fn only_cores_that_this_process_may_use_count() {
         let of = |list: &str, online: Option<&str>| {
             cores(Some(&format!("Name:\tx\nCpus_allowed_list:\t{list}\n")), online)
         };
@@ -253,20 +253,20 @@ mod tests {
     }
 
     #[test]
-    fn of_all_groups_the_one_with_the_least_share_counts() {
-        is(&quota_in(&[]), Note, "no quota that could be seen", "");
-        is(&quota_in(&["max 100000\n"]), Ok, "all of each", "");
+    fn the_group_with_the_smallest_quota_counts() {
+        is(&quota_in(&[]), Note, "no quota is visible", "");
+        is(&quota_in(&["max 100000\n"]), Ok, "no quota", "");
         is(&quota_in(&["400000 100000\n"]), Ok, "4.00 cores", "");
         is(&quota_in(&["400000 100000\n", "max 100000", "150000 100000"]), Note, "1.50 cores", "");
         is(&quota_in(&["50000 100000"]), Warn, "0.50 cores", "two cores or more");
         is(&quota_in(&["100000 100000"]), Note, "1.00 cores", "");
         for odd in ["", "5", "x y", "5 0", "-5 100000", "0 100000", "NaN 1", "inf 1"] {
-            is(&quota_in(&[odd]), Ok, "all of each", "");
+            is(&quota_in(&[odd]), Ok, "no quota", "");
         }
     }
 
     #[test]
-    fn threads_that_share_a_core_are_told_of() {
+    fn smt_is_reported() {
         is(&threads(Some("0\n")), Ok, "one", "");
         is(&threads(Some("1\n")), Note, "SMT is on", "");
         is(&threads(Some("2")), Note, "not known here", "");
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn powersave_is_the_lowest_frequency_but_under_drivers_that_choose_it_themselves() {
+    fn powersave_is_slow_unless_the_driver_chooses_the_frequency() {
         let of = |names: &[&str], driver| {
             governor(&names.iter().map(|&name| name.into()).collect::<Vec<String>>(), driver)
         };
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_takes_a_call_of_the_system_is_warned_of() {
+    fn a_clock_that_needs_a_system_call_is_a_warning() {
         for fast in ["tsc\n", "kvm-clock\n", "arch_sys_counter"] {
             is(&clock_source(Some(fast), None), Ok, fast.trim(), "");
         }
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_take_a_cpu_that_shows_them_and_leave_to_read_them() {
+    fn counters_need_a_cpu_that_provides_them_and_permission() {
         let sources = |names: &[&str]| names.iter().map(|&name| name.into()).collect::<Vec<String>>();
         let of = |level: &str, names: &[&str], may| counters(Some(level), Some(&sources(names)), may);
         let cpu = &["breakpoint", "cpu", "software"];
@@ -310,9 +310,9 @@ mod tests {
         is(&of("-1\n", cpu, false), Ok, "paranoid is -1", "");
         is(&of("4\n", cpu, false), Note, "paranoid is 4", "perf_event_paranoid=2");
         is(&of("4\n", cpu, true), Ok, "paranoid is 4", "");
-        is(&of("2\n", &["cpu_atom", "cpu_core"], false), Ok, "shows them", "");
-        is(&of("2\n", &["armv8_pmuv3_0"], false), Ok, "shows them", "");
-        is(&of("4\n", &["software", "cpum_cf"], false), Note, "the CPU shows none", "");
+        is(&of("2\n", &["cpu_atom", "cpu_core"], false), Ok, "provides them", "");
+        is(&of("2\n", &["armv8_pmuv3_0"], false), Ok, "provides them", "");
+        is(&of("4\n", &["software", "cpum_cf"], false), Note, "the CPU provides none", "");
         is(&of("high", cpu, true), Note, "not known here", "");
         is(&counters(None, Some(&sources(cpu)), true), Note, "not known here", "");
         is(&counters(Some("2"), None, true), Note, "not known here", "");

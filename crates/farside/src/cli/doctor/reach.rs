@@ -1,6 +1,6 @@
-//! Why a node can be reached, or at which step it cannot.
+//! Checks whether a node can be reached, and finds the step that fails.
 //!
-//! Invariant: nothing at the node is changed: it is asked about itself, and for a key.
+//! Invariant: nothing at the node is changed. The checks request its information and read a key.
 
 use super::check::Check;
 use super::fabrics::{measure, told};
@@ -22,10 +22,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Goes there step by step, handing out what each has found; ends after the first that fails.
+/// Runs the steps in order, and passes the result of each to `tell`. Ends after the first step that fails.
 ///
 /// # Errors
-/// What was found could not be handed out.
+/// Those of `tell`.
 pub(super) fn checks<E>(
     settings: Result<Settings, String>,
     mut tell: impl FnMut(Check) -> Result<(), E>,
@@ -90,13 +90,14 @@ pub(super) fn checks<E>(
     tell(round_trip(&store, measure(&pool, &store, None)))
 }
 
-/// How one gets to a node.
+/// Kind of address in a node's URL.
 #[derive(Debug, PartialEq)]
 enum Way<'a> {
-    /// It would be in this process, or nowhere.
+    /// An address that no other process can serve: `local:`, or an invalid URL.
     Here,
+    /// A socket of this host.
     Socket(&'a Path),
-    /// By that scheme.
+    /// A host and a port, with this scheme.
     Host(&'a str),
 }
 
@@ -118,11 +119,11 @@ fn known(url: &str, options: &Options) -> Check {
     Check::ok("reach.settings", "settings", format!("{url} with {token}{trust}"))
 }
 
-/// What is neither a socket nor a host.
+/// Explains why a URL is neither a socket nor a host.
 fn here(url: &str) -> Check {
     let found = match url.split_once(':') {
         Some(("local", _)) => {
-            "a node at local: is in the process that asks, and there is none to reach".into()
+            "a node at local: runs in the client's own process, so there is no other to reach".into()
         }
         Some(("shm" | "ring", _)) | None => format!("'{url}' names no socket"),
         _ => format!("'{url}' names no fabric of this release"),
@@ -131,31 +132,31 @@ fn here(url: &str) -> Check {
         .remedy("name shm:PATH, ring:PATH, udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT")
 }
 
-/// Whether what is found at a url's path is a socket, and whose.
+/// Checks the file at a URL's path. `found`: whether it is a socket, and the id of its user. `me`: this user's id.
 fn socket(url: &str, path: &Path, found: Result<(bool, u32), ErrorKind>, me: u32) -> Check {
     const ID: (&str, &str) = ("reach.socket", "socket");
     let place = path.display();
     match found {
         Ok((true, user)) if user == me => Check::ok(ID.0, ID.1, format!("{place}, of this user")),
-        // Rings are for processes of other users, too; shm's refusal says so itself.
+        // Not a failure: ring: serves other users too, and if shm: refuses this user, the connection reports it.
         Ok((true, user)) => Check::note(ID.0, ID.1, format!("{place}, of user {user}")),
-        Ok((false, _)) => Check::fail(ID.0, ID.1, format!("{place} is no socket"))
+        Ok((false, _)) => Check::fail(ID.0, ID.1, format!("{place} is not a socket"))
             .remedy("name the socket of a node: --pool shm:PATH"),
-        Err(ErrorKind::PermissionDenied) => Check::fail(ID.0, ID.1, format!("{place} cannot be looked at"))
+        Err(ErrorKind::PermissionDenied) => Check::fail(ID.0, ID.1, format!("{place} cannot be accessed"))
             .remedy("run as the user that serves there"),
         Err(_) => {
             let starts_one = match url.starts_with("ring:") {
                 true => format!("farside serve --store default --listen {}", quoted(url)),
                 false => format!("farside up --socket {}", quoted(&place.to_string())),
             };
-            Check::fail(ID.0, ID.1, format!("there is no {place}")).remedy(starts_one)
+            Check::fail(ID.0, ID.1, format!("{place} does not exist")).remedy(starts_one)
         }
     }
 }
 
 fn resolved(found: &[SocketAddr], took: Duration) -> Check {
     let all: Vec<String> = found.iter().map(SocketAddr::to_string).collect();
-    let first = if all.len() > 1 { ", of which the first is taken" } else { "" };
+    let first = if all.len() > 1 { ", the first is used" } else { "" };
     let found = format!("{}{first}, in {}", all.join(", "), milliseconds(took));
     Check::ok("reach.resolve", "name", found)
 }
@@ -167,7 +168,7 @@ fn dial(address: SocketAddr) -> Result<Duration, ErrorKind> {
     TcpStream::connect_timeout(&address, DIAL_TIME_MAX).map(|_| since.elapsed()).map_err(|error| error.kind())
 }
 
-/// What came of connecting to each address of the host.
+/// Judges the results of connecting to each address of the host. Farside connects to the first.
 fn connected(url: &str, tried: &[(SocketAddr, Result<Duration, ErrorKind>)]) -> Check {
     const ID: (&str, &str) = ("reach.connect", "connection");
     let Some(&(first, outcome)) = tried.first() else {
@@ -185,27 +186,27 @@ fn connected(url: &str, tried: &[(SocketAddr, Result<Duration, ErrorKind>)]) -> 
             format!("farside serve --store default --listen {scheme}://{first}   (on that host)"),
         ),
         ErrorKind::TimedOut | ErrorKind::WouldBlock => (
-            format!("{first} says nothing within {} s", DIAL_TIME_MAX.as_secs()),
-            format!("look whether that host is up, and let TCP port {} through its firewall", first.port()),
+            format!("{first} did not respond within {} s", DIAL_TIME_MAX.as_secs()),
+            format!("check whether that host is up, and let TCP port {} through its firewall", first.port()),
         ),
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
-            (format!("there is no way to {first} ({error})"), format!("ip route get {}", first.ip()))
+            (format!("there is no route to {first} ({error})"), format!("ip route get {}", first.ip()))
         }
         error => (format!("{first}: {error}"), format!("ip route get {}", first.ip())),
     };
     let remedy = match other {
-        Some((other, _)) => format!("--pool {scheme}://{other}, where somebody listens"),
+        Some((other, _)) => format!("--pool {scheme}://{other}, where a process listens"),
         None => remedy,
     };
     Check::fail(ID.0, ID.1, found).remedy(remedy)
 }
 
 fn greeted(took: Duration, options: &Options) -> Check {
-    let shown = if options.token.is_some() { ", and the token is known" } else { "" };
+    let shown = if options.token.is_some() { ", and the token is valid" } else { "" };
     Check::ok("reach.hello", "greeting", format!("a session was opened in {}{shown}", milliseconds(took)))
 }
 
-/// At which step the greeting failed; the error's own text has the remedy.
+/// Finds the step at which the greeting failed. The remedy is in the error's own text.
 fn refused(error: &Error) -> Check {
     let said = error.to_string();
     let (id, what) = match error {
@@ -222,16 +223,16 @@ fn refused(error: &Error) -> Check {
     let check = Check::fail(id, what, said);
     match error {
         Error::Open(url, OpenError::Silent) if url.starts_with("udp:") => {
-            let port = url.rsplit(':').next().expect("a text has one piece at least");
-            check.because("nobody tells of datagrams that are dropped on the way").remedy(format!(
-                "let UDP port {port} through the firewalls on the way, or try tcp:// at the same host"
+            let port = url.rsplit(':').next().expect("a split text has at least one piece");
+            check.because("datagrams that a firewall drops are not reported").remedy(format!(
+                "let UDP port {port} through the firewalls on the path, or try tcp:// at the same host"
             ))
         }
         _ => check,
     }
 }
 
-/// What a node's own reason is about.
+/// Finds the step that a node's reason for a refusal belongs to, by its words.
 fn at_the_node(reason: &str) -> (&'static str, &'static str) {
     let is_about = |words: &[&str]| words.iter().any(|word| reason.contains(word));
     if is_about(&["of one release", "same release"]) {
@@ -250,12 +251,12 @@ fn release(info: &NodeInfo, ours: &str) -> Check {
     match info.version == ours {
         true => Check::ok(ID.0, ID.1, found),
         false => Check::note(ID.0, ID.1, format!("{found}; this is {ours}"))
-            .because("they understand each other, and may differ in what they can"),
+            .because("they are compatible, but their features may differ"),
     }
 }
 
-/// Whether a question comes through that fills several datagrams. Answers are as large only where data is; what the
-/// way back lets through is the node's to find.
+/// Checks whether a request arrives that fills several datagrams of the maximum size. The size on the way back is not
+/// checked: the node determines it itself.
 fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
     const FULL: usize = 3;
     const QUESTION_MAX: usize = 60 << 10;
@@ -265,7 +266,7 @@ fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
     };
     let asked = || {
         let mut question = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
-        question.resize((size * FULL).min(QUESTION_MAX), b' '); // JSON may end with any.
+        question.resize((size * FULL).min(QUESTION_MAX), b' '); // JSON may end with any number of blanks.
         let endpoint = pool.endpoint_here().map_err(|error| error.to_string())?;
         endpoint.set_patience(Ask::NodeInfo.patience());
         let mut answer = Vec::new();
@@ -277,12 +278,12 @@ fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
 
 fn judged_datagrams(size: usize, at: SocketAddr, outcome: Result<(), String>) -> Check {
     const ID: (&str, &str) = ("reach.datagrams", "datagrams");
-    /// Headers of ICMP and IPv4, to fill as large a packet by ping.
+    /// Size in bytes of the ICMP header, which ping adds to its payload.
     const PINGS_LESS: usize = 8;
     match outcome {
-        Ok(()) => Check::ok(ID.0, ID.1, format!("of {size} bytes get there")),
-        Err(reason) => Check::fail(ID.0, ID.1, format!("of {size} bytes do not get there: {reason}"))
-            .because("small ones do, so something on the way drops frames of that size")
+        Ok(()) => Check::ok(ID.0, ID.1, format!("of {size} bytes arrive")),
+        Err(reason) => Check::fail(ID.0, ID.1, format!("of {size} bytes do not arrive: {reason}"))
+            .because("small ones do, so a host on the path drops frames of that size")
             .remedy(format!(
                 "ping -M do -s {} {}   (shows it), then lower the interface's MTU, or use tcp://",
                 size.saturating_sub(PINGS_LESS),
@@ -295,11 +296,11 @@ fn round_trip(store: &str, gets: Result<super::fabrics::Gets, String>) -> Check 
     const ID: (&str, &str) = ("reach.round_trip", "round trip");
     match gets {
         Ok(gets) => {
-            let found = format!("{}, of a key that is most likely absent", told(gets));
+            let found = format!("{}, of a key that is probably absent", told(gets));
             Check { p50_us: Some(gets.p50_us), ..Check::ok(ID.0, ID.1, found) }
         }
         Err(reason) => Check::note(ID.0, ID.1, format!("store '{store}': {reason}"))
-            .because("the node is reached, and this store of it is not to be read"),
+            .because("the node can be reached, but this store cannot be read"),
     }
 }
 
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_which_way_to_go() {
+    fn urls_are_sorted_by_their_kind_of_address() {
         for (url, way) in [
             ("shm:/run/s", Way::Socket(Path::new("/run/s"))),
             ("ring:/run/s", Way::Socket(Path::new("/run/s"))),
@@ -333,7 +334,7 @@ mod tests {
         ] {
             assert_eq!(Way::of(url), way, "{url}");
         }
-        is(&here("local:1GiB"), Fail, "in the process that asks", "shm:PATH");
+        is(&here("local:1GiB"), Fail, "in the client's own process", "shm:PATH");
         is(&here("verbs://h"), Fail, "'verbs://h' names no fabric of this release", "shm:PATH");
         for nowhere in ["", "shm:", "ring:"] {
             is(&here(nowhere), Fail, &format!("'{nowhere}' names no socket"), "shm:PATH");
@@ -341,19 +342,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_a_socket_is_told_apart() {
+    fn the_file_at_a_sockets_path_is_judged_by_kind_and_user() {
         let of = |found| socket("shm:/run/s", Path::new("/run/s"), found, 7);
         is(&of(Result::Ok((true, 7))), Ok, "/run/s, of this user", "");
         is(&of(Result::Ok((true, 8))), Note, "of user 8", "");
-        is(&of(Result::Ok((false, 7))), Fail, "is no socket", "--pool shm:PATH");
-        is(&of(Err(ErrorKind::NotFound)), Fail, "there is no /run/s", "farside up --socket /run/s");
-        is(&of(Err(ErrorKind::PermissionDenied)), Fail, "cannot be looked at", "as the user");
+        is(&of(Result::Ok((false, 7))), Fail, "is not a socket", "--pool shm:PATH");
+        is(&of(Err(ErrorKind::NotFound)), Fail, "/run/s does not exist", "farside up --socket /run/s");
+        is(&of(Err(ErrorKind::PermissionDenied)), Fail, "cannot be accessed", "as the user");
         let ring = socket("ring:/run/s", Path::new("/run/s"), Err(ErrorKind::NotFound), 7);
-        is(&ring, Fail, "there is no /run/s", "--listen ring:/run/s");
+        is(&ring, Fail, "/run/s does not exist", "--listen ring:/run/s");
     }
 
     #[test]
-    fn a_connection_that_is_not_had_says_why_and_where_there_is_another() {
+    fn a_failed_connection_has_a_reason_and_names_an_address_that_works() {
         let (v6, v4) = (at("[::1]:7460"), at("127.0.0.1:7460"));
         let soon = Result::Ok(Duration::from_micros(1500));
         let of = |tried: &[_]| connected("tls://localhost", tried);
@@ -364,21 +365,21 @@ mod tests {
             "nobody listens at 127.0.0.1:7460",
             "serve --store default --listen tls://127.0.0.1:7460",
         );
-        // A host's name has two addresses, and the node serves at the other.
+        // A name with two addresses, where the node serves at the second.
         is(
             &of(&[(v6, Err(ErrorKind::ConnectionRefused)), (v4, soon)]),
             Fail,
             "nobody listens at [::1]:7460",
             "--pool tls://127.0.0.1:7460",
         );
-        is(&of(&[(v4, Err(ErrorKind::TimedOut))]), Fail, "says nothing within 3 s", "TCP port 7460");
-        is(&of(&[(v4, Err(ErrorKind::NetworkUnreachable))]), Fail, "no way to", "ip route get 127.0.0.1");
+        is(&of(&[(v4, Err(ErrorKind::TimedOut))]), Fail, "did not respond within 3 s", "TCP port 7460");
+        is(&of(&[(v4, Err(ErrorKind::NetworkUnreachable))]), Fail, "no route to", "ip route get 127.0.0.1");
         is(&of(&[(v4, Err(ErrorKind::PermissionDenied))]), Fail, "permission denied", "ip route get");
         assert_eq!(of(&[]).verdict, Fail);
     }
 
     #[test]
-    fn a_refusal_is_told_at_the_step_that_it_is_about() {
+    fn a_refusal_is_reported_at_the_step_it_belongs_to() {
         let open = |reason: &str| Error::Open("udp://h:7460".into(), OpenError::Refused(reason.into()));
         for (error, id) in [
             (open("it asks for a token, and none was shown"), "reach.token"),
@@ -402,12 +403,12 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_that_are_dropped_for_their_size_are_told_of_with_it() {
-        is(&judged_datagrams(1452, at("10.0.0.7:7460"), Result::Ok(())), Ok, "of 1452 bytes get there", "");
+    fn datagrams_dropped_for_their_size_are_reported_with_the_size() {
+        is(&judged_datagrams(1452, at("10.0.0.7:7460"), Result::Ok(())), Ok, "of 1452 bytes arrive", "");
         is(
             &judged_datagrams(1452, at("10.0.0.7:7460"), Err("no answer".into())),
             Fail,
-            "of 1452 bytes do not get there: no answer",
+            "of 1452 bytes do not arrive: no answer",
             "ping -M do -s 1444 10.0.0.7",
         );
     }

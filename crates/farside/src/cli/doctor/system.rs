@@ -1,6 +1,6 @@
-//! The kernel, what this process may do, and how much it may take.
+//! The kernel, and this process's privileges and limits.
 //!
-//! Invariant: nothing here asks for rights; it reads which there are.
+//! Invariant: these checks acquire no privileges; they only read which ones the process has.
 
 use super::check::Check;
 use crate::cli::human_bytes;
@@ -21,7 +21,7 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-/// Rights beyond a user's own that something here could use.
+/// Capabilities that Farside could use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Capability {
     NetAdmin,
@@ -40,19 +40,19 @@ impl Capability {
         Capability::Perfmon,
     ];
 
-    /// Its bit, and its name.
+    /// Returns the capability's bit, and its name with its use.
     fn described(self) -> (u32, &'static str) {
         match self {
             Capability::NetAdmin => (12, "CAP_NET_ADMIN (UDP buffers beyond the system's maximum)"),
             Capability::IpcLock => (14, "CAP_IPC_LOCK (for RDMA; not used yet)"),
-            Capability::SysPtrace => (19, "CAP_SYS_PTRACE (who holds which port)"),
+            Capability::SysPtrace => (19, "CAP_SYS_PTRACE (finding the process at a port)"),
             Capability::SysNice => (23, "CAP_SYS_NICE (not used)"),
             Capability::Perfmon => (38, "CAP_PERFMON (perf counters)"),
         }
     }
 }
 
-/// Whether the process with that `/proc/PID/status` has it in force.
+/// Whether a process has a capability in its effective set. `status` is the content of `/proc/PID/status`.
 pub(super) fn has(status: &str, capability: Capability) -> bool {
     effective(status).is_some_and(|all| all >> capability.described().0 & 1 == 1)
 }
@@ -74,11 +74,11 @@ fn kernel(release: Option<&str>, pidfd: Result<(), String>) -> Check {
     let named = release.unwrap_or("of unknown version");
     match (version, pidfd) {
         (Some(version), _) if version < NEEDED => Check::fail(ID.0, ID.1, format!("Linux {named}"))
-            .because("pidfds, by which a process's end is seen, came with 5.3")
+            .because("pidfds, which report the end of a process, came with 5.3")
             .remedy("boot Linux 5.3 or later"),
         (_, Err(reason)) => Check::fail(ID.0, ID.1, format!("Linux {named}; pidfd_open: {reason}"))
-            .because("a process's end is seen by it")
-            .remedy("allow pidfd_open, as in the container's seccomp profile"),
+            .because("nodes and clients need it to notice the end of a process")
+            .remedy("allow pidfd_open, for example in the container's seccomp profile"),
         (_, Ok(())) => Check::ok(ID.0, ID.1, format!("Linux {named}, with pidfds")),
     }
 }
@@ -97,15 +97,15 @@ fn privileges(status: Option<&str>) -> Check {
         .collect();
     match (user, held.as_slice()) {
         (0, _) if all != 0 => Check::note(ID.0, ID.1, "root")
-            .because("no command needs that, and root's nodes serve root alone over shm"),
+            .because("no command needs root, and a node of root serves only root over shm"),
         (_, []) => {
-            Check::ok(ID.0, ID.1, format!("user {user} without capabilities of use here; none is needed"))
+            Check::ok(ID.0, ID.1, format!("user {user} without relevant capabilities; none is needed"))
         }
         (_, held) => Check::ok(ID.0, ID.1, format!("user {user} with {}", held.join(", "))),
     }
 }
 
-/// Both values of a line of `/proc/PID/limits`; unlimited is the most that there can be.
+/// Returns the soft and the hard value of a line of `/proc/PID/limits`. `u64::MAX` stands for "unlimited".
 fn limit(limits: &str, name: &str) -> Option<(u64, u64)> {
     let rest = limits.lines().find_map(|line| line.strip_prefix(name))?;
     let mut values = rest.split_whitespace().map(|value| match value {
@@ -122,7 +122,7 @@ fn told(bytes: u64) -> String {
 fn files(limits: Option<&str>) -> Check {
     const ID: (&str, &str) = ("limit.files", "open files");
     const PLENTY: u64 = 4096;
-    // The most that is allowed is what this program takes.
+    // The hard limit counts, as `allow_descriptors` raises the soft limit to it.
     let Some((_, most)) = limits.and_then(|limits| limit(limits, "Max open files")) else {
         return Check::unknown(ID.0, ID.1);
     };
@@ -130,7 +130,7 @@ fn files(limits: Option<&str>) -> Check {
     match most {
         PLENTY.. => Check::ok(ID.0, ID.1, found),
         _ => Check::warn(ID.0, ID.1, found)
-            .because("each of a node's up to 1024 clients takes some")
+            .because("a node has up to 1024 clients, and each needs several")
             .remedy("LimitNOFILE=65536 in the unit, or a 'hard nofile' in /etc/security/limits.conf"),
     }
 }
@@ -146,12 +146,12 @@ fn locked(limits: Option<&str>) -> Check {
 
 fn largest_file(limits: Option<&str>) -> Check {
     const ID: (&str, &str) = ("limit.file_size", "size of files");
-    bounded(ID, limits, "Max file size", "memory that is shared counts as a file", "ulimit -f unlimited")
+    bounded(ID, limits, "Max file size", "shared memory counts as a file", "ulimit -f unlimited")
 }
 
 fn address_space(limits: Option<&str>) -> Check {
     const ID: (&str, &str) = ("limit.address_space", "address space");
-    bounded(ID, limits, "Max address space", "a node's memory is mapped whole", "ulimit -v unlimited")
+    bounded(ID, limits, "Max address space", "all of a node's memory is mapped", "ulimit -v unlimited")
 }
 
 fn bounded(
@@ -169,7 +169,7 @@ fn bounded(
     }
 }
 
-/// What any text leads to.
+/// Runs the checks on arbitrary text.
 #[cfg(test)]
 pub(super) fn of_any(text: &str) -> Vec<Check> {
     let any = Some(text);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn root_is_told_that_it_need_not_be() {
+    fn root_is_a_note() {
         let of =
             |user: &str, bits: &str| privileges(Some(&format!("Uid:\t1\t{user}\t1\t1\nCapEff:\t{bits}\n")));
         is(&of("1000", "0000000000000000"), Ok, "user 1000 without", "");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_by_name_and_judged_by_what_a_node_takes() {
+    fn limits_are_read_by_name_and_judged_by_a_nodes_needs() {
         let of = |name: &str, now: &str, most: &str| {
             let heading = "Limit                     Soft Limit           Hard Limit           Units";
             format!("{heading}\n{name:<26}{now:<21}{most:<21}units\n")

@@ -1,4 +1,4 @@
-//! `doctor`: it tries what there is, finds what is wrong, and leaves nothing behind.
+//! `doctor`: it tries every fabric, finds mistakes in the settings, and leaves nothing behind.
 
 use crate::support::{Node, Process, Ran, command, farside, run, serve, until};
 use rustix::process::Signal;
@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// `farside doctor ARGUMENTS` with these variables and a folder for what is temporary, which is empty again at the end.
+/// Runs `farside doctor ARGUMENTS` with these variables. Asserts that it leaves no file in its temporary folder.
 #[track_caller]
 fn doctor(arguments: &[&str], variables: &[(&str, &OsStr)]) -> Ran {
     let folder = tempfile::tempdir().expect("a folder");
@@ -20,7 +20,7 @@ fn doctor(arguments: &[&str], variables: &[(&str, &OsStr)]) -> Ran {
     ran
 }
 
-/// What it found, by id.
+/// Parses the JSON output: all checks, by id.
 #[track_caller]
 fn found(ran: &Ran) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
@@ -41,7 +41,7 @@ fn found(ran: &Ran) -> BTreeMap<String, Value> {
     found
 }
 
-/// The verdict on one check, after what was found and the remedy were seen to contain these.
+/// Returns the verdict of a check. Asserts that its finding and its remedy contain these texts.
 #[track_caller]
 fn verdict(found: &BTreeMap<String, Value>, id: &str, containing: &str, remedy: &str) -> String {
     let check = found.get(id).unwrap_or_else(|| panic!("no {id} in {found:?}"));
@@ -62,7 +62,7 @@ fn every_fabric_of_this_release_is_tried_and_works() {
         assert!(all[&id]["p50_us"].as_f64() > Some(0.0), "{}", all[&id]);
     }
     assert_eq!(verdict(&all, "fabric.verbs", "not in this release", ""), "note");
-    // Scripts go by these.
+    // Scripts depend on these ids.
     let ids = [
         "kernel",
         "privileges",
@@ -97,7 +97,7 @@ fn every_fabric_of_this_release_is_tried_and_works() {
     ];
     ids.iter().for_each(|id| assert!(all.contains_key(*id), "no {id}"));
     assert_eq!(all.len(), ids.len() + FABRICS.len() + 1, "{:?}", all.keys());
-    // People are told the same, in lines without colours, as nobody looks on.
+    // The text has the same checks, and no colours, as standard output is not a terminal.
     let told = doctor(&[], &[]).done();
     for check in all.values() {
         let what = check["what"].as_str().expect("text");
@@ -107,7 +107,7 @@ fn every_fabric_of_this_release_is_tried_and_works() {
         );
     }
     assert!(
-        told.text().contains("All that is in this release works here.") && !told.text().contains('\u{1b}')
+        told.text().contains("Everything in this release works here.") && !told.text().contains('\u{1b}')
     );
 }
 
@@ -119,7 +119,7 @@ fn one_fabric_is_tried_alone() {
         assert_eq!(all.keys().collect::<Vec<_>>(), [&format!("fabric.{fabric}")]);
     }
     let verbs = doctor(&["--fabric", "verbs", "--json"], &[]);
-    assert_eq!(verbs.code, Some(2), "what is not there does not work");
+    assert_eq!(verbs.code, Some(2), "an unsupported fabric counts as working");
     assert_eq!(verdict(&found(&verbs), "fabric.verbs", "not in this release", "use shm"), "fail");
     assert!(verbs.err.contains("it does not work here: fabric.verbs"), "{}", verbs.err);
     farside(["doctor", "--fabric", "frob"]).refused("local, shm, ring, udp, tcp, tls, verbs");
@@ -127,7 +127,7 @@ fn one_fabric_is_tried_alone() {
 }
 
 #[test]
-fn a_fabric_that_does_not_work_says_why() {
+fn a_failing_fabric_has_a_reason() {
     let mut nowhere = command();
     nowhere.args(["doctor", "--json"]).env("TMPDIR", "/nowhere");
     let ran = run(nowhere, b"");
@@ -137,10 +137,10 @@ fn a_fabric_that_does_not_work_says_why() {
     assert_eq!(verdict(&all, "fabric.local", "a get takes", ""), "ok");
     for fabric in &FABRICS[1..] {
         let said =
-            verdict(&all, &format!("fabric.{fabric}"), "name another place by TMPDIR", "shows it again");
+            verdict(&all, &format!("fabric.{fabric}"), "name another place with TMPDIR", "shows it again");
         assert_eq!(said, "fail");
     }
-    // A limit on files, which memory that is shared counts as.
+    // A limit on the size of files, which applies to shared memory too.
     let limited = |fabric: &str| {
         let mut command = std::process::Command::new("/bin/sh");
         let script = "ulimit -f 1000; exec \"$0\" doctor --json --fabric \"$1\"";
@@ -155,7 +155,7 @@ fn a_fabric_that_does_not_work_says_why() {
 }
 
 #[test]
-fn what_is_set_up_wrongly_is_found() {
+fn mistakes_in_the_settings_are_found() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("bad.toml"), "store = 's'\npol = 'x'\n").expect("a file");
@@ -173,14 +173,14 @@ fn what_is_set_up_wrongly_is_found() {
     let all = found(&ran);
     assert_eq!(verdict(&all, "settings.token", "'chmod 600' it", ""), "fail");
     assert_eq!(verdict(&all, "settings.tls_ca", "/nowhere/ca", ""), "fail");
-    assert!(!ran.text().contains("secret\\n"), "no byte of it is told");
+    assert!(!ran.text().contains("secret\\n"), "the token is printed");
 
     let ran = doctor(&["--json"], &[("FARSIDE_POOOL", OsStr::new("x"))]).done();
     assert_eq!(verdict(&found(&ran), "settings.variables", "FARSIDE_POOOL", "unset FARSIDE_POOOL"), "warn");
 }
 
 #[test]
-fn whoever_is_at_the_usual_socket_is_found() {
+fn the_state_of_the_default_socket_is_found() {
     let folder = tempfile::tempdir().expect("a folder");
     let ours = folder.path().join("farside");
     let socket = ours.join("default.sock");
@@ -190,14 +190,14 @@ fn whoever_is_at_the_usual_socket_is_found() {
     };
     let is = |containing: &str, remedy: &str| verdict(&looked(), "socket.default", containing, remedy);
     assert_eq!(is("none at", ""), "ok");
-    assert_eq!(verdict(&looked(), "socket.folder", "not there", ""), "ok");
+    assert_eq!(verdict(&looked(), "socket.folder", "missing", ""), "ok");
     std::fs::create_dir(&ours).expect("a folder");
     for (mode, expected) in [(0o750, "warn"), (0o700, "ok")] {
         std::fs::set_permissions(&ours, std::fs::Permissions::from_mode(mode)).expect("ours");
         assert_eq!(verdict(&looked(), "socket.folder", &format!("{mode:03o}"), ""), expected);
     }
     std::fs::write(&socket, "").expect("a file");
-    assert_eq!(is("it is no socket", "--socket PATH"), "warn");
+    assert_eq!(is("it is not a socket", "--socket PATH"), "warn");
     std::fs::remove_file(&socket).expect("ours");
     let mut node = serve(&socket, &["--memory", "8MiB"], folder.path().join("log"));
     node.line();
@@ -208,10 +208,10 @@ fn whoever_is_at_the_usual_socket_is_found() {
     node.signal(Signal::CONT);
     node.kill();
     assert_eq!(is("was left by a node that died", ""), "note");
-    assert!(socket.exists(), "it is told of, and left for the next node");
+    assert!(socket.exists(), "the stale socket is removed");
 }
 
-/// Stops a process, and waits until none of its threads runs: the signal alone lets some of them go on for a moment.
+/// Stops a process, and waits until none of its threads runs: after the signal, some may run for a moment.
 #[track_caller]
 fn stop(process: &Process) {
     process.signal(Signal::STOP);
@@ -222,21 +222,22 @@ fn stop(process: &Process) {
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
     };
     until("every thread is stopped", || {
-        std::fs::read_dir(&folder).expect("it is there").flatten().all(is_stopped)
+        std::fs::read_dir(&folder).expect("the process exists").flatten().all(is_stopped)
     });
 }
 
-/// Runs `doctor --pool URL`, and sees it end at that step, with that found there.
+/// Runs `doctor --pool URL`, and asserts that it fails at this step with this finding.
 #[track_caller]
 fn ends_at(url: &str, arguments: &[&str], step: &str, containing: &str, remedy: &str) {
     let ran = doctor(&[&["--json", "--pool", url], arguments].concat(), &[]);
-    assert_eq!(ran.code, Some(2), "it got farther: {}{}", ran.text(), ran.err);
+    assert_eq!(ran.code, Some(2), "no step failed: {}{}", ran.text(), ran.err);
     assert_eq!(verdict(&found(&ran), step, containing, remedy), "fail");
     let last: Value = ran.json();
-    assert_eq!(last["id"], step, "nothing is tried beyond it");
-    assert!(ran.err.contains(&format!("the node is not reached: {step}")), "{}", ran.err);
+    assert_eq!(last["id"], step, "a step after the failed one was tried");
+    assert!(ran.err.contains(&format!("the node cannot be reached: {step}")), "{}", ran.err);
 }
 
+/// Runs `doctor --pool URL`, and asserts that it consists of these steps and that all succeed.
 #[track_caller]
 fn arrives(url: &str, arguments: &[&str], steps: &[&str]) {
     let ran = doctor(&[&["--json", "--pool", url], arguments].concat(), &[]).done();
@@ -253,7 +254,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn the_way_to_a_node_is_told_step_by_step() {
+fn the_way_to_a_node_is_checked_step_by_step() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     farside(["tls", "new", "--host", "127.0.0.1", "--out", text(&at("tls"))]).done();
@@ -292,13 +293,13 @@ fn the_way_to_a_node_is_told_step_by_step() {
     arrives(&udp, &token, &["settings", "resolve", "hello", "release", "datagrams", "round_trip"]);
     arrives(&tcp, &token, &["settings", "resolve", "connect", "hello", "release", "round_trip"]);
     arrives(&tls, &both, &["settings", "resolve", "connect", "hello", "release", "round_trip"]);
-    // A store that is not there is none of the way.
+    // A missing store is not a failure to reach the node.
     let ran = doctor(&[&["--json", "--store", "none", "--pool", &tcp], &token[..]].concat(), &[]).done();
     assert_eq!(verdict(&found(&ran), "reach.round_trip", "no store 'none'", ""), "note");
 
     ends_at(&tcp, &["--token-file", "/nowhere/token"], "reach.settings", "/nowhere/token", "");
     ends_at("frob:x", &[], "reach.url", "no fabric of this release", "tcp://HOST:PORT");
-    ends_at("local:", &[], "reach.url", "in the process that asks", "shm:PATH");
+    ends_at("local:", &[], "reach.url", "in the client's own process", "shm:PATH");
     ends_at("tcp://nowhere.invalid", &[], "reach.resolve", "nowhere.invalid", "");
     ends_at("tcp://127.0.0.1:many", &[], "reach.resolve", "write it like", "");
     ends_at(
@@ -313,10 +314,10 @@ fn the_way_to_a_node_is_told_step_by_step() {
         "shm:/nowhere/s",
         &[],
         "reach.socket",
-        "there is no /nowhere/s",
+        "/nowhere/s does not exist",
         "farside up --socket /nowhere/s",
     );
-    ends_at(text(&at("tokens")), &[], "reach.socket", "is no socket", "--pool shm:PATH");
+    ends_at(text(&at("tokens")), &[], "reach.socket", "is not a socket", "--pool shm:PATH");
     for url in [&udp, &tcp] {
         ends_at(url, &[], "reach.token", "it asks for a token", "");
         ends_at(url, &["--token-file", text(&at("wrong"))], "reach.token", "does not know this token", "");
@@ -339,7 +340,7 @@ fn the_way_to_a_node_is_told_step_by_step() {
 }
 
 #[test]
-fn looking_at_a_node_changes_nothing_there() {
+fn checking_a_node_changes_nothing_there() {
     let node = Node::start();
     node.run(["kv", "put", "k", "v"]).done();
     let before = node.run(["kv", "dump"]).done().out;
@@ -351,7 +352,7 @@ fn looking_at_a_node_changes_nothing_there() {
 }
 
 #[test]
-fn nobody_panics_where_nobody_reads_what_is_found() {
+fn doctor_does_not_panic_if_standard_output_is_closed() {
     for arguments in
         [&["doctor"][..], &["doctor", "--json"], &["completions", "bash"], &["man"], &["man", "kv"]]
     {
