@@ -81,7 +81,7 @@ fn all(settings: &Settings) -> Vec<(&'static str, Setting)> {
         || built_in("none".into()),
         |place| Setting {
             value: place.path.display().to_string(),
-            origin: format!("{}, {}", place.origin, if place.is_there { "read" } else { "not there" }),
+            origin: format!("{}, {}", place.origin, if place.is_there { "read" } else { "missing" }),
         },
     );
     all.extend([

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_connection_has_a_reason_and_names_an_address_that_works() {
+    fn a_failed_connection_has_a_reason_and_a_working_alternative() {
         let (v6, v4) = (at("[::1]:7460"), at("127.0.0.1:7460"));
         let soon = Result::Ok(Duration::from_micros(1500));
         let of = |tried: &[_]| connected("tls://localhost", tried);

@@ -164,7 +164,7 @@ fn mistakes_in_the_settings_are_found() {
     assert_eq!(verdict(&found(&ran), "settings.file", "line 2: unknown field `pol`", ""), "fail");
 
     std::fs::write(at("token"), "secret\n").expect("a file");
-    std::fs::set_permissions(at("token"), std::fs::Permissions::from_mode(0o644)).expect("ours");
+    std::fs::set_permissions(at("token"), std::fs::Permissions::from_mode(0o644)).expect("a file of the test");
     let ran = doctor(
         &["--json"],
         &[("FARSIDE_TOKEN_FILE", at("token").as_os_str()), ("FARSIDE_TLS_CA", OsStr::new("/nowhere/ca"))],
@@ -193,12 +193,12 @@ fn the_state_of_the_default_socket_is_found() {
     assert_eq!(verdict(&looked(), "socket.folder", "missing", ""), "ok");
     std::fs::create_dir(&ours).expect("a folder");
     for (mode, expected) in [(0o750, "warn"), (0o700, "ok")] {
-        std::fs::set_permissions(&ours, std::fs::Permissions::from_mode(mode)).expect("ours");
+        std::fs::set_permissions(&ours, std::fs::Permissions::from_mode(mode)).expect("a file of the test");
         assert_eq!(verdict(&looked(), "socket.folder", &format!("{mode:03o}"), ""), expected);
     }
     std::fs::write(&socket, "").expect("a file");
     assert_eq!(is("it is not a socket", "--socket PATH"), "warn");
-    std::fs::remove_file(&socket).expect("ours");
+    std::fs::remove_file(&socket).expect("a file of the test");
     let mut node = serve(&socket, &["--memory", "8MiB"], folder.path().join("log"));
     node.line();
     let pid = node.pid();
@@ -266,7 +266,7 @@ fn the_way_to_a_node_is_checked_step_by_step() {
     std::fs::write(at("tokens"), &entry.out).expect("a file");
     std::fs::write(at("wrong"), "wrong\n").expect("a file");
     for name in ["tokens", "wrong"] {
-        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600)).expect("ours");
+        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600)).expect("a file of the test");
     }
     let [tokens, cert, key, other] = ["tokens", "tls/cert.pem", "tls/key.pem", "other/cert.pem"].map(at);
     let arguments = [

@@ -268,7 +268,7 @@ fn a_load_resumes_after_a_signal() {
 }
 
 #[test]
-fn a_dump_resumes_after_a_signal_without_losing_or_repeating_a_key() {
+fn a_dump_resumes_after_a_signal_without_loss_or_repetition() {
     let node = roomy();
     let pairs = pairs(MANY);
     node.run_with(["kv", "load", "-"], lines(&pairs).as_bytes()).done();
@@ -298,7 +298,7 @@ fn a_dump_resumes_after_a_signal_without_losing_or_repeating_a_key() {
 }
 
 #[test]
-fn a_dump_does_not_resume_if_its_table_was_rebuilt_or_its_file_changed() {
+fn a_dump_does_not_resume_after_a_rebuild_or_a_change_of_its_file() {
     let node = roomy();
     let pairs = pairs(MANY);
     node.run_with(["kv", "load", "-"], lines(&pairs).as_bytes()).done();

@@ -143,13 +143,13 @@ fn the_settings_file_and_built_in_values_are_shown_too() {
     let home = ("HOME", folder.path().as_os_str());
     let usual = folder.path().join(".config/farside/config.toml").display().to_string();
     assert_eq!(told(&[], &[], "config"), (Value::Null, "built in".into()));
-    assert_eq!(told(&[home], &[], "config"), (json!(usual), "HOME, not there".into()));
+    assert_eq!(told(&[home], &[], "config"), (json!(usual), "HOME, missing".into()));
     std::fs::create_dir_all(folder.path().join(".config/farside")).expect("a folder");
     std::fs::write(&usual, "").expect("a file");
     assert_eq!(told(&[home], &[], "config"), (json!(usual), "HOME, read".into()));
     assert_eq!(
         told(&[("XDG_CONFIG_HOME", OsStr::new("/x")), home], &[], "config").1,
-        "XDG_CONFIG_HOME, not there"
+        "XDG_CONFIG_HOME, missing"
     );
     let named = OsStr::new(&usual);
     assert_eq!(

@@ -138,7 +138,7 @@ fn json_objects_have_the_number_of_the_line_they_answer() {
 }
 
 #[test]
-fn a_listing_stops_after_count_keys_and_reports_that_there_may_be_more() {
+fn a_listing_stops_after_count_keys_and_reports_more() {
     let node = Node::start();
     let script: String =
         (0..250).map(|number| format!("put user:{number} {number}\nput other:{number} x\n")).collect();

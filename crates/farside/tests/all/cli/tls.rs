@@ -72,9 +72,9 @@ fn what_tls_new_prints_serves_a_node_and_reaches_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let made = make(&folder.path().join("new"), &["--host", "127.0.0.1", "--host", "localhost"]).done();
     let [cert, key] = ["new/cert.pem", "new/key.pem"].map(|name| folder.path().join(name));
-    let mode = |path: &PathBuf| std::fs::metadata(path).expect("it was made").permissions().mode() & 0o777;
+    let mode = |path: &PathBuf| std::fs::metadata(path).expect("it exists").permissions().mode() & 0o777;
     assert_eq!((mode(&cert), mode(&key)), (0o644, 0o600));
-    let secret = std::fs::read_to_string(&key).expect("it was made");
+    let secret = std::fs::read_to_string(&key).expect("it exists");
     assert!(!made.text().contains(secret.lines().nth(1).expect("a key")), "the key is printed");
     let printed = |begins: &str| -> Vec<String> {
         let line = made.text().lines().find(|line| line.trim().starts_with(begins));
@@ -135,7 +135,7 @@ fn valid(folder: &Path, from: i32, until: i32) {
     std::fs::write(folder.join("cert.pem"), certificate.pem()).expect("a file");
     std::fs::write(folder.join("key.pem"), key.serialize_pem()).expect("a file");
     let private = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(folder.join("key.pem"), private).expect("ours");
+    std::fs::set_permissions(folder.join("key.pem"), private).expect("a file of the test");
 }
 
 #[test]
@@ -185,10 +185,10 @@ fn unusable_certificates_and_keys_are_refused_with_a_remedy() {
         .expect("a file");
     std::fs::write(at("binary"), [0xff, 0xfe, 0]).expect("a file");
     for name in ["empty", "torn", "binary"] {
-        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600)).expect("ours");
+        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600)).expect("a file of the test");
     }
     std::fs::copy(&key, at("open.pem")).expect("a file");
-    std::fs::set_permissions(at("open.pem"), std::fs::Permissions::from_mode(0o640)).expect("ours");
+    std::fs::set_permissions(at("open.pem"), std::fs::Permissions::from_mode(0o640)).expect("a file of the test");
     rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), rustix::fs::Mode::RUSR).expect("a pipe");
     let serve = ["serve", "--memory", "8MiB", "--socket", &at("node.sock")];
     let tls = ["--listen", "tls://127.0.0.1:0"];
@@ -238,14 +238,14 @@ fn invalid_hosts_get_no_certificate_and_no_file_is_overwritten() {
     }
     make(folder.path(), &[]).refused("--host");
     make(folder.path(), &["--host", "node", "--days", "0"]).refused("--days");
-    assert_eq!(std::fs::read_dir(folder.path()).expect("ours").count(), 0);
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a file of the test").count(), 0);
     let made = make(folder.path(), &["--host", "node.example"]).done();
     assert!(made.text().contains("tls://node.example:7460") && made.text().contains("--tokens"));
     assert!(make(&folder.path().join("6"), &["--host", "::1"]).done().text().contains("tls://[::1]:7460"));
     let read = |name: &str| std::fs::read(folder.path().join(name)).expect("it was created");
     let before = [read("cert.pem"), read("key.pem")];
     make(folder.path(), &["--host", "node.example"]).refused("could not write").refused("another folder");
-    std::fs::remove_file(folder.path().join("key.pem")).expect("ours");
+    std::fs::remove_file(folder.path().join("key.pem")).expect("a file of the test");
     make(folder.path(), &["--host", "node.example"]).refused("cert.pem");
     assert!(!folder.path().join("key.pem").exists(), "a key without its certificate is left behind");
     assert_eq!(read("cert.pem"), before[0]);

@@ -96,7 +96,7 @@ fn alone(arguments: &[&str], log: PathBuf) -> Process {
 fn private(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, text).expect("a file");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("ours");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("a file of the test");
     path
 }
 
@@ -123,7 +123,7 @@ fn a_new_token_works_once_the_node_has_its_entry() {
 
     let guarded = Guarded::start("tcp");
     let with = std::fs::read_to_string(guarded.path("tokens.toml")).expect("the file") + "[[token]]" + entry;
-    std::fs::write(guarded.path("tokens.toml"), with).expect("ours");
+    std::fs::write(guarded.path("tokens.toml"), with).expect("a file of the test");
     private(guarded.folder.path(), "a", &format!("  {secret}\n"));
     guarded.run_as("a", &["info"]).refused("does not know this token");
     guarded.node.signal(Signal::HUP);
@@ -452,7 +452,7 @@ fn a_malformed_file_of_tokens_is_refused_with_the_position() {
     // No other user may read or write the file.
     for mode in [0o640, 0o604, 0o620, 0o644] {
         let file = private(folder.path(), "tokens.toml", &good);
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("ours");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("a file of the test");
         let arguments = ["serve", "--memory", "8MiB", "--listen", "tcp://127.0.0.1:0", "--tokens"];
         farside(arguments.iter().map(AsRef::as_ref).chain([file.as_os_str()])).refused("'chmod 600' it");
     }
