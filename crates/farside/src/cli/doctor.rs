@@ -40,58 +40,58 @@ pub(super) struct Doctor {
 
 impl Doctor {
     pub(super) fn run(self) -> Done {
-        let mut told = Told {
+        let mut report = Report {
             json: self.json,
             colour: std::io::stdout().is_terminal() && !forbids_colour(),
             warnings: 0,
             failed: BTreeSet::new(),
         };
-        fabrics::outlive_limits()?;
+        fabrics::handle_file_size_limit()?;
         if let Some(pool) = &self.target.node.pool {
-            told.heading(&format!("The way to {pool}"))?;
+            report.heading(&format!("The way to {pool}"))?;
             let settings = self.target.settings().map_err(|failure| match failure {
                 Failure::Told(reason) => reason,
                 other => unreachable!("invalid settings are a failure with a reason: {other:?}"),
             });
-            reach::checks(settings, |check| told.tell(&check))?;
-            return told.end("The node can be reached.", "the node cannot be reached");
+            reach::checks(settings, |check| report.print(&check))?;
+            return report.finish("The node can be reached.", "the node cannot be reached");
         }
         if let Some(fabric) = self.fabric {
-            told.tell(&fabrics::check(fabric, true))?;
-            return told.end("It works here.", "it does not work here");
+            report.print(&fabrics::check(fabric, true))?;
+            return report.finish("It works here.", "it does not work here");
         }
-        told.heading("Fabrics")?;
+        report.heading("Fabrics")?;
         for fabric in Fabric::ALL {
-            told.tell(&fabrics::check(fabric, false))?;
+            report.print(&fabrics::check(fabric, false))?;
         }
         let flags = {
             let StoreTarget { node, store } = self.target;
             File { pool: node.pool, store, token_file: node.token_file, tls_ca: node.tls_ca }
         };
-        let rooms = [
+        let sections = [
             ("Kernel and limits", system::checks()),
             ("Cores", processor::checks()),
             ("Memory", memory::checks()),
             ("Network", network::checks()),
             ("This user", here::checks(flags)),
         ];
-        for (heading, checks) in rooms {
-            told.heading(heading)?;
-            checks.iter().try_for_each(|check| told.tell(check))?;
+        for (heading, checks) in sections {
+            report.heading(heading)?;
+            checks.iter().try_for_each(|check| report.print(check))?;
         }
-        told.end("Everything in this release works here.", "something does not work here")
+        report.finish("Everything in this release works here.", "something does not work here")
     }
 }
 
 /// Prints checks, and counts their verdicts.
-struct Told {
+struct Report {
     json: bool,
     colour: bool,
     warnings: usize,
     failed: BTreeSet<&'static str>,
 }
 
-impl Told {
+impl Report {
     fn heading(&self, text: &str) -> Done {
         match (self.json, self.colour) {
             (true, _) => {}
@@ -101,7 +101,7 @@ impl Told {
         Ok(())
     }
 
-    fn tell(&mut self, check: &Check) -> Done {
+    fn print(&mut self, check: &Check) -> Done {
         match check.verdict {
             Verdict::Fail => {
                 self.failed.insert(check.id);
@@ -116,11 +116,11 @@ impl Told {
         Ok(())
     }
 
-    fn end(self, well: &str, ill: &str) -> Done {
+    fn finish(self, success: &str, failure: &str) -> Done {
         if !self.failed.is_empty() {
             let failed: Vec<&str> = self.failed.into_iter().collect();
             return Err(Failure::Told(format!(
-                "{ill}: {}; the reasons and remedies are above",
+                "{failure}: {}; the reasons and remedies are above",
                 failed.join(", ")
             )));
         }
@@ -130,7 +130,7 @@ impl Told {
                 1 => " One thing could be better: see 'warn'.".into(),
                 many => format!(" {many} things could be better: see 'warn'."),
             };
-            tell!("{well}{warnings}");
+            tell!("{success}{warnings}");
         }
         Ok(())
     }

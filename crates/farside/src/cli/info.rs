@@ -45,8 +45,8 @@ impl Info {
         match self.format {
             Some(Format::Toml) => return written(std::io::stdout().write_all(as_file(&settings).as_bytes())),
             Some(Format::Text) => {}
-            Some(Format::Json) => return tell_json(&settings),
-            None if self.json => return tell_json(&settings),
+            Some(Format::Json) => return print_json(&settings),
+            None if self.json => return print_json(&settings),
             None => {}
         }
         for (name, setting) in all(&settings) {
@@ -94,11 +94,11 @@ fn all(settings: &Settings) -> Vec<(&'static str, Setting)> {
     all
 }
 
-fn tell_json(settings: &Settings) -> Done {
-    let told = all(settings).into_iter().map(|(name, setting)| {
+fn print_json(settings: &Settings) -> Done {
+    let fields = all(settings).into_iter().map(|(name, setting)| {
         (name.to_owned(), serde_json::json!({ "value": typed(name, &setting), "origin": setting.origin }))
     });
-    tell!("{}", serde_json::Value::Object(told.collect()));
+    tell!("{}", serde_json::Value::Object(fields.collect()));
     Ok(())
 }
 

@@ -240,10 +240,10 @@ impl Serve {
                     .into(),
             ));
         }
-        let is_shown = self.listen.iter().any(|at| matches!(at, At::Tls(_)));
+        let has_tls = self.listen.iter().any(|at| matches!(at, At::Tls(_)));
         let by_tls = match (&self.tls_cert, &self.tls_key) {
-            (Some(certificate), Some(key)) if is_shown => Some(showing(certificate, key)?),
-            (None, None) if is_shown => {
+            (Some(certificate), Some(key)) if has_tls => Some(with_certificate(certificate, key)?),
+            (None, None) if has_tls => {
                 return Err(Failure::Told(
                     "--listen tls:// requires a certificate: give --tls-cert and --tls-key ('farside tls new' \
                      creates both)"
@@ -278,11 +278,11 @@ impl Serve {
     /// Starts the node, prints its addresses and `hints`, and serves until a signal arrives.
     fn serve(self, hints: &str) -> Done {
         // The first step, so that no signal is missed.
-        let mut heard = signals::ending();
+        let mut handled = signals::ending();
         if self.tokens.is_some() {
-            heard.push(RELOAD);
+            handled.push(RELOAD);
         }
-        let mut signals = signal_hook::iterator::Signals::new(heard)?;
+        let mut signals = signal_hook::iterator::Signals::new(handled)?;
         end_on_panic();
         if self.die_with_parent {
             die_with_parent()?;
@@ -462,7 +462,7 @@ enum At {
 
 /// Reads a certificate and its key. Returns a function that adds them to a TLS address.
 #[cfg(feature = "tls")]
-fn showing(certificate: &Path, key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
+fn with_certificate(certificate: &Path, key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
     use farside_fabrics::tcp::tls::{Identity, IdentityError};
     let shown = read_text(certificate, "certificates").map_err(Failure::Told)?;
     let secret = read_private(key).map_err(Failure::Told)?;
@@ -477,7 +477,7 @@ fn showing(certificate: &Path, key: &Path) -> Result<impl Fn(SocketAddr) -> List
 }
 
 #[cfg(not(feature = "tls"))]
-fn showing(_certificate: &Path, _key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
+fn with_certificate(_certificate: &Path, _key: &Path) -> Result<impl Fn(SocketAddr) -> Listen, Failure> {
     Err::<fn(SocketAddr) -> Listen, _>(Failure::Told(farside::parts::NO_TLS.into()))
 }
 

@@ -16,7 +16,7 @@ mod words;
 
 use super::{Done, Failure, StoreTarget, connect, info, kv, signals, store, terminal};
 use answer::{Format, Printer};
-use command::{ALL, Command, Known};
+use command::{ALL, Command, Description};
 use editor::{LEAVE_EDITOR, Lines, Typed};
 use farside::{Version, config};
 use farside_systems::kv::{Cursor, Kv as _};
@@ -157,7 +157,7 @@ impl Open {
 
     fn typed(mut self) -> Done {
         self.session.ensure()?;
-        terminal::left_as_found(
+        terminal::restore_on(
             signals::ending().into_iter().filter(|&signal| signal != signal_hook::consts::SIGINT),
             LEAVE_EDITOR,
         )?;
@@ -220,7 +220,7 @@ impl Open {
                 if !stored {
                     return self.unmet(None, "the key already has a value: nothing was stored");
                 }
-                self.printer.said("ok", &[("stored", true.into())])?;
+                self.printer.result("ok", &[("stored", true.into())])?;
             }
             Command::Cas { key, version, value } => {
                 let put = self.session.carry_out(async |kv: &mut Kv| {
@@ -233,7 +233,7 @@ impl Open {
                         } else {
                             format!("(version {new})")
                         };
-                        self.printer.said(&words, &[("stored", true.into()), ("version", new.into())])?;
+                        self.printer.result(&words, &[("stored", true.into()), ("version", new.into())])?;
                     }
                     Err(conflict) => {
                         let has = conflict.version.map(|Version(version)| version);
@@ -250,11 +250,11 @@ impl Open {
                     self.printer.absent(&key, is_alone)?;
                     return Ok(Outcome::Absent);
                 }
-                self.printer.said("ok", &[("deleted", true.into())])?;
+                self.printer.result("ok", &[("deleted", true.into())])?;
             }
             Command::Exists { key } => {
                 let exists = self.session.carry_out(async |kv: &mut Kv| Ok(kv.get(&key).await?.is_some()))?;
-                self.printer.said(if exists { "yes" } else { "no" }, &[("exists", exists.into())])?;
+                self.printer.result(if exists { "yes" } else { "no" }, &[("exists", exists.into())])?;
                 return Ok(if exists || !is_alone { Outcome::Done } else { Outcome::Absent });
             }
             Command::List { prefix, count, values } => self.list(&prefix, count, values)?,
@@ -302,11 +302,11 @@ impl Open {
             Format::Json => {
                 let mut fields = vec![("stored", false.into())];
                 fields.extend(has.map(|has| ("version", has.into())));
-                self.printer.said("", &fields)?;
+                self.printer.result("", &fields)?;
             }
             Format::Raw if self.printer.line.is_some() => {
                 note!("farside: line {}: {reason}", self.printer.line.unwrap_or_default());
-                self.printer.said("", &[])?;
+                self.printer.result("", &[])?;
             }
             _ => {}
         }
@@ -334,8 +334,8 @@ impl Open {
     }
 }
 
-fn help(about: Option<&'static Known>, format: Format) -> Done {
-    let shown = |known: &Known| {
+fn help(about: Option<&'static Description>, format: Format) -> Done {
+    let shown = |known: &Description| {
         if format == Format::Json {
             serde_json::json!({ "command": known.form(), "what": known.what, "more": known.more }).to_string()
         } else {

@@ -8,8 +8,8 @@ use std::ffi::c_int;
 /// SIGHUP and SIGQUIT are left out if the process ignores them: `nohup` and shells set that for background processes.
 pub(super) fn ending() -> Vec<c_int> {
     let ignored = ignored();
-    let asks = |signal: &Signal| ignored & (1 << (signal.as_raw() - 1)) == 0;
-    let wanted = [Signal::HUP, Signal::QUIT].into_iter().filter(asks);
+    let is_handled = |signal: &Signal| ignored & (1 << (signal.as_raw() - 1)) == 0;
+    let wanted = [Signal::HUP, Signal::QUIT].into_iter().filter(is_handled);
     [Signal::TERM, Signal::INT].into_iter().chain(wanted).map(Signal::as_raw).collect()
 }
 

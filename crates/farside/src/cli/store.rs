@@ -77,7 +77,7 @@ impl Store {
                         tell!("store '{name}' has {}", table_of(&store));
                         break;
                     }
-                    std::thread::sleep(LOOK);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             }
             Action::Drop { name } => {
@@ -104,7 +104,7 @@ pub(super) fn list(pool: &farside::Pool, json: bool) -> Done {
 }
 
 /// Interval at which the progress of a rebuild is polled.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Describes a store's table in words, and the progress of a rebuild if there is one.
 pub(super) fn table_of(store: &farside::Store) -> String {

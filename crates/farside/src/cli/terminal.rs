@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// Saves the terminal's modes. When one of `signals` arrives, restores them, writes `leave`, and ends this process by
 /// the signal.
-pub(super) fn left_as_found(signals: impl IntoIterator<Item = c_int>, leave: &'static str) -> io::Result<()> {
+pub(super) fn restore_on(signals: impl IntoIterator<Item = c_int>, leave: &'static str) -> io::Result<()> {
     let found = tcgetattr(io::stdin())?;
     let mut signals = signal_hook::iterator::Signals::new(signals)?;
     std::thread::Builder::new().name("farside-terminal".into()).spawn(move || {
@@ -36,7 +36,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 impl Screen {
     pub(super) fn enter() -> io::Result<Screen> {
-        left_as_found(super::signals::ending(), LEAVE)?;
+        restore_on(super::signals::ending(), LEAVE)?;
         let found = tcgetattr(io::stdin())?;
         let default = std::panic::take_hook();
         let as_found = found.clone();

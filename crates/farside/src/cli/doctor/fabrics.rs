@@ -49,12 +49,12 @@ impl Fabric {
     }
 }
 
-/// Tries a fabric. `is_asked_for` if the user named it: an unsupported fabric is then a failure instead of a note.
-pub(super) fn check(fabric: Fabric, is_asked_for: bool) -> Check {
+/// Tries a fabric. `is_named` if the user named it: an unsupported fabric is then a failure instead of a note.
+pub(super) fn check(fabric: Fabric, is_named: bool) -> Check {
     let (id, what) = fabric.described();
     match fabric {
-        Fabric::Verbs => return verbs(&devices(), is_asked_for),
-        Fabric::Tls if !cfg!(feature = "tls") => return no_tls(is_asked_for),
+        Fabric::Verbs => return verbs(&devices(), is_named),
+        Fabric::Tls if !cfg!(feature = "tls") => return no_tls(is_named),
         _ => {}
     }
     let tried = match fabric {
@@ -120,21 +120,21 @@ pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Ge
 }
 
 /// Describes the latency in words.
-pub(super) fn told(gets: Gets) -> String {
+pub(super) fn describe_latency(gets: Gets) -> String {
     format!("a get takes {:.2} us (median of {}, one at a time, for orientation)", gets.p50_us, gets.count)
 }
 
 fn judged(id: &'static str, what: &'static str, tried: Result<Gets, String>, remedy: &'static str) -> Check {
     match tried {
-        Ok(gets) => Check { p50_us: Some(gets.p50_us), ..Check::ok(id, what, told(gets)) },
+        Ok(gets) => Check { p50_us: Some(gets.p50_us), ..Check::ok(id, what, describe_latency(gets)) },
         Err(reason) => Check::fail(id, what, reason).remedy(remedy),
     }
 }
 
-fn no_tls(is_asked_for: bool) -> Check {
+fn no_tls(is_named: bool) -> Check {
     let (id, what) = Fabric::Tls.described();
     let found = "this farside was built without TLS";
-    let check = if is_asked_for { Check::fail(id, what, found) } else { Check::note(id, what, found) };
+    let check = if is_named { Check::fail(id, what, found) } else { Check::note(id, what, found) };
     check.remedy("cargo build --release   (the feature 'tls' is on by default)")
 }
 
@@ -160,7 +160,7 @@ fn devices() -> Vec<Device> {
     names.into_iter().map(device).collect()
 }
 
-fn verbs(devices: &[Device], is_asked_for: bool) -> Check {
+fn verbs(devices: &[Device], is_named: bool) -> Check {
     let (id, what) = Fabric::Verbs.described();
     let described = devices.iter().map(|device| {
         let ports = device.ports.iter().map(|(state, link)| {
@@ -177,7 +177,7 @@ fn verbs(devices: &[Device], is_asked_for: bool) -> Check {
         false => format!("the system lists {}", described.join(", ")),
     };
     let found = format!("not in this release; {has} (read from /sys only)");
-    match is_asked_for {
+    match is_named {
         true => Check::fail(id, what, found).remedy(remedy(Fabric::Verbs)),
         false => Check::note(id, what, found),
     }
@@ -219,30 +219,30 @@ impl Node {
         let mut child =
             Server::start(&mut command).map_err(|error| format!("could not start a node: {error}"))?;
         let lines = lines_of(child.stdout().take());
-        let said = lines_of(child.stderr().take());
+        let log = lines_of(child.stderr().take());
         let mut node = Node { child, url: format!("shm:{}", socket.display()), options, _folder: folder };
         let deadline = Instant::now() + START_TIME_MAX;
         let next = || lines.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        let mut heard = next();
-        if heard.is_ok() && fabric != Fabric::Shm {
+        let mut line = next();
+        if line.is_ok() && fabric != Fabric::Shm {
             // "farside: an engine serves at URL"
-            heard = next();
-            let url = heard.as_ref().ok().and_then(|line| line.trim().rsplit_once(" at "));
+            line = next();
+            let url = line.as_ref().ok().and_then(|line| line.trim().rsplit_once(" at "));
             node.url = url.map_or_else(String::new, |(_, url)| url.to_owned());
         }
-        heard.map_err(|why| node.last_words(why, &said))?;
+        line.map_err(|why| node.failure_reason(why, &log))?;
         Ok(node)
     }
 
     /// Returns the reason why the node does not serve.
-    fn last_words(&mut self, why: mpsc::RecvTimeoutError, said: &mpsc::Receiver<String>) -> String {
+    fn failure_reason(&mut self, why: mpsc::RecvTimeoutError, log: &mpsc::Receiver<String>) -> String {
         let status = match why {
             mpsc::RecvTimeoutError::Timeout => self.child.end(),
             mpsc::RecvTimeoutError::Disconnected => self.child.wait(),
         };
         // The process has ended, so its output is complete. The last line has the reason.
-        let said: Vec<String> = said.iter().collect();
-        let reason = said.iter().rev().find_map(|line| line.strip_prefix("farside: "));
+        let log: Vec<String> = log.iter().collect();
+        let reason = log.iter().rev().find_map(|line| line.strip_prefix("farside: "));
         match (reason, status) {
             (Some(reason), _) => reason.trim().to_owned(),
             (None, Ok(status)) if why == mpsc::RecvTimeoutError::Disconnected => {
@@ -289,7 +289,7 @@ fn lines_of(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String
 }
 
 /// Handles SIGXFSZ, so that exceeding the limit on file sizes makes a system call fail and does not end this process.
-pub(super) fn outlive_limits() -> Result<(), Failure> {
+pub(super) fn handle_file_size_limit() -> Result<(), Failure> {
     let flag = std::sync::Arc::default();
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, flag)?;
     Ok(())

@@ -29,7 +29,7 @@ pub(super) fn checks(flags: File) -> Vec<Check> {
     let folder =
         folder.map(|found| Folder { is_dir: found.is_dir(), user: found.uid(), mode: found.mode() & 0o777 });
     checks.push(folder_of(&path, folder, rustix::process::geteuid().as_raw()));
-    checks.push(usual(&path, at(&path)));
+    checks.push(default_node(&path, socket_state(&path)));
     for (id, name) in [("program.redis", "redis-server"), ("program.memcached", "memcached")] {
         checks.push(rival(id, name, program(name).as_deref()));
     }
@@ -79,7 +79,7 @@ struct Folder {
     mode: u32,
 }
 
-fn folder_of(socket: &Path, found: Option<Folder>, me: u32) -> Check {
+fn folder_of(socket: &Path, found: Option<Folder>, own_uid: u32) -> Check {
     const ID: (&str, &str) = ("socket.folder", "socket's folder");
     const WHY: &str = "'farside up' refuses a folder that other users can access";
     const ELSEWHERE: &str = "farside up --socket PATH";
@@ -98,7 +98,7 @@ fn folder_of(socket: &Path, found: Option<Folder>, me: u32) -> Check {
         Some(Folder { is_dir: false, .. }) => {
             Check::warn(ID.0, ID.1, format!("{folder} is not a folder")).because(WHY).remedy(ELSEWHERE)
         }
-        Some(Folder { user, .. }) if user != me => {
+        Some(Folder { user, .. }) if user != own_uid => {
             Check::warn(ID.0, ID.1, format!("{folder} belongs to user {user}")).because(WHY).remedy(ELSEWHERE)
         }
         Some(Folder { mode, .. }) if mode & 0o077 != 0 => {
@@ -112,7 +112,7 @@ fn folder_of(socket: &Path, found: Option<Folder>, me: u32) -> Check {
 
 /// State of the default socket.
 #[derive(Clone, Debug, PartialEq)]
-enum At {
+enum SocketState {
     Nothing,
     /// A socket that no process serves.
     Stale,
@@ -127,34 +127,34 @@ enum At {
 }
 
 /// Connects to the default socket, and returns its state.
-fn at(path: &Path) -> At {
+fn socket_state(path: &Path) -> SocketState {
     match std::fs::symlink_metadata(path) {
-        Err(_) => return At::Nothing,
-        Ok(found) if !found.file_type().is_socket() => return At::Wrong("it is not a socket".into()),
+        Err(_) => return SocketState::Nothing,
+        Ok(found) if !found.file_type().is_socket() => return SocketState::Wrong("it is not a socket".into()),
         Ok(_) => {}
     }
     match farside::connect(&format!("shm:{}", path.display())).and_then(|pool| pool.info()) {
-        Ok(info) => At::Node { pid: info.pid, release: info.version },
-        Err(Error::Connect(ConnectError::Absent(_))) => At::Stale,
-        Err(Error::Connect(ConnectError::Stopped(pid))) => At::Stopped(pid),
-        Err(error) => At::Wrong(error.to_string()),
+        Ok(info) => SocketState::Node { pid: info.pid, release: info.version },
+        Err(Error::Connect(ConnectError::Absent(_))) => SocketState::Stale,
+        Err(Error::Connect(ConnectError::Stopped(pid))) => SocketState::Stopped(pid),
+        Err(error) => SocketState::Wrong(error.to_string()),
     }
 }
 
-fn usual(path: &Path, at: At) -> Check {
+fn default_node(path: &Path, state: SocketState) -> Check {
     const ID: (&str, &str) = ("socket.default", "default node");
     let place = path.display();
-    match at {
-        At::Nothing => Check::ok(ID.0, ID.1, format!("none at {place}; 'farside up' starts one")),
-        At::Node { pid, release } => {
+    match state {
+        SocketState::Nothing => Check::ok(ID.0, ID.1, format!("none at {place}; 'farside up' starts one")),
+        SocketState::Node { pid, release } => {
             Check::ok(ID.0, ID.1, format!("pid {pid}, release {release}, serves at {place}"))
         }
-        At::Stale => Check::note(ID.0, ID.1, format!("{place} was left by a node that died"))
+        SocketState::Stale => Check::note(ID.0, ID.1, format!("{place} was left by a node that died"))
             .because("the next 'farside up' replaces it"),
-        At::Stopped(pid) => Check::warn(ID.0, ID.1, format!("pid {pid} is stopped, at {place}"))
+        SocketState::Stopped(pid) => Check::warn(ID.0, ID.1, format!("pid {pid} is stopped, at {place}"))
             .because("new clients cannot connect until it is resumed")
             .remedy(format!("kill -CONT {pid}")),
-        At::Wrong(reason) => Check::warn(ID.0, ID.1, format!("{place}: {reason}"))
+        SocketState::Wrong(reason) => Check::warn(ID.0, ID.1, format!("{place}: {reason}"))
             .because("commands without --pool connect to it")
             .remedy("farside up --socket PATH, and --pool shm:PATH or FARSIDE_POOL for clients"),
     }
@@ -209,12 +209,12 @@ mod tests {
 
     #[test]
     fn every_state_of_the_default_socket_is_reported() {
-        let of = |at| usual(Path::new("/run/s"), at);
-        is(&of(At::Nothing), Ok, "'farside up' starts one", "");
-        is(&of(At::Node { pid: 5, release: "0.1.0".into() }), Ok, "pid 5, release 0.1.0", "");
-        is(&of(At::Stale), Note, "left by a node that died", "");
-        is(&of(At::Stopped(5)), Warn, "pid 5 is stopped", "kill -CONT 5");
-        is(&of(At::Wrong("it is not a socket".into())), Warn, "it is not a socket", "--socket");
+        let of = |state| default_node(Path::new("/run/s"), state);
+        is(&of(SocketState::Nothing), Ok, "'farside up' starts one", "");
+        is(&of(SocketState::Node { pid: 5, release: "0.1.0".into() }), Ok, "pid 5, release 0.1.0", "");
+        is(&of(SocketState::Stale), Note, "left by a node that died", "");
+        is(&of(SocketState::Stopped(5)), Warn, "pid 5 is stopped", "kill -CONT 5");
+        is(&of(SocketState::Wrong("it is not a socket".into())), Warn, "it is not a socket", "--socket");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Invariant: nothing at the node is changed. The checks request its information and read a key.
 
 use super::check::Check;
-use super::fabrics::{measure, told};
+use super::fabrics::{describe_latency, measure};
 use crate::cli::node::quoted;
 use farside::config::Settings;
 use farside::parts::addresses;
@@ -41,9 +41,9 @@ pub(super) fn checks<E>(
     };
     tell(known(&url, &options))?;
     let mut at = Vec::new();
-    match Way::of(&url) {
-        Way::Here => return tell(here(&url)),
-        Way::Socket(path) => {
+    match Address::of(&url) {
+        Address::Invalid => return tell(no_address(&url)),
+        Address::Socket(path) => {
             let found = std::fs::symlink_metadata(path);
             let found =
                 found.map(|found| (found.file_type().is_socket(), found.uid())).map_err(|error| error.kind());
@@ -54,7 +54,7 @@ pub(super) fn checks<E>(
                 return Ok(());
             }
         }
-        Way::Host(scheme) => {
+        Address::Host(scheme) => {
             let since = Instant::now();
             match addresses(&url) {
                 Err(error) => return tell(Check::fail("reach.resolve", "name", error.to_string())),
@@ -92,23 +92,23 @@ pub(super) fn checks<E>(
 
 /// Kind of address in a node's URL.
 #[derive(Debug, PartialEq)]
-enum Way<'a> {
+enum Address<'a> {
     /// An address that no other process can serve: `local:`, or an invalid URL.
-    Here,
+    Invalid,
     /// A socket of this host.
     Socket(&'a Path),
     /// A host and a port, with this scheme.
     Host(&'a str),
 }
 
-impl Way<'_> {
-    fn of(url: &str) -> Way<'_> {
+impl Address<'_> {
+    fn of(url: &str) -> Address<'_> {
         match url.split_once(':') {
-            Some((scheme @ ("udp" | "tcp" | "tls"), _)) => Way::Host(scheme),
-            Some(("shm" | "ring", path)) if !path.is_empty() => Way::Socket(Path::new(path)),
-            Some((scheme, _)) if !scheme.contains('/') => Way::Here,
-            None if url.is_empty() => Way::Here,
-            _ => Way::Socket(Path::new(url)),
+            Some((scheme @ ("udp" | "tcp" | "tls"), _)) => Address::Host(scheme),
+            Some(("shm" | "ring", path)) if !path.is_empty() => Address::Socket(Path::new(path)),
+            Some((scheme, _)) if !scheme.contains('/') => Address::Invalid,
+            None if url.is_empty() => Address::Invalid,
+            _ => Address::Socket(Path::new(url)),
         }
     }
 }
@@ -120,7 +120,7 @@ fn known(url: &str, options: &Options) -> Check {
 }
 
 /// Explains why a URL is neither a socket nor a host.
-fn here(url: &str) -> Check {
+fn no_address(url: &str) -> Check {
     let found = match url.split_once(':') {
         Some(("local", _)) => {
             "a node at local: runs in the client's own process, so there is no other to reach".into()
@@ -132,12 +132,12 @@ fn here(url: &str) -> Check {
         .remedy("name shm:PATH, ring:PATH, udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT")
 }
 
-/// Checks the file at a URL's path. `found`: whether it is a socket, and the id of its user. `me`: this user's id.
-fn socket(url: &str, path: &Path, found: Result<(bool, u32), ErrorKind>, me: u32) -> Check {
+/// Checks the file at a URL's path. `found`: whether it is a socket, and the id of its user. `own_uid`: this user's id.
+fn socket(url: &str, path: &Path, found: Result<(bool, u32), ErrorKind>, own_uid: u32) -> Check {
     const ID: (&str, &str) = ("reach.socket", "socket");
     let place = path.display();
     match found {
-        Ok((true, user)) if user == me => Check::ok(ID.0, ID.1, format!("{place}, of this user")),
+        Ok((true, user)) if user == own_uid => Check::ok(ID.0, ID.1, format!("{place}, of this user")),
         // Not a failure: ring: serves other users too, and if shm: refuses this user, the connection reports it.
         Ok((true, user)) => Check::note(ID.0, ID.1, format!("{place}, of user {user}")),
         Ok((false, _)) => Check::fail(ID.0, ID.1, format!("{place} is not a socket"))
@@ -208,19 +208,19 @@ fn greeted(took: Duration, options: &Options) -> Check {
 
 /// Finds the step at which the greeting failed. The remedy is in the error's own text.
 fn refused(error: &Error) -> Check {
-    let said = error.to_string();
+    let reason = error.to_string();
     let (id, what) = match error {
         Error::Url(_) => ("reach.url", "url"),
         Error::Token(_) => ("reach.token", "token"),
         Error::Trust(_) => ("reach.tls", "TLS"),
         #[cfg(feature = "tls")]
         Error::Tls(..) => ("reach.tls", "TLS"),
-        Error::Open(_, OpenError::Refused(reason)) => at_the_node(reason),
-        Error::Connect(ConnectError::Refused(reason)) => at_the_node(reason),
+        Error::Open(_, OpenError::Refused(reason)) => step_of_refusal(reason),
+        Error::Connect(ConnectError::Refused(reason)) => step_of_refusal(reason),
         Error::Connect(ConnectError::Foreign(..)) => ("reach.release", "release"),
         _ => ("reach.hello", "greeting"),
     };
-    let check = Check::fail(id, what, said);
+    let check = Check::fail(id, what, reason);
     match error {
         Error::Open(url, OpenError::Silent) if url.starts_with("udp:") => {
             let port = url.rsplit(':').next().expect("a split text has at least one piece");
@@ -233,7 +233,7 @@ fn refused(error: &Error) -> Check {
 }
 
 /// Finds the step that a node's reason for a refusal belongs to, by its words.
-fn at_the_node(reason: &str) -> (&'static str, &'static str) {
+fn step_of_refusal(reason: &str) -> (&'static str, &'static str) {
     let is_about = |words: &[&str]| words.iter().any(|word| reason.contains(word));
     if is_about(&["of one release", "same release"]) {
         ("reach.release", "release")
@@ -259,21 +259,21 @@ fn release(info: &NodeInfo, ours: &str) -> Check {
 /// checked: the node determines it itself.
 fn datagrams(pool: &Pool, at: SocketAddr) -> Check {
     const FULL: usize = 3;
-    const QUESTION_MAX: usize = 60 << 10;
+    const REQUEST_MAX: usize = 60 << 10;
     let size = match UdpLine::connect(at, None) {
         Ok(line) => line.datagram_max(),
         Err(error) => return judged_datagrams(0, at, Err(error.to_string())),
     };
-    let asked = || {
-        let mut question = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
-        question.resize((size * FULL).min(QUESTION_MAX), b' '); // JSON may end with any number of blanks.
+    let send = || {
+        let mut request = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
+        request.resize((size * FULL).min(REQUEST_MAX), b' '); // JSON may end with any number of blanks.
         let endpoint = pool.endpoint_here().map_err(|error| error.to_string())?;
         endpoint.set_patience(Ask::NodeInfo.patience());
-        let mut answer = Vec::new();
-        block_on(&endpoint, endpoint.call(NodeId(0), ServiceId::NODE, &question, &mut answer))
+        let mut response = Vec::new();
+        block_on(&endpoint, endpoint.call(NodeId(0), ServiceId::NODE, &request, &mut response))
             .map_err(|error| error.to_string())
     };
-    judged_datagrams(size, at, asked())
+    judged_datagrams(size, at, send())
 }
 
 fn judged_datagrams(size: usize, at: SocketAddr, outcome: Result<(), String>) -> Check {
@@ -296,7 +296,7 @@ fn round_trip(store: &str, gets: Result<super::fabrics::Gets, String>) -> Check 
     const ID: (&str, &str) = ("reach.round_trip", "round trip");
     match gets {
         Ok(gets) => {
-            let found = format!("{}, of a key that is probably absent", told(gets));
+            let found = format!("{}, of a key that is probably absent", describe_latency(gets));
             Check { p50_us: Some(gets.p50_us), ..Check::ok(ID.0, ID.1, found) }
         }
         Err(reason) => Check::note(ID.0, ID.1, format!("store '{store}': {reason}"))
@@ -321,23 +321,23 @@ mod tests {
     #[test]
     fn urls_are_sorted_by_their_kind_of_address() {
         for (url, way) in [
-            ("shm:/run/s", Way::Socket(Path::new("/run/s"))),
-            ("ring:/run/s", Way::Socket(Path::new("/run/s"))),
-            ("/run/s:1", Way::Socket(Path::new("/run/s:1"))),
-            ("tcp://h:1", Way::Host("tcp")),
-            ("udp://h", Way::Host("udp")),
-            ("local:", Way::Here),
-            ("verbs://h", Way::Here),
-            ("", Way::Here),
-            ("shm:", Way::Here),
-            ("ring:", Way::Here),
+            ("shm:/run/s", Address::Socket(Path::new("/run/s"))),
+            ("ring:/run/s", Address::Socket(Path::new("/run/s"))),
+            ("/run/s:1", Address::Socket(Path::new("/run/s:1"))),
+            ("tcp://h:1", Address::Host("tcp")),
+            ("udp://h", Address::Host("udp")),
+            ("local:", Address::Invalid),
+            ("verbs://h", Address::Invalid),
+            ("", Address::Invalid),
+            ("shm:", Address::Invalid),
+            ("ring:", Address::Invalid),
         ] {
-            assert_eq!(Way::of(url), way, "{url}");
+            assert_eq!(Address::of(url), way, "{url}");
         }
-        is(&here("local:1GiB"), Fail, "in the client's own process", "shm:PATH");
-        is(&here("verbs://h"), Fail, "'verbs://h' names no fabric of this release", "shm:PATH");
+        is(&no_address("local:1GiB"), Fail, "in the client's own process", "shm:PATH");
+        is(&no_address("verbs://h"), Fail, "'verbs://h' names no fabric of this release", "shm:PATH");
         for nowhere in ["", "shm:", "ring:"] {
-            is(&here(nowhere), Fail, &format!("'{nowhere}' names no socket"), "shm:PATH");
+            is(&no_address(nowhere), Fail, &format!("'{nowhere}' names no socket"), "shm:PATH");
         }
     }
 

@@ -21,7 +21,7 @@ pub(super) const MAGIC: [u8; 8] = *b"\x93farside";
 const VERSION: u32 = 1;
 
 /// Error message for a file without [`MAGIC`].
-pub(super) const OTHER: &str =
+pub(super) const NOT_BINARY: &str =
     "it does not begin like a binary dump: give its format with --format tsv or jsonl";
 
 /// Header of a file.
@@ -81,7 +81,7 @@ pub(super) fn write_end(out: &mut impl Write, count: u64) -> io::Result<()> {
 /// Checks a file's header.
 pub(super) fn check_head(bytes: &[u8]) -> Result<(), String> {
     let head = Head::ref_from_bytes(bytes).ok().filter(|head| head.magic == MAGIC);
-    let head = head.ok_or(OTHER)?;
+    let head = head.ok_or(NOT_BINARY)?;
     match (head.version.get(), head.zero.get()) {
         (VERSION, 0) => Ok(()),
         (version, _) => Err(format!(

@@ -4,7 +4,7 @@
 //! dump resumes at its slot. If the table was rebuilt meanwhile, the dump is refused.
 //! Invariant: an existing file is neither overwritten nor extended without a flag.
 
-use super::progress::{Beside, Ending, Identity, Progress, Work};
+use super::progress::{Identity, Interrupt, Progress, ProgressFile, Work};
 use super::records::{Format, Position, Writer, position_at};
 use crate::cli::{Done, Failure, progress, signals, written};
 use farside::KvError;
@@ -55,12 +55,12 @@ impl Dump {
                 loop {
                     let mut put = Ok(());
                     let more = client.next(&mut cursor, |key, item| {
-                        put = begun(&mut writer, &mut out, format)
+                        put = started(&mut writer, &mut out, format)
                             .and_then(|writer| writer.write(key, item.value));
                     })?;
                     written(put)?;
                     if !more {
-                        return written(begun(&mut writer, &mut out, format).and_then(Writer::finish));
+                        return written(started(&mut writer, &mut out, format).and_then(Writer::finish));
                     }
                 }
             }
@@ -73,10 +73,10 @@ impl Dump {
         let format = self.format.unwrap_or_else(|| Format::of(path));
         let store = client.kv().store().clone();
         let identity = Identity::of(&store);
-        let mut beside = Beside::of(path);
+        let mut progress_file = ProgressFile::of(path);
         let (file, start, mut cursor) = if self.resume {
-            let before = beside.read(Work::Dump, format, &identity)?;
-            let (file, at) = go_on(path, &before)?;
+            let before = progress_file.read(Work::Dump, format, &identity)?;
+            let (file, at) = reopen(path, &before)?;
             if !self.quiet {
                 note!("resuming after {} keys, at byte {}", at.count, at.offset);
             }
@@ -85,7 +85,7 @@ impl Dump {
         } else {
             (create(path, self.force)?, None, first)
         };
-        let ending = Ending::watch()?;
+        let interrupt = Interrupt::watch()?;
         let bar = progress("dumping slots", shape_of(&store).map_or(0, |table| table.slots), self.quiet);
         let cannot = |error: &io::Error| {
             Failure::Told(format!(
@@ -96,14 +96,14 @@ impl Dump {
         let out = BufWriter::with_capacity(1 << 20, &file);
         let mut writer = Writer::new(out, format, start).map_err(|error| cannot(&error))?;
         let first = start.map_or((0, 0), |at| (at.count, at.offset));
-        keep(&mut beside, &mut writer, format, &identity, &cursor).map_err(|error| cannot(&error))?;
+        save(&mut progress_file, &mut writer, format, &identity, &cursor).map_err(|error| cannot(&error))?;
         loop {
             let mut put = Ok(());
             let visited = client.next(&mut cursor, |key, item| put = writer.write(key, item.value));
             put.map_err(|error| cannot(&error))?;
-            let signal = ending.heard();
-            if beside.is_due() || signal.is_some() || visited.is_err() {
-                keep(&mut beside, &mut writer, format, &identity, &cursor).map_err(|error| cannot(&error))?;
+            let signal = interrupt.signal();
+            if progress_file.is_due() || signal.is_some() || visited.is_err() {
+                save(&mut progress_file, &mut writer, format, &identity, &cursor).map_err(|error| cannot(&error))?;
                 bar.set_position(cursor.place().map_or(0, |place| place.slot));
             }
             let count = writer.position().count;
@@ -132,13 +132,18 @@ impl Dump {
         }
         writer.finish().and_then(|()| file.sync_all()).map_err(|error| cannot(&error))?;
         bar.finish_and_clear();
-        beside.remove();
+        progress_file.remove();
         let end = writer.position();
         let (keys, bytes) = (end.count - first.0, end.offset - first.1);
         if self.json {
             let seconds = began.elapsed().as_secs_f64();
-            let told = serde_json::json!({ "keys": keys, "bytes": bytes, "seconds": seconds, "keys_before": first.0 });
-            tell!("{told}");
+            let report = serde_json::json!({
+                "keys": keys,
+                "bytes": bytes,
+                "seconds": seconds,
+                "keys_before": first.0,
+            });
+            tell!("{report}");
         } else if !self.quiet {
             note!("{keys} {} written", if keys == 1 { "key" } else { "keys" });
         }
@@ -147,7 +152,7 @@ impl Dump {
 }
 
 /// Returns the writer. The first call creates it, which writes the file's header.
-fn begun<'a, W: io::Write>(
+fn started<'a, W: io::Write>(
     writer: &'a mut Option<Writer<W>>,
     out: &mut Option<W>,
     format: Format,
@@ -186,7 +191,7 @@ fn create(path: &Path, force: bool) -> Result<File, Failure> {
 }
 
 /// Opens the file of an interrupted dump. Cuts off the bytes after the last record that is known to be complete.
-fn go_on(path: &Path, before: &Progress) -> Result<(File, Position), Failure> {
+fn reopen(path: &Path, before: &Progress) -> Result<(File, Position), Failure> {
     let cannot =
         |error: io::Error| Failure::Told(format!("could not resume {}: {error}", path.display()));
     let mut file = File::options().read(true).write(true).open(path).map_err(cannot)?;
@@ -197,8 +202,8 @@ fn go_on(path: &Path, before: &Progress) -> Result<(File, Position), Failure> {
 }
 
 /// Flushes the writer and saves the progress.
-fn keep<W: io::Write>(
-    beside: &mut Beside,
+fn save<W: io::Write>(
+    progress_file: &mut ProgressFile,
     writer: &mut Writer<W>,
     format: Format,
     store: &Identity,
@@ -206,7 +211,7 @@ fn keep<W: io::Write>(
 ) -> io::Result<()> {
     writer.flush()?;
     let at = writer.position();
-    beside.save(&Progress {
+    progress_file.save(&Progress {
         work: Work::Dump,
         format,
         store: store.clone(),

@@ -5,8 +5,8 @@
 //! window is put again record by record, to find the first record that fails. Repeating a put has no further effect.
 //! Invariant: all records before the one that an error names are stored.
 
-use super::progress::{Beside, Ending, Identity, Progress, Work};
-use super::records::{Format, Pair, Position, Records, Wrong, position_at};
+use super::progress::{Identity, Interrupt, Progress, ProgressFile, Work};
+use super::records::{Format, Pair, Position, RecordError, Records, position_at};
 use super::{cannot_read, not_opened};
 use crate::cli::{Done, Failure, progress, signals};
 use farside::local::Client;
@@ -60,35 +60,35 @@ impl Load {
         let format = self.format.unwrap_or_else(|| Format::of(path));
         let (mut input, len) = open(path)?;
         let mut putter = Putter::open(pool, store)?;
-        let mut beside = len.map(|_| Beside::of(path));
-        let start = self.start(&mut input, format, &beside, &putter.identity)?;
+        let mut progress_file = len.map(|_| ProgressFile::of(path));
+        let start = self.start(&mut input, format, &progress_file, &putter.identity)?;
         // Only for regular files: a load that waits for a pipe must end on a signal at once.
-        let ending = beside.as_ref().map(|_| Ending::watch()).transpose()?;
+        let interrupt = progress_file.as_ref().map(|_| Interrupt::watch()).transpose()?;
         let bar = progress("loading bytes", len.unwrap_or(0), self.quiet);
         let mut windows = Windows { records: Records::new(input, format, start), held: None };
         let first = windows.records.position();
         let mut done = first;
         loop {
-            let Window { pairs, end, wrong } = windows.next();
+            let Window { pairs, end, error } = windows.next();
             let stored = putter.put_all(&pairs);
             if stored.is_ok() {
                 done = end;
                 bar.set_position(done.offset);
             }
-            let failed = match (stored, wrong) {
+            let failed = match (stored, error) {
                 (Err(unstored), _) => Some(unstored),
-                (Ok(()), Some(Wrong::Unread(error))) => return Err(cannot_read(path, &error)),
-                (Ok(()), Some(Wrong::Malformed(reason))) => Some(Unstored { before: 0, unsure: 0, reason }),
+                (Ok(()), Some(RecordError::Unread(error))) => return Err(cannot_read(path, &error)),
+                (Ok(()), Some(RecordError::Malformed(reason))) => Some(Unstored { before: 0, unsure: 0, reason }),
                 (Ok(()), None) if pairs.is_empty() => break,
                 (Ok(()), None) => None,
             };
-            let signal = ending.as_ref().and_then(Ending::heard);
-            if failed.is_none() && signal.is_none() && !beside.as_ref().is_some_and(Beside::is_due) {
+            let signal = interrupt.as_ref().and_then(Interrupt::signal);
+            if failed.is_none() && signal.is_none() && !progress_file.as_ref().is_some_and(ProgressFile::is_due) {
                 continue;
             }
             let mut may_resume = false;
             // Without a stored record there is nothing to resume.
-            if let Some(kept) = beside.as_mut().filter(|_| done.offset > 0) {
+            if let Some(kept) = progress_file.as_mut().filter(|_| done.offset > 0) {
                 let progress = Progress {
                     work: Work::Load,
                     format,
@@ -103,13 +103,13 @@ impl Load {
                     Err(error) => {
                         let path = kept.path().display();
                         note!("farside: the progress is not saved: could not write {path}: {error}");
-                        beside = None;
+                        progress_file = None;
                     }
                 }
             }
             if let Some(unstored) = failed {
                 bar.finish_and_clear();
-                return Err(unstored.told(path, format, done.count, may_resume));
+                return Err(unstored.into_failure(path, format, done.count, may_resume));
             }
             if let Some(signal) = signal {
                 bar.finish_and_clear();
@@ -119,18 +119,18 @@ impl Load {
             }
         }
         bar.finish_and_clear();
-        if let Some(beside) = beside {
-            beside.remove();
+        if let Some(progress_file) = progress_file {
+            progress_file.remove();
         }
         let keys = done.count - first.count;
         if self.json {
-            let told = serde_json::json!({
+            let report = serde_json::json!({
                 "keys": keys,
                 "bytes": done.offset - first.offset,
                 "seconds": began.elapsed().as_secs_f64(),
                 "keys_before": first.count,
             });
-            tell!("{told}");
+            tell!("{report}");
         } else if !self.quiet {
             note!("{keys} {} stored", if keys == 1 { "key" } else { "keys" });
         }
@@ -142,17 +142,17 @@ impl Load {
         &self,
         input: &mut File,
         format: Format,
-        beside: &Option<Beside>,
+        progress_file: &Option<ProgressFile>,
         store: &Identity,
     ) -> Result<Option<Position>, Failure> {
         let path = &*self.file;
-        match beside {
+        match progress_file {
             None if self.resume => Err(Failure::Told(format!(
                 "{} is not a regular file, so a load of it cannot be resumed: leave --resume out",
                 path.display()
             ))),
-            Some(beside) if self.resume => {
-                let before = beside.read(Work::Load, format, store)?;
+            Some(progress_file) if self.resume => {
+                let before = progress_file.read(Work::Load, format, store)?;
                 let found = position_at(input, before.offset, before.records);
                 let at = before.check(found.map_err(|error| cannot_read(path, &error))?, path)?;
                 if !self.quiet {
@@ -161,10 +161,10 @@ impl Load {
                 // At offset 0 the file's header has not been read yet, so the reader must start from the beginning.
                 Ok(Some(at).filter(|at| at.offset > 0))
             }
-            Some(beside) if beside.exists() && !self.quiet => {
+            Some(progress_file) if progress_file.exists() && !self.quiet => {
                 note!(
                     "farside: {} belongs to an interrupted load, which --resume would continue; this load starts again",
-                    beside.path().display()
+                    progress_file.path().display()
                 );
                 Ok(None)
             }
@@ -191,7 +191,7 @@ struct Window {
     /// Position of the record after them.
     end: Position,
     /// Reason why that record cannot be read.
-    wrong: Option<Wrong>,
+    error: Option<RecordError>,
 }
 
 /// Divides the records of an input into windows.
@@ -206,14 +206,14 @@ impl<R: Read> Windows<R> {
     fn next(&mut self) -> Window {
         let hasher = RandomState::new();
         let (mut keys, mut bytes) = (BTreeSet::new(), 0);
-        let mut window = Window { pairs: Vec::new(), end: self.records.position(), wrong: None };
+        let mut window = Window { pairs: Vec::new(), end: self.records.position(), error: None };
         loop {
             let pair = match self.held.take() {
                 Some(pair) => pair,
                 None => match self.records.next() {
                     Ok(Some(pair)) => pair,
                     Ok(None) => return Window { end: self.records.position(), ..window },
-                    Err(wrong) => return Window { wrong: Some(wrong), ..window },
+                    Err(error) => return Window { error: Some(error), ..window },
                 },
             };
             // A hash collision of two keys only ends the window early.
@@ -226,7 +226,7 @@ impl<R: Read> Windows<R> {
             window.end = self.records.position();
             let is_full = window.pairs.len() >= TASKS * GROUP || bytes >= WINDOW_BYTES_MAX;
             // Records that have arrived are stored before the load waits for more input.
-            if is_full || !self.records.is_there() {
+            if is_full || !self.records.is_buffered() {
                 return window;
             }
         }
@@ -243,7 +243,7 @@ struct Unstored {
 }
 
 impl Unstored {
-    fn told(self, path: &Path, format: Format, before: u64, may_resume: bool) -> Failure {
+    fn into_failure(self, path: &Path, format: Format, before: u64, may_resume: bool) -> Failure {
         let (one, many) = if format == Format::Binary { ("record", "records") } else { ("line", "lines") };
         let before = before + self.before;
         let stored = match before {

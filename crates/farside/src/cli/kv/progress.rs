@@ -54,20 +54,20 @@ pub(super) struct Progress {
 }
 
 /// The progress file.
-pub(super) struct Beside {
+pub(super) struct ProgressFile {
     path: PathBuf,
     saved: Instant,
 }
 
 /// Interval between two writes of the progress file.
-const EVERY: Duration = Duration::from_secs(1);
+const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Beside {
+impl ProgressFile {
     /// The progress file of the data file at `path`.
-    pub(super) fn of(path: &Path) -> Beside {
+    pub(super) fn of(path: &Path) -> ProgressFile {
         let mut name = path.as_os_str().to_owned();
         name.push(".progress");
-        Beside { path: name.into(), saved: Instant::now() }
+        ProgressFile { path: name.into(), saved: Instant::now() }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -78,9 +78,9 @@ impl Beside {
         self.path.exists()
     }
 
-    /// Whether [`EVERY`] has passed since the last write.
+    /// Whether [`SAVE_INTERVAL`] has passed since the last write.
     pub(super) fn is_due(&self) -> bool {
-        self.saved.elapsed() >= EVERY
+        self.saved.elapsed() >= SAVE_INTERVAL
     }
 
     /// Replaces the file atomically: a reader finds either the former content or the new one.
@@ -148,22 +148,22 @@ impl Progress {
 
 /// Watches for signals that end this process. The first one lets the command save its progress; a second one ends the
 /// process at once.
-pub(super) struct Ending(Arc<AtomicUsize>);
+pub(super) struct Interrupt(Arc<AtomicUsize>);
 
-impl Ending {
-    pub(super) fn watch() -> io::Result<Ending> {
-        let heard = Arc::<AtomicUsize>::default();
-        let insists = Arc::<AtomicBool>::default();
+impl Interrupt {
+    pub(super) fn watch() -> io::Result<Interrupt> {
+        let signal_number = Arc::<AtomicUsize>::default();
+        let is_repeated = Arc::<AtomicBool>::default();
         for signal in signals::ending() {
-            signal_hook::flag::register_conditional_default(signal, Arc::clone(&insists))?;
-            signal_hook::flag::register(signal, Arc::clone(&insists))?;
-            signal_hook::flag::register_usize(signal, Arc::clone(&heard), signal as usize)?;
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&is_repeated))?;
+            signal_hook::flag::register(signal, Arc::clone(&is_repeated))?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&signal_number), signal as usize)?;
         }
-        Ok(Ending(heard))
+        Ok(Interrupt(signal_number))
     }
 
     /// Returns the signal that arrived, if one did.
-    pub(super) fn heard(&self) -> Option<c_int> {
+    pub(super) fn signal(&self) -> Option<c_int> {
         match self.0.load(Ordering::Relaxed) {
             0 => None,
             signal => Some(signal as c_int),

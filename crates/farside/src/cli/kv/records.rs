@@ -79,16 +79,16 @@ const LINE_MAX: u64 = 6 * (farside::VALUE_MAX + farside::KEY_MAX) as u64 + 128;
 pub(super) type Pair = (Vec<u8>, Vec<u8>);
 
 /// Reason why the next record could not be read.
-pub(super) enum Wrong {
+pub(super) enum RecordError {
     /// The input cannot be read.
     Unread(io::Error),
     /// The input is malformed. Holds the reason and the remedy.
     Malformed(String),
 }
 
-impl From<io::Error> for Wrong {
-    fn from(error: io::Error) -> Wrong {
-        Wrong::Unread(error)
+impl From<io::Error> for RecordError {
+    fn from(error: io::Error) -> RecordError {
+        RecordError::Unread(error)
     }
 }
 
@@ -113,7 +113,7 @@ impl<R: Read> Records<R> {
     }
 
     /// Whether the next record is buffered, so that reading it does not wait for input.
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn is_buffered(&self) -> bool {
         let buffer = self.input.buffer();
         match self.format {
             Format::Tsv | Format::Jsonl => buffer.contains(&b'\n'),
@@ -126,7 +126,7 @@ impl<R: Read> Records<R> {
     }
 
     /// Reads the next record. Returns `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<Pair>, Wrong> {
+    pub(super) fn next(&mut self) -> Result<Option<Pair>, RecordError> {
         match self.format {
             Format::Tsv => self.line(tsv::parse_line),
             Format::Jsonl => self.line(jsonl::parse_line),
@@ -134,9 +134,9 @@ impl<R: Read> Records<R> {
         }
     }
 
-    fn line(&mut self, parse: fn(&[u8]) -> Result<Pair, String>) -> Result<Option<Pair>, Wrong> {
+    fn line(&mut self, parse: fn(&[u8]) -> Result<Pair, String>) -> Result<Option<Pair>, RecordError> {
         if self.at.offset == 0 && self.input.fill_buf()?.starts_with(&binary::MAGIC) {
-            return Err(Wrong::Malformed("it begins like a binary dump: load it with --format binary".into()));
+            return Err(RecordError::Malformed("it begins like a binary dump: load it with --format binary".into()));
         }
         self.record.clear();
         let read = self.input.by_ref().take(LINE_MAX).read_until(b'\n', &mut self.record)?;
@@ -144,31 +144,31 @@ impl<R: Read> Records<R> {
             return Ok(None);
         }
         let text = self.record.strip_suffix(b"\n").unwrap_or(&self.record);
-        let pair = parse(text).map_err(Wrong::Malformed)?;
+        let pair = parse(text).map_err(RecordError::Malformed)?;
         self.at.passed(&self.record);
         self.at.count += 1;
         Ok(Some(pair))
     }
 
-    fn binary(&mut self) -> Result<Option<Pair>, Wrong> {
+    fn binary(&mut self) -> Result<Option<Pair>, RecordError> {
         self.record.clear();
         if self.at.offset == 0 {
             let begins = self.input.fill_buf()?;
             let len = begins.len().min(binary::MAGIC.len());
             if begins[..len] != binary::MAGIC[..len] {
-                return Err(Wrong::Malformed(binary::OTHER.into()));
+                return Err(RecordError::Malformed(binary::NOT_BINARY.into()));
             }
             self.take(binary::HEAD_SIZE)?;
-            binary::check_head(&self.record).map_err(Wrong::Malformed)?;
+            binary::check_head(&self.record).map_err(RecordError::Malformed)?;
             self.at.passed(&self.record);
             self.record.clear();
         }
         self.take(binary::RECORD_HEAD_SIZE)?;
-        match binary::decode(&self.record).map_err(Wrong::Malformed)? {
+        match binary::decode(&self.record).map_err(RecordError::Malformed)? {
             Next::Pair { key_len, value_len, check } => {
                 self.take(key_len + value_len)?;
                 let (key, value) = self.record[binary::RECORD_HEAD_SIZE..].split_at(key_len);
-                binary::verify(self.at.count, key, value, check).map_err(Wrong::Malformed)?;
+                binary::verify(self.at.count, key, value, check).map_err(RecordError::Malformed)?;
                 let pair = (key.to_vec(), value.to_vec());
                 self.at.passed(&self.record);
                 self.at.count += 1;
@@ -176,15 +176,15 @@ impl<R: Read> Records<R> {
             }
             Next::End { check } => {
                 self.take(binary::COUNT_SIZE)?;
-                let told = &self.record[binary::RECORD_HEAD_SIZE..];
-                binary::verify(self.at.count, b"", b"", check).map_err(Wrong::Malformed)?;
-                if told != self.at.count.to_le_bytes() {
-                    return Err(Wrong::Malformed(
+                let count = &self.record[binary::RECORD_HEAD_SIZE..];
+                binary::verify(self.at.count, b"", b"", check).map_err(RecordError::Malformed)?;
+                if count != self.at.count.to_le_bytes() {
+                    return Err(RecordError::Malformed(
                         "the count at the end does not match: the file is damaged; use another copy of it".into(),
                     ));
                 }
                 if !self.input.fill_buf()?.is_empty() {
-                    return Err(Wrong::Malformed("more bytes follow the end: load each dump separately".into()));
+                    return Err(RecordError::Malformed("more bytes follow the end: load each dump separately".into()));
                 }
                 self.at.passed(&self.record);
                 Ok(None)
@@ -193,11 +193,11 @@ impl<R: Read> Records<R> {
     }
 
     /// Appends `len` bytes of the input to `record`.
-    fn take(&mut self, len: usize) -> Result<(), Wrong> {
+    fn take(&mut self, len: usize) -> Result<(), RecordError> {
         // Memory grows with the bytes read, not with the length claimed, which a damaged file may inflate.
         let read = self.input.by_ref().take(len as u64).read_to_end(&mut self.record)?;
         if read < len {
-            return Err(Wrong::Malformed(
+            return Err(RecordError::Malformed(
                 "the file ends here, without the end mark of a dump: it was cut off; use another copy, or continue \
                  the 'kv dump' that wrote it with --resume"
                     .into(),
@@ -290,13 +290,13 @@ mod tests {
             match records.next() {
                 Ok(Some(pair)) => pairs.push(pair),
                 Ok(None) => return (pairs, Ok(())),
-                Err(Wrong::Malformed(reason)) => return (pairs, Err(reason)),
-                Err(Wrong::Unread(error)) => panic!("a read from memory failed: {error}"),
+                Err(RecordError::Malformed(reason)) => return (pairs, Err(reason)),
+                Err(RecordError::Unread(error)) => panic!("a read from memory failed: {error}"),
             }
         }
     }
 
-    fn some() -> Vec<Pair> {
+    fn sample_pairs() -> Vec<Pair> {
         let pair = |key: &[u8], value: &[u8]| (key.to_vec(), value.to_vec());
         vec![pair(b"a", b""), pair(b"\xff\t", b"\n\x00"), pair("ключ".as_bytes(), &[7; 70_000])]
     }
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn every_format_reads_back_what_it_wrote() {
         for format in [Format::Tsv, Format::Jsonl, Format::Binary] {
-            for pairs in [Vec::new(), some()] {
+            for pairs in [Vec::new(), sample_pairs()] {
                 assert_eq!(read(format, &written(format, &pairs)), (pairs, Ok(())), "{format:?}");
             }
         }
@@ -313,8 +313,8 @@ mod tests {
     #[test]
     fn resuming_from_any_position_loses_no_record() {
         for format in [Format::Tsv, Format::Jsonl, Format::Binary] {
-            let whole = written(format, &some());
-            for before in 0..=some().len() {
+            let whole = written(format, &sample_pairs());
+            for before in 0..=sample_pairs().len() {
                 let mut records = Records::new(&whole[..], format, None);
                 for _ in 0..before {
                     assert!(matches!(records.next(), Ok(Some(_))));
@@ -328,14 +328,14 @@ mod tests {
                     position_at(&mut rest, at.offset, at.count).expect("memory").expect("long enough");
                 assert_eq!(found.digest.finalize(), at.digest.finalize());
                 let mut records = Records::new(rest, format, Some(found));
-                for pair in &some()[before..] {
+                for pair in &sample_pairs()[before..] {
                     assert!(matches!(records.next(), Ok(Some(next)) if next == *pair));
                 }
                 assert!(matches!(records.next(), Ok(None)));
 
                 let mut again = whole[..at.offset as usize].to_vec();
                 let mut writer = Writer::new(&mut again, format, Some(at)).expect("a write to memory");
-                for (key, value) in &some()[before..] {
+                for (key, value) in &sample_pairs()[before..] {
                     writer.write(key, value).expect("a write to memory");
                 }
                 writer.finish().expect("a write to memory");
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_truncated_or_extended_binary_file_is_refused() {
-        let whole = written(Format::Binary, &some());
+        let whole = written(Format::Binary, &sample_pairs());
         for len in 0..whole.len() {
             assert!(read(Format::Binary, &whole[..len]).1.is_err(), "{len} of {}", whole.len());
         }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the output is a function of the samples and of the screen's width.
 
-use super::watch::Tick;
+use super::watch::Sample;
 use crate::cli::human_bytes;
 use farside_remote::control::Traffic;
 use serde_json::json;
@@ -30,17 +30,17 @@ const RATES: [Rate; 5] = [
 pub(super) struct View {
     url: String,
     store: String,
-    ticks: VecDeque<Tick>,
+    samples: VecDeque<Sample>,
 }
 
 impl View {
     pub(super) fn new(url: &str, store: &str) -> View {
-        View { url: url.to_owned(), store: store.to_owned(), ticks: VecDeque::new() }
+        View { url: url.to_owned(), store: store.to_owned(), samples: VecDeque::new() }
     }
 
-    pub(super) fn push(&mut self, tick: Tick) {
-        self.ticks.truncate(PAST - 1);
-        self.ticks.push_front(tick);
+    pub(super) fn push(&mut self, sample: Sample) {
+        self.samples.truncate(PAST - 1);
+        self.samples.push_front(sample);
     }
 
     /// Returns the screen's lines while there is no sample, with the reason.
@@ -50,21 +50,21 @@ impl View {
 
     /// Returns the screen's lines.
     pub(super) fn lines(&self, columns: usize) -> Vec<String> {
-        let Some(tick) = self.ticks.front() else { return self.waiting("sampling ...") };
+        let Some(sample) = self.samples.front() else { return self.waiting("sampling ...") };
         let mut lines = vec![self.title(), String::new()];
-        match tick.traffic {
+        match sample.traffic {
             None => lines.push("no rates: they require an admin's token, or a newer release of the node".into()),
             Some(_) => {
                 for (name, of, text) in RATES {
-                    let rate = |tick: &Tick| {
-                        tick.traffic.as_ref().map_or(0.0, |traffic| per_second(of(traffic), tick))
+                    let rate = |sample: &Sample| {
+                        sample.traffic.as_ref().map_or(0.0, |traffic| per_second(of(traffic), sample))
                     };
-                    lines.push(self.row(columns, name, &text(rate(tick)), rate));
+                    lines.push(self.row(columns, name, &text(rate(sample)), rate));
                 }
             }
         }
-        let probe = |tick: &Tick| tick.probe.as_ref().map_or(0.0, |(median, _)| median.as_secs_f64());
-        match &tick.probe {
+        let probe = |sample: &Sample| sample.probe.as_ref().map_or(0.0, |(median, _)| median.as_secs_f64());
+        match &sample.probe {
             Ok((median, most)) => {
                 lines.push(self.row(columns, "probe, median", &micros(*median), probe));
                 lines.push(format!("{:<NAME_WIDTH$}{:>FIGURE_WIDTH$}", "probe, max", micros(*most)));
@@ -72,7 +72,7 @@ impl View {
             Err(reason) => lines.push(format!("no probe: {reason}")),
         }
         lines.push(String::new());
-        let stat = &tick.stat;
+        let stat = &sample.stat;
         let parts = [
             ('▓', "table", stat.table_bytes),
             ('█', "live", stat.live_bytes),
@@ -93,8 +93,8 @@ impl View {
         lines.push(format!(
             "{:<NAME_WIDTH$}{} buffers/s reclaimed, {} leaked buffers/s found",
             "reclamation",
-            count(per_second(tick.reclaimed, tick)),
-            count(per_second(tick.lost, tick))
+            count(per_second(sample.reclaimed, sample)),
+            count(per_second(sample.lost, sample))
         ));
         for pid in &stat.delaying_pids {
             lines.push(format!(
@@ -105,15 +105,15 @@ impl View {
         if let Some(percent) = stat.moved_percent {
             lines.push(format!("{:<NAME_WIDTH$}{percent} % moved from the former table", "table"));
         }
-        lines.push(format!("{:<NAME_WIDTH$}{}, without this one", "sessions", tick.info.sessions));
+        lines.push(format!("{:<NAME_WIDTH$}{}, without this one", "sessions", sample.info.sessions));
         let (not_ready, refused) =
-            tick.traffic.map_or((0, 0), |traffic| (traffic.not_ready, traffic.refused));
+            sample.traffic.map_or((0, 0), |traffic| (traffic.not_ready, traffic.refused));
         lines.push(format!(
             "{:<NAME_WIDTH$}{} by engines in total; {} chains/s refused, {} chains/s without a buffer",
             "refusals",
-            tick.refusals,
-            count(per_second(refused, tick)),
-            count(per_second(not_ready, tick))
+            sample.refusals,
+            count(per_second(refused, sample)),
+            count(per_second(not_ready, sample))
         ));
         lines
     }
@@ -124,7 +124,7 @@ impl View {
     }
 
     fn title(&self) -> String {
-        let node = self.ticks.front().map_or(String::new(), |tick| match tick.info.pid {
+        let node = self.samples.front().map_or(String::new(), |sample| match sample.info.pid {
             0 => String::new(),
             pid => format!(", process {pid}"),
         });
@@ -132,9 +132,9 @@ impl View {
     }
 
     /// Formats a figure and the sparkline of its past.
-    fn row(&self, columns: usize, name: &str, figure: &str, of: impl Fn(&Tick) -> f64) -> String {
+    fn row(&self, columns: usize, name: &str, figure: &str, of: impl Fn(&Sample) -> f64) -> String {
         let room = columns.saturating_sub(NAME_WIDTH + FIGURE_WIDTH + 4).min(PAST);
-        let past: Vec<f64> = self.ticks.iter().take(room).rev().map(of).collect();
+        let past: Vec<f64> = self.samples.iter().take(room).rev().map(of).collect();
         let line = format!("{name:<NAME_WIDTH$}{figure:>FIGURE_WIDTH$}  {}", sparkline(&past));
         line.trim_end().to_owned()
     }
@@ -156,12 +156,12 @@ const COLUMNS: [&str; 12] = [
 ];
 
 /// Formats a sample as a line.
-pub(super) fn line(tick: &Tick) -> String {
-    let rate = |of: fn(&Traffic) -> u64| tick.traffic.as_ref().map(|traffic| per_second(of(traffic), tick));
+pub(super) fn line(sample: &Sample) -> String {
+    let rate = |of: fn(&Traffic) -> u64| sample.traffic.as_ref().map(|traffic| per_second(of(traffic), sample));
     let counted = |of| rate(of).map_or("-".into(), count);
     let bytes = |of| rate(of).map_or("-".into(), |bytes| human_bytes(bytes as u64));
     let probe = |which: fn(&(Duration, Duration)) -> Duration| {
-        tick.probe.as_ref().map_or("-".into(), |probe| micros(which(probe)))
+        sample.probe.as_ref().map_or("-".into(), |probe| micros(which(probe)))
     };
     let figures = [
         counted(|traffic| traffic.chains),
@@ -169,11 +169,11 @@ pub(super) fn line(tick: &Tick) -> String {
         counted(|traffic| traffic.atomics),
         bytes(|traffic| traffic.request_bytes),
         bytes(|traffic| traffic.reply_bytes),
-        human_bytes(tick.stat.live_bytes),
-        human_bytes(tick.stat.free_bytes),
-        human_bytes(tick.stat.granted_bytes),
-        count(per_second(tick.reclaimed, tick)),
-        tick.info.sessions.to_string(),
+        human_bytes(sample.stat.live_bytes),
+        human_bytes(sample.stat.free_bytes),
+        human_bytes(sample.stat.granted_bytes),
+        count(per_second(sample.reclaimed, sample)),
+        sample.info.sessions.to_string(),
         probe(|&(median, _)| median),
         probe(|&(_, most)| most),
     ];
@@ -181,14 +181,14 @@ pub(super) fn line(tick: &Tick) -> String {
 }
 
 /// Formats a sample as a JSON object. Rates are per second, and `null` if the node does not report them.
-pub(super) fn object(tick: &Tick) -> serde_json::Value {
-    let rate = |of: fn(&Traffic) -> u64| tick.traffic.as_ref().map(|traffic| per_second(of(traffic), tick));
+pub(super) fn object(sample: &Sample) -> serde_json::Value {
+    let rate = |of: fn(&Traffic) -> u64| sample.traffic.as_ref().map(|traffic| per_second(of(traffic), sample));
     let us = |which: fn(&(Duration, Duration)) -> Duration| {
-        tick.probe.as_ref().ok().map(|probe| which(probe).as_secs_f64() * 1e6)
+        sample.probe.as_ref().ok().map(|probe| which(probe).as_secs_f64() * 1e6)
     };
     json!({
-        "seconds": tick.since.as_secs_f64(),
-        "interval_seconds": tick.lasted.as_secs_f64(),
+        "seconds": sample.since.as_secs_f64(),
+        "interval_seconds": sample.lasted.as_secs_f64(),
         "chains_per_s": rate(|traffic| traffic.chains),
         "ops_per_s": rate(|traffic| traffic.ops),
         "atomics_per_s": rate(|traffic| traffic.atomics),
@@ -197,18 +197,18 @@ pub(super) fn object(tick: &Tick) -> serde_json::Value {
         "not_ready_per_s": rate(|traffic| traffic.not_ready),
         "refused_per_s": rate(|traffic| traffic.refused),
         "retired_buffers_per_s": rate(|traffic| traffic.retired_buffers),
-        "reclaimed_buffers_per_s": per_second(tick.reclaimed, tick),
-        "lost_buffers_per_s": per_second(tick.lost, tick),
+        "reclaimed_buffers_per_s": per_second(sample.reclaimed, sample),
+        "lost_buffers_per_s": per_second(sample.lost, sample),
         "probe_us_p50": us(|&(median, _)| median),
         "probe_us_max": us(|&(_, most)| most),
-        "sessions": tick.info.sessions,
-        "refusals": tick.refusals,
-        "stat": tick.stat,
+        "sessions": sample.info.sessions,
+        "refusals": sample.refusals,
+        "stat": sample.stat,
     })
 }
 
-fn per_second(count: u64, tick: &Tick) -> f64 {
-    count as f64 / tick.lasted.as_secs_f64().max(1e-9)
+fn per_second(count: u64, sample: &Sample) -> f64 {
+    count as f64 / sample.lasted.as_secs_f64().max(1e-9)
 }
 
 /// Formats a number with about three digits and a decimal unit.
@@ -254,9 +254,9 @@ fn bar(parts: &[(char, &str, u64)], whole: u64, width: usize) -> String {
 mod tests {
     use super::*;
 
-    fn tick(chains: u64, traffic: bool) -> Tick {
+    fn sample(chains: u64, traffic: bool) -> Sample {
         let traffic = traffic.then(|| Traffic { chains, reply_bytes: 3 << 20, ..Traffic::default() });
-        Tick {
+        Sample {
             since: Duration::from_secs(9),
             lasted: Duration::from_secs(2),
             info: farside::NodeInfo { sessions: 3, pid: 7, ..Default::default() },
@@ -279,7 +279,7 @@ mod tests {
     fn a_rate_is_per_second_and_has_a_sparkline() {
         let mut view = View::new("shm:x", "s");
         for chains in [0, 1_000_000, 4_000_000] {
-            view.push(tick(chains, true));
+            view.push(sample(chains, true));
         }
         let lines = view.lines(80);
         let starts = |name: &str| lines.iter().find(|line| line.starts_with(name)).expect(name);
@@ -294,11 +294,11 @@ mod tests {
     #[test]
     fn an_unreported_rate_is_not_shown_as_zero() {
         let mut view = View::new("shm:x", "s");
-        view.push(tick(5, false));
+        view.push(sample(5, false));
         assert!(view.lines(80).iter().any(|line| line.contains("require an admin's token")));
-        assert!(line(&tick(5, false)).trim_start().starts_with('-'));
-        assert!(object(&tick(5, false))["chains_per_s"].is_null());
-        assert_eq!(object(&tick(5, true))["chains_per_s"], 2.5);
+        assert!(line(&sample(5, false)).trim_start().starts_with('-'));
+        assert!(object(&sample(5, false))["chains_per_s"].is_null());
+        assert_eq!(object(&sample(5, true))["chains_per_s"], 2.5);
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
 
 /// A sample: the activity since the sample before.
 #[derive(Clone, Debug)]
-pub(super) struct Tick {
+pub(super) struct Sample {
     /// Time since the first sample.
     pub(super) since: Duration,
     /// Time since the sample before.
@@ -59,25 +59,25 @@ pub(super) fn run(pool: Pool, store: String, every: Duration, count: Option<u64>
     let _screen = Screen::enter()?;
     let show = |lines: Vec<String>| written(Screen::show(&lines));
     let mut watch = Some(first);
-    let (mut next, mut told) = (Instant::now() + every, 0);
+    let (mut next, mut shown) = (Instant::now() + every, 0);
     show(view.waiting("sampling ..."))?;
-    while count.is_none_or(|count| told < count) {
+    while count.is_none_or(|count| shown < count) {
         if Screen::is_ended_before(next)? {
             return Ok(());
         }
         next = (next + every).max(Instant::now());
-        let looked = match &mut watch {
-            Some(watch) => watch.look().map(Some),
+        let result = match &mut watch {
+            Some(watch) => watch.sample().map(Some),
             // After a failure this may be another node, so its counters cannot be compared with the former ones.
             None => Watch::start(&pool, &store).map(|again| {
                 watch = Some(again);
                 None
             }),
         };
-        match looked {
-            Ok(Some(tick)) => {
-                view.push(tick);
-                told += 1;
+        match result {
+            Ok(Some(sample)) => {
+                view.push(sample);
+                shown += 1;
                 show(view.lines(Screen::size().0))?;
             }
             Ok(None) => show(view.waiting("sampling ..."))?,
@@ -93,20 +93,20 @@ pub(super) fn run(pool: Pool, store: String, every: Duration, count: Option<u64>
 
 fn by_lines(mut watch: Watch, view: &View, every: Duration, count: Option<u64>, json: bool) -> Done {
     let mut next = Instant::now();
-    let mut told = 0;
-    while count.is_none_or(|count| told < count) {
+    let mut shown = 0;
+    while count.is_none_or(|count| shown < count) {
         next = (next + every).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        let tick = watch.look()?;
+        let sample = watch.sample()?;
         if json {
-            tell!("{}", view::object(&tick));
+            tell!("{}", view::object(&sample));
         } else {
-            if told % HEADING_EVERY == 0 {
+            if shown % HEADING_EVERY == 0 {
                 tell!("{}", view.heading());
             }
-            tell!("{}", view::line(&tick));
+            tell!("{}", view::line(&sample));
         }
-        told += 1;
+        shown += 1;
     }
     Ok(())
 }
@@ -125,7 +125,7 @@ struct Watch {
     kv: AnyKv<Rc<Endpoint>>,
     store: String,
     began: Instant,
-    looked: Instant,
+    sampled_at: Instant,
     info: NodeInfo,
     /// This session's own traffic at the time of `info`.
     own: Traffic,
@@ -146,27 +146,27 @@ impl Watch {
             kv,
             store: store.to_owned(),
             began: now,
-            looked: now,
+            sampled_at: now,
             info: NodeInfo::default(),
             own: Traffic::default(),
             stat: StoreStat::default(),
             stat_next: now,
         };
-        watch.look()?;
-        watch.began = watch.looked;
+        watch.sample()?;
+        watch.began = watch.sampled_at;
         Ok(watch)
     }
 
     /// Takes a sample.
-    fn look(&mut self) -> Result<Tick, Failure> {
+    fn sample(&mut self) -> Result<Sample, Failure> {
         let probe = self.probe();
         if self.stat_next <= Instant::now() {
-            let asked = Instant::now();
+            let requested_at = Instant::now();
             let Answer::StoreStat(stat) = self.ask(&Ask::StoreStat { name: self.store.clone() })? else {
                 return Err(misunderstood());
             };
             self.stat = stat;
-            self.stat_next = Instant::now() + 9 * asked.elapsed();
+            self.stat_next = Instant::now() + 9 * requested_at.elapsed();
         }
         let own = Traffic::from(self.endpoint.counters());
         let Answer::NodeInfo(info) = self.ask(&Ask::NodeInfo)? else { return Err(misunderstood()) };
@@ -182,9 +182,9 @@ impl Watch {
             retired_buffers: traffic.retired_buffers.saturating_sub(own.retired_buffers),
         };
         let both = info.traffic.zip(self.info.traffic);
-        let tick = Tick {
+        let sample = Sample {
             since: now - self.began,
-            lasted: now - self.looked,
+            lasted: now - self.sampled_at,
             stat: self.stat.clone(),
             traffic: both.map(|(after, before)| less(less(after, before), less(own, self.own))),
             reclaimed: info.reclaimed_buffers.saturating_sub(self.info.reclaimed_buffers),
@@ -193,8 +193,8 @@ impl Watch {
             probe,
             info: NodeInfo { sessions: info.sessions.saturating_sub(1), ..info.clone() },
         };
-        (self.info, self.own, self.looked) = (info, own, now);
-        Ok(tick)
+        (self.info, self.own, self.sampled_at) = (info, own, now);
+        Ok(sample)
     }
 
     fn probe(&mut self) -> Result<(Duration, Duration), String> {

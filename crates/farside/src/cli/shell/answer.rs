@@ -29,11 +29,11 @@ pub(super) struct Printer {
 impl Printer {
     /// Prints `ok`.
     pub(super) fn ok(&self) -> Done {
-        self.said("ok", &[("ok", true.into())])
+        self.result("ok", &[("ok", true.into())])
     }
 
     /// Prints `words`, or an object of `fields` if the format is JSON.
-    pub(super) fn said(&self, words: &str, fields: &[(&str, Value)]) -> Done {
+    pub(super) fn result(&self, words: &str, fields: &[(&str, Value)]) -> Done {
         if self.format != Format::Json {
             return self.line(words.as_bytes());
         }
@@ -106,7 +106,7 @@ impl Printer {
     /// Ends a listing of `count` keys. `more` if the store may hold others.
     pub(super) fn listed(&self, count: u64, more: bool) -> Done {
         match self.format {
-            Format::Json => self.said("", &[("count", count.into()), ("more", more.into())]),
+            Format::Json => self.result("", &[("count", count.into()), ("more", more.into())]),
             Format::Quoted if count == 0 => self.line(b"(none)"),
             _ => {
                 if more {

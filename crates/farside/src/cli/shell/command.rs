@@ -1,7 +1,7 @@
 //! The commands of the shell: their descriptions, and how they are parsed from words.
 
 /// Description of a command.
-pub(super) struct Known {
+pub(super) struct Description {
     /// Name of the command.
     pub(super) name: &'static str,
     /// Placeholders of its arguments.
@@ -13,11 +13,11 @@ pub(super) struct Known {
     /// Whether its arguments include a value.
     pub(super) has_value: bool,
     /// Parses the words that follow the name.
-    build: fn(Vec<Vec<u8>>) -> Built,
+    build: fn(Vec<Vec<u8>>) -> Parsed,
 }
 
 /// Result of parsing a command's arguments. `None` if their number is wrong; an error has the reason and the remedy.
-type Built = Option<Result<Command, String>>;
+type Parsed = Option<Result<Command, String>>;
 
 /// A parsed command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) enum Command {
     Use { store: String },
     Trace(bool),
     Time(bool),
-    Help(Option<&'static Known>),
+    Help(Option<&'static Description>),
     Quit,
 }
 
@@ -49,8 +49,8 @@ const LISTING: &str = "Reads all keys in the order of the store's table, and sto
                        (default: 100). Not a snapshot: keys that are stored or deleted meanwhile may be missed.";
 
 /// All commands, in the order in which `help` lists them.
-pub(super) const ALL: [Known; 16] = [
-    Known {
+pub(super) const ALL: [Description; 16] = [
+    Description {
         name: "get",
         usage: "KEY",
         what: "print the value of a key",
@@ -58,7 +58,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| key(words).map(|key| Ok(Command::Get { key })),
     },
-    Known {
+    Description {
         name: "getv",
         usage: "KEY",
         what: "print the value of a key, and its version",
@@ -66,7 +66,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| key(words).map(|key| Ok(Command::GetV { key })),
     },
-    Known {
+    Description {
         name: "put",
         usage: "KEY VALUE",
         what: "set the value of a key",
@@ -74,7 +74,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: true,
         build: |words| pair(words).map(|(key, value)| Ok(Command::Put { key, value })),
     },
-    Known {
+    Description {
         name: "put-if-absent",
         usage: "KEY VALUE",
         what: "set the value of a key if the key is absent",
@@ -82,7 +82,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: true,
         build: |words| pair(words).map(|(key, value)| Ok(Command::PutIfAbsent { key, value })),
     },
-    Known {
+    Description {
         name: "cas",
         usage: "KEY VERSION VALUE",
         what: "replace the value of a key if the key still has this version",
@@ -90,7 +90,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: true,
         build: cas,
     },
-    Known {
+    Description {
         name: "del",
         usage: "KEY",
         what: "delete a key",
@@ -98,7 +98,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| key(words).map(|key| Ok(Command::Del { key })),
     },
-    Known {
+    Description {
         name: "exists",
         usage: "KEY",
         what: "print whether a key has a value",
@@ -106,7 +106,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| key(words).map(|key| Ok(Command::Exists { key })),
     },
-    Known {
+    Description {
         name: "keys",
         usage: "[PREFIX] [COUNT]",
         what: "list keys",
@@ -114,7 +114,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| list(words, false),
     },
-    Known {
+    Description {
         name: "scan",
         usage: "[PREFIX] [COUNT]",
         what: "list keys with their values",
@@ -122,7 +122,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| list(words, true),
     },
-    Known {
+    Description {
         name: "stat",
         usage: "",
         what: "show how the store's memory is used",
@@ -130,7 +130,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| none(&words, Command::Stat),
     },
-    Known {
+    Description {
         name: "info",
         usage: "",
         what: "show the node",
@@ -138,7 +138,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| none(&words, Command::Info),
     },
-    Known {
+    Description {
         name: "stores",
         usage: "",
         what: "list the node's stores",
@@ -146,7 +146,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| none(&words, Command::Stores),
     },
-    Known {
+    Description {
         name: "use",
         usage: "STORE",
         what: "switch to another store",
@@ -159,7 +159,7 @@ pub(super) const ALL: [Known; 16] = [
             }))
         },
     },
-    Known {
+    Description {
         name: "trace",
         usage: "on|off",
         what: "print each command's requests to the node, on standard error",
@@ -167,7 +167,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| switch(words).map(|on| Ok(Command::Trace(on))),
     },
-    Known {
+    Description {
         name: "time",
         usage: "on|off",
         what: "print how long each command takes, as measured by this process",
@@ -175,7 +175,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| switch(words).map(|on| Ok(Command::Time(on))),
     },
-    Known {
+    Description {
         name: "help",
         usage: "[COMMAND]",
         what: "list the commands, or explain one of them",
@@ -183,7 +183,7 @@ pub(super) const ALL: [Known; 16] = [
         has_value: false,
         build: |words| match &words[..] {
             [] => Some(Ok(Command::Help(None))),
-            [name] => Some(known(name).map(|known| Command::Help(Some(known)))),
+            [name] => Some(find(name).map(|known| Command::Help(Some(known)))),
             _ => None,
         },
     },
@@ -207,7 +207,7 @@ pub(super) fn parse(words: Vec<Vec<u8>>) -> Result<Command, String> {
             Err("'quit' takes no arguments: leave the rest out".into())
         };
     }
-    let known = known(&name)?;
+    let known = find(&name)?;
     (known.build)(rest).unwrap_or_else(|| {
         Err(format!(
             "wrong arguments: write '{}'; put a word that contains blanks in double quotes, and flags of farside \
@@ -218,7 +218,7 @@ pub(super) fn parse(words: Vec<Vec<u8>>) -> Result<Command, String> {
 }
 
 /// Finds the description of a command by its name, in any case.
-pub(super) fn known(name: &[u8]) -> Result<&'static Known, String> {
+pub(super) fn find(name: &[u8]) -> Result<&'static Description, String> {
     ALL.iter().find(|known| name.eq_ignore_ascii_case(known.name.as_bytes())).ok_or_else(|| {
         const SHOWN_MAX: usize = 40;
         let shown = super::words::quoted(&name[..name.len().min(SHOWN_MAX)]);
@@ -227,22 +227,22 @@ pub(super) fn known(name: &[u8]) -> Result<&'static Known, String> {
     })
 }
 
-impl Known {
+impl Description {
     /// The name followed by the placeholders of the arguments.
     pub(super) fn form(&self) -> String {
         format!("{} {}", self.name, self.usage).trim_end().to_owned()
     }
 }
 
-impl PartialEq for Known {
-    fn eq(&self, other: &Known) -> bool {
+impl PartialEq for Description {
+    fn eq(&self, other: &Description) -> bool {
         self.name == other.name
     }
 }
 
-impl Eq for Known {}
+impl Eq for Description {}
 
-impl std::fmt::Debug for Known {
+impl std::fmt::Debug for Description {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
     }
@@ -262,7 +262,7 @@ fn pair(words: Vec<Vec<u8>>) -> Option<(Vec<u8>, Vec<u8>)> {
     Some((key, value))
 }
 
-fn none(words: &[Vec<u8>], command: Command) -> Built {
+fn none(words: &[Vec<u8>], command: Command) -> Parsed {
     words.is_empty().then_some(Ok(command))
 }
 
@@ -274,7 +274,7 @@ fn switch(words: Vec<Vec<u8>>) -> Option<bool> {
     }
 }
 
-fn cas(words: Vec<Vec<u8>>) -> Built {
+fn cas(words: Vec<Vec<u8>>) -> Parsed {
     let [key, version, value] = <[_; 3]>::try_from(words).ok()?;
     Some(match number(&version) {
         Some(version) => Ok(Command::Cas { key, version, value }),
@@ -285,7 +285,7 @@ fn cas(words: Vec<Vec<u8>>) -> Built {
     })
 }
 
-fn list(words: Vec<Vec<u8>>, values: bool) -> Built {
+fn list(words: Vec<Vec<u8>>, values: bool) -> Parsed {
     if words.len() > 2 {
         return None;
     }

@@ -47,12 +47,12 @@ impl Lines {
         let config = Config::builder()
             .max_history_size(LINES_MAX)
             .and_then(|config| config.history_ignore_dups(true))
-            .map_err(|error| told(&error))?
+            .map_err(|error| read_error(&error))?
             .history_ignore_space(true)
             .completion_type(CompletionType::List)
             .build();
         let history = MemHistory::with_config(&config);
-        let mut editor = Editor::with_history(config, history).map_err(|error| told(&error))?;
+        let mut editor = Editor::with_history(config, history).map_err(|error| read_error(&error))?;
         editor.set_helper(Some(Assistant { pool }));
         let mut lines = Lines { editor, file };
         lines.recall();
@@ -68,7 +68,7 @@ impl Lines {
             }
             Err(ReadlineError::Interrupted) => Ok(Typed::Cancelled),
             Err(ReadlineError::Eof) => Ok(Typed::End),
-            Err(error) => Err(told(&error)),
+            Err(error) => Err(read_error(&error)),
         }
     }
 
@@ -90,7 +90,7 @@ impl Lines {
 
     fn remember(&mut self, line: &str) {
         let _same = self.editor.history_mut().add(line);
-        if let Some(path) = self.file.as_ref().filter(|_| may_be_kept(line))
+        if let Some(path) = self.file.as_ref().filter(|_| may_be_saved(line))
             && let Err(error) = append(path, line)
         {
             note!("farside: the history is not saved: could not write {}: {error}", path.display());
@@ -99,16 +99,16 @@ impl Lines {
     }
 }
 
-fn told(error: &ReadlineError) -> String {
+fn read_error(error: &ReadlineError) -> String {
     format!("could not read from the terminal: {error}; pipe commands in, or give one as arguments")
 }
 
 /// Whether a line may be written to the history file: it is one command without a value, and begins with no blank.
-fn may_be_kept(line: &str) -> bool {
+fn may_be_saved(line: &str) -> bool {
     let known = words::split(line.as_bytes()).ok().and_then(|words| {
         let name = words.first()?.clone();
         command::parse(words).ok()?;
-        command::known(&name).ok()
+        command::find(&name).ok()
     });
     !line.starts_with([' ', '\t'])
         && !line.contains(['\n', '\r'])
@@ -188,7 +188,7 @@ impl Hinter for Assistant {
             return None;
         }
         let words = words::split(line.as_bytes()).ok()?;
-        let known = command::known(words.first()?).ok()?;
+        let known = command::find(words.first()?).ok()?;
         let left: Vec<&str> = known.usage.split_whitespace().skip(words.len() - 1).collect();
         (!left.is_empty()).then(|| left.join(" "))
     }
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn no_line_with_a_value_is_saved() {
         for kept in ["get k", "GET k", "del \"a b\"", "scan a 7", "use s", "help", "trace on"] {
-            assert!(may_be_kept(kept), "{kept}");
+            assert!(may_be_saved(kept), "{kept}");
         }
         for not in [
             "put k secret",
@@ -226,7 +226,7 @@ mod tests {
             "# secret",
             "",
         ] {
-            assert!(!may_be_kept(not), "{not}");
+            assert!(!may_be_saved(not), "{not}");
         }
     }
 

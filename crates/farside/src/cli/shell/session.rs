@@ -14,10 +14,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 /// The fabric, in a layer that prints each request while tracing is on.
-type Watched = Rc<Trace<Rc<Endpoint>, Box<dyn Fn(&str)>>>;
+type TracedFabric = Rc<Trace<Rc<Endpoint>, Box<dyn Fn(&str)>>>;
 
 /// A client of a store.
-pub(super) type Kv = AnyKv<Watched>;
+pub(super) type Kv = AnyKv<TracedFabric>;
 
 /// The node, the store in use, and the open session with it, if any.
 pub(super) struct Session {
@@ -25,7 +25,7 @@ pub(super) struct Session {
     store: String,
     opened: Option<Opened>,
     /// Identity of the store that was opened last. A new store of the same name has another one.
-    known: Option<Identity>,
+    last_opened: Option<Identity>,
     tracing: Rc<Cell<bool>>,
 }
 
@@ -44,7 +44,7 @@ struct Identity {
 impl Session {
     /// Prepares a session with the store called `store`; does not open it.
     pub(super) fn new(pool: Pool, store: String) -> Session {
-        Session { pool, store, opened: None, known: None, tracing: Rc::default() }
+        Session { pool, store, opened: None, last_opened: None, tracing: Rc::default() }
     }
 
     /// Returns the name of the store in use.
@@ -76,7 +76,7 @@ impl Session {
             Ok(output) => return Ok(output),
             Err(error) => error,
         };
-        if !is_over(&error) {
+        if !ends_session(&error) {
             return Err(error.into());
         }
         self.opened = None;
@@ -85,7 +85,7 @@ impl Session {
         }
         let again = self.try_once(&mut operation)?;
         again.map_err(|error| {
-            self.opened = self.opened.take().filter(|_| !is_over(&error));
+            self.opened = self.opened.take().filter(|_| !ends_session(&error));
             error.into()
         })
     }
@@ -103,23 +103,23 @@ impl Session {
         if self.opened.is_none() {
             let endpoint = Rc::new(self.pool.endpoint_here()?);
             let tracing = Rc::clone(&self.tracing);
-            let tell: Box<dyn Fn(&str)> = Box::new(move |text| {
+            let print: Box<dyn Fn(&str)> = Box::new(move |text| {
                 if tracing.get() {
                     note!("{text}");
                 }
             });
-            let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), tell));
+            let fabric = Rc::new(Trace::new(Rc::clone(&endpoint), print));
             let kv = block_on(&endpoint, AnyKv::open(fabric, NodeId(0), &self.store, &Options::default()))
                 .map_err(|error| not_opened(&self.pool, &self.store, error))?;
             let store = kv.store();
             let found = Identity { name: store.name.clone(), id: store.id, incarnation: store.incarnation };
-            if self.known.as_ref().is_some_and(|known| *known != found) {
+            if self.last_opened.as_ref().is_some_and(|last| *last != found) {
                 note!(
                     "farside: the store '{}' was dropped and created again: its former content is gone",
                     self.store
                 );
             }
-            self.known = Some(found);
+            self.last_opened = Some(found);
             self.opened = Some(Opened { endpoint, kv });
         }
         Ok(self.opened.as_mut().expect("it was opened above"))
@@ -132,7 +132,7 @@ impl Session {
 }
 
 /// Whether an error ends the session, or revokes its key to the store.
-fn is_over(error: &KvError) -> bool {
+fn ends_session(error: &KvError) -> bool {
     use FabricError::{Broken, Lost, NodeDied};
     matches!(
         error,

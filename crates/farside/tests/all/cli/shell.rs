@@ -188,7 +188,7 @@ fn a_terminal_gets_quoted_values_without_control_sequences() {
     terminal.shows("chain of ");
     terminal.types("quit\r");
     assert_eq!(terminal.ended(), 0);
-    assert!(terminal.is_as_found());
+    assert!(terminal.is_restored());
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn control_c_cancels_a_line_and_control_d_exits() {
     terminal.shows("(absent)");
     terminal.types("\x04");
     assert_eq!(terminal.ended(), 0);
-    assert!(terminal.is_as_found());
+    assert!(terminal.is_restored());
 }
 
 #[test]
@@ -263,10 +263,10 @@ fn the_history_file_holds_no_value_and_is_private() {
 fn a_signal_restores_the_terminal() {
     let node = Node::start();
     let mut terminal = typed(&node);
-    assert!(!terminal.is_as_found(), "the editor has not changed the terminal's modes");
+    assert!(!terminal.is_restored(), "the editor has not changed the terminal's modes");
     terminal.signal(Signal::TERM);
     assert_eq!(terminal.ended(), 128 + 15);
-    assert!(terminal.is_as_found());
+    assert!(terminal.is_restored());
 }
 
 #[test]

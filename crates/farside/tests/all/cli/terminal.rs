@@ -90,7 +90,7 @@ impl Terminal {
     }
 
     /// Whether the terminal itself edits and echoes lines, as a shell expects it.
-    pub(crate) fn is_as_found(&self) -> bool {
+    pub(crate) fn is_restored(&self) -> bool {
         let modes = tcgetattr(&self.end).expect("a terminal").local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }

@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A node that serves TLS and TCP. Its certificate is `cert.pem` in its folder, for 127.0.0.1.
-struct Shown {
+struct TlsNode {
     node: Process,
     tls: String,
     tcp: String,
     folder: TempDir,
 }
 
-impl Shown {
-    fn start() -> Shown {
+impl TlsNode {
+    fn start() -> TlsNode {
         let folder = tempfile::tempdir().expect("a folder");
         make(folder.path(), &["--host", "127.0.0.1"]).done();
-        Shown::with(folder)
+        TlsNode::with(folder)
     }
 
     /// Starts a node with the certificate and key in a folder.
-    fn with(folder: TempDir) -> Shown {
+    fn with(folder: TempDir) -> TlsNode {
         let [cert, key] = ["cert.pem", "key.pem"].map(|name| text(&folder.path().join(name)));
         let node = serve(
             &folder.path().join("node.sock"),
@@ -46,7 +46,7 @@ impl Shown {
         let [tls, tcp] = [node.line(), node.line()]
             .map(|line| line.split_once(" at ").unwrap_or_else(|| panic!("no url in '{line}'")).1.to_owned());
         assert!(tls.starts_with("tls://127.0.0.1:") && tcp.starts_with("tcp://"), "{tls} {tcp}");
-        Shown { node, tls, tcp, folder }
+        TlsNode { node, tls, tcp, folder }
     }
 
     fn certificate(&self) -> String {
@@ -106,7 +106,7 @@ fn what_tls_new_prints_serves_a_node_and_reaches_it() {
 
 #[test]
 fn a_node_with_an_untrusted_certificate_is_refused() {
-    let node = Shown::start();
+    let node = TlsNode::start();
     info(&node.tls, &node.certificate()).done();
     farside(["info", "--pool", &node.tls]).refused("--tls-ca").refused("FARSIDE_TLS_CA");
     let other = tempfile::tempdir().expect("a folder");
@@ -143,7 +143,7 @@ fn a_certificate_outside_of_its_period_is_refused() {
     for (from, until, reason) in [(2000, 2001, "has expired"), (4000, 4001, "not valid yet")] {
         let folder = tempfile::tempdir().expect("a folder");
         valid(folder.path(), from, until);
-        let node = Shown::with(folder);
+        let node = TlsNode::with(folder);
         info(&node.tls, &node.certificate()).refused(reason).refused("clock");
     }
 }
@@ -151,7 +151,7 @@ fn a_certificate_outside_of_its_period_is_refused() {
 /// The error names the protocol that the server speaks, and no client waits for ever.
 #[test]
 fn mixing_up_tls_and_tcp_is_reported() {
-    let node = Shown::start();
+    let node = TlsNode::start();
     let (plain, tls) = (node.tls.replace("tls:", "tcp:"), node.tcp.replace("tcp:", "tls:"));
     farside(["info", "--pool", &plain]).refused("speaks TLS").refused("tls:// in place of tcp://");
     info(&tls, &node.certificate()).refused("hung up").refused("tcp://");

@@ -18,14 +18,14 @@ fn watched(node: &Node) -> Terminal {
 fn the_screen_is_restored_on_a_key_and_on_a_signal() {
     let node = Node::start();
     let mut terminal = watched(&node);
-    assert!(!terminal.is_as_found());
+    assert!(!terminal.is_restored());
     for figure in ["probe, median", "live ", "buffers/s reclaimed", "sessions", "refusals"] {
         terminal.shows(figure);
     }
     terminal.types("xq");
     assert_eq!(terminal.ended(), 0);
     terminal.shows("\x1b[?1049l");
-    assert!(terminal.is_as_found());
+    assert!(terminal.is_restored());
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
         if is_ignored(signal) {
             continue;
@@ -34,7 +34,7 @@ fn the_screen_is_restored_on_a_key_and_on_a_signal() {
         terminal.signal(signal);
         assert_eq!(terminal.ended(), code);
         terminal.shows("\x1b[?1049l");
-        assert!(terminal.is_as_found());
+        assert!(terminal.is_restored());
     }
 }
 
