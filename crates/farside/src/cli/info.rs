@@ -105,7 +105,9 @@ fn print_json(settings: &Settings) -> Done {
 /// Converts a setting's value to JSON: a number, a boolean, a string, or null if it is not set.
 fn typed(name: &str, setting: &Setting) -> serde_json::Value {
     match (name, setting.value.as_str(), setting.origin.as_str()) {
-        ("data_port" | "insecure_udp", value, _) => value.parse().expect("formatted from a number or a boolean"),
+        ("data_port" | "insecure_udp", value, _) => {
+            value.parse().expect("formatted from a number or a boolean")
+        }
         (_, "none", "built in") => serde_json::Value::Null,
         (_, value, _) => value.into(),
     }

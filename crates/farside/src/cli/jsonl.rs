@@ -41,7 +41,9 @@ fn text_or_base64(bytes: &[u8]) -> (Option<Cow<'_, str>>, Option<Cow<'_, str>>) 
 /// Parses a line without its line feed into a key and a value.
 pub(super) fn parse_line(line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
     let line: Line<'_> = serde_json::from_slice(line).map_err(|error| {
-        format!("not an object with a key and a value ({error}): write {{\"key\": \"...\", \"value\": \"...\"}}")
+        format!(
+            "not an object with a key and a value ({error}): write {{\"key\": \"...\", \"value\": \"...\"}}"
+        )
     })?;
     Ok((bytes_of("key", line.key, line.key_base64)?, bytes_of("value", line.value, line.value_base64)?))
 }
@@ -50,7 +52,9 @@ fn bytes_of(name: &str, text: Option<Cow<'_, str>>, base64: Option<Cow<'_, str>>
     match (text, base64) {
         (Some(text), None) => Ok(text.into_owned().into_bytes()),
         (None, Some(base64)) => STANDARD.decode(&*base64).map_err(|error| {
-            format!("'{name}_base64' is not base64 ({error}): use the letters A-Z a-z 0-9 + / with = at the end")
+            format!(
+                "'{name}_base64' is not base64 ({error}): use the letters A-Z a-z 0-9 + / with = at the end"
+            )
         }),
         _ => Err(format!("give either '{name}', for text, or '{name}_base64', for other bytes")),
     }

@@ -195,7 +195,8 @@ fn value_of(argument: Option<OsString>) -> Result<Vec<u8>, Failure> {
     match argument.as_bytes().strip_prefix(b"@") {
         None => Ok(argument.into_vec()),
         Some(b"") => Err(Failure::Told(
-            "'@' names no file: write @FILE, or pass a value that begins with '@' through standard input".into(),
+            "'@' names no file: write @FILE, or pass a value that begins with '@' through standard input"
+                .into(),
         )),
         Some(path) => {
             let path = Path::new(OsStr::from_bytes(path));

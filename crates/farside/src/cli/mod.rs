@@ -228,10 +228,7 @@ pub(crate) fn main() -> ExitCode {
         .init();
     allow_descriptors();
     for name in unknown_variables() {
-        note!(
-            "farside: warning: unknown variable {name}; did you mean one of {}?",
-            VARIABLES.join(", ")
-        );
+        note!("farside: warning: unknown variable {name}; did you mean one of {}?", VARIABLES.join(", "));
     }
     let done = match Cli::parse().command {
         Command::Up(up) => up.run(),
@@ -316,7 +313,9 @@ fn value_size(text: &str) -> Result<u32, String> {
 fn quota(text: &str) -> Result<u64, String> {
     match parse_bytes(text)? {
         0 => Err("a store needs memory: give it 64MiB or so".into()),
-        bytes if bytes % (1 << 20) != 0 => Err(format!("'{text}' is not a multiple of 1 MiB: give 64MiB or so")),
+        bytes if bytes % (1 << 20) != 0 => {
+            Err(format!("'{text}' is not a multiple of 1 MiB: give 64MiB or so"))
+        }
         bytes => Ok(bytes),
     }
 }

@@ -228,8 +228,7 @@ impl Serve {
     fn listen(&self) -> Result<Vec<Listen>, Failure> {
         if self.engines > 1 && self.listen.is_empty() {
             return Err(Failure::Told(
-                "--engines has no effect without --listen: give --listen, or leave --engines out"
-                    .into(),
+                "--engines has no effect without --listen: give --listen, or leave --engines out".into(),
             ));
         }
         let has_udp = self.listen.iter().any(|at| matches!(at, At::Plain(Listen::Udp(_))));

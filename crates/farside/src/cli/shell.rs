@@ -149,9 +149,7 @@ impl Open {
         }
         match failed {
             0 => Ok(()),
-            _ => {
-                Err(Failure::Told(format!("{failed} of {number} lines failed; the others were executed")))
-            }
+            _ => Err(Failure::Told(format!("{failed} of {number} lines failed; the others were executed"))),
         }
     }
 

@@ -93,7 +93,8 @@ impl Certificate {
             HostName::parse(host)
                 .map_err(|reason| format!("{reason}: give --host without scheme and port"))?;
         }
-        let impossible = |error: rcgen::Error| format!("could not create a certificate for these hosts: {error}");
+        let impossible =
+            |error: rcgen::Error| format!("could not create a certificate for these hosts: {error}");
         let mut params = CertificateParams::new(bare.clone()).map_err(impossible)?;
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, format!("farside node {}", bare[0]));

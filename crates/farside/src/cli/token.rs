@@ -57,7 +57,9 @@ impl Token {
         match secret_file {
             Some(path) => write_new(&path, &secret).map_err(Failure::Told)?,
             None => {
-                tell!("The secret, for the file that a client names with --token-file; it is printed only once:");
+                tell!(
+                    "The secret, for the file that a client names with --token-file; it is printed only once:"
+                );
                 tell!("{secret}");
                 tell!("\nThe entry, for the file of 'farside serve --tokens':");
             }

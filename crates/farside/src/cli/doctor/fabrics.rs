@@ -104,8 +104,7 @@ pub(super) fn measure(pool: &Pool, store: &str, put: Option<&[u8]>) -> Result<Ge
         let found = client.get(KEY).map_err(|error| error.to_string())?;
         if found.as_ref().map(|item| item.value) != Some(value) {
             return Err(
-                "a get returned another value than was put: this machine's memory may be defective"
-                    .into(),
+                "a get returned another value than was put: this machine's memory may be defective".into()
             );
         }
     }

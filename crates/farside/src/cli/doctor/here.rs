@@ -130,7 +130,9 @@ enum SocketState {
 fn socket_state(path: &Path) -> SocketState {
     match std::fs::symlink_metadata(path) {
         Err(_) => return SocketState::Nothing,
-        Ok(found) if !found.file_type().is_socket() => return SocketState::Wrong("it is not a socket".into()),
+        Ok(found) if !found.file_type().is_socket() => {
+            return SocketState::Wrong("it is not a socket".into());
+        }
         Ok(_) => {}
     }
     match farside::connect(&format!("shm:{}", path.display())).and_then(|pool| pool.info()) {

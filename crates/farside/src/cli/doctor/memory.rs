@@ -41,9 +41,7 @@ fn available(meminfo: Option<&str>) -> Check {
         return Check::ok(ID.0, ID.1, found);
     }
     Check::warn(ID.0, ID.1, found)
-        .because(
-            "'farside up' lends 1 GiB, and when memory runs out, the system kills processes",
-        )
+        .because("'farside up' lends 1 GiB, and when memory runs out, the system kills processes")
         .remedy(format!("farside up --memory {}MiB", half_in_mib(memory)))
 }
 

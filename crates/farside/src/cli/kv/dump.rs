@@ -103,7 +103,8 @@ impl Dump {
             put.map_err(|error| cannot(&error))?;
             let signal = interrupt.signal();
             if progress_file.is_due() || signal.is_some() || visited.is_err() {
-                save(&mut progress_file, &mut writer, format, &identity, &cursor).map_err(|error| cannot(&error))?;
+                save(&mut progress_file, &mut writer, format, &identity, &cursor)
+                    .map_err(|error| cannot(&error))?;
                 bar.set_position(cursor.place().map_or(0, |place| place.slot));
             }
             let count = writer.position().count;
@@ -192,8 +193,7 @@ fn create(path: &Path, force: bool) -> Result<File, Failure> {
 
 /// Opens the file of an interrupted dump. Cuts off the bytes after the last record that is known to be complete.
 fn reopen(path: &Path, before: &Progress) -> Result<(File, Position), Failure> {
-    let cannot =
-        |error: io::Error| Failure::Told(format!("could not resume {}: {error}", path.display()));
+    let cannot = |error: io::Error| Failure::Told(format!("could not resume {}: {error}", path.display()));
     let mut file = File::options().read(true).write(true).open(path).map_err(cannot)?;
     let found = position_at(&mut file, before.offset, before.records).map_err(cannot)?;
     let at = before.check(found, path)?;

@@ -78,12 +78,17 @@ impl Load {
             let failed = match (stored, error) {
                 (Err(unstored), _) => Some(unstored),
                 (Ok(()), Some(RecordError::Unread(error))) => return Err(cannot_read(path, &error)),
-                (Ok(()), Some(RecordError::Malformed(reason))) => Some(Unstored { before: 0, unsure: 0, reason }),
+                (Ok(()), Some(RecordError::Malformed(reason))) => {
+                    Some(Unstored { before: 0, unsure: 0, reason })
+                }
                 (Ok(()), None) if pairs.is_empty() => break,
                 (Ok(()), None) => None,
             };
             let signal = interrupt.as_ref().and_then(Interrupt::signal);
-            if failed.is_none() && signal.is_none() && !progress_file.as_ref().is_some_and(ProgressFile::is_due) {
+            if failed.is_none()
+                && signal.is_none()
+                && !progress_file.as_ref().is_some_and(ProgressFile::is_due)
+            {
                 continue;
             }
             let mut may_resume = false;

@@ -105,7 +105,9 @@ impl ProgressFile {
         let again = "leave --resume out to start again";
         let text = std::fs::read_to_string(&self.path).map_err(|error| {
             let why = match error.kind() {
-                io::ErrorKind::NotFound => "nothing was interrupted, or it was interrupted at once".to_owned(),
+                io::ErrorKind::NotFound => {
+                    "nothing was interrupted, or it was interrupted at once".to_owned()
+                }
                 _ => error.to_string(),
             };
             Failure::Told(format!("nothing to resume from {name} ({why}): {again}"))

@@ -136,7 +136,9 @@ impl<R: Read> Records<R> {
 
     fn line(&mut self, parse: fn(&[u8]) -> Result<Pair, String>) -> Result<Option<Pair>, RecordError> {
         if self.at.offset == 0 && self.input.fill_buf()?.starts_with(&binary::MAGIC) {
-            return Err(RecordError::Malformed("it begins like a binary dump: load it with --format binary".into()));
+            return Err(RecordError::Malformed(
+                "it begins like a binary dump: load it with --format binary".into(),
+            ));
         }
         self.record.clear();
         let read = self.input.by_ref().take(LINE_MAX).read_until(b'\n', &mut self.record)?;
@@ -180,11 +182,14 @@ impl<R: Read> Records<R> {
                 binary::verify(self.at.count, b"", b"", check).map_err(RecordError::Malformed)?;
                 if count != self.at.count.to_le_bytes() {
                     return Err(RecordError::Malformed(
-                        "the count at the end does not match: the file is damaged; use another copy of it".into(),
+                        "the count at the end does not match: the file is damaged; use another copy of it"
+                            .into(),
                     ));
                 }
                 if !self.input.fill_buf()?.is_empty() {
-                    return Err(RecordError::Malformed("more bytes follow the end: load each dump separately".into()));
+                    return Err(RecordError::Malformed(
+                        "more bytes follow the end: load each dump separately".into(),
+                    ));
                 }
                 self.at.passed(&self.record);
                 Ok(None)

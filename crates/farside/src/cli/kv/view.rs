@@ -53,7 +53,9 @@ impl View {
         let Some(sample) = self.samples.front() else { return self.waiting("sampling ...") };
         let mut lines = vec![self.title(), String::new()];
         match sample.traffic {
-            None => lines.push("no rates: they require an admin's token, or a newer release of the node".into()),
+            None => {
+                lines.push("no rates: they require an admin's token, or a newer release of the node".into())
+            }
             Some(_) => {
                 for (name, of, text) in RATES {
                     let rate = |sample: &Sample| {
@@ -157,7 +159,8 @@ const COLUMNS: [&str; 12] = [
 
 /// Formats a sample as a line.
 pub(super) fn line(sample: &Sample) -> String {
-    let rate = |of: fn(&Traffic) -> u64| sample.traffic.as_ref().map(|traffic| per_second(of(traffic), sample));
+    let rate =
+        |of: fn(&Traffic) -> u64| sample.traffic.as_ref().map(|traffic| per_second(of(traffic), sample));
     let counted = |of| rate(of).map_or("-".into(), count);
     let bytes = |of| rate(of).map_or("-".into(), |bytes| human_bytes(bytes as u64));
     let probe = |which: fn(&(Duration, Duration)) -> Duration| {
@@ -182,7 +185,8 @@ pub(super) fn line(sample: &Sample) -> String {
 
 /// Formats a sample as a JSON object. Rates are per second, and `null` if the node does not report them.
 pub(super) fn object(sample: &Sample) -> serde_json::Value {
-    let rate = |of: fn(&Traffic) -> u64| sample.traffic.as_ref().map(|traffic| per_second(of(traffic), sample));
+    let rate =
+        |of: fn(&Traffic) -> u64| sample.traffic.as_ref().map(|traffic| per_second(of(traffic), sample));
     let us = |which: fn(&(Duration, Duration)) -> Duration| {
         sample.probe.as_ref().ok().map(|probe| which(probe).as_secs_f64() * 1e6)
     };

@@ -27,7 +27,9 @@ use std::time::{Duration, Instant};
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let within = Duration::from_millis(100)..=Duration::from_secs(3600);
     duration(text).ok().filter(|every| within.contains(every)).ok_or_else(|| {
-        format!("'{text}' is not an interval between two samples: give 100ms to 1h; a number alone is seconds")
+        format!(
+            "'{text}' is not an interval between two samples: give 100ms to 1h; a number alone is seconds"
+        )
     })
 }
 

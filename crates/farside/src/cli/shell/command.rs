@@ -43,8 +43,7 @@ pub(super) enum Command {
 /// Default number of keys in a listing.
 const COUNT: u64 = 100;
 
-const BYTES: &str =
-    "Keys are 1 to 4096 bytes, values up to 16 MiB. \"...\" may contain blanks, and \\n \\r \\t \\\\ \\\" \\xHH.";
+const BYTES: &str = "Keys are 1 to 4096 bytes, values up to 16 MiB. \"...\" may contain blanks, and \\n \\r \\t \\\\ \\\" \\xHH.";
 const LISTING: &str = "Reads all keys in the order of the store's table, and stops after COUNT that begin with PREFIX \
                        (default: 100). Not a snapshot: keys that are stored or deleted meanwhile may be missed.";
 
@@ -154,9 +153,11 @@ pub(super) const ALL: [Description; 16] = [
         has_value: false,
         build: |words| {
             let store = only(words)?;
-            Some(String::from_utf8(store).map(|store| Command::Use { store }).map_err(|_| {
-                "the name of the store is not UTF-8: 'stores' lists the stores".to_owned()
-            }))
+            Some(
+                String::from_utf8(store)
+                    .map(|store| Command::Use { store })
+                    .map_err(|_| "the name of the store is not UTF-8: 'stores' lists the stores".to_owned()),
+            )
         },
     },
     Description {

@@ -46,7 +46,8 @@ fn double(text: &[u8]) -> Word<'_> {
     loop {
         let Some((&byte, after)) = rest.split_first() else {
             return Err(
-                r#"a double quote is not closed: end the word with ", and write \" for a quote within it"#.into()
+                r#"a double quote is not closed: end the word with ", and write \" for a quote within it"#
+                    .into(),
             );
         };
         rest = after;
@@ -98,7 +99,8 @@ fn single(text: &[u8]) -> Word<'_> {
             }
             [] => {
                 return Err(
-                    r"a single quote is not closed: end the word with ', and write \' for a quote within it".into(),
+                    r"a single quote is not closed: end the word with ', and write \' for a quote within it"
+                        .into(),
                 );
             }
         }

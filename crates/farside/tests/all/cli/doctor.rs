@@ -164,7 +164,8 @@ fn mistakes_in_the_settings_are_found() {
     assert_eq!(verdict(&found(&ran), "settings.file", "line 2: unknown field `pol`", ""), "fail");
 
     std::fs::write(at("token"), "secret\n").expect("a file");
-    std::fs::set_permissions(at("token"), std::fs::Permissions::from_mode(0o644)).expect("a file of the test");
+    std::fs::set_permissions(at("token"), std::fs::Permissions::from_mode(0o644))
+        .expect("a file of the test");
     let ran = doctor(
         &["--json"],
         &[("FARSIDE_TOKEN_FILE", at("token").as_os_str()), ("FARSIDE_TLS_CA", OsStr::new("/nowhere/ca"))],
@@ -266,7 +267,8 @@ fn the_way_to_a_node_is_checked_step_by_step() {
     std::fs::write(at("tokens"), &entry.out).expect("a file");
     std::fs::write(at("wrong"), "wrong\n").expect("a file");
     for name in ["tokens", "wrong"] {
-        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600)).expect("a file of the test");
+        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600))
+            .expect("a file of the test");
     }
     let [tokens, cert, key, other] = ["tokens", "tls/cert.pem", "tls/key.pem", "other/cert.pem"].map(at);
     let arguments = [

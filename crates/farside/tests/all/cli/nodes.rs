@@ -160,7 +160,8 @@ fn files_that_are_no_nodes_socket_are_not_replaced() {
     std::fs::create_dir(at("farside")).expect("a folder");
     for mode in [0o777, 0o750] {
         use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(at("farside"), std::fs::Permissions::from_mode(mode)).expect("a file of the test");
+        std::fs::set_permissions(at("farside"), std::fs::Permissions::from_mode(mode))
+            .expect("a file of the test");
         let mut up = command();
         up.env("XDG_RUNTIME_DIR", folder.path()).args(["up", "--memory", "8MiB"]);
         run(up, b"").refused("not a folder of yours alone: remove it");
@@ -279,7 +280,8 @@ fn a_memory_file_is_served_again_and_other_files_are_refused() {
     // An existing empty file gets the permissions of a new one.
     use std::os::unix::fs::PermissionsExt;
     std::fs::write(log("empty"), "").expect("a file");
-    std::fs::set_permissions(log("empty"), std::fs::Permissions::from_mode(0o666)).expect("a file of the test");
+    std::fs::set_permissions(log("empty"), std::fs::Permissions::from_mode(0o666))
+        .expect("a file of the test");
     let arguments = ["--memory", "16MiB", "--memory-file", &log("empty").display().to_string()];
     serve(std::path::Path::new(&elsewhere), &arguments, log("4")).line();
     let mode = std::fs::metadata(log("empty")).expect("the file exists").permissions().mode();

@@ -171,7 +171,11 @@ fn invalid_requests_are_refused_with_a_remedy() {
     for (arguments, remedy) in wrong {
         farside(arguments).refused(remedy);
     }
-    assert_eq!(node.run(["store", "list"]).done().text().lines().count(), 1, "a refused command created a store");
+    assert_eq!(
+        node.run(["store", "list"]).done().text().lines().count(),
+        1,
+        "a refused command created a store"
+    );
     // URLs and names must be UTF-8.
     for flag in ["--pool", "--store"] {
         farside([OsStr::new("info"), OsStr::new(flag), OsStr::from_bytes(b"\xff")]).refused("UTF-8");

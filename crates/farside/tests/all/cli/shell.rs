@@ -24,7 +24,11 @@ fn a_command_from_the_arguments_has_the_usual_exit_codes() {
     node.run(["shell", "get", "nobody"]).absent();
     node.run(["shell", "getv", "nobody"]).absent();
     node.run(["shell", "del", "nobody"]).absent();
-    assert_eq!(node.run(["shell", "put", "-5", "--json"]).done().out, b"ok\n", "flags after the command are words");
+    assert_eq!(
+        node.run(["shell", "put", "-5", "--json"]).done().out,
+        b"ok\n",
+        "flags after the command are words"
+    );
     assert_eq!(node.run(["kv", "get", "-5"]).done().out, b"--json");
     let odd = [b"shell".as_slice(), b"put", b"\xff\"", b"\xfe '"].map(OsStr::from_bytes);
     node.run(odd).done();

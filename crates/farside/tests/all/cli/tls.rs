@@ -115,8 +115,7 @@ fn a_node_with_an_untrusted_certificate_is_refused() {
     info(&node.tls, &others).refused("none of those that are trusted").refused("--tls-ca");
     // One trusted certificate among several in the file is enough.
     let both = other.path().join("both.pem");
-    let texts =
-        [&others, &node.certificate()].map(|path| std::fs::read_to_string(path).expect("a file"));
+    let texts = [&others, &node.certificate()].map(|path| std::fs::read_to_string(path).expect("a file"));
     std::fs::write(&both, texts.concat()).expect("a file");
     info(&node.tls, &text(&both)).done();
     info(&node.tls.replace("127.0.0.1", "localhost"), &node.certificate())
@@ -185,10 +184,12 @@ fn unusable_certificates_and_keys_are_refused_with_a_remedy() {
         .expect("a file");
     std::fs::write(at("binary"), [0xff, 0xfe, 0]).expect("a file");
     for name in ["empty", "torn", "binary"] {
-        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600)).expect("a file of the test");
+        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600))
+            .expect("a file of the test");
     }
     std::fs::copy(&key, at("open.pem")).expect("a file");
-    std::fs::set_permissions(at("open.pem"), std::fs::Permissions::from_mode(0o640)).expect("a file of the test");
+    std::fs::set_permissions(at("open.pem"), std::fs::Permissions::from_mode(0o640))
+        .expect("a file of the test");
     rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), rustix::fs::Mode::RUSR).expect("a pipe");
     let serve = ["serve", "--memory", "8MiB", "--socket", &at("node.sock")];
     let tls = ["--listen", "tls://127.0.0.1:0"];

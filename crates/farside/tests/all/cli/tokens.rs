@@ -150,7 +150,11 @@ fn each_token_grants_its_rights_and_no_others() {
         for refused in [&["kv", "put", "k", "w"][..], &["kv", "del", "k"]] {
             node.run_as("reader", refused).refused("put and delete need 'read', 'atomic' and 'allocate'");
         }
-        assert_eq!(node.run_as("reader", &["kv", "get", "k"]).done().out, b"v", "a refused command changed it");
+        assert_eq!(
+            node.run_as("reader", &["kv", "get", "k"]).done().out,
+            b"v",
+            "a refused command changed it"
+        );
         node.run_as("reader", &["kv", "stat"]).done();
 
         // Only admins create stores. A token sees only the stores that it has rights to.
@@ -296,7 +300,10 @@ fn revoking_a_token_affects_its_open_sessions() {
         // The second message comes if the client had noticed the end already and tried to open another session.
         assert!(told.contains("it has ended the session") || told.contains("none that it knows"), "{told}");
         node.run_as("web", &["info"]).refused("none that it knows");
-        assert_eq!(root.get("k").wait().expect("another token's session").expect("it was put").value, b"again");
+        assert_eq!(
+            root.get("k").wait().expect("another token's session").expect("it was put").value,
+            b"again"
+        );
         // A malformed file leaves the tokens unchanged.
         std::fs::write(node.path("tokens.toml"), "[[token").expect("it is writable");
         node.node.signal(Signal::HUP);
