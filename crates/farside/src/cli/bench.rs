@@ -1,4 +1,4 @@
-//! `bench`: a system under a workload, or the floor under it.
+//! `bench`: measures a system under a workload, or the floor under it.
 
 mod compare;
 mod floor;
@@ -33,14 +33,14 @@ pub(super) struct Bench {
 enum What {
     /// Drive a system through a YCSB workload
     Ycsb(Box<Ycsb>),
-    /// Do the same fetch by hand: what the machine allows
+    /// Measure the same fetch without a system: the machine's limit
     Floor(floor::Floor),
-    /// Put Farside beside Redis, memcached and LMDB, on this machine and under one workload
+    /// Compare Farside with Redis, memcached and LMDB on this machine, under the same workload
     Compare(Box<compare::Compare>),
-    /// The other end of a floor that sends messages; 'bench floor' starts it
+    /// Server process of a floor that sends messages; started by 'bench floor'
     #[command(hide = true)]
     FloorServer(floor::FloorServer),
-    /// Another program that ends with this one; 'bench compare' starts it
+    /// Wrapper that runs a rival's server and exits with 'bench compare', which starts it
     #[command(hide = true)]
     RivalServer(compare::RivalServer),
 }
@@ -48,27 +48,27 @@ enum What {
 /// A system that can be measured.
 pub(super) type System = &'static Registered;
 
-/// For clap: a system by its name.
+/// clap parser: a system by its name.
 fn systems() -> impl TypedValueParser<Value = System> {
     let names =
         registry::family(Family::Kv).map(|system| PossibleValue::new(system.kind).help(system.summary));
-    PossibleValuesParser::new(names).map(|kind| registry::named(&kind).expect("it is one of those listed"))
+    PossibleValuesParser::new(names).map(|kind| registry::named(&kind).expect("clap accepts only the listed names"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum FabricArg {
     /// A node in this process
     Local,
-    /// A node in a process of its own, by shared memory
+    /// A node in its own process, reached through shared memory
     Shm,
-    /// A node in a process of its own, whose engine is asked over UDP
+    /// A node in its own process, whose engine is reached over UDP
     Udp,
     /// The same over TCP
     Tcp,
     /// The same over TLS
     #[cfg(feature = "tls")]
     Tls,
-    /// The same by rings in shared memory
+    /// The same through rings in shared memory
     Ring,
 }
 
@@ -87,180 +87,183 @@ impl FabricArg {
 }
 
 #[derive(clap::Args, Clone)]
-#[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
+#[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 struct Ycsb {
-    /// Which system
+    /// System to measure
     #[arg(long, value_name = "SYSTEM", value_parser = systems(), default_value = usual().kind)]
     system: System,
-    /// What carries the requests to the node that is started: shm if left out; of the node of --pool its url says it
+    /// Fabric to the node that the command starts [default: shm; with --pool, the URL decides]
     #[arg(long, value_enum)]
     fabric: Option<FabricArg>,
     /// a, b, c, d, f, or a YCSB property file
     #[arg(long, short = 'P', value_name = "a|b|c|d|f|PATH", default_value = "c")]
     workload: String,
-    /// A property in place of the workload's own, as often as wanted: for example -p readproportion=0.9
+    /// Override a property of the workload; repeatable. Example: -p readproportion=0.9
     #[arg(long = "property", short = 'p', value_name = "NAME=VALUE")]
     properties: Vec<String>,
-    /// Which keys are asked for, in place of what the workload says
+    /// Distribution of keys, in place of the workload's
     #[arg(long, value_name = "NAME")]
     distribution: Option<String>,
-    /// Records in the store [default: 'recordcount' of a file of yours or of -p, or 1000000]
+    /// Records in the store [default: 'recordcount' of your file or of -p, else 1000000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
     records: Option<u64>,
-    /// Bytes of a value, 1 to 16MiB; some systems: under 60KiB [default: 'fieldcount' times 'fieldlength', or 512]
+    /// Bytes per value, 1 to 16MiB; some systems need less than 60KiB [default: 'fieldcount' times 'fieldlength', else
+    /// 512]
     #[arg(long, value_name = "BYTES", value_parser = value_size)]
     value_size: Option<u32>,
     /// Client threads
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: u32,
-    /// Tasks per thread, each with one operation under way
+    /// Tasks per thread, each with one operation in flight
     #[arg(long, value_name = "K", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
     tasks: u32,
-    /// How long to measure, after a warm-up [default: 'maxexecutiontime', or until --operations are done, or 5]
+    /// Measured seconds, after the warm-up [default: 'maxexecutiontime', else until --operations are done, else 5]
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// How many operations to measure, if --seconds are not over before [default: 'operationcount', or no end]
+    /// Operations to measure; stops earlier after --seconds [default: 'operationcount', else no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     operations: Option<u64>,
-    /// What comes before, and is not counted
+    /// Warm-up before each measurement, not counted
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = warm_up)]
     warm_up: Duration,
-    /// Measure so often, each with a warm-up; the rate told is the median, beside the least and the most
+    /// Number of measurements, each with a warm-up; reports the median rate, the minimum and the maximum
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
-    /// An open loop: so many operations a second are due, whether the store keeps up or not, and the latency of each
-    /// begins when it was due [default: a closed loop, in which each task's next one begins when its last has ended]
+    /// Open loop: start this many operations a second, even if the store does not keep up; each latency starts when the
+    /// operation is due [default: closed loop, in which a task starts an operation when its previous one has ended]
     #[arg(long, value_name = "OPS", value_parser = target)]
     target: Option<f64>,
-    /// Wait so long before each operation: what one costs after idleness, and what idleness costs
+    /// Pause of each task before every operation: measures the cost of an operation after idle time, and of idling
     #[arg(long, value_name = "MS", conflicts_with = "target")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=60_000))]
     idle_ms: Option<u64>,
-    /// Time one operation in so many [default: all in an open loop, or of few --operations; else one in 64]
+    /// Time one operation in N [default: 1 in an open loop or with few --operations; else 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     sample_every: Option<u64>,
-    /// Write the latencies of each interval to this file, as HdrHistogram's interval logs have them
+    /// Write the latencies of each interval to this file, as an HdrHistogram interval log
     #[arg(long, value_name = "FILE")]
     hdr_log: Option<PathBuf>,
-    /// How long such an interval is
+    /// Length of an interval of --hdr-log
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval, requires = "hdr_log")]
     interval: Duration,
-    /// load: make the store of --store and load it, and leave it there; run: run on what was loaded so [default: both,
-    /// on a store that goes with the run]
+    /// load: create the store of --store, load it and keep it; run: run on a store loaded that way [default: both, on a
+    /// store that is dropped after the run]
     #[arg(long, value_enum, requires = "pool", requires = "store")]
     phase: Option<Phase>,
     /// The store of --phase
     #[arg(long, value_name = "NAME", requires = "phase")]
     store: Option<String>,
-    /// Keys whose slots each task remembers, at most 16777216; 0 for none, and for a system that remembers none
+    /// Entries of each task's slot cache, at most 16777216; 0 turns it off; no effect on systems without a slot cache
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     slot_cache: u32,
-    /// Items that the store's table is made for, if more than there will be: fewer keys share a slot in a larger one
+    /// Items that the store's table is sized for, if more than the run needs; a larger table has fewer collisions
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=ITEMS_MAX))]
     items: Option<u64>,
-    /// Give each key a slot of its own, as in the paper's runs
+    /// Give each key its own slot, as in the paper's runs
     #[arg(long)]
     collision_free: bool,
-    /// Make values prove themselves, and hold every key to be one register: no value torn, none lost, none that comes
-    /// back. Takes time and 16 bytes a record
+    /// Write self-checking values and check that each key is linearizable: no value torn, lost, or seen again after
+    /// a newer one. Takes time and 16 bytes per record
     #[arg(long)]
     verify: bool,
-    /// Put the node so far away, one way: what would this be worth over such a network? For example 20us
+    /// Added one-way delay to the node: shows the effect of a network. Example: 20us
     #[arg(long, value_name = "TIME", value_parser = one_way)]
     delay: Option<Duration>,
-    /// Let datagrams meet with faults, each with a probability: loss, duplicate, reorder (udp alone), delay, reset;
-    /// wait=100us..2ms says how long a late one takes, and seed=N draws others. For example loss=0.02,reorder=0.02
+    /// Inject network faults, each with a probability: loss, duplicate, reorder (udp only), delay, reset.
+    /// wait=100us..2ms sets the delay of a late datagram, and seed=N the random seed. Example: loss=0.02,reorder=0.02
     #[arg(long, value_name = "NAME=VALUE,...", value_parser = faults)]
     fault: Option<Faults>,
     #[command(flatten)]
     there: There,
-    /// The result as one JSON object on the last line
+    /// Print the result as one JSON object on the last line
     #[arg(long)]
     json: bool,
-    /// The result as YCSB prints it
+    /// Print the result in YCSB's format
     #[arg(long, conflicts_with = "json")]
     ycsb: bool,
 }
 
-/// A node that is there, and what it takes to reach it.
+/// An existing node, and how to reach it.
 #[derive(clap::Args, Clone, Default)]
 pub(super) struct There {
-    /// Use this node instead of starting one; the run makes a store of its own there, and drops it at the end
+    /// Use this node instead of starting one; the run creates its own store there, and drops it at the end
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
-    /// A file with an admin's token that may do all in every store, if the node of --pool asks for one [default:
-    /// FARSIDE_TOKEN_FILE, the settings file, or none]
+    /// File with an admin token that has all rights in every store, if the node of --pool requires a token [default:
+    /// FARSIDE_TOKEN_FILE, else the settings file, else none]
     #[arg(long, value_name = "PATH", requires = "pool")]
     token_file: Option<String>,
-    /// A file of certificates, for --pool tls:// alone [default: FARSIDE_TLS_CA, the settings file, or none]
+    /// File of certificates to verify the node; only for --pool tls:// [default: FARSIDE_TLS_CA, else the settings
+    /// file, else none]
     #[arg(long, value_name = "PATH", requires = "pool")]
     tls_ca: Option<String>,
-    /// Send udp:// packets to the node of --pool in the clear although there is a token, if it was started so
+    /// Send udp:// packets to the node of --pool unencrypted despite the token; the node must be started with the same
+    /// flag
     #[arg(long, requires = "pool")]
     insecure_udp: bool,
 }
 
-/// One of YCSB's two phases.
+/// A phase of YCSB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Phase {
-    /// Makes the store and puts the records
+    /// Create the store and put the records
     Load,
-    /// Runs on what was loaded
+    /// Run on a loaded store
     Run,
 }
 
-/// So few operations are all timed.
+/// Below this number of operations, every one is timed.
 const ALL_TIMED_BELOW: u64 = 100_000;
-/// Most records of a store.
+/// Maximum number of records of a store.
 const RECORDS_MAX: u64 = 1 << 30;
-/// And most items that a table can be asked for.
+/// Maximum of `--items`.
 const ITEMS_MAX: u64 = 1 << 32;
 
-/// For clap: operations a second.
+/// clap parser: operations a second.
 fn target(text: &str) -> Result<f64, String> {
     let target = text.parse().ok().filter(|target| (0.01..=1e9).contains(target));
-    target.ok_or_else(|| format!("'{text}' is no number of operations a second: give 0.01 to 1000000000"))
+    target.ok_or_else(|| format!("'{text}' is not a number of operations a second: give 0.01 to 1000000000"))
 }
 
-/// For clap: how long a warm-up is.
+/// clap parser: length of a warm-up.
 fn warm_up(text: &str) -> Result<Duration, String> {
     const MOST: Duration = Duration::from_secs(3600);
     let warm_up = duration(text)?;
     if warm_up > MOST {
-        return Err(format!("'{text}' is too long for a warm-up: give 1h at most"));
+        return Err(format!("'{text}' is too long for a warm-up: give at most 1h"));
     }
     Ok(warm_up)
 }
 
-/// For clap: how long an interval of a log is.
+/// clap parser: length of an interval of a log.
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration(text)?;
     if interval < Duration::from_millis(1) {
-        return Err(format!("'{text}' is too short for an interval: give 1ms at least"));
+        return Err(format!("'{text}' is too short for an interval: give at least 1ms"));
     }
     Ok(interval)
 }
 
-/// For clap: how long one way to the node takes.
+/// clap parser: one-way delay to the node.
 fn one_way(text: &str) -> Result<Duration, String> {
     const MOST: Duration = Duration::from_secs(1);
     let one_way = duration(text)?;
     if one_way > MOST {
         return Err(format!(
-            "'{text}' one way is farther than any network: give {} s at most",
+            "'{text}' is longer than the one-way delay of any network: give at most {} s",
             MOST.as_secs()
         ));
     }
     Ok(one_way)
 }
 
-/// What to do where the memory that is wanted is not there.
-const FEWER_RECORDS: &str = "ask for fewer --records or a smaller --value-size";
+/// Remedy if there is not enough memory.
+const FEWER_RECORDS: &str = "give fewer --records or a smaller --value-size";
 
-/// The same for whoever said how large the table is to be, if he did.
+/// Remedy if there is not enough memory; mentions `--items` if the user gave it.
 fn fewer(items: Option<u64>) -> &'static str {
     match items {
-        Some(_) => "ask for fewer --items or --records, or a smaller --value-size",
+        Some(_) => "give fewer --items or --records, or a smaller --value-size",
         None => FEWER_RECORDS,
     }
 }
@@ -289,7 +292,7 @@ impl Ycsb {
         let phases = asked.phases.clone();
         let session = Session::start(asked)?;
         if let Phases::Load(store) = phases {
-            return self.tell_load(&store, session.loaded().expect("it was loaded just now"));
+            return self.tell_load(&store, session.loaded().expect("the load phase has run"));
         }
         note!("warming up, then measuring {} ...", self.how_long(duration));
         let report = session.measure(duration)?;
@@ -299,14 +302,14 @@ impl Ycsb {
         drop(session);
         if let Some(target) = report.target_ops_per_s.filter(|target| report.ops_per_s < 0.95 * target) {
             note!(
-                "farside: {:.0} operations a second were done of the {target} that were due: this store or this client \
-                 cannot do more, or stood still; the latencies tell how late each was",
+                "farside: {:.0} of {target} operations a second were done: the store or the client is too slow, or \
+                 stalled; the latencies include the time that each operation waited",
                 report.ops_per_s
             );
         }
         if (report.ops_per_s, report.errors) == (0.0, 0) {
             return Err(Failure::Told(
-                "no operation came to its end while it was measured: give more --seconds".into(),
+                "no operation completed during the measurement: give more --seconds".into(),
             ));
         }
         self.tell(&report)?;
@@ -324,13 +327,13 @@ impl Ycsb {
         workload.records = self.records.or(chosen.records).unwrap_or(1_000_000);
         if workload.records > RECORDS_MAX {
             return Err(Failure::Told(format!(
-                "{} records are more than a store can have: give --records, at most {RECORDS_MAX}",
+                "a store cannot hold {} records: give --records, at most {RECORDS_MAX}",
                 workload.records
             )));
         }
         if self.items.is_some() && self.phase == Some(Phase::Run) {
             return Err(Failure::Told(
-                "--items is for a table that is made: give it with --phase load, or give the store another by \
+                "--items is the size of a new table: give it with --phase load, or resize the table with \
                  'farside store rebuild'"
                     .into(),
             ));
@@ -338,7 +341,7 @@ impl Ycsb {
         if let Some(name) = &self.distribution {
             workload.distribution = Distribution::named(name).ok_or_else(|| {
                 Failure::Told(format!(
-                    "there is no distribution '{name}': name one of {}",
+                    "unknown distribution '{name}': name one of {}",
                     Distribution::NAMES
                 ))
             })?;
@@ -346,16 +349,16 @@ impl Ycsb {
         warn_of_unused(&workload);
         if self.there.pool.is_some() && self.fabric == Some(FabricArg::Local) {
             return Err(Failure::Told(
-                "--fabric local has its node in this process: leave --pool out".into(),
+                "--fabric local runs the node in this process: omit --pool".into(),
             ));
         }
         if self.verify && self.phase == Some(Phase::Run) {
             return Err(Failure::Told(
-                "--verify must know what was loaded: leave --phase and --store out, so that both are done in one run"
+                "--verify needs the records that this run loads: omit --phase and --store, so that one run does both"
                     .into(),
             ));
         }
-        // Who says how much to do, says how long it may take only by saying so, too.
+        // With a number of operations, only an explicit --seconds limits the time.
         let operations = self.operations.or(chosen.operations.filter(|_| self.seconds.is_none()));
         workload.operations = operations.unwrap_or(0);
         let seconds_max = if operations.is_some() { SECONDS_MAX } else { 5.0 };
@@ -404,7 +407,7 @@ impl Ycsb {
     fn how_long(&self, duration: Duration) -> String {
         let times = if self.repeats > 1 { format!(", {} times", self.repeats) } else { String::new() };
         match duration.as_secs_f64() {
-            SECONDS_MAX => format!("until all is done{times}"),
+            SECONDS_MAX => format!("until all operations are done{times}"),
             seconds => format!("for {seconds} s{times}"),
         }
     }
@@ -447,7 +450,7 @@ impl Ycsb {
     }
 }
 
-/// What is effective, beside the workload.
+/// The effective settings besides the workload, for people.
 fn how(asked: &Asked) -> String {
     let Asked { value_size, threads, tasks, sampled, .. } = asked;
     let plural = |count: u32| if count == 1 { "" } else { "s" };
@@ -465,12 +468,12 @@ fn how(asked: &Asked) -> String {
     )
 }
 
-/// For clap: faults, such as `loss=0.02,wait=1ms..5ms,seed=7`.
+/// clap parser: faults, such as `loss=0.02,wait=1ms..5ms,seed=7`.
 fn faults(text: &str) -> Result<Faults, String> {
     let mut faults = Faults::default();
     for part in text.split(',') {
         let (name, value) =
-            part.split_once('=').ok_or_else(|| format!("'{part}' is no fault: write it like loss=0.02"))?;
+            part.split_once('=').ok_or_else(|| format!("'{part}' is not a fault: write it like loss=0.02"))?;
         let probability = match name {
             "loss" => &mut faults.loss,
             "duplicate" => &mut faults.duplicate,
@@ -479,7 +482,7 @@ fn faults(text: &str) -> Result<Faults, String> {
             "reset" => &mut faults.reset,
             "seed" => {
                 faults.seed =
-                    value.parse().map_err(|_| format!("'{value}' is no seed: give a whole number"))?;
+                    value.parse().map_err(|_| format!("'{value}' is not a seed: give a whole number"))?;
                 continue;
             }
             "wait" => {
@@ -489,18 +492,18 @@ fn faults(text: &str) -> Result<Faults, String> {
             }
             _ => {
                 return Err(format!(
-                    "there is no fault '{name}': name loss, duplicate, reorder, delay or reset, or wait or seed"
+                    "unknown fault '{name}': name loss, duplicate, reorder, delay or reset, or wait or seed"
                 ));
             }
         };
         *probability =
-            value.parse().map_err(|_| format!("'{value}' is no probability of {name}: give 0 to 1"))?;
+            value.parse().map_err(|_| format!("'{value}' is not a probability of {name}: give 0 to 1"))?;
     }
     faults.check(false).map_err(|impossible| impossible.0)?;
     Ok(faults)
 }
 
-/// As good as no end: for so long nothing is measured.
+/// Maximum of `--seconds`; stands for "no limit".
 const SECONDS_MAX: f64 = 1e6;
 
 fn checked_seconds(seconds: f64) -> Result<f64, Failure> {

@@ -1,10 +1,10 @@
-//! `bench compare`: Farside beside Redis, memcached and LMDB, on this machine and under one workload.
+//! `bench compare`: compares Farside with Redis, memcached and LMDB on this machine, under the same workload.
 //!
-//! Everyone has the same records, operations, number of connections and operations under way, and its turn in every
-//! round, so that whatever else the machine does strikes all alike. In a turn clients connect, warm up, and count.
+//! All contenders have the same records, operations, connections and operations in flight. Each has one turn in every
+//! round, so that other load on the machine affects all alike. In a turn, clients connect, warm up, and count.
 //!
-//! Invariant: a value that is wrong, or an operation that fails, ends the comparison: what is told was done right.
-//! Invariant: of what a rival can do in several ways (batches, their number) the best is measured.
+//! Invariant: a wrong value or a failed operation ends the comparison: reported operations were all correct.
+//! Invariant: if a rival can be driven in several ways (number of batches), the fastest is measured.
 
 mod cores;
 mod lanes;
@@ -34,12 +34,12 @@ use servers::{Server, memcached_table};
 use std::time::Duration;
 
 #[derive(clap::Args)]
-#[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
+#[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 pub(in crate::cli) struct Compare {
-    /// Beside whom [default: all that are here]
+    /// Rivals to compare with [default: all that are installed]
     #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
     rivals: Option<Vec<Rival>>,
-    /// What carries Farside's requests
+    /// Fabrics of Farside to measure
     #[arg(
         long,
         value_enum,
@@ -51,72 +51,73 @@ pub(in crate::cli) struct Compare {
     /// a, b, c, or a YCSB property file
     #[arg(long, value_name = "a|b|c|PATH", default_value = "c")]
     workload: String,
-    /// Which keys are asked for: uniform, or as the workload says by 'zipfian' or another name
+    /// Distribution of keys, such as uniform or zipfian
     #[arg(long, value_name = "NAME", default_value = "uniform")]
     distribution: String,
     /// Records in each store
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 28))]
     records: u64,
-    /// Items that the tables of Farside and memcached are made for: fewer keys share a slot in larger ones [default:
+    /// Items that the tables of Farside and memcached are sized for; larger tables have fewer collisions [default:
     /// twice the records]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     items: Option<u64>,
-    /// Bytes of a value, 1 to 60000
+    /// Bytes per value, 1 to 60000
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
     /// Client threads, each with one connection
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
-    /// Operations that each connection has under way, besides one at a time
+    /// Operations in flight per connection; one at a time is measured as well
     #[arg(long, value_name = "K", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=64))]
     depth: u32,
-    /// How often everyone has its turn
+    /// Rounds; each contender has one turn in every round
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// How long a turn is, after a warm-up
+    /// Measured seconds of a turn, after its warm-up
     #[arg(long, value_name = "S", default_value_t = 0.25)]
     seconds: f64,
-    /// One JSON object a line in place of tables
+    /// Print one JSON object a line instead of tables
     #[arg(long)]
     json: bool,
-    /// Where there is a server, in one way alone: the first that there is.
+    /// Measures contenders with a server under the first placement only.
     #[arg(skip)]
     is_short: bool,
 }
 
-/// What a comparison came to.
+/// Outcome of a comparison.
 #[derive(Default)]
 pub(in crate::cli) struct Compared {
     pub(in crate::cli) reports: Vec<CompareReport>,
-    /// Who took part, each with its release.
+    /// The contenders, each with its release.
     pub(in crate::cli) versions: Vec<String>,
-    /// Who did not, and what to do about it.
+    /// Skipped rivals, each with the reason and the remedy.
     pub(in crate::cli) left_out: Vec<String>,
-    /// Where servers and clients ran, and how far apart.
+    /// Cores of servers and clients, and the distance between them.
     pub(in crate::cli) cores: String,
-    /// What a cache line took from one of these cores to the other, in nanoseconds.
+    /// Time of a cache line from one of these cores to the other, in nanoseconds.
     distance_ns: Option<Spread>,
-    /// For how many records `redis-benchmark` asked.
+    /// Number of records that `redis-benchmark` requested.
     benchmarked: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Rival {
-    /// redis-server, of PATH
+    /// redis-server, found on PATH
     Redis,
-    /// memcached, of PATH
+    /// memcached, found on PATH
     Memcached,
-    /// LMDB, which is built in
+    /// LMDB, built in
     Lmdb,
 }
 
-/// The longest value that all of them take, and that all of ours carry.
+/// The longest value that all rivals accept and all fabrics carry, in bytes.
 const VALUE_MAX: u32 = 60_000;
-/// Records that `redis-benchmark` asks for at most.
+/// Maximum number of records that `redis-benchmark` requests.
 const BENCHMARKED_MAX: u64 = 100_000;
-/// What a rival needs for a record besides its value, at the most, and what it needs anyway.
+/// Maximum bytes of a rival's record besides its value.
 const BESIDES_VALUE: u64 = 160;
+/// Maximum bytes of a rival without any record.
 const BESIDES_RECORDS: u64 = 128 << 20;
 
 impl Compare {
@@ -157,9 +158,9 @@ impl Compare {
         )
     }
 
-    /// Everyone who is here beside Farside, one client thread that reads uniformly, one at a time and 64 at once; where
-    /// there is a server it has a core of its own, if there are two, and the client looks for answers. Whoever is
-    /// not here, or for whom there is no memory, is left out.
+    /// Compares Farside with all installed rivals: one client thread reads uniformly, with one operation in flight and
+    /// with 64. A server has its own core, if there are two, and the client polls. Rivals that are missing, or for
+    /// which there is not enough memory, are skipped.
     pub(in crate::cli) fn in_short(
         records: u64,
         value_size: u32,
@@ -194,13 +195,13 @@ impl Compare {
         let turn = seconds(self.seconds)?;
         if self.value_size > VALUE_MAX {
             return Err(Failure::Told(format!(
-                "--value-size {}: give {VALUE_MAX} at most, which every contender carries in one answer",
+                "--value-size {}: give at most {VALUE_MAX}, which every contender carries in one response",
                 self.value_size
             )));
         }
         if self.fabrics.contains(&FabricArg::Local) {
             return Err(Failure::Told(
-                "--fabrics local has its node in this process, and is nobody's server: name udp, tcp, ring or shm"
+                "--fabrics local runs the node in this process, without a server to compare: name udp, tcp, ring or shm"
                     .into(),
             ));
         }
@@ -212,14 +213,14 @@ impl Compare {
         let found = self.find()?;
         if found.is_nobody() {
             return Err(Failure::Told(
-                "there is nobody to compare with: install redis-server and memcached, as by 'apt-get install \
+                "no rival is available: install redis-server and memcached, for example with 'apt-get install \
                  redis-server memcached'"
                     .into(),
             ));
         }
         self.check_memory(&found)?;
         warn_of_unused(&workload);
-        found.left_out.iter().for_each(|told| note!("farside: {told}; it is left out"));
+        found.left_out.iter().for_each(|told| note!("farside: {told}; skipped"));
         note!("workload {workload}; values of {} bytes", self.value_size);
         let folder = Folder::make("compare").map_err(Failure::Told)?;
         let left_out = found.left_out.clone();
@@ -229,7 +230,7 @@ impl Compare {
         let threads_max = lanes.iter().map(|lane| lane.way.threads).max().unwrap_or(0);
         let mut threads: Vec<Thread> = (0..threads_max).map(|thread| run.thread(thread)).collect();
         let field = lanes::Field { contenders: &contenders, cores: &cores, length: turn };
-        note!("looking in which batches the rivals do best ...");
+        note!("finding the fastest number of batches for each rival ...");
         for lane in &mut lanes {
             field.choose_shape(lane, &mut threads)?;
         }
@@ -256,13 +257,13 @@ impl Compare {
         })
     }
 
-    /// Items that the tables are made for, so that none grows while it is measured: if nobody says, twice the records,
-    /// since nobody makes a table that is full from the beginning.
+    /// Items that the tables are sized for, so that no table grows during the measurement. By default twice the
+    /// records, since a real table is not full from the start.
     fn items(&self) -> u64 {
         self.items.unwrap_or(2 * self.records)
     }
 
-    /// What is asked of Farside.
+    /// The plan of Farside's measurement.
     fn asked(&self, workload: &Workload) -> Asked {
         Asked {
             fabric: Some(FabricArg::Shm),
@@ -279,7 +280,7 @@ impl Compare {
         workload.records = self.records;
         workload.distribution = Distribution::named(&self.distribution).ok_or_else(|| {
             Failure::Told(format!(
-                "there is no distribution '{}': name one of {}",
+                "unknown distribution '{}': name one of {}",
                 self.distribution,
                 Distribution::NAMES
             ))
@@ -288,18 +289,18 @@ impl Compare {
     }
 }
 
-/// Bytes of our table for so many items.
+/// Bytes of Farside's table for `items` items.
 fn our_table(items: u64) -> u64 {
     let footprint = (usual().footprint)(&Sizing { items: Some(items), ..Sizing::default() });
-    footprint.expect("fewer can be asked for than the largest table has room for").table_bytes
+    footprint.expect("--items is at most what the largest table holds").table_bytes
 }
 
-/// Rivals that take part.
+/// Rivals to measure.
 struct Found {
     redis: Option<std::path::PathBuf>,
     memcached: Option<std::path::PathBuf>,
     lmdb: bool,
-    /// Who does not, and what to do about it.
+    /// Skipped rivals, each with the reason and the remedy.
     left_out: Vec<String>,
 }
 
@@ -309,7 +310,7 @@ impl Found {
     }
 }
 
-/// All who take part, with their records loaded.
+/// All contenders, with their records loaded.
 struct Contenders {
     session: Session,
     pools: Vec<(FabricArg, farside::Pool)>,
@@ -317,7 +318,7 @@ struct Contenders {
     memcached: Option<Server>,
     #[cfg(feature = "lmdb")]
     lmdb: Option<compare::lmdb::Lmdb>,
-    /// `redis-benchmark`, and for how many records it was made ready.
+    /// `redis-benchmark`, and the number of records loaded for it.
     benchmark: Option<(std::path::PathBuf, u64)>,
 }
 
@@ -335,7 +336,7 @@ impl Contenders {
 }
 
 impl Compare {
-    /// Who is here, of those who were named, or of all.
+    /// Finds the named rivals, or all installed ones.
     fn find(&self) -> Result<Found, Failure> {
         let is_named = |rival| self.rivals.as_ref().is_some_and(|named| named.contains(&rival));
         let is_wanted = |rival| self.rivals.is_none() || is_named(rival);
@@ -343,9 +344,10 @@ impl Compare {
         let mut server = |rival, program: &str, package: &str| {
             let found = is_wanted(rival).then(|| config::program(program)).flatten();
             if found.is_none() && is_wanted(rival) {
-                let told = format!("{program} is not on PATH: install it, as by 'apt-get install {package}'");
+                let told =
+                    format!("{program} is not on PATH: install it, for example with 'apt-get install {package}'");
                 match is_named(rival) {
-                    true => return Err(Failure::Told(format!("{told}, or leave it out by --rivals"))),
+                    true => return Err(Failure::Told(format!("{told}, or omit it from --rivals"))),
                     false => left_out.push(told),
                 }
             }
@@ -357,16 +359,16 @@ impl Compare {
         if is_wanted(Rival::Lmdb) && !is_built_in {
             let told = "this farside was built without LMDB: build it with the feature 'lmdb', which is on by default";
             match is_named(Rival::Lmdb) {
-                true => return Err(Failure::Told(format!("{told}, or leave it out by --rivals"))),
+                true => return Err(Failure::Told(format!("{told}, or omit it from --rivals"))),
                 false => left_out.push(told.into()),
             }
         }
         Ok(Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in, left_out })
     }
 
-    /// Bytes that a rival has for its records.
+    /// Bytes of memory for a rival's records.
     fn rival_bytes(&self) -> u64 {
-        // Whatever divides memory into classes leaves up to a quarter of it unused.
+        // An allocator with size classes leaves up to a quarter of each value's buffer unused.
         self.records * (u64::from(self.value_size) * 5 / 4 + BESIDES_VALUE) + BESIDES_RECORDS
     }
 
@@ -378,10 +380,10 @@ impl Compare {
         check_available((rivals + 1) * self.rival_bytes() + tables, fewer(self.items))
     }
 
-    /// Starts everyone and loads the records.
+    /// Starts all contenders and loads their records.
     fn start(&self, asked: Asked, found: Found, folder: &Folder) -> Result<Contenders, Failure> {
         note!(
-            "farside: a node, reached by {}",
+            "farside: a node, reached over {}",
             self.fabrics.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
         );
         let mut by: Vec<FabricArg> = Vec::new();
@@ -451,13 +453,13 @@ impl Compare {
         let bar = progress("loading records", records, false);
         let client = Client::<D>::connect(address, Waiting::Asleep, self.value_size as usize);
         let mut client = client.map_err(|error| told(error.to_string()))?;
-        client.server_pid().map_err(told)?; // Also says in which database.
+        client.server_pid().map_err(told)?; // Also selects the database.
         client.load(0..records, || bar.inc(1)).map_err(told)?;
         bar.finish_and_clear();
         Ok(())
     }
 
-    /// Who has a turn, in which order, and how.
+    /// Returns the turns of a round, in order.
     fn lanes(&self, contenders: &Contenders, cores: &Cores) -> Vec<Lane> {
         use rows::{Client, Cores, Way};
         let two = [(Cores::Two, Client::Looks), (Cores::Two, Client::Sleeps)];
@@ -505,8 +507,8 @@ impl Compare {
         [depth, 1].into_iter().take(if depth == 1 { 1 } else { 2 })
     }
 
-    /// Operations under way of each thread, and threads, where there is no server: as elsewhere, and once more on all
-    /// cores, for there is nobody else who needs one.
+    /// Pairs of operations in flight per thread and number of threads, for contenders without a server: the same as
+    /// with a server, and once more on all cores, since no server needs one.
     fn unserved(&self, cores: u32) -> Vec<(u32, u32)> {
         let shared = (self.threads == 1 && !self.is_short && cores > 1 && self.depth >= cores)
             .then(|| (self.depth / cores, cores));
@@ -533,7 +535,7 @@ impl Compare {
             cores,
             client,
             rounds: self.rounds.into(),
-            ops_per_s: Spread::of(&measured.rates).expect("there was a round at least"),
+            ops_per_s: Spread::of(&measured.rates).expect("there is at least one round"),
             latency_us: (measured.latencies.count() > 0).then(|| LatencyUs::from(&measured.latencies)),
             cpu_s_per_mop: measured.cpu_s_per_mop(),
             of_better_rival: Spread::of(&measured.ratios),

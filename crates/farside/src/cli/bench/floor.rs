@@ -1,4 +1,5 @@
-//! `bench floor`: the same fetch by hand, in this process or, for fabrics that send messages, in one more.
+//! `bench floor`: measures the same fetch without a system, in this process or, for fabrics that send messages, between
+//! two processes.
 //!
 //! Invariant: the server of an echo ends with the process that started it.
 
@@ -14,55 +15,54 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 #[derive(clap::Args)]
-#[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
+#[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 pub(in crate::cli) struct Floor {
-    /// Whose floor
+    /// Fabric whose floor to measure
     #[arg(long, value_enum, default_value_t = FloorFabric::Shm)]
     fabric: FloorFabric,
     #[command(flatten)]
     asked: Asked,
-    /// How long to measure
+    /// Measured seconds
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     seconds: f64,
-    /// Sleep so long before each request, or each round of them, and tell how long the first one takes; with
-    /// --blocking
+    /// Pause before each round of requests, and report the latency of the first one after it; requires --blocking
     #[arg(long, value_name = "MS", requires = "blocking", conflicts_with = "seconds")]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=60_000))]
     idle_ms: Option<u64>,
-    /// How often to sleep and ask
+    /// Number of such rounds
     #[arg(long, value_name = "N", requires = "idle_ms", default_value_t = 10)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
-    /// The result as one JSON object on the last line
+    /// Print the result as one JSON object on the last line
     #[arg(long)]
     json: bool,
 }
 
-/// What the server is told too.
+/// Options that the server needs too.
 #[derive(clap::Args)]
 struct Asked {
     /// Records in the table
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     records: u64,
-    /// Bytes of a value, 1 to 16MiB; at most 60KiB where it travels in a message
+    /// Bytes per value, 1 to 16MiB; at most 60KiB if values travel in messages
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
-    /// Fetches overlapped by prefetching, or requests under way
+    /// Fetches overlapped by prefetching, or requests in flight
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     tasks: u32,
-    /// Give each key a slot of its own
+    /// Give each key its own slot
     #[arg(long)]
     collision_free: bool,
-    /// Leave the fetch out: how long messages of the same sizes take there and back; for ring, udp and tcp
+    /// Omit the fetch: measure the round trip of messages of the same sizes alone; for ring, udp and tcp
     #[arg(long)]
     bare: bool,
-    /// Let both sides sleep until a message wakes them, in place of looking for it all the time; for ring, udp and tcp
+    /// Let both sides sleep until a message wakes them, instead of polling; for ring, udp and tcp
     #[arg(long)]
     blocking: bool,
 }
 
-/// The other end of a floor that sends messages, which is its standard input.
+/// Server process of a floor that sends messages; its standard input is the channel to the client.
 #[derive(clap::Args)]
 pub(super) struct FloorServer {
     #[arg(long, value_enum)]
@@ -73,19 +73,19 @@ pub(super) struct FloorServer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FloorFabric {
-    /// The fetch in this process
+    /// Fetch in this process
     Local,
-    /// The fetch in this process, on shared memory
+    /// Fetch in this process, from shared memory
     Shm,
-    /// Messages through rings in shared memory, the fetch in another process
+    /// Messages through rings in shared memory; fetch in another process
     Ring,
-    /// Datagrams over loopback, the fetch in another process
+    /// Datagrams over loopback; fetch in another process
     Udp,
-    /// A stream over loopback, the fetch in another process
+    /// A stream over loopback; fetch in another process
     Tcp,
 }
 
-/// What a record of the floor takes besides its value, at the least: slots, a header and a key.
+/// Minimum bytes of a floor's record besides its value: slots, a header and a key.
 const BESIDES_VALUE: u64 = 4 * 16 + 24;
 
 impl Floor {
@@ -103,7 +103,7 @@ impl Floor {
         is_right(mismatches)
     }
 
-    /// What `bench floor --fabric FABRIC --tasks K` reports, for a fabric that sends messages; nothing for others.
+    /// Returns the report of `bench floor --fabric FABRIC --tasks K` for a fabric that sends messages; none for others.
     pub(in crate::cli) fn of_messages(
         fabric: FabricArg,
         records: u64,
@@ -130,7 +130,7 @@ impl Floor {
         for (flag, is_given) in [("--bare", self.asked.bare), ("--blocking", self.asked.blocking)] {
             if is_given {
                 return Err(Failure::Told(format!(
-                    "{} sends no messages: leave {flag} out, or name --fabric ring, udp or tcp",
+                    "{flag} has no meaning for {}, which sends no messages: omit it, or name --fabric ring, udp or tcp",
                     self.fabric.name()
                 )));
             }
@@ -167,13 +167,13 @@ impl Floor {
     }
 }
 
-/// Whether what was fetched was what was asked for.
+/// Fails if a fetch returned the item of another key.
 pub(in crate::cli) fn is_right(mismatches: u64) -> Done {
     match mismatches {
         0 => Ok(()),
         wrong => Err(Failure::Told(format!(
-            "{wrong} fetches brought something else than the item of their key: these figures are worth nothing, and \
-             this machine's memory may be broken"
+            "{wrong} fetches returned another item than that of their key: discard these figures, and check this \
+             machine's memory"
         ))),
     }
 }
@@ -206,7 +206,7 @@ impl Asked {
         }
     }
 
-    /// How one would type it.
+    /// The options as command-line arguments.
     fn arguments(&self) -> Vec<String> {
         let numbers = [
             ("--records", self.records),
@@ -233,7 +233,7 @@ impl FloorFabric {
         }
     }
 
-    /// What carries its messages, if it sends any.
+    /// Medium of its messages; none if it sends none.
     fn medium(self) -> Option<Medium> {
         match self {
             FloorFabric::Local | FloorFabric::Shm => None,
@@ -262,14 +262,14 @@ impl FloorServer {
     }
 }
 
-/// The process that answers.
+/// The server process of an echo.
 struct Server {
     child: Child,
     page_size: u64,
 }
 
 impl Server {
-    /// Starts one on the channel `far` and waits until it has filled its memory.
+    /// Starts a server on the channel `far` and waits until it has filled its memory.
     fn start(fabric: FloorFabric, asked: &Asked, far: OwnedFd) -> Result<Server, Failure> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["bench", "floor-server", "--fabric", fabric.name()])
@@ -284,7 +284,7 @@ impl Server {
             BufReader::new(output).read_line(&mut line)?;
         }
         server.page_size = line.trim_end().parse().map_err(|_| {
-            Failure::Told("the floor's server did not start; what it said stands above".into())
+            Failure::Told("the floor's server did not start: its output above has the reason".into())
         })?;
         Ok(server)
     }
@@ -296,7 +296,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended.
+        // Fails if it has already exited.
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! One loaded store under measurement, on a node that was started for it or one that was there.
+//! A loaded store under measurement, on a node that the session starts or on an existing one.
 
 mod asked;
 mod lent;
@@ -43,45 +43,46 @@ use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A store that is loaded.
+/// A loaded store, and how to measure it.
 pub(in crate::cli) struct Session {
     asked: Asked,
     store: String,
     pool: Pool,
     run: Run,
     load: Option<LoadReport>,
-    /// The store to drop, on a node that goes on without this.
+    /// The store to drop, on a node that outlives this session.
     lent: Option<Lent>,
-    /// The node's memory stays mapped between one client and the next: as in any program that is connected for
-    /// longer, pages are faulted in once.
+    /// The node's memory. It stays mapped between clients, so that pages are faulted in once, as in any program that
+    /// stays connected.
     _memory: Option<Arc<Mapping>>,
-    /// The node that was started for this, and for those that were started with it.
+    /// The node that this session started, shared with the sessions that were started together with it.
     node: Option<Arc<NodeProcess>>,
-    /// Counted once: it is the same however many operations are under way.
+    /// Counted once: the costs do not depend on the number of operations in flight.
     sampled: OnceLock<Sampled>,
 }
 
-/// Tasks of each thread while the store is loaded, however many are measured.
+/// Tasks per thread while the store is loaded.
 const LOADERS: u32 = 64;
-/// Operations of which the round trips are counted, and how long that may take.
+/// Operations whose round trips are counted.
 const COUNTED: u64 = 20_000;
+/// Maximum time of that count.
 const COUNT_MAX: Duration = Duration::from_millis(500);
 
 impl Session {
-    /// Starts a node if none is named, makes a store, and loads it.
+    /// Starts a node unless one is named, creates a store, and loads it.
     pub(in crate::cli) fn start(asked: Asked) -> Result<Session, Failure> {
         let mut sessions = Session::start_all(vec![asked])?;
-        Ok(sessions.pop().expect("one was asked for"))
+        Ok(sessions.pop().expect("there is one session for each plan"))
     }
 
-    /// As [`Session::start`], on a node that these fabrics reach as well ([`Session::pool_by`]).
+    /// Like [`Session::start`]; the node also serves the fabrics `also` ([`Session::pool_by`]).
     pub(in crate::cli) fn start_also_by(asked: Asked, also: &[FabricArg]) -> Result<Session, Failure> {
         let mut sessions = Session::start_all_by(vec![asked], also)?;
-        Ok(sessions.pop().expect("one was asked for"))
+        Ok(sessions.pop().expect("there is one session for each plan"))
     }
 
-    /// Starts one node for all of them if none is named, makes a store of each, and loads it. All that is asked for is
-    /// alike but the system and its workload.
+    /// Starts one node for all sessions unless one is named, creates a store for each, and loads it. The plans differ
+    /// in the system and its workload only.
     pub(in crate::cli) fn start_all(all: Vec<Asked>) -> Result<Vec<Session>, Failure> {
         Session::start_all_by(all, &[])
     }
@@ -90,7 +91,7 @@ impl Session {
         let quotas = all.iter().map(quota).collect::<Result<Vec<u64>, Failure>>()?;
         let quota: u64 = quotas.iter().sum();
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
-        let first = all.first().expect("something is to be measured");
+        let first = all.first().expect("there is at least one plan");
         if first.there.pool.is_none() {
             check_available(memory, &first.remedy())?;
         }
@@ -123,7 +124,7 @@ impl Session {
                 None
             }
             (Some(_), _) => {
-                let remedy = format!("{}; or leave --pool out to have a node started for it", asked.remedy());
+                let remedy = format!("{}; or omit --pool, to start a node for the run", asked.remedy());
                 Some(Lent::make(pool, &new, &remedy)?)
             }
             (None, _) => {
@@ -131,7 +132,7 @@ impl Session {
                 None
             }
         };
-        // The store is there by now: faults strike what is done in it.
+        // Only now, so that no fault hits the creation of the store.
         let pool = match &asked.faults {
             Some(faults) => pool.clone().with_faults(faults.clone())?,
             None => pool.clone(),
@@ -150,11 +151,11 @@ impl Session {
         Ok(session)
     }
 
-    /// The same store, on the node that was started, as that fabric reaches it and under another workload, which has
-    /// as many records and adds none.
+    /// Returns a session for the same store over `fabric`, under `workload`, which has the same number of records and
+    /// inserts none.
     ///
     /// # Errors
-    /// The node was not asked to be reached so, or is gone.
+    /// The node does not serve that fabric, or is gone.
     pub(in crate::cli) fn by(&self, fabric: FabricArg, workload: Workload) -> Result<Session, Failure> {
         let pool = match &self.node {
             Some(node) => node.pool(fabric)?,
@@ -164,7 +165,8 @@ impl Session {
         self.alike(asked, pool, OnceLock::new())
     }
 
-    /// The same with so many operations under way, at most as many as the store was made for.
+    /// Returns a session for the same store with `tasks` operations in flight, at most as many as the store was created
+    /// for.
     ///
     /// # Errors
     /// The node is gone.
@@ -188,26 +190,26 @@ impl Session {
         })
     }
 
-    /// The pid of the node that was started.
+    /// Process id of the node that this session started.
     pub(in crate::cli) fn node_pid(&self) -> Option<u32> {
         self.node.as_ref().map(|node| node.pid())
     }
 
-    /// The node that was started, as that fabric reaches it.
+    /// Connects to the started node over `fabric`.
     ///
     /// # Errors
-    /// It was not asked to be reached so, or is gone.
+    /// The node does not serve that fabric, or is gone; or none was started.
     pub(in crate::cli) fn pool_by(&self, fabric: FabricArg) -> Result<Pool, Failure> {
         let node = self.node.as_ref().ok_or_else(|| Failure::Told("no node was started".into()))?;
         node.pool(fabric)
     }
 
-    /// What all of its clients share.
+    /// State that all clients of the session share.
     pub(in crate::cli) fn run(&self) -> &Run {
         &self.run
     }
 
-    /// How often the faults struck that were asked for.
+    /// Number of injected faults, if faults were requested.
     pub(in crate::cli) fn strikes(&self) -> Option<Strikes> {
         self.pool.strikes()
     }
@@ -250,7 +252,7 @@ impl Session {
             core.spawn(async move {
                 let tell = |count, took: &Latencies| {
                     latencies.borrow_mut().merge(took);
-                    // Nobody shows progress once the load has failed elsewhere.
+                    // The receiver is gone if the load has failed elsewhere.
                     told.send(count).unwrap_or(());
                 };
                 let loaded = with_kv!(&mut kv, kv => self.run.load(kv, first, tasks, tell).await);
@@ -264,12 +266,12 @@ impl Session {
         failed.into_inner().map_or(Ok(latencies.into_inner()), |reason| Err(Failure::Told(reason)))
     }
 
-    /// A connection of its own, for the calling thread.
+    /// Opens a connection for the calling thread.
     pub(in crate::cli) fn endpoint(&self) -> Result<Endpoint, Failure> {
         Ok(self.pool.endpoint_here()?)
     }
 
-    /// A client of the store.
+    /// Opens a client of the store.
     pub(in crate::cli) fn kv<F>(&self, fabric: &Rc<F>) -> Result<AnyKv<Rc<F>>, KvError>
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
@@ -278,12 +280,12 @@ impl Session {
         Ok(block_on(fabric, AnyKv::open(Rc::clone(fabric), NodeId(0), &self.store, &options))?)
     }
 
-    /// How the records came there, if that was done here.
+    /// Report of the load phase, if this session loaded the store.
     pub(in crate::cli) fn loaded(&self) -> Option<LoadReport> {
         self.load
     }
 
-    /// Runs the workload for so long, after a warm-up; as often as was asked.
+    /// Runs the workload for `duration` after a warm-up, once for each repeat.
     pub(in crate::cli) fn measure(&self, duration: Duration) -> Result<YcsbReport, Failure> {
         let sampled = match self.sampled.get() {
             Some(sampled) => sampled,
@@ -299,10 +301,10 @@ impl Session {
         Ok(self.report(ended, sampled))
     }
 
-    /// As [`repeat`](Session::repeat), with a thread that writes the latencies down.
+    /// Like [`repeat`](Session::repeat), with a thread that writes the latencies to the log.
     fn repeat_logged(&self, duration: Duration, log: &Log) -> Result<Vec<Ended>, Failure> {
         let unwritable = |error: io::Error| files::unwritable(&log.path, &error);
-        // What was written of a run that is broken off is there.
+        // Line-buffered: an interrupted run keeps the lines written so far.
         let mut file = io::LineWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
         let (sender, intervals) = mpsc::channel();
         let cut = Cut { since: Instant::now(), every: log.every, to: sender };
@@ -324,7 +326,7 @@ impl Session {
         })
     }
 
-    /// What each repeat came to.
+    /// Returns the outcome of each repeat.
     fn repeat(&self, duration: Duration, cut: Option<&Cut>) -> Result<Vec<Ended>, Failure> {
         (0..self.asked.repeats).map(|_| self.measure_once(duration, cut)).collect()
     }
@@ -338,7 +340,7 @@ impl Session {
                     let (sender, cut) = (sender.clone(), cut.cloned());
                     scope.spawn(move || {
                         let ended = self.client(thread, &sender, cut);
-                        sender.send(()).unwrap_or(()); // So that nobody waits for one that failed.
+                        sender.send(()).unwrap_or(()); // So that `conduct` does not wait for a client that failed.
                         ended
                     })
                 })
@@ -353,10 +355,10 @@ impl Session {
         })
     }
 
-    /// Waits for every client to be warm, then lets them run for so long, or until all have ended.
+    /// Waits until every client has warmed up, then lets them run for `duration` or until all have ended.
     fn conduct(&self, events: &mpsc::Receiver<()>, duration: Duration, clients: usize) {
         const TICK: Duration = Duration::from_millis(100);
-        // These fail once all clients have ended, and each of them says how itself.
+        // An error means that all clients have ended; each client returns its own error.
         (0..clients).for_each(|_| events.recv().unwrap_or(()));
         let quiet = self.asked.quiet || !io::stderr().is_terminal() || self.asked.operations.is_some();
         let bar = progress("measuring, tenths of seconds", (duration.as_secs_f64() * 10.0) as u64, quiet);
@@ -385,7 +387,7 @@ impl Session {
         }
     }
 
-    /// One client thread: warms up, then counts from there to the end. What `fabric` asks goes by `endpoint`.
+    /// One client thread: warms up, then counts until the end. `fabric` sends its requests through `endpoint`.
     fn client_over<F>(
         &self,
         fabric: &Rc<F>,
@@ -426,7 +428,7 @@ impl Session {
         core.run();
         drop(core);
         let (since, node_before, own_before, counted) =
-            mark.get().expect("the first task gets to its mark, even if the run is over by then");
+            mark.get().expect("the first task sets its mark, even if the run is over by then");
         Ok(Ended {
             seconds: since.elapsed().as_secs_f64(),
             tally: drawn.take_tally(),
@@ -437,7 +439,7 @@ impl Session {
         })
     }
 
-    /// How many operations a thread does once it is warm.
+    /// Number of operations of a thread after its warm-up.
     fn operations_of(&self, thread: u32) -> u64 {
         let share = |operations: u64| {
             let (threads, thread) = (u64::from(self.asked.threads), u64::from(thread));
@@ -446,7 +448,7 @@ impl Session {
         self.asked.operations.map_or(u64::MAX, share)
     }
 
-    /// Reads until [`Session::stop_reading`], counting as it goes, over one connection.
+    /// Reads over one connection until [`Session::stop_reading`], and adds to `count` as it goes.
     pub(in crate::cli) fn read_until_stopped(&self, count: &AtomicU64) -> Result<(), Failure> {
         const STEP: u64 = 256;
         let endpoint = Rc::new(self.pool.endpoint_here()?);
@@ -467,7 +469,7 @@ impl Session {
         core.run();
         drop(core);
         match drawn.take_tally().told.first() {
-            Some(wrong) => Err(Failure::Told(format!("while it read: {wrong}"))),
+            Some(wrong) => Err(Failure::Told(format!("a read failed: {wrong}"))),
             None => Ok(()),
         }
     }
@@ -476,7 +478,7 @@ impl Session {
         self.run.stop();
     }
 
-    /// Counts what some operations cost.
+    /// Counts the costs of a sample of operations: round trips, bytes and probes.
     fn sample(&self) -> Result<Sampled, Failure> {
         let counted = Rc::new(Count::new(self.pool.endpoint_here()?));
         let drawn = self.run.thread(u32::MAX);
@@ -504,7 +506,7 @@ impl Session {
     }
 }
 
-/// Where latencies are cut into intervals.
+/// How latencies are divided into intervals, and where the intervals go.
 #[derive(Clone)]
 struct Cut {
     since: Instant,
@@ -512,12 +514,12 @@ struct Cut {
     to: mpsc::Sender<Interval>,
 }
 
-/// Whether what a run is to read is there: the records at either end, and as long as it takes them to be.
+/// Checks that the store is loaded as the run expects: its first and last record exist and have the right length.
 fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failure> {
     let stores = pool.stores()?;
     let Some(found) = stores.iter().find(|found| found.name == store) else {
         return Err(Failure::Told(format!(
-            "there is no store '{store}' to run on: load it first, by the same command with --phase load"
+            "store '{store}' does not exist: load it first, with the same command and --phase load"
         )));
     };
     if found.kind != asked.system.kind {
@@ -540,8 +542,8 @@ fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failur
             }
             None => {
                 return Err(Failure::Told(format!(
-                    "store '{store}' has no record {record}: it was loaded with fewer --records, or not to the end, or \
-                     not by --phase load; give as many as it was loaded with, or drop it and load it anew"
+                    "store '{store}' has no record {record}: it was loaded with fewer --records, or not completely, or \
+                     not by --phase load; give the --records of the load, or drop the store and load it again"
                 )));
             }
         }
@@ -550,10 +552,10 @@ fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failur
 }
 
 fn own_cpu() -> Duration {
-    report::own_cpu_time().expect("Linux tells a process its own time")
+    report::own_cpu_time().expect("Linux reports a process's own CPU time")
 }
 
-/// Nothing where the node is in this process, or is gone: a report goes without it.
+/// CPU time of the node; none if the node runs in this process or is gone, and then the report omits it.
 fn node_cpu(session: &Session) -> Option<Duration> {
     let pid = match (&session.node, session.pool.fabric()) {
         (Some(node), _) => node.pid(),
@@ -563,7 +565,7 @@ fn node_cpu(session: &Session) -> Option<Duration> {
     report::cpu_time_of(pid).ok()
 }
 
-/// The same session, so far away.
+/// Adds a network delay to a session.
 pub(in crate::cli) fn far(endpoint: &Rc<Endpoint>, distance: Distance) -> Delay<Rc<Endpoint>> {
     match endpoint.memory() {
         Some(_) => Delay::of_requests(Rc::clone(endpoint), distance),

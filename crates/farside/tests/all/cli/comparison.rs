@@ -1,4 +1,4 @@
-//! `bench compare`: what scripts read of it, what it refuses, and that nothing of it is left behind.
+//! `bench compare`: its JSON for scripts, its refusals, and its cleanup.
 
 use crate::support::{PATIENCE, Process, command, farside, run, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -6,23 +6,23 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Where programs are looked for.
+/// The search path for programs.
 fn path() -> std::ffi::OsString {
     std::env::var_os("PATH").unwrap_or_default()
 }
 
-/// Whether a rival is here; if not, says that it goes untried.
+/// Whether a rival is installed; if not, prints that it is not tested.
 fn is_here(program: &str) -> bool {
     let is_here = std::env::split_paths(&path()).any(|folder| folder.join(program).is_file());
     if !is_here {
-        println!("{program} is not on PATH: what is said of it here is not tried");
+        println!("{program} is not on PATH: its part of this test is skipped");
     }
     is_here
 }
 
 const TINY: [&str; 8] = ["bench", "compare", "--records", "2000", "--rounds", "2", "--seconds", "0.01"];
 
-/// A tiny comparison's lines.
+/// Runs a tiny comparison; returns its lines.
 fn compared(arguments: &[&str]) -> Vec<serde_json::Value> {
     let mut command = command();
     command.env("PATH", path()).args(TINY).arg("--json").args(arguments);
@@ -39,7 +39,7 @@ fn number(value: &serde_json::Value) -> f64 {
 }
 
 #[test]
-fn everyone_who_is_here_is_measured_in_every_way() {
+fn every_installed_contender_is_measured_under_every_setup() {
     let (redis, memcached) = (is_here("redis-server"), is_here("memcached"));
     let cores = rustix::thread::sched_getaffinity(None).expect("the cores are known").count();
     for workload in ["c", "a"] {
@@ -64,7 +64,7 @@ fn everyone_who_is_here_is_measured_in_every_way() {
                 line["records"].as_u64().map(|records| 2 * records),
                 "{line}"
             );
-            // A second between two cores would be none of a cache line's; one core has no distance.
+            // A cache line takes less than a second from core to core; a single core has no distance.
             let distance = &line["distance_ns"];
             let [nearest, farthest] = ["min", "max"].map(|field| number(&distance[field]));
             assert_eq!(distance.is_null(), cores == 1, "{line}");
@@ -103,16 +103,16 @@ fn everyone_who_is_here_is_measured_in_every_way() {
 }
 
 #[test]
-fn people_are_told_of_each_way_and_of_what_is_missing() {
+fn text_output_names_each_setup_and_the_skipped_rivals() {
     if !cfg!(feature = "lmdb") {
-        return println!("without LMDB there is nobody to compare with");
+        return println!("without LMDB there is no rival to compare with");
     }
-    // No PATH at all: nobody's server is found, and nobody asked for one.
+    // No PATH at all: no server is found, and none was requested.
     let told = farside(TINY.iter().chain(&["--fabrics", "shm,ring", "--threads", "2"])).done();
     let each = "by each of 2 client threads";
     for line in [
         &*format!("One operation at a time {each};"),
-        &format!("64 operations under way {each};"),
+        &format!("64 operations in flight {each};"),
         "no server",
         "lmdb",
     ] {
@@ -120,17 +120,17 @@ fn people_are_told_of_each_way_and_of_what_is_missing() {
     }
     for name in ["redis-server", "memcached"] {
         let left_out =
-            format!("{name} is not on PATH: install it, as by 'apt-get install {name}'; it is left out");
+            format!("{name} is not on PATH: install it, for example with 'apt-get install {name}'; skipped");
         assert!(told.err.contains(&left_out), "{}", told.err);
     }
     assert!(told.err.contains("uniform over 2000 records"), "{}", told.err);
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused() {
+fn invalid_comparisons_are_refused_with_a_remedy() {
     let wrong: [(&[&str], &str); 17] = [
-        (&["--rivals", "redis"], "apt-get install redis-server', or leave it out by --rivals"),
-        (&["--rivals", "lmdb,memcached"], "apt-get install memcached', or leave it out by --rivals"),
+        (&["--rivals", "redis"], "apt-get install redis-server', or omit it from --rivals"),
+        (&["--rivals", "lmdb,memcached"], "apt-get install memcached', or omit it from --rivals"),
         (&["--rivals", "dragonfly"], "redis, memcached, lmdb"),
         (&["--rivals", ""], "redis, memcached, lmdb"),
         (&["--fabrics", "verbs"], "udp"),
@@ -138,14 +138,14 @@ fn what_cannot_be_compared_is_refused() {
         (&["--depth", "65"], "1..=64"),
         (&["--depth", "0"], "1..=64"),
         (&["--threads", "0"], "1..=64"),
-        (&["--value-size", "60001"], "give 60000 at most"),
+        (&["--value-size", "60001"], "give at most 60000"),
         (&["--value-size", "0"], "give 1 to 16MiB"),
         (&["--records", "200000000", "--value-size", "60000"], "fewer --records"),
         (&["--distribution", "frob"], "name one of uniform"),
         (&["--seconds", "0"], "give 0.01 to"),
         (&["--seconds", "-1"], "give 0.01 to"),
         (&["--rounds", "-3"], "1.."),
-        (&["--items", "999999"], "give 1000000 at least"),
+        (&["--items", "999999"], "give at least 1000000"),
     ];
     for (arguments, remedy) in wrong {
         farside(["bench", "compare"].iter().chain(arguments)).refused(remedy);
@@ -157,7 +157,7 @@ fn what_cannot_be_compared_is_refused() {
         .refused("choose a, b, c or f");
 }
 
-/// A program of that name in a folder, which is a script.
+/// Writes a shell script as the program `name`.
 fn script(folder: &Path, name: &str, text: &str) {
     let program = folder.join(name);
     std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).expect("written");
@@ -165,7 +165,7 @@ fn script(folder: &Path, name: &str, text: &str) {
 }
 
 #[test]
-fn a_server_that_does_not_start_is_told_with_what_it_said() {
+fn a_server_that_fails_to_start_is_reported_with_its_output() {
     let folder = tempfile::tempdir().expect("a folder");
     let told = |text: &str, reason: &str| {
         script(folder.path(), "redis-server", text);
@@ -173,31 +173,31 @@ fn a_server_that_does_not_start_is_told_with_what_it_said() {
         command.env("PATH", folder.path()).args(TINY).args(["--rivals", "redis", "--fabrics", "shm"]);
         run(command, b"").refused(reason)
     };
-    told("exit 0", "tells no release");
+    told("exit 0", "prints no release");
     let version = "[ \"$1\" = --version ] && echo 'Redis server v=9.9.9' && exit 0\n";
-    let ended = told(&format!("{version}echo it is broken; exit 3"), "it said: it is broken");
-    assert!(ended.err.contains("exit status: 3") && ended.err.contains("leave it out"), "{}", ended.err);
+    let ended = told(&format!("{version}echo it is broken; exit 3"), "its last output: it is broken");
+    assert!(ended.err.contains("exit status: 3") && ended.err.contains("or omit redis-server"), "{}", ended.err);
 }
 
-/// What the system says of a process, if it is alive: its name, and the process that started it.
+/// Name and parent of a process, if it is alive.
 fn about(pid: Pid) -> Option<(String, i32)> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     let (before, after) = stat.rsplit_once(')')?;
     let mut fields = after.split_whitespace();
-    let is_alive = fields.next()? != "Z"; // Perhaps nobody takes note of its end.
+    let is_alive = fields.next()? != "Z"; // A zombie: it has ended, and its parent has not waited for it.
     let parent = fields.next()?.parse().ok()?;
     is_alive.then_some((before.split_once('(')?.1.to_owned(), parent))
 }
 
-/// What a process has started.
+/// Child processes of a process.
 fn children(of: u32) -> Vec<(String, Pid)> {
-    let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
+    let entries = std::fs::read_dir("/proc").expect("/proc is mounted").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(Pid::from_raw);
     let all = pids.filter_map(|pid| about(pid).map(|(name, parent)| (name, pid, parent)));
     all.filter(|(.., parent)| *parent == of as i32).map(|(name, pid, _)| (name, pid)).collect()
 }
 
-/// A comparison that has started its servers, and the folder that they work in.
+/// Starts a comparison and waits for its servers; returns it and the folder of its servers.
 fn under_way(folder: &Path) -> (Process, std::path::PathBuf) {
     let mut command = command();
     command.env("PATH", path()).env("TMPDIR", folder);
@@ -206,7 +206,7 @@ fn under_way(folder: &Path) -> (Process, std::path::PathBuf) {
     until("it measures", || process.said().contains("measuring in turn"));
     let files = std::fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
     let is_its = |path: &std::path::PathBuf| path.to_string_lossy().contains("farside-compare-");
-    let place = files.into_iter().find(is_its).expect("it has a folder of its own");
+    let place = files.into_iter().find(is_its).expect("the comparison has its own folder");
     assert!(place.is_dir());
     (process, place)
 }
@@ -225,7 +225,7 @@ fn servers_end_with_the_comparison_however_that_ends() {
             assert_eq!(servers.iter().any(|(its, _)| its == name), is_expected, "{name}: {servers:?}");
         }
         process.signal(signal);
-        assert_eq!(process.ended(), None, "it ends by the signal");
+        assert_eq!(process.ended(), None, "the signal ends it");
         until("its servers have ended", || servers.iter().all(|(_, pid)| about(*pid).is_none()));
         if signal != Signal::KILL {
             assert!(!place.exists(), "its folder is gone");
@@ -234,15 +234,15 @@ fn servers_end_with_the_comparison_however_that_ends() {
 }
 
 #[test]
-fn a_rival_that_dies_ends_the_comparison_with_a_word() {
+fn a_dead_rival_ends_the_comparison_with_an_error() {
     if !is_here("redis-server") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
     let (mut process, place) = under_way(folder.path());
     let servers = children(process.pid());
-    let (_, redis) = servers.iter().find(|(name, _)| name == "redis-server").expect("it serves");
-    kill_process(*redis, Signal::KILL).expect("it is there");
+    let (_, redis) = servers.iter().find(|(name, _)| name == "redis-server").expect("redis-server runs");
+    kill_process(*redis, Signal::KILL).expect("redis-server is alive");
     let since = std::time::Instant::now();
     assert_eq!(process.ended(), Some(2));
     assert!(since.elapsed() < PATIENCE && process.said().contains("redis"), "{}", process.said());

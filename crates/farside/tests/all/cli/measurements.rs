@@ -1,4 +1,4 @@
-//! Measurements: what scripts read of them, and what they leave behind.
+//! `bench ycsb` and `bench floor`: their JSON for scripts, their refusals, and their cleanup.
 
 use crate::support::{Node, Process, command, farside, until};
 use rustix::process::Signal;
@@ -29,14 +29,14 @@ fn ycsb(arguments: &[&str]) -> serde_json::Value {
     report
 }
 
-/// What the operations of a report are called, and how many there were.
+/// Names of a report's kinds of operations, and the count of each.
 fn operations(report: &serde_json::Value) -> Vec<(String, u64)> {
     let operations = report["operations"].as_object().expect("an object");
     operations.iter().map(|(name, done)| (name.clone(), done["count"].as_u64().expect("a count"))).collect()
 }
 
 #[test]
-fn bench_ycsb_knows_all_of_ycsbs_workloads_that_do_not_scan() {
+fn bench_ycsb_runs_every_ycsb_workload_without_scans() {
     for (workload, expected) in [
         ("a", &["read", "update"][..]),
         ("b", &["read", "update"]),
@@ -52,7 +52,7 @@ fn bench_ycsb_knows_all_of_ycsbs_workloads_that_do_not_scan() {
 }
 
 #[test]
-fn bench_ycsb_ends_after_so_many_operations_and_repeats_them() {
+fn bench_ycsb_stops_after_operations_and_repeats() {
     let flags = ["bench", "ycsb", "--fabric", "local", "--threads", "2", "--operations", "1001"];
     let report =
         farside(flags.iter().chain(&["--records", "1000", "--repeats", "3", "--json"])).done().json();
@@ -70,33 +70,33 @@ fn bench_ycsb_ends_after_so_many_operations_and_repeats_them() {
     assert!(people.text().contains("ops/s is the median of 2 repeats, from "), "{}", people.text());
 }
 
-/// A schedule is kept, and what waits for the store is counted: latencies of an open loop begin when one is due.
+/// The schedule is kept, and waiting for the store counts: a latency of an open loop starts when its operation is due.
 #[test]
-fn bench_ycsb_by_a_schedule_does_what_is_due_and_counts_what_waited() {
-    // Four times what is due could be done: whoever is held up by others of this machine catches up.
+fn an_open_loop_keeps_its_schedule_and_counts_waiting_time() {
+    // The tasks can do four times the target, so they catch up after other programs have delayed them.
     let kept = ycsb(&["--fabric", "local", "--target", "2000", "--tasks", "16", "--delay", "1ms"]);
     let rate = kept["ops_per_s"].as_f64().expect("a rate");
     assert!((rate / 2000.0 - 1.0).abs() < 0.5, "{kept}");
     assert_eq!(kept["target_ops_per_s"], 2000.0);
-    // One task that takes 2 ms for each cannot do what is due every 0.2 ms: each is later than the one before.
+    // One task needs 2 ms for each operation, and one is due every 0.2 ms: each starts later than the one before.
     let late = ycsb(&["--fabric", "local", "--target", "5000", "--tasks", "1", "--delay", "1ms"]);
     let read = &late["operations"]["read"];
     let [due, begun] = ["latency_us", "service_us"].map(|of| read[of]["p50"].as_f64().expect("a latency"));
     assert!(due > 10.0 * begun && begun >= 2000.0, "{late}");
-    // Nobody does as much: a warm-up that waited until it was done would not end, and there would be no room for what
-    // it inserts.
+    // No store reaches this rate: a warm-up that waited for its operations would not end, and the store would be too
+    // small for its inserts.
     ycsb(&["--fabric", "local", "--workload", "d", "--target", "1e9"]);
-    farside(["bench", "ycsb", "--target", "0"]).refused("is no number of operations a second");
+    farside(["bench", "ycsb", "--target", "0"]).refused("is not a number of operations a second");
     farside(["bench", "ycsb", "--target", "5", "--idle-ms", "5"]).refused("cannot be used with");
 }
 
 #[test]
-fn bench_ycsb_reads_property_files_and_what_stands_beside_them() {
+fn bench_ycsb_reads_property_files_and_property_flags() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("mine");
     let text = "recordcount=500\noperationcount=700\nreadproportion=1\nupdateproportion=0\nfieldcount=2\n\
                 fieldlength=50\nrequestdistribution=uniform\ntable=usertable\n";
-    std::fs::write(&path, text).expect("room");
+    std::fs::write(&path, text).expect("written");
     let path = path.to_str().expect("UTF-8");
     let run =
         farside(["bench", "ycsb", "--fabric", "local", "-P", path, "-p", "recordcount=600", "--json"]).done();
@@ -114,7 +114,7 @@ fn bench_ycsb_reads_property_files_and_what_stands_beside_them() {
 }
 
 #[test]
-fn bench_ycsb_speaks_as_ycsb_does() {
+fn bench_ycsb_prints_the_output_of_ycsb() {
     let flags = ["bench", "ycsb", "--fabric", "local", "--records", "1000", "--workload", "a", "--ycsb"];
     let text = farside(flags.iter().chain(&["--operations", "2000", "--sample-every", "1"])).done();
     for line in [
@@ -131,7 +131,7 @@ fn bench_ycsb_speaks_as_ycsb_does() {
 }
 
 #[test]
-fn bench_ycsb_writes_an_interval_log_that_others_read() {
+fn bench_ycsb_writes_an_hdr_histogram_interval_log() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("latencies.hlog");
     let path = path.to_str().expect("UTF-8");
@@ -158,17 +158,17 @@ fn the_two_phases_can_be_two_commands() {
             ["bench", "ycsb", "--records", "1000", "--seconds", "0.2", "--pool", &url, "--store", "mine"];
         farside(flags.iter().chain(&["--phase", phase]).chain(more))
     };
-    phase("run", &[]).refused("there is no store 'mine' to run on: load it first");
+    phase("run", &[]).refused("store 'mine' does not exist: load it first");
     let loaded = phase("load", &["--json"]).done().json();
     assert_eq!(loaded["records"], 1000, "{loaded}");
     assert!(node.run(["store", "list"]).done().text().starts_with("mine"));
     phase("load", &[]).refused("mine");
     let ran = phase("run", &["--json"]).done().json();
     assert_eq!((&ran["load"], &ran["errors"], &ran["violations"]), (&().into(), &0.into(), &0.into()));
-    assert!(node.run(["store", "list"]).done().text().starts_with("mine"), "it is still there");
-    phase("run", &["--verify"]).refused("must know what was loaded");
+    assert!(node.run(["store", "list"]).done().text().starts_with("mine"), "the store still exists");
+    phase("run", &["--verify"]).refused("needs the records that this run loads");
     phase("run", &["--items", "5000"]).refused("farside store rebuild");
-    phase("load", &["--items", "999"]).refused("give 1000 at least");
+    phase("load", &["--items", "999"]).refused("give at least 1000");
     phase("run", &["--system", "pilaf"]).refused("is a prism-kv, not a pilaf: give --system prism-kv");
     farside(more_records).refused("has no record 1000: it was loaded with fewer --records");
     phase("run", &["--value-size", "100"]).refused("give --value-size 512");
@@ -215,7 +215,7 @@ fn bench_ycsb_measures_pilaf_beside_prism_kv() {
     let c = ycsb(&c);
     assert_eq!((&c["per_op"]["round_trips"], &c["per_op"]["requests"]), (&2.0.into(), &2.0.into()));
     assert_eq!(c["mean_probes"], 1.0);
-    // Its table does not grow: it is made for what is inserted before anything is measured, too.
+    // Its table does not grow: its size includes the inserts of the sample and the warm-up.
     for more in [&["--warm-up", "0"][..], &[], &["--idle-ms", "10"]] {
         let d = [&["--system", "pilaf", "--fabric", "local", "--workload", "d", "--records", "100"], more]
             .concat();
@@ -228,14 +228,14 @@ fn bench_ycsb_measures_pilaf_beside_prism_kv() {
 }
 
 #[test]
-fn bench_ycsb_puts_a_node_far_away() {
+fn bench_ycsb_delays_every_round_trip() {
     let far = ycsb(&["--fabric", "local", "--workload", "c", "--tasks", "1", "--delay", "1ms"]);
     // No read takes less than a round trip.
     assert!(far["latency_us"]["p50"].as_f64() >= Some(2000.0), "{far}");
 }
 
 #[test]
-fn bench_ycsb_tells_which_faults_struck() {
+fn bench_ycsb_reports_the_injected_faults() {
     let common = ["bench", "ycsb", "--records", "1000", "--seconds", "0.5", "--workload", "a", "--verify"];
     let faulty = |more: &[&str]| farside(common.iter().chain(more));
     let lossy = "loss=0.02,duplicate=0.02,reorder=0.02,wait=100us..1ms,seed=7";
@@ -250,23 +250,23 @@ fn bench_ycsb_tells_which_faults_struck() {
 }
 
 #[test]
-fn bench_ycsb_uses_the_node_that_is_named_and_leaves_nothing_behind() {
+fn bench_ycsb_on_a_named_node_leaves_nothing_behind() {
     let node = Node::with(&["--memory", "256MiB"]);
     let before = node.run(["info", "--json"]).done().json()["unassigned_bytes"].clone();
     let c = ycsb(&["--workload", "c", "--pool", &node.url()]);
     assert_eq!((&c["fabric"], &c["workload"]), (&"shm".into(), &"c".into()));
     assert!(node.run(["store", "list"]).done().out.is_empty());
     assert_eq!(node.run(["info", "--json"]).done().json()["unassigned_bytes"], before);
-    until("nobody's session is left", || node.sessions() == 0);
+    until("all sessions are closed", || node.sessions() == 0);
     let people =
         farside(["bench", "ycsb", "--records", "1000", "--seconds", "0.1", "--pool", &node.url()]).done();
     assert!(people.text().contains("ops/s") && people.text().lines().count() >= 2, "{}", people.text());
     let small = Node::with(&["--memory", "16MiB"]);
-    farside(["bench", "ycsb", "--records", "1000", "--pool", &small.url()]).refused("leave --pool out");
+    farside(["bench", "ycsb", "--records", "1000", "--pool", &small.url()]).refused("omit --pool");
 }
 
 #[test]
-fn bench_ycsb_tells_by_what_the_node_that_is_named_is_reached() {
+fn bench_ycsb_reports_the_fabric_of_a_named_node() {
     let node = Node::with(&["--memory", "256MiB", "--listen", "tcp://127.0.0.1:0"]);
     let url = node.listening();
     assert_eq!(ycsb(&["--pool", &url])["fabric"], "tcp");
@@ -274,10 +274,10 @@ fn bench_ycsb_tells_by_what_the_node_that_is_named_is_reached() {
 }
 
 #[test]
-fn slow_operations_are_measured_for_little_longer_than_asked() {
+fn slow_operations_do_not_prolong_a_measurement_much() {
     let began = std::time::Instant::now();
     ycsb(&["--fabric", "udp", "--delay", "100ms"]);
-    assert!(began.elapsed().as_secs() < 60, "{:?}: a warm-up has no thousand of them", began.elapsed());
+    assert!(began.elapsed().as_secs() < 60, "{:?}: a warm-up stops before 1000 slow operations", began.elapsed());
     let idle = ["bench", "ycsb", "--records", "1000", "--seconds", "0.1", "--idle-ms", "1500"];
     farside([&idle[..], &["--tasks", "1"]].concat()).refused("give more --seconds");
 }
@@ -290,19 +290,19 @@ fn a_measurement_ends_when_its_node_does() {
     let mut bench = Process::start(command, node.folder().join("bench"));
     until("it measures", || bench.said().contains("warming up"));
     node.process.signal(Signal::KILL);
-    assert_eq!(bench.ended(), Some(2), "it says that operations failed");
-    assert!(bench.said().contains("is closed"), "{}", bench.said());
+    assert_eq!(bench.ended(), Some(2), "failed operations are an error");
+    assert!(bench.said().contains("is over"), "{}", bench.said());
 }
 
 #[test]
-fn the_largest_values_are_measured_for_no_longer_than_asked() {
+fn the_largest_values_do_not_prolong_a_measurement() {
     let ran =
         farside(["bench", "ycsb", "--records", "1", "--value-size", "16MiB", "--seconds", "0.1"]).done();
     assert!(ran.err.contains("warming up"), "{}", ran.err);
 }
 
 #[test]
-fn a_measurement_that_is_told_to_end_takes_its_store_along() {
+fn a_measurement_ended_by_a_signal_drops_its_store() {
     let node = Node::with(&["--memory", "256MiB"]);
     for signal in [Signal::INT, Signal::TERM] {
         let mut command = command();
@@ -314,7 +314,7 @@ fn a_measurement_that_is_told_to_end_takes_its_store_along() {
         assert_eq!(bench.ended(), None, "a signal ended it");
         assert!(node.run(["store", "list"]).done().out.is_empty());
     }
-    // Where the node has no answer, it is told what is left.
+    // If the node does not respond, the command that drops the store is printed.
     let mut command = command();
     command.args(["bench", "ycsb", "--records", "1000", "--seconds", "600", "--pool", &node.url()]);
     let mut bench = Process::start(command, node.folder().join("bench"));
@@ -332,7 +332,7 @@ fn a_measurement_that_is_told_to_end_takes_its_store_along() {
 }
 
 #[test]
-fn bench_floor_measures_what_the_machine_allows() {
+fn bench_floor_measures_fetches_from_memory() {
     for (fabric, tasks) in [("local", 1), ("shm", 16)] {
         let tasks_flag = tasks.to_string();
         let arguments =
@@ -347,7 +347,7 @@ fn bench_floor_measures_what_the_machine_allows() {
 }
 
 #[test]
-fn bench_floor_measures_messages_and_what_they_cost_either_side() {
+fn bench_floor_measures_messages_and_cpu_time_of_both_sides() {
     let short = ["--seconds", "0.3"];
     let idle = ["--blocking", "--idle-ms", "1", "--rounds", "300"];
     for fabric in ["ring", "udp", "tcp"] {

@@ -1,8 +1,8 @@
-//! Which core a client runs on, and which its server, and how far apart these are.
+//! The cores of clients and servers, and the distance between them.
 //!
-//! Everything that a server on another core does begins and ends with cache lines that go from core to core. Where
-//! cores are virtual, whoever has them moves them: now they share a cache, and now they do not, and lines take several
-//! times as long. So that is looked at before each turn, and told.
+//! Every request to a server on another core moves cache lines from core to core. A hypervisor migrates virtual cores:
+//! sometimes two share a cache, and sometimes they do not, and a line then takes several times as long. The distance is
+//! therefore measured before each turn, and reported.
 
 use crate::cli::Failure;
 use farside_bench::compare::rows;
@@ -12,10 +12,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The cores that this process may run on: the first is the server's, the last a client's.
+/// The cores that this process may run on: the first is the server's, the last the client's.
 pub(super) struct Cores {
     all: Vec<usize>,
-    /// As it was when the process began.
+    /// The affinity with which the process started.
     before: CpuSet,
 }
 
@@ -31,10 +31,10 @@ impl Cores {
     }
 
     fn server(&self) -> usize {
-        *self.all.first().expect("this process runs on some core")
+        *self.all.first().expect("a process may run on at least one core")
     }
 
-    /// Where client threads run: one has the last core, several what the server has not.
+    /// Cores of the client threads: the last core for one thread, all but the server's for several.
     fn clients(&self, cores: Option<rows::Cores>, threads: u32) -> CpuSet {
         let last = &self.all[self.all.len() - 1..];
         let chosen = match cores {
@@ -46,24 +46,24 @@ impl Cores {
         set(chosen)
     }
 
-    /// Has the calling thread run where clients do.
+    /// Moves the calling thread to the clients' cores.
     pub(super) fn take_client(&self, cores: Option<rows::Cores>, threads: u32) -> Result<(), Failure> {
         Ok(sched_setaffinity(None, &self.clients(cores, threads))?)
     }
 
-    /// Has the calling thread, and who it starts, run where it could at first.
+    /// Restores the original affinity of the calling thread; processes that it starts inherit it.
     pub(super) fn release(&self) -> Result<(), Failure> {
         Ok(sched_setaffinity(None, &self.before)?)
     }
 
-    /// Has all threads of a server run on its core.
+    /// Moves all threads of a server to the server's core.
     pub(super) fn take_server(&self, pid: u32) -> Result<(), Failure> {
         let core = set(&[self.server()]);
         for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
             let name = entry?.file_name();
             let thread = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
             match thread.map(|thread| sched_setaffinity(Some(thread), &core)) {
-                // It may have ended meanwhile.
+                // The thread may have exited meanwhile.
                 None | Some(Ok(()) | Err(rustix::io::Errno::SRCH)) => {}
                 Some(Err(error)) => return Err(error.into()),
             }
@@ -71,9 +71,9 @@ impl Cores {
         Ok(())
     }
 
-    /// How long a cache line takes from the server's core to the last of the clients', in nanoseconds: the shortest of
-    /// a few looks, which take about a millisecond together. Nothing where both are one, or where others keep these
-    /// cores so busy that it was not to be seen.
+    /// Time of a cache line from the server's core to the last client core, in nanoseconds: the minimum of a few
+    /// samples, which take about a millisecond together. None if there is only one core, or if other programs keep the
+    /// cores too busy to measure it.
     pub(super) fn distance_ns(&self) -> Result<Option<f64>, Failure> {
         const LOOKS: u32 = 8;
         const RETURNS: u32 = 200;
@@ -82,7 +82,7 @@ impl Cores {
         let [there, .., here] = self.all[..] else { return Ok(None) };
         let line = Line(AtomicU32::new(0));
         let until = Instant::now() + LONGEST;
-        // Whose turn it is to add one: whoever finds an even number, or an odd one. Nothing if the other never did.
+        // Adds one when the number is odd (`is_odd` 1) or even (0). None if the other thread did not do so in time.
         let take_turn = |is_odd: u32| {
             for tries in 1_u32.. {
                 if line.0.load(Ordering::Acquire) % 2 == is_odd {
@@ -105,21 +105,21 @@ impl Cores {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 move_to(there)?;
-                let _as_long_as_asked = (0..LOOKS * RETURNS).try_for_each(|_| take_turn(1));
+                let _in_time = (0..LOOKS * RETURNS).try_for_each(|_| take_turn(1));
                 Ok::<_, Failure>(())
             });
             let own = scope.spawn(|| {
                 move_to(here)?;
                 Ok::<_, Failure>((0..LOOKS).map_while(look).reduce(f64::min))
             });
-            let joined = "it does nothing that could panic";
+            let joined = "the thread does not panic";
             let (least, moved) = (own.join().expect(joined), other.join().expect(joined));
             moved?;
             least
         })
     }
 
-    /// For people.
+    /// The cores, for people.
     pub(super) fn told(&self) -> String {
         format!("server on CPU {}, client on CPU {}", self.server(), self.all[self.all.len() - 1])
     }
@@ -131,14 +131,14 @@ fn set(cores: &[usize]) -> CpuSet {
     set
 }
 
-/// A number that has its cache line, and the one that is fetched with it, to itself.
+/// A number alone in its cache line and in the line that is prefetched with it.
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// What people are told of distances, which were looked at so often.
+/// The distances between the cores, for people.
 pub(super) fn told_distance(ns: &Spread) -> String {
     let Spread { median, min, max } = *ns;
     format!(
-        "a cache line takes {median:.0} ns from one to the other ({min:.0} to {max:.0}, looked at before each turn)"
+        "a cache line takes {median:.0} ns from one to the other ({min:.0} to {max:.0}, measured before each turn)"
     )
 }

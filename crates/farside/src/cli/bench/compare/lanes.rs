@@ -1,6 +1,7 @@
-//! Who takes part in which way, and a turn.
+//! The lanes of a comparison (a contender under one setup), and a turn of a lane.
 //!
-//! Invariant: in a turn nobody else has anything under way, and client and server are on the cores that the way says.
+//! Invariant: during a turn no other contender has an operation in flight, and client and server are on the cores that
+//! the lane's [`Way`] names.
 
 use super::cores::Cores;
 use super::servers::{Server, command};
@@ -23,7 +24,7 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// A contender, as a row of the table.
+/// A contender: a row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Redis { mget: bool, unix: bool },
@@ -33,7 +34,7 @@ pub(super) enum Who {
     RedisBenchmark,
 }
 
-/// A contender in one way.
+/// A contender under one setup.
 pub(super) struct Lane {
     pub(super) who: Who,
     pub(super) way: Way,
@@ -41,26 +42,27 @@ pub(super) struct Lane {
     pub(super) measured: Measured,
 }
 
-/// Where turns are taken.
+/// Runs the turns.
 pub(super) struct Field<'c> {
     pub(super) contenders: &'c Contenders,
     pub(super) cores: &'c Cores,
-    /// How long a turn is.
+    /// Length of a turn.
     pub(super) length: Duration,
 }
 
-/// How long clients work before they count, and how long each number of batches is tried; never longer than a turn.
+/// Warm-up of a turn; at most the length of a turn.
 const WARM_UP: Duration = Duration::from_millis(30);
+/// Length of a trial of a number of batches; at most the length of a turn.
 const TRIAL: Duration = Duration::from_millis(50);
-/// How often that is tried.
+/// Trials of each number of batches.
 const TRIALS: u32 = 3;
-/// How often a turn in which nobody got anything done is taken again, each time twice as long.
+/// Maximum number of retries of a turn without any completed operation; each is twice as long as the one before.
 const PROLONGED_MAX: u32 = 10;
-/// Requests of `redis-benchmark` in a round: so many for each second of a turn, within these bounds; and how long it
-/// may take.
+/// Requests of `redis-benchmark` for each second of a turn, within the bounds below.
 const REQUESTS_PER_SECOND: f64 = 800_000.0;
 const REQUESTS_MIN: u64 = 10_000;
 const REQUESTS_MAX: u64 = 200_000;
+/// Timeout of `redis-benchmark`.
 const BENCHMARK_MAX: Duration = Duration::from_secs(60);
 
 impl Who {
@@ -93,7 +95,7 @@ impl Who {
         }
     }
 
-    /// Those who take part, each with its release.
+    /// The contenders, each with its release.
     pub(super) fn versions(contenders: &Contenders) -> Vec<String> {
         let named = |name: &str, who: Who| format!("{name} {}", who.version(contenders));
         let redis = Who::Redis { mget: false, unix: false };
@@ -104,7 +106,7 @@ impl Who {
         versions
     }
 
-    /// Whether it is one that others are held to.
+    /// Whether others are compared with this contender.
     fn is_measure(self) -> bool {
         matches!(self, Who::Redis { .. } | Who::Memcached)
     }
@@ -122,7 +124,7 @@ impl Lane {
         Lane { who, way, shape: Shape { depth: way.depth, batches: 1 }, measured: Measured::default() }
     }
 
-    /// In how many batches its operations are under way, where we see to that.
+    /// Number of batches that its operations are divided into, if this program divides them.
     pub(super) fn batches(&self) -> Option<u32> {
         self.who.is_measure().then_some(self.shape.batches)
     }
@@ -132,7 +134,7 @@ impl Lane {
     }
 }
 
-/// Holds everyone's last round to the better rival's.
+/// Divides each lane's rate of the last round by the better rival's.
 pub(super) fn rate_round(lanes: &mut [Lane]) {
     let rivals: Vec<(Who, Way, f64)> = lanes
         .iter()
@@ -152,7 +154,7 @@ pub(super) fn rate_round(lanes: &mut [Lane]) {
     }
 }
 
-/// What a turn came to.
+/// Outcome of a turn.
 struct Turn {
     rate: f64,
     operations: u64,
@@ -162,7 +164,7 @@ struct Turn {
 }
 
 impl Field<'_> {
-    /// Finds out in how many batches a rival does best.
+    /// Finds the number of batches with which a rival is fastest.
     pub(super) fn choose_shape(&self, lane: &mut Lane, threads: &mut [Thread]) -> Result<(), Failure> {
         if lane.batches().is_none() || lane.way.depth == 1 {
             return Ok(());
@@ -180,7 +182,7 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// Has a contender its turn.
+    /// Runs one turn of a lane, and adds its outcome to the lane.
     pub(super) fn take_turn(&self, lane: &mut Lane, threads: &mut [Thread]) -> Result<(), Failure> {
         if lane.who == Who::RedisBenchmark {
             let said = self.benchmark(lane)?;
@@ -197,8 +199,9 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// A turn, or the first longer one in which somebody got something done: a busy machine may keep clients waiting
-    /// for all of a short turn, which tells nothing of them and leaves nothing to hold others to.
+    /// Runs a turn, and repeats it with twice the length until at least one operation completes. On a busy machine
+    /// clients may wait for all of a short turn; its rate of 0 would say nothing about them, and no ratio could be
+    /// computed.
     fn turn_with_work(&self, lane: &Lane, threads: &mut [Thread]) -> Result<Turn, Failure> {
         let mut length = self.length;
         for _ in 0..=PROLONGED_MAX {
@@ -210,8 +213,8 @@ impl Field<'_> {
         }
         let (name, length) = (lane.who.name(), length.as_secs_f64() / 2.0);
         Err(Failure::Told(format!(
-            "{name}: no operation was done in {length} seconds: the machine is too busy to compare anything on it; \
-             end what else runs, or give longer turns by --seconds"
+            "{name}: no operation completed in {length} seconds: the machine is too busy for a comparison; stop other \
+             programs, or give longer turns with --seconds"
         )))
     }
 
@@ -232,7 +235,7 @@ impl Field<'_> {
                     let sender = sender.clone();
                     scope.spawn(move || {
                         let ended = self.client(lane, thread, &sender);
-                        sender.send(()).unwrap_or(()); // So that nobody waits for one that failed.
+                        sender.send(()).unwrap_or(()); // So that the turn does not wait for a client that failed.
                         ended.map(|seconds| (thread.take_tally(), seconds))
                     })
                 })
@@ -273,14 +276,14 @@ impl Field<'_> {
         }
     }
 
-    /// A client thread's turn; how long it has counted, in seconds.
+    /// A client thread's turn; returns how long it counted, in seconds.
     fn client(&self, lane: &Lane, thread: &Thread, warm: &mpsc::Sender<()>) -> Result<f64, String> {
         let cores = lane.way.served.map(|(cores, _)| cores);
-        self.cores.take_client(cores, lane.way.threads).map_err(|_| "its core cannot be had".to_owned())?;
+        self.cores.take_client(cores, lane.way.threads).map_err(|_| "cannot move the client to its core".to_owned())?;
         let redis = |unix: bool| {
-            let server = self.contenders.redis.as_ref().expect("it takes part");
+            let server = self.contenders.redis.as_ref().expect("a Redis lane has a server");
             match unix {
-                true => server.socket.as_ref().expect("it listens there"),
+                true => server.socket.as_ref().expect("the server was started with a unix socket"),
                 false => &server.address,
             }
         };
@@ -288,15 +291,15 @@ impl Field<'_> {
             Who::Redis { mget: false, unix } => self.rival::<Get>(lane, redis(unix), thread, warm),
             Who::Redis { mget: true, unix } => self.rival::<MGet>(lane, redis(unix), thread, warm),
             Who::Memcached => {
-                let server = self.contenders.memcached.as_ref().expect("it takes part");
+                let server = self.contenders.memcached.as_ref().expect("a memcached lane has a server");
                 self.rival::<Memcached>(lane, &server.address, thread, warm)
             }
             Who::Lmdb => self.lmdb(lane, thread, warm),
             Who::Farside(fabric) => {
                 let found = self.contenders.pools.iter().find(|(by, _)| *by == fabric);
-                self.farside(lane, &found.expect("it takes part").1, thread, warm)
+                self.farside(lane, &found.expect("a Farside lane has a pool").1, thread, warm)
             }
-            Who::RedisBenchmark => unreachable!("it is a program of its own"),
+            Who::RedisBenchmark => unreachable!("it runs in its own process"),
         }
     }
 
@@ -323,7 +326,7 @@ impl Field<'_> {
 
     #[cfg(feature = "lmdb")]
     fn lmdb(&self, lane: &Lane, thread: &Thread, warm: &mpsc::Sender<()>) -> Result<f64, String> {
-        let lmdb = self.contenders.lmdb.as_ref().expect("it takes part");
+        let lmdb = self.contenders.lmdb.as_ref().expect("an LMDB lane has a database");
         let run = self.contenders.run();
         let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
         lmdb.work(run.work(), thread, lane.way.depth, || began.elapsed() < warm_up)?;
@@ -334,7 +337,7 @@ impl Field<'_> {
 
     #[cfg(not(feature = "lmdb"))]
     fn lmdb(&self, _: &Lane, _: &Thread, _: &mpsc::Sender<()>) -> Result<f64, String> {
-        unreachable!("without the feature it takes no part")
+        unreachable!("without the feature no lane is LMDB's")
     }
 
     fn farside(
@@ -360,7 +363,7 @@ impl Field<'_> {
                 with_kv!(kv, kv => {
                     let mut is_connected = true;
                     if task == 0 {
-                        // All work meanwhile; what they do until then is forgotten.
+                        // All tasks work meanwhile; `counts_from_here` discards what was counted.
                         let (began, warm_up) = (Instant::now(), WARM_UP.min(self.length));
                         while is_connected && began.elapsed() < warm_up && !run.is_stopped() {
                             is_connected = run.task(kv, thread, task, 1).await;
@@ -375,15 +378,15 @@ impl Field<'_> {
         }
         core.run();
         drop(core);
-        let since = mark.get().expect("the first task gets to its mark, even if the run is over by then");
+        let since = mark.get().expect("the first task sets its mark, even if the run is over by then");
         Ok(since.elapsed().as_secs_f64())
     }
 
-    /// What Redis's own benchmark says.
+    /// Runs Redis's own benchmark and returns its output, parsed.
     fn benchmark(&self, lane: &Lane) -> Result<benchmark::Said, Failure> {
-        let (program, records) = self.contenders.benchmark.as_ref().expect("it takes part");
-        let server = self.contenders.redis.as_ref().expect("its server takes part");
-        let Address::Tcp(address) = &server.address else { unreachable!("it listens by TCP") };
+        let (program, records) = self.contenders.benchmark.as_ref().expect("its lane exists only with the program");
+        let server = self.contenders.redis.as_ref().expect("its lane exists only with the server");
+        let Address::Tcp(address) = &server.address else { unreachable!("the server's address is TCP") };
         self.cores.take_server(server.pid())?;
         self.cores.take_client(lane.way.served.map(|(cores, _)| cores), lane.way.threads)?;
         let requests = (REQUESTS_PER_SECOND * self.length.as_secs_f64()) as u64;
@@ -400,7 +403,7 @@ impl Field<'_> {
         self.cores.release()?;
         let mut child = started?;
         let deadline = Instant::now() + BENCHMARK_MAX;
-        // It says less than a pipe holds.
+        // The output fits into the pipe's buffer, so the child never blocks on it.
         while child.try_wait()?.is_none() {
             if Instant::now() > deadline {
                 let _gone = child.kill();
@@ -413,7 +416,7 @@ impl Field<'_> {
     }
 }
 
-/// Forgets the warm-up, and says that it is over.
+/// Discards the counts of the warm-up, signals its end, and returns the time.
 fn counts_from_here(thread: &Thread, warm: &mpsc::Sender<()>) -> Instant {
     thread.forget_warm_up();
     warm.send(()).unwrap_or(()); // The turn outlives its clients.

@@ -1,7 +1,7 @@
-//! The rivals' servers: found on PATH, started on loopback with nothing kept on a disk, and ended with this process.
+//! The rivals' servers: found on PATH, started on loopback without persistence, and ended with this process.
 //!
-//! Invariant: however this process ends, its servers end: each was started by a wrapper that asks the system for that.
-//! Invariant: nothing is sent to a server before it has told that it is the process which was started here.
+//! Invariant: however this process ends, its servers end: a wrapper starts each with a parent-death signal.
+//! Invariant: no request is sent to a server before it has reported the process id that was started here.
 
 use crate::cli::child;
 use crate::cli::files::Folder;
@@ -17,12 +17,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take until it answers.
+/// Maximum time until a started server responds.
 const START_MAX: Duration = Duration::from_secs(10);
-/// Somebody else may take a port that was free a moment ago.
+/// Attempts to start a server: another program may take a port that was free a moment ago.
 const TRIES: u32 = 5;
 
-/// Becomes another program, which ends with the process that started this one.
+/// Executes another program, which ends with the process that started this one.
 #[derive(clap::Args)]
 pub(in crate::cli::bench) struct RivalServer {
     /// The program and its arguments
@@ -35,7 +35,7 @@ impl RivalServer {
         die_with_parent()?;
         let (program, arguments) = self.command.split_first().expect("clap requires one");
         let error = Command::new(program).args(arguments).exec();
-        Err(Failure::Told(format!("{} cannot be started: {error}", program.display())))
+        Err(Failure::Told(format!("could not start {}: {error}", program.display())))
     }
 }
 
@@ -49,9 +49,9 @@ pub(super) fn command(program: &Path) -> Result<Command, Failure> {
 /// A rival's server.
 pub(super) struct Server {
     child: child::Server,
-    /// By TCP.
+    /// TCP address.
     pub(super) address: Address,
-    /// On this host, if it listens there.
+    /// Unix socket, if the server has one.
     pub(super) socket: Option<Address>,
     pub(super) version: String,
 }
@@ -61,7 +61,7 @@ impl Server {
         self.child.pid()
     }
 
-    /// Redis with its data in memory alone.
+    /// Starts Redis without persistence.
     pub(super) fn redis(program: &Path, folder: &Folder) -> Result<Server, Failure> {
         let socket = folder.path().join("redis.sock");
         let log = folder.path().join("redis.log");
@@ -81,8 +81,8 @@ impl Server {
         })
     }
 
-    /// memcached with one thread, a table for so many items and room for so many bytes, in huge pages where the system
-    /// has some, as ours are; it refuses what does not fit, in place of forgetting.
+    /// Starts memcached with one thread, a table for `items` items and `bytes` bytes of memory. It uses huge pages if
+    /// the system has them, like Farside, and refuses a value that does not fit instead of evicting another.
     pub(super) fn memcached(
         program: &Path,
         folder: &Folder,
@@ -95,12 +95,12 @@ impl Server {
         Server::start::<Memcached>("memcached", program, &log, None, |command, port| {
             command.args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-M", "-R", "1000", "-m", &megabytes]);
             command.args(["-p", &port.to_string(), "-o", &hashpower]);
-            // Where the system knows nothing of huge pages it would refuse to start.
+            // On a system without huge pages memcached would refuse to start with this flag.
             if Path::new("/sys/kernel/mm/transparent_hugepage/enabled").is_file() {
                 command.arg("-L");
             }
             if rustix::process::geteuid().is_root() {
-                command.args(["-u", "root"]); // It runs for root only where it is told whom to run as.
+                command.args(["-u", "root"]); // memcached refuses to run as root without this flag.
             }
         })
     }
@@ -137,29 +137,29 @@ impl Server {
                             let text = String::from_utf8_lossy(&bytes);
                             let last: Vec<&str> = text.lines().rev().take(3).collect();
                             let last: Vec<&str> = last.into_iter().rev().collect();
-                            format!("{reason}; it said: {}", last.join(" / "))
+                            format!("{reason}; its last output: {}", last.join(" / "))
                         }
-                        Err(error) => format!("{reason}; what it said cannot be read: {error}"),
+                        Err(error) => format!("{reason}; its output cannot be read: {error}"),
                     };
                     if is_there {
-                        break; // It would be as silent at another port.
+                        break; // A live server that does not respond would not respond at another port either.
                     }
                 }
             }
         }
         Err(Failure::Told(format!(
-            "{name} ({}) cannot be started: {said}; leave it out by --rivals, or mend that",
+            "could not start {name} ({}): {said}; fix the reason, or omit {name} from --rivals",
             program.display()
         )))
     }
 
-    /// Until it answers, and is who it should be.
+    /// Waits until the server responds, and checks its process id.
     fn wait<D: Dialect>(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + START_MAX;
         let mut last = String::from("it does not listen");
         while Instant::now() < deadline {
             if let Some(status) = self.child.has_ended().map_err(|error| error.to_string())? {
-                return Err(format!("it ended with {status}"));
+                return Err(format!("it exited with {status}"));
             }
             let connected = Client::<D>::connect(&self.address, Waiting::Asleep, 1);
             match connected.map_err(|error| error.to_string()).and_then(|mut client| client.server_pid()) {
@@ -169,37 +169,38 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Err(format!("it does not answer within {} s: {last}", START_MAX.as_secs()))
+        Err(format!("it did not respond within {} s: {last}", START_MAX.as_secs()))
     }
 }
 
-/// Places of memcached's table for so many items: a power of two, one each, and as many as it begins with if nobody
-/// says.
+/// Buckets of memcached's table for `items` items: one for each item, rounded up to a power of two, and at least
+/// memcached's default.
 fn memcached_places(items: u64) -> u64 {
     items.next_power_of_two().max(1 << 16)
 }
 
-/// Bytes of memcached's table for so many items: each place points to what is there.
+/// Bytes of memcached's table for `items` items: a pointer for each bucket.
 pub(super) fn memcached_table(items: u64) -> u64 {
     const PLACE_SIZE: u64 = 8;
     memcached_places(items) * PLACE_SIZE
 }
 
-/// How long a program may take to tell its release.
+/// Maximum time of `--version`.
 const VERSION_MAX: Duration = Duration::from_secs(5);
 
-/// What a program says of its release: `Redis server v=7.0.15 sha=...`, `memcached 1.6.18`.
+/// Reads a program's release from the output of `--version`: `Redis server v=7.0.15 sha=...`, `memcached 1.6.18`.
 fn version(program: &Path) -> Result<String, Failure> {
     let mut child = command(program)?.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let deadline = Instant::now() + VERSION_MAX;
-    // It says less than a pipe holds.
+    // The output fits into the pipe's buffer, so the child never blocks on it.
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             let _gone = child.kill();
             let _reaped = child.wait();
             return Err(Failure::Told(format!(
-                "{} --version does not end: leave it out by --rivals",
-                program.display()
+                "{} --version did not end within {} s: omit it from --rivals",
+                program.display(),
+                VERSION_MAX.as_secs()
             )));
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -210,6 +211,6 @@ fn version(program: &Path) -> Result<String, Failure> {
     let is_number = |word: &&str| word.trim_start_matches("v=").starts_with(|c: char| c.is_ascii_digit());
     let number = words.into_iter().find(is_number).map(|word| word.trim_start_matches("v=").to_owned());
     number.ok_or_else(|| {
-        Failure::Told(format!("{} --version tells no release: leave it out by --rivals", program.display()))
+        Failure::Told(format!("{} --version prints no release: omit it from --rivals", program.display()))
     })
 }

@@ -1,6 +1,6 @@
-//! What a comparison tells people: a table for each way, and below what they must know to judge them.
+//! Output of a comparison for people: a table for each setup, and notes on how to read them.
 //!
-//! Invariant: what is said of who is faster is read off the reports, and is not said where it was not measured.
+//! Invariant: every statement about which contender is faster is derived from the reports.
 
 use super::our_table;
 use super::servers::memcached_table;
@@ -8,29 +8,29 @@ use crate::cli::Done;
 use farside_bench::compare::rows::{Client, CompareReport, Cores, table};
 use farside_systems::registry::usual;
 
-/// Columns that a paragraph has at most.
+/// Maximum width of a paragraph, in columns.
 const WIDTH: usize = 112;
 
-/// A table for each way, in the order of the reports.
+/// Prints a table for each setup, in the order of the reports.
 pub(super) fn tell_tables(reports: &[CompareReport]) -> Done {
     let way = |report: &CompareReport| (report.depth, report.threads, report.cores, report.client);
     for group in reports.chunk_by(|one, next| way(one) == way(next)) {
         let (depth, threads, cores, client) = way(&group[0]);
         let at_once = match (depth, threads) {
             (1, 1) => "One operation at a time".to_owned(),
-            (depth, 1) => format!("{depth} operations under way"),
+            (depth, 1) => format!("{depth} operations in flight"),
             (1, threads) => format!("One operation at a time by each of {threads} client threads"),
-            (depth, threads) => format!("{depth} operations under way by each of {threads} client threads"),
+            (depth, threads) => format!("{depth} operations in flight by each of {threads} client threads"),
         };
         let server = match cores {
-            None => "no server: the client's own CPU does it, in memory of this host",
+            None => "no server: the client's own CPU does the work, in memory of this host",
             Some(Cores::Two) => "the server is on another core",
             Some(Cores::One) => "the server is on the same core",
         };
         let client = match client {
             None => "",
-            Some(Client::Looks) => "the client looks for answers all the time, ",
-            Some(Client::Sleeps) => "the client sleeps until it is answered, ",
+            Some(Client::Looks) => "the client polls for responses, ",
+            Some(Client::Sleeps) => "the client sleeps until a response comes, ",
         };
         tell!();
         tell!("{at_once}; {client}{server}:");
@@ -39,7 +39,7 @@ pub(super) fn tell_tables(reports: &[CompareReport]) -> Done {
     Ok(())
 }
 
-/// What a reader must know to judge the tables.
+/// Prints notes on how to read the tables.
 pub(super) fn tell_caveats(
     reports: &[CompareReport],
     benchmarked: Option<u64>,
@@ -49,56 +49,55 @@ pub(super) fn tell_caveats(
     tell!();
     let general = [
         Some(
-            "ops/s is the median of all rounds. 'of the better rival' is how many times the rate of the better of \
-             Redis and memcached, in the same table and round, of which the median is told: of those over TCP for \
-             whoever can serve other hosts; for whoever serves one host, of those at Redis's unix socket, too; without \
-             a server, of the best of all tables with as many operations under way. Where there is no server, the core \
-             that it would have is free for the client, and one table tells what all cores do."
+            "ops/s is the median of all rounds. 'of the better rival' is the median over the rounds of a contender's \
+             rate divided by that of the better of Redis and memcached in the same round. A contender that can serve \
+             other hosts is compared with rivals over TCP in the same table; one that serves a single host, also with \
+             Redis's unix socket; one without a server, with the best rival of all tables with the same number of \
+             operations in flight. Without a server, the server's core is free for the client, and one table shows the \
+             rate of all cores."
                 .to_owned(),
         ),
         Some(
-            "Latencies are of one operation in 64, from when it is asked until its value was looked at. With many \
-             under way that is mostly waiting for one another."
+            "Latencies are of one operation in 64, from its request until its value has been checked. With many \
+             operations in flight, most of the latency is waiting for the others."
                 .to_owned(),
         ),
         Some(
-            "'in batches': of one, two and four, the number of batches in which that rival was fastest here. Farside \
-             sees to that itself."
+            "'in batches' is the number of batches (one, two or four) with which that rival was fastest on this \
+             machine. Farside forms its batches itself."
                 .to_owned(),
         ),
         is_among(reports, "lmdb").then(|| {
-            "LMDB does one operation after the other. A batch of them has one read transaction, which is renewed for \
-             each batch. Values are copied out, as ours are. What a batch writes is committed together, and not \
-             synchronised to a disk."
+            "LMDB does one operation after another. Each batch has one read transaction. Values are copied out, as \
+             Farside's are. The writes of a batch are committed together, and not synced to disk."
                 .to_owned()
         }),
         benchmarked.map(|records| {
             format!(
-                "redis-benchmark, Redis's own client, is a cross-check of ours. It asks for {records} records, which \
-                 are all there, and looks at no value."
+                "redis-benchmark, Redis's own client, is a cross-check of ours. It requests {records} records, which \
+                 all exist, and checks no value."
             )
         }),
         Some(tables),
         Some(
-            "Farside's engine looks for requests for a while before it sleeps: while it is asked it takes all of its \
-             core, where Redis and memcached sleep whenever there is nothing to do. 'server s/Mop' tells what that \
-             costs."
+            "Farside's engine polls for requests for a while before it sleeps: under load it uses all of its core, \
+             while Redis and memcached sleep whenever they are idle. 'server s/Mop' shows the cost in CPU time."
                 .to_owned(),
         ),
         Some(
             format!(
-                "Redis and memcached do more than {}: types, expiry, eviction, replication. Keys have 8 bytes with \
-                 everyone; memcached's are made of letters.",
+                "Redis and memcached do more than {}: types, expiry, eviction, replication. All keys have 8 bytes; \
+                 memcached's consist of letters.",
                 usual().title
             ),
         ),
         Some(
-            "shm, ring, LMDB and unix sockets are for the processes of one host, and all of this was measured within \
-             one: over a network, everyone waits for that, too."
+            "shm, ring, LMDB and unix sockets serve the processes of one host, and everything was measured on one \
+             host: a network would add its latency to every contender that can use one."
                 .to_owned(),
         ),
         (cores == 1).then(|| {
-            "This process may use one core: tables with the server on another are left out.".to_owned()
+            "This process may use one core: tables with the server on another core are omitted.".to_owned()
         }),
     ];
     let found = [slower(reports), better_on_one_core(reports)];
@@ -108,24 +107,24 @@ pub(super) fn tell_caveats(
     Ok(())
 }
 
-/// How large the hash tables are, of those who have one.
+/// Sizes of the contenders' hash tables, for people.
 pub(super) fn told_tables(reports: &[CompareReport], records: u64, items: u64) -> String {
     let of_each = |bytes: u64| bytes as f64 / records as f64;
     let mut told = format!(
-        "{}'s table is made for {items} items: {:.0} bytes of it for each record. The larger it is, the fewer \
-         gets need a second request; --items says how large.",
+        "{}'s table is sized for {items} items, which takes {:.0} bytes per record. The larger the table, the fewer \
+         gets need a second request; --items sets the size.",
         usual().title,
         of_each(our_table(items)),
     );
     if is_among(reports, "memcached") {
         told += &format!(
-            " memcached's has a place for each item from the beginning, {:.0} bytes for each record, and a list behind \
-             each place.",
+            " memcached's has a bucket for each item from the start, {:.0} bytes per record, and a list behind each \
+             bucket.",
             of_each(memcached_table(items))
         );
     }
     if is_among(reports, "redis") {
-        told += " Redis makes its own.";
+        told += " Redis sizes its own table.";
     }
     told
 }
@@ -134,7 +133,7 @@ fn is_among(reports: &[CompareReport], contender: &str) -> bool {
     reports.iter().any(|report| report.contender == contender)
 }
 
-/// Where Farside is behind, if it is anywhere.
+/// Setups in which Farside is slower than the better rival, if there are any, for people.
 fn slower(reports: &[CompareReport]) -> Option<String> {
     let ours = reports.iter().filter(|report| report.contender.starts_with("farside"));
     let behind = ours.filter_map(|report| {
@@ -145,12 +144,12 @@ fn slower(reports: &[CompareReport]) -> Option<String> {
             None => "without a server",
         };
         let client = match report.client {
-            Some(Client::Looks) => ", looking",
+            Some(Client::Looks) => ", polling",
             Some(Client::Sleeps) => ", sleeping",
             None => "",
         };
         let under_way = report.depth * report.threads;
-        let way = format!("{} with {under_way} under way {cores}{client}", report.contender);
+        let way = format!("{} with {under_way} in flight {cores}{client}", report.contender);
         (ratio < 1.0).then(|| format!("{way} ({ratio:.2})"))
     });
     let behind: Vec<String> = behind.collect();
@@ -158,7 +157,7 @@ fn slower(reports: &[CompareReport]) -> Option<String> {
         .then(|| format!("Farside is slower than the better of Redis and memcached: {}.", behind.join("; ")))
 }
 
-/// Whether a rival that is asked for one thing at a time does better beside its client than apart from it.
+/// Rivals that are faster on their client's core than on another with one operation at a time, if any, for people.
 fn better_on_one_core(reports: &[CompareReport]) -> Option<String> {
     let one_at_a_time = |name: &str, cores| {
         let found = reports.iter().filter(|report| report.depth == 1 && report.cores == Some(cores));
@@ -172,8 +171,8 @@ fn better_on_one_core(reports: &[CompareReport]) -> Option<String> {
     let better: Vec<&str> = better.collect();
     (!better.is_empty()).then(|| {
         format!(
-            "One operation at a time, {} faster with client and server on one core than on two, since there nobody is \
-             woken across cores.",
+            "With one operation at a time, {} faster with client and server on one core than on two, since no process \
+             has to be woken on another core.",
             match better[..] {
                 [one] => format!("{one} is"),
                 _ => format!("{} are", better.join(" and ")),
@@ -182,11 +181,11 @@ fn better_on_one_core(reports: &[CompareReport]) -> Option<String> {
     })
 }
 
-/// The words in lines of at most [`WIDTH`] columns, as an item of a list.
+/// Wraps the text to lines of at most [`WIDTH`] columns, as an item of a list.
 fn wrapped(text: &str) -> String {
     let mut lines = vec!["-".to_owned()];
     for word in text.split(' ') {
-        let line = lines.last_mut().expect("there is a first line");
+        let line = lines.last_mut().expect("there is at least one line");
         if line.chars().count() + 1 + word.chars().count() > WIDTH {
             lines.push(format!("  {word}"));
         } else {
@@ -225,32 +224,32 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_where_farside_is_behind_and_only_there() {
+    fn setups_in_which_farside_is_slower_are_listed() {
         let mut reports = vec![
             report("redis", 1, Some(Cores::One), 9.0, 0.5),
             report("farside udp", 64, Some(Cores::Two), 9.0, 1.0),
         ];
         assert_eq!(slower(&reports), None);
         reports.push(report("farside udp", 1, Some(Cores::One), 9.0, 0.424));
-        let told = slower(&reports).expect("it is behind once");
-        assert!(told.ends_with(": farside udp with 1 under way on one core, sleeping (0.42)."), "{told}");
+        let told = slower(&reports).expect("one report is slower");
+        assert!(told.ends_with(": farside udp with 1 in flight on one core, sleeping (0.42)."), "{told}");
     }
 
     #[test]
-    fn rivals_that_are_better_on_one_core_are_named() {
+    fn rivals_that_are_faster_on_one_core_are_named() {
         let mut reports = vec![
             report("redis", 1, Some(Cores::One), 5.0, 1.0),
             report("redis", 64, Some(Cores::Two), 9.0, 1.0),
         ];
-        assert_eq!(better_on_one_core(&reports), None, "with many under way it is another matter");
+        assert_eq!(better_on_one_core(&reports), None, "only one operation at a time counts");
         reports.push(report("redis", 1, Some(Cores::Two), 4.0, 1.0));
-        assert!(better_on_one_core(&reports).expect("it is").contains("redis is faster"));
+        assert!(better_on_one_core(&reports).expect("redis is faster").contains("redis is faster"));
         reports.push(report("redis", 1, Some(Cores::Two), 6.0, 1.0));
-        assert_eq!(better_on_one_core(&reports), None, "the best way on two cores counts");
+        assert_eq!(better_on_one_core(&reports), None, "the best setup on two cores counts");
     }
 
     #[test]
-    fn lines_are_no_longer_than_they_may_be() {
+    fn wrapped_lines_do_not_exceed_the_width() {
         let text = "word ".repeat(100);
         let lines = wrapped(text.trim_end());
         assert!(lines.lines().all(|line| line.len() <= WIDTH) && lines.starts_with("- word"), "{lines}");

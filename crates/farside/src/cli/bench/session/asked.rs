@@ -1,4 +1,4 @@
-//! What is to be measured, and the store that this takes.
+//! The plan of a measurement, and the size of the store that it needs.
 
 use super::super::{FabricArg, System, There, fewer};
 use super::COUNTED;
@@ -14,46 +14,46 @@ use farside_systems::system::{Footprint, Misfit, Sizing};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long each thread runs before it is measured, if nobody says.
+/// Default warm-up of each thread.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// So many operations at the most are counted one by one, to tell what they cost.
+/// Maximum number of operations that are counted one by one, to determine their costs.
 const COUNTED_MAX: u64 = COUNTED + Step::MAX;
-/// One latency is taken in so many operations, if nobody says.
+/// Default number of operations per timed operation.
 pub(in crate::cli) const SAMPLED: u64 = 64;
 
 /// Bytes of a key.
 const KEY_SIZE: usize = 8;
 
-/// What is to be measured.
+/// The plan of a measurement.
 #[derive(Clone)]
 pub(in crate::cli) struct Asked {
     pub(in crate::cli) system: System,
-    /// Of the node that is started for it; of one that is named, what it is reached by, if that was said.
+    /// Fabric of the node to start. For an existing node: the fabric that its URL must have, if given.
     pub(in crate::cli) fabric: Option<FabricArg>,
-    /// The node that is named, if one is.
+    /// The existing node, if one is named.
     pub(in crate::cli) there: There,
-    /// How long each task waits before each operation, if it does.
+    /// Pause of each task before every operation.
     pub(in crate::cli) idle: Option<Duration>,
     pub(in crate::cli) workload: Workload,
     pub(in crate::cli) value_size: usize,
-    /// Items that the store's table is made for, if that was said; as many as there can come to be, if not.
+    /// Items that the store's table is sized for; by default the maximum number of records of the run.
     pub(in crate::cli) items: Option<u64>,
     pub(in crate::cli) threads: u32,
     pub(in crate::cli) tasks: u32,
     pub(in crate::cli) slot_cache: usize,
     pub(in crate::cli) collision_free: bool,
     pub(in crate::cli) verify: bool,
-    /// How far away the node is to be, besides what is there.
+    /// Network delay to add to the real one.
     pub(in crate::cli) distance: Option<Distance>,
     pub(in crate::cli) faults: Option<Faults>,
     pub(in crate::cli) quiet: bool,
-    /// One latency is taken in so many operations.
+    /// Number of operations per timed operation.
     pub(in crate::cli) sampled: u64,
-    /// Operations a second that are due, in place of a closed loop.
+    /// Operations a second of an open loop; none for a closed loop.
     pub(in crate::cli) target: Option<f64>,
-    /// Operations after which a repeat is over, if not before.
+    /// Maximum number of operations of a repeat.
     pub(in crate::cli) operations: Option<u64>,
-    /// Seconds that a repeat takes, if it is not over before: for how much memory it needs.
+    /// Maximum seconds of a repeat; determines the memory for inserts.
     pub(in crate::cli) seconds: f64,
     pub(in crate::cli) warm_up: Duration,
     pub(in crate::cli) repeats: u32,
@@ -61,26 +61,26 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) phases: Phases,
 }
 
-/// Latencies by intervals of time, in a file.
+/// Log file of latencies by intervals.
 #[derive(Clone)]
 pub(in crate::cli) struct Log {
     pub(in crate::cli) path: PathBuf,
     pub(in crate::cli) every: Duration,
 }
 
-/// What of YCSB's two phases is to be done, on which store.
+/// The phases of YCSB to run, and their store.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::cli) enum Phases {
-    /// Both, on a store that is made for it and goes with it.
+    /// Both phases, on a store that exists only for the run.
     Both,
-    /// Makes this store and loads it.
+    /// Creates this store and loads it.
     Load(String),
-    /// Runs on this store, which was loaded before.
+    /// Runs on this store, which is already loaded.
     Run(String),
 }
 
 impl Asked {
-    /// One client thread that reads and writes a store of its own in a closed loop.
+    /// A plan with one client thread, 16 tasks, and its own store, in a closed loop.
     pub(in crate::cli) fn new(system: System, workload: Workload) -> Asked {
         Asked {
             system,
@@ -109,32 +109,32 @@ impl Asked {
         }
     }
 
-    /// Items that the store's table is made for.
+    /// Items that the store's table is sized for.
     pub(super) fn items(&self) -> u64 {
         self.items.unwrap_or_else(|| self.records_max())
     }
 
-    /// The memory that the store takes.
+    /// Memory that the store needs.
     pub(super) fn footprint(&self) -> Result<Footprint, Misfit> {
         let (items, value_len) = (Some(self.items()), self.value_size);
         let sizing = Sizing { items, key_len: KEY_SIZE, value_len, collision_free: self.collision_free };
         (self.system.footprint)(&sizing)
     }
 
-    /// Whether the table has room for all that can come to be: one that has not would grow while it is measured, or be
-    /// full.
+    /// Checks that the table has space for all records that the run may create. A smaller table would grow or become
+    /// full during the measurement.
     ///
     /// # Errors
-    /// It has not.
+    /// The table is too small.
     pub(in crate::cli) fn check_items(&self) -> Done {
         let (records, needed) = (self.workload.records, self.records_max());
         let who = match needed - records {
             0 => format!("{records} records"),
-            inserts => format!("{records} records and up to {inserts} that the run may insert"),
+            inserts => format!("{records} records and up to {inserts} inserts of the run"),
         };
         match self.items {
             Some(items) if items < needed => Err(Failure::Told(format!(
-                "--items {items} leaves no room for {who}: give {needed} at least, or leave it out"
+                "--items {items} is too small for {who}: give at least {needed}, or omit --items"
             ))),
             _ => Ok(()),
         }
@@ -152,17 +152,17 @@ impl Asked {
         plan.run().map_err(Failure::Told)
     }
 
-    /// Records that there are at the most once the run is over.
+    /// Maximum number of records after the run.
     fn records_max(&self) -> u64 {
         self.workload.records.saturating_add(self.inserts_max())
     }
 
-    /// Records that the run adds at the most, by what is sampled and its warm-ups, too. Where nobody says how much it
-    /// does, that is as much as the cores can.
+    /// Maximum number of records that the run inserts, including its sample and its warm-ups. If neither a target nor a
+    /// number of operations limits the run, the speed of the cores does.
     fn inserts_max(&self) -> u64 {
-        /// Of one core; half as many again as were seen where one operation in twenty inserts.
+        /// Operations a second of one core; 1.5 times the rate that was seen with 5 % inserts.
         const OPS_PER_S_MAX: f64 = 6e6;
-        /// How much later than the one before a thread may begin to be measured, while those before go on.
+        /// Maximum delay between the starts of two threads' measurements, in seconds; earlier threads run meanwhile.
         const LATE_S: f64 = 0.004;
         let share = self.workload.mix.share(Operation::Insert);
         if share == 0.0 {
@@ -172,36 +172,36 @@ impl Asked {
         let tasks = f64::from(self.threads * self.tasks);
         let can = OPS_PER_S_MAX * f64::from(self.threads.min(cores));
         let busy = self.target.unwrap_or(can).min(can);
-        // Whoever idles does so once it is warm.
+        // Tasks pause only after the warm-up.
         let idle = self.idle.map_or(busy, |idle| busy.min(tasks / idle.as_secs_f64()));
         let asked = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
         let measured = asked.min(idle * (self.seconds + LATE_S * f64::from(self.threads - 1)));
         let each = busy * self.warm_up.as_secs_f64() + measured + tasks;
         let expected = share * (each * f64::from(self.repeats) + COUNTED_MAX as f64);
-        // Operations are drawn: more than four deviations above what is expected, nobody ever sees.
+        // Operations are drawn at random: four standard deviations above the mean are never exceeded in practice.
         (expected + 4.0 * expected.sqrt() + 16.0) as u64
     }
 
-    /// What to do where there is no memory for it.
+    /// Remedy if there is not enough memory for the run.
     pub(super) fn remedy(&self) -> String {
         let fewer = fewer(self.items);
         let inserts = self.inserts_max();
-        // Where there are few, it is not by them that there is no memory.
+        // A few inserts are not the reason for a lack of memory.
         if inserts <= self.workload.records.max(COUNTED_MAX) {
             return fewer.into();
         }
         format!(
-            "{fewer}; or, as the run may insert up to {inserts} more, for less of --operations, --target, --seconds, \
+            "{fewer}; or, since the run may insert up to {inserts} records, lower --operations, --target, --seconds, \
              --warm-up or --repeats"
         )
     }
 }
 
-/// Bytes for a table and the items, with room for what is on its way back while they are overwritten. None for a run
-/// on a store that is there.
+/// Bytes of a store for its table and items, with space for the buffers that overwrites have retired and the grace
+/// period has not yet freed. 0 for a run on an existing store.
 ///
 /// # Errors
-/// The system has no items of that size, or no store is so large.
+/// The system does not support values of that size, or no store can be that large.
 pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
     const SLACK: u64 = 96 << 20;
     if matches!(asked.phases, Phases::Run(_)) {
@@ -210,14 +210,14 @@ pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
     let records = asked.records_max();
     let no_room = || {
         Failure::Told(format!(
-            "no node has room for the {records} records that there can come to be: {}",
+            "the run may need {records} records, which is more than any node can hold: {}",
             asked.remedy()
         ))
     };
     let Footprint { table_bytes, item_bytes, .. } = asked.footprint().map_err(|misfit| match misfit {
         Misfit::Items => no_room(),
         Misfit::Value(max) => Failure::Told(format!(
-            "a value of {} has at most {max} bytes here: give a smaller --value-size, or --system {}",
+            "a value of {} has at most {max} bytes: give a smaller --value-size, or --system {}",
             asked.system.title,
             usual().kind
         )),

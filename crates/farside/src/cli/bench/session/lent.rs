@@ -1,7 +1,7 @@
-//! Stores on nodes that others started: made for a measurement, dropped after it.
+//! Temporary stores on existing nodes: created for a measurement, dropped after it.
 //!
-//! Invariant: the store is dropped exactly once, however the process ends short of a kill; what can't be dropped is
-//! told, with the command that does it.
+//! Invariant: the store is dropped exactly once, however the process ends, except by SIGKILL. If the drop fails, the
+//! command that drops the store is printed.
 
 use crate::cli::{Failure, human_bytes, signals};
 use farside::{NewStore, Pool};
@@ -9,18 +9,18 @@ use farside_node::catalog::Division;
 use farside_remote::arena::SEGMENT_SIZE;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A store on a node that outlives this process. It is dropped at the end, also where a signal brings that about.
+/// A store on a node that outlives this process. The store is dropped at the end, also if a signal ends the process.
 pub(in crate::cli) struct Lent(Arc<Held>);
 
 struct Held {
     pool: Pool,
     name: String,
-    /// Whether there is something to drop. Locked for as long as the store is being made or dropped.
+    /// Whether the store exists. Locked while the store is created or dropped.
     is_there: Mutex<bool>,
 }
 
 impl Lent {
-    /// The `remedy` is what else may be done where the node has no memory for it.
+    /// Creates the store. `remedy` is an alternative for the error message if the node has not enough memory.
     pub(in crate::cli) fn make(pool: &Pool, new: &NewStore, remedy: &str) -> Result<Lent, Failure> {
         let held = Held { pool: pool.clone(), name: new.name.clone(), is_there: Mutex::new(false) };
         let held = Arc::new(held);
@@ -29,11 +29,11 @@ impl Lent {
         let watched = Arc::clone(&held);
         std::thread::Builder::new().name("farside-signals".into()).spawn(move || watched.watch(ending))?;
         pool.create_store(new).map_err(|error| {
-            // Where the node does not tell, the error that there is says more.
+            // If the node does not respond, the original error says more.
             let free = pool.info().map_or(u64::MAX, |info| info.unassigned_bytes);
             if free < new.quota + Division::reserve_of(new.quota / SEGMENT_SIZE) * SEGMENT_SIZE {
                 Failure::Told(format!(
-                    "the run needs a store of {} and the node has {} that no store has: drop one there, or serve with \
+                    "the run needs a store of {} and the node has {} unassigned: drop a store there, or serve with \
                      more --memory or a smaller --quota for --store; or {remedy}",
                     human_bytes(new.quota),
                     human_bytes(free)
@@ -53,19 +53,19 @@ impl Held {
         self.is_there.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's: waits for a signal that ends this process, and drops the store before it does.
+    /// Thread body: waits for a signal that ends this process, and drops the store first.
     fn watch(self: Arc<Held>, mut ending: signal_hook::iterator::Signals) {
         let mut heard = ending.forever();
         let Some(first) = heard.next() else { return };
         let dropping = Arc::clone(&self);
         std::thread::spawn(move || {
-            // Held to the end: whatever fails for want of the store is not worth telling.
+            // The lock is held until the process ends: no thread reports errors that the missing store causes.
             let mut is_there = dropping.lock();
             dropping.end(&mut is_there);
             signals::end_by(first);
         });
         if let Some(second) = heard.next() {
-            self.tell_left("it was not waited for"); // Whoever insists does not wait for the node.
+            self.tell_left("interrupted before the node confirmed the drop"); // A second signal does not wait.
             signals::end_by(second);
         }
     }
@@ -80,8 +80,8 @@ impl Held {
 
     fn tell_left(&self, reason: &str) {
         note!(
-            "farside: the store '{name}' may be left behind ({reason}); 'farside store drop {name} --pool {pool}', \
-             with the same token if there was one, drops it",
+            "farside: store '{name}' may still exist ({reason}); drop it with \
+             'farside store drop {name} --pool {pool}', with the same token if the node requires one",
             name = self.name,
             pool = self.pool.url()
         );
@@ -89,13 +89,13 @@ impl Held {
 }
 
 impl Lent {
-    /// It stays, after all.
+    /// Keeps the store when this value is dropped.
     pub(super) fn keep(&self) {
         *self.0.lock() = false;
     }
 }
 
-/// A node that was there gets its memory back; one that was started for this ends with it.
+/// Drops the store, so that the node's memory is free again.
 impl Drop for Lent {
     fn drop(&mut self) {
         self.0.end(&mut self.0.lock());

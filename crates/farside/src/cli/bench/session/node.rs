@@ -1,7 +1,7 @@
-//! The node that is measured: one that is named, or a child of this process that serves whatever fabrics are asked for.
+//! The node under measurement: an existing node, or a child process that serves the requested fabrics.
 //!
-//! Invariant: a child ends with its [`NodeProcess`], and with this process however that ends. What it has on disk goes
-//! too, but for an empty folder where this process is killed.
+//! Invariant: the child ends with its [`NodeProcess`], and with this process however that ends. Its files are removed
+//! too; if this process is killed, an empty folder may remain.
 
 use super::Asked;
 use crate::cli::bench::FabricArg;
@@ -19,17 +19,17 @@ use std::sync::Arc;
 pub(in crate::cli) struct NodeProcess {
     server: Server,
     socket: PathBuf,
-    /// How it is reached where engines serve.
+    /// Options to connect to the node's engines.
     options: farside::Options,
-    // After the server: what lies in it is the server's.
+    // Dropped after the server, which uses the files in it.
     _folder: Folder,
 }
 
-/// Of a node of TLS: no longer on disk than it takes it to read them.
+/// Files of a TLS node; removed as soon as the node has read them.
 const SECRETS: [&str; 2] = ["node.cert", "node.key"];
 
 impl NodeProcess {
-    /// Starts a node with so much memory and waits until it serves.
+    /// Starts a node with `memory` bytes and waits until it serves.
     pub(in crate::cli) fn start(memory: u64, fabrics: &[FabricArg]) -> Result<NodeProcess, Failure> {
         let folder = Folder::make("bench").map_err(Failure::Told)?;
         let socket = folder.path().join("node.sock");
@@ -45,16 +45,16 @@ impl NodeProcess {
         }
         let mut server = Server::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
         let mut line = String::new();
-        // Left open: the node has more to say, and would die of a pipe that nobody has.
+        // The pipe stays open: the node writes more, and a closed pipe would kill it.
         if let Some(output) = server.stdout() {
             BufReader::new(output).read_line(&mut line)?;
         }
         for name in SECRETS {
-            // It has read them, or it has said why not.
-            let _never_there = std::fs::remove_file(folder.path().join(name));
+            // By now the node has read them or has failed. Without TLS the files do not exist.
+            let _absent_without_tls = std::fs::remove_file(folder.path().join(name));
         }
         if line.is_empty() {
-            return Err(Failure::Told("the node did not start; what it said stands above".into()));
+            return Err(Failure::Told("the node did not start: its output above has the reason".into()));
         }
         Ok(NodeProcess { server, socket, options, _folder: folder })
     }
@@ -63,10 +63,10 @@ impl NodeProcess {
         self.server.pid()
     }
 
-    /// The node as that fabric reaches it, which it was asked to be reached by.
+    /// Connects to the node over `fabric`, which must be one of those it was started with.
     ///
     /// # Errors
-    /// It is gone.
+    /// The node is gone.
     pub(in crate::cli) fn pool(&self, fabric: FabricArg) -> Result<Pool, Failure> {
         let pool = farside::connect(&format!("shm:{}", self.socket.display()))?;
         let listening = pool.info()?.listening;
@@ -78,7 +78,7 @@ impl NodeProcess {
     }
 }
 
-/// Where the engine of a node with that folder serves, if it has one, and how that is reached.
+/// Arguments with which a node serves `fabric` (its sockets and rings lie in `folder`), and options to connect to it.
 fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::Options), Failure> {
     let at = |url: String| (vec!["--listen".to_owned(), url], farside::Options::default());
     Ok(match fabric {
@@ -99,7 +99,7 @@ fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::
     })
 }
 
-/// The node that is named, or one that is started with so much memory.
+/// Connects to the named node, or starts one with `memory` bytes.
 pub(super) fn reach(
     asked: &Asked,
     memory: u64,
@@ -118,7 +118,7 @@ pub(super) fn reach(
             let pool = connect(&Settings { insecure_udp: there.insecure_udp, ..settings })?;
             if let Some(fabric) = asked.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
                 return Err(Failure::Told(format!(
-                    "the node of --pool is reached by {}, not by {}: leave --fabric out",
+                    "the URL of --pool is of fabric {}, not {}: omit --fabric",
                     pool.fabric(),
                     fabric.name()
                 )));

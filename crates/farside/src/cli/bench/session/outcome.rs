@@ -1,4 +1,4 @@
-//! What a measurement came to: of one client, of all, of all repeats, and as it is reported.
+//! The outcome of a measurement: of one client, of all clients, of all repeats, and the report.
 
 use super::{Phases, Session};
 use farside_bench::driver::{ByKind, Tally};
@@ -17,11 +17,11 @@ impl Session {
         let tally = &ended.tally;
         let operations = tally.operations().max(1) as f64;
         if let Some(first) = tally.told.first() {
-            note!("farside: the first that went wrong: {first}");
+            note!("farside: first failure: {first}");
         }
-        let info = self.pool.info().ok(); // What was measured is told, even if the node is gone by now.
+        let info = self.pool.info().ok(); // The report is made even if the node is gone by now.
         let slots = match self.asked.phases {
-            Phases::Run(_) => None, // Who loaded the store may have asked for another table.
+            Phases::Run(_) => None, // The load may have used another table size.
             Phases::Both | Phases::Load(_) => self.asked.footprint().ok().map(|footprint| footprint.slots),
         };
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
@@ -41,7 +41,7 @@ impl Session {
             load_factor: slots.map(|slots| self.asked.workload.records as f64 / slots as f64),
             mean_probes: Some(sampled.probes),
             page_size: info.map(|info| info.page_size),
-            ops_per_s: Spread::of(&rates).expect("it is measured once at least").median,
+            ops_per_s: Spread::of(&rates).expect("there is at least one repeat").median,
             repeats_ops_per_s: rates,
             latency_us: LatencyUs::from(&tally.latencies.all()),
             operations: operations_of(tally),
@@ -63,7 +63,7 @@ impl Session {
     }
 }
 
-/// What came of each kind of operation.
+/// Report of each kind of operation.
 fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
     let of = |(kind, name): (usize, &&str)| {
         let latencies = |of: &ByKind| of.of(kind).map(LatencyUs::from);
@@ -77,12 +77,12 @@ fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
     tally.kinds.iter().enumerate().map(of).filter(|(_, done)| done.count > 0).collect()
 }
 
-/// What some operations cost, of one client that has the node for itself.
+/// Costs of a sample of operations, measured by one client alone on the node.
 #[derive(Clone)]
 pub(super) struct Sampled {
     pub(super) costs: Costs,
     pub(super) operations: f64,
-    /// Per read.
+    /// Probes per read.
     pub(super) probes: f64,
 }
 
@@ -99,7 +99,7 @@ impl Sampled {
     }
 }
 
-/// What one client came to, or all of them.
+/// Outcome of one client, or of all clients together.
 #[derive(Default)]
 pub(super) struct Ended {
     pub(super) tally: Tally,
@@ -111,7 +111,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Both, one after the other.
+    /// Adds a later repeat.
     pub(super) fn with_later(mut self, later: Ended) -> Ended {
         self.tally.merge(later.tally);
         self.counters.add(&later.counters);
@@ -123,13 +123,13 @@ impl Ended {
         self
     }
 
-    /// Both, at the same time.
+    /// Adds a client that ran concurrently.
     pub(super) fn add(&mut self, other: Ended) {
         self.operations_per_s += other.tally.operations() as f64 / other.seconds;
         self.seconds = self.seconds.max(other.seconds);
         self.tally.merge(other.tally);
         self.counters.add(&other.counters);
-        // These are of whole processes, so every thread sees all of it.
+        // CPU times are of whole processes, so every thread sees the total.
         self.own_cpu = self.own_cpu.max(other.own_cpu);
         self.node_cpu = self.node_cpu.max(other.node_cpu);
     }

@@ -1,7 +1,7 @@
-//! When the tasks of a measurement begin what: all at once until they are warm, or by a schedule.
+//! When the tasks of a measurement start their operations: in a closed loop, or by a schedule (an open loop).
 //!
-//! Invariant: a schedule goes by the time at which an operation is due, never by when the one before ended, so that a
-//! slow store does not choose which latencies are taken.
+//! Invariant: a schedule starts an operation when it is due, whether or not the previous one has ended. A slow store
+//! therefore cannot influence which latencies are sampled (coordinated omission).
 
 use super::Asked;
 use farside_bench::driver::{Perform, Run, Schedule, Thread};
@@ -9,24 +9,24 @@ use farside_fabrics::{executor, timer};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How a thread's tasks begin by a schedule.
+/// Progress of a thread's tasks through their warm-up.
 pub(super) struct Start {
     pub(super) began: Instant,
-    /// Tasks that have not done with warming up.
+    /// Number of tasks that are still warming up.
     pub(super) cold: Cell<u32>,
-    /// When all had.
+    /// When the last of them finished.
     pub(super) warm: Cell<Option<Instant>>,
 }
 
-/// When a task begins its operations.
+/// When a task starts its operations.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// Operations a second of all tasks, which take turns; else a closed loop.
+    /// Operations a second of all tasks, which alternate; none for a closed loop.
     target: Option<f64>,
     /// Pause before each operation of a closed loop.
     idle: Option<Duration>,
     warm_up: Duration,
-    /// Tasks of all threads.
+    /// Number of tasks of all threads.
     tasks: u32,
 }
 
@@ -36,7 +36,8 @@ impl Pace {
         Pace { target, idle, warm_up, tasks: threads * tasks }
     }
 
-    /// One task: performs operations until the run is over. One of a thread's warms up, and says so when it has.
+    /// Body of a task: performs operations until the run is over. One task of each thread has `warmed_up`, times the
+    /// warm-up and calls it at its end.
     pub(super) async fn task<C, W: Perform<C>>(
         self,
         run: &Run<W>,
@@ -51,7 +52,7 @@ impl Pace {
         }
         let mut is_connected = true;
         if let Some(warmed_up) = warmed_up {
-            // Everything before is forgotten.
+            // `warmed_up` discards what was counted before.
             let mut step = Step::default();
             while is_connected && start.began.elapsed() < self.warm_up && !run.is_stopped() {
                 is_connected = run.task(client, drawn, number, step.next()).await;
@@ -70,9 +71,9 @@ impl Pace {
         }
     }
 
-    /// As [`Pace::task`], by a schedule. It begins anew once the thread is warm: what was late before is not made up
-    /// for.
-    #[allow(clippy::too_many_arguments, reason = "those of `task`, and the rate")]
+    /// Like [`Pace::task`], by a schedule. The schedule restarts after the warm-up: operations that were late by then
+    /// are skipped.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of `task`, and the rate")]
     async fn scheduled<C, W: Perform<C>>(
         self,
         run: &Run<W>,
@@ -89,12 +90,12 @@ impl Pace {
         let warm_at = start.began + self.warm_up;
         let until_warm = async |due: Instant| {
             until(due.min(warm_at), is_over).await;
-            due < warm_at && Instant::now() < warm_at // What has not begun by then is left undone.
+            due < warm_at && Instant::now() < warm_at // Operations that have not started by then are skipped.
         };
         run.scheduled(client, drawn, number, from(start.began), until_warm).await;
         start.cold.set(start.cold.get() - 1);
         if let Some(warmed_up) = warmed_up {
-            // Nothing may be under way that was due before.
+            // Wait until no operation of the warm-up is in flight.
             while start.cold.get() > 0 {
                 executor::yield_now().await;
             }
@@ -115,10 +116,11 @@ impl Pace {
     }
 }
 
-/// Returns at that time, as exactly as a core that looks again and again can; or before, once it is over.
+/// Returns at `due`, or earlier if `is_over`. Sleeps first, then polls the clock, to be exact.
 async fn until(due: Instant, is_over: impl Fn() -> bool) {
-    /// Whoever sleeps may wake so late.
+    /// Maximum delay of a timer.
     const LATE: Duration = Duration::from_micros(300);
+    /// Interval at which `is_over` is polled.
     const LOOK: Duration = Duration::from_millis(50);
     loop {
         let left = due.saturating_duration_since(Instant::now());
@@ -132,8 +134,8 @@ async fn until(due: Instant, is_over: impl Fn() -> bool) {
     }
 }
 
-/// How many operations to do before the next look at the clock: as many as take about [`Step::TIME`], so that slow
-/// ones are not done for long beyond what was asked for.
+/// Number of operations to do before the clock is read again: as many as take about [`Step::TIME`], so that a run of
+/// slow operations does not exceed its time by much.
 pub(super) struct Step {
     operations: u64,
     since: Option<Instant>,
@@ -149,7 +151,7 @@ impl Step {
     const TIME: Duration = Duration::from_millis(5);
     pub(super) const MAX: u64 = 1000;
 
-    /// The next step, after the one before was done.
+    /// Returns the next number of operations; called when the previous step is done.
     pub(super) fn next(&mut self) -> u64 {
         let since = self.since.replace(Instant::now());
         self.operations = match since.map(|since| since.elapsed() < Step::TIME) {

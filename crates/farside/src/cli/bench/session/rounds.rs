@@ -1,7 +1,8 @@
-//! Sessions that are measured in turn, each for a moment, round after round: whatever else the machine does slows all
-//! of them alike, and what they have of one another in one round may be told.
+//! Measures sessions alternately, each for [`TURN`], round after round. Other load on the machine then slows all
+//! sessions alike, so their ratio within a round is meaningful.
 //!
-//! Invariant: all go over one connection, from one client core, and nothing is under way while another's turn is on.
+//! Invariant: all sessions use one connection and one client core, and a session has no operation in flight outside its
+//! own interval.
 
 use super::pace::Step;
 use super::{Session, far};
@@ -14,18 +15,18 @@ use farside_systems::with_kv;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How long each has its turn.
+/// How long each session runs in a round.
 pub(in crate::cli) const TURN: Duration = Duration::from_millis(20);
 
 type Far = Rc<Delay<Rc<Endpoint>>>;
 
-/// A client core that measures sessions on one node in turn.
+/// A client core that measures sessions on one node alternately.
 pub(in crate::cli) struct Rounds<'s> {
     fabric: Far,
     lanes: Vec<Lane<'s>>,
 }
 
-/// What it has of one of them.
+/// One session with its clients.
 struct Lane<'s> {
     session: &'s Session,
     drawn: Thread,
@@ -33,20 +34,20 @@ struct Lane<'s> {
 }
 
 impl<'s> Rounds<'s> {
-    /// Connects to the node of these sessions, with as many clients of each as are to be measured at most.
+    /// Connects to the node of these sessions, with `clients_max` clients for each session.
     ///
     /// # Errors
-    /// There is no connection, or a store is gone.
+    /// The connection fails, or a store is gone.
     ///
     /// # Panics
-    /// If there is no session, or there are more clients than a core has tasks.
+    /// If `sessions` is empty, or `clients_max` exceeds [`TASKS_MAX`].
     pub(in crate::cli) fn open(
         sessions: &'s [Session],
         clients_max: u32,
         distance: Distance,
     ) -> Result<Rounds<'s>, Failure> {
         assert!(clients_max as usize <= TASKS_MAX, "a client is a task of one core");
-        let endpoint = sessions.first().expect("something is to be measured").pool.endpoint_here()?;
+        let endpoint = sessions.first().expect("there is at least one session").pool.endpoint_here()?;
         let fabric = Rc::new(far(&Rc::new(endpoint), distance));
         let lane = |session: &'s Session| {
             let kvs = (0..clients_max).map(|_| session.kv(&fabric)).collect::<Result<_, _>>()?;
@@ -56,13 +57,14 @@ impl<'s> Rounds<'s> {
         Ok(Rounds { fabric, lanes })
     }
 
-    /// Operations a second of each session under a closed loop of so many clients, in each of so many rounds.
+    /// Returns the operations a second of each session in each of `rounds` rounds, with `clients` clients in a closed
+    /// loop.
     ///
     /// # Errors
-    /// An operation failed, or brought a wrong value.
+    /// An operation failed, or returned a wrong value.
     pub(in crate::cli) fn measure(&mut self, clients: u32, rounds: u32) -> Result<Vec<Vec<f64>>, Failure> {
         let mut measured = Vec::new();
-        // The first is for whatever is only then warm.
+        // Round 0 is the warm-up.
         for round in 0..=rounds {
             let turn = |lane: &mut Lane<'_>| lane.turn(&self.fabric, clients);
             let rates = self.lanes.iter_mut().map(turn).collect::<Result<Vec<f64>, _>>()?;
@@ -84,7 +86,7 @@ impl Lane<'_> {
             let drawn = &*drawn;
             core.spawn(async move {
                 with_kv!(kv, kv => {
-                    // The first looks at the clock for all.
+                    // The first client reads the clock for all.
                     if client > 0 {
                         run.task(kv, drawn, client, u64::MAX).await;
                         return;
@@ -100,7 +102,7 @@ impl Lane<'_> {
         let seconds = began.elapsed().as_secs_f64();
         let tally = drawn.take_tally();
         match tally.told.first() {
-            Some(wrong) => Err(Failure::Told(format!("while it was measured: {wrong}"))),
+            Some(wrong) => Err(Failure::Told(format!("the measurement failed: {wrong}"))),
             None => Ok(tally.operations() as f64 / seconds),
         }
     }
