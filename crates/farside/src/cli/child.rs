@@ -1,8 +1,9 @@
-//! Servers that a command starts and ends: nodes of its own, rivals.
+//! Servers that a command starts and ends: its own nodes, and rivals.
 //!
-//! Invariant: a server is in a process group of its own, so that a terminal's Ctrl-C is this command's alone, and one
-//! that stands still is woken when this command is gone. Invariant: what it has started ends when the server is ended
-//! here; where this command is killed, the system ends the server alone.
+//! Invariant: a server has its own process group. A terminal's Ctrl-C therefore reaches this command alone, and the
+//! system continues a stopped server when this command is gone.
+//! Invariant: ending a server also ends the processes that it started. If this command is killed, the system ends the
+//! server alone.
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io;
@@ -12,11 +13,13 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 /// A server, with the processes that it started.
 pub(super) struct Server {
     child: Child,
-    /// How it ended, once it was waited for: from then on its number may be another's.
+    /// Exit status, once the child has been waited for: from then on its process id may belong to another process.
     ended: Option<ExitStatus>,
 }
 
 impl Server {
+    /// Starts a server in its own process group.
+    ///
     /// # Errors
     /// The program cannot be started.
     pub(super) fn start(command: &mut Command) -> io::Result<Server> {
@@ -27,20 +30,20 @@ impl Server {
         self.child.id()
     }
 
-    /// What it writes, if that was asked for.
+    /// The server's standard output, if it is piped.
     pub(super) fn stdout(&mut self) -> &mut Option<ChildStdout> {
         &mut self.child.stdout
     }
 
-    /// As [`stdout`](Server::stdout), of standard error.
+    /// The server's standard error, if it is piped.
     pub(super) fn stderr(&mut self) -> &mut Option<ChildStderr> {
         &mut self.child.stderr
     }
 
-    /// How it has ended, if it has; what it started has then ended too.
+    /// Returns the exit status if the server has ended; then also ends the processes that it started.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system cannot report the server's state.
     pub(super) fn has_ended(&mut self) -> io::Result<Option<ExitStatus>> {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let pid = Pid::from_child(&self.child);
@@ -50,10 +53,10 @@ impl Server {
         self.end().map(Some)
     }
 
-    /// Waits until it has ended by itself; how it did.
+    /// Waits until the server ends by itself, and returns its exit status.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system cannot report the server's state.
     pub(super) fn wait(&mut self) -> io::Result<ExitStatus> {
         if self.ended.is_none() {
             waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
@@ -61,10 +64,10 @@ impl Server {
         self.end()
     }
 
-    /// Ends all of it that has not ended; how the server itself did.
+    /// Kills the server's process group, and returns the exit status of the server.
     ///
     /// # Errors
-    /// It may not be ended, or the system does not tell.
+    /// This process may not kill it, or the system cannot report its state.
     pub(super) fn end(&mut self) -> io::Result<ExitStatus> {
         if let Some(ended) = self.ended {
             return Ok(ended);
@@ -90,7 +93,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
 
-    /// A shell that has started a process of its own, which it tells, and then does as it is told.
+    /// Starts a shell that starts a process, prints that process's id, and then runs the command `then`.
     fn shell(then: &str) -> (Server, Pid) {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("sleep 100 >&2 & echo $!; {then}")]).stdout(Stdio::piped());
@@ -101,7 +104,7 @@ mod tests {
     }
 
     fn is_gone(pid: Pid) -> bool {
-        // Whoever adopted it may not have waited for it yet.
+        // A zombie counts as gone: its new parent may not have waited for it yet.
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
         stat.map_or(true, |stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim().starts_with('Z')))
     }
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_started_ends_with_it() {
+    fn child_processes_of_a_server_end_with_it() {
         let (server, started) = shell("wait");
         assert!(!is_gone(started));
         drop(server);
@@ -122,18 +125,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_started_ends_also_where_the_server_has_ended_before() {
+    fn child_processes_end_even_if_the_server_has_exited_first() {
         let (mut server, started) = shell("exit 3");
-        let status = server.wait().expect("it has ended");
+        let status = server.wait().expect("the server exits");
         assert_eq!(status.code(), Some(3));
         assert!(ends(started));
-        assert_eq!(server.has_ended().expect("it is known").and_then(|status| status.code()), Some(3));
+        assert_eq!(server.has_ended().expect("a status").and_then(|status| status.code()), Some(3));
     }
 
     #[test]
-    fn one_that_runs_has_not_ended() {
+    fn a_running_server_has_not_ended() {
         let (mut server, _) = shell("wait");
-        assert!(server.has_ended().expect("it is known").is_none());
-        assert_eq!(server.end().expect("it ends").code(), None);
+        assert!(server.has_ended().expect("a status").is_none());
+        assert_eq!(server.end().expect("the server is killed").code(), None);
     }
 }

@@ -1,5 +1,5 @@
-//! `figure`: a paper's figure as the simulator predicts it, beside what was published; or what of it a real fabric
-//! bears out.
+//! `figure`: reproduces a paper's figure. Either the simulator predicts it, beside the published numbers; or a real
+//! fabric is measured, and its ratios are compared with the published ones.
 
 mod measure;
 
@@ -12,64 +12,63 @@ use farside_sim::hardware::Distance;
 use measure::Measure;
 use std::path::PathBuf;
 
-/// Predict a paper's figure from micro-benchmarks alone, and hold it to what was published; or measure it
+/// Predict a paper's figure from micro-benchmarks alone, or measure it on a fabric, and compare it with the paper
 #[derive(clap::Args)]
 pub(super) struct Figure {
     /// prism-1, prism-2, prism-3, prism-4 or synchronization-4
     #[arg(value_name = "NAME", value_parser = named)]
     which: &'static Which,
-    /// sim, which predicts; or local, shm, udp, tcp, tls or ring, over which a node that is started for it is measured,
-    /// and only ratios are compared
+    /// sim predicts the figure; local, shm, udp, tcp, tls or ring start a node and measure it over that fabric, where
+    /// only ratios are compared
     #[arg(long, value_name = "NAME", default_value = SIM, value_parser = fabric)]
     fabric: Source,
-    /// Operations that each point under load is predicted over [default: 20000]
+    /// Simulated operations per point under load [default: 20000]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
     operations: Option<u64>,
-    /// How far away the node that is measured is to be, beside what is there: direct, rack, cluster or data-centre
-    /// [default: as in the figure]
+    /// Added network distance to the measured node: direct, rack, cluster or data-centre [default: the figure's]
     #[arg(long, value_name = "NAME", value_parser = distance)]
     distance: Option<Distance>,
-    /// Rounds of a measurement; in each of them everything that is compared has its turn [default: 40]
+    /// Rounds of a measurement; each compared system or op is measured once per round [default: 40]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: Option<u32>,
-    /// The most clients of a measurement under load, at most 64 [default: 64]
+    /// Maximum number of clients of a measurement under load, up to 64 [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=TASKS_MAX as i64))]
     clients: Option<u32>,
-    /// Records of each store of a measurement under load [default: 100000]
+    /// Records of each store in a measurement under load [default: 100000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1_000..=1 << 24))]
     records: Option<u64>,
-    /// Write every point of every curve to this file
+    /// Write every point of every curve to this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Draw it in this file
+    /// Draw the figure in this file, as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Each published number, or each ratio that was measured, as one JSON object a line
+    /// Print one JSON object a line for each published number, or for each measured ratio
     #[arg(long)]
     json: bool,
 }
 
-/// Where a figure comes from.
+/// Source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// The simulator.
     Sim,
-    /// A node.
+    /// A measured node.
     Fabric(FabricArg),
 }
 
 const SIM: &str = "sim";
 
-/// For clap: a figure.
+/// clap parser: a figure by its name.
 fn named(name: &str) -> Result<&'static Which, String> {
     Which::named(name).ok_or_else(|| {
         let names: Vec<&str> = FIGURES.into_iter().map(|which| which.name).collect();
-        format!("there is no figure '{name}': name one of {}", names.join(", "))
+        format!("unknown figure '{name}': name one of {}", names.join(", "))
     })
 }
 
-/// The names of those figures of which something like this can be measured, as in a list.
+/// Lists the names of the figures whose measurement satisfies `is_meant`, with `last` before the last name.
 fn listed(is_meant: impl Fn(&OnFabrics) -> bool, last: &str) -> String {
     let meant = FIGURES.into_iter().filter(|which| is_meant(&which.fabrics)).map(|which| which.name);
     let names: Vec<&str> = meant.collect();
@@ -79,26 +78,26 @@ fn listed(is_meant: impl Fn(&OnFabrics) -> bool, last: &str) -> String {
     }
 }
 
-/// For clap: what a figure comes from.
+/// clap parser: the source of a figure.
 fn fabric(name: &str) -> Result<Source, String> {
     if name == SIM {
         return Ok(Source::Sim);
     }
     FabricArg::from_str(name, false).map(Source::Fabric).map_err(|_| {
         let names: Vec<&str> = FabricArg::value_variants().iter().map(|fabric| fabric.name()).collect();
-        format!("there is no fabric '{name}' here: name {SIM} or one of {}", names.join(", "))
+        format!("unknown fabric '{name}': name {SIM} or one of {}", names.join(", "))
     })
 }
 
-/// For clap: how far away.
+/// clap parser: a distance by its name.
 fn distance(name: &str) -> Result<Distance, String> {
     Distance::ALL.into_iter().find(|distance| distance.name() == name).ok_or_else(|| {
         let names: Vec<&str> = Distance::ALL.into_iter().map(Distance::name).collect();
-        format!("there is no distance '{name}': name one of {}", names.join(", "))
+        format!("unknown distance '{name}': name one of {}", names.join(", "))
     })
 }
 
-/// 1, 2, 4 and so on, and at last `most`.
+/// The powers of two below `most`, then `most`.
 fn doubling(most: u32) -> impl Iterator<Item = u32> {
     let powers = std::iter::successors(Some(1), |clients| Some(clients * 2));
     powers.take_while(move |&clients| clients < most).chain([most])
@@ -107,9 +106,9 @@ fn doubling(most: u32) -> impl Iterator<Item = u32> {
 impl Figure {
     pub(super) fn run(self) -> Done {
         if self.csv.is_some() && self.csv == self.svg {
-            return Err(Failure::Told("--csv and --svg name one file: give each its own".into()));
+            return Err(Failure::Told("--csv and --svg name the same file: give two different files".into()));
         }
-        // A figure takes minutes, which are not to be lost for want of a folder.
+        // Checked first: a figure takes minutes, which would be lost if a folder were missing.
         [&self.csv, &self.svg].into_iter().flatten().try_for_each(|path| files::can_be_written(path))?;
         match self.fabric {
             Source::Sim => self.predict(),
@@ -126,7 +125,7 @@ impl Figure {
         ];
         if let Some((flag, _)) = measured.into_iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::Told(format!(
-                "{flag} is for what is measured, and the figure is predicted: leave it out, or name a fabric by \
+                "{flag} applies to measurements, but the figure is predicted: omit it, or name a fabric, for example \
                  --fabric udp"
             )));
         }
@@ -138,7 +137,7 @@ impl Figure {
             return Ok(());
         }
         Err(Failure::Told(format!(
-            "{} is not predicted as closely as it is to be: see the rows that say NO",
+            "the prediction of {} misses its tolerance: see the rows with NO",
             self.which.name
         )))
     }
@@ -146,13 +145,13 @@ impl Figure {
     fn measure(self, fabric: FabricArg) -> Done {
         if self.operations.is_some() {
             return Err(Failure::Told(
-                "--operations is for what is predicted, and the figure is measured: give --rounds in its place".into(),
+                "--operations applies to predictions, but the figure is measured: give --rounds instead".into(),
             ));
         }
         let is_under_load = |fabrics: &OnFabrics| matches!(fabrics, OnFabrics::Stores(_));
         if !is_under_load(&self.which.fabrics) && (self.clients.is_some() || self.records.is_some()) {
             return Err(Failure::Told(format!(
-                "{} is about one op at a time: leave --clients and --records out, or measure {}",
+                "{} measures one op at a time: omit --clients and --records, or measure {}",
                 self.which.name,
                 listed(is_under_load, "or")
             )));

@@ -1,6 +1,6 @@
-//! The machine on which this runs: what readers of figures need to judge them, and how much memory can be had.
+//! Description of this machine, for readers of measurements, and its available memory.
 //!
-//! Invariant: what the system does not tell is left out, and not guessed.
+//! Invariant: a value that the system does not report is omitted, not guessed.
 
 use super::human_bytes;
 use serde::Serialize;
@@ -9,32 +9,32 @@ use std::fs::read_to_string;
 /// A machine, as the system describes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Machine {
-    /// This program's.
+    /// Release of this program.
     pub(super) release: String,
-    /// How this program was built.
+    /// Kind of build of this program.
     pub(super) build: String,
-    /// When it began, in UTC.
+    /// Start of the measurement, in UTC.
     pub(super) date: String,
-    /// The processor's name.
+    /// Name of the processor.
     pub(super) processor: Option<String>,
     /// Cores that this process may use.
     pub(super) cores: Option<usize>,
-    /// Whether the processor says that it is a virtual one.
+    /// Whether the processor reports a hypervisor.
     pub(super) is_virtual: bool,
     pub(super) kernel: Option<String>,
     pub(super) memory_bytes: Option<u64>,
-    /// Huge pages of 2 MiB or so that are reserved.
+    /// Number of reserved huge pages of the default size.
     pub(super) huge_pages: Option<u64>,
-    /// Tasks that were running or waiting to, on average over the minute before it began.
+    /// Load average of the minute before the start: tasks that run or wait for a core.
     pub(super) load_at_start: Option<f64>,
-    /// The same at the end, this program's own included.
+    /// Load average at the end, this program included.
     pub(super) load_at_end: Option<f64>,
 }
 
 impl Machine {
-    /// This one, now.
+    /// Describes this machine, now.
     pub(super) fn here() -> Machine {
-        // Of a file that cannot be read nothing is found.
+        // An unreadable file counts as empty, so its values are omitted.
         let [cpuinfo, meminfo] =
             ["cpuinfo", "meminfo"].map(|name| read_to_string(format!("/proc/{name}")).unwrap_or_default());
         let kernel = read_to_string("/proc/sys/kernel/osrelease").ok();
@@ -53,7 +53,7 @@ impl Machine {
         }
     }
 
-    /// In a line: what there is, and what else there was to do.
+    /// The machine and its load in one line, for people.
     pub(super) fn told(&self) -> String {
         let cores = self.cores.map(|cores| {
             let kind = if self.is_virtual { " virtual" } else { "" };
@@ -71,7 +71,7 @@ impl Machine {
         parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
-    /// The load is now that at the end.
+    /// Records the load at the end.
     pub(super) fn ended(&mut self) {
         self.load_at_end = load();
     }
@@ -86,7 +86,7 @@ fn build() -> &'static str {
     }
 }
 
-/// In UTC, to the second.
+/// Date and time in UTC, to the second.
 fn date() -> String {
     use tracing_subscriber::fmt::format::Writer;
     use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -99,7 +99,7 @@ fn load() -> Option<f64> {
     read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// What stands beside `name` in a list of `name : value`.
+/// The first value of `name` in a list of `name : value` lines that is not empty.
 fn field<'a>(list: &'a str, name: &str) -> Option<&'a str> {
     let fields = list.lines().filter_map(|line| line.split_once(':'));
     let mut values = fields.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim());
@@ -114,17 +114,17 @@ fn is_virtual(cpuinfo: &str) -> bool {
     field(cpuinfo, "flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// What /proc/meminfo has in a line such as `HugePages_Total:       7`.
+/// Number in a line of /proc/meminfo such as `HugePages_Total:       7`.
 fn number(meminfo: &str, name: &str) -> Option<u64> {
     field(meminfo, name)?.split_whitespace().next()?.parse().ok()
 }
 
-/// The same of a line in units of 1024 bytes, such as `MemAvailable:    1024 kB`.
+/// Bytes of a line of /proc/meminfo in units of 1024 bytes, such as `MemAvailable:    1024 kB`.
 pub(super) fn bytes(meminfo: &str, name: &str) -> Option<u64> {
     number(meminfo, name)?.checked_mul(1 << 10)
 }
 
-/// Memory and swap that can be had now.
+/// Bytes of available memory and free swap.
 pub(super) fn available(meminfo: &str) -> Option<u64> {
     bytes(meminfo, "MemAvailable")?.checked_add(bytes(meminfo, "SwapFree").unwrap_or(0))
 }
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_processor_is_named_where_the_system_names_it() {
+    fn a_processor_has_a_name_only_if_the_system_reports_it() {
         let text = "processor\t: 0\nmodel name\t: A & B <8>\nflags\t\t: fpu hypervisor avx\n";
         assert_eq!(processor(text).as_deref(), Some("A & B <8>"));
         assert!(is_virtual(text));

@@ -1,6 +1,6 @@
-//! `sim`: a system in the simulator, by one seed or by many.
+//! `sim`: runs a system in the simulator, by one seed or by many.
 //!
-//! Invariant: whatever is not good is told with the command that runs it again.
+//! Invariant: every run that is not good is reported with the command that replays it.
 
 use super::{Done, Failure, files, progress};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -19,69 +19,69 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Try a system in the simulator: many clients, whatever can go wrong, and a check of what they saw.
+/// Test a system in the simulator: many clients, injected faults, and a check of the clients' histories.
 #[derive(clap::Args)]
 #[command(
-    after_help = "What is not said is drawn from the seed. The same flags and seed give the same run, to the \
-byte, on every machine.\n\nExit codes: 0 all is good, 1 something is wrong or undecided, 2 the command is."
+    after_help = "Omitted settings are drawn from the seed. The same flags and seed give the same run, to the byte, \
+on every machine.\n\nExit codes: 0 all runs are good, 1 a run is wrong or undecided, 2 any other error."
 )]
 pub(super) struct Sim {
-    /// Which system
+    /// System to test
     #[arg(long, value_name = "NAME", default_value = registry::usual().kind, value_parser = systems())]
     system: System,
-    /// Run this seed, and tell all about it
+    /// Run this seed, and report its details
     #[arg(long, value_name = "N", conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Run the seeds from A to B, both included, and tell what they come to [default: 1..100]
+    /// Run the seeds from A to B, both included, and report the totals [default: 1..100]
     #[arg(long, value_name = "A..B", value_parser = seeds)]
     seeds: Option<Seeds>,
-    /// How many nodes, 1 to 8, each with a store of its own that every client uses [default: 1]
+    /// Number of nodes, 1 to 8; each has its own store, which every client uses [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     nodes: Option<u32>,
-    /// How many clients, 1 to 32
+    /// Number of clients, 1 to 32
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32))]
     clients: Option<u32>,
-    /// How many keys they share, 1 to 1000
+    /// Number of keys, which all clients share, 1 to 1000
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     keys: Option<u64>,
-    /// How many operations all of them carry out together, 1 to 5000: the node has memory and time for so many
+    /// Total number of operations of all clients, 1 to 5000; the simulated node's memory and time allow no more
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=5_000))]
     operations: Option<u32>,
-    /// How clients reach the node: by their own CPUs, by datagrams that get lost, by connections that break
+    /// How clients reach the node: direct (their own CPUs), datagrams (may be lost) or connections (may break)
     #[arg(long, value_name = "NAME", value_parser = carriers())]
     carrier: Option<Carrier>,
-    /// What may go wrong: all, none, or some of loss, duplicate, reorder, delay, reset, partition, one-way,
-    /// client-death, client-pause, node-pause, node-restart, node-loss, clock-skew, clock-jump, exhaustion and
-    /// revocation, with commas between; each seed has some of these
+    /// Faults to inject: all, none, or a comma-separated list of loss, duplicate, reorder, delay, reset, partition,
+    /// one-way, client-death, client-pause, node-pause, node-restart, node-loss, clock-skew, clock-jump, exhaustion and
+    /// revocation; each seed draws some of them
     #[arg(long, value_name = "NAMES", default_value = "all", value_parser = faults)]
     faults: Faults,
-    /// Check that histories are right: that every key was linearizable, where there are keys: the default
+    /// Check the histories: for systems with keys, that every key is linearizable; the default
     #[arg(long, overrides_with = "no_check")]
     check: bool,
-    /// Do not: a run is then judged by what it says of itself alone
+    /// Do not check the histories; a run is then judged by its own errors alone
     #[arg(long, overrides_with = "check")]
     no_check: bool,
-    /// Write what clients asked and were answered to this file, as JSON lines (docs/sim-histories.md)
+    /// Write the clients' requests and responses to this file, as JSON lines (docs/sim-histories.md)
     #[arg(long, value_name = "FILE", requires = "seed")]
     history: Option<PathBuf>,
-    /// Write what happened to each packet to this file, as JSON lines (docs/sim-events.md)
+    /// Write the events of every packet to this file, as JSON lines (docs/sim-events.md)
     #[arg(long, value_name = "FILE", requires = "seed")]
     events: Option<PathBuf>,
-    /// Write a picture of the operations that show what is wrong to this file, if anything is
+    /// Draw the operations that show a violation in this file, if there is one
     #[arg(long, value_name = "FILE.svg", requires = "seed")]
     picture: Option<PathBuf>,
-    /// One JSON object a line, for each seed
+    /// Print one JSON object a line, for each seed
     #[arg(long)]
     json: bool,
-    /// Do something wrong on purpose
+    /// Run this mutant: a deliberately broken variant of the system
     #[cfg(farside_mutants)]
     #[arg(long, value_name = "NAME", hide = true, value_parser = mutant)]
     mutant: Option<Mutant>,
-    /// What can be done wrong, each with the system that suffers from it
+    /// List the mutants, each with its system
     #[cfg(farside_mutants)]
     #[arg(long, hide = true)]
     list_mutants: bool,
-    /// Replay the killing seeds of the system's mutants, one `MUTANT SEED` a line
+    /// Replay the kills of this file for the system's mutants, one `MUTANT SEED` a line
     #[cfg(farside_mutants)]
     #[arg(long, value_name = "FILE", hide = true)]
     replay_kills: Option<PathBuf>,
@@ -93,38 +93,38 @@ pub(super) struct Seeds(RangeInclusive<u64>);
 #[derive(Clone)]
 pub(super) struct Faults(Vec<Fault>);
 
-/// For clap: a system by its name.
+/// clap parser: a system by its name.
 fn systems() -> impl TypedValueParser<Value = System> {
     PossibleValuesParser::new(System::all().map(System::name))
-        .map(|name| System::named(&name).expect("clap lets no other through"))
+        .map(|name| System::named(&name).expect("clap accepts only the listed names"))
 }
 
-/// For clap: a carrier by its name.
+/// clap parser: a carrier by its name.
 fn carriers() -> impl TypedValueParser<Value = Carrier> {
     PossibleValuesParser::new(Carrier::ALL.map(Carrier::name))
-        .map(|name| Carrier::named(&name).expect("clap lets no other through"))
+        .map(|name| Carrier::named(&name).expect("clap accepts only the listed names"))
 }
 
-/// For clap: a broken variant by its name in the code.
+/// clap parser: a mutant by its name in the code.
 #[cfg(farside_mutants)]
 fn mutant(name: &str) -> Result<Mutant, String> {
     let mut all = System::all().flat_map(System::mutants);
     let named = all.find(|mutant| format!("{mutant:?}") == name);
-    named.ok_or_else(|| format!("there is no broken variant '{name}': --list-mutants names all"))
+    named.ok_or_else(|| format!("unknown mutant '{name}': --list-mutants lists all"))
 }
 
-/// For clap: seeds from one to another.
+/// clap parser: a range of seeds.
 pub(super) fn seeds(text: &str) -> Result<Seeds, String> {
     let number = |text: &str| text.parse::<u64>().ok();
     let ends = text.split_once("..").and_then(|(first, last)| number(first).zip(number(last)));
     match ends {
         Some((first, last)) if first <= last => Ok(Seeds(first..=last)),
-        Some((first, last)) => Err(format!("no seed lies from {first} to {last}: write {last}..{first}")),
-        None => Err(format!("'{text}' are no seeds: write 1..300 for those from 1 to 300, both included")),
+        Some((first, last)) => Err(format!("the range {first}..{last} is empty: write {last}..{first}")),
+        None => Err(format!("'{text}' is not a range of seeds: write 1..300 for the seeds 1 to 300, both included")),
     }
 }
 
-/// For clap: kinds of faults, in the order of [`Fault::ALL`], on which what is drawn depends.
+/// clap parser: kinds of faults, sorted in the order of [`Fault::ALL`], since the random draws depend on the order.
 pub(super) fn faults(text: &str) -> Result<Faults, String> {
     let chosen = match text {
         "all" => Fault::ALL.to_vec(),
@@ -142,7 +142,7 @@ pub(super) fn faults(text: &str) -> Result<Faults, String> {
 
 fn no_fault(name: &str) -> String {
     let names = Fault::ALL.map(Fault::name).join(", ");
-    format!("there is no fault '{name}': name all, none, or some of {names}, with commas between")
+    format!("unknown fault '{name}': name all, none, or a comma-separated list of {names}")
 }
 
 impl Sim {
@@ -242,7 +242,7 @@ impl Sim {
     fn write_history(&self, judged: &Judged) -> Done {
         let (Some(path), Some(report)) = (&self.history, &judged.report) else {
             if self.history.is_some() {
-                note!("farside: there is no history: the run did not come to its end");
+                note!("farside: no history written: the run did not complete");
             }
             return Ok(());
         };
@@ -257,7 +257,7 @@ impl Sim {
     fn write_picture(&self, judged: &Judged) -> Done {
         let (Some(path), Some(window)) = (&self.picture, &judged.window) else {
             if self.picture.is_some() {
-                note!("farside: there is no picture: no operation is known to be wrong");
+                note!("farside: no picture written: no operation violated the checked property");
             }
             return Ok(());
         };
@@ -265,7 +265,7 @@ impl Sim {
     }
 }
 
-/// Replays the killing seeds of a file.
+/// Replays the kills of a file, and reports the mutants that survive.
 #[cfg(farside_mutants)]
 fn replay_kills(system: System, path: &Path) -> Done {
     let unread = |reason: String| Failure::Told(format!("{}: {reason}", path.display()));
@@ -284,7 +284,7 @@ fn replay_kills(system: System, path: &Path) -> Done {
     good(alive, kills.len() as u64)
 }
 
-/// Where the events of a run go.
+/// File for the events of a run.
 struct EventFile<'a> {
     path: &'a Path,
     out: Rc<RefCell<io::BufWriter<std::fs::File>>>,
@@ -309,8 +309,8 @@ impl EventFile<'_> {
     fn end(self, judged: &Judged) -> Done {
         if judged.report.as_ref().is_some_and(|report| report.drawn.carrier == Carrier::Direct) {
             note!(
-                "farside: there are no packets over 'direct', where clients run chains by their own CPUs: {} is \
-                 empty; try --carrier datagrams or --carrier connections",
+                "farside: {} is empty: 'direct' sends no packets, since the clients' own CPUs run the chains; try \
+                 --carrier datagrams or --carrier connections",
                 self.path.display()
             );
         }
@@ -319,11 +319,11 @@ impl EventFile<'_> {
     }
 }
 
-/// Why a fault cannot be asked for.
+/// Error message for a fault that cannot occur over a carrier.
 fn not_there(carrier: Carrier, fault: Fault) -> String {
     let others = Carrier::ALL.into_iter().filter(|other| other.can_have(fault)).map(Carrier::name);
     format!(
-        "over '{}' there is no {}: leave it out of --faults, or try it with --carrier {}",
+        "carrier '{}' cannot have {}: omit it from --faults, or use --carrier {}",
         carrier.name(),
         fault.name(),
         others.collect::<Vec<_>>().join(" or ")
@@ -341,17 +341,17 @@ fn good(bad: u64, of: u64) -> Done {
 fn verdict_on_many(bad: usize, is_unchecked: bool, property: Option<&str>) -> String {
     match (bad, is_unchecked) {
         (0, false) => good_because(property),
-        (0, true) => "verdict  not checked: leave --no-check out to know whether histories were right".into(),
+        (0, true) => "verdict  not checked: omit --no-check to have the histories checked".into(),
         (bad, _) => format!("verdict  {bad} seeds are not good"),
     }
 }
 
-/// `property` is there if any run came to its end.
+/// The verdict on good runs. `property` is the checked property, if at least one run completed.
 fn good_because(property: Option<&str>) -> String {
     format!("verdict  good: {}", property.unwrap_or("nothing was wrong"))
 }
 
-/// All about one run, for people.
+/// Report of one run, for people.
 fn told(judged: &Judged) -> String {
     let mut out = Vec::new();
     if let Some(report) = &judged.report {
@@ -386,7 +386,7 @@ fn told(judged: &Judged) -> String {
     out.join("\n")
 }
 
-/// What runs came to, together.
+/// Totals of runs.
 #[derive(Default)]
 struct Totals {
     operations: u64,
@@ -445,7 +445,7 @@ impl Totals {
         )
     }
 
-    /// How often each fault has struck within each phase, a line for each fault; `-` where it cannot.
+    /// Number of strikes of each fault within each phase, one line per fault; `-` if the fault cannot strike there.
     fn within_phases(&self, setup: &Setup) -> String {
         let Some(Phases { all, .. }) = self.phases else { return String::new() };
         let mut out = format!("\n{:14}", "within");
@@ -462,7 +462,7 @@ impl Totals {
     }
 }
 
-/// The faults that may strike.
+/// The requested faults that the carrier can have.
 fn possible(setup: &Setup) -> impl Iterator<Item = Fault> + '_ {
     let is_there = |fault: &Fault| setup.carrier.is_none_or(|carrier| carrier.can_have(*fault));
     setup.faults.iter().copied().filter(is_there)
@@ -473,7 +473,7 @@ fn listed(words: impl Iterator<Item = String>) -> String {
     if words.is_empty() { "none".into() } else { words.join(", ") }
 }
 
-/// All about one run, for scripts.
+/// Report of one run, for scripts.
 fn json(judged: &Judged) -> serde_json::Value {
     let Judged { setup, seed, report, verdict, reasons, window } = judged;
     let strikes = |fault: Fault| report.as_ref().map_or(0, |report| report.struck.of(fault));
@@ -506,7 +506,7 @@ fn json(judged: &Judged) -> serde_json::Value {
             "rebuild_one_in": drawn.rebuild_one_in,
             "scan_one_in": drawn.scan_one_in,
         });
-        let drawn = object["drawn"].as_object_mut().expect("it is one");
+        let drawn = object["drawn"].as_object_mut().expect("`drawn` is an object");
         drawn.extend(report.options.iter().map(|option| (option.name.to_owned(), option.value.clone())));
         object["within"] = within(setup, report.phases, &report.matrix);
         object["counts"] = serde_json::json!({
@@ -529,7 +529,7 @@ fn json(judged: &Judged) -> serde_json::Value {
     object
 }
 
-/// How often each fault has struck within each phase; null where it cannot.
+/// Number of strikes of each fault within each phase; null if the fault cannot strike there.
 fn within(setup: &Setup, phases: &Phases, matrix: &Matrix) -> serde_json::Value {
     let names: Vec<&str> = phases.all.iter().map(|phase| phase.name).collect();
     let row = |fault: Fault| {

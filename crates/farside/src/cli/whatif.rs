@@ -1,4 +1,4 @@
-//! `whatif`: what a system would do on other machines.
+//! `whatif`: predicts a system's performance on other machines.
 
 use super::{Done, Failure, warn_of_unused};
 use farside::figure::load;
@@ -12,30 +12,30 @@ use farside_systems::system::Family;
 pub(super) struct WhatIf {
     #[arg(long, value_name = "NAME", default_value = usual().kind, value_parser = system, help = names(Family::Kv))]
     system: &'static str,
-    /// a, b, c, a YCSB property file, or such as reads=0.95,value=512: the share of reads, and bytes of a value. Keys
-    /// are drawn alike whatever the file says
+    /// a, b, c, a YCSB property file, or terms like reads=0.95,value=512: the share of reads, and the bytes per value.
+    /// The distribution of keys in a file has no effect
     #[arg(long, value_name = "a|b|c|PATH|reads=R,value=BYTES", default_value = "c")]
     workload: String,
-    /// Gb/s of the node's link
+    /// Speed of the node's link, in Gb/s
     #[arg(long, value_name = "GBIT", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     link: u64,
-    /// Operations that each point is measured over
+    /// Simulated operations per point
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
     operations: u64,
-    /// Each platform and network as one JSON object a line
+    /// Print one JSON object a line for each platform and network
     #[arg(long)]
     json: bool,
 }
 
-/// For clap: a system.
+/// clap parser: a system by its name.
 fn system(kind: &str) -> Result<&'static str, String> {
     load::system(kind).map(|system| system.kind)
 }
 
-/// Values have so many bytes where a workload does not say, as in PRISM's figures.
+/// Default bytes per value, as in PRISM's figures.
 const VALUE_LEN: usize = 512;
-/// So many at most, lest the simulated store be larger than most machines.
+/// Maximum bytes per value: with larger ones, the simulated store would exceed the memory of most machines.
 const VALUE_LEN_MAX: usize = 32 << 10;
 
 impl WhatIf {
@@ -66,7 +66,7 @@ impl WhatIf {
     }
 }
 
-/// The share of reads of a workload, and bytes of its values.
+/// The share of reads of a workload, and the bytes per value.
 fn mix(workload: &str) -> Result<(f64, usize), Failure> {
     if workload.contains('=') {
         return terms(workload).map_err(Failure::Told);
@@ -76,8 +76,8 @@ fn mix(workload: &str) -> Result<(f64, usize), Failure> {
     let (reads, updates) = (share(Operation::Read), share(Operation::Update));
     if (reads + updates - 1.0).abs() > 1e-9 {
         return Err(Failure::Told(format!(
-            "workload {} has other operations than read and update, of which there is no model: say what it comes to, \
-             such as --workload reads=0.95,value=512",
+            "workload {} has operations besides read and update, which the model does not cover: give the share of \
+             reads instead, for example --workload reads=0.95,value=512",
             workload.name
         )));
     }
@@ -86,8 +86,8 @@ fn mix(workload: &str) -> Result<(f64, usize), Failure> {
         None => VALUE_LEN,
         Some(bytes) => usize::try_from(bytes).ok().filter(|&bytes| bytes <= VALUE_LEN_MAX).ok_or_else(|| {
             Failure::Told(format!(
-                "workload {} has values of {bytes} bytes, and at most {VALUE_LEN_MAX} are simulated: say what it comes \
-                 to, such as --workload reads=0.95,value=512",
+                "workload {} has values of {bytes} bytes, but the model covers at most {VALUE_LEN_MAX}: give a smaller \
+                 value, for example --workload reads=0.95,value=512",
                 workload.name
             ))
         })?,
@@ -101,14 +101,14 @@ fn terms(text: &str) -> Result<(f64, usize), String> {
         match term.split_once('=') {
             Some(("reads", share)) => {
                 let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share)).map(f64::abs);
-                reads = share.ok_or_else(|| format!("'{term}' is no share: give 0 to 1"))?;
+                reads = share.ok_or_else(|| format!("'{term}' is not a share: give 0 to 1"))?;
             }
             Some(("value", bytes)) => {
                 let bytes = bytes.parse().ok().filter(|bytes| (1..=VALUE_LEN_MAX).contains(bytes));
                 value_len = bytes
-                    .ok_or_else(|| format!("'{term}' is no length of a value: give 1 to {VALUE_LEN_MAX}"))?;
+                    .ok_or_else(|| format!("'{term}' is not a length of a value: give 1 to {VALUE_LEN_MAX}"))?;
             }
-            _ => return Err(format!("'{term}' is not understood: write it like reads=0.95,value=512")),
+            _ => return Err(format!("unknown term '{term}': write it like reads=0.95,value=512")),
         }
     }
     Ok((reads, value_len))

@@ -1,4 +1,4 @@
-//! A figure on a real fabric: a node is started, and what the figure compares is measured there in turn.
+//! Measures a figure on a real fabric: starts a node, and measures the figure's systems or ops there alternately.
 
 use super::{doubling, listed};
 use crate::cli::Failure;
@@ -19,21 +19,21 @@ use farside_systems::kv::prism_kv;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// What is to be measured, and how.
+/// The plan of a figure's measurement.
 pub(super) struct Measure {
     pub(super) figure: &'static Figure,
     pub(super) fabric: FabricArg,
-    /// How far away the node is to be; as far as in the figure if that is left open.
+    /// Added network distance of the node; by default the figure's.
     pub(super) distance: Option<Distance>,
-    /// How often everything has its turn.
+    /// Number of rounds; each system or op is measured once per round.
     pub(super) rounds: u32,
-    /// The most clients under load.
+    /// Maximum number of clients under load.
     pub(super) clients: u32,
     /// Records of each store under load.
     pub(super) records: u64,
 }
 
-/// Bytes of a value, and of what an op moves (PRISM, figure 1 and section 6.2).
+/// Bytes per value, and bytes that an op moves (PRISM, figure 1 and section 6.2).
 const LEN: usize = 512;
 const NODE: NodeId = NodeId(0);
 
@@ -41,14 +41,14 @@ impl Measure {
     /// Starts a node and measures.
     ///
     /// # Errors
-    /// The figure cannot be had of a real fabric, there is no room for the node, or an operation failed.
+    /// The figure cannot be measured on a real fabric, there is not enough memory for the node, or an operation failed.
     pub(super) fn run(&self) -> Result<Measurement, Failure> {
         match &self.figure.fabrics {
             OnFabrics::Ops(ops) => self.ops(ops),
             OnFabrics::Stores(stores) => self.stores(stores),
             OnFabrics::Nothing(about) => Err(Failure::Told(format!(
-                "{} is about {about}, of which {} has none: leave --fabric out to have it predicted; \
-                 {} can be measured",
+                "{} is about {about}, which {} does not have: omit --fabric to have the figure predicted; {} can be \
+                 measured",
                 self.figure.name,
                 self.fabric.name(),
                 listed(|fabrics| !matches!(fabrics, OnFabrics::Nothing(_)), "and")
@@ -56,7 +56,7 @@ impl Measure {
         }
     }
 
-    /// All stores, under ever more clients.
+    /// Measures all stores, with an increasing number of clients.
     fn stores(&self, stores: &Stores) -> Result<Measurement, Failure> {
         let distance = self.distance.unwrap_or(stores.distance);
         let asked = |&system: &&str| self.asked(system, stores.workload, self.records, self.clients);
@@ -64,7 +64,7 @@ impl Measure {
         let mut rounds = Rounds::open(&sessions, self.clients, layer(distance))?;
         let mut loads = Vec::new();
         for clients in doubling(self.clients) {
-            note!("{clients} at once ...");
+            note!("measuring with {clients} clients ...");
             loads.push(Loaded { clients, rounds: rounds.measure(clients, self.rounds)? });
         }
         Ok(Measurement::of_stores(self.figure, stores, self.fabric.name(), self.runner(), distance, &loads))
@@ -77,7 +77,7 @@ impl Measure {
         let bench = |&distance| OpBench::open(&session, &endpoint, distance);
         let mut benches = far.iter().map(bench).collect::<Result<Vec<_>, _>>()?;
         let mut measured: Vec<_> = far.into_iter().map(|distance| (distance, Vec::new())).collect();
-        // The first is for whatever is only then warm.
+        // Round 0 is the warm-up.
         for round in 0..=self.rounds {
             for (bench, (_, rounds)) in benches.iter_mut().zip(&mut measured) {
                 let latencies = ops.ops.iter().map(|&op| bench.turn(op)).collect::<Result<Vec<_>, _>>()?;
@@ -89,7 +89,7 @@ impl Measure {
         Ok(Measurement::of_ops(self.figure, ops, self.fabric.name(), self.runner(), &measured))
     }
 
-    /// A store with hardly anything in it.
+    /// A store with few records, for measurements of single ops.
     fn one_record(&self) -> Result<Session, Failure> {
         const RECORDS: u64 = 64;
         let session = Session::start(self.asked(prism_kv::KIND, "c", RECORDS, 1)?)?;
@@ -118,7 +118,7 @@ impl Measure {
     }
 }
 
-/// That far in either direction together.
+/// The delay layer's distance that adds the round trip of `distance`.
 fn layer(distance: Distance) -> delay::Distance {
     let one_way = Duration::from_nanos(distance.round_trip_ns()) / 2;
     delay::Distance { one_way, ..delay::Distance::default() }
@@ -126,8 +126,8 @@ fn layer(distance: Distance) -> delay::Distance {
 
 type Far = Rc<Delay<Rc<Endpoint>>>;
 
-/// Single ops on what a store has: one record's slot and item, which are only read, and a buffer that belongs to nobody
-/// else.
+/// Measures single ops on a store: reads of one record's slot and item, and writes to a buffer that no other client
+/// uses.
 struct OpBench {
     fabric: Far,
     key: Key,
@@ -141,8 +141,8 @@ struct OpBench {
 impl OpBench {
     fn open(session: &Session, endpoint: &Rc<Endpoint>, distance: Distance) -> Result<OpBench, Failure> {
         let fabric = Rc::new(far(endpoint, layer(distance)));
-        let AnyKv::PrismKv(kv) = session.kv(&fabric)? else { panic!("a store of PRISM-KV was made") };
-        let first = kv.table().probe(&workload::key(0)).next().expect("a key is looked for somewhere");
+        let AnyKv::PrismKv(kv) = session.kv(&fabric)? else { panic!("the session created a PRISM-KV store") };
+        let first = kv.table().probe(&workload::key(0)).next().expect("every key has a first probe");
         let (slot, key) = (kv.table().slot_at(first), kv.store().extent().key);
         let (chain, reply) = (ChainBuf::new(), Reply::new());
         let mut bench = OpBench { fabric, key, slot, item: Addr::NULL, own: Addr::NULL, chain, reply };
@@ -154,9 +154,9 @@ impl OpBench {
         })
     }
 
-    /// How long an op takes on average, while it has its turn; microseconds.
+    /// Runs an op for [`TURN`] and returns its mean latency, in microseconds.
     fn turn(&mut self, op: MicroOp) -> Result<f64, Failure> {
-        // A look at the clock takes as long as a READ does of the caller's own memory.
+        // Ops between two readings of the clock: a reading takes as long as a READ of local memory.
         const OPS: u32 = 16;
         let fabric = Rc::clone(&self.fabric);
         block_on(&fabric, async {
@@ -179,7 +179,7 @@ impl OpBench {
             MicroOp::Read => _ = asked.also(read(*item, LEN as u32)),
             MicroOp::Write => _ = asked.also(write(*own, &payload)),
             MicroOp::IndirectRead => _ = asked.also(read(*slot, LEN as u32).indirect().bounded()),
-            // It holds whatever is there, so each of them swaps.
+            // The comparison always holds, so every CAS swaps.
             MicroOp::EnhancedCas => _ = asked.also(cas(Mode::Le, *own, &compare, &swap)),
             MicroOp::Allocate => {
                 let fresh = self.allocate().await?;
@@ -198,7 +198,7 @@ impl OpBench {
         carried_out(op, reply.last_status())
     }
 
-    /// Where the record's item is.
+    /// Reads the address of the record's item from its slot.
     async fn pointer(&mut self) -> Result<Addr, Failure> {
         let mut chain = self.chain.begin(self.key);
         let slot = chain.also(read_as::<BoundedPtr>(self.slot));
@@ -207,8 +207,8 @@ impl OpBench {
         Ok(slot.ptr)
     }
 
-    /// A new buffer. Its address comes back as well, which the paper's op does by redirection too, so that it can be
-    /// given back.
+    /// Allocates a buffer and returns its address, so that the caller can retire it. As in the paper, ALLOCATE
+    /// redirects the address, and the chain then reads it.
     async fn allocate(&mut self) -> Result<Addr, Failure> {
         const FRESH: Addr = Addr::scratch(0);
         let (payload, class) = ([7; LEN], Class::for_len(LEN).expect("buffers are larger"));
@@ -228,5 +228,5 @@ fn carried_out(op: MicroOp, status: Status) -> Result<(), Failure> {
 }
 
 fn refused(op: MicroOp, status: Status) -> Failure {
-    Failure::Told(format!("{} was not carried out while it was measured: {status}", op.name()))
+    Failure::Told(format!("{} failed during the measurement: {status}", op.name()))
 }

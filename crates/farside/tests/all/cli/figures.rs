@@ -1,9 +1,9 @@
-//! Figures, predicted and measured, and predictions: what scripts read of them.
+//! `figure` and `whatif`: their output for people and scripts, and their refusals.
 
 use crate::support::farside;
 
 #[test]
-fn a_figure_is_told_to_people_and_to_scripts_and_drawn() {
+fn a_figure_is_printed_as_text_and_json_and_drawn() {
     let folder = tempfile::tempdir().expect("a folder");
     let [csv, svg] = ["figure.csv", "figure.svg"].map(|name| folder.path().join(name).display().to_string());
     let told = farside(["figure", "prism-2", "--csv", &csv, "--svg", &svg]).done();
@@ -20,14 +20,14 @@ fn a_figure_is_told_to_people_and_to_scripts_and_drawn() {
     assert_eq!((&peak["figure"], &peak["unit"]), (&"prism-3".into(), &"M/s".into()));
     assert_eq!((&peak["published"], &peak["is_met"]), (&8.2.into(), &true.into()));
     farside(["figure", "prism-9"]).refused("name one of prism-1");
-    // Before it is predicted, which would take minutes.
+    // Refused before the prediction starts, which would take minutes.
     for file in [["--csv", "/nowhere/figure.csv"], ["--svg", "/"]] {
         let figure = ["figure", "prism-4", "--operations", "10000000"];
         farside(figure.iter().chain(&file)).refused("name a file that can be written");
     }
 }
 
-/// Measures a figure over a fabric, in few rounds, and answers a line for each ratio.
+/// Measures a figure over a fabric in two rounds, and returns the line of each ratio.
 fn measured(figure: &str, fabric: &str, more: &[&str]) -> Vec<serde_json::Value> {
     let asked = ["figure", figure, "--fabric", fabric, "--rounds", "2", "--json"];
     let lines = farside(asked.iter().chain(more)).done();
@@ -48,7 +48,7 @@ fn measured(figure: &str, fabric: &str, more: &[&str]) -> Vec<serde_json::Value>
     lines
 }
 
-/// What a line has of each of these fields, as text.
+/// Values of these fields of a line, as text.
 fn texts<const FIELDS: usize>(line: &serde_json::Value, fields: [&str; FIELDS]) -> [String; FIELDS] {
     fields.map(|field| line[field].as_str().expect("text").to_owned())
 }
@@ -66,7 +66,7 @@ fn stores_are_compared_on_a_fabric_by_ratios() {
             assert_eq!(told, ["rack", "PRISM-KV", "Pilaf", quantity], "{line}");
         }
         assert_eq!(ratios[0]["point"], "with 1 client");
-        // The paper has no curve of what no engine runs.
+        // The paper has no curve for chains that the client's CPU runs.
         let published = [&ratios[0], &ratios[1], &ratios[3]].map(|line| line["published"].is_number());
         assert_eq!(published, [fabric == "udp", false, fabric == "udp"]);
         let csv = std::fs::read_to_string(&csv).expect("it was written");
@@ -97,7 +97,7 @@ fn ops_are_compared_on_a_fabric_by_ratios() {
     let least: Vec<_> = far.iter().map(|line| line["to_median"].as_f64().expect("a number")).collect();
     assert!(
         least[0] >= 1.2 && least[1] >= 6.0 && least[2] >= 48.0,
-        "twice as far as they are asked to be: {least:?}"
+        "two reads take at least two round trips: {least:?}"
     );
     let one = measured("prism-2", "udp", &["--distance", "cluster"]);
     assert_eq!(one.iter().map(|line| texts(line, ["distance"])).collect::<Vec<_>>(), [["cluster"]]);
@@ -106,19 +106,19 @@ fn ops_are_compared_on_a_fabric_by_ratios() {
 }
 
 #[test]
-fn a_figure_that_cannot_be_measured_is_refused_with_what_can() {
+fn invalid_measurements_of_figures_are_refused_with_a_remedy() {
     let wrong: [(&[&str], &str); 11] = [
         (&["prism-3", "--fabric", "verbs"], "name sim or one of local, shm, udp"),
         (&["prism-3", "--fabric", ""], "name sim or one of local, shm, udp"),
-        (&["synchronization-4", "--fabric", "udp"], "leave --fabric out to have it predicted"),
+        (&["synchronization-4", "--fabric", "udp"], "omit --fabric to have the figure predicted"),
         (&["prism-3", "--fabric", "udp", "--distance", "moon"], "name one of direct, rack"),
-        (&["prism-3", "--fabric", "udp", "--operations", "5000"], "give --rounds in its place"),
+        (&["prism-3", "--fabric", "udp", "--operations", "5000"], "give --rounds instead"),
         (&["prism-3", "--fabric", "udp", "--rounds", "0"], "--rounds"),
         (&["prism-3", "--fabric", "udp", "--clients", "65"], "1..=64"),
         (&["prism-1", "--fabric", "udp", "--clients", "2"], "measure prism-3 or prism-4"),
         (&["prism-2", "--fabric", "udp", "--records", "2000"], "measure prism-3 or prism-4"),
-        (&["prism-3", "--distance", "rack"], "name a fabric by --fabric udp"),
-        (&["prism-3", "--fabric", "sim", "--rounds", "3"], "name a fabric by --fabric udp"),
+        (&["prism-3", "--distance", "rack"], "name a fabric, for example --fabric udp"),
+        (&["prism-3", "--fabric", "sim", "--rounds", "3"], "name a fabric, for example --fabric udp"),
     ];
     for (arguments, reason) in wrong {
         farside(["figure"].iter().chain(arguments)).refused(reason);
@@ -126,7 +126,7 @@ fn a_figure_that_cannot_be_measured_is_refused_with_what_can() {
 }
 
 #[test]
-fn whatif_tells_each_platform_and_network() {
+fn whatif_reports_each_platform_and_network() {
     let asked = ["whatif", "--system", "pilaf", "--workload", "reads=0.5,value=64", "--operations", "1000"];
     let lines = farside(asked.iter().chain(&["--json"])).done();
     let answers: Vec<serde_json::Value> =
@@ -136,19 +136,19 @@ fn whatif_tells_each_platform_and_network() {
         let answer = answers
             .iter()
             .find(|answer| (&answer["platform"], &answer["network"]) == (&"rdma".into(), &network.into()));
-        answer.expect("both are told")["low_load_us"].as_f64().expect("a number")
+        answer.expect("both networks are reported")["low_load_us"].as_f64().expect("a number")
     });
-    // Half of the operations take two round trips, and half take one.
+    // Half of the operations take two round trips, half take one.
     assert!((far - near - 1.5 * 24.0).abs() < 2.0, "{near} us near, {far} us far");
     let table = farside(asked).done();
     assert!(table.text().contains("bluefield") && table.text().lines().count() == 18, "{}", table.text());
 }
 
 #[test]
-fn whatif_refuses_what_it_has_no_model_of() {
+fn whatif_refuses_questions_outside_its_model() {
     let wrong: [(&[&str], &str); 6] = [
         (&["--workload", "reads=2"], "give 0 to 1"),
-        (&["--workload", "value=0"], "is no length of a value"),
+        (&["--workload", "value=0"], "is not a length of a value"),
         (&["--workload", "writes=1"], "write it like reads=0.95,value=512"),
         (&["--workload", "nowhere"], "built in are a, b, c, d and f"),
         (&["--system", "redis"], "name prism-kv or pilaf"),

@@ -117,7 +117,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         ),
         (
             &["bench", "ycsb", "--workload", "d", "--operations", "18446744073709551615"],
-            "for less of --operations",
+            "lower --operations",
         ),
         (
             &[
@@ -134,13 +134,13 @@ fn invalid_requests_are_refused_with_a_remedy() {
                 "--warm-up",
                 "0",
             ],
-            "that the run may insert: give ",
+            "inserts of the run: give at least ",
         ),
         (&["bench", "ycsb", "--verify", "--value-size", "1", "--records", "10"], "--value-size 28 at least"),
-        (&["bench", "ycsb", "--fabric", "udp", "--delay", "2s"], "give 1 s at most"),
-        (&["bench", "ycsb", "--fabric", "udp", "--pool", &url], "by shm, not by udp: leave --fabric out"),
-        (&["bench", "floor", "--bare"], "leave --bare out"),
-        (&["bench", "floor", "--blocking", "--fabric", "local"], "leave --blocking out"),
+        (&["bench", "ycsb", "--fabric", "udp", "--delay", "2s"], "give at most 1 s"),
+        (&["bench", "ycsb", "--fabric", "udp", "--pool", &url], "is of fabric shm, not udp: omit --fabric"),
+        (&["bench", "floor", "--bare"], "--bare has no meaning for shm"),
+        (&["bench", "floor", "--blocking", "--fabric", "local"], "--blocking has no meaning for local"),
         (&["bench", "floor", "--fabric", "verbs"], "local, shm, ring, udp, tcp"),
         (&["bench", "floor", "--fabric", "udp", "--idle-ms", "5"], "--blocking"),
         (&["bench", "floor", "--fabric", "udp", "--blocking", "--rounds", "5"], "--idle-ms"),
@@ -152,10 +152,10 @@ fn invalid_requests_are_refused_with_a_remedy() {
         // The simulator.
         (
             &["sim", "--faults", "loss,frob"],
-            "there is no fault 'frob': name all, none, or some of loss, duplicate",
+            "unknown fault 'frob': name all, none, or a comma-separated list of loss, duplicate",
         ),
         (&["sim", "--faults", ""], "name all, none"),
-        (&["sim", "--faults", "loss", "--carrier", "direct"], "try it with --carrier datagrams"),
+        (&["sim", "--faults", "loss", "--carrier", "direct"], "or use --carrier datagrams"),
         (&["sim", "--faults", "delay", "--carrier", "direct"], "--carrier datagrams or connections"),
         (&["sim", "--seeds", "7"], "write 1..300"),
         (&["sim", "--seeds", "9..3"], "write 3..9"),

@@ -1,11 +1,11 @@
-//! `sim`: what it tells of a run, that the same seed is the same run, and what it refuses.
+//! `sim`: its reports, the determinism of a seed, and its refusals.
 
 use crate::support::{Ran, farside};
 use farside_sim::history::lines;
 use farside_sim::history::register::Ask;
 use std::io::BufReader;
 
-/// The word after `name` on the line that begins with it.
+/// Text after `name` on the line that starts with it.
 #[track_caller]
 fn told<'a>(ran: &'a Ran, name: &str) -> &'a str {
     let line = ran.text().lines().find_map(|line| line.strip_prefix(name));
@@ -13,7 +13,7 @@ fn told<'a>(ran: &'a Ran, name: &str) -> &'a str {
 }
 
 #[test]
-fn a_seed_is_one_run_however_it_is_asked_for() {
+fn a_seed_gives_the_same_run_in_every_mode() {
     let one = farside(["sim", "--seed", "7", "--check"]).done();
     assert_eq!(told(&one, "verdict"), "good: every key was linearizable");
     let json = farside(["sim", "--seed", "7", "--json"]).done().json();
@@ -29,7 +29,7 @@ fn a_seed_is_one_run_however_it_is_asked_for() {
 }
 
 #[test]
-fn what_is_asked_for_is_not_drawn() {
+fn given_settings_are_not_drawn() {
     let asked = [
         "--carrier",
         "connections",
@@ -54,21 +54,21 @@ fn what_is_asked_for_is_not_drawn() {
         assert_eq!(struck.keys().collect::<Vec<_>>(), ["delay", "reset"]);
         strikes += struck.values().filter_map(serde_json::Value::as_u64).sum::<u64>();
         let replay = run["replay"].as_str().expect("a command").split(' ').skip(1).chain(["--json"]);
-        assert_eq!(farside(replay).done().json(), run, "with its replay the run is the same");
+        assert_eq!(farside(replay).done().json(), run, "the replay gives the same run");
     }
-    assert!(strikes > 0, "the faults have struck somewhere");
+    assert!(strikes > 0, "at least one fault struck");
 }
 
-/// A lone client that meets something with every sixth operation waits for most of its time.
+/// A single client with a fault in every sixth operation spends most of its time waiting.
 #[test]
-fn a_long_run_has_the_time_that_it_takes() {
+fn a_long_run_has_enough_virtual_time() {
     let slow = ["sim", "--system", "pilaf", "--clients", "1", "--seed", "23", "--operations"];
     farside(slow.iter().chain(&["3000"])).done();
     farside(slow.iter().chain(&["5001"])).refused("5001 is not in 1..=5000");
 }
 
 #[test]
-fn many_seeds_come_to_totals() {
+fn many_seeds_are_summed_up_in_totals() {
     let many = farside(["sim", "--seeds", "1..5", "--faults", "none"]).done();
     assert!(many.text().starts_with("5 seeds of prism-kv in "), "{}", many.text());
     assert_eq!(told(&many, "faults"), "none");
@@ -76,7 +76,7 @@ fn many_seeds_come_to_totals() {
 }
 
 #[test]
-fn what_was_not_checked_is_not_called_good() {
+fn an_unchecked_run_is_not_called_good() {
     let unchecked = farside(["sim", "--seed", "7", "--no-check"]).done();
     assert!(told(&unchecked, "verdict").starts_with("not checked: "), "{}", unchecked.text());
     let many = farside(["sim", "--seeds", "7..8", "--no-check"]).done();
@@ -84,7 +84,7 @@ fn what_was_not_checked_is_not_called_good() {
 }
 
 #[test]
-fn a_history_is_written_as_others_read_it() {
+fn a_written_history_can_be_read_and_has_the_runs_digest() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("history.jsonl");
     let picture = folder.path().join("picture.svg");
@@ -96,6 +96,6 @@ fn a_history_is_written_as_others_read_it() {
     .done();
     let file = BufReader::new(std::fs::File::open(&path).expect("it was written"));
     let history = lines::read::<Ask>(file).expect("it is well-formed");
-    assert_eq!(format!("{:016x}", history.digest()), told(&run, "digest"), "it is the run's history");
-    assert!(run.err.contains("there is no picture") && !picture.exists(), "{}", run.err);
+    assert_eq!(format!("{:016x}", history.digest()), told(&run, "digest"), "the history is the run's");
+    assert!(run.err.contains("no picture written") && !picture.exists(), "{}", run.err);
 }
