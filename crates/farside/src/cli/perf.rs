@@ -1,7 +1,7 @@
-//! `perf`: what an op, a chain and a call cost by themselves, asked and told as perftest does.
+//! `perf`: measures single ops, chains and calls, with the flags and the output of perftest.
 //!
-//! Invariant: whatever can be refused is refused before anything is measured; and nothing is on standard output before
-//! the first result.
+//! Invariant: invalid arguments are refused before anything is measured, and standard output is empty until the first
+//! result.
 
 mod place;
 mod report;
@@ -17,91 +17,91 @@ use std::path::PathBuf;
 use std::time::Duration;
 use work::{Request, Until, Worker};
 
-/// Time single ops, chains and calls, or count how many there are a second.
+/// Measure the latency or the rate of single ops, chains and calls, as perftest does.
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
-#[command(allow_negative_numbers = true)] // So that one is refused by what it is for.
+#[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 pub(super) struct Perf {
-    /// What to measure: *_lat one request at a time, *_bw --tx-depth of them at once
+    /// Test to run: *_lat has one request in flight, *_bw has --tx-depth requests in flight
     #[arg(value_enum)]
     test: Test,
-    /// The host where 'farside perf' serves; if left out, serve
+    /// Host on which 'farside perf' serves; if omitted, this command is the server
     #[arg(value_name = "HOST")]
     host: Option<String>,
-    /// Bytes of each request [default: 2 of a *_lat, 32768 of a *_bw; of atomics 8]
+    /// Bytes of each request [default: 2 for *_lat, 32768 for *_bw, 8 for atomics]
     #[arg(short, long, value_name = "BYTES", value_parser = size)]
     size: Option<u64>,
-    /// Measure every power of two from 2 bytes to the most that fits
+    /// Measure every power of two from 2 bytes to the largest size that fits
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// How many requests are measured [default: 1000 of a *_lat, 5000 of a *_bw]
+    /// Number of measured requests [default: 1000 for *_lat, 5000 for *_bw]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(5..=100_000_000))]
     iters: Option<u64>,
-    /// Measure each size for so long, in place of --iters: 10, 10s or 500ms
+    /// Time to measure each size, instead of --iters: 10, 10s or 500ms
     #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = lasting)]
     duration: Option<Duration>,
-    /// Requests under way at once, of a *_bw [default: 64, the most that one client core has]
+    /// Requests in flight of a *_bw test [default: 64, the maximum of one client core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=TASKS_MAX as i64))]
     tx_depth: Option<u32>,
-    /// What an atomic does [default: faa]
+    /// Kind of atomic [default: faa]
     #[arg(short = 'A', long = "atomic_type", visible_alias = "op", value_enum, value_name = "TYPE")]
     atomic_type: Option<Atomic>,
-    /// What a chain does [default: get]
+    /// Kind of chain [default: get]
     #[arg(long, value_enum)]
     chain: Option<ChainArg>,
-    /// The server's port, of tcp and of udp alike [default: 18515]
+    /// Server's port, for both tcp and udp [default: 18515]
     #[arg(short, long)]
     port: Option<u16>,
-    /// What carries requests between server and client, in place of a device: tcp or udp [default: tcp; the server
-    /// serves both]
+    /// Transport between server and client, instead of a device: tcp or udp [default: tcp; the server serves both]
     #[arg(short = 'd', long = "ib-dev", visible_alias = "device", value_name = "CARRIER", value_parser = place::device)]
     device: Option<Device>,
-    /// Start the node as well, on this host, and reach it so
+    /// Start a node on this host, and measure it over this fabric
     #[arg(long, value_enum, conflicts_with_all = ["host", "pool", "port", "device"])]
     fabric: Option<super::bench::FabricArg>,
-    /// Measure this node, which need not be a perf server: a store is made on it, and dropped at the end
+    /// Measure this node, which need not be a perf server: creates a store on it, and drops it at the end
     #[arg(long, value_name = "URL", conflicts_with_all = ["host", "port", "device"])]
     pool: Option<String>,
-    /// Where to serve: an address of this machine
+    /// Address of this machine to serve on
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["host", "pool", "fabric"])]
     bind: Option<std::net::IpAddr>,
-    /// Whom to serve: a file of tokens ('farside token new' makes entries for it). Required where other machines can
+    /// File with the tokens of allowed clients ('farside token new' makes its entries). Required if other machines can
     /// reach the server
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "pool", "fabric"])]
     tokens: Option<PathBuf>,
-    /// A file with the token that the server or node is shown, if it asks for one [default: FARSIDE_TOKEN_FILE, the
-    /// settings file, or none]
+    /// File with the token for the server or node, if it requires one [default: FARSIDE_TOKEN_FILE, else the settings
+    /// file, else none]
     #[arg(long, value_name = "PATH", conflicts_with = "fabric")]
     token_file: Option<String>,
-    /// A file of certificates, for --pool tls:// alone [default: FARSIDE_TLS_CA, the settings file, or none]
+    /// File of certificates to verify the node; only for --pool tls:// [default: FARSIDE_TLS_CA, else the settings
+    /// file, else none]
     #[arg(long, value_name = "PATH", requires = "pool")]
     tls_ca: Option<String>,
-    /// Leave packets of udp in the clear although there are tokens: at the server, and at its clients
+    /// Send udp packets unencrypted despite the tokens; give this flag to the server and to its clients
     #[arg(long, conflicts_with = "fabric")]
     insecure_udp: bool,
-    /// Bandwidth in 10^9 bits a second, in place of 2^20 bytes
+    /// Report bandwidth in 10^9 bits a second, instead of 2^20 bytes a second
     #[arg(long = "report_gbits")]
     report_gbits: bool,
-    /// The result as one JSON object for each size, in place of the table
+    /// Print one JSON object for each size, instead of the table
     #[arg(long)]
     json: bool,
-    /// Also write the result to a file, as JSON: perftest_out.json, unless --out_json_file names another
+    /// Also write the result to a JSON file: perftest_out.json, or the file of --out_json_file
     #[arg(long = "out_json")]
     out_json: bool,
-    /// The file of --out_json, which this implies
+    /// File for the JSON result; implies --out_json
     #[arg(long = "out_json_file", value_name = "PATH")]
     out_json_file: Option<PathBuf>,
-    /// Of perftest; refused, with a reason
+    /// Flag of perftest, not supported
     #[arg(short = 'b', long = "bidirectional", hide = true)]
     bidirectional: bool,
-    /// Of perftest; refused, with a reason
+    /// Flag of perftest, not supported
     #[arg(short = 'x', long = "gid-index", hide = true, value_name = "INDEX", allow_hyphen_values = true)]
     gid_index: Option<String>,
 }
 
 const AFTER_HELP: &str = "\
-A latency is that of a full round trip, of every test: whoever asked knows then that it is done. (perftest's read_lat \
-and atomic_lat are that too; its write_lat and send_lat are half of a ping-pong, so compare twice those.)
+Every latency is a full round trip: it ends when the client knows that the request is done. (perftest's read_lat and \
+atomic_lat are round trips too; its write_lat and send_lat are half of a ping-pong, so double these to compare.)
 
 One host:   farside perf read_lat --fabric shm
 Two hosts:  farside perf read_lat          and, on the other,  farside perf read_lat HOST";
@@ -109,7 +109,7 @@ Two hosts:  farside perf read_lat          and, on the other,  farside perf read
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum Test {
-    /// READ: how long one takes
+    /// READ: latency
     ReadLat,
     /// WRITE, acknowledged
     WriteLat,
@@ -117,9 +117,9 @@ enum Test {
     AtomicLat,
     /// Several ops in one request
     ChainLat,
-    /// The node's CPU answers with what it was asked
+    /// Call to the node's CPU, which returns the bytes of the request
     CallLat,
-    /// READ: how many a second
+    /// READ: rate
     ReadBw,
     /// WRITE, acknowledged
     WriteBw,
@@ -127,14 +127,14 @@ enum Test {
     AtomicBw,
     /// Several ops in one request
     ChainBw,
-    /// The node's CPU answers with what it was asked
+    /// Call to the node's CPU, which returns the bytes of the request
     CallBw,
 }
 
-/// perftest's names are taken, too.
+/// Kind of atomic; accepts perftest's names too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Atomic {
-    /// FETCH-ADD of 8 bytes, as perftest does if left out
+    /// FETCH-ADD of 8 bytes, perftest's default
     #[value(name = "faa", alias = "FETCH_AND_ADD")]
     FetchAdd,
     /// CAS of 8 or 16 bytes, which always swaps
@@ -160,7 +160,7 @@ impl Perf {
         let sizes = self.sizes(request)?;
         let depth = self.depth()?;
         if self.report_gbits && self.test.is_latency() {
-            return told("--report_gbits is of bandwidth: leave it out, or name a *_bw test");
+            return told("--report_gbits applies to bandwidth: omit it, or name a *_bw test");
         }
         let file = self.json_file();
         let place = self.place(request)?;
@@ -188,10 +188,10 @@ impl Perf {
 
     fn serve(&self) -> Done {
         if self.token_file.is_some() {
-            return told("--token-file is a client's: name a HOST, or say by --tokens whom to serve");
+            return told("--token-file is for clients: name a HOST, or list the server's clients with --tokens");
         }
         if self.json {
-            return told("--json is for the side that measures: name a HOST, or leave it out here");
+            return told("--json is for the measuring side: name a HOST, or omit --json");
         }
         let is_said = self.size.is_some()
             || self.all
@@ -204,7 +204,7 @@ impl Perf {
             || self.json_file().is_some();
         if is_said {
             note!(
-                "farside: what is measured, and how it is told, is said by the client alone: it has no effect here"
+                "farside: the client alone decides what to measure and how to report it: such flags have no effect here"
             );
         }
         Server {
@@ -239,18 +239,18 @@ impl Perf {
         }
     }
 
-    /// What perftest offers and nothing here can mean.
+    /// Refuses flags of perftest that Farside cannot support.
     fn refuse_what_is_not_here(&self) -> Done {
         if self.bidirectional {
             return told(
-                "-b has both sides ask each other, and a node asks nobody: leave it out, or have a second client \
-                 measure what goes the other way at the same time",
+                "-b lets both sides send requests, but a node sends none: omit it, or run a second client at the same \
+                 time for the other direction",
             );
         }
         if self.gid_index.is_some() {
             return told(
-                "-x chooses an address of an RDMA device, and no fabric here has one: leave it out; HOST is a name or \
-                 address, at the server told by --bind",
+                "-x selects an address of an RDMA device, which no fabric uses: omit it; HOST is the name or address \
+                 that the server's --bind selects",
             );
         }
         Ok(())
@@ -259,10 +259,10 @@ impl Perf {
     fn request(&self) -> Result<Request, Failure> {
         let kind = self.test.kind();
         if kind != Verb::Atomic && self.atomic_type.is_some() {
-            return told("--atomic_type is of atomic_lat and atomic_bw: leave it out, or name one of them");
+            return told("--atomic_type applies to atomic_lat and atomic_bw: omit it, or name one of them");
         }
         if kind != Verb::Chain && self.chain.is_some() {
-            return told("--chain is of chain_lat and chain_bw: leave it out, or name one of them");
+            return told("--chain applies to chain_lat and chain_bw: omit it, or name one of them");
         }
         Ok(match (kind, self.atomic_type, self.chain) {
             (Verb::Read, ..) => Request::Read,
@@ -279,7 +279,7 @@ impl Perf {
         let max = match request {
             Request::Read => READ_MAX,
             Request::Write => WRITE_MAX,
-            // What is got must have been put.
+            // A GET reads a value that a PUT has stored.
             Request::Get | Request::Put => PUT_MAX,
             Request::Call => ECHO_MAX,
             Request::Cas | Request::FetchAdd => {
@@ -289,13 +289,13 @@ impl Perf {
                 };
                 if self.all {
                     return told(&format!(
-                        "this atomic has {which} bytes and no other sizes: leave --all out"
+                        "this atomic has {which} bytes and no other sizes: omit --all"
                     ));
                 }
                 let size = self.size.unwrap_or(8);
                 return match words.iter().find(|&&word| word as u64 == size) {
                     Some(&word) => Ok(vec![word]),
-                    None => told(&format!("this atomic has {which} bytes, not {size}: leave --size out")),
+                    None => told(&format!("this atomic has {which} bytes, not {size}: omit --size")),
                 };
             }
         };
@@ -312,12 +312,12 @@ impl Perf {
         }
     }
 
-    /// Of a test of bandwidth.
+    /// Requests in flight of a bandwidth test; none for a latency test.
     fn depth(&self) -> Result<Option<u32>, Failure> {
         match (self.test.is_latency(), self.tx_depth) {
             (true, None) => Ok(None),
             (true, Some(_)) => told(
-                "a *_lat test has one request under way at a time: leave --tx-depth out, or name a *_bw test",
+                "a *_lat test has one request in flight: omit --tx-depth, or name a *_bw test",
             ),
             (false, depth) => Ok(Some(depth.unwrap_or(TASKS_MAX as u32))),
         }
@@ -336,7 +336,7 @@ impl Perf {
         self.out_json_file.clone().or_else(default)
     }
 
-    /// The test's, as it is typed.
+    /// Name of the test on the command line.
     fn name(&self) -> String {
         self.test.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -371,15 +371,15 @@ fn told<T>(reason: &str) -> Result<T, Failure> {
     Err(Failure::Told(reason.to_owned()))
 }
 
-/// For clap: bytes of a request.
+/// clap parser: bytes of a request.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     match farside::config::parse_bytes(text)? {
-        0 => Err("a request of no bytes has nothing to measure: give 1 or more".into()),
+        0 => Err("a request of 0 bytes cannot be measured: give 1 or more".into()),
         bytes => Ok(bytes),
     }
 }
 
-/// For clap: how long to measure.
+/// clap parser: time to measure.
 pub(super) fn lasting(text: &str) -> Result<Duration, String> {
     let duration = duration(text)?;
     let possible = Duration::from_millis(10)..=Duration::from_secs(1_000_000);

@@ -1,6 +1,6 @@
-//! Where `perf` measures: a server of its own, a node that is started for it, or one that was there.
+//! The node that `perf` measures: a perf server, a node that it starts, or an existing node.
 //!
-//! Invariant: there is a store of plain memory that no other program was meant to use.
+//! Invariant: the store is of plain memory, and no other program is meant to use it.
 
 use crate::cli::bench::{FabricArg, Lent, NodeProcess};
 use crate::cli::{Done, Failure, check_available, connect, signals, token};
@@ -16,20 +16,21 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// perftest's.
+/// Default port, the same as perftest's.
 pub(super) const PORT: u16 = 18515;
-/// The store of a server.
+/// Name of a server's store.
 const STORE: &str = "perf";
-/// Of a node that is there for this alone: it is taken as it is written to.
+/// Bytes of a node for `perf` alone; the system commits its pages when they are written.
 const MEMORY: u64 = 256 << 20;
+/// Quota of its store, in bytes.
 const QUOTA: u64 = 192 << 20;
-/// Of a store on a node that was there: twice what 64 tasks read and write.
+/// Quota of a store on an existing node, in bytes: twice what 64 tasks read and write.
 const QUOTA_LENT: u64 = 16 << 20;
-/// Where each request takes a buffer, which comes back a little later.
+/// The same for PUT chains, in bytes: each request takes a buffer, which is free again after the grace period.
 const QUOTA_OF_PUTS: u64 = 128 << 20;
 const _: () = assert!(QUOTA_LENT / 2 >= (64 << 16) + (1 << 20));
 
-/// What carries requests between server and client.
+/// Transport between server and client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Device {
     Tcp,
@@ -45,35 +46,35 @@ impl Device {
     }
 }
 
-/// For clap: what carries requests.
+/// clap parser: a transport.
 pub(super) fn device(text: &str) -> Result<Device, String> {
     match text {
         "tcp" => Ok(Device::Tcp),
         "udp" => Ok(Device::Udp),
         _ => Err(format!(
-            "'{text}' is nothing that carries requests to a perf server, and RDMA devices are not used: give tcp or \
-             udp; on one host, --fabric has more"
+            "'{text}' is not a transport of a perf server, and RDMA devices are not supported: give tcp or udp; on one \
+             host, --fabric offers more"
         )),
     }
 }
 
-/// Where to measure.
+/// The node and store to measure.
 pub(super) struct Place {
     pub(super) pool: Pool,
     pub(super) store: String,
-    /// What is told of the node.
+    /// Description of the node, for the report.
     pub(super) node: String,
-    /// The store to drop, on a node that goes on without this.
+    /// The store to drop, on an existing node.
     _lent: Option<Lent>,
-    /// The node that was started for this.
+    /// The node that this command started.
     _node: Option<NodeProcess>,
 }
 
 impl Place {
-    /// At a server of perf's own.
+    /// Connects to a perf server.
     ///
     /// # Errors
-    /// The host is none, or nobody serves there; takes a second at most, besides what the host's name takes.
+    /// The host is invalid, or no server responds there. Takes at most a second, besides the lookup of the host's name.
     pub(super) fn at_host(
         host: &str,
         port: u16,
@@ -88,20 +89,20 @@ impl Place {
         let options = farside::Options { token, insecure_udp, tls_ca: None };
         let pool = farside::connect_with(&url, &options).map_err(|error| match error {
             Error::Open(_, OpenError::Silent | OpenError::Broken(_)) => Failure::Told(format!(
-                "{error}; 'farside perf {test}', without a HOST, serves at that port, on that host alone unless \
-                 --bind says more"
+                "{error}; start the server on that host with 'farside perf {test}', without a HOST; other machines can \
+                 reach it only with --bind"
             )),
             other => other.into(),
         })?;
         Ok(Place { pool, store: STORE.into(), node: url, _lent: None, _node: None })
     }
 
-    /// On a node that is started, or in this process.
+    /// Starts a node, in its own process or in this one.
     ///
     /// # Errors
-    /// There is no memory for it, or it does not start.
+    /// There is not enough memory, or the node does not start.
     pub(super) fn started(fabric: FabricArg) -> Result<Place, Failure> {
-        check_available(MEMORY, "end programs that have it")?;
+        check_available(MEMORY, "stop other programs")?;
         let (pool, node) = match fabric {
             FabricArg::Local => (Pool::serve_here(MEMORY)?, None),
             other => {
@@ -110,20 +111,20 @@ impl Place {
             }
         };
         pool.create_store(&raw_store(STORE, QUOTA))?;
-        let told = if node.is_some() { "started for this" } else { "in this process" };
+        let told = if node.is_some() { "started for this test" } else { "in this process" };
         Ok(Place { pool, store: STORE.into(), node: told.into(), _lent: None, _node: node })
     }
 
-    /// On a node that was there, in a store that is dropped at the end.
+    /// Connects to an existing node and creates a store, which is dropped at the end.
     ///
     /// # Errors
-    /// The node is not reached, or has no room.
+    /// The node cannot be reached, or has no space for the store.
     pub(super) fn on_pool(flags: File, insecure_udp: bool, puts: bool) -> Result<Place, Failure> {
         let settings = Settings::resolve(flags).map_err(Failure::Told)?;
         let pool = connect(&Settings { insecure_udp, ..settings })?;
         let new =
             raw_store(&format!("perf-{}", std::process::id()), if puts { QUOTA_OF_PUTS } else { QUOTA_LENT });
-        let lent = Lent::make(&pool, &new, "give --fabric in place of --pool, to have a node started")?;
+        let lent = Lent::make(&pool, &new, "give --fabric instead of --pool, to start a node")?;
         let node = pool.url().to_owned();
         Ok(Place { pool, store: new.name, node, _lent: Some(lent), _node: None })
     }
@@ -133,7 +134,7 @@ fn raw_store(name: &str, quota: u64) -> NewStore {
     NewStore { kind: raw::KIND.into(), ..NewStore::prism_kv(name, quota) }
 }
 
-/// A host's name or address, as it stands in a url.
+/// A host's name or address, as written in a URL.
 fn host_in_url(host: &str) -> Result<String, Failure> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if bare.parse::<Ipv6Addr>().is_ok() {
@@ -142,40 +143,40 @@ fn host_in_url(host: &str) -> Result<String, Failure> {
     let is_none = host.is_empty() || host.contains(|c: char| c.is_whitespace() || ":/,[]".contains(c));
     if is_none {
         return Err(Failure::Told(format!(
-            "'{host}' is no host: give a name or an address, its port by --port, and a url by --pool"
+            "'{host}' is not a host: give a name or an address; the port goes to --port, a URL to --pool"
         )));
     }
     Ok(host.to_owned())
 }
 
-/// A node with a store to measure in, for clients elsewhere.
+/// A perf server: a node with a store, for clients in other processes.
 pub(super) struct Server {
     pub(super) name: String,
     pub(super) bind: IpAddr,
     pub(super) port: u16,
-    /// What alone is served, if not both.
+    /// The only transport to serve; none to serve both.
     pub(super) device: Option<Device>,
     pub(super) tokens: Option<PathBuf>,
     pub(super) insecure_udp: bool,
 }
 
 impl Server {
-    /// Serves until a signal comes.
+    /// Serves until a signal arrives.
     ///
     /// # Errors
-    /// It cannot be served there, or not so.
+    /// The address or the combination of flags cannot be served.
     pub(super) fn serve(self) -> Done {
-        // Before anything that takes time, so that no signal is missed.
+        // First, so that no signal is missed.
         let mut signals = signal_hook::iterator::Signals::new(signals::ending())?;
         let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Told)?;
         if self.insecure_udp && (tokens.is_none() || self.device == Some(Device::Tcp)) {
             return Err(Failure::Told(
-                "--insecure-udp leaves packets of udp in the clear that --tokens would seal, and one of both is not \
-                 given: give it, or leave --insecure-udp out"
+                "--insecure-udp turns off the encryption of udp packets, which needs both --tokens and udp: give both, \
+                 or omit --insecure-udp"
                     .into(),
             ));
         }
-        check_available(MEMORY, "end programs that have it")?;
+        check_available(MEMORY, "stop other programs")?;
         let at = SocketAddr::new(self.bind, self.port);
         let (tcp, udp) = (Listen::Tcp(at), Listen::Udp(at));
         let listen = match self.device {
@@ -197,14 +198,14 @@ impl Server {
         Ok(())
     }
 
-    /// How a client would ask.
+    /// Command line for a client.
     fn hint(&self, listening: &[Listen]) -> String {
         let at = listening.iter().find_map(|listen| match listen {
             Listen::Tcp(at) => Some((*at, "")),
             Listen::Udp(at) => Some((*at, " -d udp")),
             _ => None,
         });
-        let (at, device) = at.expect("it serves one of both");
+        let (at, device) = at.expect("it serves tcp or udp");
         let host = if at.ip().is_unspecified() { "HOST".into() } else { at.ip().to_string() };
         let port = if at.port() == PORT { String::new() } else { format!(" -p {}", at.port()) };
         let token = if self.tokens.is_some() { " --token-file PATH" } else { "" };
@@ -215,15 +216,15 @@ impl Server {
         let at = SocketAddr::new(self.bind, self.port);
         Failure::Told(match error {
             BindError::Listen(url, error) if error.kind() == ErrorKind::AddrInUse => format!(
-                "another program listens at {url}, perhaps another perf server: measure with that one, end it, or \
-                 give another --port here and to clients"
+                "another program listens at {url}, perhaps another perf server: use that server, stop it, or give \
+                 another --port here and to the clients"
             ),
             BindError::Listen(url, error) => {
                 format!("could not listen at {url}: {error}; give another --bind or --port")
             }
             BindError::NoTokens(_) => format!(
-                "{at} is open to other machines: say who may measure by --tokens ('farside token new --store \
-                 {STORE}=all' makes an entry), or leave --bind out to serve this machine alone"
+                "{at} is open to other machines: list the allowed clients with --tokens ('farside token new --store \
+                 {STORE}=all' makes an entry), or omit --bind to serve this machine alone"
             ),
             other => other.to_string(),
         })

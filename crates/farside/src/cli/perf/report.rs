@@ -1,6 +1,6 @@
-//! Results as perftest tells them: its columns, its framing, and JSON.
+//! Results in perftest's format: its columns, its framing, and JSON.
 //!
-//! Invariant: columns have perftest's names, order and units. What it says of RDMA devices is left out.
+//! Invariant: columns have perftest's names, order and units. Its lines about RDMA devices are omitted.
 
 use super::place::Place;
 use super::work::{Bandwidth, Latency, Request, Until};
@@ -10,19 +10,19 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// How it is told.
+/// Format of the results.
 pub(super) struct Format {
     pub(super) gbits: bool,
     pub(super) json: bool,
 }
 
-/// What came of one size.
+/// Result of one size.
 pub(super) enum Row {
     Latency(Latency),
     Bandwidth(Bandwidth),
 }
 
-/// What is told of one test.
+/// The results of one test.
 pub(super) struct Report {
     format: Format,
     info: Info,
@@ -35,15 +35,15 @@ struct Info {
     fabric: &'static str,
     node: String,
     page_size: Option<u64>,
-    /// Of bandwidth.
+    /// Requests in flight of a bandwidth test.
     depth: Option<u32>,
     until: Until,
-    /// How long it takes to read the clock, in nanoseconds.
+    /// Time of one reading of the clock, in nanoseconds.
     clock_ns: f64,
 }
 
 impl Info {
-    /// Whose CPU does what is asked.
+    /// The CPU that runs the request.
     fn runs_on(&self) -> &'static str {
         match (self.fabric, self.request) {
             ("local", _) => "the client's CPU, in the node's process",
@@ -58,7 +58,7 @@ const LINE: &str = "------------------------------------------------------------
 const MIB: f64 = (1 << 20) as f64;
 
 impl Report {
-    /// Of a test by that name, with so many requests at once if it is of bandwidth.
+    /// Starts the report of `test`; `depth` is the number of requests in flight of a bandwidth test.
     pub(super) fn new(
         format: Format,
         place: &Place,
@@ -73,10 +73,10 @@ impl Report {
         Report { format, info, results: Vec::new() }
     }
 
-    /// Tells the result of one size; before the first, what it is a result of.
+    /// Prints the result of one size; before the first, also the header.
     ///
     /// # Errors
-    /// Nobody reads it.
+    /// Standard output is closed.
     pub(super) fn tell(&mut self, size: usize, row: &Row) -> Done {
         let columns = self.columns(size, row);
         if self.format.json {
@@ -100,10 +100,10 @@ impl Report {
         Ok(())
     }
 
-    /// Closes the table.
+    /// Prints the end of the table.
     ///
     /// # Errors
-    /// Nobody reads it.
+    /// Standard output is closed.
     pub(super) fn end(&self) -> Done {
         if !self.format.json {
             tell!("{LINE}");
@@ -111,10 +111,10 @@ impl Report {
         Ok(())
     }
 
-    /// Writes all of it to a file: an object `results` of one size, or a list of several.
+    /// Writes the report to a file; `results` is an object for one size, or a list for several.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(super) fn write(mut self, path: &Path) -> Done {
         let results = match self.results.len() {
             1 => self.results.remove(0),
@@ -147,7 +147,7 @@ impl Report {
         tell!("{LINE}");
         let kind = if info.depth.is_none() { "Latency" } else { "BW" };
         tell!("{:>20}{} {kind} Test", "", info.request.name());
-        let pages = info.page_size.map_or_else(|| "not told".into(), human_bytes);
+        let pages = info.page_size.map_or_else(|| "unknown".into(), human_bytes);
         tell!(" Fabric          : {:<14} Node            : {}", info.fabric, info.node);
         tell!(" TX depth        : {:<14} Pages           : {pages}", info.depth.unwrap_or(1));
         tell!(" Request         : {}", info.request.about());
@@ -222,13 +222,13 @@ impl Report {
     }
 }
 
-/// A number, with its names.
+/// A number with its names.
 struct Column {
-    /// In the table.
+    /// Name in the table.
     name: &'static str,
-    /// In `--json`.
+    /// Name in `--json`.
     key: &'static str,
-    /// In the file that perftest's users read.
+    /// perftest's name, in the file of `--out_json`.
     perftest: &'static str,
     text: String,
     value: Value,
@@ -249,19 +249,19 @@ impl Column {
         Column::new(name, key, perftest, count.to_string(), count)
     }
 
-    /// A nanosecond is told apart: what is done in mapped memory takes a fraction of a microsecond.
+    /// Microseconds with three decimals: an op on mapped memory takes a fraction of a microsecond.
     fn us(name: &'static str, key: &'static str, perftest: &'static str, us: f64) -> Column {
         Column::new(name, key, perftest, format!("{us:.3}"), rounded(us, 3))
     }
 
     fn rate(name: &'static str, key: &'static str, perftest: &'static str, rate: f64) -> Column {
-        // A few bytes at a time are little in either unit.
+        // Rates of small requests are far below 1 in either unit.
         let text = if rate < 0.1 { format!("{rate:.6}") } else { format!("{rate:.2}") };
         Column::new(name, key, perftest, text, rounded(rate, 6))
     }
 }
 
-/// With so many digits behind the point.
+/// Rounds to `digits` decimals.
 fn rounded(number: f64, digits: i32) -> f64 {
     let unit = 10f64.powi(digits);
     (number * unit).round() / unit
@@ -271,7 +271,7 @@ fn unit(gbits: bool) -> &'static str {
     if gbits { "Gb/sec" } else { "MiB/sec" }
 }
 
-/// What one reading of the clock takes, in nanoseconds, where nothing comes between.
+/// Time of one reading of the clock, in nanoseconds: the minimum of 20 means, to exclude interruptions.
 fn clock_ns() -> f64 {
     const READINGS: u32 = 500;
     let rounds = (0..20).map(|_| {
@@ -282,10 +282,10 @@ fn clock_ns() -> f64 {
     rounds.fold(f64::INFINITY, f64::min)
 }
 
-/// Whether there will be a file at `path`; leaves what is there.
+/// Checks that the file at `path` can be written; keeps its contents.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub(super) fn check_writable(path: &Path) -> Done {
     let opened = std::fs::File::options().append(true).create(true).open(path);
     opened.and_then(|mut file| file.flush()).map_err(|error| unwritable(path, &error))
@@ -293,7 +293,7 @@ pub(super) fn check_writable(path: &Path) -> Done {
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
     Failure::Told(format!(
-        "could not write the result to {}: {error}; name a file in a folder of yours by --out_json_file",
+        "could not write the result to {}: {error}; name a writable file with --out_json_file",
         path.display()
     ))
 }

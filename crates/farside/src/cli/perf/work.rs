@@ -1,9 +1,10 @@
-//! One request, again and again: one at a time with the time of each, or many at once with the rate of all.
+//! Repeats one request: one at a time to measure each latency, or many in flight to measure the rate.
 //!
-//! Invariant: what comes back is looked at, and where the requests change memory it is looked at when they have ended:
-//! nothing is counted that was not done. Invariant: from one chain to the next nothing is allocated here.
-//! Invariant: a request is a turn of the client core by itself unless others are under way, as it is in a program that
-//! asks for one thing at a time.
+//! Invariant: every response is checked, and the memory that requests change is checked at the end: only requests that
+//! were done are counted.
+//! Invariant: no memory of this process is allocated between two chains.
+//! Invariant: a request has its own turn unless others are in flight, as in a program that does one operation at a
+//! time.
 
 use crate::cli::Failure;
 use farside::Pool;
@@ -20,7 +21,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::{U64, U128};
 
-/// What is asked.
+/// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Read,
@@ -49,29 +50,29 @@ impl Request {
         match self {
             Request::Read => "a chain of one READ",
             Request::Write => "a chain of one WRITE, acknowledged",
-            Request::FetchAdd => "a chain of one FETCH-ADD, to a word that nobody else changes",
-            Request::Cas => "a chain of one CAS that swaps, of a word that nobody else changes",
+            Request::FetchAdd => "a chain of one FETCH-ADD, to a word that no other client changes",
+            Request::Cas => "a chain of one CAS that swaps, of a word that no other client changes",
             Request::Get => "a chain of READ the pointer, READ what it points to",
             Request::Put => "a chain of WRITE the bound, ALLOCATE, CAS the pointer, READ it",
-            Request::Call => "a call, answered with the bytes that it brought",
+            Request::Call => "a call that returns the bytes of its request",
         }
     }
 }
 
-/// How much is measured.
+/// Length of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Until {
     Iterations(u64),
     Time(Duration),
 }
 
-/// What came of requests one at a time, in nanoseconds.
+/// Latencies of requests, one at a time, in nanoseconds.
 pub(super) struct Latency {
     pub(super) iterations: u64,
     pub(super) min_ns: f64,
     pub(super) max_ns: f64,
     pub(super) mean_ns: f64,
-    /// The sum of squared distances from the mean.
+    /// Sum of squared distances from the mean.
     squares: f64,
     latencies: Latencies,
 }
@@ -95,7 +96,7 @@ impl Latency {
         let ns = latency.as_nanos() as f64;
         self.min_ns = self.min_ns.min(ns);
         self.max_ns = self.max_ns.max(ns);
-        // By Welford: neither sum grows beyond what it can tell apart.
+        // Welford's algorithm: neither sum grows so large that it loses precision.
         let distance = ns - self.mean_ns;
         self.mean_ns += distance / self.iterations as f64;
         self.squares += distance * (ns - self.mean_ns);
@@ -105,39 +106,41 @@ impl Latency {
         (self.squares / self.iterations as f64).sqrt()
     }
 
-    /// In microseconds; never outside of what was seen, however coarse the histogram is.
+    /// Percentile in microseconds, clamped to the measured range, since the histogram is coarse.
     pub(super) fn percentile_us(&self, percent: f64) -> f64 {
         self.latencies.percentile_us(percent).clamp(self.min_ns / 1e3, self.max_ns / 1e3)
     }
 }
 
-/// What came of many at once.
+/// Rates of requests, many in flight.
 pub(super) struct Bandwidth {
     pub(super) iterations: u64,
     pub(super) per_s: f64,
-    /// In the best stretch of [`Bandwidth::stretch`] requests; if there was none, of all.
+    /// Rate of the fastest [`Bandwidth::stretch`] requests in a row; the mean rate if there were fewer requests.
     pub(super) peak_per_s: f64,
     pub(super) stretch: u64,
 }
 
-/// How many requests are done before those that count, and for how long.
+/// Requests of the warm-up.
 const WARM_UP: u64 = 1000;
+/// Maximum time of the warm-up.
 const WARM_UP_MAX: Duration = Duration::from_millis(100);
-/// Peaks are of so many requests at least, and of so many times the depth.
+/// Minimum number of requests of a stretch.
 const STRETCH_MIN: u64 = 512;
+/// Minimum length of a stretch, as a multiple of the requests in flight.
 const STRETCH_DEPTHS: u64 = 8;
 
-/// All that a client core asks.
+/// A client core with its tasks.
 pub(super) struct Worker {
     endpoint: Rc<Endpoint>,
     tasks: Vec<Task>,
 }
 
 impl Worker {
-    /// Connects, with so many tasks, or one.
+    /// Connects, with `depth` tasks or one.
     ///
     /// # Errors
-    /// There is no such store, or no session.
+    /// The store does not exist, or no session can be opened.
     pub(super) fn open(
         pool: &Pool,
         store: &str,
@@ -150,8 +153,8 @@ impl Worker {
             let raw = raw.map_err(|error| {
                 Failure::Told(match error {
                     StoreError::Gone(reason) => format!(
-                        "{reason}; where 'farside perf' serves there is a store '{store}': measure any other node by \
-                         --pool {}",
+                        "{reason}; only a server started with 'farside perf' has a store '{store}': measure any other \
+                         node with --pool {}",
                         pool.url()
                     ),
                     other => other.to_string(),
@@ -171,31 +174,31 @@ impl Worker {
         Ok(Worker { endpoint, tasks })
     }
 
-    /// Makes memory ready for requests of that size.
+    /// Prepares the store's memory for requests of `size` bytes.
     ///
     /// # Errors
-    /// The node refuses, or another client is at the same store.
+    /// The node refuses a request, or another client uses the same store.
     pub(super) fn prepare(&mut self, size: usize) -> Result<(), Failure> {
         let endpoint = Rc::clone(&self.endpoint);
         self.tasks.iter_mut().try_for_each(|task| Ok(block_on(&endpoint, task.prepare(size))?))
     }
 
-    /// Looks whether memory is as the requests should have left it.
+    /// Checks that memory holds what the requests should have left.
     ///
     /// # Errors
-    /// It is not.
+    /// It holds something else.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         let endpoint = Rc::clone(&self.endpoint);
         self.tasks.iter_mut().try_for_each(|task| Ok(block_on(&endpoint, task.check())?))
     }
 
-    /// Times each of so many requests, or all in so long, one after another. From one reading of the clock to the next
-    /// there is one request, and the counting of the one before.
+    /// Measures the latency of each request, one after another. The interval between two readings of the clock contains
+    /// one request, and the recording of the previous latency.
     ///
     /// # Errors
-    /// A request failed, or brought what is wrong.
+    /// A request failed, or returned wrong bytes.
     pub(super) fn latency(&mut self, until: Until) -> Result<Latency, Failure> {
-        let (endpoint, task) = (&*self.endpoint, self.tasks.first_mut().expect("there is one"));
+        let (endpoint, task) = (&*self.endpoint, self.tasks.first_mut().expect("there is at least one task"));
         let is_direct = endpoint.memory().is_some();
         let latency = block_on(endpoint, async {
             let began = Instant::now();
@@ -212,7 +215,7 @@ impl Worker {
             let mut last = began;
             loop {
                 task.once().await?;
-                // Over a wire every request waits, and a turn ends by that.
+                // On other fabrics every request waits, which ends the turn.
                 if is_direct {
                     endpoint.end_turn();
                 }
@@ -231,10 +234,10 @@ impl Worker {
         Ok(latency)
     }
 
-    /// Counts requests while each task has one under way.
+    /// Counts requests while each task has one in flight.
     ///
     /// # Errors
-    /// A request failed, or brought what is wrong.
+    /// A request failed, or returned wrong bytes.
     pub(super) fn bandwidth(&mut self, until: Until) -> Result<Bandwidth, Failure> {
         let warm = Cell::new(WARM_UP);
         let began = Instant::now();
@@ -253,7 +256,7 @@ impl Worker {
             if let Until::Time(duration) = until {
                 let stopped = &stopped;
                 scope.spawn(move || {
-                    // An error: it has ended before.
+                    // An error means that the measurement has ended.
                     let _in_time = end.recv_timeout(duration);
                     stopped.store(true, Ordering::Relaxed);
                 });
@@ -272,12 +275,12 @@ impl Worker {
             let per_s = count.get() as f64 / began.elapsed().as_secs_f64();
             drop(ended);
             let peak_per_s = shortest.get().map_or(per_s, |took| stretch as f64 / took.as_secs_f64());
-            // What is left over from the last stretch may have been the fastest.
+            // The rest after the last stretch may have been the fastest.
             Ok(Bandwidth { iterations: count.get(), per_s, peak_per_s: peak_per_s.max(per_s), stretch })
         })
     }
 
-    /// Has every task ask for as long as there is more, and tells of each request that is done.
+    /// Lets every task send requests while `more` returns true; calls `done` after each request.
     fn flood(&mut self, more: impl Fn() -> bool, done: impl Fn()) -> Result<(), Failure> {
         let endpoint = &*self.endpoint;
         let is_alone_and_direct = self.tasks.len() == 1 && endpoint.memory().is_some();
@@ -304,42 +307,42 @@ impl Worker {
     }
 }
 
-/// One less, if there is one.
+/// Decrements the counter; returns false if it is 0.
 fn take(left: &Cell<u64>) -> bool {
     let some = left.get() > 0;
     left.set(left.get() - u64::from(some));
     some
 }
 
-/// Whoever has one request under way at a time, on memory of its own.
+/// A client task with one request in flight, on its own part of the store's memory.
 struct Task {
     raw: Raw<Rc<Endpoint>>,
     request: Request,
     number: u64,
-    /// Where it reads and writes.
+    /// Offset of the bytes that it reads and writes.
     at: u64,
-    /// What it writes, and finds.
+    /// Bytes that it writes, and expects to read.
     bytes: Vec<u8>,
-    /// What its word holds, as it last left it.
+    /// Expected value of its word.
     word: u128,
-    /// What its slot holds, as it last left it.
+    /// Expected value of its slot.
     held: BoundedPtr,
 }
 
-/// Memory is made ready by WRITEs of so many bytes.
+/// Bytes of a WRITE that prepares memory.
 const PIECE: usize = 1 << 15;
 
 const MEDDLED: RawError =
-    RawError::Meddled("memory holds something else than was put there, so these figures are worth nothing");
+    RawError::Meddled("memory does not hold what this client wrote: discard these figures");
 
 impl Task {
     async fn prepare(&mut self, size: usize) -> Result<(), RawError> {
-        // Tasks lie side by side, so that what is small stays in the caches, as perftest's one buffer does.
+        // The tasks' bytes are adjacent, so that small ones stay in the caches, like perftest's single buffer.
         self.at = self.number * size.next_multiple_of(64) as u64;
         self.bytes = (0..size).map(|at| (at as u64 + 37 * self.number + 1) as u8).collect();
         match self.request {
             Request::Read => {
-                // What one READ brings may be more than one WRITE takes along.
+                // A READ can return more bytes than one WRITE can carry.
                 for (at, piece) in (self.at..).step_by(PIECE).zip(self.bytes.chunks(PIECE)) {
                     self.raw.write(at, piece).await?;
                 }
@@ -399,7 +402,7 @@ impl Task {
         }
     }
 
-    /// Looks at all that the requests have left.
+    /// Checks the memory that the requests have left.
     async fn check(&mut self) -> Result<(), RawError> {
         let len = self.bytes.len() as u32;
         let is_right = match self.request {
@@ -414,7 +417,7 @@ impl Task {
     }
 }
 
-/// Whether as many bytes came as were there, with the same at both ends.
+/// Checks the length, the first byte and the last byte of a response.
 #[inline]
 fn same_ends(found: &[u8], expected: &[u8]) -> Result<(), RawError> {
     let is_same =

@@ -1,4 +1,4 @@
-//! `perf`: perftest's columns, and both of its sides.
+//! `perf`: perftest's columns, its server and its client, and their refusals.
 
 use crate::support::{Node, Process, command, farside, until};
 use rustix::process::Signal;
@@ -11,7 +11,7 @@ const LATENCY: &str = "#bytes #iterations t_min[usec] t_max[usec] t_typical[usec
 const BANDWIDTH: &str = "#bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps]";
 const GBITS: &str = "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]";
 
-/// Runs `farside perf ARGUMENTS`; the columns' names, and the numbers of each row.
+/// Runs `farside perf ARGUMENTS`; returns the names of the columns, and the numbers of each row.
 #[track_caller]
 fn table(arguments: &str) -> (String, Vec<Vec<f64>>) {
     let ran = farside(["perf"].into_iter().chain(arguments.split_whitespace())).done();
@@ -29,17 +29,17 @@ fn is_latency(row: &[f64]) {
     assert!(min <= average && average <= max && deviation >= 0.0, "{row:?}");
 }
 
-/// `rate` is in requests of the unit a second for each unit of `MsgRate`.
+/// Checks a row of bandwidth. `per_mpps` is the bandwidth that corresponds to 1 Mpps of `MsgRate`.
 #[track_caller]
 fn is_bandwidth(row: &[f64], per_mpps: f64) {
     let [_, _, peak, average, rate] = *row else { panic!("columns: {row:?}") };
     assert!(0.0 < average && average <= peak && rate > 0.0, "{row:?}");
-    // Of a slow run, what two decimals cut off is more than 2 % of an average.
+    // In a slow run, rounding to two decimals can be more than 2 % of the average.
     let off = (average - rate * per_mpps).abs();
-    assert!(off < 0.02 * average + 0.005, "both are of the same requests: {row:?}");
+    assert!(off < 0.02 * average + 0.005, "both columns are of the same requests: {row:?}");
 }
 
-/// A perf server at a free port, with that besides.
+/// A perf server at a free port.
 struct Server {
     process: Process,
     folder: TempDir,
@@ -64,7 +64,7 @@ impl Server {
 }
 
 #[test]
-fn every_test_has_perftests_columns_over_every_fabric() {
+fn every_test_prints_perftests_columns_over_every_fabric() {
     for fabric in ["local", "shm", "udp", "tcp", "tls", "ring"] {
         for test in TESTS {
             let (names, rows) = table(&format!("{test}_lat --fabric {fabric} -n 50"));
@@ -80,7 +80,7 @@ fn every_test_has_perftests_columns_over_every_fabric() {
 }
 
 #[test]
-fn what_is_asked_for_is_what_is_measured() {
+fn flags_select_the_request_and_its_size() {
     let size = |arguments: &str| table(arguments).1[0][0];
     assert_eq!(size("read_lat --fabric local"), 2.0);
     assert_eq!(size("read_bw --fabric local"), 32768.0);
@@ -107,7 +107,7 @@ fn what_is_asked_for_is_what_is_measured() {
 }
 
 #[test]
-fn all_sizes_are_powers_of_two_up_to_the_most_that_fits() {
+fn all_measures_powers_of_two_up_to_the_largest_size() {
     let powers: Vec<f64> = (1..16).map(|bit| f64::from(1 << bit)).collect();
     for test in ["read_lat", "write_bw", "chain_lat --chain put", "call_bw"] {
         let (_, rows) = table(&format!("{test} -a -n 20 --fabric local"));
@@ -135,7 +135,7 @@ fn the_largest_request_is_carried_and_one_byte_more_is_refused() {
 }
 
 #[test]
-fn scripts_are_told_by_json() {
+fn results_are_available_as_json_lines_and_files() {
     let line = farside(["perf", "read_lat", "--fabric", "local", "--json", "-n", "20"]).done();
     assert_eq!(line.text().lines().count(), 1);
     let line = line.json();
@@ -167,10 +167,10 @@ fn scripts_are_told_by_json() {
     let many = of(&folder.path().join("perftest_out.json"));
     assert_eq!(many["results"].as_array().map(Vec::len), Some(15));
     assert!(many["results"][14]["t_typical"].as_f64() > Some(0.0), "{many}");
-    // What cannot be written is noticed before anything is measured.
+    // An unwritable file is noticed before anything is measured.
     for wrong in ["/nowhere/out.json", "/tmp"] {
         farside(["perf", "read_lat", "--fabric", "local", "--out_json_file", wrong])
-            .refused("by --out_json_file");
+            .refused("with --out_json_file");
     }
 }
 
@@ -185,22 +185,22 @@ fn a_server_serves_clients_of_any_test_one_after_another() {
         }
         table(&format!("chain_bw --chain put 127.0.0.1 -d {device} -p {} -n 2000 -s 60000", server.port));
         server.process.signal(Signal::INT);
-        assert_eq!(server.process.ended(), Some(0), "it ends in good order");
+        assert_eq!(server.process.ended(), Some(0), "the server exits without an error");
         let gone = format!("perf read_lat 127.0.0.1 -d {device} -p {}", server.port);
         farside(gone.split_whitespace())
-            .refused("'farside perf read_lat', without a HOST, serves at that port");
+            .refused("start the server on that host with 'farside perf read_lat', without a HOST");
     }
 }
 
 #[test]
-fn a_port_that_is_taken_is_refused() {
+fn a_port_in_use_is_refused() {
     let server = Server::start("write_lat", &["-d", "tcp"]);
     let again = ["perf", "write_lat", "-p", &server.port];
     farside(again).refused("perhaps another perf server");
 }
 
 #[test]
-fn a_node_that_is_no_server_is_measured_by_its_url() {
+fn a_node_that_is_not_a_perf_server_is_measured_by_url() {
     let node = Node::with(&[
         "--memory",
         "256MiB",
@@ -216,23 +216,23 @@ fn a_node_that_is_no_server_is_measured_by_its_url() {
     let by_host = ["perf", "read_lat", "127.0.0.1", "-p", port];
     farside(by_host)
         .refused("there is no store 'perf'")
-        .refused(&format!("measure any other node by --pool {url}"));
+        .refused(&format!("measure any other node with --pool {url}"));
     for url in [&url, &node.url()] {
         is_latency(&table(&format!("read_lat --pool {url} -n 20")).1[0]);
         table(&format!("chain_bw --chain put --pool {url} -n 500"));
     }
     assert_eq!(node.run(["store", "list"]).done().text().lines().count(), 1, "nothing is left behind");
-    until("nobody's session is left", || node.sessions() == 0);
+    until("all sessions are closed", || node.sessions() == 0);
     let small = Node::with(&["--memory", "8MiB"]);
-    farside(["perf", "read_lat", "--pool", &small.url()]).refused("give --fabric in place of --pool");
-    // Its memory has no keys.
+    farside(["perf", "read_lat", "--pool", &small.url()]).refused("give --fabric instead of --pool");
+    // A raw store has no keys.
     node.run(["store", "create", "plain", "--kind", "raw", "--quota", "4MiB"]).done();
     node.run(["kv", "--store", "plain", "get", "k"]).refused("there are no keys: name another store");
     node.run(["store", "create", "p", "--kind", "raw", "--items", "5"]).refused("leave --items");
 }
 
 #[test]
-fn a_measurement_that_is_told_to_end_leaves_nothing_behind() {
+fn a_measurement_ended_by_a_signal_leaves_nothing_behind() {
     let node = Node::with(&["--memory", "64MiB"]);
     let mut long = command();
     long.args(["perf", "read_bw", "-D", "600", "--pool", &node.url()]);
@@ -258,14 +258,14 @@ fn a_measurement_ends_when_its_server_does() {
 }
 
 #[test]
-fn whoever_is_disturbed_by_another_client_has_no_figures() {
+fn a_client_disturbed_by_another_reports_no_figures() {
     for test in ["atomic_lat", "atomic_bw"] {
         let server = Server::start(test, &["-d", "tcp"]);
         let mut long = command();
         long.args(["perf", test, "127.0.0.1", "-D", "600", "-p", &server.port]);
         let mut client = Process::start(long, server.folder.path().join("client"));
         until("it measures", || client.said().contains("measuring"));
-        until("another has come between", || {
+        until("another client has interfered", || {
             let other = ["perf", test, "127.0.0.1", "-n", "500", "-p", &server.port];
             farside(other);
             client.said().contains("another client works on the same store")
@@ -275,7 +275,7 @@ fn whoever_is_disturbed_by_another_client_has_no_figures() {
 }
 
 #[test]
-fn who_may_measure_is_said_by_tokens() {
+fn only_clients_with_a_token_may_measure() {
     let folder = tempfile::tempdir().expect("a folder");
     let [secret, tokens] = ["secret", "tokens.toml"].map(|name| folder.path().join(name));
     let mut new = command();
@@ -294,20 +294,20 @@ fn who_may_measure_is_said_by_tokens() {
         farside(without.split_whitespace()).refused("token");
     }
     let open = ["perf", "read_lat", "-p", "0", "--bind", "0.0.0.0"];
-    farside(open).refused("say who may measure by --tokens");
+    farside(open).refused("list the allowed clients with --tokens");
 }
 
 #[test]
-fn whatever_is_wrong_is_refused_with_a_remedy() {
+fn invalid_arguments_are_refused_with_a_remedy() {
     let wrong = [
         ("frob", "possible values: read_lat"),
-        ("read_lat 127.0.0.1 -p 1", "'farside perf read_lat', without a HOST, serves at that port"),
-        ("read_lat 127.0.0.1 -p 1 -d udp", "without a HOST, serves at that port"),
-        ("read_lat 127.0.0.1:18515", "its port by --port"),
-        ("read_lat tcp://127.0.0.1", "a url by --pool"),
+        ("read_lat 127.0.0.1 -p 1", "start the server on that host with 'farside perf read_lat', without a HOST"),
+        ("read_lat 127.0.0.1 -p 1 -d udp", "without a HOST; other machines can reach it only with --bind"),
+        ("read_lat 127.0.0.1:18515", "the port goes to --port"),
+        ("read_lat tcp://127.0.0.1", "a URL to --pool"),
         ("read_lat nowhere.invalid", "look whether the host's name is right"),
-        ("read_lat 127.0.0.1 -b", "a node asks nobody: leave it out"),
-        ("read_lat 127.0.0.1 -x 3", "no fabric here has one: leave it out"),
+        ("read_lat 127.0.0.1 -b", "a node sends none: omit it"),
+        ("read_lat 127.0.0.1 -x 3", "which no fabric uses: omit it"),
         ("read_lat 127.0.0.1 -d mlx5_0", "give tcp or udp"),
         ("read_lat 127.0.0.1 -n 10 -D 1", "cannot be used with"),
         ("read_lat 127.0.0.1 --fabric udp", "cannot be used with"),
@@ -322,19 +322,19 @@ fn whatever_is_wrong_is_refused_with_a_remedy() {
         ("read_lat --fabric shm -n 4", "5..=100000000"),
         ("read_lat --fabric shm -D 0", "give 10ms to"),
         ("read_lat --fabric shm -D soon", "a number alone is seconds"),
-        ("read_lat --fabric shm -t 4", "leave --tx-depth out"),
+        ("read_lat --fabric shm -t 4", "omit --tx-depth"),
         ("read_bw --fabric shm -t 65", "1..=64"),
         ("read_lat --fabric shm --report_gbits", "name a *_bw test"),
-        ("read_lat --fabric shm --op cas", "of atomic_lat and atomic_bw"),
-        ("read_lat --fabric shm --chain put", "of chain_lat and chain_bw"),
-        ("atomic_lat --fabric shm -a", "leave --all out"),
+        ("read_lat --fabric shm --op cas", "applies to atomic_lat and atomic_bw"),
+        ("read_lat --fabric shm --chain put", "applies to chain_lat and chain_bw"),
+        ("atomic_lat --fabric shm -a", "omit --all"),
         ("atomic_lat --fabric shm -s 16", "8 bytes, not 16"),
         ("atomic_lat --fabric shm --op cas -s 24", "8 or 16 bytes, not 24"),
         ("atomic_lat --fabric shm --op swap", "faa, cas"),
         ("read_lat --pool local:", "start one with 'farside up'"),
         ("read_lat --pool shm:/nowhere/node.sock", "start one with 'farside up'"),
-        ("read_lat --insecure-udp -p 0", "leave --insecure-udp out"),
-        ("read_lat --token-file x -p 0", "say by --tokens whom to serve"),
+        ("read_lat --insecure-udp -p 0", "omit --insecure-udp"),
+        ("read_lat --token-file x -p 0", "list the server's clients with --tokens"),
         ("read_lat --tokens /nowhere/tokens -p 0", "name a file"),
         ("read_lat --bind here", "--help"),
     ];
