@@ -1,8 +1,7 @@
-//! `demo`: what Farside is, in under two minutes, as text and as a page.
+//! `demo`: shows Farside in under two minutes, as text and as a web page.
 //!
-//! Invariant: every figure is measured here and now, on a node in a process of its own unless the line says
-//! `local`; nothing is quoted.
-//! Invariant: no file is written over but a page of the demo's own.
+//! Invariant: every figure is measured in this run, on a node in its own process unless the line says `local`.
+//! Invariant: the demo overwrites no file except its own pages and empty files.
 
 mod measure;
 mod page;
@@ -18,30 +17,30 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Start a node, fill it, read it while the node's process is stopped, and hold every fabric to the floor and to
-/// whoever else is here; told as text, and as a page that a browser opens.
+/// Start a node, fill it, read it while the node's process is stopped, and compare every fabric with the floor and with
+/// installed rivals; prints text and writes a web page.
 #[derive(clap::Args)]
 pub(super) struct Demo {
     /// Records in the store
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1000..=1 << 26))]
     records: u64,
-    /// Bytes of a value, 32 to 60000
+    /// Bytes per value, 32 to 60000
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = value_size)]
     value_size: u32,
-    /// How long each measurement takes
+    /// Seconds of each measurement
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     seconds: f64,
-    /// Where the page goes, which is one file with figures and tables
+    /// File for the page, which contains all figures and tables
     #[arg(long, value_name = "FILE", default_value = "farside-demo.html")]
     html: PathBuf,
     /// Write no page
     #[arg(long, conflicts_with = "html")]
     no_html: bool,
-    /// Leave out Redis, memcached and LMDB, of which those that are here are measured beside Farside
+    /// Skip Redis, memcached and LMDB, which are compared with Farside if they are installed
     #[arg(long)]
     no_rivals: bool,
-    /// All that was measured, as one JSON object a line, in place of text
+    /// Print all measurements as one JSON object a line, instead of text
     #[arg(long)]
     json: bool,
 }
@@ -95,11 +94,11 @@ impl Demo {
         let path = page.map(|page| std::path::absolute(page).unwrap_or_else(|_| page.to_owned()));
         if self.json {
             path.iter()
-                .for_each(|path| note!("The same as figures, which a browser opens: {}", path.display()));
+                .for_each(|path| note!("The same as a web page with figures: {}", path.display()));
             return Ok(());
         }
         if let Some(path) = path {
-            tell!("The same as figures, which a browser opens: {}", path.display());
+            tell!("The same as a web page with figures: {}", path.display());
         }
         let seconds = began.elapsed().as_secs_f64();
         tell!("Done in {seconds:.0} s. Next: 'farside up', and what it suggests.");
@@ -107,17 +106,17 @@ impl Demo {
     }
 }
 
-/// A page of the demo's own is written over, and a file that is empty; nobody else's.
+/// Checks that the page can be written to `path`: a new file, an empty one, or an earlier page of the demo.
 fn is_ours_to_write(path: &Path) -> Done {
-    let otherwise = "name another by --html FILE, or leave it out by --no-html";
+    let otherwise = "name another with --html FILE, or omit the page with --no-html";
     files::can_be_written(path).map_err(|failure| match failure {
         Failure::Told(reason) => {
-            Failure::Told(format!("{reason}, by --html FILE, or leave it out by --no-html"))
+            Failure::Told(format!("{reason}, with --html FILE, or omit the page with --no-html"))
         }
         other => other,
     })?;
     if !path.is_file() {
-        return Ok(()); // It is not there yet, or a pipe.
+        return Ok(()); // A new file, or a pipe.
     }
     let mut start = Vec::new();
     std::fs::File::open(path)
@@ -127,7 +126,7 @@ fn is_ours_to_write(path: &Path) -> Done {
     match is_ours || start.is_empty() {
         true => Ok(()),
         false => Err(Failure::Told(format!(
-            "'{}' is there and is no page of 'farside demo': {otherwise}",
+            "'{}' exists and is not a page of 'farside demo': {otherwise}",
             path.display()
         ))),
     }
@@ -209,7 +208,7 @@ fn tell_compared(shown: &Shown) -> Done {
         tell!("{}", rows::table(group).to_string().trim_end());
     }
     if !shown.compared.is_empty() {
-        tell!("'farside bench compare' says more, and what to know to judge it.");
+        tell!("'farside bench compare' prints more, with notes on how to read it.");
     }
     for told in &shown.left_out {
         tell!("Left out: {told}.");

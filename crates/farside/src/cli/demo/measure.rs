@@ -1,7 +1,7 @@
-//! What the demo measures, and what came of it.
+//! The demo's measurements, and their results.
 //!
-//! Invariant: a run and the floor that it is held to are of the same records, values and operations under way, one
-//! client thread each.
+//! Invariant: a run and the floor that it is compared with have the same records, values and operations in flight, and
+//! one client thread each.
 
 use crate::cli::bench::{Asked, Compare, FabricArg, Floor as Echo, Session, is_right};
 use crate::cli::machine::Machine;
@@ -16,65 +16,66 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What was asked for.
+/// Settings of the demo.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Settings {
     pub(super) records: u64,
     pub(super) value_size: u32,
-    /// How long each measurement takes.
+    /// Time of each measurement.
     pub(super) each: Duration,
 }
 
-/// All that was measured.
+/// All results of the demo.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shown {
     pub(super) settings: Settings,
     pub(super) machine: Machine,
     pub(super) stopped: Stopped,
-    /// The fetches by hand; those of `shm` are `local`'s as well.
+    /// The floors; `shm`'s floor is also `local`'s.
     pub(super) floors: Vec<FloorReport>,
     pub(super) runs: Vec<YcsbReport>,
-    /// Farside beside others; nothing if nobody is here.
+    /// Comparison with rivals; empty if none is installed.
     pub(super) compared: Vec<CompareReport>,
-    /// Who took part, each with its release.
+    /// The contenders, each with its release.
     pub(super) versions: Vec<String>,
-    /// Who did not, and what to do about it.
+    /// Skipped rivals, each with the reason and the remedy.
     pub(super) left_out: Vec<String>,
-    /// Where servers and clients ran in a comparison.
+    /// Cores of servers and clients in the comparison.
     pub(super) cores: String,
 }
 
-/// A client that reads while the node's process is stopped.
+/// Results of a client that reads while the node's process is stopped.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Stopped {
     pub(super) fabric: String,
     pub(super) tasks: u32,
     pub(super) pid: i32,
-    /// When each interval ended, in seconds since the first began, and how many values a second were read in it.
+    /// End of each interval, in seconds since the start, and the values read a second in it.
     pub(super) intervals: Vec<(f64, f64)>,
-    /// When the node was stopped, and when it went on, in seconds.
+    /// Time at which the node was stopped, in seconds since the start.
     pub(super) stopped_at_s: f64,
+    /// Time at which the node continued, in seconds since the start.
     pub(super) continued_at_s: f64,
-    /// Values a second, over each of the three.
+    /// Values read a second before, during and after the stop.
     pub(super) before_ops_per_s: f64,
     pub(super) while_ops_per_s: f64,
     pub(super) after_ops_per_s: f64,
 }
 
-/// Operations under way at once.
+/// Measured numbers of operations in flight.
 pub(super) const DEPTHS: [u32; 4] = [1, 4, 16, 64];
-/// Where both halves of a mixed workload are measured, and the node is stopped.
+/// Operations in flight of the mixed workload, and while the node is stopped.
 pub(super) const MIDDLE: u32 = 16;
-/// Where the floor of a fabric that sends messages is measured: its server is filled anew for each.
+/// Operations in flight for the floor of a fabric that sends messages. Only two, since each loads a new server.
 pub(super) const ENDS: [u32; 2] = [1, 64];
-/// Intervals of each of before, while and after.
+/// Intervals of each phase: before, during and after the stop.
 const INTERVALS: u32 = 20;
-/// How long clients work before they count, at the most.
+/// Maximum warm-up of a client.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// How often everyone has its turn beside others.
+/// Rounds of the comparison with rivals.
 pub(super) const ROUNDS: u32 = 5;
 
-/// What carries requests from another process, in the order in which it is shown.
+/// Fabrics to a node in another process, in the order of the output.
 fn fabrics() -> Vec<FabricArg> {
     vec![
         FabricArg::Shm,
@@ -87,17 +88,17 @@ fn fabrics() -> Vec<FabricArg> {
 }
 
 impl Settings {
-    /// All of it, but for the rivals.
+    /// Measures everything except the rivals.
     pub(super) fn measure(self) -> Result<Shown, Failure> {
         let machine = Machine::here();
-        note!("The floor: the same fetch, through the same kind of table, done by hand ...");
+        note!("The floor: the same fetch, through the same kind of table, without a system ...");
         let mut floors = self.floors()?;
         let mut runs = Vec::new();
         let session = Session::start(self.asked(FabricArg::Local)?)?;
         self.run(FabricArg::Local, &session, &mut runs)?;
         drop(session);
 
-        let [first, others @ ..] = &fabrics()[..] else { unreachable!("there are several") };
+        let [first, others @ ..] = &fabrics()[..] else { unreachable!("there are several fabrics") };
         let session = Session::start_also_by(self.asked(*first)?, others)?;
         self.run(*first, &session, &mut runs)?;
         let stopped = self.stop_the_node(&session.with_tasks(MIDDLE)?)?;
@@ -121,12 +122,12 @@ impl Settings {
         })
     }
 
-    /// How long a client works before it counts.
+    /// Warm-up of a client.
     pub(super) fn warm_up(self) -> Duration {
         WARM_UP.min(self.each)
     }
 
-    /// How long one contender has in a round.
+    /// Time of one contender's turn in a round.
     pub(super) fn turn(self) -> Duration {
         self.each.mul_f64(0.3)
     }
@@ -147,7 +148,7 @@ impl Settings {
         })
     }
 
-    /// Those of memory that is mapped here.
+    /// Measures the floors of memory that this process maps.
     fn floors(self) -> Result<Vec<FloorReport>, Failure> {
         let layout = Layout {
             records: self.records,
@@ -165,7 +166,7 @@ impl Settings {
         DEPTHS.into_iter().map(at).collect()
     }
 
-    /// Reads at every depth, and half of it writes at one.
+    /// Measures reads at every depth, and a mix with 50 % writes at one depth.
     fn run(self, fabric: FabricArg, session: &Session, runs: &mut Vec<YcsbReport>) -> Done {
         note!("{} ...", described(fabric));
         let reading = session.by(fabric, self.workload("c")?)?;
@@ -182,32 +183,32 @@ impl Settings {
         match (report.errors, report.violations) {
             (0, 0) => Ok(report),
             (errors, violations) => Err(Failure::Told(format!(
-                "over {} {errors} operations failed and {violations} brought what nobody wrote: what was measured is \
-                 worth nothing",
+                "over {} {errors} operations failed and {violations} returned a value that was never written: discard \
+                 these figures",
                 report.fabric
             ))),
         }
     }
 
-    /// Stops the node's process while a client reads, and lets it go on.
+    /// Stops the node's process while a client reads, and continues it.
     fn stop_the_node(self, session: &Session) -> Result<Stopped, Failure> {
         note!("shm: the node's process is stopped while a client reads ...");
         let pid = session.node_pid().and_then(|pid| Pid::from_raw(pid as i32));
-        let pid = pid.ok_or_else(|| Failure::Told("the node that was started is gone".into()))?;
+        let pid = pid.ok_or_else(|| Failure::Told("the node has exited: its output above may have the reason".into()))?;
         let read = AtomicU64::new(0);
         let stopped = std::thread::scope(|scope| {
             let reader = scope.spawn(|| session.read_until_stopped(&read));
             while read.load(Ordering::Relaxed) == 0 && !reader.is_finished() {
-                std::thread::sleep(Duration::from_millis(10)); // It has yet to connect.
+                std::thread::sleep(Duration::from_millis(10)); // The reader is not connected yet.
             }
             std::thread::sleep(self.warm_up());
             let stopped = self.watch(pid, &read);
-            session.stop_reading(); // Also if the node is gone, or else the reader would not end.
+            session.stop_reading(); // Even if `watch` failed: otherwise the reader would not end.
             reader.join().expect("a reader reports its errors")?;
             Ok::<_, Failure>(stopped?)
         })?;
         if stopped.while_ops_per_s == 0.0 {
-            return Err(Failure::Told("the client did not go on reading while the node was stopped".into()));
+            return Err(Failure::Told("the client read no value while the node was stopped".into()));
         }
         Ok(stopped)
     }
@@ -251,13 +252,13 @@ impl Settings {
 }
 
 impl Shown {
-    /// Beside others, if there are any here.
+    /// Adds the comparison with rivals, if any is installed.
     pub(super) fn compare(&mut self) -> Done {
         let Settings { records, value_size, .. } = self.settings;
         let compared = Compare::in_short(records, value_size, ROUNDS, self.settings.turn());
         let compared = compared.map_err(|failure| match failure {
             Failure::Told(reason) => {
-                Failure::Told(format!("beside others: {reason}; 'farside demo --no-rivals' leaves that out"))
+                Failure::Told(format!("comparison failed: {reason}; 'farside demo --no-rivals' skips the comparison"))
             }
             other => other,
         })?;
@@ -266,7 +267,7 @@ impl Shown {
         Ok(())
     }
 
-    /// Of which fabric's floor one is held to, and how many times its rate that is.
+    /// Rate of a run divided by the rate of its floor, if that was measured.
     pub(super) fn of_floor(&self, run: &YcsbReport) -> Option<f64> {
         let fabric = floor_of(&run.fabric);
         let mut floors = self.floors.iter();
@@ -274,12 +275,12 @@ impl Shown {
         Some(run.ops_per_s / floor.ops_per_s)
     }
 
-    /// The runs that only read, of that many at once.
+    /// The read-only runs with `tasks` operations in flight.
     pub(super) fn reads_at(&self, tasks: u32) -> impl Iterator<Item = &YcsbReport> {
         self.runs.iter().filter(move |run| run.workload == "c" && run.tasks == u64::from(tasks))
     }
 
-    /// Each fabric once, in order.
+    /// Names of the fabrics, in the order of the output.
     pub(super) fn fabrics(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.runs.iter().map(|run| &*run.fabric).collect();
         names.dedup();
@@ -287,7 +288,7 @@ impl Shown {
     }
 }
 
-/// Whose floor a fabric is held to: there is none with a cipher.
+/// The fabric whose floor a fabric is compared with. `tls` uses the one of `tcp`, since no floor encrypts.
 fn floor_of(fabric: &str) -> &str {
     match fabric {
         "local" => "shm",
@@ -299,11 +300,11 @@ fn floor_of(fabric: &str) -> &str {
 fn described(fabric: FabricArg) -> &'static str {
     match fabric {
         FabricArg::Local => "local: a node in this process",
-        FabricArg::Shm => "shm: a node in a process of its own",
-        FabricArg::Udp => "udp: the same node, asked over UDP",
-        FabricArg::Tcp => "tcp: the same node, asked over TCP",
+        FabricArg::Shm => "shm: a node in its own process",
+        FabricArg::Udp => "udp: the same node, over UDP",
+        FabricArg::Tcp => "tcp: the same node, over TCP",
         #[cfg(feature = "tls")]
-        FabricArg::Tls => "tls: the same node, asked over TLS",
-        FabricArg::Ring => "ring: the same node, asked by rings in shared memory",
+        FabricArg::Tls => "tls: the same node, over TLS",
+        FabricArg::Ring => "ring: the same node, through rings in shared memory",
     }
 }

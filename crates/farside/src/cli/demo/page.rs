@@ -1,8 +1,8 @@
-//! The page: one file that a browser opens without a network, made of what was measured and nothing else.
+//! The demo's web page: one file that a browser shows without a network, made from the measurements alone.
 //!
-//! Invariant: a page asks for nothing and runs nothing: no script, no image, no style or font from elsewhere.
-//! Invariant: each figure stands over the same numbers as a table, and over the command that measures them again.
-//! Invariant: whatever the machine says of itself is text on the page, never markup.
+//! Invariant: a page loads nothing and runs nothing: no script, no image, no external style or font.
+//! Invariant: below each figure are the same numbers as a table, and the command that measures them again.
+//! Invariant: text from the machine, such as the processor's name, is escaped and never becomes markup.
 
 use super::measure::{DEPTHS, ENDS, MIDDLE, ROUNDS, Shown};
 use super::picture::{self, Axis, Curve, Mark, Scale, nines};
@@ -12,14 +12,14 @@ use farside_bench::report::{LatencyUs, YcsbReport};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// By which a page of the demo's own is known, in its first bytes.
+/// Mark of a page of the demo, within its first [`MARKED_WITHIN`] bytes.
 pub(super) const MARK: &str = "<meta name=\"generator\" content=\"farside demo\">";
 pub(super) const MARKED_WITHIN: u64 = 512;
 
-/// A figure with what belongs to it.
+/// A figure with its text, table and command.
 struct Figure {
     title: &'static str,
-    /// What is seen, and how it is to be read.
+    /// Explanation of the figure.
     text: String,
     pictures: Vec<(String, String)>,
     table: Cells,
@@ -41,12 +41,12 @@ pub(super) fn page(shown: &Shown) -> String {
     );
     let settings = shown.settings;
     let add = &mut html;
-    add.push_str("<h1>What <code>farside demo</code> showed</h1>\n");
+    add.push_str("<h1>Results of <code>farside demo</code></h1>\n");
     paragraph(
         add,
         &format!(
             "A store of {} records of {} bytes, on this machine, {} UTC. One client thread reads it uniformly; each \
-             measurement took {} s. Every number here was measured in that run.",
+             measurement took {} s. Every number here was measured in this run.",
             settings.records,
             settings.value_size,
             shown.machine.date,
@@ -66,11 +66,11 @@ pub(super) fn page(shown: &Shown) -> String {
         push_figure(add, figure);
     }
     if !shown.left_out.is_empty() {
-        add.push_str("<h2>Who was left out</h2>\n<ul>\n");
+        add.push_str("<h2>Skipped rivals</h2>\n<ul>\n");
         shown.left_out.iter().for_each(|told| item(add, told));
         add.push_str("</ul>\n");
     }
-    add.push_str("<h2>What to know to judge this</h2>\n<ul>\n");
+    add.push_str("<h2>How to read these numbers</h2>\n<ul>\n");
     caveats(shown).iter().for_each(|told| item(add, told));
     add.push_str("</ul>\n<h2>The machine</h2>\n");
     push_table(add, "machine", &machine(shown));
@@ -78,7 +78,7 @@ pub(super) fn page(shown: &Shown) -> String {
     html
 }
 
-/// Text within HTML, or within an attribute's quotes.
+/// Escapes text for HTML, also within an attribute's quotes.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -95,17 +95,17 @@ pub(super) fn escaped(text: &str) -> String {
     safe
 }
 
-/// How everyone of a group was measured.
+/// The setup of a group of reports, for people.
 pub(super) fn way_of(group: &[CompareReport]) -> String {
-    let first = group.first().expect("a group has somebody");
+    let first = group.first().expect("a group is not empty");
     let at_once = match first.depth {
         1 => "One operation at a time".to_owned(),
-        depth => format!("{depth} operations under way"),
+        depth => format!("{depth} operations in flight"),
     };
     let server = match (first.cores, first.client) {
-        (None, _) => "no server: the client's own CPU does it",
+        (None, _) => "no server: the client's own CPU does the work",
         (Some(Cores::Two), Some(Client::Sleeps)) => "the server on another core, the client sleeps",
-        (Some(Cores::Two), _) => "the server on another core, the client looks for answers all the time",
+        (Some(Cores::Two), _) => "the server on another core, the client polls",
         (Some(Cores::One), _) => "the server on the same core, the client sleeps",
     };
     format!("{at_once}; {server}")
@@ -125,11 +125,10 @@ fn stopped(shown: &Shown) -> Figure {
         ("after kill -CONT", stopped.after_ops_per_s),
     ];
     Figure {
-        title: "A client reads on while the node is stopped",
+        title: "A client keeps reading while the node is stopped",
         text: format!(
-            "The memory belongs to a node, process {}, which was stopped by a signal and later told to go on. A \
-             connected client of another process read over {} all the while, {} at once: the node's CPU takes no part \
-             in it.",
+            "The memory belongs to a node, process {}, which was stopped by a signal and later continued. A connected \
+             client in another process kept reading over {}, with {} reads in flight: the node's CPU is not involved.",
             stopped.pid, stopped.fabric, stopped.tasks
         ),
         pictures: vec![(String::new(), picture::curves(&[curve], axes, &marks, says))],
@@ -152,9 +151,9 @@ fn load(shown: &Shown) -> Figure {
     Figure {
         title: "Throughput against latency",
         text: format!(
-            "Each curve is a fabric; its marks are {} operations under way, from left to right: more at once hide the \
-             latency of one another, until something is busy all the time. To the right and down is better. Both \
-             scales are logarithmic.",
+            "Each curve is a fabric; its markers are {} operations in flight, from left to right. More operations in \
+             flight raise the rate until a resource is saturated. Right and down is better. Both scales are \
+             logarithmic.",
             list(&DEPTHS)
         ),
         pictures: vec![(String::new(), picture::curves(&curves, axes, &[], says))],
@@ -174,15 +173,15 @@ fn latencies(shown: &Shown) -> Figure {
             points: percentiles(&run.latency_us).map(|(percent, us)| (nines(percent), us)).into(),
         };
         let curves: Vec<Curve> = shown.reads_at(tasks).map(curve).collect();
-        let axes = [axis("as many are faster", Scale::Percentiles), axis("latency, us", Scale::Log)];
+        let axes = [axis("percentile", Scale::Percentiles), axis("latency, us", Scale::Log)];
         let title = at_once(tasks);
         let says = format!("Percentiles of latency, {title}");
         (title, picture::curves(&curves, axes, &[], &says))
     };
     Figure {
-        title: "How latencies spread",
-        text: "Marks are p50, p95, p99 and p99.9, of one operation in 64. Lower is better, and flatter is steadier. \
-               The right end of a curve is mostly what else this machine does."
+        title: "Distribution of latencies",
+        text: "Markers are p50, p95, p99 and p99.9, of one operation in 64. Lower is better, and flatter is steadier. \
+               The right end of a curve mostly shows other load on this machine."
             .into(),
         pictures: ENDS.map(picture).into(),
         table: Cells {
@@ -209,9 +208,9 @@ fn processor_time(shown: &Shown) -> Figure {
         (title, picture::bars(&places, &["client", "node"], label, true, &says))
     };
     Figure {
-        title: "What an operation costs in CPU time",
-        text: "On local and shm the client's own CPU does it all. Elsewhere an engine of the node looks for requests \
-               without sleeping as long as some come, so with one at a time its bar is mostly waiting."
+        title: "CPU time of an operation",
+        text: "On local and shm the client's own CPU does all the work. On other fabrics an engine of the node polls \
+               while requests arrive, so with one operation at a time its bar is mostly waiting."
             .into(),
         pictures: ENDS.map(picture).into(),
         table: Cells {
@@ -233,9 +232,9 @@ fn traffic(shown: &Shown) -> Figure {
     let says = ["Round trips of an operation", "Bytes of requests and replies of an operation"];
     let label = "round trips of an operation";
     Figure {
-        title: "What an operation asks of a fabric",
-        text: "Workload c reads; a reads half the time and overwrites the other half. A round trip more is taken \
-               for each slot that holds another key than the one that is looked for."
+        title: "Network traffic of an operation",
+        text: "Workload c reads; a is half reads and half overwrites. An operation takes one more round trip for each \
+               probed slot that holds another key."
             .into(),
         pictures: vec![
             ("Round trips".into(), picture::bars(&trips, &["round trips"], label, false, says[0])),
@@ -286,11 +285,11 @@ fn floor(shown: &Shown) -> Figure {
     });
     let runs = of_runs(shown, |run| vec![whole(run.ops_per_s), shown.of_floor(run).map_or("-".into(), two)]);
     Figure {
-        title: "How near to what the machine allows",
-        text: "The floor is the same fetch done by hand, in code of its own: a table and items in shared memory, and \
-               for ring, udp and tcp messages of the same sizes to another process. A ratio of 1 is as fast as that. \
-               local and shm are held to the same floor, tls to tcp's, since there is no floor with a cipher; \
-               workload a, which writes too, to the floor's reads."
+        title: "Rate compared with the machine's limit",
+        text: "The floor is the same fetch without a system, in separate code: a table and items in shared memory, \
+               and for ring, udp and tcp messages of the same sizes to another process. A ratio of 1 is as fast as the \
+               floor. local and shm are compared with the same floor; tls with tcp's, since no floor encrypts; \
+               workload a, which also writes, with the floor's reads."
             .into(),
         pictures: vec![(
             String::new(),
@@ -339,11 +338,11 @@ fn beside_others(shown: &Shown) -> Option<Figure> {
         ]
     };
     (!shown.compared.is_empty()).then(|| Figure {
-        title: "Beside others",
+        title: "Comparison with rivals",
         text: format!(
-            "{}; {}. Everyone has the same records and has its turn in each of {ROUNDS} rounds; a rate is the median. \
-             A client looks for answers all the time and its server has another core, if there is one. lmdb and \
-             farside shm have no server: they are for the processes of one host, as farside ring and redis unix are.",
+            "{}; {}. All contenders have the same records, and one turn in each of {ROUNDS} rounds; a rate is the \
+             median. A client polls, and its server has another core, if there is one. lmdb and farside shm have no \
+             server: like farside ring and redis unix, they serve the processes of one host.",
             shown.versions.join("; "),
             shown.cores
         ),
@@ -375,39 +374,39 @@ fn caveats(shown: &Shown) -> Vec<String> {
     let is_compared = !shown.compared.is_empty();
     let told = [
         Some(
-            "Each number is of a short run on a machine that may have had other work: the load average below tells \
-             how much. Run it again before you believe a small difference, and look at ratios first.",
+            "Each number is from a short run on a machine that may have had other load: see the load average below. \
+             Run the demo again before you believe a small difference, and look at ratios first.",
         ),
         Some(
-            "All of it was on one host. udp, tcp and tls went over loopback; a network adds what it takes to \
-             everyone, and more to whoever needs more round trips.",
+            "Everything ran on one host. udp, tcp and tls used loopback; a network adds its latency for each round \
+             trip of an operation.",
         ),
         Some(
-            "While requests come, an engine of the node spins on a core. On a machine with few cores it competes \
-             with the client for them, and what it costs is under CPU time.",
+            "While requests arrive, an engine of the node polls and uses a whole core. On a machine with few cores it \
+             competes with the client; its cost is shown under CPU time.",
         ),
         Some(
-            "The client reads in a closed loop: its next read begins when its last has ended. What waits in an open \
-             system is not seen; 'farside bench ycsb --target' shows it.",
+            "The client reads in a closed loop: a read starts when the previous one has ended. Waiting times of an \
+             open system are not shown; 'farside bench ycsb --target' measures them.",
         ),
         Some(
-            "But for the comparison with others, nobody is tied to a core. Where client and engine, or a floor's two \
-             processes, have to share one, as with much other work, they wait for one another: a figure may be several \
-             times worse then, and a fabric look faster than its floor.",
+            "Except in the comparison with rivals, no process is pinned to a core. If client and engine, or a floor's \
+             two processes, have to share a core, they wait for one another: a figure may then be several times worse, \
+             and a fabric may look faster than its floor.",
         ),
-        Some("CPU time of a node is told by the system in steps of 10 ms."),
+        Some("The system reports a node's CPU time in steps of 10 ms."),
         is_compared.then_some(
-            "Redis and memcached do more than PRISM-KV: types, expiry, eviction, replication. They sleep whenever \
-             there is nothing to do. LMDB keeps what it stores, and one process at a time writes.",
+            "Redis and memcached do more than PRISM-KV: types, expiry, eviction, replication. They sleep whenever they \
+             are idle. LMDB is persistent, and allows one writing process at a time.",
         ),
         is_compared.then_some(
-            "'of the better rival' is how many times the rate of the better of Redis and memcached, measured moments \
-             apart: of those over TCP for whoever serves other hosts; for whoever serves one host, Redis's unix \
-             socket counts, too.",
+            "'of the better rival' is a contender's rate divided by that of the better of Redis and memcached in the \
+             same round. A contender that serves other hosts is compared with rivals over TCP; one that serves a \
+             single host, also with Redis's unix socket.",
         ),
     ];
     let build = cfg!(debug_assertions).then_some(
-        "This is a development build: its figures say little about Farside. Build it by 'cargo build --release'.",
+        "This is a development build: its figures say little about Farside. Build with 'cargo build --release'.",
     );
     build.into_iter().chain(told.into_iter().flatten()).map(str::to_owned).collect()
 }
@@ -433,25 +432,25 @@ fn machine(shown: &Shown) -> Cells {
         ("load average at the end", load(machine.load_at_end)),
     ];
     let row = |(name, fact): (&str, Option<String>)| Some(vec![name.to_owned(), fact?]);
-    Cells { heading: vec!["", "as the system tells it"], rows: facts.into_iter().filter_map(row).collect() }
+    Cells { heading: vec!["", "as the system reports it"], rows: facts.into_iter().filter_map(row).collect() }
 }
 
 fn axis(label: &'static str, scale: Scale) -> Axis {
     Axis { label, scale }
 }
 
-/// The reads of a fabric, from few at once to many.
+/// The read-only runs of a fabric, in order of their operations in flight.
 fn reads_of<'a>(shown: &'a Shown, fabric: &'a str) -> impl Iterator<Item = &'a YcsbReport> {
     shown.runs.iter().filter(move |run| run.fabric == fabric && run.workload == "c")
 }
 
-/// A row for each run: which it is, and what is told of it.
+/// A row for each run: its fabric, workload and tasks, then the cells of `told`.
 fn of_runs(shown: &Shown, told: impl Fn(&YcsbReport) -> Vec<String>) -> Vec<Vec<String>> {
     let which = |run: &YcsbReport| vec![run.fabric.clone(), run.workload.clone(), run.tasks.to_string()];
     shown.runs.iter().map(|run| [which(run), told(run)].concat()).collect()
 }
 
-/// What was asked for, as one would type it.
+/// The demo's settings as flags.
 fn sizes(shown: &Shown) -> String {
     let settings = shown.settings;
     format!(
@@ -462,7 +461,7 @@ fn sizes(shown: &Shown) -> String {
     )
 }
 
-/// The reads, as one would type them.
+/// Command that repeats the reads.
 fn runs_again(shown: &Shown) -> String {
     ycsb_again(shown, "tasks", &DEPTHS.map(|tasks| tasks.to_string()), "--workload c --tasks $tasks")
 }
@@ -487,7 +486,7 @@ fn at_once(tasks: u32) -> String {
 
 fn list(numbers: &[u32]) -> String {
     let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
-    let (last, first) = words.split_last().expect("there are some");
+    let (last, first) = words.split_last().expect("there is at least one number");
     format!("{} and {last}", first.join(", "))
 }
 
@@ -558,7 +557,7 @@ fn put(html: &mut String, text: std::fmt::Arguments<'_>) {
     html.write_fmt(text).expect("a string takes all that is written to it");
 }
 
-/// The colours of either mode have a contrast of 3 at least with its ground, text of 7.
+/// Style sheet. In both modes, colours have a contrast of at least 3 with the background, and text of at least 7.
 const STYLE: &str = "
 :root { color-scheme: light dark; --ground: #ffffff; --ink: #1c2024; --soft: #4f5860; --grid: #d9dde1;
   --panel: #f4f6f8; --c1: #1b6ca8; --c2: #c2571a; --c3: #2e7d32; --c4: #7b3fa0; --c5: #a8324a; --c6: #6b6b13; }

@@ -1,6 +1,6 @@
-//! Figures as SVG that stands within a page: its colours are the page's, and it shrinks with it.
+//! Draws figures as SVG inside a page: they use the page's colours, and shrink with the page.
 //!
-//! Invariant: nothing is told by colour alone: every curve has a mark of its own, every bar a name.
+//! Invariant: no information depends on colour alone: every curve has its own marker, and every bar a name.
 
 use kuva::plot::LegendPosition;
 use kuva::plot::scatter::MarkerShape;
@@ -9,13 +9,13 @@ use kuva::prelude::{
 };
 use std::sync::Arc;
 
-/// A curve with its name.
+/// A curve and its name.
 pub(super) struct Curve {
     pub(super) name: String,
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// What an axis says, and how.
+/// Label and scale of an axis.
 pub(super) struct Axis {
     pub(super) label: &'static str,
     pub(super) scale: Scale,
@@ -23,20 +23,20 @@ pub(super) struct Axis {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scale {
-    /// From 0.
+    /// Linear, from 0.
     Linear,
     Log,
-    /// The share of operations that are faster, with 9s spread apart: [`nines`].
+    /// Percentiles, spaced by the number of nines: [`nines`].
     Percentiles,
 }
 
-/// Where a line is drawn across, and what it says.
+/// A labelled vertical line.
 pub(super) struct Mark {
     pub(super) at: f64,
     pub(super) says: &'static str,
 }
 
-/// Those of the page's style sheet, in which they differ between light and dark.
+/// Colours of the page's style sheet, which defines them for light and dark mode.
 const COLOURS: [&str; 6] = ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"];
 const MARKERS: [MarkerShape; 6] = [
     MarkerShape::Circle,
@@ -47,17 +47,17 @@ const MARKERS: [MarkerShape; 6] = [
     MarkerShape::Star,
 ];
 const WIDTH: f64 = 500.0;
-/// How much higher than its highest point a figure is, so that what marks say stands above.
+/// Height of a figure relative to its highest point, so that labels of marks fit above.
 const HEADROOM: f64 = 1.2;
-/// What the label of the last tick takes beyond the figure.
+/// Width of the last tick's label beyond the figure, in pixels.
 const LAST_LABEL: f64 = 20.0;
 
-/// Where a percentile lies on an axis of [`Scale::Percentiles`].
+/// Position of a percentile on an axis of [`Scale::Percentiles`].
 pub(super) fn nines(percent: f64) -> f64 {
     -(1.0 - percent / 100.0).log10()
 }
 
-/// Curves with a mark at each point; `marks` across the horizontal axis.
+/// Draws curves with a marker at each point, and `marks` as vertical lines.
 pub(super) fn curves(curves: &[Curve], [right, up]: [Axis; 2], marks: &[Mark], says: &str) -> String {
     let mut plots: Vec<Plot> = Vec::new();
     let looks = COLOURS.into_iter().zip(MARKERS).cycle();
@@ -96,7 +96,7 @@ pub(super) fn curves(curves: &[Curve], [right, up]: [Axis; 2], marks: &[Mark], s
     framed(render_to_svg(plots, layout), says)
 }
 
-/// Bars to the right, one below the other; those of a place stand together, one for each of `series`.
+/// Draws horizontal bars, grouped by place, with one bar for each of `series`.
 pub(super) fn bars(
     places: &[(String, Vec<f64>)],
     series: &[&str],
@@ -105,7 +105,7 @@ pub(super) fn bars(
     says: &str,
 ) -> String {
     let mut plot = BarPlot::new().with_horizontal(true).with_width(0.75);
-    // The first is at the bottom otherwise.
+    // Reversed, since the library draws the first group at the bottom.
     for (place, values) in places.iter().rev() {
         let in_order: Vec<(f64, &str)> = values.iter().copied().zip(COLOURS).collect();
         plot = plot.with_group(place.clone(), in_order);
@@ -150,7 +150,7 @@ fn looks_of(layout: Layout) -> Layout {
 fn ticks(scale: Scale) -> TickFormat {
     TickFormat::Custom(Arc::new(move |at| match scale {
         Scale::Percentiles => percentile(at),
-        // There is no room to the right for 1, 2 and 5 of each decade.
+        // The labels 1, 2 and 5 of each decade would overlap on the right.
         Scale::Log if short(at).starts_with('2') => String::new(),
         Scale::Linear | Scale::Log => short(at),
     }))
@@ -165,7 +165,7 @@ fn percentile(at: f64) -> String {
     }
 }
 
-/// As a tick says it: `0.5`, `20`, `300 k`, `1.5 M`.
+/// A number as a tick's label: `0.5`, `20`, `300 k`, `1.5 M`.
 fn short(number: f64) -> String {
     let (scaled, unit) = match number.abs() {
         large if large >= 1e6 => (number / 1e6, " M"),
@@ -177,7 +177,8 @@ fn short(number: f64) -> String {
     format!("{digits}{unit}")
 }
 
-/// Has it a size that shrinks, a name for whoever does not see it, and no namespace, which HTML gives it.
+/// Makes the SVG fit into the page: replaces its size by a view box, so that it shrinks, adds a label for screen
+/// readers, and removes the namespace, which HTML does not need.
 fn framed(svg: String, says: &str) -> String {
     let size = |name: &str| {
         let value = svg.split_once(&format!(" {name}=\""))?.1;
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nines_are_as_far_apart_as_they_are_rare() {
+    fn percentiles_are_spaced_by_their_nines() {
         for (percent, at) in [(0.0, 0.0), (90.0, 1.0), (99.0, 2.0), (99.9, 3.0)] {
             assert!((nines(percent) - at).abs() < 1e-9, "{percent}");
         }
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_has_a_size_that_shrinks_a_name_and_the_colours_of_its_page() {
+    fn a_figure_has_a_view_box_a_label_and_the_pages_colours() {
         let curve = |name: &str| Curve { name: name.into(), points: vec![(1.0, 2.0), (10.0, 30.0)] };
         let axis = |label| Axis { label, scale: Scale::Log };
         let drawn = curves(&[curve("one"), curve("two")], [axis("right"), axis("up")], &[], "a \"b\"");

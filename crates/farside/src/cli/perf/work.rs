@@ -333,7 +333,7 @@ struct Task {
 const PIECE: usize = 1 << 15;
 
 const MEDDLED: RawError =
-    RawError::Meddled("memory does not hold what this client wrote: discard these figures");
+    RawError::Meddled("memory does not hold what this client wrote, so these figures are invalid");
 
 impl Task {
     async fn prepare(&mut self, size: usize) -> Result<(), RawError> {

@@ -1,13 +1,13 @@
-//! `demo`: what it tells, as text, as JSON and as a page that a browser shows, and what it writes over.
+//! `demo`: its text, its JSON, its page in a browser, and the files that it overwrites.
 
 use crate::support::{command, farside};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The longest that a demo of few records may take, on a machine with much else to do.
+/// Timeout of a demo with few records, on a busy machine.
 const DEMO_MAX: Duration = Duration::from_secs(240);
-/// The longest that a browser may take for a page.
+/// Timeout of a browser for a page.
 const BROWSER_MAX: Duration = Duration::from_secs(60);
 
 const FABRICS: [&str; 6] = ["local", "shm", "ring", "udp", "tcp", "tls"];
@@ -16,12 +16,12 @@ fn fabrics() -> impl Iterator<Item = &'static str> {
     FABRICS.into_iter().filter(|&fabric| cfg!(feature = "tls") || fabric != "tls")
 }
 
-/// Runs a demo of few records in that folder; what it wrote to standard output.
+/// Runs a demo with few records in `folder`; returns its standard output.
 fn demo(folder: &Path, arguments: &[&str]) -> String {
     let mut command = command();
     command.current_dir(folder).args(["demo", "--records", "20000", "--seconds", "0.1"]).args(arguments);
     if let Some(path) = std::env::var_os("PATH") {
-        command.env("PATH", path); // Where rivals are.
+        command.env("PATH", path); // So that rivals are found.
     }
     let ended = assert_cmd::Command::from_std(command).timeout(DEMO_MAX).output().expect("it can be started");
     let err = String::from_utf8_lossy(&ended.stderr);
@@ -30,11 +30,11 @@ fn demo(folder: &Path, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn the_demo_shows_a_client_that_reads_on_while_the_node_is_stopped() {
+fn the_demo_shows_a_client_that_reads_from_a_stopped_node() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = demo(folder.path(), &["--no-html", "--no-rivals"]);
     let rate = |of: &str| -> f64 {
-        let line = text.lines().find(|line| line.contains(of)).expect("it is told");
+        let line = text.lines().find(|line| line.contains(of)).expect("the line is printed");
         let rate = line.split_whitespace().find_map(|word| word.parse().ok());
         rate.unwrap_or_else(|| panic!("no number: {line}"))
     };
@@ -56,15 +56,15 @@ fn the_demo_shows_a_client_that_reads_on_while_the_node_is_stopped() {
     assert_eq!(
         std::fs::read_dir(folder.path()).expect("a folder").count(),
         0,
-        "it was told to write nothing"
+        "--no-html writes no file"
     );
 }
 
 #[test]
-fn the_demos_page_has_every_figure_in_a_browser_and_what_its_json_says() {
+fn the_demos_page_shows_every_figure_and_the_numbers_of_the_json() {
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("farside-demo.html");
-    std::fs::write(&page, "").expect("room"); // Nothing is lost with it.
+    std::fs::write(&page, "").expect("written"); // The demo may overwrite an empty file.
     let told = demo(folder.path(), &["--json"]);
     let rows: Vec<serde_json::Value> =
         told.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -98,17 +98,17 @@ fn the_demos_page_has_every_figure_in_a_browser_and_what_its_json_says() {
 }
 
 #[test]
-fn the_demo_writes_over_no_file_but_its_own_pages() {
+fn the_demo_overwrites_no_file_but_its_own_pages() {
     let folder = tempfile::tempdir().expect("a folder");
     let mine = folder.path().join("mine.html");
-    std::fs::write(&mine, "<!DOCTYPE html>mine").expect("room");
+    std::fs::write(&mine, "<!DOCTYPE html>mine").expect("written");
     let to = |path: &Path| {
         let path = path.to_str().expect("UTF-8").to_owned();
         farside(["demo".into(), "--html".into(), path])
     };
-    to(&mine).refused("is there and is no page of 'farside demo': name another by --html FILE");
-    assert_eq!(std::fs::read(&mine).expect("it is there"), b"<!DOCTYPE html>mine");
-    to(&folder.path().join("absent/page.html")).refused("leave it out by --no-html");
+    to(&mine).refused("exists and is not a page of 'farside demo': name another with --html FILE");
+    assert_eq!(std::fs::read(&mine).expect("the file exists"), b"<!DOCTYPE html>mine");
+    to(&folder.path().join("absent/page.html")).refused("omit the page with --no-html");
     to(folder.path()).refused("cannot write");
     farside(["demo", "--html", "x", "--no-html"]).refused("cannot be used with");
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing was left behind");
@@ -123,23 +123,23 @@ fn found(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|program| program.is_file())
 }
 
-/// A browser shows the page: so many figures, each as large as one that can be read, within the window's width, in
-/// a picture that is not blank. Where there is no browser, says so.
+/// Checks the page in a browser: it has `figures` figures, each large enough to read and within the window's width, and
+/// its screenshot is not blank. Without a browser, prints that the check is skipped.
 fn in_a_browser(page: &Path, figures: usize) {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let Some(browser) = names.into_iter().find_map(found) else {
-        println!("no browser ({}) is on PATH: how the page looks goes untried", names.join(", "));
+        println!("no browser ({}) is on PATH: the look of the page is not tested", names.join(", "));
         return;
     };
-    let folder = page.parent().expect("a page lies in a folder");
-    // The page itself asks for no script: this copy measures it.
+    let folder = page.parent().expect("a page is in a folder");
+    // The page itself has no script: this copy has one, which measures the figures.
     let measured = folder.join("measured.html");
     let script = "<script>const told = [...document.querySelectorAll('figure svg')].map(svg => { const b = \
                   svg.getBoundingClientRect(); const drawn = svg.getBBox(); return [b.width, b.height, drawn.width, \
                   drawn.height].map(Math.round).join(' '); }); document.body.innerHTML = '<p id=told>' + \
                   told.concat(document.documentElement.scrollWidth - window.innerWidth).join(';') + '</p>';</script>";
     let html = std::fs::read_to_string(page).expect("a page");
-    std::fs::write(&measured, html.replace("</main>", &format!("</main>{script}"))).expect("room");
+    std::fs::write(&measured, html.replace("</main>", &format!("</main>{script}"))).expect("written");
     for width in [500, 1280] {
         let told = browse(
             &browser,
@@ -155,7 +155,7 @@ fn in_a_browser(page: &Path, figures: usize) {
         for figure in told {
             let extents: Vec<i32> = figure.split(' ').map(|n| n.parse().expect("a number")).collect();
             assert!(extents[0] >= 200 && extents[1] >= 60, "too small at {width}: {figure}");
-            assert!(extents[2] >= 200 && extents[3] >= 50, "next to nothing is drawn at {width}: {figure}");
+            assert!(extents[2] >= 200 && extents[3] >= 50, "almost nothing is drawn at {width}: {figure}");
         }
     }
     let picture = folder.join("page.png");
@@ -163,11 +163,11 @@ fn in_a_browser(page: &Path, figures: usize) {
     browse(&browser, folder, page, &[to, "--window-size=1280,4000".into()]);
     let png = std::fs::read(&picture).expect("a picture");
     assert!(png.starts_with(b"\x89PNG\r\n\x1a\n"));
-    // All of one colour, this many pixels are compressed to some 20 KB.
+    // A picture of this size in a single colour compresses to about 20 KB.
     assert!(png.len() > 100_000, "the picture is nearly blank: {} bytes", png.len());
 }
 
-/// What the browser wrote, which has a profile of its own and no network to ask.
+/// Runs the browser with its own profile and without a network; returns its output.
 fn browse(browser: &Path, folder: &Path, page: &Path, arguments: &[String]) -> String {
     let profile = tempfile::tempdir_in(folder).expect("a folder");
     let mut command = Command::new(browser);

@@ -1,4 +1,4 @@
-//! What a page holds, of measurements that were made up here.
+//! Tests of the page, with invented measurements.
 
 use super::super::measure::{Settings, Stopped};
 use super::*;
@@ -125,7 +125,7 @@ fn shown() -> Shown {
     }
 }
 
-/// The cells of all tables but the machine's, row by row.
+/// The cells of all tables, row by row.
 fn rows(page: &str) -> Vec<Vec<String>> {
     let lines = page.lines().filter(|line| line.starts_with("<tr>"));
     let cells = |line: &str| {
@@ -141,8 +141,8 @@ fn count(text: &str, part: &str) -> usize {
 }
 
 #[test]
-fn a_page_asks_for_nothing_and_runs_nothing() {
-    // Within a figure its parts are named so.
+fn a_page_loads_nothing_and_runs_nothing() {
+    // `url(#` refers to a part of the same figure.
     let page = page(&shown()).replace("url(#", "(#");
     assert!(page.find(MARK).is_some_and(|at| at + MARK.len() <= MARKED_WITHIN as usize));
     for absent in
@@ -153,11 +153,11 @@ fn a_page_asks_for_nothing_and_runs_nothing() {
 }
 
 #[test]
-fn what_a_machine_says_of_itself_stays_text() {
+fn text_from_the_machine_is_escaped() {
     let page = page(&shown());
     assert_eq!(count(&page, "<b>"), 0);
     let text = "&quot;&gt;&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &lt;b&gt;\u{fffd}";
-    // The processor, the kernel, a version, and who was left out.
+    // The processor, the kernel, a version, and a skipped rival.
     assert_eq!(count(&page, text), 4);
 }
 
@@ -177,7 +177,7 @@ fn every_figure_has_its_table_and_its_command() {
 }
 
 #[test]
-fn the_tables_hold_what_was_measured() {
+fn the_tables_contain_all_measurements() {
     let shown = shown();
     let rows = rows(&page(&shown));
     let has = |cells: &[&str]| {
@@ -207,15 +207,15 @@ fn the_tables_hold_what_was_measured() {
 }
 
 #[test]
-fn who_is_not_here_is_told_in_place_of_a_figure() {
+fn skipped_rivals_are_listed_instead_of_a_figure() {
     let nobody = Shown { compared: Vec::new(), ..shown() };
     let page = page(&nobody);
     assert_eq!(count(&page, "<section>"), 6);
-    assert!(page.contains("Who was left out") && !page.contains("Beside others"));
+    assert!(page.contains("Skipped rivals") && !page.contains("Comparison with rivals"));
 }
 
 #[test]
-fn a_machine_that_tells_nothing_has_a_page_as_well() {
+fn a_page_needs_no_facts_about_the_machine() {
     let machine = Machine { release: "1".into(), build: "b".into(), ..Machine::default() };
     let page = page(&Shown { machine, ..shown() });
     assert!(!page.contains("load average at the end</th>") && page.contains("<h2>The machine</h2>"));
