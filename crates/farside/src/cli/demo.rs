@@ -192,10 +192,10 @@ fn tell_runs(shown: &Shown) -> Done {
     }
     tell!("{table}");
     tell!(
-        "Workload c reads; a reads half the time and overwrites the other half, and is held to the reads' floor."
+        "Workload c reads; a is half reads and half overwrites, and is compared with the floor of reads."
     );
     tell!(
-        "local and shm are held to 'by hand', tls to tcp's floor. s/Mop are CPU seconds for a million operations."
+        "local and shm are compared with 'by hand', tls with tcp's floor. s/Mop: CPU seconds per million operations."
     );
     Ok(())
 }

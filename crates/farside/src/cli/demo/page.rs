@@ -158,7 +158,7 @@ fn load(shown: &Shown) -> Figure {
         ),
         pictures: vec![(String::new(), picture::curves(&curves, axes, &[], says))],
         table: Cells {
-            heading: vec!["fabric", "workload", "at once", "operations a second", "p50 us"],
+            heading: vec!["fabric", "workload", "in flight", "operations a second", "p50 us"],
             rows: of_runs(shown, |run| vec![whole(run.ops_per_s), two(run.latency_us.p50)]),
         },
         command: runs_again(shown),
@@ -185,7 +185,7 @@ fn latencies(shown: &Shown) -> Figure {
             .into(),
         pictures: ENDS.map(picture).into(),
         table: Cells {
-            heading: vec!["fabric", "workload", "at once", "p50 us", "p95 us", "p99 us", "p99.9 us", "max us"],
+            heading: vec!["fabric", "workload", "in flight", "p50 us", "p95 us", "p99 us", "p99.9 us", "max us"],
             rows: of_runs(shown, |run| {
                 let us = &run.latency_us;
                 [us.p50, us.p95, us.p99, us.p999, us.max].map(two).into()
@@ -214,7 +214,7 @@ fn processor_time(shown: &Shown) -> Figure {
             .into(),
         pictures: ENDS.map(picture).into(),
         table: Cells {
-            heading: vec!["fabric", "workload", "at once", "client s/Mop", "node s/Mop"],
+            heading: vec!["fabric", "workload", "in flight", "client s/Mop", "node s/Mop"],
             rows: of_runs(shown, |run| {
                 vec![two(run.cpu_s_per_mop.client), or_dash(run.cpu_s_per_mop.node)]
             }),
@@ -247,7 +247,7 @@ fn traffic(shown: &Shown) -> Figure {
             heading: vec![
                 "fabric",
                 "workload",
-                "at once",
+                "in flight",
                 "round trips",
                 "requests",
                 "bytes out",
@@ -296,7 +296,7 @@ fn floor(shown: &Shown) -> Figure {
             picture::bars(&places, &series, "share of the floor's rate", false, says),
         )],
         table: Cells {
-            heading: vec!["fabric", "workload", "at once", "operations a second", "of the floor's rate"],
+            heading: vec!["fabric", "workload", "in flight", "operations a second", "of the floor's rate"],
             rows: runs.into_iter().chain(floors).collect(),
         },
         command: format!(
@@ -350,7 +350,7 @@ fn beside_others(shown: &Shown) -> Option<Figure> {
         table: Cells {
             heading: vec![
                 "contender",
-                "at once",
+                "in flight",
                 "reads a second",
                 "least to most",
                 "p50 us",
@@ -480,7 +480,7 @@ fn ycsb_again(shown: &Shown, varied: &str, over: &[String], flags: &str) -> Stri
 fn at_once(tasks: u32) -> String {
     match tasks {
         1 => "one at a time".into(),
-        tasks => format!("{tasks} at once"),
+        tasks => format!("{tasks} in flight"),
     }
 }
 
