@@ -16,8 +16,8 @@ use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
 use farside_systems::registry::{self, Registered, usual};
 use farside_systems::system::Family;
-pub(super) use floor::{Floor, is_right};
-pub(super) use session::{Asked, Lent, NodeProcess, Rounds, Session, TURN, far};
+pub(super) use floor::{Floor, check_mismatches};
+pub(super) use session::{SessionConfig, TemporaryStore, NodeProcess, Rounds, Session, TURN, far};
 use session::{Log, Phases, SAMPLED};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -174,7 +174,7 @@ struct Ycsb {
     #[arg(long, value_name = "NAME=VALUE,...", value_parser = faults)]
     fault: Option<Faults>,
     #[command(flatten)]
-    there: There,
+    existing: ExistingNode,
     /// Print the result as one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -185,7 +185,7 @@ struct Ycsb {
 
 /// An existing node, and how to reach it.
 #[derive(clap::Args, Clone, Default)]
-pub(super) struct There {
+pub(super) struct ExistingNode {
     /// Use this node instead of starting one; the run creates its own store there, and drops it at the end
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
@@ -282,15 +282,15 @@ impl Bench {
 
 impl Ycsb {
     fn run(self) -> Done {
-        let asked = self.asked()?;
-        let duration = Duration::from_secs_f64(asked.seconds);
+        let config = self.config()?;
+        let duration = Duration::from_secs_f64(config.seconds);
         if let Some(path) = &self.hdr_log {
             files::can_be_written(path)?;
         }
-        note!("workload {}", asked.workload);
-        note!("{}", how(&asked));
-        let phases = asked.phases.clone();
-        let session = Session::start(asked)?;
+        note!("workload {}", config.workload);
+        note!("{}", how(&config));
+        let phases = config.phases.clone();
+        let session = Session::start(config)?;
         if let Phases::Load(store) = phases {
             return self.tell_load(&store, session.loaded().expect("the load phase has run"));
         }
@@ -321,7 +321,7 @@ impl Ycsb {
         }
     }
 
-    fn asked(&self) -> Result<Asked, Failure> {
+    fn config(&self) -> Result<SessionConfig, Failure> {
         let mut workload = Workload::resolve_with(&self.workload, &self.properties)?;
         let chosen = workload.chosen;
         workload.records = self.records.or(chosen.records).unwrap_or(1_000_000);
@@ -347,7 +347,7 @@ impl Ycsb {
             })?;
         }
         warn_of_unused(&workload);
-        if self.there.pool.is_some() && self.fabric == Some(FabricArg::Local) {
+        if self.existing.pool.is_some() && self.fabric == Some(FabricArg::Local) {
             return Err(Failure::Told(
                 "--fabric local runs the node in this process: omit --pool".into(),
             ));
@@ -370,9 +370,9 @@ impl Ycsb {
             })?,
             (None, None) => 512,
         };
-        let asked = Asked {
+        let config = SessionConfig {
             fabric: self.fabric,
-            there: self.there.clone(),
+            existing: self.existing.clone(),
             idle: self.idle_ms.map(Duration::from_millis),
             value_size: value_size as usize,
             items: self.items,
@@ -398,10 +398,10 @@ impl Ycsb {
                 Some((Phase::Load, store)) => Phases::Load(store),
                 Some((Phase::Run, store)) => Phases::Run(store),
             },
-            ..Asked::new(self.system, workload)
+            ..SessionConfig::new(self.system, workload)
         };
-        asked.check_items()?;
-        Ok(asked)
+        config.check_items()?;
+        Ok(config)
     }
 
     fn how_long(&self, duration: Duration) -> String {
@@ -451,10 +451,10 @@ impl Ycsb {
 }
 
 /// The effective settings besides the workload, for people.
-fn how(asked: &Asked) -> String {
-    let Asked { value_size, threads, tasks, sampled, .. } = asked;
+fn how(config: &SessionConfig) -> String {
+    let SessionConfig { value_size, threads, tasks, sampled, .. } = config;
     let plural = |count: u32| if count == 1 { "" } else { "s" };
-    let pace = match (asked.target, asked.idle) {
+    let pace = match (config.target, config.idle) {
         (Some(target), _) => format!(
             "an open loop: {target} operations a second are due, and a latency begins when its operation was due"
         ),

@@ -11,7 +11,7 @@ use super::machine::Machine;
 use super::{Done, Failure, files, value_size};
 use farside_bench::compare::rows::{self, CompareReport};
 use farside_bench::report::{FloorReport, Table, YcsbReport};
-use measure::{Settings, Shown};
+use measure::{Settings, Results};
 use serde::Serialize;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ impl Demo {
             return Err(Failure::Told(format!("--value-size {}: give 32 to 60000", self.value_size)));
         }
         let page = (!self.no_html).then_some(&*self.html);
-        page.map_or(Ok(()), is_ours_to_write)?;
+        page.map_or(Ok(()), check_may_write)?;
         let began = Instant::now();
         note!(
             "A store of {} records of {} bytes, uniformly read; one client thread.",
@@ -74,22 +74,22 @@ impl Demo {
         );
         let each = Duration::from_secs_f64(self.seconds);
         let settings = Settings { records: self.records, value_size: self.value_size, each };
-        let mut shown = settings.measure()?;
+        let mut results = settings.measure()?;
         if !self.json {
-            tell_stopped(&shown)?;
-            tell_runs(&shown)?;
+            print_stopped(&results)?;
+            print_runs(&results)?;
         }
         if !self.no_rivals {
-            shown.compare()?;
+            results.compare()?;
         }
-        shown.machine.ended();
+        results.machine.record_end_load();
         if self.json {
-            tell_rows(&shown)?;
+            print_rows(&results)?;
         } else {
-            tell_compared(&shown)?;
+            print_compared(&results)?;
         }
         if let Some(page) = page {
-            files::write(page, page::page(&shown))?;
+            files::write(page, page::page(&results))?;
         }
         let path = page.map(|page| std::path::absolute(page).unwrap_or_else(|_| page.to_owned()));
         if self.json {
@@ -107,7 +107,7 @@ impl Demo {
 }
 
 /// Checks that the page can be written to `path`: a new file, an empty one, or an earlier page of the demo.
-fn is_ours_to_write(path: &Path) -> Done {
+fn check_may_write(path: &Path) -> Done {
     let otherwise = "name another with --html FILE, or omit the page with --no-html";
     files::can_be_written(path).map_err(|failure| match failure {
         Failure::Told(reason) => {
@@ -132,8 +132,8 @@ fn is_ours_to_write(path: &Path) -> Done {
     }
 }
 
-fn tell_stopped(shown: &Shown) -> Done {
-    let stopped = &shown.stopped;
+fn print_stopped(results: &Results) -> Done {
+    let stopped = &results.stopped;
     let [before, during, after] =
         [stopped.before_ops_per_s, stopped.while_ops_per_s, stopped.after_ops_per_s].map(|rate| rate / 1e6);
     tell!("The node is process {}. A connected client reads", stopped.pid);
@@ -144,7 +144,7 @@ fn tell_stopped(shown: &Shown) -> Done {
     Ok(())
 }
 
-fn tell_runs(shown: &Shown) -> Done {
+fn print_runs(results: &Results) -> Done {
     let mut table = Table::new([
         "fabric",
         "workload",
@@ -157,7 +157,7 @@ fn tell_runs(shown: &Shown) -> Done {
         "node s/Mop",
         "of the floor's rate",
     ]);
-    for run in &shown.runs {
+    for run in &results.runs {
         table.push([
             run.fabric.clone(),
             run.workload.clone(),
@@ -168,10 +168,10 @@ fn tell_runs(shown: &Shown) -> Done {
             format!("{:.2}", run.per_op.round_trips),
             format!("{:.2}", run.cpu_s_per_mop.client),
             or_dash(run.cpu_s_per_mop.node),
-            or_dash(shown.of_floor(run)),
+            or_dash(results.of_floor(run)),
         ]);
     }
-    for floor in &shown.floors {
+    for floor in &results.floors {
         let name = match &*floor.fabric {
             "shm" => "by hand".to_owned(),
             other => format!("by hand, {other}"),
@@ -200,27 +200,27 @@ fn tell_runs(shown: &Shown) -> Done {
     Ok(())
 }
 
-fn tell_compared(shown: &Shown) -> Done {
+fn print_compared(results: &Results) -> Done {
     let way = |report: &CompareReport| (report.depth, report.cores);
-    for group in shown.compared.chunk_by(|one, next| way(one) == way(next)) {
+    for group in results.compared.chunk_by(|one, next| way(one) == way(next)) {
         tell!();
-        tell!("{}:", page::way_of(group));
+        tell!("{}:", page::setup_of(group));
         tell!("{}", rows::table(group).to_string().trim_end());
     }
-    if !shown.compared.is_empty() {
+    if !results.compared.is_empty() {
         tell!("'farside bench compare' prints more, with notes on how to read it.");
     }
-    for told in &shown.left_out {
+    for told in &results.skipped {
         tell!("Left out: {told}.");
     }
     tell!();
     Ok(())
 }
 
-fn tell_rows(shown: &Shown) -> Done {
-    let rows = [Row::Machine(&shown.machine), Row::Stopped(&shown.stopped)];
-    let rows = rows.into_iter().chain(shown.floors.iter().map(Row::Floor));
-    let rows = rows.chain(shown.runs.iter().map(Row::Ycsb)).chain(shown.compared.iter().map(Row::Compare));
+fn print_rows(results: &Results) -> Done {
+    let rows = [Row::Machine(&results.machine), Row::Stopped(&results.stopped)];
+    let rows = rows.into_iter().chain(results.floors.iter().map(Row::Floor));
+    let rows = rows.chain(results.runs.iter().map(Row::Ycsb)).chain(results.compared.iter().map(Row::Compare));
     for row in rows {
         tell!("{}", serde_json::to_string(&row)?);
     }

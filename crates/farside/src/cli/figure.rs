@@ -6,7 +6,7 @@ mod measure;
 use super::bench::FabricArg;
 use super::{Done, Failure, files};
 use clap::ValueEnum;
-use farside::figure::{FIGURES, Figure as Which, OnFabrics, Picture, draw};
+use farside::figure::{FIGURES, Figure as PaperFigure, OnFabrics, Picture, draw};
 use farside_fabrics::executor::TASKS_MAX;
 use farside_sim::hardware::Distance;
 use measure::Measure;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 pub(super) struct Figure {
     /// prism-1, prism-2, prism-3, prism-4 or synchronization-4
     #[arg(value_name = "NAME", value_parser = named)]
-    which: &'static Which,
+    which: &'static PaperFigure,
     /// sim predicts the figure; local, shm, udp, tcp, tls or ring start a node and measure it over that fabric, where
     /// only ratios are compared
     #[arg(long, value_name = "NAME", default_value = SIM, value_parser = fabric)]
@@ -61,8 +61,8 @@ enum Source {
 const SIM: &str = "sim";
 
 /// clap parser: a figure by its name.
-fn named(name: &str) -> Result<&'static Which, String> {
-    Which::named(name).ok_or_else(|| {
+fn named(name: &str) -> Result<&'static PaperFigure, String> {
+    PaperFigure::named(name).ok_or_else(|| {
         let names: Vec<&str> = FIGURES.into_iter().map(|which| which.name).collect();
         format!("unknown figure '{name}': name one of {}", names.join(", "))
     })

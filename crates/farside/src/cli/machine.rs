@@ -33,7 +33,7 @@ pub(super) struct Machine {
 
 impl Machine {
     /// Describes this machine, now.
-    pub(super) fn here() -> Machine {
+    pub(super) fn current() -> Machine {
         // An unreadable file counts as empty, so its values are omitted.
         let [cpuinfo, meminfo] =
             ["cpuinfo", "meminfo"].map(|name| read_to_string(format!("/proc/{name}")).unwrap_or_default());
@@ -54,7 +54,7 @@ impl Machine {
     }
 
     /// The machine and its load in one line, for people.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn description(&self) -> String {
         let cores = self.cores.map(|cores| {
             let kind = if self.is_virtual { " virtual" } else { "" };
             format!("{cores}{kind} core{}", if cores == 1 { "" } else { "s" })
@@ -72,7 +72,7 @@ impl Machine {
     }
 
     /// Records the load at the end.
-    pub(super) fn ended(&mut self) {
+    pub(super) fn record_end_load(&mut self) {
         self.load_at_end = load();
     }
 }

@@ -152,7 +152,7 @@ enum ChainArg {
 
 impl Perf {
     pub(super) fn run(self) -> Done {
-        self.refuse_what_is_not_here()?;
+        self.refuse_unsupported()?;
         if self.host.is_none() && self.pool.is_none() && self.fabric.is_none() {
             return self.serve();
         }
@@ -160,7 +160,7 @@ impl Perf {
         let sizes = self.sizes(request)?;
         let depth = self.depth()?;
         if self.report_gbits && self.test.is_latency() {
-            return told("--report_gbits applies to bandwidth: omit it, or name a *_bw test");
+            return refuse("--report_gbits applies to bandwidth: omit it, or name a *_bw test");
         }
         let file = self.json_file();
         let place = self.place(request)?;
@@ -179,7 +179,7 @@ impl Perf {
             };
             worker.check()?;
             bar.inc(1);
-            bar.suspend(|| report.tell(size, &row))?;
+            bar.suspend(|| report.print(size, &row))?;
         }
         bar.finish_and_clear();
         report.end()?;
@@ -188,12 +188,12 @@ impl Perf {
 
     fn serve(&self) -> Done {
         if self.token_file.is_some() {
-            return told("--token-file is for clients: name a HOST, or list the server's clients with --tokens");
+            return refuse("--token-file is for clients: name a HOST, or list the server's clients with --tokens");
         }
         if self.json {
-            return told("--json is for the measuring side: name a HOST, or omit --json");
+            return refuse("--json is for the measuring side: name a HOST, or omit --json");
         }
-        let is_said = self.size.is_some()
+        let has_client_flags = self.size.is_some()
             || self.all
             || self.iters.is_some()
             || self.duration.is_some()
@@ -202,7 +202,7 @@ impl Perf {
             || self.chain.is_some()
             || self.report_gbits
             || self.json_file().is_some();
-        if is_said {
+        if has_client_flags {
             note!(
                 "farside: the client alone decides what to measure and how to report it: such flags have no effect here"
             );
@@ -240,15 +240,15 @@ impl Perf {
     }
 
     /// Refuses flags of perftest that Farside cannot support.
-    fn refuse_what_is_not_here(&self) -> Done {
+    fn refuse_unsupported(&self) -> Done {
         if self.bidirectional {
-            return told(
+            return refuse(
                 "-b lets both sides send requests, but a node sends none: omit it, or run a second client at the same \
                  time for the other direction",
             );
         }
         if self.gid_index.is_some() {
-            return told(
+            return refuse(
                 "-x selects an address of an RDMA device, which no fabric uses: omit it; HOST is the name or address \
                  that the server's --bind selects",
             );
@@ -259,10 +259,10 @@ impl Perf {
     fn request(&self) -> Result<Request, Failure> {
         let kind = self.test.kind();
         if kind != Verb::Atomic && self.atomic_type.is_some() {
-            return told("--atomic_type applies to atomic_lat and atomic_bw: omit it, or name one of them");
+            return refuse("--atomic_type applies to atomic_lat and atomic_bw: omit it, or name one of them");
         }
         if kind != Verb::Chain && self.chain.is_some() {
-            return told("--chain applies to chain_lat and chain_bw: omit it, or name one of them");
+            return refuse("--chain applies to chain_lat and chain_bw: omit it, or name one of them");
         }
         Ok(match (kind, self.atomic_type, self.chain) {
             (Verb::Read, ..) => Request::Read,
@@ -288,14 +288,14 @@ impl Perf {
                     _ => (&[8][..], "8"),
                 };
                 if self.all {
-                    return told(&format!(
+                    return refuse(&format!(
                         "this atomic has {which} bytes and no other sizes: omit --all"
                     ));
                 }
                 let size = self.size.unwrap_or(8);
                 return match words.iter().find(|&&word| word as u64 == size) {
                     Some(&word) => Ok(vec![word]),
-                    None => told(&format!("this atomic has {which} bytes, not {size}: omit --size")),
+                    None => refuse(&format!("this atomic has {which} bytes, not {size}: omit --size")),
                 };
             }
         };
@@ -305,7 +305,7 @@ impl Perf {
         let default = if self.test.is_latency() { 2 } else { 1 << 15 };
         match self.size.unwrap_or(default) {
             size if size <= max as u64 => Ok(vec![size as usize]),
-            size => told(&format!(
+            size => refuse(&format!(
                 "{size} bytes do not fit into one request of {}, which carries {max} at most: give a smaller --size",
                 self.name()
             )),
@@ -316,7 +316,7 @@ impl Perf {
     fn depth(&self) -> Result<Option<u32>, Failure> {
         match (self.test.is_latency(), self.tx_depth) {
             (true, None) => Ok(None),
-            (true, Some(_)) => told(
+            (true, Some(_)) => refuse(
                 "a *_lat test has one request in flight: omit --tx-depth, or name a *_bw test",
             ),
             (false, depth) => Ok(Some(depth.unwrap_or(TASKS_MAX as u32))),
@@ -367,7 +367,7 @@ impl Test {
     }
 }
 
-fn told<T>(reason: &str) -> Result<T, Failure> {
+fn refuse<T>(reason: &str) -> Result<T, Failure> {
     Err(Failure::Told(reason.to_owned()))
 }
 

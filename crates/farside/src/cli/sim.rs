@@ -173,7 +173,7 @@ impl Sim {
         let Faults(faults) = &self.faults;
         if let Some(carrier) = self.carrier.filter(|_| faults.len() < Fault::ALL.len()) {
             let impossible = faults.iter().copied().find(|fault| !carrier.can_have(*fault));
-            impossible.map_or(Ok(()), |fault| Err(Failure::Told(not_there(carrier, fault))))?;
+            impossible.map_or(Ok(()), |fault| Err(Failure::Told(impossible_fault(carrier, fault))))?;
         }
         Ok(Setup {
             system: self.system,
@@ -199,7 +199,7 @@ impl Sim {
         if self.json {
             tell!("{}", json(&judged));
         } else {
-            tell!("{}", told(&judged));
+            tell!("{}", report_text(&judged));
         }
         good(u64::from(judged.is_bad()), 1)
     }
@@ -227,7 +227,7 @@ impl Sim {
         bar.finish_and_clear();
         if !self.json {
             tell!("{of} seeds of {} in {:.1} s", setup.system.name(), since.elapsed().as_secs_f64());
-            tell!("{}", totals.told(setup));
+            tell!("{}", totals.text(setup));
             for judged in &bad {
                 let reason = judged.reasons.first().map_or("", String::as_str);
                 let reason = reason.lines().next().unwrap_or_default();
@@ -320,7 +320,7 @@ impl EventFile<'_> {
 }
 
 /// Error message for a fault that cannot occur over a carrier.
-fn not_there(carrier: Carrier, fault: Fault) -> String {
+fn impossible_fault(carrier: Carrier, fault: Fault) -> String {
     let others = Carrier::ALL.into_iter().filter(|other| other.can_have(fault)).map(Carrier::name);
     format!(
         "carrier '{}' cannot have {}: omit it from --faults, or use --carrier {}",
@@ -352,7 +352,7 @@ fn good_because(property: Option<&str>) -> String {
 }
 
 /// Report of one run, for people.
-fn told(judged: &Judged) -> String {
+fn report_text(judged: &Judged) -> String {
     let mut out = Vec::new();
     if let Some(report) = &judged.report {
         let drawn = &report.drawn;
@@ -375,7 +375,7 @@ fn told(judged: &Judged) -> String {
         out.push(format!("         faults strike within: {focus}; dropped: {dropped}"));
         let mut totals = Totals::default();
         totals.add(judged);
-        out.push(totals.told(&Setup { faults: drawn.faults.clone(), ..judged.setup.clone() }));
+        out.push(totals.text(&Setup { faults: drawn.faults.clone(), ..judged.setup.clone() }));
         out.push(format!("digest   {:016x}", report.record.digest()));
     }
     out.push(match judged.verdict {
@@ -425,7 +425,7 @@ impl Totals {
         self.matrix.add(&report.matrix);
     }
 
-    fn told(&self, setup: &Setup) -> String {
+    fn text(&self, setup: &Setup) -> String {
         let Totals { operations, events, virtual_ns, accesses, torn_reads, counts, .. } = self;
         let Counts { sessions, unknown, given_up, out_of_memory, failed, conflicts, rebuilds } = counts;
         let struck = possible(setup).filter(|fault| self.struck[*fault as usize] > 0);

@@ -8,10 +8,10 @@
 
 mod cores;
 mod lanes;
+mod output;
 mod servers;
-mod telling;
 
-use super::session::Asked;
+use super::session::SessionConfig;
 use super::{Done, FabricArg, Failure, Session, fewer, seconds};
 use crate::cli::files::Folder;
 use crate::cli::machine::Machine;
@@ -28,7 +28,7 @@ use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
 use farside_systems::registry::usual;
 use farside_systems::system::Sizing;
-use lanes::{Lane, Who};
+use lanes::{Lane, Contender};
 pub(super) use servers::RivalServer;
 use servers::{Server, memcached_table};
 use std::time::Duration;
@@ -82,17 +82,17 @@ pub(in crate::cli) struct Compare {
     json: bool,
     /// Measures contenders with a server under the first placement only.
     #[arg(skip)]
-    is_short: bool,
+    is_brief: bool,
 }
 
 /// Outcome of a comparison.
 #[derive(Default)]
-pub(in crate::cli) struct Compared {
+pub(in crate::cli) struct Comparison {
     pub(in crate::cli) reports: Vec<CompareReport>,
     /// The contenders, each with its release.
     pub(in crate::cli) versions: Vec<String>,
     /// Skipped rivals, each with the reason and the remedy.
-    pub(in crate::cli) left_out: Vec<String>,
+    pub(in crate::cli) skipped: Vec<String>,
     /// Cores of servers and clients, and the distance between them.
     pub(in crate::cli) cores: String,
     /// Time of a cache line from one of these cores to the other, in nanoseconds.
@@ -122,15 +122,15 @@ const BESIDES_RECORDS: u64 = 128 << 20;
 
 impl Compare {
     pub(super) fn run(self) -> Done {
-        let mut machine = Machine::here();
-        let compared = self.compared()?;
-        machine.ended();
+        let mut machine = Machine::current();
+        let comparison = self.measure()?;
+        machine.record_end_load();
         if self.json {
-            for report in &compared.reports {
+            for report in &comparison.reports {
                 let mut object = serde_json::to_value(report)?;
                 object["turn_seconds"] = self.seconds.into();
                 object["table_items"] = self.items().into();
-                object["distance_ns"] = serde_json::to_value(compared.distance_ns)?;
+                object["distance_ns"] = serde_json::to_value(comparison.distance_ns)?;
                 object["machine"] = serde_json::to_value(&machine)?;
                 tell!("{object}");
             }
@@ -144,15 +144,15 @@ impl Compare {
             self.rounds,
             if self.rounds == 1 { "" } else { "s" },
             self.seconds,
-            compared.cores
+            comparison.cores
         );
-        tell!("{}.", compared.versions.join("; "));
-        tell!("{}.", machine.told());
-        telling::tell_tables(&compared.reports)?;
-        let tables = telling::told_tables(&compared.reports, self.records, self.items());
-        telling::tell_caveats(
-            &compared.reports,
-            compared.benchmarked,
+        tell!("{}.", comparison.versions.join("; "));
+        tell!("{}.", machine.description());
+        output::print_tables(&comparison.reports)?;
+        let tables = output::table_sizes(&comparison.reports, self.records, self.items());
+        output::print_notes(
+            &comparison.reports,
+            comparison.benchmarked,
             tables,
             Cores::of_this_process()?.count(),
         )
@@ -161,12 +161,12 @@ impl Compare {
     /// Compares Farside with all installed rivals: one client thread reads uniformly, with one operation in flight and
     /// with 64. A server has its own core, if there are two, and the client polls. Rivals that are missing, or for
     /// which there is not enough memory, are skipped.
-    pub(in crate::cli) fn in_short(
+    pub(in crate::cli) fn brief(
         records: u64,
         value_size: u32,
         rounds: u32,
         turn: Duration,
-    ) -> Result<Compared, Failure> {
+    ) -> Result<Comparison, Failure> {
         let compare = Compare {
             rivals: None,
             fabrics: vec![FabricArg::Udp, FabricArg::Tcp, FabricArg::Ring, FabricArg::Shm],
@@ -180,18 +180,18 @@ impl Compare {
             rounds,
             seconds: turn.as_secs_f64(),
             json: false,
-            is_short: true,
+            is_brief: true,
         };
         let found = compare.find()?;
-        let left_out = match compare.check_memory(&found) {
-            _ if found.is_nobody() => found.left_out,
+        let skipped = match compare.check_memory(&found) {
+            _ if found.is_empty() => found.skipped,
             Err(Failure::Told(reason)) => vec![format!("the rivals: {reason}")],
-            _ => return compare.compared(),
+            _ => return compare.measure(),
         };
-        Ok(Compared { left_out, ..Compared::default() })
+        Ok(Comparison { skipped, ..Comparison::default() })
     }
 
-    fn compared(&self) -> Result<Compared, Failure> {
+    fn measure(&self) -> Result<Comparison, Failure> {
         let turn = seconds(self.seconds)?;
         if self.value_size > VALUE_MAX {
             return Err(Failure::Told(format!(
@@ -207,11 +207,11 @@ impl Compare {
         }
         let workload = self.workload()?;
         compare::check(&workload).map_err(Failure::Told)?;
-        let asked = self.asked(&workload);
-        asked.check_items()?;
+        let config = self.config(&workload);
+        config.check_items()?;
         let cores = Cores::of_this_process()?;
         let found = self.find()?;
-        if found.is_nobody() {
+        if found.is_empty() {
             return Err(Failure::Told(
                 "no rival is available: install redis-server and memcached, for example with 'apt-get install \
                  redis-server memcached'"
@@ -220,38 +220,38 @@ impl Compare {
         }
         self.check_memory(&found)?;
         warn_of_unused(&workload);
-        found.left_out.iter().for_each(|told| note!("farside: {told}; skipped"));
+        found.skipped.iter().for_each(|told| note!("farside: {told}; skipped"));
         note!("workload {workload}; values of {} bytes", self.value_size);
         let folder = Folder::make("compare").map_err(Failure::Told)?;
-        let left_out = found.left_out.clone();
-        let contenders = self.start(asked, found, &folder)?;
+        let skipped = found.skipped.clone();
+        let contenders = self.start(config, found, &folder)?;
         let mut lanes = self.lanes(&contenders, &cores);
         let run = contenders.run();
         let threads_max = lanes.iter().map(|lane| lane.way.threads).max().unwrap_or(0);
         let mut threads: Vec<Thread> = (0..threads_max).map(|thread| run.thread(thread)).collect();
-        let field = lanes::Field { contenders: &contenders, cores: &cores, length: turn };
+        let runner = lanes::TurnRunner { contenders: &contenders, cores: &cores, length: turn };
         note!("finding the fastest number of batches for each rival ...");
         for lane in &mut lanes {
-            field.choose_shape(lane, &mut threads)?;
+            runner.choose_shape(lane, &mut threads)?;
         }
         let bar = progress("measuring in turn", u64::from(self.rounds) * lanes.len() as u64, false);
         let mut distances_ns = Vec::new();
         for _ in 0..self.rounds {
             for lane in &mut lanes {
                 distances_ns.extend(cores.distance_ns()?);
-                field.take_turn(lane, &mut threads)?;
+                runner.take_turn(lane, &mut threads)?;
                 bar.inc(1);
             }
             lanes::rate_round(&mut lanes);
         }
         bar.finish_and_clear();
         let distance_ns = Spread::of(&distances_ns);
-        let told_distance = distance_ns.as_ref().map(cores::told_distance);
-        Ok(Compared {
+        let distance_text = distance_ns.as_ref().map(cores::describe_distance);
+        Ok(Comparison {
             reports: lanes.iter().map(|lane| self.report(&workload, &contenders, lane)).collect(),
-            versions: Who::versions(&contenders),
-            left_out,
-            cores: [Some(cores.told()), told_distance].into_iter().flatten().collect::<Vec<_>>().join("; "),
+            versions: Contender::versions(&contenders),
+            skipped,
+            cores: [Some(cores.description()), distance_text].into_iter().flatten().collect::<Vec<_>>().join("; "),
             distance_ns,
             benchmarked: contenders.benchmark.as_ref().map(|(_, records)| *records),
         })
@@ -264,14 +264,14 @@ impl Compare {
     }
 
     /// The plan of Farside's measurement.
-    fn asked(&self, workload: &Workload) -> Asked {
-        Asked {
+    fn config(&self, workload: &Workload) -> SessionConfig {
+        SessionConfig {
             fabric: Some(FabricArg::Shm),
             value_size: self.value_size as usize,
             items: Some(self.items()),
             threads: self.threads,
             tasks: self.depth,
-            ..Asked::new(usual(), workload.clone())
+            ..SessionConfig::new(usual(), workload.clone())
         }
     }
 
@@ -301,11 +301,11 @@ struct Found {
     memcached: Option<std::path::PathBuf>,
     lmdb: bool,
     /// Skipped rivals, each with the reason and the remedy.
-    left_out: Vec<String>,
+    skipped: Vec<String>,
 }
 
 impl Found {
-    fn is_nobody(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.redis.is_none() && self.memcached.is_none() && !self.lmdb
     }
 }
@@ -340,7 +340,7 @@ impl Compare {
     fn find(&self) -> Result<Found, Failure> {
         let is_named = |rival| self.rivals.as_ref().is_some_and(|named| named.contains(&rival));
         let is_wanted = |rival| self.rivals.is_none() || is_named(rival);
-        let mut left_out = Vec::new();
+        let mut skipped = Vec::new();
         let mut server = |rival, program: &str, package: &str| {
             let found = is_wanted(rival).then(|| config::program(program)).flatten();
             if found.is_none() && is_wanted(rival) {
@@ -348,7 +348,7 @@ impl Compare {
                     format!("{program} is not on PATH: install it, for example with 'apt-get install {package}'");
                 match is_named(rival) {
                     true => return Err(Failure::Told(format!("{told}, or omit it from --rivals"))),
-                    false => left_out.push(told),
+                    false => skipped.push(told),
                 }
             }
             Ok(found)
@@ -360,10 +360,10 @@ impl Compare {
             let told = "this farside was built without LMDB: build it with the feature 'lmdb', which is on by default";
             match is_named(Rival::Lmdb) {
                 true => return Err(Failure::Told(format!("{told}, or omit it from --rivals"))),
-                false => left_out.push(told.into()),
+                false => skipped.push(told.into()),
             }
         }
-        Ok(Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in, left_out })
+        Ok(Found { redis, memcached, lmdb: is_wanted(Rival::Lmdb) && is_built_in, skipped })
     }
 
     /// Bytes of memory for a rival's records.
@@ -381,7 +381,7 @@ impl Compare {
     }
 
     /// Starts all contenders and loads their records.
-    fn start(&self, asked: Asked, found: Found, folder: &Folder) -> Result<Contenders, Failure> {
+    fn start(&self, config: SessionConfig, found: Found, folder: &Folder) -> Result<Contenders, Failure> {
         note!(
             "farside: a node, reached over {}",
             self.fabrics.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
@@ -392,10 +392,10 @@ impl Compare {
                 by.push(fabric);
             }
         }
-        let reads_only = asked.workload.mix.share(farside_bench::workload::Operation::Read) == 1.0;
-        let session = Session::start_also_by(asked, &by)?;
+        let reads_only = config.workload.mix.share(farside_bench::workload::Operation::Read) == 1.0;
+        let session = Session::start_serving(config, &by)?;
         by.extend(self.fabrics.contains(&FabricArg::Shm).then_some(FabricArg::Shm));
-        let pools = by.into_iter().map(|fabric| Ok((fabric, session.pool_by(fabric)?)));
+        let pools = by.into_iter().map(|fabric| Ok((fabric, session.pool_over(fabric)?)));
         let pools = pools.collect::<Result<Vec<_>, Failure>>()?;
         let redis = match &found.redis {
             Some(program) => {
@@ -416,7 +416,7 @@ impl Compare {
             None => None,
         };
         let benchmark = match (&redis, config::program("redis-benchmark")) {
-            (Some(server), Some(program)) if reads_only && !self.is_short => {
+            (Some(server), Some(program)) if reads_only && !self.is_brief => {
                 let records = self.records.min(BENCHMARKED_MAX);
                 self.load::<OfBenchmark>(&server.address, "redis", records)?;
                 Some((program, records))
@@ -465,38 +465,38 @@ impl Compare {
         let two = [(Cores::Two, Client::Looks), (Cores::Two, Client::Sleeps)];
         let served = two.into_iter().filter(|_| cores.count() > 1).chain([(Cores::One, Client::Sleeps)]);
         let mut lanes = Vec::new();
-        for served in served.take(if self.is_short { 1 } else { usize::MAX }) {
+        for served in served.take(if self.is_brief { 1 } else { usize::MAX }) {
             for depth in self.depths() {
                 let way = Way { depth, threads: self.threads, served: Some(served) };
-                let mut add = |who| lanes.push(Lane::new(who, way));
+                let mut add = |contender| lanes.push(Lane::new(contender, way));
                 if contenders.redis.is_some() {
                     for unix in [false, true] {
-                        add(Who::Redis { mget: false, unix });
+                        add(Contender::Redis { mget: false, unix });
                         if depth > 1 {
-                            add(Who::Redis { mget: true, unix });
+                            add(Contender::Redis { mget: true, unix });
                         }
                     }
                     let is_its_way = depth > 1 && served.1 == Client::Sleeps;
                     let is_apart = served.0 == Cores::Two || cores.count() == 1;
                     if contenders.benchmark.is_some() && is_its_way && is_apart {
-                        add(Who::RedisBenchmark);
+                        add(Contender::RedisBenchmark);
                     }
                 }
                 if contenders.memcached.is_some() {
-                    add(Who::Memcached);
+                    add(Contender::Memcached);
                 }
                 for &(fabric, _) in contenders.pools.iter().filter(|(fabric, _)| *fabric != FabricArg::Shm) {
-                    add(Who::Farside(fabric));
+                    add(Contender::Farside(fabric));
                 }
             }
         }
         for (depth, threads) in self.unserved(cores.count() as u32) {
             let way = Way { depth, threads, served: None };
             if contenders.has_lmdb() {
-                lanes.push(Lane::new(Who::Lmdb, way));
+                lanes.push(Lane::new(Contender::Lmdb, way));
             }
             if contenders.pools.iter().any(|(fabric, _)| *fabric == FabricArg::Shm) {
-                lanes.push(Lane::new(Who::Farside(FabricArg::Shm), way));
+                lanes.push(Lane::new(Contender::Farside(FabricArg::Shm), way));
             }
         }
         lanes
@@ -510,18 +510,18 @@ impl Compare {
     /// Pairs of operations in flight per thread and number of threads, for contenders without a server: the same as
     /// with a server, and once more on all cores, since no server needs one.
     fn unserved(&self, cores: u32) -> Vec<(u32, u32)> {
-        let shared = (self.threads == 1 && !self.is_short && cores > 1 && self.depth >= cores)
+        let shared = (self.threads == 1 && !self.is_brief && cores > 1 && self.depth >= cores)
             .then(|| (self.depth / cores, cores));
         shared.into_iter().chain(self.depths().map(|depth| (depth, self.threads))).collect()
     }
 
     fn report(&self, workload: &Workload, contenders: &Contenders, lane: &Lane) -> CompareReport {
         let (cores, client) = lane.way.served.unzip();
-        let is_cross_check = lane.who == Who::RedisBenchmark;
+        let is_cross_check = lane.contender == Contender::RedisBenchmark;
         let measured = &lane.measured;
         CompareReport {
-            contender: lane.who.name(),
-            version: lane.who.version(contenders),
+            contender: lane.contender.name(),
+            version: lane.contender.version(contenders),
             workload: workload.name.clone(),
             distribution: workload.distribution.name().into(),
             records: match &contenders.benchmark {

@@ -21,7 +21,7 @@ pub(in crate::cli) struct Floor {
     #[arg(long, value_enum, default_value_t = FloorFabric::Shm)]
     fabric: FloorFabric,
     #[command(flatten)]
-    asked: Asked,
+    args: EchoArgs,
     /// Measured seconds
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     seconds: f64,
@@ -40,7 +40,7 @@ pub(in crate::cli) struct Floor {
 
 /// Options that the server needs too.
 #[derive(clap::Args)]
-struct Asked {
+struct EchoArgs {
     /// Records in the table
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
@@ -68,7 +68,7 @@ pub(super) struct FloorServer {
     #[arg(long, value_enum)]
     fabric: FloorFabric,
     #[command(flatten)]
-    asked: Asked,
+    args: EchoArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -92,19 +92,19 @@ impl Floor {
     pub(super) fn run(self) -> Done {
         let duration = seconds(self.seconds)?;
         let (report, mismatches) = match self.fabric.medium() {
-            Some(medium) => self.echo(&self.asked.echo(medium), duration)?,
-            None => self.alone(duration)?,
+            Some(medium) => self.echo(&self.args.echo(medium), duration)?,
+            None => self.measure_fetches(duration)?,
         };
         if self.json {
             tell!("{}", serde_json::to_string(&report)?);
         } else {
             tell!("{}", floor_table(&[report]));
         }
-        is_right(mismatches)
+        check_mismatches(mismatches)
     }
 
     /// Returns the report of `bench floor --fabric FABRIC --tasks K` for a fabric that sends messages; none for others.
-    pub(in crate::cli) fn of_messages(
+    pub(in crate::cli) fn measure_messages(
         fabric: FabricArg,
         records: u64,
         value_size: u32,
@@ -117,17 +117,17 @@ impl Floor {
             FabricArg::Tcp => FloorFabric::Tcp,
             _ => return Ok(None),
         };
-        let asked = Asked { records, value_size, tasks, collision_free: false, bare: false, blocking: false };
+        let args = EchoArgs { records, value_size, tasks, collision_free: false, bare: false, blocking: false };
         let seconds = duration.as_secs_f64();
-        let floor = Floor { fabric, asked, seconds, idle_ms: None, rounds: 1, json: false };
+        let floor = Floor { fabric, args, seconds, idle_ms: None, rounds: 1, json: false };
         let medium = fabric.medium().expect("these send messages");
-        let (report, mismatches) = floor.echo(&floor.asked.echo(medium), duration)?;
-        is_right(mismatches)?;
+        let (report, mismatches) = floor.echo(&floor.args.echo(medium), duration)?;
+        check_mismatches(mismatches)?;
         Ok(Some(report))
     }
 
-    fn alone(&self, duration: Duration) -> Result<(FloorReport, u64), Failure> {
-        for (flag, is_given) in [("--bare", self.asked.bare), ("--blocking", self.asked.blocking)] {
+    fn measure_fetches(&self, duration: Duration) -> Result<(FloorReport, u64), Failure> {
+        for (flag, is_given) in [("--bare", self.args.bare), ("--blocking", self.args.blocking)] {
             if is_given {
                 return Err(Failure::Told(format!(
                     "{flag} has no meaning for {}, which sends no messages: omit it, or name --fabric ring, udp or tcp",
@@ -135,17 +135,17 @@ impl Floor {
                 )));
             }
         }
-        self.asked.check_memory()?;
-        let tasks = self.asked.tasks as usize;
-        let floor = farside_bench::floor::Floor::build(self.asked.layout())?;
+        self.args.check_memory()?;
+        let tasks = self.args.tasks as usize;
+        let floor = farside_bench::floor::Floor::build(self.args.layout())?;
         let measured = floor.measure(tasks, duration)?;
         Ok((FloorReport::new(self.fabric.name(), tasks, &measured), measured.mismatches))
     }
 
     fn echo(&self, echo: &Echo, duration: Duration) -> Result<(FloorReport, u64), Failure> {
         let (mut client, far) = echo.open()?;
-        self.asked.check_memory()?;
-        let server = Server::start(self.fabric, &self.asked, far)?;
+        self.args.check_memory()?;
+        let server = Server::start(self.fabric, &self.args, far)?;
         let before = (own_cpu_time()?, server.cpu_time()?);
         let echoed = self.measure(&mut client, duration)?;
         let per_mop = |after: Duration, before: Duration| {
@@ -168,7 +168,7 @@ impl Floor {
 }
 
 /// Fails if a fetch returned the item of another key.
-pub(in crate::cli) fn is_right(mismatches: u64) -> Done {
+pub(in crate::cli) fn check_mismatches(mismatches: u64) -> Done {
     match mismatches {
         0 => Ok(()),
         wrong => Err(Failure::Told(format!(
@@ -178,7 +178,7 @@ pub(in crate::cli) fn is_right(mismatches: u64) -> Done {
     }
 }
 
-impl Asked {
+impl EchoArgs {
     fn check_memory(&self) -> Done {
         if self.bare {
             return Ok(());
@@ -254,7 +254,7 @@ impl FloorServer {
             )));
         };
         let far = std::io::stdin().as_fd().try_clone_to_owned()?;
-        self.asked.echo(medium).serve(far, |page_size| {
+        self.args.echo(medium).serve(far, |page_size| {
             use std::io::Write;
             writeln!(std::io::stdout(), "{page_size}")
         })?;
@@ -270,10 +270,10 @@ struct Server {
 
 impl Server {
     /// Starts a server on the channel `far` and waits until it has filled its memory.
-    fn start(fabric: FloorFabric, asked: &Asked, far: OwnedFd) -> Result<Server, Failure> {
+    fn start(fabric: FloorFabric, args: &EchoArgs, far: OwnedFd) -> Result<Server, Failure> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["bench", "floor-server", "--fabric", fabric.name()])
-            .args(asked.arguments())
+            .args(args.arguments())
             .stdin(far)
             .stdout(Stdio::piped())
             .spawn()?;

@@ -1,20 +1,20 @@
 //! A loaded store under measurement, on a node that the session starts or on an existing one.
 
-mod asked;
-mod lent;
+mod config;
+mod temporary;
 mod node;
 mod outcome;
 mod pace;
 mod rounds;
 
-pub(in crate::cli) use asked::{Asked, Log, Phases, SAMPLED};
-pub(in crate::cli) use lent::Lent;
+pub(in crate::cli) use config::{SessionConfig, Log, Phases, SAMPLED};
+pub(in crate::cli) use temporary::TemporaryStore;
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
 
 use super::FabricArg;
 use crate::cli::{Failure, check_available, files, progress};
-use asked::quota;
+use config::quota;
 use farside::parts::{AnyKv, Endpoint};
 use farside::{NewStore, Pool};
 use farside_bench::driver::{Interval, Work};
@@ -33,7 +33,7 @@ use farside_systems::kv::{Kv, KvError};
 use farside_systems::system::Options;
 use farside_systems::with_kv;
 use node::reach;
-use outcome::{Ended, Sampled, difference};
+use outcome::{Outcome, Sampled, difference};
 use pace::{Pace, Start, Step};
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -45,13 +45,13 @@ use std::time::{Duration, Instant};
 
 /// A loaded store, and how to measure it.
 pub(in crate::cli) struct Session {
-    asked: Asked,
+    config: SessionConfig,
     store: String,
     pool: Pool,
     run: Run,
     load: Option<LoadReport>,
     /// The store to drop, on a node that outlives this session.
-    lent: Option<Lent>,
+    temporary: Option<TemporaryStore>,
     /// The node's memory. It stays mapped between clients, so that pages are faulted in once, as in any program that
     /// stays connected.
     _memory: Option<Arc<Mapping>>,
@@ -70,62 +70,62 @@ const COUNT_MAX: Duration = Duration::from_millis(500);
 
 impl Session {
     /// Starts a node unless one is named, creates a store, and loads it.
-    pub(in crate::cli) fn start(asked: Asked) -> Result<Session, Failure> {
-        let mut sessions = Session::start_all(vec![asked])?;
+    pub(in crate::cli) fn start(config: SessionConfig) -> Result<Session, Failure> {
+        let mut sessions = Session::start_all(vec![config])?;
         Ok(sessions.pop().expect("there is one session for each plan"))
     }
 
-    /// Like [`Session::start`]; the node also serves the fabrics `also` ([`Session::pool_by`]).
-    pub(in crate::cli) fn start_also_by(asked: Asked, also: &[FabricArg]) -> Result<Session, Failure> {
-        let mut sessions = Session::start_all_by(vec![asked], also)?;
+    /// Like [`Session::start`]; the node also serves the fabrics `also` ([`Session::pool_over`]).
+    pub(in crate::cli) fn start_serving(config: SessionConfig, also: &[FabricArg]) -> Result<Session, Failure> {
+        let mut sessions = Session::start_all_serving(vec![config], also)?;
         Ok(sessions.pop().expect("there is one session for each plan"))
     }
 
     /// Starts one node for all sessions unless one is named, creates a store for each, and loads it. The plans differ
     /// in the system and its workload only.
-    pub(in crate::cli) fn start_all(all: Vec<Asked>) -> Result<Vec<Session>, Failure> {
-        Session::start_all_by(all, &[])
+    pub(in crate::cli) fn start_all(all: Vec<SessionConfig>) -> Result<Vec<Session>, Failure> {
+        Session::start_all_serving(all, &[])
     }
 
-    fn start_all_by(all: Vec<Asked>, also: &[FabricArg]) -> Result<Vec<Session>, Failure> {
+    fn start_all_serving(all: Vec<SessionConfig>, also: &[FabricArg]) -> Result<Vec<Session>, Failure> {
         let quotas = all.iter().map(quota).collect::<Result<Vec<u64>, Failure>>()?;
         let quota: u64 = quotas.iter().sum();
         let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
         let first = all.first().expect("there is at least one plan");
-        if first.there.pool.is_none() {
+        if first.existing.pool.is_none() {
             check_available(memory, &first.remedy())?;
         }
-        let runs = all.iter().map(Asked::planned).collect::<Result<Vec<Run>, Failure>>()?;
+        let runs = all.iter().map(SessionConfig::planned).collect::<Result<Vec<Run>, Failure>>()?;
         let (pool, node) = reach(first, memory, also)?;
         let sessions = all.into_iter().zip(runs).zip(quotas);
-        sessions.map(|((asked, run), quota)| Session::on(&pool, node.clone(), asked, run, quota)).collect()
+        sessions.map(|((config, run), quota)| Session::on(&pool, node.clone(), config, run, quota)).collect()
     }
 
     fn on(
         pool: &Pool,
         node: Option<Arc<NodeProcess>>,
-        asked: Asked,
+        config: SessionConfig,
         run: Run,
         quota: u64,
     ) -> Result<Session, Failure> {
-        let store = match &asked.phases {
-            Phases::Both => format!("ycsb-{}-{}", asked.system.kind, std::process::id()),
+        let store = match &config.phases {
+            Phases::Both => format!("ycsb-{}-{}", config.system.kind, std::process::id()),
             Phases::Load(name) | Phases::Run(name) => name.clone(),
         };
         let new = NewStore {
-            items: Some(asked.items()),
-            collision_free: asked.collision_free,
-            kind: asked.system.kind.into(),
+            items: Some(config.items()),
+            collision_free: config.collision_free,
+            kind: config.system.kind.into(),
             ..NewStore::prism_kv(&store, quota)
         };
-        let lent = match (&asked.there.pool, &asked.phases) {
+        let temporary = match (&config.existing.pool, &config.phases) {
             (_, Phases::Run(_)) => {
-                check_is_loaded(pool, &asked, &store)?;
+                check_is_loaded(pool, &config, &store)?;
                 None
             }
             (Some(_), _) => {
-                let remedy = format!("{}; or omit --pool, to start a node for the run", asked.remedy());
-                Some(Lent::make(pool, &new, &remedy)?)
+                let remedy = format!("{}; or omit --pool, to start a node for the run", config.remedy());
+                Some(TemporaryStore::make(pool, &new, &remedy)?)
             }
             (None, _) => {
                 pool.create_store(&new)?;
@@ -133,20 +133,20 @@ impl Session {
             }
         };
         // Only now, so that no fault hits the creation of the store.
-        let pool = match &asked.faults {
+        let pool = match &config.faults {
             Some(faults) => pool.clone().with_faults(faults.clone())?,
             None => pool.clone(),
         };
         let memory = pool.endpoint_here()?.memory().map(Arc::clone);
         let sampled = OnceLock::new();
         let mut session =
-            Session { asked, store, pool, run, load: None, lent, _memory: memory, node, sampled };
-        session.load = match session.asked.phases {
+            Session { config, store, pool, run, load: None, temporary, _memory: memory, node, sampled };
+        session.load = match session.config.phases {
             Phases::Run(_) => None,
             Phases::Both | Phases::Load(_) => Some(session.load()?),
         };
-        if let (Phases::Load(_), Some(lent)) = (&session.asked.phases, &session.lent) {
-            lent.keep();
+        if let (Phases::Load(_), Some(temporary)) = (&session.config.phases, &session.temporary) {
+            temporary.keep();
         }
         Ok(session)
     }
@@ -156,13 +156,13 @@ impl Session {
     ///
     /// # Errors
     /// The node does not serve that fabric, or is gone.
-    pub(in crate::cli) fn by(&self, fabric: FabricArg, workload: Workload) -> Result<Session, Failure> {
+    pub(in crate::cli) fn over(&self, fabric: FabricArg, workload: Workload) -> Result<Session, Failure> {
         let pool = match &self.node {
             Some(node) => node.pool(fabric)?,
             None => self.pool.clone(),
         };
-        let asked = Asked { fabric: Some(fabric), workload, ..self.asked.clone() };
-        self.alike(asked, pool, OnceLock::new())
+        let config = SessionConfig { fabric: Some(fabric), workload, ..self.config.clone() };
+        self.with_config(config, pool, OnceLock::new())
     }
 
     /// Returns a session for the same store with `tasks` operations in flight, at most as many as the store was created
@@ -171,19 +171,19 @@ impl Session {
     /// # Errors
     /// The node is gone.
     pub(in crate::cli) fn with_tasks(&self, tasks: u32) -> Result<Session, Failure> {
-        let asked = Asked { tasks, ..self.asked.clone() };
-        self.alike(asked, self.pool.clone(), self.sampled.clone())
+        let config = SessionConfig { tasks, ..self.config.clone() };
+        self.with_config(config, self.pool.clone(), self.sampled.clone())
     }
 
-    fn alike(&self, asked: Asked, pool: Pool, sampled: OnceLock<Sampled>) -> Result<Session, Failure> {
+    fn with_config(&self, config: SessionConfig, pool: Pool, sampled: OnceLock<Sampled>) -> Result<Session, Failure> {
         let memory = pool.endpoint_here()?.memory().map(Arc::clone);
         Ok(Session {
-            run: asked.planned()?,
-            asked,
+            run: config.planned()?,
+            config,
             store: self.store.clone(),
             pool,
             load: self.load,
-            lent: None,
+            temporary: None,
             _memory: memory,
             node: self.node.clone(),
             sampled,
@@ -199,7 +199,7 @@ impl Session {
     ///
     /// # Errors
     /// The node does not serve that fabric, or is gone; or none was started.
-    pub(in crate::cli) fn pool_by(&self, fabric: FabricArg) -> Result<Pool, Failure> {
+    pub(in crate::cli) fn pool_over(&self, fabric: FabricArg) -> Result<Pool, Failure> {
         let node = self.node.as_ref().ok_or_else(|| Failure::Told("no node was started".into()))?;
         node.pool(fabric)
     }
@@ -216,8 +216,8 @@ impl Session {
 
     fn load(&self) -> Result<LoadReport, Failure> {
         let began = Instant::now();
-        let bar = progress("loading records", self.asked.workload.records, self.asked.quiet);
-        let threads = self.asked.threads;
+        let bar = progress("loading records", self.config.workload.records, self.config.quiet);
+        let threads = self.config.threads;
         let tasks = u64::from(threads * LOADERS);
         let (told, bars) = mpsc::channel();
         let latencies = std::thread::scope(|scope| {
@@ -235,7 +235,7 @@ impl Session {
             })
         })?;
         bar.finish_and_clear();
-        let (records, seconds) = (self.asked.workload.records, began.elapsed().as_secs_f64());
+        let (records, seconds) = (self.config.workload.records, began.elapsed().as_secs_f64());
         let latency_us = LatencyUs::from(&latencies);
         Ok(LoadReport { records, seconds, ops_per_s: records as f64 / seconds, latency_us })
     }
@@ -276,7 +276,7 @@ impl Session {
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
-        let options = Options { slot_cache: self.asked.slot_cache };
+        let options = Options { slot_cache: self.config.slot_cache };
         Ok(block_on(fabric, AnyKv::open(Rc::clone(fabric), NodeId(0), &self.store, &options))?)
     }
 
@@ -294,7 +294,7 @@ impl Session {
                 self.sampled.get_or_init(|| sampled)
             }
         };
-        let ended = match &self.asked.log {
+        let ended = match &self.config.log {
             None => self.repeat(duration, None)?,
             Some(log) => self.repeat_logged(duration, log)?,
         };
@@ -302,13 +302,13 @@ impl Session {
     }
 
     /// Like [`repeat`](Session::repeat), with a thread that writes the latencies to the log.
-    fn repeat_logged(&self, duration: Duration, log: &Log) -> Result<Vec<Ended>, Failure> {
+    fn repeat_logged(&self, duration: Duration, log: &Log) -> Result<Vec<Outcome>, Failure> {
         let unwritable = |error: io::Error| files::unwritable(&log.path, &error);
         // Line-buffered: an interrupted run keeps the lines written so far.
         let mut file = io::LineWriter::new(std::fs::File::create(&log.path).map_err(unwritable)?);
         let (sender, intervals) = mpsc::channel();
         let cut = Cut { since: Instant::now(), every: log.every, to: sender };
-        let told = format!("[farside bench ycsb, workload {}]", self.asked.workload);
+        let told = format!("[farside bench ycsb, workload {}]", self.config.workload);
         std::thread::scope(|scope| {
             let writer = scope.spawn(move || {
                 let mut serializer = V2DeflateSerializer::new();
@@ -327,15 +327,15 @@ impl Session {
     }
 
     /// Returns the outcome of each repeat.
-    fn repeat(&self, duration: Duration, cut: Option<&Cut>) -> Result<Vec<Ended>, Failure> {
-        (0..self.asked.repeats).map(|_| self.measure_once(duration, cut)).collect()
+    fn repeat(&self, duration: Duration, cut: Option<&Cut>) -> Result<Vec<Outcome>, Failure> {
+        (0..self.config.repeats).map(|_| self.measure_once(duration, cut)).collect()
     }
 
-    fn measure_once(&self, duration: Duration, cut: Option<&Cut>) -> Result<Ended, Failure> {
+    fn measure_once(&self, duration: Duration, cut: Option<&Cut>) -> Result<Outcome, Failure> {
         self.run.resume();
         let (sender, events) = mpsc::channel();
         std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..self.asked.threads)
+            let clients: Vec<_> = (0..self.config.threads)
                 .map(|thread| {
                     let (sender, cut) = (sender.clone(), cut.cloned());
                     scope.spawn(move || {
@@ -347,7 +347,7 @@ impl Session {
                 .collect();
             drop(sender);
             self.conduct(&events, duration, clients.len());
-            let mut ended = Ended::default();
+            let mut ended = Outcome::default();
             for client in clients {
                 ended.add(client.join().expect("a client reports its errors")?);
             }
@@ -360,7 +360,7 @@ impl Session {
         const TICK: Duration = Duration::from_millis(100);
         // An error means that all clients have ended; each client returns its own error.
         (0..clients).for_each(|_| events.recv().unwrap_or(()));
-        let quiet = self.asked.quiet || !io::stderr().is_terminal() || self.asked.operations.is_some();
+        let quiet = self.config.quiet || !io::stderr().is_terminal() || self.config.operations.is_some();
         let bar = progress("measuring, tenths of seconds", (duration.as_secs_f64() * 10.0) as u64, quiet);
         let (since, until) = (Instant::now(), Instant::now() + duration);
         loop {
@@ -375,9 +375,9 @@ impl Session {
         self.run.stop();
     }
 
-    fn client(&self, thread: u32, warm: &mpsc::Sender<()>, cut: Option<Cut>) -> Result<Ended, Failure> {
+    fn client(&self, thread: u32, warm: &mpsc::Sender<()>, cut: Option<Cut>) -> Result<Outcome, Failure> {
         let endpoint = Rc::new(self.pool.endpoint_here()?);
-        match self.asked.distance {
+        match self.config.distance {
             None => self.client_over(&endpoint, &endpoint, thread, warm, cut),
             Some(distance) => {
                 let distance = Distance { seed: thread.into(), ..distance };
@@ -395,23 +395,23 @@ impl Session {
         thread: u32,
         warm: &mpsc::Sender<()>,
         cut: Option<Cut>,
-    ) -> Result<Ended, Failure>
+    ) -> Result<Outcome, Failure>
     where
         F: farside_remote::Fabric + farside_remote::clock::Clock + Turns,
     {
         let drawn = self.run.thread(thread);
         let mut kvs = Vec::new();
-        for _ in 0..self.asked.tasks {
+        for _ in 0..self.config.tasks {
             kvs.push(self.kv(fabric)?);
         }
         let mut core = Core::new(fabric);
         let mark = Cell::new(None);
-        let start = Start { began: Instant::now(), cold: Cell::new(self.asked.tasks), warm: Cell::new(None) };
-        let pace = Pace::of(&self.asked);
+        let start = Start { began: Instant::now(), cold: Cell::new(self.config.tasks), warm: Cell::new(None) };
+        let pace = Pace::of(&self.config);
         for (task, kv) in (0u32..).zip(&mut kvs) {
             let (drawn, mark, cut, start) = (&drawn, &mark, &cut, &start);
             core.spawn(async move {
-                let writer = thread * self.asked.tasks + task;
+                let writer = thread * self.config.tasks + task;
                 let warmed_up = || {
                     drawn.forget_warm_up();
                     drawn.limit(self.operations_of(thread));
@@ -429,7 +429,7 @@ impl Session {
         drop(core);
         let (since, node_before, own_before, counted) =
             mark.get().expect("the first task sets its mark, even if the run is over by then");
-        Ok(Ended {
+        Ok(Outcome {
             seconds: since.elapsed().as_secs_f64(),
             tally: drawn.take_tally(),
             counters: difference(endpoint.counters(), counted),
@@ -442,10 +442,10 @@ impl Session {
     /// Number of operations of a thread after its warm-up.
     fn operations_of(&self, thread: u32) -> u64 {
         let share = |operations: u64| {
-            let (threads, thread) = (u64::from(self.asked.threads), u64::from(thread));
+            let (threads, thread) = (u64::from(self.config.threads), u64::from(thread));
             operations / threads + u64::from(thread < operations % threads)
         };
-        self.asked.operations.map_or(u64::MAX, share)
+        self.config.operations.map_or(u64::MAX, share)
     }
 
     /// Reads over one connection until [`Session::stop_reading`], and adds to `count` as it goes.
@@ -455,7 +455,7 @@ impl Session {
         let drawn = self.run.thread(0);
         let mut core = Core::new(&endpoint);
         self.run.resume();
-        for task in 0..self.asked.tasks {
+        for task in 0..self.config.tasks {
             let mut kv = self.kv(&endpoint)?;
             let drawn = &drawn;
             core.spawn(async move {
@@ -493,14 +493,14 @@ impl Session {
             operations += so_many;
         }
         let all = counted.take();
-        let (records, reads) = (self.asked.workload.records, COUNTED / 10);
+        let (records, reads) = (self.config.workload.records, COUNTED / 10);
         let (began, mut read) = (Instant::now(), 0);
         while read == 0 || read < reads && began.elapsed() < COUNT_MAX {
             let key = farside_bench::workload::key(read * (records / reads).max(1) % records);
             block_on(counted.inner(), kv.get(&key))?;
             read += 1;
         }
-        let chains_per_probe = self.asked.system.work.chains_per_probe;
+        let chains_per_probe = self.config.system.work.chains_per_probe;
         let probes = counted.take().requests as f64 / read as f64 / f64::from(chains_per_probe);
         Ok(Sampled { costs: all, operations: operations as f64, probes })
     }
@@ -515,26 +515,26 @@ struct Cut {
 }
 
 /// Checks that the store is loaded as the run expects: its first and last record exist and have the right length.
-fn check_is_loaded(pool: &Pool, asked: &Asked, store: &str) -> Result<(), Failure> {
+fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(), Failure> {
     let stores = pool.stores()?;
     let Some(found) = stores.iter().find(|found| found.name == store) else {
         return Err(Failure::Told(format!(
             "store '{store}' does not exist: load it first, with the same command and --phase load"
         )));
     };
-    if found.kind != asked.system.kind {
+    if found.kind != config.system.kind {
         return Err(Failure::Told(format!(
             "store '{store}' is a {}, not a {}: give --system {}",
-            found.kind, asked.system.kind, found.kind
+            found.kind, config.system.kind, found.kind
         )));
     }
     let endpoint = Rc::new(pool.endpoint_here()?);
     let mut kv =
         block_on(&endpoint, AnyKv::open(Rc::clone(&endpoint), NodeId(0), store, &Options::default()))?;
-    for record in [0, asked.workload.records - 1] {
+    for record in [0, config.workload.records - 1] {
         let item = block_on(&endpoint, kv.get(&farside_bench::workload::key(record)))?;
         match item.map(|item| item.value.len()) {
-            Some(len) if len == asked.value_size => {}
+            Some(len) if len == config.value_size => {}
             Some(len) => {
                 return Err(Failure::Told(format!(
                     "store '{store}' was loaded with values of {len} bytes: give --value-size {len}"

@@ -3,7 +3,7 @@
 //! Invariant: a run and the floor that it is compared with have the same records, values and operations in flight, and
 //! one client thread each.
 
-use crate::cli::bench::{Asked, Compare, FabricArg, Floor as Echo, Session, is_right};
+use crate::cli::bench::{SessionConfig, Compare, FabricArg, Floor as Echo, Session, check_mismatches};
 use crate::cli::machine::Machine;
 use crate::cli::{Done, Failure};
 use farside_bench::compare::rows::CompareReport;
@@ -27,7 +27,7 @@ pub(super) struct Settings {
 
 /// All results of the demo.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Shown {
+pub(super) struct Results {
     pub(super) settings: Settings,
     pub(super) machine: Machine,
     pub(super) stopped: Stopped,
@@ -39,7 +39,7 @@ pub(super) struct Shown {
     /// The contenders, each with its release.
     pub(super) versions: Vec<String>,
     /// Skipped rivals, each with the reason and the remedy.
-    pub(super) left_out: Vec<String>,
+    pub(super) skipped: Vec<String>,
     /// Cores of servers and clients in the comparison.
     pub(super) cores: String,
 }
@@ -89,27 +89,27 @@ fn fabrics() -> Vec<FabricArg> {
 
 impl Settings {
     /// Measures everything except the rivals.
-    pub(super) fn measure(self) -> Result<Shown, Failure> {
-        let machine = Machine::here();
+    pub(super) fn measure(self) -> Result<Results, Failure> {
+        let machine = Machine::current();
         note!("The floor: the same fetch, through the same kind of table, without a system ...");
         let mut floors = self.floors()?;
         let mut runs = Vec::new();
-        let session = Session::start(self.asked(FabricArg::Local)?)?;
+        let session = Session::start(self.config(FabricArg::Local)?)?;
         self.run(FabricArg::Local, &session, &mut runs)?;
         drop(session);
 
         let [first, others @ ..] = &fabrics()[..] else { unreachable!("there are several fabrics") };
-        let session = Session::start_also_by(self.asked(*first)?, others)?;
+        let session = Session::start_serving(self.config(*first)?, others)?;
         self.run(*first, &session, &mut runs)?;
         let stopped = self.stop_the_node(&session.with_tasks(MIDDLE)?)?;
         for &fabric in others {
             for tasks in ENDS {
-                let floor = Echo::of_messages(fabric, self.records, self.value_size, tasks, self.each)?;
+                let floor = Echo::measure_messages(fabric, self.records, self.value_size, tasks, self.each)?;
                 floors.extend(floor);
             }
             self.run(fabric, &session, &mut runs)?;
         }
-        Ok(Shown {
+        Ok(Results {
             settings: self,
             machine,
             stopped,
@@ -117,7 +117,7 @@ impl Settings {
             runs,
             compared: Vec::new(),
             versions: Vec::new(),
-            left_out: Vec::new(),
+            skipped: Vec::new(),
             cores: String::new(),
         })
     }
@@ -138,13 +138,13 @@ impl Settings {
         Ok(workload)
     }
 
-    fn asked(self, fabric: FabricArg) -> Result<Asked, Failure> {
-        Ok(Asked {
+    fn config(self, fabric: FabricArg) -> Result<SessionConfig, Failure> {
+        Ok(SessionConfig {
             fabric: Some(fabric),
             value_size: self.value_size as usize,
             tasks: DEPTHS[DEPTHS.len() - 1],
             warm_up: self.warm_up(),
-            ..Asked::new(usual(), self.workload("c")?)
+            ..SessionConfig::new(usual(), self.workload("c")?)
         })
     }
 
@@ -160,7 +160,7 @@ impl Settings {
         let floor = Floor::build(layout)?;
         let at = |tasks: u32| {
             let measured = floor.measure(tasks as usize, self.each)?;
-            is_right(measured.mismatches)?;
+            check_mismatches(measured.mismatches)?;
             Ok(FloorReport::new("shm", tasks as usize, &measured))
         };
         DEPTHS.into_iter().map(at).collect()
@@ -169,11 +169,11 @@ impl Settings {
     /// Measures reads at every depth, and a mix with 50 % writes at one depth.
     fn run(self, fabric: FabricArg, session: &Session, runs: &mut Vec<YcsbReport>) -> Done {
         note!("{} ...", described(fabric));
-        let reading = session.by(fabric, self.workload("c")?)?;
+        let reading = session.over(fabric, self.workload("c")?)?;
         for tasks in DEPTHS {
             runs.push(self.checked(&reading.with_tasks(tasks)?)?);
         }
-        let mixed = session.by(fabric, self.workload("a")?)?;
+        let mixed = session.over(fabric, self.workload("a")?)?;
         runs.push(self.checked(&mixed.with_tasks(MIDDLE)?)?);
         Ok(())
     }
@@ -251,19 +251,19 @@ impl Settings {
     }
 }
 
-impl Shown {
+impl Results {
     /// Adds the comparison with rivals, if any is installed.
     pub(super) fn compare(&mut self) -> Done {
         let Settings { records, value_size, .. } = self.settings;
-        let compared = Compare::in_short(records, value_size, ROUNDS, self.settings.turn());
-        let compared = compared.map_err(|failure| match failure {
+        let comparison = Compare::brief(records, value_size, ROUNDS, self.settings.turn());
+        let comparison = comparison.map_err(|failure| match failure {
             Failure::Told(reason) => {
                 Failure::Told(format!("comparison failed: {reason}; 'farside demo --no-rivals' skips the comparison"))
             }
             other => other,
         })?;
-        (self.compared, self.versions) = (compared.reports, compared.versions);
-        (self.left_out, self.cores) = (compared.left_out, compared.cores);
+        (self.compared, self.versions) = (comparison.reports, comparison.versions);
+        (self.skipped, self.cores) = (comparison.skipped, comparison.cores);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! Invariant: below each figure are the same numbers as a table, and the command that measures them again.
 //! Invariant: text from the machine, such as the processor's name, is escaped and never becomes markup.
 
-use super::measure::{DEPTHS, ENDS, MIDDLE, ROUNDS, Shown};
+use super::measure::{DEPTHS, ENDS, MIDDLE, ROUNDS, Results};
 use super::picture::{self, Axis, Curve, Mark, Scale, nines};
 use crate::cli::human_bytes;
 use farside_bench::compare::rows::{Client, CompareReport, Cores};
@@ -33,13 +33,13 @@ struct Cells {
 }
 
 /// The page, as HTML.
-pub(super) fn page(shown: &Shown) -> String {
+pub(super) fn page(results: &Results) -> String {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n{MARK}\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>farside demo</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
     );
-    let settings = shown.settings;
+    let settings = results.settings;
     let add = &mut html;
     add.push_str("<h1>Results of <code>farside demo</code></h1>\n");
     paragraph(
@@ -49,31 +49,31 @@ pub(super) fn page(shown: &Shown) -> String {
              measurement took {} s. Every number here was measured in this run.",
             settings.records,
             settings.value_size,
-            shown.machine.date,
+            results.machine.date,
             settings.each.as_secs_f64()
         ),
     );
     let figures = [
-        Some(stopped(shown)),
-        Some(load(shown)),
-        Some(latencies(shown)),
-        Some(processor_time(shown)),
-        Some(traffic(shown)),
-        Some(floor(shown)),
-        beside_others(shown),
+        Some(stopped(results)),
+        Some(load(results)),
+        Some(latencies(results)),
+        Some(processor_time(results)),
+        Some(traffic(results)),
+        Some(floor(results)),
+        comparison(results),
     ];
     for figure in figures.iter().flatten() {
         push_figure(add, figure);
     }
-    if !shown.left_out.is_empty() {
+    if !results.skipped.is_empty() {
         add.push_str("<h2>Skipped rivals</h2>\n<ul>\n");
-        shown.left_out.iter().for_each(|told| item(add, told));
+        results.skipped.iter().for_each(|told| item(add, told));
         add.push_str("</ul>\n");
     }
     add.push_str("<h2>How to read these numbers</h2>\n<ul>\n");
-    caveats(shown).iter().for_each(|told| item(add, told));
+    caveats(results).iter().for_each(|told| item(add, told));
     add.push_str("</ul>\n<h2>The machine</h2>\n");
-    push_table(add, "machine", &machine(shown));
+    push_table(add, "machine", &machine(results));
     add.push_str("</main>\n</body>\n</html>\n");
     html
 }
@@ -96,9 +96,9 @@ pub(super) fn escaped(text: &str) -> String {
 }
 
 /// The setup of a group of reports, for people.
-pub(super) fn way_of(group: &[CompareReport]) -> String {
+pub(super) fn setup_of(group: &[CompareReport]) -> String {
     let first = group.first().expect("a group is not empty");
-    let at_once = match first.depth {
+    let in_flight = match first.depth {
         1 => "One operation at a time".to_owned(),
         depth => format!("{depth} operations in flight"),
     };
@@ -108,17 +108,17 @@ pub(super) fn way_of(group: &[CompareReport]) -> String {
         (Some(Cores::Two), _) => "the server on another core, the client polls",
         (Some(Cores::One), _) => "the server on the same core, the client sleeps",
     };
-    format!("{at_once}; {server}")
+    format!("{in_flight}; {server}")
 }
 
-fn stopped(shown: &Shown) -> Figure {
-    let stopped = &shown.stopped;
+fn stopped(results: &Results) -> Figure {
+    let stopped = &results.stopped;
     let points = stopped.intervals.iter().map(|&(at, rate)| (at, rate)).collect();
     let curve = Curve { name: "values read".into(), points };
     let axes = [axis("seconds", Scale::Linear), axis("values read a second", Scale::Linear)];
     let marks =
-        [Mark { at: stopped.stopped_at_s, says: "STOP" }, Mark { at: stopped.continued_at_s, says: "CONT" }];
-    let says = "Values read a second before, while and after the node was stopped";
+        [Mark { at: stopped.stopped_at_s, text: "STOP" }, Mark { at: stopped.continued_at_s, text: "CONT" }];
+    let description = "Values read a second before, while and after the node was stopped";
     let rates = [
         ("before kill -STOP", stopped.before_ops_per_s),
         ("while it is stopped", stopped.while_ops_per_s),
@@ -131,23 +131,23 @@ fn stopped(shown: &Shown) -> Figure {
              client in another process kept reading over {}, with {} reads in flight: the node's CPU is not involved.",
             stopped.pid, stopped.fabric, stopped.tasks
         ),
-        pictures: vec![(String::new(), picture::curves(&[curve], axes, &marks, says))],
+        pictures: vec![(String::new(), picture::curves(&[curve], axes, &marks, description))],
         table: Cells {
             heading: vec!["", "values read a second"],
             rows: rates.map(|(when, rate)| vec![when.into(), whole(rate)]).into(),
         },
-        command: format!("farside demo {} --no-rivals --no-html", sizes(shown)),
+        command: format!("farside demo {} --no-rivals --no-html", size_flags(results)),
     }
 }
 
-fn load(shown: &Shown) -> Figure {
+fn load(results: &Results) -> Figure {
     let curve = |fabric: &str| Curve {
         name: fabric.into(),
-        points: reads_of(shown, fabric).map(|run| (run.ops_per_s, run.latency_us.p50)).collect(),
+        points: reads_of(results, fabric).map(|run| (run.ops_per_s, run.latency_us.p50)).collect(),
     };
-    let curves: Vec<Curve> = shown.fabrics().into_iter().map(curve).collect();
+    let curves: Vec<Curve> = results.fabrics().into_iter().map(curve).collect();
     let axes = [axis("reads a second", Scale::Log), axis("median latency, us", Scale::Log)];
-    let says = "Median latency against reads a second, a curve for each fabric";
+    let description = "Median latency against reads a second, a curve for each fabric";
     Figure {
         title: "Throughput against latency",
         text: format!(
@@ -156,27 +156,27 @@ fn load(shown: &Shown) -> Figure {
              logarithmic.",
             list(&DEPTHS)
         ),
-        pictures: vec![(String::new(), picture::curves(&curves, axes, &[], says))],
+        pictures: vec![(String::new(), picture::curves(&curves, axes, &[], description))],
         table: Cells {
             heading: vec!["fabric", "workload", "in flight", "operations a second", "p50 us"],
-            rows: of_runs(shown, |run| vec![whole(run.ops_per_s), two(run.latency_us.p50)]),
+            rows: run_rows(results, |run| vec![whole(run.ops_per_s), two(run.latency_us.p50)]),
         },
-        command: runs_again(shown),
+        command: reads_command(results),
     }
 }
 
-fn latencies(shown: &Shown) -> Figure {
+fn latencies(results: &Results) -> Figure {
     let percentiles = |us: &LatencyUs| [(50.0, us.p50), (95.0, us.p95), (99.0, us.p99), (99.9, us.p999)];
     let picture = |tasks: u32| {
         let curve = |run: &YcsbReport| Curve {
             name: run.fabric.clone(),
             points: percentiles(&run.latency_us).map(|(percent, us)| (nines(percent), us)).into(),
         };
-        let curves: Vec<Curve> = shown.reads_at(tasks).map(curve).collect();
+        let curves: Vec<Curve> = results.reads_at(tasks).map(curve).collect();
         let axes = [axis("percentile", Scale::Percentiles), axis("latency, us", Scale::Log)];
-        let title = at_once(tasks);
-        let says = format!("Percentiles of latency, {title}");
-        (title, picture::curves(&curves, axes, &[], &says))
+        let title = in_flight(tasks);
+        let description = format!("Percentiles of latency, {title}");
+        (title, picture::curves(&curves, axes, &[], &description))
     };
     Figure {
         title: "Distribution of latencies",
@@ -186,26 +186,26 @@ fn latencies(shown: &Shown) -> Figure {
         pictures: ENDS.map(picture).into(),
         table: Cells {
             heading: vec!["fabric", "workload", "in flight", "p50 us", "p95 us", "p99 us", "p99.9 us", "max us"],
-            rows: of_runs(shown, |run| {
+            rows: run_rows(results, |run| {
                 let us = &run.latency_us;
                 [us.p50, us.p95, us.p99, us.p999, us.max].map(two).into()
             }),
         },
-        command: runs_again(shown),
+        command: reads_command(results),
     }
 }
 
-fn processor_time(shown: &Shown) -> Figure {
+fn processor_time(results: &Results) -> Figure {
     let picture = |tasks: u32| {
         let sides = |run: &YcsbReport| {
             let cpu = &run.cpu_s_per_mop;
             (run.fabric.clone(), vec![cpu.client, cpu.node.unwrap_or(0.0)])
         };
-        let places: Vec<_> = shown.reads_at(tasks).map(sides).collect();
-        let title = at_once(tasks);
-        let says = format!("CPU seconds for a million reads, {title}");
+        let places: Vec<_> = results.reads_at(tasks).map(sides).collect();
+        let title = in_flight(tasks);
+        let description = format!("CPU seconds for a million reads, {title}");
         let label = "CPU seconds for a million reads";
-        (title, picture::bars(&places, &["client", "node"], label, true, &says))
+        (title, picture::bars(&places, &["client", "node"], label, true, &description))
     };
     Figure {
         title: "CPU time of an operation",
@@ -215,21 +215,21 @@ fn processor_time(shown: &Shown) -> Figure {
         pictures: ENDS.map(picture).into(),
         table: Cells {
             heading: vec!["fabric", "workload", "in flight", "client s/Mop", "node s/Mop"],
-            rows: of_runs(shown, |run| {
+            rows: run_rows(results, |run| {
                 vec![two(run.cpu_s_per_mop.client), or_dash(run.cpu_s_per_mop.node)]
             }),
         },
-        command: runs_again(shown),
+        command: reads_command(results),
     }
 }
 
-fn traffic(shown: &Shown) -> Figure {
-    let runs = || shown.runs.iter().filter(|run| run.tasks == u64::from(MIDDLE));
+fn traffic(results: &Results) -> Figure {
+    let runs = || results.runs.iter().filter(|run| run.tasks == u64::from(MIDDLE));
     let name = |run: &YcsbReport| format!("{}, {}", run.fabric, run.workload);
     let bytes = runs().map(|run| (name(run), vec![run.per_op.bytes_out, run.per_op.bytes_in]));
     let trips = runs().map(|run| (name(run), vec![run.per_op.round_trips]));
     let (bytes, trips): (Vec<_>, Vec<_>) = (bytes.collect(), trips.collect());
-    let says = ["Round trips of an operation", "Bytes of requests and replies of an operation"];
+    let descriptions = ["Round trips of an operation", "Bytes of requests and replies of an operation"];
     let label = "round trips of an operation";
     Figure {
         title: "Network traffic of an operation",
@@ -237,10 +237,10 @@ fn traffic(shown: &Shown) -> Figure {
                probed slot that holds another key."
             .into(),
         pictures: vec![
-            ("Round trips".into(), picture::bars(&trips, &["round trips"], label, false, says[0])),
+            ("Round trips".into(), picture::bars(&trips, &["round trips"], label, false, descriptions[0])),
             (
                 "Bytes".into(),
-                picture::bars(&bytes, &["requests", "replies"], "bytes of an operation", true, says[1]),
+                picture::bars(&bytes, &["requests", "replies"], "bytes of an operation", true, descriptions[1]),
             ),
         ],
         table: Cells {
@@ -254,14 +254,14 @@ fn traffic(shown: &Shown) -> Figure {
                 "bytes in",
                 "atomics",
             ],
-            rows: of_runs(shown, |run| {
+            rows: run_rows(results, |run| {
                 let each = &run.per_op;
                 let [trips, requests, atomics] = [each.round_trips, each.requests, each.atomics].map(two);
                 vec![trips, requests, whole(each.bytes_out), whole(each.bytes_in), atomics]
             }),
         },
-        command: ycsb_again(
-            shown,
+        command: ycsb_command(
+            results,
             "workload",
             &["c".into(), "a".into()],
             &format!("--workload $workload --tasks {MIDDLE}"),
@@ -269,21 +269,21 @@ fn traffic(shown: &Shown) -> Figure {
     }
 }
 
-fn floor(shown: &Shown) -> Figure {
+fn floor(results: &Results) -> Figure {
     let ratio = |fabric: &str, tasks: u32| {
-        let run = shown.reads_at(tasks).find(|run| run.fabric == fabric);
-        run.and_then(|run| shown.of_floor(run)).unwrap_or(0.0)
+        let run = results.reads_at(tasks).find(|run| run.fabric == fabric);
+        run.and_then(|run| results.of_floor(run)).unwrap_or(0.0)
     };
     let place = |fabric: &str| (fabric.to_owned(), ENDS.map(|tasks| ratio(fabric, tasks)).into());
-    let places: Vec<_> = shown.fabrics().into_iter().map(place).collect();
-    let names = ENDS.map(at_once);
+    let places: Vec<_> = results.fabrics().into_iter().map(place).collect();
+    let names = ENDS.map(in_flight);
     let series: Vec<&str> = names.iter().map(String::as_str).collect();
-    let says = "Rate of each fabric as a share of the floor's";
-    let floors = shown.floors.iter().map(|floor| {
+    let description = "Rate of each fabric as a share of the floor's";
+    let floors = results.floors.iter().map(|floor| {
         let name = format!("by hand, {}", floor.fabric);
         vec![name, "c".into(), floor.tasks.to_string(), whole(floor.ops_per_s), "1.00".into()]
     });
-    let runs = of_runs(shown, |run| vec![whole(run.ops_per_s), shown.of_floor(run).map_or("-".into(), two)]);
+    let runs = run_rows(results, |run| vec![whole(run.ops_per_s), results.of_floor(run).map_or("-".into(), two)]);
     Figure {
         title: "Rate compared with the machine's limit",
         text: "The floor is the same fetch without a system, in separate code: a table and items in shared memory, \
@@ -293,7 +293,7 @@ fn floor(shown: &Shown) -> Figure {
             .into(),
         pictures: vec![(
             String::new(),
-            picture::bars(&places, &series, "share of the floor's rate", false, says),
+            picture::bars(&places, &series, "share of the floor's rate", false, description),
         )],
         table: Cells {
             heading: vec!["fabric", "workload", "in flight", "operations a second", "of the floor's rate"],
@@ -303,23 +303,23 @@ fn floor(shown: &Shown) -> Figure {
             "for fabric in shm ring udp tcp; do for tasks in {}; do\n  farside bench floor --fabric $fabric --tasks \
              $tasks \\\n    {}\ndone; done",
             ENDS.map(|tasks| tasks.to_string()).join(" "),
-            sizes(shown)
+            size_flags(results)
         ),
     }
 }
 
-fn beside_others(shown: &Shown) -> Option<Figure> {
-    let mut depths: Vec<u32> = shown.compared.iter().map(|report| report.depth).collect();
+fn comparison(results: &Results) -> Option<Figure> {
+    let mut depths: Vec<u32> = results.compared.iter().map(|report| report.depth).collect();
     depths.sort_unstable();
     depths.dedup();
     let picture = |&depth: &u32| {
-        let here = shown.compared.iter().filter(|report| report.depth == depth);
+        let here = results.compared.iter().filter(|report| report.depth == depth);
         let mut places: Vec<_> =
             here.map(|report| (report.contender.clone(), vec![report.ops_per_s.median])).collect();
         places.sort_by(|(_, one), (_, other)| other[0].total_cmp(&one[0]));
-        let title = at_once(depth);
-        let says = format!("Reads a second of each contender, {title}");
-        (title, picture::bars(&places, &["reads a second"], "reads a second", false, &says))
+        let title = in_flight(depth);
+        let description = format!("Reads a second of each contender, {title}");
+        (title, picture::bars(&places, &["reads a second"], "reads a second", false, &description))
     };
     let row = |report: &CompareReport| {
         let us = report.latency_us.as_ref();
@@ -337,14 +337,14 @@ fn beside_others(shown: &Shown) -> Option<Figure> {
             or_dash(report.of_better_rival.map(|ratio| ratio.median)),
         ]
     };
-    (!shown.compared.is_empty()).then(|| Figure {
+    (!results.compared.is_empty()).then(|| Figure {
         title: "Comparison with rivals",
         text: format!(
             "{}; {}. All contenders have the same records, and one turn in each of {ROUNDS} rounds; a rate is the \
              median. A client polls, and its server has another core, if there is one. lmdb and farside shm have no \
              server: like farside ring and redis unix, they serve the processes of one host.",
-            shown.versions.join("; "),
-            shown.cores
+            results.versions.join("; "),
+            results.cores
         ),
         pictures: depths.iter().map(picture).collect(),
         table: Cells {
@@ -359,19 +359,19 @@ fn beside_others(shown: &Shown) -> Option<Figure> {
                 "server s/Mop",
                 "of the better rival",
             ],
-            rows: shown.compared.iter().map(row).collect(),
+            rows: results.compared.iter().map(row).collect(),
         },
         command: format!(
             "farside bench compare --records {} --value-size {} \\\n  --rounds {ROUNDS} --seconds {}",
-            shown.settings.records,
-            shown.settings.value_size,
-            seconds(shown.settings.turn())
+            results.settings.records,
+            results.settings.value_size,
+            seconds(results.settings.turn())
         ),
     })
 }
 
-fn caveats(shown: &Shown) -> Vec<String> {
-    let is_compared = !shown.compared.is_empty();
+fn caveats(results: &Results) -> Vec<String> {
+    let is_compared = !results.compared.is_empty();
     let told = [
         Some(
             "Each number is from a short run on a machine that may have had other load: see the load average below. \
@@ -411,9 +411,9 @@ fn caveats(shown: &Shown) -> Vec<String> {
     build.into_iter().chain(told.into_iter().flatten()).map(str::to_owned).collect()
 }
 
-fn machine(shown: &Shown) -> Cells {
-    let machine = &shown.machine;
-    let pages = shown.runs.iter().find(|run| run.fabric == "shm").and_then(|run| run.page_size);
+fn machine(results: &Results) -> Cells {
+    let machine = &results.machine;
+    let pages = results.runs.iter().find(|run| run.fabric == "shm").and_then(|run| run.page_size);
     let cores = machine.cores.map(|cores| {
         let kind = if machine.is_virtual { " (virtual)" } else { "" };
         format!("{cores}{kind}")
@@ -440,19 +440,19 @@ fn axis(label: &'static str, scale: Scale) -> Axis {
 }
 
 /// The read-only runs of a fabric, in order of their operations in flight.
-fn reads_of<'a>(shown: &'a Shown, fabric: &'a str) -> impl Iterator<Item = &'a YcsbReport> {
-    shown.runs.iter().filter(move |run| run.fabric == fabric && run.workload == "c")
+fn reads_of<'a>(results: &'a Results, fabric: &'a str) -> impl Iterator<Item = &'a YcsbReport> {
+    results.runs.iter().filter(move |run| run.fabric == fabric && run.workload == "c")
 }
 
 /// A row for each run: its fabric, workload and tasks, then the cells of `told`.
-fn of_runs(shown: &Shown, told: impl Fn(&YcsbReport) -> Vec<String>) -> Vec<Vec<String>> {
+fn run_rows(results: &Results, told: impl Fn(&YcsbReport) -> Vec<String>) -> Vec<Vec<String>> {
     let which = |run: &YcsbReport| vec![run.fabric.clone(), run.workload.clone(), run.tasks.to_string()];
-    shown.runs.iter().map(|run| [which(run), told(run)].concat()).collect()
+    results.runs.iter().map(|run| [which(run), told(run)].concat()).collect()
 }
 
 /// The demo's settings as flags.
-fn sizes(shown: &Shown) -> String {
-    let settings = shown.settings;
+fn size_flags(results: &Results) -> String {
+    let settings = results.settings;
     format!(
         "--records {} --value-size {} --seconds {}",
         settings.records,
@@ -462,22 +462,22 @@ fn sizes(shown: &Shown) -> String {
 }
 
 /// Command that repeats the reads.
-fn runs_again(shown: &Shown) -> String {
-    ycsb_again(shown, "tasks", &DEPTHS.map(|tasks| tasks.to_string()), "--workload c --tasks $tasks")
+fn reads_command(results: &Results) -> String {
+    ycsb_command(results, "tasks", &DEPTHS.map(|tasks| tasks.to_string()), "--workload c --tasks $tasks")
 }
 
-fn ycsb_again(shown: &Shown, varied: &str, over: &[String], flags: &str) -> String {
+fn ycsb_command(results: &Results, varied: &str, over: &[String], flags: &str) -> String {
     format!(
         "for fabric in {}; do for {varied} in {}; do\n  farside bench ycsb --fabric $fabric {flags} \\\n    \
          --distribution uniform {} \\\n    --warm-up {}ms\ndone; done",
-        shown.fabrics().join(" "),
+        results.fabrics().join(" "),
         over.join(" "),
-        sizes(shown),
-        shown.settings.warm_up().as_millis()
+        size_flags(results),
+        results.settings.warm_up().as_millis()
     )
 }
 
-fn at_once(tasks: u32) -> String {
+fn in_flight(tasks: u32) -> String {
     match tasks {
         1 => "one at a time".into(),
         tasks => format!("{tasks} in flight"),

@@ -33,7 +33,7 @@ pub(super) enum Scale {
 /// A labelled vertical line.
 pub(super) struct Mark {
     pub(super) at: f64,
-    pub(super) says: &'static str,
+    pub(super) text: &'static str,
 }
 
 /// Colours of the page's style sheet, which defines them for light and dark mode.
@@ -58,7 +58,7 @@ pub(super) fn nines(percent: f64) -> f64 {
 }
 
 /// Draws curves with a marker at each point, and `marks` as vertical lines.
-pub(super) fn curves(curves: &[Curve], [right, up]: [Axis; 2], marks: &[Mark], says: &str) -> String {
+pub(super) fn curves(curves: &[Curve], [right, up]: [Axis; 2], marks: &[Mark], description: &str) -> String {
     let mut plots: Vec<Plot> = Vec::new();
     let looks = COLOURS.into_iter().zip(MARKERS).cycle();
     let drawn = curves.iter().zip(looks).filter(|(curve, _)| !curve.points.is_empty());
@@ -87,13 +87,13 @@ pub(super) fn curves(curves: &[Curve], [right, up]: [Axis; 2], marks: &[Mark], s
         layout.with_x_tick_format(ticks(right.scale)).with_y_tick_format(TickFormat::Custom(Arc::new(short)));
     for mark in marks {
         layout = layout.with_reference_line(
-            ReferenceLine::vertical(mark.at).with_color("var(--ink)").with_label(mark.says),
+            ReferenceLine::vertical(mark.at).with_color("var(--ink)").with_label(mark.text),
         );
     }
     if curves.len() > 1 {
         layout = layout.with_legend_position(LegendPosition::OutsideBottomColumns).with_legend_box(false);
     }
-    framed(render_to_svg(plots, layout), says)
+    framed(render_to_svg(plots, layout), description)
 }
 
 /// Draws horizontal bars, grouped by place, with one bar for each of `series`.
@@ -102,7 +102,7 @@ pub(super) fn bars(
     series: &[&str],
     label: &'static str,
     is_stacked: bool,
-    says: &str,
+    description: &str,
 ) -> String {
     let mut plot = BarPlot::new().with_horizontal(true).with_width(0.75);
     // Reversed, since the library draws the first group at the bottom.
@@ -124,7 +124,7 @@ pub(super) fn bars(
     if series.len() > 1 {
         layout = layout.with_legend_position(LegendPosition::OutsideBottomColumns).with_legend_box(false);
     }
-    framed(render_to_svg(plots, layout), says)
+    framed(render_to_svg(plots, layout), description)
 }
 
 fn looks_of(layout: Layout) -> Layout {
@@ -179,7 +179,7 @@ fn short(number: f64) -> String {
 
 /// Makes the SVG fit into the page: replaces its size by a view box, so that it shrinks, adds a label for screen
 /// readers, and removes the namespace, which HTML does not need.
-fn framed(svg: String, says: &str) -> String {
+fn framed(svg: String, description: &str) -> String {
     let size = |name: &str| {
         let value = svg.split_once(&format!(" {name}=\""))?.1;
         value.split_once('"').map(|(value, _)| value)
@@ -191,7 +191,7 @@ fn framed(svg: String, says: &str) -> String {
         "<svg viewBox=\"0 0 {} {height}\" role=\"img\" aria-label=\"{}\" font-family=\"system-ui, sans-serif\" \
          fill=\"var(--ink)\">{inside}",
         width + LAST_LABEL,
-        super::page::escaped(says)
+        super::page::escaped(description)
     )
 }
 

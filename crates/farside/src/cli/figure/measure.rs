@@ -2,7 +2,7 @@
 
 use super::{doubling, listed};
 use crate::cli::Failure;
-use crate::cli::bench::{Asked, FabricArg, Rounds, Session, TURN, far};
+use crate::cli::bench::{SessionConfig, FabricArg, Rounds, Session, TURN, far};
 use farside::figure::ratio::{Loaded, Measurement, Runner};
 use farside::figure::{Figure, OnFabrics, Ops, Stores, load};
 use farside::parts::{AnyKv, Endpoint};
@@ -59,8 +59,8 @@ impl Measure {
     /// Measures all stores, with an increasing number of clients.
     fn stores(&self, stores: &Stores) -> Result<Measurement, Failure> {
         let distance = self.distance.unwrap_or(stores.distance);
-        let asked = |&system: &&str| self.asked(system, stores.workload, self.records, self.clients);
-        let sessions = Session::start_all(stores.systems.iter().map(asked).collect::<Result<_, _>>()?)?;
+        let config = |&system: &&str| self.config(system, stores.workload, self.records, self.clients);
+        let sessions = Session::start_all(stores.systems.iter().map(config).collect::<Result<_, _>>()?)?;
         let mut rounds = Rounds::open(&sessions, self.clients, layer(distance))?;
         let mut loads = Vec::new();
         for clients in doubling(self.clients) {
@@ -92,21 +92,21 @@ impl Measure {
     /// A store with few records, for measurements of single ops.
     fn one_record(&self) -> Result<Session, Failure> {
         const RECORDS: u64 = 64;
-        let session = Session::start(self.asked(prism_kv::KIND, "c", RECORDS, 1)?)?;
+        let session = Session::start(self.config(prism_kv::KIND, "c", RECORDS, 1)?)?;
         note!("measuring ops ...");
         Ok(session)
     }
 
-    fn asked(&self, system: &str, workload: &str, records: u64, clients: u32) -> Result<Asked, Failure> {
+    fn config(&self, system: &str, workload: &str, records: u64, clients: u32) -> Result<SessionConfig, Failure> {
         let mut workload = Workload::resolve(workload)?;
         (workload.records, workload.distribution) = (records, Distribution::Uniform);
-        Ok(Asked {
+        Ok(SessionConfig {
             fabric: Some(self.fabric),
             value_size: LEN,
             tasks: clients,
             // As in the paper's runs.
             collision_free: true,
-            ..Asked::new(load::system(system).map_err(Failure::Told)?, workload)
+            ..SessionConfig::new(load::system(system).map_err(Failure::Told)?, workload)
         })
     }
 
@@ -174,13 +174,13 @@ impl OpBench {
     async fn run(&mut self, op: MicroOp) -> Result<(), Failure> {
         let OpBench { fabric, key, slot, item, own, chain, reply } = self;
         let (payload, compare, swap) = ([7; LEN], [u64::MAX; 2], [1u64; 2]);
-        let mut asked = chain.begin(*key);
+        let mut request = chain.begin(*key);
         match op {
-            MicroOp::Read => _ = asked.also(read(*item, LEN as u32)),
-            MicroOp::Write => _ = asked.also(write(*own, &payload)),
-            MicroOp::IndirectRead => _ = asked.also(read(*slot, LEN as u32).indirect().bounded()),
+            MicroOp::Read => _ = request.also(read(*item, LEN as u32)),
+            MicroOp::Write => _ = request.also(write(*own, &payload)),
+            MicroOp::IndirectRead => _ = request.also(read(*slot, LEN as u32).indirect().bounded()),
             // The comparison always holds, so every CAS swaps.
-            MicroOp::EnhancedCas => _ = asked.also(cas(Mode::Le, *own, &compare, &swap)),
+            MicroOp::EnhancedCas => _ = request.also(cas(Mode::Le, *own, &compare, &swap)),
             MicroOp::Allocate => {
                 let fresh = self.allocate().await?;
                 self.fabric.retire(NODE, self.key, fresh);
@@ -188,14 +188,14 @@ impl OpBench {
             }
             MicroOp::TwoReads => {
                 let item = self.pointer().await?;
-                let mut asked = self.chain.begin(self.key);
-                asked.also(read(item, LEN as u32));
-                self.fabric.run(NODE, &asked, &mut self.reply).await?;
-                return carried_out(op, self.reply.last_status());
+                let mut request = self.chain.begin(self.key);
+                request.also(read(item, LEN as u32));
+                self.fabric.run(NODE, &request, &mut self.reply).await?;
+                return check_status(op, self.reply.last_status());
             }
         }
-        fabric.run(NODE, &asked, reply).await?;
-        carried_out(op, reply.last_status())
+        fabric.run(NODE, &request, reply).await?;
+        check_status(op, reply.last_status())
     }
 
     /// Reads the address of the record's item from its slot.
@@ -203,7 +203,7 @@ impl OpBench {
         let mut chain = self.chain.begin(self.key);
         let slot = chain.also(read_as::<BoundedPtr>(self.slot));
         self.fabric.run(NODE, &chain, &mut self.reply).await?;
-        let slot = self.reply.get(slot).map_err(|status| refused(MicroOp::TwoReads, status))?;
+        let slot = self.reply.get(slot).map_err(|status| failed(MicroOp::TwoReads, status))?;
         Ok(slot.ptr)
     }
 
@@ -216,17 +216,17 @@ impl OpBench {
         chain.also(allocate(class.list(), [&payload, &[], &[]]).redirect(FRESH));
         let fresh = chain.also(read_as::<Addr>(FRESH));
         self.fabric.run(NODE, &chain, &mut self.reply).await?;
-        self.reply.get(fresh).copied().map_err(|status| refused(MicroOp::Allocate, status))
+        self.reply.get(fresh).copied().map_err(|status| failed(MicroOp::Allocate, status))
     }
 }
 
-fn carried_out(op: MicroOp, status: Status) -> Result<(), Failure> {
+fn check_status(op: MicroOp, status: Status) -> Result<(), Failure> {
     match status {
         Status::Ok => Ok(()),
-        status => Err(refused(op, status)),
+        status => Err(failed(op, status)),
     }
 }
 
-fn refused(op: MicroOp, status: Status) -> Failure {
+fn failed(op: MicroOp, status: Status) -> Failure {
     Failure::Told(format!("{} failed during the measurement: {status}", op.name()))
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the store is of plain memory, and no other program is meant to use it.
 
-use crate::cli::bench::{FabricArg, Lent, NodeProcess};
+use crate::cli::bench::{FabricArg, TemporaryStore, NodeProcess};
 use crate::cli::{Done, Failure, check_available, connect, signals, token};
 use farside::config::{File, Settings};
 use farside::parts::kinds;
@@ -25,10 +25,10 @@ const MEMORY: u64 = 256 << 20;
 /// Quota of its store, in bytes.
 const QUOTA: u64 = 192 << 20;
 /// Quota of a store on an existing node, in bytes: twice what 64 tasks read and write.
-const QUOTA_LENT: u64 = 16 << 20;
+const QUOTA_TEMPORARY: u64 = 16 << 20;
 /// The same for PUT chains, in bytes: each request takes a buffer, which is free again after the grace period.
 const QUOTA_OF_PUTS: u64 = 128 << 20;
-const _: () = assert!(QUOTA_LENT / 2 >= (64 << 16) + (1 << 20));
+const _: () = assert!(QUOTA_TEMPORARY / 2 >= (64 << 16) + (1 << 20));
 
 /// Transport between server and client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(super) struct Place {
     /// Description of the node, for the report.
     pub(super) node: String,
     /// The store to drop, on an existing node.
-    _lent: Option<Lent>,
+    _temporary: Option<TemporaryStore>,
     /// The node that this command started.
     _node: Option<NodeProcess>,
 }
@@ -94,7 +94,7 @@ impl Place {
             )),
             other => other.into(),
         })?;
-        Ok(Place { pool, store: STORE.into(), node: url, _lent: None, _node: None })
+        Ok(Place { pool, store: STORE.into(), node: url, _temporary: None, _node: None })
     }
 
     /// Starts a node, in its own process or in this one.
@@ -112,7 +112,7 @@ impl Place {
         };
         pool.create_store(&raw_store(STORE, QUOTA))?;
         let told = if node.is_some() { "started for this test" } else { "in this process" };
-        Ok(Place { pool, store: STORE.into(), node: told.into(), _lent: None, _node: node })
+        Ok(Place { pool, store: STORE.into(), node: told.into(), _temporary: None, _node: node })
     }
 
     /// Connects to an existing node and creates a store, which is dropped at the end.
@@ -123,10 +123,10 @@ impl Place {
         let settings = Settings::resolve(flags).map_err(Failure::Told)?;
         let pool = connect(&Settings { insecure_udp, ..settings })?;
         let new =
-            raw_store(&format!("perf-{}", std::process::id()), if puts { QUOTA_OF_PUTS } else { QUOTA_LENT });
-        let lent = Lent::make(&pool, &new, "give --fabric instead of --pool, to start a node")?;
+            raw_store(&format!("perf-{}", std::process::id()), if puts { QUOTA_OF_PUTS } else { QUOTA_TEMPORARY });
+        let temporary = TemporaryStore::make(&pool, &new, "give --fabric instead of --pool, to start a node")?;
         let node = pool.url().to_owned();
-        Ok(Place { pool, store: new.name, node, _lent: Some(lent), _node: None })
+        Ok(Place { pool, store: new.name, node, _temporary: Some(temporary), _node: None })
     }
 }
 

@@ -77,7 +77,7 @@ impl Report {
     ///
     /// # Errors
     /// Standard output is closed.
-    pub(super) fn tell(&mut self, size: usize, row: &Row) -> Done {
+    pub(super) fn print(&mut self, size: usize, row: &Row) -> Done {
         let columns = self.columns(size, row);
         if self.format.json {
             let mut object = Map::new();

@@ -198,7 +198,7 @@ fn children(of: u32) -> Vec<(String, Pid)> {
 }
 
 /// Starts a comparison and waits for its servers; returns it and the folder of its servers.
-fn under_way(folder: &Path) -> (Process, std::path::PathBuf) {
+fn start_comparison(folder: &Path) -> (Process, std::path::PathBuf) {
     let mut command = command();
     command.env("PATH", path()).env("TMPDIR", folder);
     command.args(["bench", "compare", "--records", "2000", "--rounds", "1000", "--fabrics", "shm,udp"]);
@@ -215,7 +215,7 @@ fn under_way(folder: &Path) -> (Process, std::path::PathBuf) {
 fn servers_end_with_the_comparison_however_that_ends() {
     for signal in [Signal::TERM, Signal::INT, Signal::KILL] {
         let folder = tempfile::tempdir().expect("a folder");
-        let (mut process, place) = under_way(folder.path());
+        let (mut process, place) = start_comparison(folder.path());
         let servers = children(process.pid());
         for (name, is_expected) in [
             ("farside", true),
@@ -239,7 +239,7 @@ fn a_dead_rival_ends_the_comparison_with_an_error() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let (mut process, place) = under_way(folder.path());
+    let (mut process, place) = start_comparison(folder.path());
     let servers = children(process.pid());
     let (_, redis) = servers.iter().find(|(name, _)| name == "redis-server").expect("redis-server runs");
     kill_process(*redis, Signal::KILL).expect("redis-server is alive");

@@ -75,7 +75,7 @@ impl Cores {
     /// samples, which take about a millisecond together. None if there is only one core, or if other programs keep the
     /// cores too busy to measure it.
     pub(super) fn distance_ns(&self) -> Result<Option<f64>, Failure> {
-        const LOOKS: u32 = 8;
+        const SAMPLES: u32 = 8;
         const RETURNS: u32 = 200;
         const LONGEST: Duration = Duration::from_millis(100);
         const TRIES_PER_CLOCK: u32 = 1024;
@@ -96,7 +96,7 @@ impl Cores {
             }
             None
         };
-        let look = |_| {
+        let sample = |_| {
             let began = Instant::now();
             (0..RETURNS).try_for_each(|_| take_turn(0))?;
             Some(began.elapsed().as_nanos() as f64 / f64::from(2 * RETURNS))
@@ -105,12 +105,12 @@ impl Cores {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 move_to(there)?;
-                let _in_time = (0..LOOKS * RETURNS).try_for_each(|_| take_turn(1));
+                let _in_time = (0..SAMPLES * RETURNS).try_for_each(|_| take_turn(1));
                 Ok::<_, Failure>(())
             });
             let own = scope.spawn(|| {
                 move_to(here)?;
-                Ok::<_, Failure>((0..LOOKS).map_while(look).reduce(f64::min))
+                Ok::<_, Failure>((0..SAMPLES).map_while(sample).reduce(f64::min))
             });
             let joined = "the thread does not panic";
             let (least, moved) = (own.join().expect(joined), other.join().expect(joined));
@@ -120,7 +120,7 @@ impl Cores {
     }
 
     /// The cores, for people.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn description(&self) -> String {
         format!("server on CPU {}, client on CPU {}", self.server(), self.all[self.all.len() - 1])
     }
 }
@@ -136,7 +136,7 @@ fn set(cores: &[usize]) -> CpuSet {
 struct Line(AtomicU32);
 
 /// The distances between the cores, for people.
-pub(super) fn told_distance(ns: &Spread) -> String {
+pub(super) fn describe_distance(ns: &Spread) -> String {
     let Spread { median, min, max } = *ns;
     format!(
         "a cache line takes {median:.0} ns from one to the other ({min:.0} to {max:.0}, measured before each turn)"

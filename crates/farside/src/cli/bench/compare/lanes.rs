@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// A contender: a row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum Contender {
     Redis { mget: bool, unix: bool },
     Memcached,
     Lmdb,
@@ -36,14 +36,14 @@ pub(super) enum Who {
 
 /// A contender under one setup.
 pub(super) struct Lane {
-    pub(super) who: Who,
+    pub(super) contender: Contender,
     pub(super) way: Way,
     shape: Shape,
     pub(super) measured: Measured,
 }
 
 /// Runs the turns.
-pub(super) struct Field<'c> {
+pub(super) struct TurnRunner<'c> {
     pub(super) contenders: &'c Contenders,
     pub(super) cores: &'c Cores,
     /// Length of a turn.
@@ -65,18 +65,18 @@ const REQUESTS_MAX: u64 = 200_000;
 /// Timeout of `redis-benchmark`.
 const BENCHMARK_MAX: Duration = Duration::from_secs(60);
 
-impl Who {
+impl Contender {
     pub(super) fn name(self) -> String {
         match self {
-            Who::Redis { mget, unix } => {
+            Contender::Redis { mget, unix } => {
                 let [mget, unix] =
                     [(mget, " mget"), (unix, " unix")].map(|(is, word)| if is { word } else { "" });
                 format!("redis{mget}{unix}")
             }
-            Who::Memcached => "memcached".into(),
-            Who::Lmdb => "lmdb".into(),
-            Who::Farside(fabric) => format!("farside {}", fabric.name()),
-            Who::RedisBenchmark => "redis-benchmark".into(),
+            Contender::Memcached => "memcached".into(),
+            Contender::Lmdb => "lmdb".into(),
+            Contender::Farside(fabric) => format!("farside {}", fabric.name()),
+            Contender::RedisBenchmark => "redis-benchmark".into(),
         }
     }
 
@@ -85,48 +85,48 @@ impl Who {
             server.as_ref().map_or_else(String::new, |server| server.version.clone())
         };
         match self {
-            Who::Redis { .. } | Who::RedisBenchmark => of(&contenders.redis),
-            Who::Memcached => of(&contenders.memcached),
+            Contender::Redis { .. } | Contender::RedisBenchmark => of(&contenders.redis),
+            Contender::Memcached => of(&contenders.memcached),
             #[cfg(feature = "lmdb")]
-            Who::Lmdb => farside_bench::compare::lmdb::VERSION.into(),
+            Contender::Lmdb => farside_bench::compare::lmdb::VERSION.into(),
             #[cfg(not(feature = "lmdb"))]
-            Who::Lmdb => String::new(),
-            Who::Farside(_) => env!("CARGO_PKG_VERSION").into(),
+            Contender::Lmdb => String::new(),
+            Contender::Farside(_) => env!("CARGO_PKG_VERSION").into(),
         }
     }
 
     /// The contenders, each with its release.
     pub(super) fn versions(contenders: &Contenders) -> Vec<String> {
-        let named = |name: &str, who: Who| format!("{name} {}", who.version(contenders));
-        let redis = Who::Redis { mget: false, unix: false };
-        let mut versions = vec![named("Farside", Who::Farside(FabricArg::Shm))];
+        let named = |name: &str, contender: Contender| format!("{name} {}", contender.version(contenders));
+        let redis = Contender::Redis { mget: false, unix: false };
+        let mut versions = vec![named("Farside", Contender::Farside(FabricArg::Shm))];
         versions.extend(contenders.redis.is_some().then(|| named("Redis", redis)));
-        versions.extend(contenders.memcached.is_some().then(|| named("memcached", Who::Memcached)));
-        versions.extend(contenders.has_lmdb().then(|| named("LMDB", Who::Lmdb)));
+        versions.extend(contenders.memcached.is_some().then(|| named("memcached", Contender::Memcached)));
+        versions.extend(contenders.has_lmdb().then(|| named("LMDB", Contender::Lmdb)));
         versions
     }
 
     /// Whether others are compared with this contender.
     fn is_measure(self) -> bool {
-        matches!(self, Who::Redis { .. } | Who::Memcached)
+        matches!(self, Contender::Redis { .. } | Contender::Memcached)
     }
 
     fn is_of_one_host(self) -> bool {
         matches!(
             self,
-            Who::Redis { unix: true, .. } | Who::Lmdb | Who::Farside(FabricArg::Shm | FabricArg::Ring)
+            Contender::Redis { unix: true, .. } | Contender::Lmdb | Contender::Farside(FabricArg::Shm | FabricArg::Ring)
         )
     }
 }
 
 impl Lane {
-    pub(super) fn new(who: Who, way: Way) -> Lane {
-        Lane { who, way, shape: Shape { depth: way.depth, batches: 1 }, measured: Measured::default() }
+    pub(super) fn new(contender: Contender, way: Way) -> Lane {
+        Lane { contender, way, shape: Shape { depth: way.depth, batches: 1 }, measured: Measured::default() }
     }
 
     /// Number of batches that its operations are divided into, if this program divides them.
     pub(super) fn batches(&self) -> Option<u32> {
-        self.who.is_measure().then_some(self.shape.batches)
+        self.contender.is_measure().then_some(self.shape.batches)
     }
 
     fn waiting(&self) -> Option<rows::Client> {
@@ -136,16 +136,16 @@ impl Lane {
 
 /// Divides each lane's rate of the last round by the better rival's.
 pub(super) fn rate_round(lanes: &mut [Lane]) {
-    let rivals: Vec<(Who, Way, f64)> = lanes
+    let rivals: Vec<(Contender, Way, f64)> = lanes
         .iter()
-        .filter(|lane| lane.who.is_measure())
-        .filter_map(|lane| Some((lane.who, lane.way, *lane.measured.rates.last()?)))
+        .filter(|lane| lane.contender.is_measure())
+        .filter_map(|lane| Some((lane.contender, lane.way, *lane.measured.rates.last()?)))
         .collect();
-    for lane in lanes.iter_mut().filter(|lane| lane.who != Who::RedisBenchmark) {
-        let is_comparable = |(who, way, _): &&(Who, Way, f64)| {
+    for lane in lanes.iter_mut().filter(|lane| lane.contender != Contender::RedisBenchmark) {
+        let is_comparable = |(contender, way, _): &&(Contender, Way, f64)| {
             way.depth * way.threads == lane.way.depth * lane.way.threads
                 && (lane.way.served.is_none() || *way == lane.way)
-                && (lane.who.is_of_one_host() || !who.is_of_one_host())
+                && (lane.contender.is_of_one_host() || !contender.is_of_one_host())
         };
         let best = rivals.iter().filter(is_comparable).map(|(_, _, rate)| *rate).max_by(f64::total_cmp);
         if let (Some(best), Some(rate)) = (best, lane.measured.rates.last()) {
@@ -163,7 +163,7 @@ struct Turn {
     server_cpu: Option<Duration>,
 }
 
-impl Field<'_> {
+impl TurnRunner<'_> {
     /// Finds the number of batches with which a rival is fastest.
     pub(super) fn choose_shape(&self, lane: &mut Lane, threads: &mut [Thread]) -> Result<(), Failure> {
         if lane.batches().is_none() || lane.way.depth == 1 {
@@ -184,7 +184,7 @@ impl Field<'_> {
 
     /// Runs one turn of a lane, and adds its outcome to the lane.
     pub(super) fn take_turn(&self, lane: &mut Lane, threads: &mut [Thread]) -> Result<(), Failure> {
-        if lane.who == Who::RedisBenchmark {
+        if lane.contender == Contender::RedisBenchmark {
             let said = self.benchmark(lane)?;
             lane.measured.rates.push(said.ops_per_s);
             return Ok(());
@@ -211,7 +211,7 @@ impl Field<'_> {
             }
             length *= 2;
         }
-        let (name, length) = (lane.who.name(), length.as_secs_f64() / 2.0);
+        let (name, length) = (lane.contender.name(), length.as_secs_f64() / 2.0);
         Err(Failure::Told(format!(
             "{name}: no operation completed in {length} seconds: the machine is too busy for a comparison; stop other \
              programs, or give longer turns with --seconds"
@@ -227,7 +227,7 @@ impl Field<'_> {
         run.resume();
         let server_cpu = || server.map(cpu_time_of).transpose();
         let (sender, warm) = mpsc::channel();
-        let told = |reason: String| Failure::Told(format!("{}: {reason}", lane.who.name()));
+        let told = |reason: String| Failure::Told(format!("{}: {reason}", lane.contender.name()));
         std::thread::scope(|scope| {
             let clients: Vec<_> = threads[..lane.way.threads as usize]
                 .iter_mut()
@@ -268,11 +268,11 @@ impl Field<'_> {
 
     fn server_pid(&self, lane: &Lane) -> Option<u32> {
         let of = |server: &Option<Server>| server.as_ref().map(Server::pid);
-        match lane.who {
-            Who::Redis { .. } | Who::RedisBenchmark => of(&self.contenders.redis),
-            Who::Memcached => of(&self.contenders.memcached),
-            Who::Farside(FabricArg::Shm) | Who::Lmdb => None,
-            Who::Farside(_) => self.contenders.session.node_pid(),
+        match lane.contender {
+            Contender::Redis { .. } | Contender::RedisBenchmark => of(&self.contenders.redis),
+            Contender::Memcached => of(&self.contenders.memcached),
+            Contender::Farside(FabricArg::Shm) | Contender::Lmdb => None,
+            Contender::Farside(_) => self.contenders.session.node_pid(),
         }
     }
 
@@ -287,19 +287,19 @@ impl Field<'_> {
                 false => &server.address,
             }
         };
-        match lane.who {
-            Who::Redis { mget: false, unix } => self.rival::<Get>(lane, redis(unix), thread, warm),
-            Who::Redis { mget: true, unix } => self.rival::<MGet>(lane, redis(unix), thread, warm),
-            Who::Memcached => {
+        match lane.contender {
+            Contender::Redis { mget: false, unix } => self.rival::<Get>(lane, redis(unix), thread, warm),
+            Contender::Redis { mget: true, unix } => self.rival::<MGet>(lane, redis(unix), thread, warm),
+            Contender::Memcached => {
                 let server = self.contenders.memcached.as_ref().expect("a memcached lane has a server");
                 self.rival::<Memcached>(lane, &server.address, thread, warm)
             }
-            Who::Lmdb => self.lmdb(lane, thread, warm),
-            Who::Farside(fabric) => {
+            Contender::Lmdb => self.lmdb(lane, thread, warm),
+            Contender::Farside(fabric) => {
                 let found = self.contenders.pools.iter().find(|(by, _)| *by == fabric);
                 self.farside(lane, &found.expect("a Farside lane has a pool").1, thread, warm)
             }
-            Who::RedisBenchmark => unreachable!("it runs in its own process"),
+            Contender::RedisBenchmark => unreachable!("it runs in its own process"),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Invariant: the child ends with its [`NodeProcess`], and with this process however that ends. Its files are removed
 //! too; if this process is killed, an empty folder may remain.
 
-use super::Asked;
+use super::SessionConfig;
 use crate::cli::bench::FabricArg;
 use crate::cli::child::Server;
 use crate::cli::files::Folder;
@@ -87,11 +87,11 @@ fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::
         FabricArg::Tcp => at("tcp://127.0.0.1:0".into()),
         #[cfg(feature = "tls")]
         FabricArg::Tls => {
-            let [shown, key] = SECRETS.map(|name| folder.join(name));
+            let [certificate, key] = SECRETS.map(|name| folder.join(name));
             let made = crate::cli::tls::Certificate::new(&["127.0.0.1".into()], 1).map_err(Failure::Told)?;
-            made.write(&shown, &key).map_err(Failure::Told)?;
+            made.write(&certificate, &key).map_err(Failure::Told)?;
             let (mut listen, options) = at("tls://127.0.0.1:0".into());
-            listen.extend(["--tls-cert".into(), shown.display().to_string()]);
+            listen.extend(["--tls-cert".into(), certificate.display().to_string()]);
             listen.extend(["--tls-key".into(), key.display().to_string()]);
             (listen, farside::Options { tls_ca: Some(made.text), ..options })
         }
@@ -101,22 +101,22 @@ fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::
 
 /// Connects to the named node, or starts one with `memory` bytes.
 pub(super) fn reach(
-    asked: &Asked,
+    config: &SessionConfig,
     memory: u64,
     also: &[FabricArg],
 ) -> Result<(Pool, Option<Arc<NodeProcess>>), Failure> {
-    let there = &asked.there;
-    match (&there.pool, asked.fabric.unwrap_or(FabricArg::Shm)) {
+    let existing = &config.existing;
+    match (&existing.pool, config.fabric.unwrap_or(FabricArg::Shm)) {
         (Some(url), _) => {
             let settings = Settings::resolve(File {
                 pool: Some(url.clone()),
-                token_file: there.token_file.clone(),
-                tls_ca: there.tls_ca.clone(),
+                token_file: existing.token_file.clone(),
+                tls_ca: existing.tls_ca.clone(),
                 ..File::default()
             });
             let settings = settings.map_err(Failure::Told)?;
-            let pool = connect(&Settings { insecure_udp: there.insecure_udp, ..settings })?;
-            if let Some(fabric) = asked.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
+            let pool = connect(&Settings { insecure_udp: existing.insecure_udp, ..settings })?;
+            if let Some(fabric) = config.fabric.filter(|fabric| fabric.name() != pool.fabric()) {
                 return Err(Failure::Told(format!(
                     "the URL of --pool is of fabric {}, not {}: omit --fabric",
                     pool.fabric(),

@@ -10,42 +10,42 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 impl Session {
-    pub(super) fn report(&self, repeats: Vec<Ended>, sampled: &Sampled) -> YcsbReport {
+    pub(super) fn report(&self, repeats: Vec<Outcome>, sampled: &Sampled) -> YcsbReport {
         let rates: Vec<f64> = repeats.iter().map(|ended| ended.operations_per_s).collect();
         let seconds = repeats.iter().map(|ended| ended.seconds).sum();
-        let ended = repeats.into_iter().fold(Ended::default(), Ended::with_later);
+        let ended = repeats.into_iter().fold(Outcome::default(), Outcome::with_later);
         let tally = &ended.tally;
         let operations = tally.operations().max(1) as f64;
         if let Some(first) = tally.told.first() {
             note!("farside: first failure: {first}");
         }
         let info = self.pool.info().ok(); // The report is made even if the node is gone by now.
-        let slots = match self.asked.phases {
+        let slots = match self.config.phases {
             Phases::Run(_) => None, // The load may have used another table size.
-            Phases::Both | Phases::Load(_) => self.asked.footprint().ok().map(|footprint| footprint.slots),
+            Phases::Both | Phases::Load(_) => self.config.footprint().ok().map(|footprint| footprint.slots),
         };
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / operations * 1e6;
         YcsbReport {
-            system: self.asked.system.kind.into(),
+            system: self.config.system.kind.into(),
             fabric: self.pool.fabric().into(),
-            workload: self.asked.workload.name.clone(),
-            distribution: self.asked.workload.distribution.name().into(),
-            records: self.asked.workload.records,
-            value_size: self.asked.value_size as u64,
-            threads: self.asked.threads.into(),
-            tasks: self.asked.tasks.into(),
-            target_ops_per_s: self.asked.target,
-            verified: self.asked.verify,
+            workload: self.config.workload.name.clone(),
+            distribution: self.config.workload.distribution.name().into(),
+            records: self.config.workload.records,
+            value_size: self.config.value_size as u64,
+            threads: self.config.threads.into(),
+            tasks: self.config.tasks.into(),
+            target_ops_per_s: self.config.target,
+            verified: self.config.verify,
             load: self.load,
             seconds,
-            load_factor: slots.map(|slots| self.asked.workload.records as f64 / slots as f64),
+            load_factor: slots.map(|slots| self.config.workload.records as f64 / slots as f64),
             mean_probes: Some(sampled.probes),
             page_size: info.map(|info| info.page_size),
             ops_per_s: Spread::of(&rates).expect("there is at least one repeat").median,
             repeats_ops_per_s: rates,
             latency_us: LatencyUs::from(&tally.latencies.all()),
             operations: operations_of(tally),
-            per_op: if self.asked.system.needs.contains(Capabilities::CALLS) {
+            per_op: if self.config.system.needs.contains(Capabilities::CALLS) {
                 sampled.per_op() // Session slots count no calls.
             } else {
                 PerOp {
@@ -101,7 +101,7 @@ impl Sampled {
 
 /// Outcome of one client, or of all clients together.
 #[derive(Default)]
-pub(super) struct Ended {
+pub(super) struct Outcome {
     pub(super) tally: Tally,
     pub(super) seconds: f64,
     pub(super) operations_per_s: f64,
@@ -110,9 +110,9 @@ pub(super) struct Ended {
     pub(super) node_cpu: Option<Duration>,
 }
 
-impl Ended {
+impl Outcome {
     /// Adds a later repeat.
-    pub(super) fn with_later(mut self, later: Ended) -> Ended {
+    pub(super) fn with_later(mut self, later: Outcome) -> Outcome {
         self.tally.merge(later.tally);
         self.counters.add(&later.counters);
         self.own_cpu += later.own_cpu;
@@ -124,7 +124,7 @@ impl Ended {
     }
 
     /// Adds a client that ran concurrently.
-    pub(super) fn add(&mut self, other: Ended) {
+    pub(super) fn add(&mut self, other: Outcome) {
         self.operations_per_s += other.tally.operations() as f64 / other.seconds;
         self.seconds = self.seconds.max(other.seconds);
         self.tally.merge(other.tally);

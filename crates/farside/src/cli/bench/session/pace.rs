@@ -3,7 +3,7 @@
 //! Invariant: a schedule starts an operation when it is due, whether or not the previous one has ended. A slow store
 //! therefore cannot influence which latencies are sampled (coordinated omission).
 
-use super::Asked;
+use super::SessionConfig;
 use farside_bench::driver::{Perform, Run, Schedule, Thread};
 use farside_fabrics::{executor, timer};
 use std::cell::Cell;
@@ -31,8 +31,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn of(asked: &Asked) -> Pace {
-        let Asked { target, idle, warm_up, threads, tasks, .. } = *asked;
+    pub(super) fn of(config: &SessionConfig) -> Pace {
+        let SessionConfig { target, idle, warm_up, threads, tasks, .. } = *config;
         Pace { target, idle, warm_up, tasks: threads * tasks }
     }
 

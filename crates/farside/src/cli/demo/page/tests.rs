@@ -71,7 +71,7 @@ fn compared(contender: &str, depth: u32) -> CompareReport {
     }
 }
 
-fn shown() -> Shown {
+fn results() -> Results {
     let runs = ["local", "shm", "ring", "udp", "tcp", "tls"].into_iter().flat_map(|fabric| {
         let reads = DEPTHS.into_iter().map(move |tasks| run(fabric, "c", tasks.into()));
         reads.chain([run(fabric, "a", MIDDLE.into())])
@@ -84,7 +84,7 @@ fn shown() -> Shown {
         ops_per_s: 345_678.0 * f64::from(tasks),
         cpu_s_per_mop: None,
     };
-    Shown {
+    Results {
         settings: Settings { records: 1000, value_size: 512, each: Duration::from_millis(500) },
         machine: Machine {
             release: "1.2.3".into(),
@@ -120,7 +120,7 @@ fn shown() -> Shown {
             .flat_map(|depth| [compared("redis", depth), compared("farside udp", depth)])
             .collect(),
         versions: vec![format!("Redis {HOSTILE}")],
-        left_out: vec![format!("memcached {HOSTILE}")],
+        skipped: vec![format!("memcached {HOSTILE}")],
         cores: "server on CPU 0, client on CPU 1".into(),
     }
 }
@@ -143,7 +143,7 @@ fn count(text: &str, part: &str) -> usize {
 #[test]
 fn a_page_loads_nothing_and_runs_nothing() {
     // `url(#` refers to a part of the same figure.
-    let page = page(&shown()).replace("url(#", "(#");
+    let page = page(&results()).replace("url(#", "(#");
     assert!(page.find(MARK).is_some_and(|at| at + MARK.len() <= MARKED_WITHIN as usize));
     for absent in
         ["http", "//", "<script", "<img", "<link", "<iframe", "@import", "url(", "src=", " onload", "href"]
@@ -154,7 +154,7 @@ fn a_page_loads_nothing_and_runs_nothing() {
 
 #[test]
 fn text_from_the_machine_is_escaped() {
-    let page = page(&shown());
+    let page = page(&results());
     assert_eq!(count(&page, "<b>"), 0);
     let text = "&quot;&gt;&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &lt;b&gt;\u{fffd}";
     // The processor, the kernel, a version, and a skipped rival.
@@ -163,7 +163,7 @@ fn text_from_the_machine_is_escaped() {
 
 #[test]
 fn every_figure_has_its_table_and_its_command() {
-    let page = page(&shown());
+    let page = page(&results());
     let sections: Vec<&str> = page.split("<section>").skip(1).collect();
     assert_eq!(sections.len(), 7);
     for section in sections {
@@ -178,12 +178,12 @@ fn every_figure_has_its_table_and_its_command() {
 
 #[test]
 fn the_tables_contain_all_measurements() {
-    let shown = shown();
-    let rows = rows(&page(&shown));
+    let results = results();
+    let rows = rows(&page(&results));
     let has = |cells: &[&str]| {
         assert!(rows.iter().any(|row| row.iter().map(String::as_str).eq(cells.iter().copied())), "{cells:?}");
     };
-    for run in &shown.runs {
+    for run in &results.runs {
         let which = [&*run.fabric, &run.workload, &run.tasks.to_string()];
         let rate = run.ops_per_s.to_string();
         let us = [7.25, 14.5, 21.75, 65.25, 717.75].map(|us| format!("{:.2}", us * run.tasks as f64));
@@ -208,7 +208,7 @@ fn the_tables_contain_all_measurements() {
 
 #[test]
 fn skipped_rivals_are_listed_instead_of_a_figure() {
-    let nobody = Shown { compared: Vec::new(), ..shown() };
+    let nobody = Results { compared: Vec::new(), ..results() };
     let page = page(&nobody);
     assert_eq!(count(&page, "<section>"), 6);
     assert!(page.contains("Skipped rivals") && !page.contains("Comparison with rivals"));
@@ -217,6 +217,6 @@ fn skipped_rivals_are_listed_instead_of_a_figure() {
 #[test]
 fn a_page_needs_no_facts_about_the_machine() {
     let machine = Machine { release: "1".into(), build: "b".into(), ..Machine::default() };
-    let page = page(&Shown { machine, ..shown() });
+    let page = page(&Results { machine, ..results() });
     assert!(!page.contains("load average at the end</th>") && page.contains("<h2>The machine</h2>"));
 }

@@ -1,6 +1,6 @@
 //! The plan of a measurement, and the size of the store that it needs.
 
-use super::super::{FabricArg, System, There, fewer};
+use super::super::{FabricArg, System, ExistingNode, fewer};
 use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
@@ -26,12 +26,12 @@ const KEY_SIZE: usize = 8;
 
 /// The plan of a measurement.
 #[derive(Clone)]
-pub(in crate::cli) struct Asked {
+pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) system: System,
     /// Fabric of the node to start. For an existing node: the fabric that its URL must have, if given.
     pub(in crate::cli) fabric: Option<FabricArg>,
     /// The existing node, if one is named.
-    pub(in crate::cli) there: There,
+    pub(in crate::cli) existing: ExistingNode,
     /// Pause of each task before every operation.
     pub(in crate::cli) idle: Option<Duration>,
     pub(in crate::cli) workload: Workload,
@@ -79,13 +79,13 @@ pub(in crate::cli) enum Phases {
     Run(String),
 }
 
-impl Asked {
+impl SessionConfig {
     /// A plan with one client thread, 16 tasks, and its own store, in a closed loop.
-    pub(in crate::cli) fn new(system: System, workload: Workload) -> Asked {
-        Asked {
+    pub(in crate::cli) fn new(system: System, workload: Workload) -> SessionConfig {
+        SessionConfig {
             system,
             fabric: None,
-            there: There::default(),
+            existing: ExistingNode::default(),
             idle: None,
             workload,
             value_size: 512,
@@ -128,13 +128,13 @@ impl Asked {
     /// The table is too small.
     pub(in crate::cli) fn check_items(&self) -> Done {
         let (records, needed) = (self.workload.records, self.records_max());
-        let who = match needed - records {
+        let contents = match needed - records {
             0 => format!("{records} records"),
             inserts => format!("{records} records and up to {inserts} inserts of the run"),
         };
         match self.items {
             Some(items) if items < needed => Err(Failure::Told(format!(
-                "--items {items} is too small for {who}: give at least {needed}, or omit --items"
+                "--items {items} is too small for {contents}: give at least {needed}, or omit --items"
             ))),
             _ => Ok(()),
         }
@@ -174,8 +174,8 @@ impl Asked {
         let busy = self.target.unwrap_or(can).min(can);
         // Tasks pause only after the warm-up.
         let idle = self.idle.map_or(busy, |idle| busy.min(tasks / idle.as_secs_f64()));
-        let asked = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
-        let measured = asked.min(idle * (self.seconds + LATE_S * f64::from(self.threads - 1)));
+        let requested = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
+        let measured = requested.min(idle * (self.seconds + LATE_S * f64::from(self.threads - 1)));
         let each = busy * self.warm_up.as_secs_f64() + measured + tasks;
         let expected = share * (each * f64::from(self.repeats) + COUNTED_MAX as f64);
         // Operations are drawn at random: four standard deviations above the mean are never exceeded in practice.
@@ -202,28 +202,28 @@ impl Asked {
 ///
 /// # Errors
 /// The system does not support values of that size, or no store can be that large.
-pub(super) fn quota(asked: &Asked) -> Result<u64, Failure> {
+pub(super) fn quota(config: &SessionConfig) -> Result<u64, Failure> {
     const SLACK: u64 = 96 << 20;
-    if matches!(asked.phases, Phases::Run(_)) {
+    if matches!(config.phases, Phases::Run(_)) {
         return Ok(0);
     }
-    let records = asked.records_max();
+    let records = config.records_max();
     let no_room = || {
         Failure::Told(format!(
             "the run may need {records} records, which is more than any node can hold: {}",
-            asked.remedy()
+            config.remedy()
         ))
     };
-    let Footprint { table_bytes, item_bytes, .. } = asked.footprint().map_err(|misfit| match misfit {
+    let Footprint { table_bytes, item_bytes, .. } = config.footprint().map_err(|misfit| match misfit {
         Misfit::Items => no_room(),
         Misfit::Value(max) => Failure::Told(format!(
             "a value of {} has at most {max} bytes: give a smaller --value-size, or --system {}",
-            asked.system.title,
+            config.system.title,
             usual().kind
         )),
     })?;
     let items = u128::from(records) * u128::from(item_bytes);
-    let on_the_way = (u64::from(asked.threads * asked.tasks) * item_bytes * 1024).min(1 << 30);
+    let on_the_way = (u64::from(config.threads * config.tasks) * item_bytes * 1024).min(1 << 30);
     let bytes = u128::from(table_bytes) + items + items / 16 + u128::from(on_the_way + SLACK);
     if bytes > Geometry::SIZE_MAX.into() {
         return Err(no_room());

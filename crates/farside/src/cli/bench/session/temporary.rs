@@ -10,21 +10,21 @@ use farside_remote::arena::SEGMENT_SIZE;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A store on a node that outlives this process. The store is dropped at the end, also if a signal ends the process.
-pub(in crate::cli) struct Lent(Arc<Held>);
+pub(in crate::cli) struct TemporaryStore(Arc<Held>);
 
 struct Held {
     pool: Pool,
     name: String,
     /// Whether the store exists. Locked while the store is created or dropped.
-    is_there: Mutex<bool>,
+    exists: Mutex<bool>,
 }
 
-impl Lent {
+impl TemporaryStore {
     /// Creates the store. `remedy` is an alternative for the error message if the node has not enough memory.
-    pub(in crate::cli) fn make(pool: &Pool, new: &NewStore, remedy: &str) -> Result<Lent, Failure> {
-        let held = Held { pool: pool.clone(), name: new.name.clone(), is_there: Mutex::new(false) };
+    pub(in crate::cli) fn make(pool: &Pool, new: &NewStore, remedy: &str) -> Result<TemporaryStore, Failure> {
+        let held = Held { pool: pool.clone(), name: new.name.clone(), exists: Mutex::new(false) };
         let held = Arc::new(held);
-        let mut is_there = held.lock();
+        let mut exists = held.lock();
         let ending = signal_hook::iterator::Signals::new(signals::ending())?;
         let watched = Arc::clone(&held);
         std::thread::Builder::new().name("farside-signals".into()).spawn(move || watched.watch(ending))?;
@@ -42,15 +42,15 @@ impl Lent {
                 error.into()
             }
         })?;
-        *is_there = true;
-        drop(is_there);
-        Ok(Lent(held))
+        *exists = true;
+        drop(exists);
+        Ok(TemporaryStore(held))
     }
 }
 
 impl Held {
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_there.lock().unwrap_or_else(PoisonError::into_inner)
+        self.exists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Thread body: waits for a signal that ends this process, and drops the store first.
@@ -60,25 +60,25 @@ impl Held {
         let dropping = Arc::clone(&self);
         std::thread::spawn(move || {
             // The lock is held until the process ends: no thread reports errors that the missing store causes.
-            let mut is_there = dropping.lock();
-            dropping.end(&mut is_there);
+            let mut exists = dropping.lock();
+            dropping.end(&mut exists);
             signals::end_by(first);
         });
         if let Some(second) = heard.next() {
-            self.tell_left("interrupted before the node confirmed the drop"); // A second signal does not wait.
+            self.note_left("interrupted before the node confirmed the drop"); // A second signal does not wait.
             signals::end_by(second);
         }
     }
 
-    fn end(&self, is_there: &mut bool) {
-        if std::mem::take(is_there)
+    fn end(&self, exists: &mut bool) {
+        if std::mem::take(exists)
             && let Err(error) = self.pool.drop_store(&self.name)
         {
-            self.tell_left(&error.to_string());
+            self.note_left(&error.to_string());
         }
     }
 
-    fn tell_left(&self, reason: &str) {
+    fn note_left(&self, reason: &str) {
         note!(
             "farside: store '{name}' may still exist ({reason}); drop it with \
              'farside store drop {name} --pool {pool}', with the same token if the node requires one",
@@ -88,7 +88,7 @@ impl Held {
     }
 }
 
-impl Lent {
+impl TemporaryStore {
     /// Keeps the store when this value is dropped.
     pub(super) fn keep(&self) {
         *self.0.lock() = false;
@@ -96,7 +96,7 @@ impl Lent {
 }
 
 /// Drops the store, so that the node's memory is free again.
-impl Drop for Lent {
+impl Drop for TemporaryStore {
     fn drop(&mut self) {
         self.0.end(&mut self.0.lock());
     }

@@ -12,11 +12,11 @@ use farside_systems::registry::usual;
 const WIDTH: usize = 112;
 
 /// Prints a table for each setup, in the order of the reports.
-pub(super) fn tell_tables(reports: &[CompareReport]) -> Done {
+pub(super) fn print_tables(reports: &[CompareReport]) -> Done {
     let way = |report: &CompareReport| (report.depth, report.threads, report.cores, report.client);
     for group in reports.chunk_by(|one, next| way(one) == way(next)) {
         let (depth, threads, cores, client) = way(&group[0]);
-        let at_once = match (depth, threads) {
+        let in_flight = match (depth, threads) {
             (1, 1) => "One operation at a time".to_owned(),
             (depth, 1) => format!("{depth} operations in flight"),
             (1, threads) => format!("One operation at a time by each of {threads} client threads"),
@@ -33,14 +33,14 @@ pub(super) fn tell_tables(reports: &[CompareReport]) -> Done {
             Some(Client::Sleeps) => "the client sleeps until a response comes, ",
         };
         tell!();
-        tell!("{at_once}; {client}{server}:");
+        tell!("{in_flight}; {client}{server}:");
         tell!("{}", table(group).to_string().trim_end());
     }
     Ok(())
 }
 
 /// Prints notes on how to read the tables.
-pub(super) fn tell_caveats(
+pub(super) fn print_notes(
     reports: &[CompareReport],
     benchmarked: Option<u64>,
     tables: String,
@@ -108,25 +108,25 @@ pub(super) fn tell_caveats(
 }
 
 /// Sizes of the contenders' hash tables, for people.
-pub(super) fn told_tables(reports: &[CompareReport], records: u64, items: u64) -> String {
+pub(super) fn table_sizes(reports: &[CompareReport], records: u64, items: u64) -> String {
     let of_each = |bytes: u64| bytes as f64 / records as f64;
-    let mut told = format!(
+    let mut text = format!(
         "{}'s table is sized for {items} items, which takes {:.0} bytes per record. The larger the table, the fewer \
          gets need a second request; --items sets the size.",
         usual().title,
         of_each(our_table(items)),
     );
     if is_among(reports, "memcached") {
-        told += &format!(
+        text += &format!(
             " memcached's has a bucket for each item from the start, {:.0} bytes per record, and a list behind each \
              bucket.",
             of_each(memcached_table(items))
         );
     }
     if is_among(reports, "redis") {
-        told += " Redis sizes its own table.";
+        text += " Redis sizes its own table.";
     }
-    told
+    text
 }
 
 fn is_among(reports: &[CompareReport], contender: &str) -> bool {
@@ -148,8 +148,8 @@ fn slower(reports: &[CompareReport]) -> Option<String> {
             Some(Client::Sleeps) => ", sleeping",
             None => "",
         };
-        let under_way = report.depth * report.threads;
-        let way = format!("{} with {under_way} in flight {cores}{client}", report.contender);
+        let in_flight = report.depth * report.threads;
+        let way = format!("{} with {in_flight} in flight {cores}{client}", report.contender);
         (ratio < 1.0).then(|| format!("{way} ({ratio:.2})"))
     });
     let behind: Vec<String> = behind.collect();
@@ -231,8 +231,8 @@ mod tests {
         ];
         assert_eq!(slower(&reports), None);
         reports.push(report("farside udp", 1, Some(Cores::One), 9.0, 0.424));
-        let told = slower(&reports).expect("one report is slower");
-        assert!(told.ends_with(": farside udp with 1 in flight on one core, sleeping (0.42)."), "{told}");
+        let text = slower(&reports).expect("one report is slower");
+        assert!(text.ends_with(": farside udp with 1 in flight on one core, sleeping (0.42)."), "{text}");
     }
 
     #[test]
