@@ -171,7 +171,7 @@ impl Server {
         let tokens = self.tokens.as_deref().map(token::read).transpose().map_err(Failure::Told)?;
         if self.insecure_udp && (tokens.is_none() || self.device == Some(Device::Tcp)) {
             return Err(Failure::Told(
-                "--insecure-udp turns off the encryption of udp packets, which needs both --tokens and udp: give both, \
+                "--insecure-udp turns off the encryption that --tokens gives to udp packets: serve udp with --tokens, \
                  or omit --insecure-udp"
                     .into(),
             ));

@@ -34,7 +34,8 @@ impl Cores {
         *self.all.first().expect("a process may run on at least one core")
     }
 
-    /// Cores of the client threads: the last core for one thread, all but the server's for several.
+    /// Cores of the client threads: the last core for one thread; for several, all but the server's, or all without a
+    /// server.
     fn clients(&self, cores: Option<rows::Cores>, threads: u32) -> CpuSet {
         let last = &self.all[self.all.len() - 1..];
         let chosen = match cores {
