@@ -17,8 +17,8 @@ use farside_fabrics::layer::fault::Faults;
 use farside_systems::registry::{self, Registered, usual};
 use farside_systems::system::Family;
 pub(super) use floor::{Floor, check_mismatches};
-pub(super) use session::{SessionConfig, TemporaryStore, NodeProcess, Rounds, Session, TURN, far};
 use session::{Log, Phases, SAMPLED};
+pub(super) use session::{NodeProcess, Rounds, Session, SessionConfig, TURN, TemporaryStore, far};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,7 +52,8 @@ pub(super) type System = &'static Registered;
 fn systems() -> impl TypedValueParser<Value = System> {
     let names =
         registry::family(Family::Kv).map(|system| PossibleValue::new(system.kind).help(system.summary));
-    PossibleValuesParser::new(names).map(|kind| registry::named(&kind).expect("clap accepts only the listed names"))
+    PossibleValuesParser::new(names)
+        .map(|kind| registry::named(&kind).expect("clap accepts only the listed names"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -340,17 +341,12 @@ impl Ycsb {
         }
         if let Some(name) = &self.distribution {
             workload.distribution = Distribution::named(name).ok_or_else(|| {
-                Failure::Told(format!(
-                    "unknown distribution '{name}': name one of {}",
-                    Distribution::NAMES
-                ))
+                Failure::Told(format!("unknown distribution '{name}': name one of {}", Distribution::NAMES))
             })?;
         }
         warn_of_unused(&workload);
         if self.existing.pool.is_some() && self.fabric == Some(FabricArg::Local) {
-            return Err(Failure::Told(
-                "--fabric local runs the node in this process: omit --pool".into(),
-            ));
+            return Err(Failure::Told("--fabric local runs the node in this process: omit --pool".into()));
         }
         if self.verify && self.phase == Some(Phase::Run) {
             return Err(Failure::Told(
@@ -472,8 +468,9 @@ fn how(config: &SessionConfig) -> String {
 fn faults(text: &str) -> Result<Faults, String> {
     let mut faults = Faults::default();
     for part in text.split(',') {
-        let (name, value) =
-            part.split_once('=').ok_or_else(|| format!("'{part}' is not a fault: write it like loss=0.02"))?;
+        let (name, value) = part
+            .split_once('=')
+            .ok_or_else(|| format!("'{part}' is not a fault: write it like loss=0.02"))?;
         let probability = match name {
             "loss" => &mut faults.loss,
             "duplicate" => &mut faults.duplicate,

@@ -11,7 +11,7 @@ use super::machine::Machine;
 use super::{Done, Failure, files, value_size};
 use farside_bench::compare::rows::{self, CompareReport};
 use farside_bench::report::{FloorReport, Table, YcsbReport};
-use measure::{Settings, Results};
+use measure::{Results, Settings};
 use serde::Serialize;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -93,8 +93,7 @@ impl Demo {
         }
         let path = page.map(|page| std::path::absolute(page).unwrap_or_else(|_| page.to_owned()));
         if self.json {
-            path.iter()
-                .for_each(|path| note!("The same as a web page with figures: {}", path.display()));
+            path.iter().for_each(|path| note!("The same as a web page with figures: {}", path.display()));
             return Ok(());
         }
         if let Some(path) = path {
@@ -191,9 +190,7 @@ fn print_runs(results: &Results) -> Done {
         ]);
     }
     tell!("{table}");
-    tell!(
-        "Workload c reads; a is half reads and half overwrites, and is compared with the floor of reads."
-    );
+    tell!("Workload c reads; a is half reads and half overwrites, and is compared with the floor of reads.");
     tell!(
         "local and shm are compared with 'by hand', tls with tcp's floor. s/Mop: CPU seconds per million operations."
     );
@@ -220,7 +217,8 @@ fn print_compared(results: &Results) -> Done {
 fn print_rows(results: &Results) -> Done {
     let rows = [Row::Machine(&results.machine), Row::Stopped(&results.stopped)];
     let rows = rows.into_iter().chain(results.floors.iter().map(Row::Floor));
-    let rows = rows.chain(results.runs.iter().map(Row::Ycsb)).chain(results.compared.iter().map(Row::Compare));
+    let rows =
+        rows.chain(results.runs.iter().map(Row::Ycsb)).chain(results.compared.iter().map(Row::Compare));
     for row in rows {
         tell!("{}", serde_json::to_string(&row)?);
     }

@@ -145,7 +145,8 @@ impl Figure {
     fn measure(self, fabric: FabricArg) -> Done {
         if self.operations.is_some() {
             return Err(Failure::Told(
-                "--operations applies to predictions, but the figure is measured: give --rounds instead".into(),
+                "--operations applies to predictions, but the figure is measured: give --rounds instead"
+                    .into(),
             ));
         }
         let is_under_load = |fabrics: &OnFabrics| matches!(fabrics, OnFabrics::Stores(_));

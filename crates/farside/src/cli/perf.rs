@@ -188,7 +188,9 @@ impl Perf {
 
     fn serve(&self) -> Done {
         if self.token_file.is_some() {
-            return refuse("--token-file is for clients: name a HOST, or list the server's clients with --tokens");
+            return refuse(
+                "--token-file is for clients: name a HOST, or list the server's clients with --tokens",
+            );
         }
         if self.json {
             return refuse("--json is for the measuring side: name a HOST, or omit --json");
@@ -288,9 +290,7 @@ impl Perf {
                     _ => (&[8][..], "8"),
                 };
                 if self.all {
-                    return refuse(&format!(
-                        "this atomic has {which} bytes and no other sizes: omit --all"
-                    ));
+                    return refuse(&format!("this atomic has {which} bytes and no other sizes: omit --all"));
                 }
                 let size = self.size.unwrap_or(8);
                 return match words.iter().find(|&&word| word as u64 == size) {
@@ -316,9 +316,9 @@ impl Perf {
     fn depth(&self) -> Result<Option<u32>, Failure> {
         match (self.test.is_latency(), self.tx_depth) {
             (true, None) => Ok(None),
-            (true, Some(_)) => refuse(
-                "a *_lat test has one request in flight: omit --tx-depth, or name a *_bw test",
-            ),
+            (true, Some(_)) => {
+                refuse("a *_lat test has one request in flight: omit --tx-depth, or name a *_bw test")
+            }
             (false, depth) => Ok(Some(depth.unwrap_or(TASKS_MAX as u32))),
         }
     }

@@ -120,7 +120,9 @@ pub(super) fn seeds(text: &str) -> Result<Seeds, String> {
     match ends {
         Some((first, last)) if first <= last => Ok(Seeds(first..=last)),
         Some((first, last)) => Err(format!("the range {first}..{last} is empty: write {last}..{first}")),
-        None => Err(format!("'{text}' is not a range of seeds: write 1..300 for the seeds 1 to 300, both included")),
+        None => Err(format!(
+            "'{text}' is not a range of seeds: write 1..300 for the seeds 1 to 300, both included"
+        )),
     }
 }
 

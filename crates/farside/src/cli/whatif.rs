@@ -105,8 +105,9 @@ fn terms(text: &str) -> Result<(f64, usize), String> {
             }
             Some(("value", bytes)) => {
                 let bytes = bytes.parse().ok().filter(|bytes| (1..=VALUE_LEN_MAX).contains(bytes));
-                value_len = bytes
-                    .ok_or_else(|| format!("'{term}' is not a length of a value: give 1 to {VALUE_LEN_MAX}"))?;
+                value_len = bytes.ok_or_else(|| {
+                    format!("'{term}' is not a length of a value: give 1 to {VALUE_LEN_MAX}")
+                })?;
             }
             _ => return Err(format!("unknown term '{term}': write it like reads=0.95,value=512")),
         }

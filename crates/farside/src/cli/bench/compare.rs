@@ -28,7 +28,7 @@ use farside_bench::report::{LatencyUs, Spread};
 use farside_bench::workload::{Distribution, Workload};
 use farside_systems::registry::usual;
 use farside_systems::system::Sizing;
-use lanes::{Lane, Contender};
+use lanes::{Contender, Lane};
 pub(super) use servers::RivalServer;
 use servers::{Server, memcached_table};
 use std::time::Duration;
@@ -251,7 +251,11 @@ impl Compare {
             reports: lanes.iter().map(|lane| self.report(&workload, &contenders, lane)).collect(),
             versions: Contender::versions(&contenders),
             skipped,
-            cores: [Some(cores.description()), distance_text].into_iter().flatten().collect::<Vec<_>>().join("; "),
+            cores: [Some(cores.description()), distance_text]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join("; "),
             distance_ns,
             benchmarked: contenders.benchmark.as_ref().map(|(_, records)| *records),
         })
@@ -344,8 +348,9 @@ impl Compare {
         let mut server = |rival, program: &str, package: &str| {
             let found = is_wanted(rival).then(|| config::program(program)).flatten();
             if found.is_none() && is_wanted(rival) {
-                let told =
-                    format!("{program} is not on PATH: install it, for example with 'apt-get install {package}'");
+                let told = format!(
+                    "{program} is not on PATH: install it, for example with 'apt-get install {package}'"
+                );
                 match is_named(rival) {
                     true => return Err(Failure::Told(format!("{told}, or omit it from --rivals"))),
                     false => skipped.push(told),

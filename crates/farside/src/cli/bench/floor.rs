@@ -117,7 +117,8 @@ impl Floor {
             FabricArg::Tcp => FloorFabric::Tcp,
             _ => return Ok(None),
         };
-        let args = EchoArgs { records, value_size, tasks, collision_free: false, bare: false, blocking: false };
+        let args =
+            EchoArgs { records, value_size, tasks, collision_free: false, bare: false, blocking: false };
         let seconds = duration.as_secs_f64();
         let floor = Floor { fabric, args, seconds, idle_ms: None, rounds: 1, json: false };
         let medium = fabric.medium().expect("these send messages");

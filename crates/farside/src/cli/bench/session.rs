@@ -1,16 +1,16 @@
 //! A loaded store under measurement, on a node that the session starts or on an existing one.
 
 mod config;
-mod temporary;
 mod node;
 mod outcome;
 mod pace;
 mod rounds;
+mod temporary;
 
-pub(in crate::cli) use config::{SessionConfig, Log, Phases, SAMPLED};
-pub(in crate::cli) use temporary::TemporaryStore;
+pub(in crate::cli) use config::{Log, Phases, SAMPLED, SessionConfig};
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
+pub(in crate::cli) use temporary::TemporaryStore;
 
 use super::FabricArg;
 use crate::cli::{Failure, check_available, files, progress};
@@ -76,7 +76,10 @@ impl Session {
     }
 
     /// Like [`Session::start`]; the node also serves the fabrics `also` ([`Session::pool_over`]).
-    pub(in crate::cli) fn start_serving(config: SessionConfig, also: &[FabricArg]) -> Result<Session, Failure> {
+    pub(in crate::cli) fn start_serving(
+        config: SessionConfig,
+        also: &[FabricArg],
+    ) -> Result<Session, Failure> {
         let mut sessions = Session::start_all_serving(vec![config], also)?;
         Ok(sessions.pop().expect("there is one session for each plan"))
     }
@@ -175,7 +178,12 @@ impl Session {
         self.with_config(config, self.pool.clone(), self.sampled.clone())
     }
 
-    fn with_config(&self, config: SessionConfig, pool: Pool, sampled: OnceLock<Sampled>) -> Result<Session, Failure> {
+    fn with_config(
+        &self,
+        config: SessionConfig,
+        pool: Pool,
+        sampled: OnceLock<Sampled>,
+    ) -> Result<Session, Failure> {
         let memory = pool.endpoint_here()?.memory().map(Arc::clone);
         Ok(Session {
             run: config.planned()?,
@@ -406,7 +414,8 @@ impl Session {
         }
         let mut core = Core::new(fabric);
         let mark = Cell::new(None);
-        let start = Start { began: Instant::now(), cold: Cell::new(self.config.tasks), warm: Cell::new(None) };
+        let start =
+            Start { began: Instant::now(), cold: Cell::new(self.config.tasks), warm: Cell::new(None) };
         let pace = Pace::of(&self.config);
         for (task, kv) in (0u32..).zip(&mut kvs) {
             let (drawn, mark, cut, start) = (&drawn, &mark, &cut, &start);

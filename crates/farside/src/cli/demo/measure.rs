@@ -3,7 +3,7 @@
 //! Invariant: a run and the floor that it is compared with have the same records, values and operations in flight, and
 //! one client thread each.
 
-use crate::cli::bench::{SessionConfig, Compare, FabricArg, Floor as Echo, Session, check_mismatches};
+use crate::cli::bench::{Compare, FabricArg, Floor as Echo, Session, SessionConfig, check_mismatches};
 use crate::cli::machine::Machine;
 use crate::cli::{Done, Failure};
 use farside_bench::compare::rows::CompareReport;
@@ -194,7 +194,9 @@ impl Settings {
     fn stop_the_node(self, session: &Session) -> Result<Stopped, Failure> {
         note!("shm: the node's process is stopped while a client reads ...");
         let pid = session.node_pid().and_then(|pid| Pid::from_raw(pid as i32));
-        let pid = pid.ok_or_else(|| Failure::Told("the node has exited: its output above may have the reason".into()))?;
+        let pid = pid.ok_or_else(|| {
+            Failure::Told("the node has exited: its output above may have the reason".into())
+        })?;
         let read = AtomicU64::new(0);
         let stopped = std::thread::scope(|scope| {
             let reader = scope.spawn(|| session.read_until_stopped(&read));
@@ -257,9 +259,9 @@ impl Results {
         let Settings { records, value_size, .. } = self.settings;
         let comparison = Compare::brief(records, value_size, ROUNDS, self.settings.turn());
         let comparison = comparison.map_err(|failure| match failure {
-            Failure::Told(reason) => {
-                Failure::Told(format!("comparison failed: {reason}; 'farside demo --no-rivals' skips the comparison"))
-            }
+            Failure::Told(reason) => Failure::Told(format!(
+                "comparison failed: {reason}; 'farside demo --no-rivals' skips the comparison"
+            )),
             other => other,
         })?;
         (self.compared, self.versions) = (comparison.reports, comparison.versions);

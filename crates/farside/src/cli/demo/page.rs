@@ -283,7 +283,8 @@ fn floor(results: &Results) -> Figure {
         let name = format!("by hand, {}", floor.fabric);
         vec![name, "c".into(), floor.tasks.to_string(), whole(floor.ops_per_s), "1.00".into()]
     });
-    let runs = run_rows(results, |run| vec![whole(run.ops_per_s), results.of_floor(run).map_or("-".into(), two)]);
+    let runs =
+        run_rows(results, |run| vec![whole(run.ops_per_s), results.of_floor(run).map_or("-".into(), two)]);
     Figure {
         title: "Rate compared with the machine's limit",
         text: "The floor is the same fetch without a system, in separate code: a table and items in shared memory, \

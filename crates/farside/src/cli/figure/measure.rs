@@ -2,7 +2,7 @@
 
 use super::{doubling, listed};
 use crate::cli::Failure;
-use crate::cli::bench::{SessionConfig, FabricArg, Rounds, Session, TURN, far};
+use crate::cli::bench::{FabricArg, Rounds, Session, SessionConfig, TURN, far};
 use farside::figure::ratio::{Loaded, Measurement, Runner};
 use farside::figure::{Figure, OnFabrics, Ops, Stores, load};
 use farside::parts::{AnyKv, Endpoint};
@@ -97,7 +97,13 @@ impl Measure {
         Ok(session)
     }
 
-    fn config(&self, system: &str, workload: &str, records: u64, clients: u32) -> Result<SessionConfig, Failure> {
+    fn config(
+        &self,
+        system: &str,
+        workload: &str,
+        records: u64,
+        clients: u32,
+    ) -> Result<SessionConfig, Failure> {
         let mut workload = Workload::resolve(workload)?;
         (workload.records, workload.distribution) = (records, Distribution::Uniform);
         Ok(SessionConfig {

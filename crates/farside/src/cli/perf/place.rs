@@ -2,7 +2,7 @@
 //!
 //! Invariant: the store is of plain memory, and no other program is meant to use it.
 
-use crate::cli::bench::{FabricArg, TemporaryStore, NodeProcess};
+use crate::cli::bench::{FabricArg, NodeProcess, TemporaryStore};
 use crate::cli::{Done, Failure, check_available, connect, signals, token};
 use farside::config::{File, Settings};
 use farside::parts::kinds;
@@ -122,9 +122,12 @@ impl Place {
     pub(super) fn on_pool(flags: File, insecure_udp: bool, puts: bool) -> Result<Place, Failure> {
         let settings = Settings::resolve(flags).map_err(Failure::Told)?;
         let pool = connect(&Settings { insecure_udp, ..settings })?;
-        let new =
-            raw_store(&format!("perf-{}", std::process::id()), if puts { QUOTA_OF_PUTS } else { QUOTA_TEMPORARY });
-        let temporary = TemporaryStore::make(&pool, &new, "give --fabric instead of --pool, to start a node")?;
+        let new = raw_store(
+            &format!("perf-{}", std::process::id()),
+            if puts { QUOTA_OF_PUTS } else { QUOTA_TEMPORARY },
+        );
+        let temporary =
+            TemporaryStore::make(&pool, &new, "give --fabric instead of --pool, to start a node")?;
         let node = pool.url().to_owned();
         Ok(Place { pool, store: new.name, node, _temporary: Some(temporary), _node: None })
     }

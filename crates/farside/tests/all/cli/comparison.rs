@@ -176,7 +176,11 @@ fn a_server_that_fails_to_start_is_reported_with_its_output() {
     told("exit 0", "prints no release");
     let version = "[ \"$1\" = --version ] && echo 'Redis server v=9.9.9' && exit 0\n";
     let ended = told(&format!("{version}echo it is broken; exit 3"), "its last output: it is broken");
-    assert!(ended.err.contains("exit status: 3") && ended.err.contains("or omit redis-server"), "{}", ended.err);
+    assert!(
+        ended.err.contains("exit status: 3") && ended.err.contains("or omit redis-server"),
+        "{}",
+        ended.err
+    );
 }
 
 /// Name and parent of a process, if it is alive.

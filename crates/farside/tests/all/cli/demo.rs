@@ -53,11 +53,7 @@ fn the_demo_shows_a_client_that_reads_from_a_stopped_node() {
     for (floor, rows) in [("by hand", 4), ("by hand, ring", 2), ("by hand, udp", 2), ("by hand, tcp", 2)] {
         assert_eq!(row(floor), rows, "{floor}: {text}");
     }
-    assert_eq!(
-        std::fs::read_dir(folder.path()).expect("a folder").count(),
-        0,
-        "--no-html writes no file"
-    );
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "--no-html writes no file");
 }
 
 #[test]

@@ -277,7 +277,11 @@ fn bench_ycsb_reports_the_fabric_of_a_named_node() {
 fn slow_operations_do_not_prolong_a_measurement_much() {
     let began = std::time::Instant::now();
     ycsb(&["--fabric", "udp", "--delay", "100ms"]);
-    assert!(began.elapsed().as_secs() < 60, "{:?}: a warm-up stops before 1000 slow operations", began.elapsed());
+    assert!(
+        began.elapsed().as_secs() < 60,
+        "{:?}: a warm-up stops before 1000 slow operations",
+        began.elapsed()
+    );
     let idle = ["bench", "ycsb", "--records", "1000", "--seconds", "0.1", "--idle-ms", "1500"];
     farside([&idle[..], &["--tasks", "1"]].concat()).refused("give more --seconds");
 }

@@ -301,7 +301,10 @@ fn only_clients_with_a_token_may_measure() {
 fn invalid_arguments_are_refused_with_a_remedy() {
     let wrong = [
         ("frob", "possible values: read_lat"),
-        ("read_lat 127.0.0.1 -p 1", "start the server on that host with 'farside perf read_lat', without a HOST"),
+        (
+            "read_lat 127.0.0.1 -p 1",
+            "start the server on that host with 'farside perf read_lat', without a HOST",
+        ),
         ("read_lat 127.0.0.1 -p 1 -d udp", "without a HOST; other machines can reach it only with --bind"),
         ("read_lat 127.0.0.1:18515", "the port goes to --port"),
         ("read_lat tcp://127.0.0.1", "a URL to --pool"),

@@ -115,10 +115,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
             ],
             "fewer --items",
         ),
-        (
-            &["bench", "ycsb", "--workload", "d", "--operations", "18446744073709551615"],
-            "lower --operations",
-        ),
+        (&["bench", "ycsb", "--workload", "d", "--operations", "18446744073709551615"], "lower --operations"),
         (
             &[
                 "bench",

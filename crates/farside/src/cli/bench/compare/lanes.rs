@@ -114,7 +114,9 @@ impl Contender {
     fn is_of_one_host(self) -> bool {
         matches!(
             self,
-            Contender::Redis { unix: true, .. } | Contender::Lmdb | Contender::Farside(FabricArg::Shm | FabricArg::Ring)
+            Contender::Redis { unix: true, .. }
+                | Contender::Lmdb
+                | Contender::Farside(FabricArg::Shm | FabricArg::Ring)
         )
     }
 }
@@ -279,7 +281,9 @@ impl TurnRunner<'_> {
     /// A client thread's turn; returns how long it counted, in seconds.
     fn client(&self, lane: &Lane, thread: &Thread, warm: &mpsc::Sender<()>) -> Result<f64, String> {
         let cores = lane.way.served.map(|(cores, _)| cores);
-        self.cores.take_client(cores, lane.way.threads).map_err(|_| "cannot move the client to its core".to_owned())?;
+        self.cores
+            .take_client(cores, lane.way.threads)
+            .map_err(|_| "cannot move the client to its core".to_owned())?;
         let redis = |unix: bool| {
             let server = self.contenders.redis.as_ref().expect("a Redis lane has a server");
             match unix {
@@ -384,7 +388,8 @@ impl TurnRunner<'_> {
 
     /// Runs Redis's own benchmark and returns its output, parsed.
     fn benchmark(&self, lane: &Lane) -> Result<benchmark::Said, Failure> {
-        let (program, records) = self.contenders.benchmark.as_ref().expect("its lane exists only with the program");
+        let (program, records) =
+            self.contenders.benchmark.as_ref().expect("its lane exists only with the program");
         let server = self.contenders.redis.as_ref().expect("its lane exists only with the server");
         let Address::Tcp(address) = &server.address else { unreachable!("the server's address is TCP") };
         self.cores.take_server(server.pid())?;

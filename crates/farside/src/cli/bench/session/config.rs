@@ -1,6 +1,6 @@
 //! The plan of a measurement, and the size of the store that it needs.
 
-use super::super::{FabricArg, System, ExistingNode, fewer};
+use super::super::{ExistingNode, FabricArg, System, fewer};
 use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
