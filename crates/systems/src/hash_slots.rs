@@ -1,83 +1,83 @@
-//! Tables of a power of two of slots: how the catalog describes them, and how keys find their first slot.
+//! Hash tables with a power of two of slots: their description in the catalog, and the first slot of a key.
 //!
-//! Invariant: what a stored table was filled by never changes.
+//! Invariant: the function from keys to first slots never changes for a stored table.
 
 use farside_remote::service::Extent;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// How keys find their first slot.
+/// Function that maps a key to its first slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// By a seeded hash (rapidhash, version 3).
+    /// A seeded hash (rapidhash, version 3).
     #[default]
     Hashed,
-    /// Keys of 8 bytes are big-endian numbers below the number of slots, each with a slot of its own: the
-    /// collision-free layout of the paper's runs. Other keys are hashed.
+    /// A permutation: keys of 8 bytes are big-endian numbers below the number of slots, and each has its own slot. This
+    /// is the collision-free layout of the paper's experiments. Other keys are hashed.
     Permuted,
 }
 
-/// What a store is asked for, as JSON.
+/// Parameters of a new store, as JSON.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Request {
-    /// Items that the table is to have room for; from the quota if absent.
+    /// Number of items that the table must hold; derived from the quota if absent.
     pub(crate) items: Option<u64>,
-    /// See [`Placement`].
+    /// Placement of keys.
     pub(crate) placement: Placement,
 }
 
 impl Request {
     /// # Errors
-    /// The parameters are none of a store of this kind.
+    /// The parameters are not valid for a store of this kind.
     pub(crate) fn parse(parameters: &str, kind: &str) -> Result<Request, String> {
         serde_json::from_str(parameters).map_err(|error| {
             format!("a {kind} store takes {{\"items\": N, \"placement\": \"hashed\"|\"permuted\"}}: {error}")
         })
     }
 
-    /// Items that the table has room for: half of those that the quota has, unless they were said.
+    /// Number of items that the table must hold. The default is half of the items that fit into the quota.
     pub(crate) fn items(&self, quota: u64) -> u64 {
-        /// Bytes of an item, if nobody says how many items there are.
+        /// Assumed bytes of an item if the number of items is not given.
         const ITEM_SIZE_ASSUMED: u64 = 512;
         self.items.unwrap_or(quota / ITEM_SIZE_ASSUMED / 2)
     }
 }
 
-/// What every client must know of a table, as JSON in the catalog.
+/// Description of a table, as JSON in the catalog.
 pub trait Spec: DeserializeOwned {
-    /// The number of slots, a power of two; what seeds the hash; and how keys are placed.
+    /// Number of slots (a power of two), seed of the hash, and placement of keys.
     fn slots(&self) -> (u64, u64, Placement);
 
-    /// Bytes of a table of so many slots, if there can be one.
+    /// Bytes of a table with this number of slots; `None` if the length overflows.
     fn table_len(slots: u64) -> Option<u64>;
 }
 
-/// A table, as a client that has the catalog's word for it sees it.
+/// A table as the catalog describes it.
 #[derive(Clone, Debug)]
 pub struct Table<S> {
-    /// What it is.
+    /// Description in the catalog.
     pub spec: S,
-    /// Where it is, and the key of the region.
+    /// Address, length and region key.
     pub extent: Extent,
     secrets: RapidSecrets,
 }
 
 impl<S: Spec> Table<S> {
-    /// The table that the catalog describes.
+    /// Parses the catalog's description of a table.
     ///
     /// # Errors
-    /// The description makes no sense.
+    /// The description is invalid.
     pub fn new(parameters: &str, extent: Extent) -> Result<Table<S>, String> {
         let spec: S = serde_json::from_str(parameters)
-            .map_err(|error| format!("the catalog's description of the table is no such: {error}"))?;
+            .map_err(|error| format!("invalid table description in the catalog: {error}"))?;
         let (slots, seed, _) = spec.slots();
         let fits = S::table_len(slots).is_some_and(|len| len <= extent.len);
         if !slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
             return Err(format!(
-                "the catalog describes a table of {slots} slots in {} bytes at {:#x}",
+                "invalid table description in the catalog: {slots} slots in {} bytes at {:#x}",
                 extent.len, extent.at
             ));
         }
@@ -85,13 +85,13 @@ impl<S: Spec> Table<S> {
         Ok(Table { spec, extent, secrets })
     }
 
-    /// The first slot of `key`.
+    /// Index of the first slot of `key`.
     #[inline]
     pub(crate) fn first_slot(&self, key: &[u8]) -> u64 {
         let (slots, _, placement) = self.spec.slots();
         let mask = slots - 1;
         match (placement, <[u8; 8]>::try_from(key)) {
-            // Multiplying by an odd number permutes the residues of a power of two, and spreads neighbours.
+            // Multiplication by an odd number permutes the residues of a power of two. It also spreads neighbours.
             (Placement::Permuted, Ok(number)) => {
                 u64::from_be_bytes(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask
             }

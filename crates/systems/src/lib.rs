@@ -1,7 +1,9 @@
-//! The field's one-sided data structures, each beside its rivals, each readable beside its paper.
+//! The field's one-sided data structures: one module a system, written to be read beside its paper.
 //!
-//! What always holds: a system asks `remote` for chains and knows no fabric, no other system, no clock but the one
-//! handed in. One system is one file, or one folder with the same rooms everywhere.
+//! Invariant: a system builds chains with `remote` and depends on no fabric, on no other system, and on no clock except
+//! the one it is given.
+//!
+//! A system is one file, or one folder with the same modules as every other system.
 
 #![forbid(unsafe_code)]
 

@@ -1,15 +1,17 @@
-//! Plain memory under a key: what an op, a chain and a call cost by themselves, for micro-benchmarks and tests.
+//! Plain memory under a key, for micro-benchmarks and tests that measure one op, one chain or one call.
 //!
-//! It is no paper's system. Its operations are those that papers time one by one (PRISM, figure 1): each is one chain,
-//! or one call that the node's CPU answers with what it was asked. Nobody keeps anybody from writing anywhere in it.
+//! It is not the system of a paper. Its operations are those that papers time one by one (PRISM, figure 1). Each is one
+//! chain, or one call that the node's CPU answers with the bytes of the request. There is no access control inside the
+//! memory: every client with the key may write everywhere.
 //!
 //! ```text
 //! table | slot 16 bytes | x 64 | plain memory, to the end |
-//! slot  | a bounded pointer: address u64, bound u32, tag u32 |    zeros: it has no buffer
+//! slot  | a bounded pointer: address u64, bound u32, tag u32 |    all zero while it has no buffer
 //! ```
 //!
-//! Invariant: a buffer of the store is reached by one slot at most. Invariant: a slot has one writer at a time: whoever
-//! puts into it knows what it held, and loses nothing if that is not so.
+//! Invariant: at most one slot points to a buffer of the store.
+//! Invariant: a slot has one writer at a time, which knows the slot's content. If another client has changed the slot,
+//! the writer's put fails and changes nothing.
 
 use crate::ready::run_until_ready;
 use crate::store::{self, Members, StoreError};
@@ -27,11 +29,11 @@ use serde::Deserialize;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The name by which stores ask for it.
+/// Kind of the store in the catalog.
 pub const KIND: &str = "raw";
-/// How many slots a store has.
+/// Number of slots of a store.
 pub const SLOTS: u64 = 64;
-/// The least quota: a segment of memory for the table, and one for buffers.
+/// Smallest quota, in bytes: one segment for the table and one for buffers.
 pub const QUOTA_MIN: u64 = 2 << 20;
 
 const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
@@ -40,21 +42,21 @@ const SLOTS_SIZE: u64 = SLOTS * SLOT_SIZE;
 const CHAIN: usize = size_of::<ChainHeader>();
 const OP: usize = size_of::<OpHeader>();
 const ADDR: usize = size_of::<Addr>();
-/// Of each op in a reply, besides its output.
+/// Bytes of an op in a reply, besides its output.
 const REPLY_ENTRY: usize = 8;
 
-/// The most bytes that one READ brings.
+/// Largest number of bytes that one READ returns.
 pub const READ_MAX: usize = REPLY_BYTES_MAX - REPLY_ENTRY;
-/// The most bytes that one WRITE takes along.
+/// Largest number of bytes that one WRITE carries.
 pub const WRITE_MAX: usize = CHAIN_BYTES_MAX - CHAIN - OP;
-/// The most bytes that one [`Raw::get`] brings.
+/// Largest number of bytes that one [`Raw::get`] returns.
 pub const GET_MAX: usize = REPLY_BYTES_MAX - 2 * REPLY_ENTRY;
-/// The most bytes that one [`Raw::put`] takes along, beside its four ops.
+/// Largest number of bytes that one [`Raw::put`] carries beside its four ops.
 pub const PUT_MAX: usize = CHAIN_BYTES_MAX - CHAIN - (OP + 8) - (OP + ADDR) - (OP + ADDR + 16) - OP;
-/// The most bytes that one [`Raw::echo`] takes along and brings back.
+/// Largest number of bytes that one [`Raw::echo`] sends and returns.
 pub const ECHO_MAX: usize = CALL_BYTES_MAX - ADDRESS_SIZE;
 
-/// A client of one store, for one operation at a time. Addresses are counted from the first byte of plain memory.
+/// Client of one store. It runs one operation at a time. Offset 0 is the first byte of plain memory, after the slots.
 pub struct Raw<F> {
     fabric: F,
     node: NodeId,
@@ -65,16 +67,16 @@ pub struct Raw<F> {
     answer: Vec<u8>,
 }
 
-/// Why an operation has no result.
+/// Error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RawError {
     /// The node refused an op.
     Refused(Status),
-    /// No buffer was to be had for a tenth of a second. Nothing was put.
+    /// No buffer was free for 100 ms. Nothing was put.
     OutOfMemory,
-    /// Memory, or a slot, is not as its only writer has left it.
+    /// Memory or a slot differs from what its only writer wrote.
     Meddled(&'static str),
-    /// There was no answer.
+    /// The fabric returned no response.
     Fabric(FabricError),
 }
 
@@ -82,7 +84,7 @@ impl<F: Fabric + Clock> Raw<F> {
     /// Opens the store called `name` at `node`.
     ///
     /// # Errors
-    /// There is none, it is of another kind, or the node has no answer.
+    /// The store does not exist, it is of another kind, or the node does not respond.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Raw<F>, StoreError> {
         store::open::<RawKind, F>(fabric, node, name).await
     }
@@ -92,7 +94,7 @@ impl<F: Fabric + Clock> Raw<F> {
         self.table.len - SLOTS_SIZE
     }
 
-    /// The `len` bytes at `at`: one READ, of at most [`READ_MAX`] bytes.
+    /// Reads `len` bytes at `at`, at most [`READ_MAX`]: one READ.
     ///
     /// # Errors
     /// [`RawError`].
@@ -105,13 +107,13 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(out).map_err(RawError::Refused)
     }
 
-    /// Puts `bytes` at `at`: one WRITE, of at most [`WRITE_MAX`] bytes. It is there once this returns.
+    /// Writes `bytes`, at most [`WRITE_MAX`], to `at`: one WRITE. The bytes are written when the function returns.
     ///
     /// # Errors
     /// [`RawError`].
     ///
     /// # Panics
-    /// If there are more bytes.
+    /// If `bytes` is longer than [`WRITE_MAX`].
     #[inline]
     pub async fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), RawError> {
         let target = self.at(at);
@@ -121,7 +123,7 @@ impl<F: Fabric + Clock> Raw<F> {
         done(self.reply.last_status())
     }
 
-    /// Puts `swap` at `at` if `expected` is there: one CAS of 8 or 16 bytes. Answers what was there.
+    /// Replaces `expected` at `at` by `swap`: one CAS of 8 or 16 bytes. Returns the old value.
     ///
     /// # Errors
     /// [`RawError`].
@@ -137,7 +139,7 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(old).copied().map_err(RawError::Refused)
     }
 
-    /// Adds to the 8-byte word at `at`: one FETCH-ADD. Answers what was there.
+    /// Adds `addend` to the 8-byte word at `at`: one FETCH-ADD. Returns the old value.
     ///
     /// # Errors
     /// [`RawError`].
@@ -150,10 +152,10 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(old).map(|old| old.get()).map_err(RawError::Refused)
     }
 
-    /// What the buffer of a slot holds, up to `len` bytes: one chain that READs the pointer, then READs by it.
+    /// Reads up to `len` bytes of a slot's buffer: one chain that READs the pointer, then READs through it.
     ///
     /// # Errors
-    /// [`RawError`]; also where the slot has no buffer.
+    /// [`RawError`]; also if the slot has no buffer.
     #[inline]
     pub async fn get(&mut self, slot: u64, len: u32) -> Result<&[u8], RawError> {
         let at = self.slot(slot);
@@ -164,19 +166,19 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(out).map_err(RawError::Refused)
     }
 
-    /// Puts `bytes` into a buffer of their own and has the slot point to it, in place of `old`: one chain, PRISM-KV's
-    /// PUT without its probe (PRISM, section 6). Answers what the slot holds now; the buffer that it held comes back.
+    /// Writes `bytes` to a new buffer and swings the slot from `old` to it: one chain, which is PRISM-KV's PUT without
+    /// its probe (PRISM, section 6). Returns the slot's new pointer. The chain retires the old buffer.
     ///
     /// # Errors
-    /// [`RawError`]; nothing was put unless it is [`RawError::Fabric`].
+    /// [`RawError`]; nothing was put, except perhaps after [`RawError::Fabric`].
     ///
     /// # Panics
-    /// If there are more bytes than [`PUT_MAX`].
+    /// If `bytes` is longer than [`PUT_MAX`].
     pub async fn put(&mut self, slot: u64, old: BoundedPtr, bytes: &[u8]) -> Result<BoundedPtr, RawError> {
         let at = self.slot(slot);
         let (bound, tag) = (U32::new(bytes.len() as u32), U32::new(old.tag.get().wrapping_add(1)));
         let bound_and_tag = [bound, tag];
-        let list = Class::for_len(bytes.len()).expect("a chain has no more bytes than a buffer").list();
+        let list = Class::for_len(bytes.len()).expect("a chain carries no more bytes than a buffer holds").list();
         let mut chain = self.chain.begin(self.table.key);
         let _ = chain.also(write(POINTER_BOUND, bound_and_tag.as_bytes()));
         let _ = chain.then(allocate(list, [bytes, &[], &[]]).redirect(POINTER));
@@ -191,13 +193,13 @@ impl<F: Fabric + Clock> Raw<F> {
                 Ok(BoundedPtr { ptr, bound, tag })
             }
             Status::CasFailed => {
-                Err(RawError::Meddled("a slot holds another pointer than its writer left there"))
+                Err(RawError::Meddled("a slot holds a pointer that its writer did not write"))
             }
             refused => Err(RawError::Refused(refused)),
         }
     }
 
-    /// What a slot holds.
+    /// Reads a slot's pointer.
     ///
     /// # Errors
     /// [`RawError`].
@@ -209,13 +211,13 @@ impl<F: Fabric + Clock> Raw<F> {
         self.reply.get(out).copied().map_err(RawError::Refused)
     }
 
-    /// Has the node's CPU answer `bytes`: one call.
+    /// Sends `bytes` to the node's CPU, which sends them back: one call.
     ///
     /// # Errors
     /// [`RawError`].
     ///
     /// # Panics
-    /// If there are more bytes than [`ECHO_MAX`].
+    /// If `bytes` is longer than [`ECHO_MAX`].
     pub async fn echo(&mut self, bytes: &[u8]) -> Result<&[u8], RawError> {
         assert!(bytes.len() <= ECHO_MAX, "a call has at most {ECHO_MAX} bytes");
         let service = address(self.table.key, &mut self.request);
@@ -234,7 +236,7 @@ impl<F: Fabric + Clock> Raw<F> {
     }
 }
 
-/// Where a chain has the pointer that it follows, or makes.
+/// Scratch memory: the pointer that a chain follows or creates.
 const POINTER: Addr = Addr::scratch(0);
 const POINTER_BOUND: Addr = Addr::scratch(8);
 
@@ -257,11 +259,11 @@ impl std::fmt::Display for RawError {
                  token lacks a right to it, of 'read', 'write', 'atomic' and 'allocate'"
             ),
             RawError::OutOfMemory => f.write_str(
-                "the store is out of memory and nothing was put: make one with a greater --quota, or see whether a \
+                "the store is out of memory and nothing was put: create one with a larger --quota, or check whether a \
                  stopped process delays reclamation",
             ),
             RawError::Meddled(what) => {
-                write!(f, "{what}: another client works on the same store, so wait until it is done")
+                write!(f, "{what}: another client uses the same store; wait until it is done")
             }
             RawError::Fabric(error) => error.fmt(f),
         }
@@ -270,10 +272,10 @@ impl std::fmt::Display for RawError {
 
 impl std::error::Error for RawError {}
 
-/// Plain memory, as a node knows it.
+/// Node-side half of plain memory.
 pub struct RawKind;
 
-/// What a store may be asked with: what all kinds are, of which this one has no use.
+/// Parameters that every kind of store accepts. This one has no use for them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
@@ -289,17 +291,17 @@ impl<M: Memory> Kind<M> for RawKind {
 
     fn plan(&self, parameters: &str, quota: u64, _entropy: u64) -> Result<Plan, String> {
         let wanted: Wanted = serde_json::from_str(parameters)
-            .map_err(|error| format!("a {KIND} store takes {{}}, and nothing to be said of it: {error}"))?;
+            .map_err(|error| format!("a {KIND} store takes no parameters ({{}}): {error}"))?;
         if wanted.items.is_some() || wanted.placement.is_some_and(|placement| placement != "hashed") {
             return Err(format!(
-                "a {KIND} store is plain memory and has neither items nor places for keys: leave --items and \
-                 --collision-free out"
+                "a {KIND} store is plain memory and has neither items nor slots for keys: omit --items and \
+                 --collision-free"
             ));
         }
         if quota < QUOTA_MIN {
-            return Err(format!("a {KIND} store needs {} MiB: give a greater --quota", QUOTA_MIN >> 20));
+            return Err(format!("a {KIND} store needs {} MiB: give a larger --quota", QUOTA_MIN >> 20));
         }
-        // Half to be read and written, half for the buffers of chains that allocate.
+        // Half is plain memory, half holds the buffers of chains that allocate.
         Ok(Plan { table_len: quota / 2, parameters: "{}".into(), wide: false })
     }
 
@@ -320,7 +322,7 @@ impl System for RawKind {
 
     type Client<F: Fabric + Clock> = Raw<F>;
 
-    /// The quota alone says how much of it there is.
+    /// The quota alone determines the size of plain memory.
     fn footprint(_sizing: &Sizing) -> Result<Footprint, Misfit> {
         Ok(Footprint { slots: SLOTS, table_bytes: SLOTS_SIZE, item_bytes: 0 })
     }
@@ -355,7 +357,7 @@ struct Plain {
 }
 
 impl<M: Memory> Service<M> for Plain {
-    /// Whoever has any right to the store may ask: it learns nothing but its own words.
+    /// No right is checked: the caller gets back only its own bytes.
     fn call(
         &mut self,
         _memory: &M,

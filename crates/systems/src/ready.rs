@@ -1,21 +1,22 @@
-//! A chain that found no buffer ran nothing at all: it is asked again, until that has gone on for too long.
+//! Retries for chains that find no free buffer. Such a chain runs none of its ops, so it is safe to send it again.
 
 use farside_remote::clock::Clock;
 use farside_remote::{Chain, Fabric, FabricError, NodeId, Reply, Status};
 use std::iter::successors;
 use std::time::Duration;
 
-/// How long a chain may find no buffer before the store is said to be out of memory.
+/// Total pause after which a chain that finds no buffer fails with "out of memory".
 const OUT_OF_MEMORY_AFTER: Duration = Duration::from_millis(100);
 
-/// The first pause before asking again.
+/// First pause before a retry.
 const BACKOFF_FIRST: Duration = Duration::from_micros(50);
-/// The longest; pauses double.
+/// Longest pause. Each pause is twice the one before.
 const BACKOFF_MAX: Duration = Duration::from_millis(5);
 
-/// The pauses before asking again and again, until the store is said to be out of memory. Their sum says when that is
-/// and no clock: a machine that stood still for a while stood still for the node, too. What the requests between them
-/// take comes on top: 26 round trips.
+/// Pauses between retries, until the store counts as out of memory.
+///
+/// The sum of the pauses decides, not a clock: if the machine was suspended, the node did not run either. The retries
+/// themselves add 26 round trips.
 pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
     let doubling = successors(Some(BACKOFF_FIRST), |&pause| Some((pause * 2).min(BACKOFF_MAX)));
     let mut waited = Duration::ZERO;
@@ -26,7 +27,7 @@ pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
     })
 }
 
-/// Runs a chain until it finds its buffers; answers false if it never did: nothing ran then.
+/// Runs a chain until it finds its buffers. Returns false if it never did; then no op has run.
 #[inline]
 pub(crate) async fn run_until_ready<F: Fabric + Clock>(
     fabric: &F,
@@ -40,7 +41,7 @@ pub(crate) async fn run_until_ready<F: Fabric + Clock>(
     retry(fabric, node, chain, reply).await
 }
 
-/// Runs a chain, once; answers false if it found no buffer, and nothing ran.
+/// Runs a chain once. Returns false if it found no buffer; then no op has run.
 #[inline]
 pub(crate) async fn once<F: Fabric>(
     fabric: &F,

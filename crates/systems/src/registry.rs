@@ -1,7 +1,8 @@
-//! The systems, a line each, and what is generated from these lines.
+//! The list of systems, one line each, and the items generated from that list.
 //!
-//! A new system is its folder, its line here, and its page in `docs/papers`. Invariant: nothing but these lines decides
-//! which systems there are.
+//! A new system needs its folder, its line here, and its page in `docs/papers`.
+//!
+//! Invariant: this list alone decides which systems exist.
 
 use crate::kv::pilaf::service::PilafKind;
 use crate::kv::prism_kv::service::PrismKvKind;
@@ -15,8 +16,9 @@ use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_remote::{Capabilities, Fabric, Memory, NodeId};
 
-/// Takes the families, each with the enum of its clients and the macro that matches that, and in each a line a system;
-/// and systems that are alone in their family.
+/// Generates the tables of systems, and for each family the enum of its clients and the macro that dispatches on it.
+///
+/// Takes one block a family with one line a system, and a block of systems that are alone in their family.
 macro_rules! registry {
     (
         $($(#[$doc:meta])* family $family:ident: $any:ident by $with:ident $dollar:tt {
@@ -28,7 +30,7 @@ macro_rules! registry {
         pub const ALL: &[Registered] =
             &[$($(Registered::of::<$system>(),)*)* $(Registered::of::<$alone>(),)*];
 
-        /// The nodes' halves of all systems.
+        /// Node-side halves of all systems.
         pub fn all_kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
             vec![$($(<$system as System>::kind::<M>(),)*)* $(<$alone as System>::kind::<M>(),)*]
         }
@@ -37,7 +39,7 @@ macro_rules! registry {
             $(#[$doc])*
             #[allow(
                 clippy::large_enum_variant,
-                reason = "a task has one, and the way to the one that is used most is to be the shortest"
+                reason = "a task has one client, and the path to the most used system must be the shortest"
             )]
             pub enum $any<F: Fabric + Clock> {
                 $(
@@ -47,7 +49,7 @@ macro_rules! registry {
             }
 
             impl<F: Fabric + Clock> $any<F> {
-                /// Opens the store called `name` at `node`, as what it is. One call.
+                /// Opens the store called `name` at `node` with the client of its kind. One call.
                 ///
                 /// # Errors
                 /// [`StoreError`]; nothing was changed.
@@ -61,7 +63,7 @@ macro_rules! registry {
                     $any::of(fabric, &Members::one(node, store), options).await
                 }
 
-                /// A client of a store that its members' catalogs describe so.
+                /// Creates a client of the store that `members` describe.
                 ///
                 /// # Errors
                 /// [`StoreError`]; nothing was changed.
@@ -79,8 +81,8 @@ macro_rules! registry {
                 }
             }
 
-            /// Does the same whichever client it is: by static dispatch, so that it costs no more than the system's own
-            /// operation.
+            /// Evaluates an expression with the client inside the enum. The dispatch is static, so the operation costs
+            /// no more than the system's own.
             #[macro_export]
             macro_rules! $with {
                 ($dollar any:expr, $dollar client:ident => $dollar then:expr) => {
@@ -108,7 +110,7 @@ registry! {
     }
 }
 
-/// The nodes' halves of all systems but those for tests alone.
+/// Node-side halves of all systems, except systems that exist for tests only.
 pub fn kinds<M: Memory>() -> Vec<Box<dyn Kind<M>>> {
     let is_for_tests = |kind: &dyn Kind<M>| named(kind.name()).is_some_and(|system| system.for_tests);
     all_kinds().into_iter().filter(|kind| !is_for_tests(&**kind)).collect()
@@ -146,7 +148,7 @@ pub struct Registered {
 }
 
 impl Registered {
-    /// Those of `S`.
+    /// The constants and functions of `S`.
     pub const fn of<S: System>() -> Registered {
         Registered {
             kind: S::KIND,
@@ -166,27 +168,27 @@ impl Registered {
     }
 }
 
-/// The systems of a family.
+/// Returns the systems of a family.
 pub fn family(family: Family) -> impl Iterator<Item = &'static Registered> {
     ALL.iter().filter(move |system| system.family == family)
 }
 
-/// The key-value store that is meant where the user names none: the first of its family.
+/// The default key-value store: the first of its family.
 pub fn usual() -> &'static Registered {
     family(Family::Kv).next().expect("there is a key-value store")
 }
 
-/// The system that the catalog knows by this name.
+/// Returns the system with this kind in the catalog.
 pub fn named(kind: &str) -> Option<&'static Registered> {
     ALL.iter().find(|system| system.kind == kind)
 }
 
-/// The table of a store, if its system can give it another.
+/// Shape of a store's table; `None` if its system cannot rebuild tables.
 pub fn shape_of(store: &Store) -> Option<Shape> {
     named(&store.kind).and_then(|system| (system.shape)(&store.parameters))
 }
 
-/// The names of a family's systems, in a sentence: `prism-kv or pilaf`.
+/// Kinds of a family's systems, joined for a sentence: `prism-kv or pilaf`.
 pub fn names(of: Family) -> String {
     let names: Vec<&str> = family(of).filter(|system| !system.for_tests).map(|system| system.kind).collect();
     match names.split_last() {
@@ -198,13 +200,14 @@ pub fn names(of: Family) -> String {
 fn of_another_family(store: &Store, wanted: Family) -> StoreError {
     StoreError::Gone(match named(&store.kind) {
         Some(system) => format!(
-            "store '{}' is {}, in which there are no {}: name another store",
+            "store '{}' is {} and holds no {}: name another store",
             store.name,
             system.family.noun(),
             wanted.contents()
         ),
         None => format!(
-            "store '{}' is a {}, which this release does not know: use the release that made it, or name another store",
+            "store '{}' is of kind '{}', which this release does not support: use the release that created it, or \
+             name another store",
             store.name, store.kind
         ),
     })

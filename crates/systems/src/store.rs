@@ -1,6 +1,6 @@
-//! Opening a store: what the catalogs of its members say of it, and why it cannot be used.
+//! Opens stores: fetches their description from the catalog and checks that the client can use them.
 //!
-//! Invariant: nothing here changes a store, so an error says that nothing was changed.
+//! Invariant: nothing here changes a store, so every error means that nothing was changed.
 
 use crate::registry::{Registered, named};
 use crate::system::{Family, Options, System};
@@ -10,31 +10,31 @@ use farside_remote::control::{Answer, Ask, Store};
 use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::{Capabilities, Fabric, FabricError, NodeId};
 
-/// Why a store is not opened. Nothing was changed.
+/// Reason why a store was not opened. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// The catalog does not have the store, or has another under its name.
+    /// The catalog has no such store, or has another store under its name.
     Gone(String),
-    /// The fabric lacks what the system needs.
+    /// The fabric lacks a capability that the system needs.
     Lacks {
-        /// The system.
+        /// Kind of the system.
         kind: &'static str,
-        /// The node that the fabric was to reach.
+        /// Node of the store.
         node: NodeId,
-        /// What the system needs.
+        /// Capabilities that the system needs.
         needs: Capabilities,
-        /// What the fabric has.
+        /// Capabilities that the fabric has.
         has: Capabilities,
     },
-    /// The fabric has no answer.
+    /// The fabric returned no response.
     Fabric(FabricError),
 }
 
 impl StoreError {
-    /// There is a `store` of that name, and it is not the one that was opened.
+    /// The error of a client whose store was replaced by `store`, a newer one of the same name.
     pub fn another(store: &Store) -> StoreError {
         StoreError::Gone(format!(
-            "'{}' is another one by now, which was made since: what this client had stored is lost; open it anew",
+            "store '{}' was replaced by a new store of the same name: what this client stored is lost; open it again",
             store.name
         ))
     }
@@ -58,10 +58,10 @@ impl std::fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-/// Fetches what the catalog of `node` says of a store of any kind. One call.
+/// Fetches the description of a store of any kind from the catalog of `node`. One call.
 ///
 /// # Errors
-/// There is no such store, or no answer.
+/// The store does not exist, or the node does not respond.
 pub async fn fetch<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<Store, StoreError> {
     let request = serde_json::to_vec(&Ask::OpenStore { name: name.to_owned() }).expect("plain data");
     let mut answer = Vec::new();
@@ -77,10 +77,10 @@ pub async fn fetch<F: Fabric>(fabric: &F, node: NodeId, name: &str) -> Result<St
     }
 }
 
-/// As [`fetch`], for a store that is to be of this kind.
+/// Like [`fetch`], but requires a store of this kind.
 ///
 /// # Errors
-/// As [`fetch`]; or the store is of another kind.
+/// As for [`fetch`]; or the store is of another kind.
 pub async fn fetch_of<F: Fabric>(
     fabric: &F,
     node: NodeId,
@@ -92,7 +92,8 @@ pub async fn fetch_of<F: Fabric>(
     Ok(store)
 }
 
-/// Opens the store called `name` at `node`, if it is one of `S`. One call, or none if the fabric lacks what `S` needs.
+/// Opens the store called `name` at `node`, which must be of system `S`. One call, or none if the fabric lacks a
+/// capability that `S` needs.
 ///
 /// # Errors
 /// [`StoreError`].
@@ -121,13 +122,13 @@ fn check_kind(store: &Store, kind: &str) -> Result<(), StoreError> {
 }
 
 /// # Errors
-/// The fabric lacks what `S` needs.
+/// The fabric lacks a capability that `S` needs.
 fn check_needs<S: System>(fabric: &impl Fabric, node: NodeId) -> Result<(), StoreError> {
     let (needs, has) = (S::NEEDS, fabric.capabilities(node));
     if has.contains(needs) { Ok(()) } else { Err(StoreError::Lacks { kind: S::KIND, node, needs, has }) }
 }
 
-/// The nodes that a store lies on, each with what its catalog says. Today every store lies on one.
+/// Nodes that hold a store, each with the store's description in its catalog. Today every store lies on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members {
     node: NodeId,
@@ -135,21 +136,21 @@ pub struct Members {
 }
 
 impl Members {
-    /// A store on one node.
+    /// The members of a store on one node.
     pub fn one(node: NodeId, store: Store) -> Members {
         Members { node, store }
     }
 
-    /// The store, as the first member has it.
+    /// Description of the store in the first member's catalog.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// The one member of a store that `S` keeps on one node, if `S` can use it over `fabric`: the store is of that
-    /// kind, and the fabric has all that `S` needs.
+    /// Returns the only member of a store that `S` keeps on one node. Checks that the store is of that kind and that
+    /// `fabric` has every capability that `S` needs.
     ///
     /// # Errors
-    /// `S` cannot use it.
+    /// One of the two checks failed.
     pub fn one_of<S: System>(&self, fabric: &impl Fabric) -> Result<(NodeId, &Store), StoreError> {
         let (node, store) = (self.node, &self.store);
         check_kind(store, S::KIND)?;
@@ -158,10 +159,10 @@ impl Members {
     }
 }
 
-/// Bytes of a buffer that holds `len` bytes, with the state that the node keeps of it.
+/// Bytes of a buffer that holds `len` bytes, including the node's state for that buffer.
 pub(crate) fn buffer_bytes(len: usize) -> u64 {
     const STATE_SIZE: u64 = 16;
-    u64::from(Class::for_len(len).expect("no buffer is asked to hold more than the longest").size)
+    u64::from(Class::for_len(len).expect("an item is no longer than the longest buffer").size)
         + STATE_SIZE
 }
 
@@ -175,16 +176,16 @@ mod tests {
     use std::task::{Context, Poll, Waker};
     use std::time::Duration;
 
-    /// A fabric with these capabilities, which nobody asks anything.
+    /// A fabric with these capabilities that must not be used.
     struct Bare(Capabilities);
 
     impl Fabric for Bare {
         async fn run(&self, _: NodeId, _: &Chain<'_>, _: &mut Reply) -> Result<(), FabricError> {
-            unreachable!("nothing is asked")
+            unreachable!("the fabric is not used")
         }
 
         async fn call(&self, _: NodeId, _: ServiceId, _: &[u8], _: &mut Vec<u8>) -> Result<(), FabricError> {
-            unreachable!("nothing is asked")
+            unreachable!("the fabric is not used")
         }
 
         fn retire(&self, _: NodeId, _: Key, _: Addr) {}
@@ -221,17 +222,17 @@ mod tests {
         at_once(AnyKv::of(Bare(has), &members, &options)).map(drop)
     }
 
-    /// The output of a future that waits for nothing.
+    /// Output of a future that never waits.
     fn at_once<T>(future: impl Future<Output = T>) -> T {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(output) => output,
-            Poll::Pending => unreachable!("nothing is waited for"),
+            Poll::Pending => unreachable!("the future never waits"),
         }
     }
 
     #[test]
-    fn a_system_is_refused_a_fabric_that_lacks_what_it_needs_and_the_error_names_both() {
-        let lacks = |kind, has| opened(kind, has).expect_err("something is missing").to_string();
+    fn a_fabric_without_a_needed_capability_is_refused_with_its_name() {
+        let lacks = |kind, has| opened(kind, has).expect_err("a capability is missing").to_string();
         let told = lacks("pilaf", Capabilities::NONE);
         assert!(told.contains("a pilaf store needs a fabric with calls"), "{told}");
         assert!(told.contains("the one to node 3 lacks calls (it has: none)"), "{told}");
@@ -242,17 +243,17 @@ mod tests {
     }
 
     #[test]
-    fn a_system_that_is_known_is_refused_before_the_node_is_asked() {
+    fn a_missing_capability_is_refused_before_the_node_is_called() {
         let opening = open::<PilafKind, Bare>(Bare(Capabilities::NONE), NodeId(3), "s");
         let told = at_once(opening).err().expect("calls are missing").to_string();
         assert!(told.contains("a pilaf store needs a fabric with calls"), "{told}");
     }
 
     #[test]
-    fn a_store_of_another_family_or_release_is_refused_with_what_it_is() {
+    fn a_store_of_another_family_or_release_is_refused_with_its_kind() {
         let told = opened("raw", Capabilities::SOFTWARE).expect_err("no keys").to_string();
-        assert_eq!(told, "store 's' is plain memory, in which there are no keys: name another store");
+        assert_eq!(told, "store 's' is plain memory and holds no keys: name another store");
         let told = opened("cuckoo", Capabilities::SOFTWARE).expect_err("not known").to_string();
-        assert!(told.starts_with("store 's' is a cuckoo, which this release does not know"), "{told}");
+        assert!(told.starts_with("store 's' is of kind 'cuckoo', which this release does not support"), "{told}");
     }
 }

@@ -1,7 +1,7 @@
-//! What the registry knows of a system: the one trait by which everything that is enumerated is generated.
+//! The [`System`] trait: everything that the registry knows about a system.
 //!
-//! Invariant: whatever lists systems, names one or chooses one asks this trait; so nothing outside a system's folder
-//! and its line in [`crate::registry`] names it.
+//! Invariant: code that lists, names or selects systems uses this trait. No code names a system, except its own folder
+//! and its line in [`crate::registry`].
 
 use crate::store::{Members, StoreError};
 use farside_remote::clock::Clock;
@@ -9,19 +9,19 @@ use farside_remote::mutant::Mutant;
 use farside_remote::service::Kind;
 use farside_remote::{Capabilities, Fabric, Memory};
 
-/// What a system is to its users: each family has one trait, which all of its systems implement.
+/// Family of systems with the same operations. All systems of a family implement its trait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Keys and values: [`crate::kv::Kv`].
     Kv,
     /// Values in order: [`crate::queue::Queue`].
     Queue,
-    /// Plain memory, to measure with: [`crate::raw::Raw`].
+    /// Plain memory for measurements: [`crate::raw::Raw`].
     Memory,
 }
 
 impl Family {
-    /// A store of it, in a sentence.
+    /// Name of a store of this family, with its article.
     pub const fn noun(self) -> &'static str {
         match self {
             Family::Kv => "a key-value store",
@@ -30,7 +30,7 @@ impl Family {
         }
     }
 
-    /// What its stores hold.
+    /// Name of the things that its stores hold.
     pub const fn contents(self) -> &'static str {
         match self {
             Family::Kv => "keys",
@@ -40,148 +40,148 @@ impl Family {
     }
 }
 
-/// On which nodes a store lies.
+/// Distribution of a store over nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
-    /// On one.
+    /// The store lies on one node.
     One,
-    /// Each part of it on one of several.
+    /// Each part of the store lies on one of several nodes.
     Shards,
-    /// All of it on each of 2f + 1.
+    /// Each of 2f + 1 nodes holds the whole store.
     Replicas,
-    /// On several, whose processes run its clients, too.
+    /// The store lies on several nodes, whose processes also run its clients.
     Symmetric,
 }
 
-/// What a store is made for.
+/// Size of a store and of its items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizing {
-    /// Items that the table has room for; from the quota if absent.
+    /// Number of items that the table must hold; derived from the quota if absent.
     pub items: Option<u64>,
     /// Bytes of a key.
     pub key_len: usize,
     /// Bytes of a value.
     pub value_len: usize,
-    /// Keys of 8 bytes are numbers that have a slot each.
+    /// Whether keys of 8 bytes are numbers with one slot each.
     pub collision_free: bool,
 }
 
 impl Sizing {
-    /// The parameters of a store of this size, as systems with tables of items take them.
+    /// Parameters of a store of this size, for systems with a table of items.
     pub fn parameters(&self) -> String {
         let placement = if self.collision_free { "permuted" } else { "hashed" };
         serde_json::json!({ "items": self.items, "placement": placement }).to_string()
     }
 }
 
-/// How much memory a store takes.
+/// Memory that a store takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// Slots of the table.
     pub slots: u64,
     /// Bytes of the table.
     pub table_bytes: u64,
-    /// Bytes of the buffers of one item, with what the node keeps of them.
+    /// Bytes of one item's buffers, including the node's state for them.
     pub item_bytes: u64,
 }
 
-/// A table of slots that a system can replace by another.
+/// Shape of a table that the system can rebuild.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Grows with every rebuild.
+    /// Number of the table; grows with every rebuild.
     pub epoch: u64,
     /// Slots of the table.
     pub slots: u64,
-    /// Items that it has room for.
+    /// Number of items that the table can hold.
     pub items: u64,
-    /// Whether keys of 8 bytes are numbers that have a slot each.
+    /// Whether keys of 8 bytes are numbers with one slot each.
     pub is_collision_free: bool,
 }
 
-/// Why there is no store of a [`Sizing`].
+/// Reason why no store of a given [`Sizing`] is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misfit {
-    /// No table has room for so many items.
+    /// No table can hold that number of items.
     Items,
-    /// A value is longer than this many bytes, which a value can have beside such a key.
+    /// The value is too long. Beside a key of this length, a value has at most this number of bytes.
     Value(usize),
 }
 
-/// Work of clients and service that no fabric counts, for models of cost.
+/// Work of clients and of the service that no fabric counts. Used by cost models.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// Chains that a GET takes for each slot that it looks at.
+    /// Chains of a GET for each slot that it probes.
     pub chains_per_probe: u32,
-    /// Accesses of the service to memory that no cache has, for a PUT.
+    /// Memory accesses of the service that miss its caches, for a PUT.
     pub call_accesses: u64,
-    /// Bytes that the service brings into checksums for a request of so many bytes.
+    /// Bytes that the service checksums. The argument is the length of the request in bytes.
     pub call_checksummed: fn(usize) -> u64,
-    /// Bytes that a client brings into checksums to get a value, by bytes of the key and of the value.
+    /// Bytes that a client checksums for a GET. The arguments are the lengths of the key and of the value in bytes.
     pub get_checksummed: fn(usize, usize) -> u64,
 }
 
 impl Work {
-    /// One chain a probe, and nothing else.
+    /// One chain a probe, and no other work.
     pub const CHAINS: Work =
         Work { chains_per_probe: 1, call_accesses: 0, call_checksummed: |_| 0, get_checksummed: |_, _| 0 };
 }
 
-/// Options of a client. A system ignores those that it has no use for.
+/// Options of a client. A system ignores the options that do not apply to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Keys whose slots the client remembers, so that they are put in one round trip.
+    /// Number of keys whose slots the client caches. A PUT of a cached key takes one round trip.
     pub slot_cache: usize,
 }
 
-/// A system, as the registry knows it.
+/// A system as the registry sees it.
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait System: 'static {
-    /// Its name in the catalog, in flags and in reports: `prism-kv`.
+    /// Name in the catalog, in flags and in reports: `prism-kv`.
     const KIND: &'static str;
-    /// Its name as its paper writes it: `PRISM-KV`.
+    /// Name as the paper writes it: `PRISM-KV`.
     const TITLE: &'static str;
-    /// What its operations cost, in a few words for help texts.
+    /// Cost of the operations, in a few words for help texts.
     const SUMMARY: &'static str;
-    /// What it is to its users.
+    /// Family of the system.
     const FAMILY: Family;
-    /// On which nodes a store lies.
+    /// Distribution of a store over nodes.
     const NODES: Nodes = Nodes::One;
-    /// Whether it is for tests alone: no node of `farside` serves it.
+    /// Whether the system exists for tests only. Then no node of `farside` serves it.
     const FOR_TESTS: bool = false;
-    /// Capabilities that its operations need of a fabric. Calls are those to its own service: opening a store always
-    /// takes one to the node, and is not counted.
+    /// Capabilities that the operations need from a fabric. [`Capabilities::CALLS`] means calls to the system's own
+    /// service: the call to the node that opens a store does not count.
     const NEEDS: Capabilities;
-    /// Its broken variants, which its tests find.
+    /// Broken variants, each of which the tests must find.
     const MUTANTS: &'static [Mutant] = &[];
-    /// The broken variants among them that trials find too seldom: tests of single steps find them.
+    /// The mutants that trials find too seldom. Tests of single steps find them.
     const RARE_MUTANTS: &'static [Mutant] = &[];
-    /// What models of cost need.
+    /// Work for cost models.
     const WORK: Work = Work::CHAINS;
 
-    /// The client of a store; implements the trait of the family.
+    /// Client of a store. Implements the trait of the family.
     type Client<F: Fabric + Clock>;
 
-    /// The parameters of a store, as [`System::kind`] takes them.
+    /// Returns the parameters of a store, in the form that [`System::kind`] takes.
     fn parameters(sizing: &Sizing) -> String {
         sizing.parameters()
     }
 
-    /// The memory that a store takes.
+    /// Returns the memory that a store takes.
     ///
     /// # Errors
-    /// There is no such store.
+    /// No store of this size is possible.
     fn footprint(sizing: &Sizing) -> Result<Footprint, Misfit>;
 
-    /// The table of a store with such parameters in the catalog, if the system can give it another.
+    /// Shape of the table that these catalog parameters describe; `None` if the system cannot rebuild tables.
     fn shape(_parameters: &str) -> Option<Shape> {
         None
     }
 
-    /// The node's half.
+    /// Returns the node-side half of the system.
     fn kind<M: Memory>() -> Box<dyn Kind<M>>;
 
-    /// A client of a store that its members' catalogs describe so. [`Members::one_of`] checks that this system can use
-    /// them over that fabric.
+    /// Creates a client of the store that `members` describe. Implementations check with [`Members::one_of`] that this
+    /// system can use the store over `fabric`.
     ///
     /// # Errors
     /// [`StoreError`]; nothing was changed.

@@ -1,34 +1,36 @@
-//! Where a visit of all keys of a store is: a place in its table of slots.
+//! Position of an iteration over all keys of a store.
 //!
-//! Invariant: it names slots of one table, so where another takes the place of that the visit has to begin again.
+//! Invariant: a cursor refers to the slots of one table. If the table is rebuilt, the iteration must start again.
 
-/// Where an iteration is. Survives the loss of the client that made it.
+/// Position of an iteration. It stays valid after the client that created it is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     pub(super) next_slot: u64,
-    /// Of the slots that were read last, those that are not empty and not yet visited, in descending order.
+    /// Slots of the last read that are occupied and not yet visited, in descending order.
     pub(super) occupied: Vec<u64>,
     pub(super) table_epoch: Option<u64>,
 }
 
-/// Where an iteration goes on: numbers that outlive the program.
+/// Position at which an iteration continues, as numbers that another process can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Of the table that it goes through.
+    /// Epoch of the table being iterated.
     pub table_epoch: u64,
-    /// The first slot that it has yet to visit.
+    /// First slot that is not yet visited.
     pub slot: u64,
 }
 
 impl Cursor {
-    /// Where the iteration goes on; nothing if it has not begun.
+    /// Returns the position at which the iteration continues; `None` if it has not started.
     pub fn place(&self) -> Option<Place> {
         let slot = self.occupied.last().copied().unwrap_or(self.next_slot);
         self.table_epoch.map(|table_epoch| Place { table_epoch, slot })
     }
 
-    /// An iteration that goes on there. A key that is present all the while, from its beginning, is visited by one of
-    /// the two cursors, and once; where the table was rebuilt since, it ends by
+    /// Creates a cursor that continues an iteration at `place`.
+    ///
+    /// A key that is present from the start of the first iteration to the end of the second is visited exactly once, by
+    /// one of the two cursors. If the table was rebuilt in between, the iteration fails with
     /// [`KvError::Rebuilt`](super::KvError::Rebuilt).
     pub fn at(place: Place) -> Cursor {
         Cursor { next_slot: place.slot, occupied: Vec::new(), table_epoch: Some(place.table_epoch) }

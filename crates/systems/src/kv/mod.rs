@@ -1,7 +1,7 @@
-//! Key-value stores: arbitrary byte strings to arbitrary byte strings.
+//! Key-value stores: maps from byte strings to byte strings.
 //!
-//! [`prism_kv`] is PRISM-KV, and [`pilaf`] its rival whose writes go by the far CPU. [`Kv`] is what every key-value
-//! system here offers, so that one benchmark, one checker and one command line serve all of them.
+//! [`prism_kv`] is PRISM-KV. [`pilaf`] is its rival, whose writes run on the node's CPU. Every key-value system
+//! implements [`Kv`], so one benchmark, one checker and one command line serve all of them.
 
 mod cursor;
 pub mod pilaf;
@@ -16,60 +16,62 @@ use farside_remote::control::Store;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError, Status};
 
-/// The longest key, in bytes. The shortest has one.
+/// Length of the longest key, in bytes. The shortest key has 1 byte.
 pub const KEY_MAX: usize = 4096;
-/// The longest value, in bytes.
+/// Length of the longest value, in bytes.
 pub const VALUE_MAX: usize = 16 << 20;
 
-/// Which install of a key's item one has seen. Grows with every put and delete of the key (31 bits, wrapping).
+/// Version of a key's item. Grows with every put and delete of the key (31 bits, wrapping).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version(pub u32);
 
-/// A value as it was at one instant between the call and its return.
+/// A value as it was at one instant between the operation's call and its return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item<'a> {
-    /// Its bytes.
+    /// Bytes of the value.
     pub value: &'a [u8],
-    /// Which install this was.
+    /// Version of the value.
     pub version: Version,
 }
 
-/// Where a client has the value that it read last.
+/// Location of the value that a client read last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetched {
-    /// The first byte of it in the reply's output; nothing if the client has it elsewhere.
+    /// Offset of its first byte in the reply's output; `None` if the client keeps the value elsewhere.
     pub at: Option<usize>,
-    /// Which install this was.
+    /// Version of the value.
     pub version: Version,
 }
 
-/// Why a conditional put stored nothing.
+/// Outcome of a conditional put that stored nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conflict {
-    /// The version that the key has instead, if it has a value.
+    /// The key's current version; `None` if the key has no value.
     pub version: Option<Version>,
 }
 
-/// The operations of a key-value store. Each is linearizable: it takes effect at one instant between call and
-/// return, or, after an error for which [`KvError::ran`] is unknown, perhaps at one later instant or never.
+/// Operations of a key-value store. Each is linearizable: it takes effect at one instant between call and return. After
+/// an error for which [`KvError::ran`] is unknown, it may take effect at one later instant, or never.
 ///
-/// A system that lacks an operation answers [`KvError::NotOffered`].
+/// A system that lacks an operation returns [`KvError::NotOffered`].
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Kv {
-    /// The kind of the store.
+    /// Returns the kind of the store.
     fn kind(&self) -> &'static str;
 
-    /// Reads the value of `key`, if it has one; [`Kv::item`] has it until the next operation. As [`Kv::get`], for
-    /// callers that try again after an error and must not hold the client borrowed.
+    /// Reads the value of `key`, if it has one. [`Kv::item`] returns the value until the next operation.
+    ///
+    /// Like [`Kv::get`], but the result does not borrow the client, so that a caller can retry after an error.
     ///
     /// # Errors
     /// [`KvError`]; nothing was changed.
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError>;
 
-    /// The value that the last operation, a [`Kv::fetch`] that answered this, has read.
+    /// Returns the value that the last operation read. That operation must be the [`Kv::fetch`] that returned
+    /// `fetched`.
     fn item(&self, fetched: Fetched) -> Item<'_>;
 
-    /// The value of `key`, if it has one.
+    /// Returns the value of `key`, if it has one.
     ///
     /// # Errors
     /// [`KvError`]; nothing was changed.
@@ -78,30 +80,30 @@ pub trait Kv {
         Ok(fetched.map(|fetched| self.item(fetched)))
     }
 
-    /// Gives `key` a value, whether it had one or not.
+    /// Stores a value for `key`. Replaces the old value, if the key has one.
     ///
     /// # Errors
-    /// [`KvError`], which says whether the value may have been stored.
+    /// [`KvError`]; [`KvError::ran`] states whether the value may have been stored.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError>;
 
-    /// Takes the value of `key` away; answers whether it had one.
+    /// Deletes `key`. Returns whether it had a value.
     ///
     /// # Errors
-    /// [`KvError`], which says whether it may have been taken away.
+    /// [`KvError`]; [`KvError::ran`] states whether the key may have been deleted.
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError>;
 
-    /// Gives `key` a value if it has none; answers whether it did.
+    /// Stores a value for `key` if it has none. Returns whether the value was stored.
     ///
     /// # Errors
-    /// [`KvError`], which says whether the value may have been stored.
+    /// [`KvError`]; [`KvError::ran`] states whether the value may have been stored.
     async fn put_if_absent(&mut self, _key: &[u8], _value: &[u8]) -> Result<bool, KvError> {
         Err(self.not_offered(CONDITIONAL_PUTS))
     }
 
-    /// Gives `key` another value if it still has the version that a `get` answered; answers the new version.
+    /// Replaces the value of `key` if the key still has the version that a `get` returned. Returns the new version.
     ///
     /// # Errors
-    /// [`KvError`], which says whether the value may have been stored. A [`Conflict`] stored nothing.
+    /// [`KvError`]; [`KvError::ran`] states whether the value may have been stored. A [`Conflict`] stored nothing.
     async fn compare_and_put(
         &mut self,
         _key: &[u8],
@@ -111,28 +113,28 @@ pub trait Kv {
         Err(self.not_offered(CONDITIONAL_PUTS))
     }
 
-    /// The values of several keys, each at an instant of its own: `visit` is called once for each place in `keys`, in
-    /// any order.
+    /// Reads the values of several keys, each at its own instant. Calls `visit` once for each index of `keys`, in any
+    /// order.
     ///
     /// # Errors
-    /// [`KvError`]; nothing was changed, and some places may have been visited.
+    /// [`KvError`]; nothing was changed, and `visit` may have been called for a part of the keys.
     async fn get_many(
         &mut self,
         _keys: &[&[u8]],
         _visit: impl FnMut(usize, Option<Item<'_>>),
     ) -> Result<(), KvError> {
-        Err(self.not_offered("to get several keys at once"))
+        Err(self.not_offered("gets of several keys"))
     }
 
-    /// Gives several keys values. Each is a put of its own; of a key that comes twice, the later value stays.
+    /// Stores values for several keys. Each put takes effect on its own. If a key occurs twice, the later value wins.
     ///
     /// # Errors
-    /// [`KvError`]. [`Ran::No`]: none of the keys was stored; else any may have been.
+    /// [`KvError`]. With [`Ran::No`] none of the keys was stored; otherwise any of them may have been.
     async fn put_many(&mut self, _items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
-        Err(self.not_offered("to put several keys at once"))
+        Err(self.not_offered("puts of several keys"))
     }
 
-    /// Where a visit of all keys begins, for [`Kv::next`].
+    /// Returns the cursor at the start of an iteration over all keys, for [`Kv::next`].
     ///
     /// # Errors
     /// [`KvError::NotOffered`].
@@ -140,11 +142,12 @@ pub trait Kv {
         Err(self.not_offered(ALL_KEYS))
     }
 
-    /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
-    /// visited exactly once.
+    /// Visits the next key with its value. Returns false at the end.
+    ///
+    /// The iteration is no snapshot: it visits exactly once each key that is present from its start to its end.
     ///
     /// # Errors
-    /// [`KvError`]; the cursor stays where it was.
+    /// [`KvError`]; the cursor does not move.
     async fn next(
         &mut self,
         _cursor: &mut Cursor,
@@ -153,17 +156,17 @@ pub trait Kv {
         Err(self.not_offered(ALL_KEYS))
     }
 
-    /// The error of an operation that the system lacks.
+    /// Returns the error of an operation that the system lacks.
     fn not_offered(&self, what: &'static str) -> KvError {
         KvError::NotOffered { kind: self.kind(), what }
     }
 }
 
 const CONDITIONAL_PUTS: &str = "conditional puts";
-const ALL_KEYS: &str = "a visit of all keys";
+const ALL_KEYS: &str = "iteration over all keys";
 
 impl<F: Fabric + Clock> AnyKv<F> {
-    /// The store as the catalog has it.
+    /// Returns the store's description in the catalog.
     pub fn store(&self) -> &Store {
         with_kv!(self, kv => kv.store())
     }
@@ -234,71 +237,70 @@ impl<F: Fabric + Clock> Kv for AnyKv<F> {
     }
 }
 
-/// Why an operation has no result.
+/// Error of a key-value operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvError {
-    /// A key has 1 to [`KEY_MAX`] bytes; this one has so many. Nothing was asked of anyone.
+    /// The key does not have 1 to [`KEY_MAX`] bytes, but this number. No request was sent.
     KeyLength(usize),
-    /// A value has at most [`VALUE_MAX`] bytes; this one has so many. Nothing was asked of anyone.
+    /// The value has this number of bytes, more than [`VALUE_MAX`]. No request was sent.
     ValueLength(usize),
-    /// Key and value have so many bytes together, more than this kind of store can have. Nothing was asked of anyone.
+    /// Key and value together are longer than this kind of store supports. No request was sent.
     PairLength {
-        /// So many.
+        /// Bytes of key and value together.
         len: usize,
-        /// The most that are possible.
+        /// Largest number of bytes that the store supports.
         max: usize,
     },
-    /// No buffer of the item's size class was to be had for a tenth of a second. Nothing was stored; of another size,
-    /// there may be some.
+    /// No buffer of the item's size class was free for 100 ms. Nothing was stored. Other classes may have free buffers.
     OutOfMemory,
-    /// Every slot that the key could have belongs to other keys, and the table does not grow, for this reason. Nothing
-    /// was stored.
+    /// All slots on the key's probe path belong to other keys, and the table does not grow, for the given reason.
+    /// Nothing was stored.
     TableFull(String),
-    /// The key's slot is on its way to another table, and does not arrive. Nothing was stored.
+    /// The key's slot is being moved to another table, and the move makes no progress. Nothing was stored.
     NotMoved,
-    /// A chain was refused.
+    /// The node refused a chain.
     Refused(Status),
-    /// What was read is no item: a peer that may write to the store has damaged it.
+    /// The bytes read are no valid item: a peer with write access has damaged the store.
     Damaged(&'static str),
-    /// Stores of this kind do not offer the operation. Nothing was asked of anyone.
+    /// Stores of this kind do not support the operation. No request was sent.
     NotOffered {
-        /// Of which kind the store is.
+        /// Kind of the store.
         kind: &'static str,
-        /// The operation.
+        /// Name of the operation.
         what: &'static str,
     },
-    /// The table was rebuilt during an iteration, which is to be begun again.
+    /// The table was rebuilt during an iteration. The iteration must start again.
     Rebuilt,
-    /// The store cannot be opened, or no longer is what was opened. Nothing was stored.
+    /// The store cannot be opened, or was replaced since the client opened it. Nothing was stored.
     Store(StoreError),
-    /// This became of one of several keys that were put together. Of the others, any may have been stored.
+    /// One put of several failed with this error. Any of the others may have been stored.
     Several(Box<KvError>),
-    /// The fabric has no answer.
+    /// The fabric returned no response.
     Fabric(FabricError),
 }
 
 impl KvError {
-    /// What may be assumed of a put or delete that failed so.
+    /// States whether a put or delete with this error may have been carried out.
     pub fn ran(&self) -> Ran {
         match self {
             KvError::Fabric(error) => error.ran(),
             KvError::Several(_) => Ran::Unknown,
-            // A chain that is refused may have done its first ops; those of a store install with their last.
+            // A refused chain may have run its first ops. But the chains of a store install with their last op.
             _ => Ran::No,
         }
     }
 
-    /// The error of a chain that only looks or prepares: whatever became of it, the operation was not carried out.
+    /// Error of a chain that only reads or prepares. Whether it ran or not, the operation was not carried out.
     pub(crate) fn of_look(error: FabricError) -> KvError {
         KvError::Fabric(error.map_ran(|_| Ran::No))
     }
 
-    /// The error of a chain that installs: that it ran does not tell whether its CAS found what it expected.
+    /// Error of a chain that installs. Even if the chain ran, its CAS may have failed, so the outcome is unknown.
     pub(crate) fn of_install(error: FabricError) -> KvError {
         KvError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
     }
 
-    /// The error of one of several operations, of which others may have been carried out.
+    /// Error of one operation of several. The others may have been carried out.
     pub(crate) fn of_several(self) -> KvError {
         match self {
             KvError::Fabric(lost @ FabricError::Lost { .. }) => {
@@ -340,20 +342,20 @@ impl std::fmt::Display for KvError {
                  the value, or use a prism-kv store"
             ),
             KvError::OutOfMemory => f.write_str(
-                "the store is out of memory for items of this size and nothing was stored: delete some of about this \
-                 size, or many of others, make a store with a greater --quota, or see by 'farside kv stat' whether a \
-                 stopped process delays reclamation",
+                "the store is out of memory for items of this size and nothing was stored: delete items of about this \
+                 size or many others, create a store with a larger --quota, or check with 'farside kv stat' whether \
+                 a stopped process delays reclamation",
             ),
             KvError::TableFull(reason) => {
                 write!(f, "the store's table is full and nothing was stored: {reason}")
             }
             KvError::NotMoved => f.write_str(
-                "the store's table is being rebuilt, and the node does not go on with it: nothing was stored; look \
-                 whether the node is stopped, then try again",
+                "the store's table is being rebuilt, and the rebuild makes no progress: nothing was stored; check \
+                 whether the node is stopped, then retry",
             ),
             KvError::Rebuilt => f.write_str(
-                "the store's table was rebuilt during the iteration, and what is left of it would come twice or never: \
-                 begin it again",
+                "the store's table was rebuilt during the iteration: the remaining keys would come twice or never; \
+                 start it again",
             ),
             KvError::Refused(status @ Status::Access) => write!(
                 f,
@@ -367,12 +369,12 @@ impl std::fmt::Display for KvError {
                 write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")
             }
             KvError::NotOffered { kind, what } => {
-                write!(f, "a {kind} store does not offer {what}: use a prism-kv store, which does")
+                write!(f, "a {kind} store does not support {what}: use a prism-kv store, which does")
             }
             KvError::Store(StoreError::Gone(reason)) => write!(f, "the store is gone: {reason}"),
             KvError::Store(error) => error.fmt(f),
             KvError::Several(of_one) => {
-                write!(f, "some of the keys may have been stored, and of one it is said: {of_one}")
+                write!(f, "some of the keys may have been stored, and one failed: {of_one}")
             }
             KvError::Fabric(error) => error.fmt(f),
         }
@@ -390,7 +392,7 @@ impl std::error::Error for KvError {
 }
 
 /// # Errors
-/// If there is no such key.
+/// The key is empty or too long.
 pub(crate) fn check_key(key: &[u8]) -> Result<(), KvError> {
     if key.is_empty() || key.len() > KEY_MAX { Err(KvError::KeyLength(key.len())) } else { Ok(()) }
 }

@@ -1,6 +1,6 @@
-//! Queues: values that go in at one end and come out at the other, each once.
+//! First-in, first-out queues of values. Each value is taken once.
 //!
-//! [`ring_queue`] is a bounded ring. [`Queue`] is what every queue here offers.
+//! [`ring_queue`] is a bounded ring. Every queue implements [`Queue`].
 
 pub mod ring_queue;
 
@@ -10,22 +10,22 @@ use farside_remote::clock::Clock;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError, Status};
 
-/// The operations of a queue. Each is linearizable, as those of [`crate::kv::Kv`] are.
+/// Operations of a queue. Each is linearizable, like those of [`crate::kv::Kv`].
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Queue {
-    /// The kind of the store.
+    /// Returns the kind of the store.
     fn kind(&self) -> &'static str;
 
-    /// Puts a value behind all others; answers false if the queue is full.
+    /// Appends a value. Returns false if the queue is full.
     ///
     /// # Errors
-    /// [`QueueError`], which says whether the value may have been put.
+    /// [`QueueError`]; [`QueueError::ran`] states whether the value may have been appended.
     async fn put(&mut self, value: &[u8]) -> Result<bool, QueueError>;
 
-    /// Takes the value before all others, if the queue has any.
+    /// Removes and returns the oldest value, if the queue has one.
     ///
     /// # Errors
-    /// [`QueueError`], which says whether a value may have been taken, which is lost then.
+    /// [`QueueError`]; [`QueueError::ran`] states whether a value may have been removed. Such a value is lost.
     async fn take(&mut self) -> Result<Option<&[u8]>, QueueError>;
 }
 
@@ -43,30 +43,30 @@ impl<F: Fabric + Clock> Queue for AnyQueue<F> {
     }
 }
 
-/// Why an operation has no result.
+/// Error of a queue operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueError {
     /// The store cannot be opened.
     Store(StoreError),
-    /// A value has at most `max` bytes. Nothing was asked of anyone.
+    /// The value is longer than `max` bytes. No request was sent.
     Length {
-        /// Bytes of this one.
+        /// Bytes of the value.
         len: usize,
-        /// The most that a value has.
+        /// Length of the longest value.
         max: usize,
     },
-    /// No buffer was free for a tenth of a second. Nothing was put.
+    /// No buffer was free for 100 ms. Nothing was put.
     OutOfMemory,
-    /// A chain was refused.
+    /// The node refused a chain.
     Refused(Status),
-    /// What was read is not what clients write.
+    /// The bytes read are not bytes that a client writes.
     Damaged(&'static str),
-    /// The fabric has no answer.
+    /// The fabric returned no response.
     Fabric(FabricError),
 }
 
 impl QueueError {
-    /// What may be assumed of an operation that failed so.
+    /// States whether an operation with this error may have been carried out.
     pub fn ran(&self) -> Ran {
         match self {
             QueueError::Fabric(error) => error.ran(),
@@ -89,10 +89,10 @@ impl std::fmt::Display for QueueError {
                 write!(f, "the value has {len} bytes, and at most {max} are possible: split it")
             }
             QueueError::OutOfMemory => f.write_str(
-                "the store is out of memory and nothing was put: take values, or make a larger store",
+                "the store is out of memory and nothing was put: take values, or create a larger store",
             ),
             QueueError::Refused(status) => {
-                write!(f, "the node refused the operation ({status}): open the store anew")
+                write!(f, "the node refused the operation ({status}): open the store again")
             }
             QueueError::Damaged(what) => {
                 write!(f, "the store is damaged ({what}): someone who holds its key has overwritten it")

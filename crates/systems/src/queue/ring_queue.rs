@@ -1,22 +1,32 @@
-//! A bounded queue: a ring of slots that clients fill and empty in turn, each by one CAS.
+//! A bounded queue: a ring of slots. A client fills or empties a slot with one CAS.
 //!
-//! A *ticket* is the place of a value among all that were ever put: ticket t has slot t mod n, in round t / n.
+//! Each value has a *ticket*: the number of values that were put before it. Ticket t uses slot t mod n in round t / n.
 //!
 //! ```text
 //! table | head u64 | 0 x 56 | tail u64 | 0 x 56 | slot 0 | slot 1 | ... | slot n - 1 |
 //! slot  | value address u64 | bytes of the value u32 | round u32 |    16 bytes, aligned; no address while empty
 //! ```
 //!
-//! A PUT is two round trips: read the tail; allocate the value and swing the slot from empty to it, which raises the
-//! tail. A TAKE is two or three: read the head; read the slot and its value; swing the slot from that value to empty in
-//! the next round, which raises the head. Head and tail may lag behind the slots, since a client may die between the
-//! two: the next client that meets such a counter raises it. So no client waits for another.
+//! A PUT takes two round trips:
+//! 1. Read the tail.
+//! 2. Allocate the value, swing the slot from empty to the value, and advance the tail.
 //!
-//! Invariant: a slot's word never returns to an earlier one: its round grows by one with every value that leaves it
-//! (32 bits, wrapping).
-//! Invariant: no counter is ahead of the slots. So values are put and taken in the order of their tickets, the queue
-//! was empty when the slot of the next ticket to take had no value, and full when the slot of the next ticket to put
-//! still had that of the round before.
+//! A TAKE takes three round trips:
+//! 1. Read the head.
+//! 2. Read the slot and its value.
+//! 3. Swing the slot from that value to empty in the next round, and advance the head.
+//!
+//! A TAKE from an empty queue ends after the second.
+//!
+//! Head and tail may lag behind the slots, because a client may fail between the two writes. The next client that finds
+//! a counter behind advances it (helping). So no client waits for another.
+//!
+//! Invariant: a slot's word never returns to an earlier value. Its round grows by one with every value that leaves the
+//! slot (32 bits, wrapping).
+//! Invariant: no counter is ahead of the slots. Therefore:
+//! * Values are put and taken in the order of their tickets.
+//! * The queue was empty when the slot of the next ticket to take had no value.
+//! * The queue was full when the slot of the next ticket to put still had the value of the round before.
 
 use super::{Queue, QueueError};
 use crate::ready::run_until_ready;
@@ -35,9 +45,9 @@ use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The kind of store that the catalog knows this by.
+/// Kind of the store in the catalog.
 pub const KIND: &str = "ring-queue";
-/// The longest value, in bytes.
+/// Length of the longest value, in bytes.
 pub const VALUE_MAX: usize = 60 * 1024;
 
 const HEAD_OFFSET: u64 = 0;
@@ -47,23 +57,23 @@ const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
 /// Slots of the largest ring.
 const SLOTS_MAX: u64 = 1 << 32;
 
-/// Scratch: the slot's word.
+/// Scratch memory: the slot's new word.
 const WORD: Addr = Addr::scratch(0);
 const BOUND_AND_ROUND: Addr = Addr::scratch(8);
 
 /// Broken variants.
 pub mod mutants {
     farside_remote::mutants! {
-        /// A take does not see whether another one took the value meanwhile.
+        /// A take ignores that another take removed the value first.
         TAKEN_TWICE = "QueueTakenTwice";
-        /// A put that meets a tail that lags leaves it there and looks no further.
+        /// A put that finds a lagging tail does not advance it and reports a full queue.
         TAIL_LAGS = "QueueTailLags";
-        /// A take that meets a head that lags leaves it there and looks no further.
+        /// A take that finds a lagging head does not advance it and reports an empty queue.
         HEAD_LAGS = "QueueHeadLags";
     }
 }
 
-/// The parameters of a store, as JSON.
+/// Parameters of a store, as JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Spec {
@@ -71,7 +81,7 @@ struct Spec {
     slots: u64,
 }
 
-/// Where the ring lies.
+/// Memory of the ring.
 #[derive(Clone, Copy)]
 struct Ring {
     slots: u64,
@@ -81,10 +91,10 @@ struct Ring {
 impl Ring {
     fn new(parameters: &str, extent: Extent) -> Result<Ring, String> {
         let Spec { slots } = serde_json::from_str(parameters)
-            .map_err(|error| format!("the catalog's description of the ring is not understood: {error}"))?;
+            .map_err(|error| format!("invalid ring description in the catalog: {error}"))?;
         let fits = table_len(slots).is_some_and(|len| len <= extent.len);
         if !slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
-            return Err(format!("the catalog describes a ring of {slots} slots in {} bytes", extent.len));
+            return Err(format!("invalid ring description in the catalog: {slots} slots in {} bytes", extent.len));
         }
         Ok(Ring { slots, extent })
     }
@@ -97,12 +107,12 @@ impl Ring {
         Addr::new(self.extent.at + SLOTS_OFFSET + ticket % self.slots * SLOT_SIZE)
     }
 
-    /// The round of a ticket, modulo 2^32.
+    /// Round of a ticket, modulo 2^32.
     fn round(&self, ticket: u64) -> u32 {
         (ticket / self.slots) as u32
     }
 
-    /// The word of a ticket's slot before its value is there.
+    /// Word of a ticket's slot before its value is put.
     fn empty(&self, ticket: u64) -> BoundedPtr {
         BoundedPtr { tag: self.round(ticket).into(), ..BoundedPtr::default() }
     }
@@ -112,15 +122,15 @@ fn table_len(slots: u64) -> Option<u64> {
     slots.checked_mul(SLOT_SIZE)?.checked_add(SLOTS_OFFSET)
 }
 
-/// How a slot stands to a ticket.
+/// State of a slot relative to a ticket.
 enum Standing {
-    /// The ticket's value is to come.
+    /// The ticket's value is not yet put.
     Empty,
-    /// It has the ticket's value.
+    /// The slot holds the ticket's value.
     Filled,
-    /// The ticket's value has left it.
+    /// The ticket's value has been taken.
     Passed,
-    /// It still has the value of a round before.
+    /// The slot still holds the value of the round before.
     Before,
 }
 
@@ -131,18 +141,18 @@ fn standing(ring: &Ring, ticket: u64, word: BoundedPtr) -> Result<Standing, Queu
         (0, false) => Ok(Standing::Filled),
         (1.., _) => Ok(Standing::Passed),
         (-1, false) => Ok(Standing::Before),
-        _ => Err(QueueError::Damaged("a slot and a counter that do not belong together")),
+        _ => Err(QueueError::Damaged("a slot and a counter that do not match")),
     }
 }
 
-/// A client of one queue. One operation at a time; use several for several tasks.
+/// Client of one queue. It runs one operation at a time: give each task its own client.
 pub struct RingQueue<F> {
     fabric: F,
     node: NodeId,
     ring: Ring,
     chain: ChainBuf,
     reply: Reply,
-    /// The value that was taken last.
+    /// Reply with the value that was taken last.
     value: Reply,
 }
 
@@ -155,6 +165,7 @@ impl<F: Fabric + Clock> RingQueue<F> {
         store::open::<RingQueueKind, F>(fabric, node, name).await
     }
 
+    /// Reads the head or the tail.
     async fn counter(&mut self, offset: u64) -> Result<u64, QueueError> {
         let mut chain = self.chain.begin(self.ring.extent.key);
         let counter = chain.also(read_as::<U64>(self.ring.counter(offset)));
@@ -162,7 +173,7 @@ impl<F: Fabric + Clock> RingQueue<F> {
         self.reply.get(counter).map(|counter| counter.get()).map_err(QueueError::Refused)
     }
 
-    /// The ticket after one that a counter lags behind; raises the counter, if nobody else has.
+    /// Advances a counter that lags at `ticket`, unless another client already has. Returns the next ticket to try.
     #[cold]
     async fn after(&mut self, offset: u64, ticket: u64) -> Result<u64, QueueError> {
         let mut chain = self.chain.begin(self.ring.extent.key);
@@ -206,7 +217,7 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
                 Standing::Before => return Ok(false),
                 Standing::Empty => return Err(QueueError::Damaged("an empty slot that has bytes")),
                 _ if mutants::TAIL_LAGS.is_on() => return Ok(false),
-                // Another put was faster, or died before it raised the tail.
+                // Another put was faster, or its client failed before it advanced the tail.
                 _ => ticket = self.after(TAIL_OFFSET, ticket).await?,
             }
         }
@@ -226,7 +237,7 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
             match standing(&self.ring, ticket, word)? {
                 Standing::Empty => return Ok(None),
                 Standing::Passed if mutants::HEAD_LAGS.is_on() => return Ok(None),
-                // Another take was faster, or died before it raised the head.
+                // Another take was faster, or its client failed before it advanced the head.
                 Standing::Passed => ticket = self.after(HEAD_OFFSET, ticket).await?,
                 Standing::Before => return Err(QueueError::Damaged("a head that is ahead of the slots")),
                 Standing::Filled => {
@@ -242,7 +253,7 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
 }
 
 impl<F: Fabric + Clock> RingQueue<F> {
-    /// Swings a ticket's slot from its value to empty, in the next round; false if another take did.
+    /// Swings a ticket's slot from its value to empty in the next round. Returns false if another take was faster.
     async fn empty_slot(&mut self, ticket: u64, word: BoundedPtr) -> Result<bool, QueueError> {
         let at = self.ring.slot(ticket);
         let empty = self.ring.empty(ticket.wrapping_add(self.ring.slots));
@@ -259,22 +270,22 @@ impl<F: Fabric + Clock> RingQueue<F> {
     }
 }
 
-/// The error of a chain that only looks: whatever became of it, the operation was not carried out.
+/// Error of a chain that only reads. Whether it ran or not, the operation was not carried out.
 fn of_look(error: FabricError) -> QueueError {
     QueueError::Fabric(error.map_ran(|_| Ran::No))
 }
 
-/// The error of a chain that swings a slot: that it ran does not say whether its CAS found what it expected.
+/// Error of a chain that swings a slot. Even if the chain ran, its CAS may have failed, so the outcome is unknown.
 fn of_swing(error: FabricError) -> QueueError {
     QueueError::Fabric(error.map_ran(|ran| if ran == Ran::No { Ran::No } else { Ran::Unknown }))
 }
 
-/// Number of slots for the items; nothing if no ring has so many.
+/// Number of slots for the items; `None` if that exceeds the largest ring.
 fn slots_for(sizing: &Sizing) -> Option<u64> {
     sizing.items.unwrap_or(1).checked_next_power_of_two().filter(|&slots| slots <= SLOTS_MAX)
 }
 
-/// The queue, as a node knows it.
+/// Node-side half of the ring queue.
 pub struct RingQueueKind;
 
 impl System for RingQueueKind {

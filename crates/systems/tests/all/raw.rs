@@ -175,10 +175,10 @@ fn plain_memory_is_not_opened_as_what_it_is_not() {
     let opened = run(&endpoint, Raw::open(Rc::clone(&endpoint), NODE, "none")).map(drop);
     assert!(matches!(opened, Err(StoreError::Gone(_))));
     for (parameters, quota, remedy) in [
-        (r#"{"items": 5}"#, 16, "leave --items"),
-        (r#"{"placement": "permuted"}"#, 16, "leave --items"),
-        (r#"{"size": 5}"#, 16, "nothing to be said"),
-        ("{}", 1, "greater --quota"),
+        (r#"{"items": 5}"#, 16, "omit --items"),
+        (r#"{"placement": "permuted"}"#, 16, "omit --items"),
+        (r#"{"size": 5}"#, 16, "takes no parameters"),
+        ("{}", 1, "larger --quota"),
     ] {
         let ask = Ask::CreateStore {
             name: "t".into(),

@@ -227,8 +227,8 @@ fn a_node_that_is_not_a_perf_server_is_measured_by_url() {
     farside(["perf", "read_lat", "--pool", &small.url()]).refused("give --fabric instead of --pool");
     // A raw store has no keys.
     node.run(["store", "create", "plain", "--kind", "raw", "--quota", "4MiB"]).done();
-    node.run(["kv", "--store", "plain", "get", "k"]).refused("there are no keys: name another store");
-    node.run(["store", "create", "p", "--kind", "raw", "--items", "5"]).refused("leave --items");
+    node.run(["kv", "--store", "plain", "get", "k"]).refused("holds no keys: name another store");
+    node.run(["store", "create", "p", "--kind", "raw", "--items", "5"]).refused("omit --items");
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn a_client_disturbed_by_another_reports_no_figures() {
         until("another client has interfered", || {
             let other = ["perf", test, "127.0.0.1", "-n", "500", "-p", &server.port];
             farside(other);
-            client.said().contains("another client works on the same store")
+            client.said().contains("another client uses the same store")
         });
         assert_eq!(client.ended(), Some(2), "{}", client.said());
     }

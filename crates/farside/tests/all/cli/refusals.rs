@@ -185,7 +185,7 @@ fn a_full_store_reports_it_and_can_be_emptied() {
     let lines: String = (0..30_000).map(|number| format!("{number}\t{}\n", "v".repeat(400))).collect();
     let full = node.run_with(["kv", "load", "-"], lines.as_bytes()).refused("out of memory").refused("quota");
     assert!(full.err.contains("line "), "{}", full.err);
-    assert!(full.err.contains("make a store with a greater --quota"), "{}", full.err);
+    assert!(full.err.contains("create a store with a larger --quota"), "{}", full.err);
     let dumped = node.run(["kv", "dump"]).done();
     let stored = dumped.text().lines().count();
     // Lines that were in flight with the failed one may be stored.

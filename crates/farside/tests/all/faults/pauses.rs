@@ -153,13 +153,13 @@ fn started_again(scheme: &str, with_memory: bool) {
     until("it is told", || {
         let told = local.get(b"key").map(drop);
         assert!(told.is_err(), "another store is not taken for its own");
-        matches!(told, Err(KvError::Store(StoreError::Gone(reason))) if reason.contains("another one by now"))
+        matches!(told, Err(KvError::Store(StoreError::Gone(reason))) if reason.contains("was replaced by"))
     });
     until("it is told", || {
         let told = client.get("key").wait();
         assert!(told.is_err(), "another store is not taken for its own");
         let Err(Error::Kv(KvError::Store(StoreError::Gone(reason)))) = told else { return false };
-        reason.contains("another one by now")
+        reason.contains("was replaced by")
     });
 }
 
