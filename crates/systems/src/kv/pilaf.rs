@@ -1,20 +1,25 @@
-//! Pilaf: a hash table that clients read by one-sided READs and change by calls (Mitchell, Geng, Li: ATC'13), as the
-//! PRISM paper describes its baseline (section 6.1).
+//! Pilaf: a hash table that clients read with one-sided READs and change with calls (Mitchell, Geng, Li: ATC'13), as
+//! the PRISM paper describes its baseline (section 6.1).
 //!
-//! GET is two round trips per probe: READ the entry, then READ the item that it names. Both prove themselves by a CRC;
-//! where one does not, GET begins again *from the entry*, for the item may have another place by then. PUT and DELETE
-//! are one call each to the node's CPU ([`service`]).
+//! GET takes two round trips per probe:
+//! 1. READ the slot's entry and check the entry's CRC.
+//! 2. READ the item to which the entry points and check the item's CRC.
 //!
-//! Where we leave the papers (`docs/papers/pilaf.md` has the reasons):
-//! * Collisions are resolved by linear probing, with entries that a delete marks and never empties.
-//! * A GET that met torn bytes [`ATTEMPTS_MAX`] times asks the service, so that it ends however often its key is put.
-//! * An item carries the number of its install, so that `get` answers a [`Version`].
+//! If a CRC is wrong, GET starts again *from the entry*, because the item may have moved.
 //!
-//! Why a GET is linearizable. An entry whose CRC is right is one that the service wrote, and was the slot's at some
-//! instant while it was read. If the item's CRC is right too, it is the item of that very entry; so its key had its
-//! value at that instant, and the bytes may have been given away since. A key that is present all the while stays in
-//! its slot, and no slot before it says that it never had a key; so a GET that does not find it was under way when the
-//! key was absent.
+//! PUT and DELETE are one call each to the node's CPU ([`service`]).
+//!
+//! Differs from the papers (`docs/papers/pilaf.md` has the reasons):
+//! * Collisions are resolved by linear probing. A delete marks its entry and never empties it.
+//! * A GET that reads torn bytes [`ATTEMPTS_MAX`] times calls the service. So it ends, however often its key is put.
+//! * An item carries the number of its install, so that `get` can return a [`Version`].
+//!
+//! A GET is linearizable:
+//! * It finds a value: an entry with a valid CRC was written by the service and was in the slot at some instant during
+//!   the READ. If the item's CRC is valid, too, it is the item of that entry. So the key had this value at that
+//!   instant, even if the buffer has been reused since.
+//! * It finds no value: a key that is present during the whole GET stays in its slot, and no slot before it is one that
+//!   never had a key. So the key was absent at some instant during the GET.
 
 pub mod layout;
 pub mod mutants;
@@ -32,16 +37,16 @@ use farside_remote::{Addr, ChainBuf, Fabric, FabricError, NodeId, Reply, read, r
 use layout::{Answer, Entry, ItemView, Op, Outcome, PAIR_MAX, Request, Said, Table, crc};
 use service::PilafKind;
 
-/// The kind of store that the catalog knows this by.
+/// Kind of the store in the catalog.
 pub const KIND: &str = "pilaf";
 
-/// How often a GET reads one slot before it asks the service.
+/// Number of times that a GET reads one slot before it calls the service.
 pub const ATTEMPTS_MAX: u32 = 16;
 
-/// What to do about a full table.
+/// Reason and remedy in the error about a full table.
 const NO_GROWTH: &str = "tables of this kind do not grow: create the store for more items (--items)";
 
-/// A client of one Pilaf store. One operation at a time; use several for several tasks.
+/// Client of one Pilaf store. It runs one operation at a time: give each task its own client.
 pub struct Pilaf<F> {
     fabric: F,
     node: NodeId,
@@ -53,15 +58,15 @@ pub struct Pilaf<F> {
     answer: Vec<u8>,
 }
 
-/// What reading a slot came to.
+/// Outcome of reading a slot.
 enum Looked {
-    /// The key's value.
+    /// The slot has the key's value.
     Value(Fetched),
-    /// The slot is another key's, or no key's any more.
+    /// The slot belongs to another key, or its key was deleted.
     Other,
     /// The slot never had a key.
     Never,
-    /// Nothing that held together.
+    /// All [`ATTEMPTS_MAX`] attempts read torn bytes.
     Restless,
 }
 
@@ -69,15 +74,15 @@ impl<F: Fabric + Clock> Pilaf<F> {
     /// Opens the store called `name` at `node`.
     ///
     /// # Errors
-    /// There is none of that name, or it is of another kind.
+    /// The store does not exist, or it is of another kind.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Pilaf<F>, StoreError> {
         store::open::<PilafKind, F>(fabric, node, name).await
     }
 
-    /// A client of a store of this kind as the catalog of `node` has told it. Nobody is asked.
+    /// Creates a client from the store's description in the catalog of `node`. Sends no request.
     ///
     /// # Errors
-    /// Its description is not understood.
+    /// The description is invalid.
     fn of(fabric: F, node: NodeId, store: Store) -> Result<Pilaf<F>, StoreError> {
         let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
         Ok(Pilaf {
@@ -92,17 +97,17 @@ impl<F: Fabric + Clock> Pilaf<F> {
         })
     }
 
-    /// The store as the catalog has it.
+    /// Returns the store's description in the catalog.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Its table.
+    /// Returns the table.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The fabric underneath.
+    /// Returns the fabric.
     pub fn fabric(&self) -> &F {
         &self.fabric
     }
@@ -166,7 +171,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
 }
 
 impl<F: Fabric + Clock> Pilaf<F> {
-    /// READs the slot's entry, then the item that it names; from the entry on once more where either is torn.
+    /// READs the slot's entry, then the item to which it points. Starts again from the entry if either is torn.
     async fn look(&mut self, key: &[u8], slot: u64) -> Result<Looked, KvError> {
         let mut refused: Option<Entry> = None;
         for _ in 0..ATTEMPTS_MAX {
@@ -184,7 +189,8 @@ impl<F: Fabric + Clock> Pilaf<F> {
             self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
             let bytes = match self.reply.get(item) {
                 Ok(bytes) => bytes,
-                // Its segment may have been granted anew for buffers of another size, but not while the entry stands.
+                // The item's segment may now hold buffers of another size. But not while the entry is unchanged: if the
+                // READ of the same entry is refused twice, the refusal is final.
                 Err(_) if refused.replace(entry) != Some(entry) && !mutants::SIZE_TRUSTED.is_on() => {
                     continue;
                 }
@@ -194,7 +200,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
                 continue;
             }
             if crc(bytes) != entry.crc_item.get() && !mutants::ITEM_UNCHECKED.is_on() {
-                continue; // The item was replaced, and its buffer given to another.
+                continue; // The item was replaced, and its buffer was reused.
             }
             let item = ItemView::decode(bytes)?;
             if item.key != key {
@@ -213,7 +219,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         self.reply.get(entry).copied().map_err(KvError::Refused)
     }
 
-    /// Has the service read the value, whom no put disturbs.
+    /// Calls the service to read the value. It runs one call at a time, so no put interferes.
     #[cold]
     async fn ask_for(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         match self.call(&Request { op: Op::Get, key, value: &[] }).await.map_err(KvError::of_look)? {
@@ -227,7 +233,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         }
     }
 
-    /// Asks the service; nothing if its answer is none.
+    /// Calls the service. Returns `None` if the answer cannot be decoded.
     async fn call(&mut self, request: &Request<'_>) -> Result<Option<Outcome>, FabricError> {
         let service = address(self.table.extent.key, &mut self.request);
         request.encode(&mut self.request);
@@ -239,12 +245,11 @@ impl<F: Fabric + Clock> Pilaf<F> {
         KvError::Fabric(FabricError::Lost {
             node: self.node,
             ran: Ran::Unknown,
-            reason: "the store answered what this release does not know: use the same release on both sides"
-                .into(),
+            reason: "the store's answer is unknown to this release: use the same release on both sides".into(),
         })
     }
 
-    /// Asks again for as long as memory may yet come back from elsewhere in the store: deleted items of other sizes.
+    /// Retries a put while memory may still become free, from deleted items of other sizes.
     #[cold]
     async fn call_until_ready(&mut self, request: &Request<'_>) -> Result<Option<Outcome>, KvError> {
         let mut outcome = Some(Outcome::OutOfMemory);

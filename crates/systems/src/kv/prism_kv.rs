@@ -1,26 +1,31 @@
-//! PRISM-KV: a hash table of pointers to items, read and changed without the far CPU (PRISM, section 6).
+//! PRISM-KV: a hash table of pointers to items, read and changed without the node's CPU (PRISM, section 6).
 //!
-//! GET is one indirect READ per probe. PUT is two round trips: find the slot, then allocate a new item and swing
-//! the slot's pointer to it if the slot is still as it was found. Where the slot is cached, PUT is one.
+//! GET takes one round trip per probe: an indirect READ of the slot's item.
 //!
-//! Where we leave the paper (the layout has the bytes):
-//! * The slot's tag is a generation, raised by every install, so that no CAS succeeds on a slot that only looks the
-//!   same, and `get` can answer a [`Version`] for conditional puts.
-//! * A PUT whose CAS fails may count as done just before the one that won, as in the paper, only if the winner
-//!   directly followed what this PUT had found *and* did not itself depend on what was there: a conditional put or
-//!   a delete that won has seen the older value, so nothing can have come between.
-//! * DELETE leaves a tombstone, so that a slot keeps its key: that rules out the races of open addressing.
+//! PUT takes two round trips:
+//! 1. Probe: find the key's slot.
+//! 2. Allocate a new item and swing the slot's pointer to it, if the slot is unchanged since the probe.
+//!
+//! If the client has cached the slot, PUT skips the probe and takes one round trip.
+//!
+//! Differs from the paper ([`layout`] describes the bytes):
+//! * The slot's tag is a generation that grows with every install. So a CAS never succeeds on a slot that changed and
+//!   changed back, and `get` can return a [`Version`] for conditional puts.
+//! * In the paper, a PUT whose CAS fails counts as done just before the PUT that won. Here this holds only if the
+//!   winner directly followed the install that this PUT had found *and* did not depend on the old value. A conditional
+//!   put or a delete depends on it: it has seen the old value, so no PUT can have come between.
+//! * DELETE leaves a tombstone, so a slot keeps its key. This rules out the races of open addressing.
 //! * Values of more than about 60 KiB are lists of parts, installed by one CAS.
-//! * A table that has become crowded is rebuilt while it is used (`rebuild`, decision 0017). Meanwhile a key is looked
-//!   for in the former table, and in the next one where its path in the former was left; and so on, where several
-//!   are being left at once.
-//! * Nothing is reported for reclamation: the chain that installs retires what it replaced, or its own buffer if it
-//!   has lost (decision 0023). So PUT has no trailing READ to learn its buffer's address, and a future that is dropped
-//!   leaks nothing.
+//! * A crowded table is rebuilt while it is in use (`rebuild`, decision 0017). During a rebuild, a client looks for a
+//!   key in the former table first. If the key's path there was left, it continues in the next table. The same rule
+//!   applies if several tables are being left.
+//! * Clients do not report buffers for reclamation. The chain that installs retires the item that it replaced, or its
+//!   own buffer if its CAS fails (decision 0023). So PUT needs no trailing READ of its buffer's address, and a
+//!   cancelled operation leaks nothing.
 //!
-//! Invariant: what an install made unreachable is retired by the chain that installed, or by none if nobody knows
-//! whether that ran.
-//! Invariant: nothing is written for a key into the next table before its place in the former one was left.
+//! Invariant: only the chain that installs retires the buffers that its install made unreachable. If it is unknown
+//! whether that chain ran, the client does not retire them.
+//! Invariant: no client writes a key into the next table before the key's place in the former table was left.
 
 mod large;
 pub mod layout;
@@ -48,43 +53,43 @@ use service::PrismKvKind;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// The kind of store that the catalog knows this by.
+/// Kind of the store in the catalog.
 pub const KIND: &str = "prism-kv";
 
-/// Scratch: the slot's new word, address first.
+/// Scratch memory: the slot's new word, address first.
 const TMP: Addr = Addr::scratch(0);
 const TMP_BOUND_AND_TAG: Addr = Addr::scratch(8);
 
-/// A client of one PRISM-KV store. One operation at a time; use several for several tasks.
+/// Client of one PRISM-KV store. It runs one operation at a time: give each task its own client.
 pub struct PrismKv<F> {
     fabric: F,
     node: NodeId,
     store: Store,
     table: Table,
-    /// The tables that are being left, oldest first, while the catalog says that any are.
+    /// Tables that are being left, oldest first. Empty unless the store is being rebuilt.
     formers: Vec<Table>,
     slots: Option<Cache<Box<[u8]>, Cached>>,
     chain: ChainBuf,
     reply: Reply,
-    /// A large value, put together.
+    /// The large value that was read last, assembled from its parts.
     value: Vec<u8>,
     waits: Waits,
 }
 
-/// How long an operation has waited for a table that is being rebuilt: a node whose catalog leads nowhere, or to
-/// another place each time, must not keep it for ever.
+/// Limits on the time that one operation waits for a rebuild. A node whose catalog never becomes usable, or changes at
+/// every request, must not block the operation for ever.
 #[derive(Clone, Copy, Default)]
 struct Waits {
-    /// When it first had to.
+    /// Time of the first wait.
     since: Option<Duration>,
-    /// How often it has fetched the catalog.
+    /// Number of times that the operation fetched the catalog.
     catalogs: u32,
 }
 
-/// An operation that meets one rebuild after another fetches the catalog three times for each.
+/// Largest number of catalog fetches in one operation. Each rebuild that an operation meets takes three.
 const CATALOGS_MAX: u32 = 10_000;
 
-/// Where a key's slot was, and what it held.
+/// Cached address and generation of a key's slot.
 #[derive(Clone, Copy)]
 struct Cached {
     at: Addr,
@@ -94,44 +99,44 @@ struct Cached {
 /// One of the tables of a store that is being rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Epoch {
-    /// One of those that are being left.
+    /// The table with this index among the tables that are being left.
     Former(usize),
-    /// The one that new clients will know; the only one there is, if the store is not being rebuilt.
+    /// The newest table; the only one, unless the store is being rebuilt.
     Current,
 }
 
-/// What a probe found: the slot that the key has or may have, as it was at one instant.
+/// Result of a probe: the slot that the key has or would get, as it was at one instant.
 #[derive(Clone)]
 struct Found {
     at: Addr,
     slot: Slot,
-    /// The generation of the install that follows it.
+    /// Generation of the next install in this slot.
     next_generation: u32,
-    /// Nothing if the slot is empty.
+    /// Kind of the slot's item; `None` if the slot is empty.
     kind: Option<Kind>,
     unconditional: bool,
 }
 
-/// What came of an attempt to install an item.
+/// Outcome of an attempt to install an item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Installed {
-    /// The slot holds it. What it replaced is retired.
+    /// The slot points to the item. The chain retired the replaced item.
     Yes,
-    /// The slot was no longer as it was expected, or the store has another key. Nothing is changed.
+    /// The slot did not hold the expected word, or the store's key has changed. Nothing was changed.
     No,
-    /// No buffer was to be had. Nothing is changed.
+    /// No buffer was free. Nothing was changed.
     NoBuffer,
 }
 
-/// The slot that an item is to be installed in, and what that must be for it.
+/// An install: the slot and the word that the CAS expects in it.
 struct Swing<'a> {
     at: Addr,
-    /// What the slot must hold: all of it, or its tag alone.
+    /// Expected word of the slot. The CAS compares the whole word, or the tag alone.
     expected: &'a BoundedPtr,
     is_tag_alone: bool,
-    /// The generation of the install.
+    /// Generation of the new item.
     generation: u32,
-    /// The parts of the item that is replaced, if that is a large one.
+    /// Parts of the replaced item, if that is a large item.
     old_parts: &'a [Addr],
 }
 
@@ -139,15 +144,15 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Opens the store called `name` at `node`.
     ///
     /// # Errors
-    /// There is none of that name, or it is of another kind.
+    /// The store does not exist, or it is of another kind.
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<PrismKv<F>, StoreError> {
         store::open::<PrismKvKind, F>(fabric, node, name).await
     }
 
-    /// A client of a store of this kind as the catalog of `node` has told it. Nobody is asked.
+    /// Creates a client from the store's description in the catalog of `node`. Sends no request.
     ///
     /// # Errors
-    /// Its description is not understood.
+    /// The description is invalid.
     fn of(fabric: F, node: NodeId, store: Store) -> Result<PrismKv<F>, StoreError> {
         let (table, formers) = tables_of(&store)?;
         Ok(PrismKv {
@@ -164,23 +169,23 @@ impl<F: Fabric + Clock> PrismKv<F> {
         })
     }
 
-    /// Remembers where up to `keys` keys have their slots, so that they are put in one round trip.
+    /// Caches the slots of up to `keys` keys. A PUT of a cached key takes one round trip.
     pub fn with_slot_cache(mut self, keys: usize) -> PrismKv<F> {
         self.slots = (keys > 0).then(|| Cache::new(keys));
         self
     }
 
-    /// The store as the catalog has it.
+    /// Returns the store's description in the catalog.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Its table; of several, the one that takes the others' place.
+    /// Returns the table; during a rebuild, the newest one.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The fabric underneath.
+    /// Returns the fabric.
     pub fn fabric(&self) -> &F {
         &self.fabric
     }
@@ -200,7 +205,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
             match self.seek(key).await {
                 Ok(Sought::Absent) => return Ok(None),
                 Ok(Sought::Value { at, version }) => return Ok(Some(Fetched { at: Some(at), version })),
-                // Boxed, so that every other GET has a small future.
+                // Boxed, to keep the future of every other GET small.
                 Ok(Sought::Large { at }) => match Box::pin(self.read_large(key, at)).await? {
                     large::Read::Whole(version) => return Ok(Some(Fetched { at: None, version })),
                     large::Read::Changed => {}
@@ -219,7 +224,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
         Item { value, version }
     }
 
-    /// Two round trips, or one where the slot is cached.
+    /// Two round trips, or one if the slot is cached.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         check_put(key, value)?;
         self.waits = Waits::default();
@@ -239,10 +244,10 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
     async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         check_key(key)?;
         self.waits = Waits::default();
-        // A delete that loses always looks again: it answers what it saw, so it cannot be said to have come before
-        // the winner, as another one may be said to have.
+        // A delete that loses always probes again. It returns whether the key had a value, so it cannot count as done
+        // just before the winner, as a PUT may.
         loop {
-            // Where a new key has no place there is no value to take away either.
+            // `None` means that the key has no slot, so it has no value to delete.
             let found = self.find_if_any(key).await?;
             let Some(found) = found.filter(|found| found.kind.is_some_and(Kind::is_present)) else {
                 return Ok(false);
@@ -293,7 +298,7 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
 }
 
 impl<F: Fabric + Clock> PrismKv<F> {
-    /// Puts if the key has this version, or no value if that is what is expected.
+    /// Stores a value if the key has the `expected` version, or no value if `expected` is `None`.
     async fn put_if(
         &mut self,
         key: &[u8],
@@ -309,7 +314,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         self.install_if(&item, expected).await
     }
 
-    /// Installs an item if the key has this version, or no value if that is what is expected.
+    /// Installs an item if the key has the `expected` version, or no value if `expected` is `None`.
     async fn install_if(
         &mut self,
         item: &NewItem<'_>,
@@ -330,11 +335,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     // Reading.
 
-    /// Reads the item of `key` into the reply.
+    /// Reads the item of `key` into the reply. Searches the former tables first, oldest first.
     #[inline]
     async fn seek(&mut self, key: &[u8]) -> Result<Sought, KvError> {
         if !self.formers.is_empty() {
-            // Boxed, as all that happens only during a rebuild.
+            // Boxed, because it runs only during a rebuild.
             match Box::pin(self.seek_in_formers(key)).await? {
                 Sought::Left => {}
                 sought => return Ok(sought),
@@ -353,8 +358,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(Sought::Left)
     }
 
-    /// Reads the item of `key` in one table into the reply, probing from its first slot on: in the current one, or in
-    /// that former one. Of the first kind there is one caller, into which all of a GET is compiled.
+    /// Reads the item of `key` in one table into the reply, probing from the key's first slot. The table is the current
+    /// one, or the former one with index `former`. The current table has a single caller, so the compiler inlines a
+    /// whole GET there.
     #[inline]
     async fn seek_in<const IS_CURRENT: bool>(
         &mut self,
@@ -374,7 +380,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let item = ItemView::decode(bytes)?;
             match item.kind {
                 Kind::Closed => return Ok(Sought::Left),
-                // Whose key it had cannot be seen: in the table that is being left, it may lie further on.
+                // A moved slot does not show which key it had. In a table that is being left, the key may lie further
+                // on.
                 Kind::Moved if !IS_CURRENT => continue,
                 Kind::Moved => return Ok(Sought::Left),
                 _ if !item.is_of(key) => continue,
@@ -382,7 +389,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             }
             if let Some(slots) = &mut self.slots {
                 match item.kind {
-                    // To replace a large value, its parts must be known.
+                    // Not cached: a PUT that replaces a large value must read the list of its parts.
                     Kind::Large => drop(slots.remove(key)),
                     _ => remember_slot(slots, key, Cached { at, generation: item.header.generation.get() }),
                 }
@@ -399,8 +406,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(Sought::Absent)
     }
 
-    /// How far from its first slot a new key may go in a table: what is being moved must find a place there, too. Where
-    /// two are being left, the one between had no place for all of the first, and none after it takes anything else.
+    /// Number of slots on its path that a new key may take in a table. The keys that are being moved need slots there,
+    /// too. If two tables are being left, the second had no place for all keys of the first; then no later table takes
+    /// new keys.
     fn new_key_probes(&self, epoch: Epoch) -> u64 {
         match (self.formers.len(), epoch) {
             (0, _) | (1 | 2, Epoch::Former(_)) => PROBES_MAX,
@@ -416,7 +424,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Finds the slot that `key` has, or the empty one that it would get; waits for a table where it would get one.
+    /// Finds the slot that `key` has, or the empty slot that it would get. If there is neither, has the table grow and
+    /// waits for that.
     async fn find(&mut self, key: &[u8]) -> Result<Found, KvError> {
         loop {
             if let Some(found) = self.find_if_any(key).await? {
@@ -426,7 +435,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// As [`PrismKv::find`]; nothing if the key has no slot, and would get none.
+    /// Like [`PrismKv::find`], but returns `None` if the key has no slot and no slot is free for it.
     async fn find_if_any(&mut self, key: &[u8]) -> Result<Option<Found>, KvError> {
         loop {
             let mut sought = Ok(Place::Left);
@@ -449,7 +458,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// As [`PrismKv::find`], in one table.
+    /// The first round trip of PUT: probes one table for the slot of `key`.
     async fn find_in(&mut self, epoch: Epoch, key: &[u8]) -> Result<Place, KvError> {
         let path = self.table_of(epoch).probe(key);
         for (step, index) in (0..).zip(path) {
@@ -480,14 +489,15 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     // Writing.
 
-    /// Installs an item whatever its key has. False if that counts as done although another's item is in the slot.
+    /// Installs an item, whatever value its key has. Returns false if the put counts as done just before another put,
+    /// whose item is in the slot.
     #[inline]
     async fn install_blindly(&mut self, item: &NewItem<'_>) -> Result<bool, KvError> {
         let mut lost_to: Option<Found> = None;
         loop {
             let found = self.find(item.key).await?;
             if lost_to.take().is_some_and(|before| won_without_looking(&before, &found)) {
-                return Ok(false); // It counts as stored just before the put that won.
+                return Ok(false);
             }
             if self.install(&found, item, Buffer::for_put(item)?).await? {
                 return Ok(true);
@@ -496,7 +506,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Installs an item in the slot that was found, if the slot is still so.
+    /// Installs an item in the slot that was found. Returns false if the slot has changed since.
     async fn install(&mut self, found: &Found, item: &NewItem<'_>, buffer: Buffer) -> Result<bool, KvError> {
         let old_parts = match found.kind {
             Some(Kind::Large) => self.parts_of(found.slot).await?,
@@ -524,7 +534,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// The second round trip of PUT, and the only one where the slot is cached.
+    /// The second round trip of PUT: allocate, write and CAS. The only round trip if the slot is cached.
     async fn swing(
         &mut self,
         swing: &Swing<'_>,
@@ -551,7 +561,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         match self.reply.status(swung) {
             Status::Ok => Ok(Installed::Yes),
             Status::CasFailed => Ok(Installed::No),
-            // The ALLOCATE was refused, before anything was done.
+            // The ALLOCATE was refused before any change. The store's key may have changed.
             Status::Aborted if self.reply.verdict() == Status::Access => {
                 Box::pin(self.fetch_key()).await?;
                 Ok(Installed::No)
@@ -560,8 +570,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// A put to a slot that this client remembers, in one round trip; false if the slot holds another generation by
-    /// now. That says nothing about when it changed, so the put must look for itself then.
+    /// Puts to a cached slot, in one round trip. Returns false if the slot's generation has changed. The change may be
+    /// older than this put, so the put cannot count as done: it must probe.
     async fn put_cached(&mut self, key: &[u8], value: &[u8], cached: Cached) -> Result<bool, KvError> {
         let item = NewItem::small(Kind::Value, UNCONDITIONAL, key, value);
         let swing = Swing {
@@ -586,13 +596,13 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    // What this client remembers.
+    // Cache of slots.
 
     fn cached(&mut self, key: &[u8]) -> Option<Cached> {
         self.slots.as_ref()?.get(key).copied()
     }
 
-    /// Only small values are remembered: to replace a large one, its parts must be known.
+    /// Caches the slot of a small value. To replace a large value, a PUT must read the list of its parts.
     fn remember(&mut self, item: &NewItem<'_>, at: Addr, generation: u32) {
         if let Some(slots) = &mut self.slots {
             match item.kind {
@@ -602,7 +612,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// Fetches the catalog again, since a table was left.
+    // Waiting for rebuilds.
+
+    /// Fetches the catalog after a table was left. Pauses if the catalog has not changed.
     #[cold]
     async fn refetch(&mut self) -> Result<(), KvError> {
         let known = (self.table.spec.epoch, self.formers.len());
@@ -613,7 +625,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// The node needs a moment.
+    /// Waits for the node to make progress.
+    ///
+    /// # Errors
+    /// [`KvError::NotMoved`] if the operation has waited for [`DEADLINE`].
     #[cold]
     async fn pause(&mut self) -> Result<(), KvError> {
         const PAUSE: Duration = Duration::from_micros(200);
@@ -629,7 +644,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
         now.saturating_sub(*self.waits.since.get_or_insert(now)) >= DEADLINE
     }
 
-    /// The store's key opens nothing. If it has another by now, as after every rebuild, that is fetched.
+    /// Fetches the store's new key after the node refused the old one. Every rebuild changes the key.
+    ///
+    /// # Errors
+    /// The key is still the same.
     #[cold]
     async fn fetch_key(&mut self) -> Result<(), KvError> {
         let refused = self.table.extent.key;
@@ -637,18 +655,19 @@ impl<F: Fabric + Clock> PrismKv<F> {
         if self.table.extent.key == refused { Err(KvError::Refused(Status::Access)) } else { Ok(()) }
     }
 
-    /// There is no place for a new key: the node is asked for a larger table, or to go on where it makes one.
+    /// Requests a larger table, because the current one has no slot for a new key. Returns when the client should probe
+    /// again.
     #[cold]
     async fn grow(&mut self) -> Result<(), KvError> {
         if self.has_waited() {
-            let reason = "a larger one is on its way, and that takes its time: try again";
+            let reason = "the node is still building a larger one: try again";
             return Err(KvError::TableFull(reason.into()));
         }
         let grow = Ask::GrowStore { name: self.store.name.clone() };
         match ask(&self.fabric, self.node, &grow).await {
             Ok(_) | Err(FabricError::Deadline { .. }) => {}
             Err(FabricError::Refused(reason)) => {
-                // It is said of the table that the store has now, which may have another by itself since.
+                // The refusal concerns the node's current table, which may already be newer than this client's.
                 let met = (self.table.spec.epoch, self.table.extent.key);
                 self.fetch_catalog().await?;
                 let is_of_another = (self.table.spec.epoch, self.table.extent.key) != met;
@@ -656,7 +675,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             }
             Err(other) => return Err(KvError::of_look(other)),
         }
-        // Anyhow it takes a moment; and a node that has just ended one rebuild waits for this session's turn to end.
+        // A rebuild takes time. And after one rebuild, the node waits for this session's turn to end.
         self.pause().await?;
         self.fetch_catalog().await
     }
@@ -679,7 +698,9 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 }
 
-/// Allocate, write and CAS (PRISM, section 6.1). Differs from the paper: the CAS reclaims, so that no READ of the new
+/// Adds the ops of an install: allocate, write and CAS (PRISM, section 6.1).
+///
+/// Differs from the paper: the CAS reclaims the replaced item, or the new one if it fails. So no READ of the new
 /// buffer's address follows.
 fn add_swing<'a>(
     chain: &mut Chain<'a>,
@@ -701,17 +722,17 @@ fn add_swing<'a>(
     swung
 }
 
-/// Where in a slot its pointer is.
+/// Offset of the pointer in a slot.
 const POINTER_AT: u32 = std::mem::offset_of!(BoundedPtr, ptr) as u32;
 
-/// The tables that the catalog tells of: the one that stays, and those that are being left.
+/// Returns the tables in the catalog: the newest one, and the ones that are being left.
 fn tables_of(store: &Store) -> Result<(Table, Vec<Table>), StoreError> {
     let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
     let formers = store.formers().into_iter().map(|(parameters, extent)| Table::new(parameters, extent));
     Ok((table, formers.collect::<Result<_, _>>().map_err(StoreError::Gone)?))
 }
 
-/// A key that is known already keeps its entry, so that only a new one allocates.
+/// Caches a slot. Updates the entry of a cached key in place, so only a new key allocates.
 fn remember_slot(slots: &mut Cache<Box<[u8]>, Cached>, key: &[u8], cached: Cached) {
     if let Some(mut known) = slots.get_mut(key) {
         *known = cached;
@@ -720,10 +741,10 @@ fn remember_slot(slots: &mut Cache<Box<[u8]>, Cached>, key: &[u8], cached: Cache
     slots.insert(key.into(), cached);
 }
 
-/// What reading a key came to; the item itself is in the reply.
+/// Outcome of a read. The item is in the reply.
 enum Sought {
     Absent,
-    /// The value is the reply's from `at` on.
+    /// The value starts at offset `at` of the reply's output.
     Value {
         at: usize,
         version: Version,
@@ -731,37 +752,41 @@ enum Sought {
     Large {
         at: Addr,
     },
-    /// The table was left where the key would be: another one has it, if any.
+    /// The key's path in this table was left. Only another table can have the key.
     Left,
 }
 
-/// Where a key is to be installed.
+/// Outcome of a probe for the slot in which a key can be installed.
 enum Place {
     Found(Found),
-    /// The table was left where the key would be: it is to be installed in another one.
+    /// The key's path in this table was left. The key must be installed in another table.
     Left,
-    /// Its slot is being moved just now.
+    /// The key's slot is being moved.
     Frozen,
-    /// Nowhere: all slots that it could have are others', or kept free for what is being moved.
+    /// No slot: all slots on the path belong to other keys, or are reserved for keys that are being moved.
     Full,
 }
 
-/// What a slot on a key's path has.
+/// Content of one slot on a key's path.
 enum Seen {
-    /// Nothing: it never had a key.
+    /// The slot never had a key.
     Empty(Found),
-    /// The key's item.
+    /// The key's own item.
     Own(Found),
-    /// The key's item, which is being moved just now.
+    /// The key's own item, which is being moved.
     Frozen,
     /// Another key's item.
     Other,
+    /// The slot's key was moved to the next table.
     Moved,
+    /// The slot never had a key and will never have one.
     Closed,
 }
 
-/// READs a slot, and of its item what tells whose that is: from one snapshot, since both follow the one copy of the
-/// slot that the chain makes in scratch.
+/// Adds the ops of a probe: READ the slot, then READ the header and key of its item.
+///
+/// Both results belong to one snapshot, because the chain copies the slot to scratch memory once and reads through that
+/// copy.
 #[inline]
 fn add_look(chain: &mut Chain<'_>, at: Addr, key: &[u8]) -> (Out<BoundedPtr>, Out<[u8]>) {
     chain.also(read(at, layout::SLOT_SIZE as u32).redirect(TMP));
@@ -770,7 +795,7 @@ fn add_look(chain: &mut Chain<'_>, at: Addr, key: &[u8]) -> (Out<BoundedPtr>, Ou
     (if mutants::TWO_SNAPSHOTS.is_on() { chain.then(read_as(at)) } else { slot }, item)
 }
 
-/// What a chain with [`add_look`] has seen of the slot at `at`.
+/// Decodes the results of [`add_look`] for the slot at `at`.
 #[inline]
 fn seen(
     reply: &Reply,
@@ -801,7 +826,7 @@ fn seen(
     })
 }
 
-/// As much of an item as one reply holds.
+/// Largest number of bytes of an item that one READ returns; with the reply's other fields, they fit into 64 KiB.
 const READ_MAX: u32 = 64 * 1024 - 64;
 const _: () = assert!(READ_MAX as usize >= ITEM_MAX);
 
@@ -810,15 +835,15 @@ const TAG_ONLY: BoundedPtr =
     BoundedPtr { ptr: Addr::new(0), bound: zerocopy::little_endian::U32::ZERO, tag: U32_MAX };
 const U32_MAX: zerocopy::little_endian::U32 = zerocopy::little_endian::U32::from_bytes([0xff; 4]);
 
-/// An item that is to be installed.
+/// An item to install.
 struct NewItem<'a> {
     kind: Kind,
     flags: u8,
     key: &'a [u8],
-    /// What follows the key: the value, or the list of its parts.
+    /// Bytes after the key: the value, or the list of its parts.
     value: &'a [u8],
     value_len: usize,
-    /// Those parts, which the install shows.
+    /// Parts of a large value, which the install makes reachable.
     parts: Option<&'a large::Parts>,
 }
 
@@ -843,7 +868,7 @@ impl<'a> NewItem<'a> {
         }
     }
 
-    /// The second half of the slot that is to point to it.
+    /// Second half of the slot's new word.
     fn bound_and_tag(&self, generation: u32) -> [[u8; 4]; 2] {
         [(self.len() as u32).to_le_bytes(), generation.to_le_bytes()]
     }
@@ -853,12 +878,12 @@ impl<'a> NewItem<'a> {
     }
 }
 
-/// Where an item's buffer comes from.
+/// Source of an item's buffer.
 struct Buffer {
     list: ListId,
     reserve: bool,
-    /// The list to try if there is nothing on the first: that of the item which the new one replaces, for a
-    /// tombstone gives back at least as much as it takes.
+    /// Fallback if the first list is empty: the list of the item that a tombstone replaces. A delete returns at least
+    /// as much memory as it takes.
     instead: Option<ListId>,
 }
 
@@ -875,8 +900,9 @@ impl Buffer {
     }
 }
 
-/// Whether the install that beat one which had found `before` directly followed it and did not look at it. Then the
-/// one that lost can be said to have come between the two.
+/// Whether a put that probed `before` and lost its CAS counts as done just before the install in `now`.
+///
+/// It does if that install directly followed `before` and did not depend on the old value.
 fn won_without_looking(before: &Found, now: &Found) -> bool {
     mutants::YIELDS_TO_ANYONE.is_on()
         || before.kind.is_some()
@@ -894,7 +920,7 @@ fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
     if value.len() > VALUE_MAX { Err(KvError::ValueLength(value.len())) } else { Ok(()) }
 }
 
-/// The node's answer; nothing if it is not understood.
+/// Sends a request to the node. Returns `None` if the response cannot be parsed.
 async fn ask<F: Fabric>(fabric: &F, node: NodeId, ask: &Ask) -> Result<Option<Answer>, FabricError> {
     let request = serde_json::to_vec(ask).expect("plain data");
     let mut answer = Vec::new();

@@ -4,13 +4,15 @@
 //! table    | head, 64 bytes | entry 0 | entry 1 | ...
 //! entry    | inuse u32 | size u32 | ptr u64 | CRC of the item u64 | CRC of the entry u64 |    32 bytes, aligned
 //! item     | generation u32 | key length u16 | 0 u16 | value length u32 | 0 u32 | key | value |
-//! head     | installs u64 | slot u64 | entry | 0 u64 | CRC of all before u64 |
+//! head     | installs u64 | slot u64 | entry | 0 u64 | CRC of the bytes before u64 |
 //! request  | op u8 | 0 u8 | key length u16 | key | value |             of a call to the service, after its address
 //! answer   | outcome u8 | 0 u8 x 3 | generation u32 | value |
 //! ```
 //!
-//! All is little-endian; CRCs are CRC-64/NVME. An entry of zeros never had a key. Invariant: but for those zeros, no
-//! bytes of an entry or item are believed before their CRC was seen to be theirs, its size least of all.
+//! All numbers are little-endian. CRCs are CRC-64/NVME. The entry of a slot that never had a key is all zero.
+//!
+//! Invariant: a reader uses no byte of an entry or item before it has checked the CRC. This holds for the size above
+//! all. An entry of zeros is the only exception.
 
 use crate::hash_slots;
 pub use crate::hash_slots::Placement;
@@ -27,28 +29,29 @@ const _: () = assert!(ENTRY_SIZE == 32);
 /// Bytes of the table's head.
 pub const HEAD_SIZE: u64 = size_of::<Head>() as u64;
 const _: () = assert!(HEAD_SIZE == 64);
-/// Slots that a key can have: its own and those after it.
+/// Number of slots on a key's probe path: the key's first slot and the slots after it.
 pub const PROBES_MAX: u64 = 64;
-/// Slots per item that a store is created for: as many as PRISM-KV's, so that both meet as many collisions.
+/// Slots of a table for each item that it must hold: the same number as PRISM-KV's, so that both have the same rate of
+/// collisions.
 pub const SLOTS_PER_ITEM: u64 = 4;
-/// Items that the largest table has room for.
+/// Number of items that the largest table can hold.
 pub const ITEM_COUNT_MAX: u64 = 1 << 33;
 /// Bytes of an item's header.
 pub const HEADER_SIZE: usize = size_of::<ItemHeader>();
 const _: () = assert!(HEADER_SIZE == 16);
-/// The longest item, in bytes: what one call carries to the service, and one READ back.
+/// Length of the longest item, in bytes. One call carries it to the service, and one READ returns it.
 pub const ITEM_MAX: usize = 60 * 1024;
-/// The longest key and value together, in bytes.
+/// Largest length of a key and its value together, in bytes.
 pub const PAIR_MAX: usize = ITEM_MAX - HEADER_SIZE;
 const _: () = assert!(ADDRESS_SIZE + REQUEST_SIZE + PAIR_MAX <= CALL_BYTES_MAX);
 const _: () = assert!(ANSWER_SIZE + PAIR_MAX <= CALL_BYTES_MAX);
 
-/// The checksum of entries and items.
+/// Checksum of entries and items.
 pub fn crc(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// What a slot of the table holds.
+/// Entry: the content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Entry {
@@ -56,41 +59,41 @@ pub struct Entry {
     pub inuse: U32,
     /// Bytes of the item.
     pub size: U32,
-    /// Where the item is.
+    /// Address of the item.
     pub ptr: U64,
-    /// Of the item's bytes.
+    /// CRC of the item.
     pub crc_item: U64,
-    /// Of the bytes of this entry before it.
+    /// CRC of the preceding bytes of this entry.
     pub crc_entry: U64,
 }
 
 /// The slot has an item.
 pub const IN_USE: u32 = 1;
-/// The slot had an item, so that what collided with that lies behind it. Any key may have it.
+/// The slot's item was deleted. Keys that collided with it lie behind it. Any key may take the slot.
 pub const DELETED: u32 = 2;
 
-/// What an entry says.
+/// Decoded meaning of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
     /// The slot never had a key.
     Never,
     /// The slot has no key now.
     Deleted,
-    /// Its item is here.
+    /// The slot has an item.
     Item {
-        /// The address.
+        /// Address of the item.
         at: u64,
-        /// Bytes of it, at most [`ITEM_MAX`].
+        /// Bytes of the item, at most [`ITEM_MAX`].
         len: u32,
     },
-    /// Nothing: its CRC is another's. It was read while it was written, or someone has spoilt it.
+    /// The CRC is wrong. The entry was read while the service wrote it, or a client has damaged it.
     Torn,
-    /// Its CRC is right, and what it says is nothing that a service writes.
+    /// The CRC is valid, but no service writes such an entry.
     Nonsense,
 }
 
 impl Entry {
-    /// The entry of an item of those bytes at `at`.
+    /// Creates the entry of an item at address `at`.
     pub fn of_item(at: u64, item: &[u8]) -> Entry {
         Entry {
             inuse: IN_USE.into(),
@@ -102,7 +105,7 @@ impl Entry {
         .sealed()
     }
 
-    /// The entry of a slot whose key was deleted.
+    /// Creates the entry of a slot whose key was deleted.
     pub fn deleted() -> Entry {
         Entry { inuse: DELETED.into(), ..Entry::new_zeroed() }.sealed()
     }
@@ -115,17 +118,17 @@ impl Entry {
         crc(&self.as_bytes()[..ENTRY_SIZE as usize - size_of::<U64>()])
     }
 
-    /// Whether it is one that was written whole.
+    /// Whether the entry is whole: its CRC is valid, or it is all zero.
     pub fn is_sound(&self) -> bool {
         *self == Entry::new_zeroed() || self.crc_entry.get() == self.checksum()
     }
 
-    /// What it says.
+    /// Checks the CRC and decodes the entry.
     pub fn said(&self) -> Said {
         if self.is_sound() { self.claims() } else { Said::Torn }
     }
 
-    /// What it says if it is sound, which nobody has looked at.
+    /// Decodes the entry without a check of its CRC.
     pub(super) fn claims(&self) -> Said {
         let (at, len) = (self.ptr.get(), self.size.get());
         match self.inuse.get() {
@@ -136,33 +139,33 @@ impl Entry {
         }
     }
 
-    /// The pieces in which a service writes it, each with its offset: what the paper's server does with its words, the
-    /// entry's CRC last. Whoever reads between two of them reads a torn entry.
+    /// Returns the 8-byte pieces in which a service writes the entry, with their offsets. Like the paper's server, it
+    /// writes word by word, with the entry's CRC last. A client that reads between two pieces reads a torn entry.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, &[u8])> {
         const PIECE: usize = size_of::<u64>();
         self.as_bytes().chunks_exact(PIECE).enumerate().map(|(place, piece)| ((place * PIECE) as u64, piece))
     }
 }
 
-/// What the table begins with: no reader looks at it. What the service is about to write, so that a node that takes
-/// over in the middle of that can write it.
+/// Head of the table: the entry that the service is writing. A node that takes over after a failure finishes the write.
+/// Clients do not read the head.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Head {
-    /// How many puts and deletes there were.
+    /// Number of installs: puts and deletes.
     pub installs: U64,
-    /// The slot of the last of them.
+    /// Slot of the last install.
     pub slot: U64,
-    /// What it puts there.
+    /// Entry that the last install writes.
     pub entry: Entry,
     /// Zero.
     pub reserved: U64,
-    /// Of the bytes before it.
+    /// CRC of the preceding bytes.
     pub crc: U64,
 }
 
 impl Head {
-    /// Of the install that gives slot `slot` that entry.
+    /// Creates the head for an install that writes `entry` to slot `slot`.
     pub fn new(installs: u64, slot: u64, entry: Entry) -> Head {
         let head =
             Head { installs: installs.into(), slot: slot.into(), entry, reserved: U64::ZERO, crc: U64::ZERO };
@@ -173,18 +176,18 @@ impl Head {
         crc(&self.as_bytes()[..HEAD_SIZE as usize - size_of::<U64>()])
     }
 
-    /// The entry that slot `slot` was to be given, if that is the last that was given any.
+    /// Returns the entry of the last install, if that install was to slot `slot`.
     pub fn entry_of(&self, slot: u64) -> Option<Entry> {
         (self.slot.get() == slot && self.crc.get() == self.checksum() && self.entry.is_sound())
             .then_some(self.entry)
     }
 }
 
-/// The header of an item.
+/// Header of an item.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ItemHeader {
-    /// Which of the store's installs it was, modulo 2^31.
+    /// Number of the store's install, modulo 2^31.
     pub generation: U32,
     /// Bytes of the key.
     pub key_len: U16,
@@ -198,7 +201,7 @@ pub struct ItemHeader {
 
 const GENERATION_MASK: u64 = (1 << 31) - 1;
 
-/// Writes an item over what `item` held.
+/// Encodes an item into `item`, replacing its content.
 pub fn put_item(item: &mut Vec<u8>, installs: u64, key: &[u8], value: &[u8]) {
     let header = ItemHeader {
         generation: ((installs & GENERATION_MASK) as u32).into(),
@@ -211,54 +214,54 @@ pub fn put_item(item: &mut Vec<u8>, installs: u64, key: &[u8], value: &[u8]) {
     [header.as_bytes(), key, value].into_iter().for_each(|part| item.extend_from_slice(part));
 }
 
-/// An item as it was read.
+/// A decoded item.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemView<'a> {
-    /// Which install it was.
+    /// Version of the item.
     pub version: Version,
-    /// Its key.
+    /// Key of the item.
     pub key: &'a [u8],
-    /// Its value.
+    /// Value of the item.
     pub value: &'a [u8],
 }
 
 impl<'a> ItemView<'a> {
-    /// The item in `bytes`, whose CRC was seen to be right: so it is one, unless a peer wrote it.
+    /// Decodes the item in `bytes`. The caller has checked its CRC, so decoding fails only if a peer wrote the bytes.
     ///
     /// # Errors
-    /// It is none.
+    /// The bytes are no item.
     pub fn decode(bytes: &'a [u8]) -> Result<ItemView<'a>, KvError> {
         let (header, rest) =
             ItemHeader::ref_from_prefix(bytes).map_err(|_| KvError::Damaged("an item without a header"))?;
         let split = rest.split_at_checked(usize::from(header.key_len.get()));
         let (key, value) = split.ok_or(KvError::Damaged("an item shorter than its key"))?;
         if value.len() != header.value_len.get() as usize {
-            return Err(KvError::Damaged("an item of another length than it says"));
+            return Err(KvError::Damaged("an item whose length differs from its header"));
         }
         Ok(ItemView { version: Version(header.generation.get()), key, value })
     }
 }
 
-/// What the service can be asked.
+/// Operation of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// The value of a key: for readers who find no peace.
+    /// Read the value of a key, for a client that read torn bytes [`ATTEMPTS_MAX`](super::ATTEMPTS_MAX) times.
     Get = 1,
-    /// A value for a key.
+    /// Store a value for a key.
     Put = 2,
-    /// None for it.
+    /// Delete a key.
     Delete = 3,
 }
 
 /// A request to the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// What is to be done.
+    /// Operation to run.
     pub op: Op,
-    /// For which key.
+    /// Key of the operation.
     pub key: &'a [u8],
-    /// By a put: which value it is to have.
+    /// New value of a put; otherwise empty.
     pub value: &'a [u8],
 }
 
@@ -266,7 +269,7 @@ pub struct Request<'a> {
 pub const REQUEST_SIZE: usize = 4;
 
 impl<'a> Request<'a> {
-    /// Appends its bytes.
+    /// Appends the encoded request.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let [low, high] = (self.key.len() as u16).to_le_bytes();
         bytes.extend_from_slice(&[self.op as u8, 0, low, high]);
@@ -274,74 +277,74 @@ impl<'a> Request<'a> {
         bytes.extend_from_slice(self.value);
     }
 
-    /// The request in bytes from a peer.
+    /// Decodes a request from a peer.
     ///
     /// # Errors
-    /// It is none that this release knows.
+    /// This release does not support the request.
     pub fn decode(bytes: &'a [u8]) -> Result<Request<'a>, String> {
         let wrong =
             |what: &str| Err(format!("the request to the store {what}: use the same release on both sides"));
         let Some((&[op, reserved, low, high], rest)) = bytes.split_first_chunk::<REQUEST_SIZE>() else {
-            return wrong("is shorter than any");
+            return wrong("is shorter than its header");
         };
         let op = match op {
             1 => Op::Get,
             2 => Op::Put,
             3 => Op::Delete,
-            _ => return wrong("asks for what no store does"),
+            _ => return wrong("has an unknown operation"),
         };
         let Some((key, value)) = rest.split_at_checked(u16::from_le_bytes([low, high]).into()) else {
             return wrong("is shorter than its key");
         };
         if reserved != 0 || (op != Op::Put && !value.is_empty()) {
-            return wrong("has bytes that mean nothing");
+            return wrong("has unexpected bytes");
         }
         if !(1..=KEY_MAX).contains(&key.len()) || key.len() + value.len() > PAIR_MAX {
-            return wrong("has a key or a value of an impossible length");
+            return wrong("has a key or a value of an invalid length");
         }
         Ok(Request { op, key, value })
     }
 }
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
-    /// It was done; the key had or has a value.
+    /// The operation was carried out; the key has a value, or had one before a delete.
     Done = 0,
     /// The key has no value. Nothing was changed.
     Absent = 1,
-    /// No buffer is to be had. Nothing was changed.
+    /// No buffer is free. Nothing was changed.
     OutOfMemory = 2,
-    /// Every slot that the key could have is another's. Nothing was changed.
+    /// All slots on the key's probe path belong to other keys. Nothing was changed.
     TableFull = 3,
-    /// The key may be in an entry that someone has spoilt. Nothing was changed.
+    /// The key may be in a damaged entry. Nothing was changed.
     Damaged = 4,
 }
 
 /// Bytes of an answer before the value.
 pub const ANSWER_SIZE: usize = 8;
 
-/// What the service answers.
+/// Answer of the service to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer<'a> {
-    /// What came of it.
+    /// Outcome of the request.
     pub outcome: Outcome,
-    /// Of a value that was asked for: which install it was; of a put or delete: which that was.
+    /// Version of the value that a get returns, or of the install of a put or delete.
     pub version: Version,
-    /// The value that was asked for.
+    /// Value that a get returns; otherwise empty.
     pub value: &'a [u8],
 }
 
 impl<'a> Answer<'a> {
-    /// Appends its bytes.
+    /// Appends the encoded answer.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(&[self.outcome as u8, 0, 0, 0]);
         bytes.extend_from_slice(&self.version.0.to_le_bytes());
         bytes.extend_from_slice(self.value);
     }
 
-    /// The answer in those bytes.
+    /// Decodes an answer; `None` if its outcome is unknown.
     pub fn decode(bytes: &'a [u8]) -> Option<Answer<'a>> {
         let (&[outcome, _, _, _, v0, v1, v2, v3], value) = bytes.split_first_chunk::<ANSWER_SIZE>()?;
         let outcome = match outcome {
@@ -356,30 +359,30 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// The number by which install number `installs` is known.
+/// Version of install number `installs`.
 pub fn version_of(installs: u64) -> Version {
     Version((installs & GENERATION_MASK) as u32)
 }
 
-/// Slots of a table that has room for so many items. Nothing for more than [`ITEM_COUNT_MAX`].
+/// Number of slots of a table for this number of items. `None` for more than [`ITEM_COUNT_MAX`] items.
 pub fn slots_for(items: u64) -> Option<u64> {
     (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(PROBES_MAX))
 }
 
-/// Bytes of a table of so many slots, if there can be one.
+/// Bytes of a table with this number of slots; `None` if the length overflows.
 pub fn table_len(slots: u64) -> Option<u64> {
     slots.checked_mul(ENTRY_SIZE)?.checked_add(HEAD_SIZE)
 }
 
-/// What every client must know of the table, as JSON in the catalog.
+/// Description of the table, as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {
-    /// How many slots: a power of two.
+    /// Number of slots: a power of two.
     pub slots: u64,
-    /// Seeds the hash.
+    /// Seed of the hash.
     pub seed: u64,
-    /// See [`Placement`].
+    /// Placement of keys.
     pub placement: Placement,
 }
 
@@ -394,23 +397,23 @@ impl hash_slots::Spec for TableSpec {
     }
 }
 
-/// A table, as a client that has the catalog's word for it sees it.
+/// A table as the catalog describes it.
 pub type Table = hash_slots::Table<TableSpec>;
 
 impl Table {
-    /// The slots that `key` may have, in the order in which they are probed.
+    /// Returns the probe path of `key`: the slots that it may have, in order.
     pub fn probe(&self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
         let mask = self.spec.slots - 1;
         let first = self.first_slot(key);
         (0..PROBES_MAX.min(self.spec.slots)).map(move |step| (first + step) & mask)
     }
 
-    /// The address of the entry of slot `slot`.
+    /// Returns the address of the entry of slot `slot`.
     pub fn entry_at(&self, slot: u64) -> u64 {
         self.extent.at + HEAD_SIZE + slot * ENTRY_SIZE
     }
 
-    /// The address of the head.
+    /// Returns the address of the head.
     pub fn head_at(&self) -> u64 {
         self.extent.at
     }
@@ -423,8 +426,8 @@ mod tests {
     use farside_remote::service::Extent;
 
     #[test]
-    fn what_is_stored_never_changes() {
-        assert_eq!(crc(b"123456789"), 0xae8b_1486_0a79_9888, "CRC-64/NVME, as its catalogues have it");
+    fn the_stored_format_never_changes() {
+        assert_eq!(crc(b"123456789"), 0xae8b_1486_0a79_9888, "check value of CRC-64/NVME");
         let mut item = Vec::new();
         put_item(&mut item, (1 << 31) + 5, b"key", b"value");
         assert_eq!(item, b"\x05\0\0\0\x03\0\0\0\x05\0\0\0\0\0\0\0keyvalue");
@@ -442,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_says_nothing_until_its_last_piece_is_there() {
+    fn an_entry_is_torn_until_its_last_piece_is_written() {
         let (before, after) = (Entry::of_item(4096, b"an item that was"), Entry::of_item(8192, &[7; 60]));
         for from in [Entry::new_zeroed(), before, Entry::deleted()] {
             let mut bytes = [0; ENTRY_SIZE as usize];
@@ -461,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_tells_of_one_slot_and_only_if_it_is_whole() {
+    fn a_head_names_one_slot_and_only_if_its_crc_is_valid() {
         let entry = Entry::of_item(4096, &[1; 40]);
         let head = Head::new(7, 3, entry);
         assert_eq!((head.entry_of(3), head.entry_of(4)), (Some(entry), None));
@@ -472,11 +475,11 @@ mod tests {
             let torn = Head::read_from_bytes(&bytes).expect("its size");
             assert_eq!(torn.entry_of(3), None, "byte {place}");
         }
-        assert_eq!(Head::new_zeroed().entry_of(0), None, "a fresh table tells nothing");
+        assert_eq!(Head::new_zeroed().entry_of(0), None, "the head of a new table names no slot");
     }
 
     #[test]
-    fn a_table_that_cannot_be_is_refused() {
+    fn an_invalid_table_description_is_refused() {
         let parameters = |slots: u64| format!(r#"{{"slots":{slots},"seed":7,"placement":"hashed"}}"#);
         let extent = Extent { key: Key::new(1, 1), at: 1 << 20, len: 1 << 20 };
         assert!(Table::new(&parameters(1 << 14), extent).is_ok());

@@ -1,12 +1,12 @@
 //! Broken variants of Pilaf's readers.
 
 farside_remote::mutants! {
-    /// A reader of Pilaf believes entries whose CRC is another's: it READs where nothing is, or beyond a buffer's end,
-    /// and fails although nobody did wrong.
+    /// A GET does not check the entry's CRC. It READs at a wrong address or beyond a buffer's end, and fails without a
+    /// fault.
     ENTRY_UNCHECKED = "PilafEntryUnchecked";
-    /// A reader of Pilaf believes items whose CRC is another's: it answers bytes that no put has written.
+    /// A GET does not check the item's CRC. It returns bytes that no put has written.
     ITEM_UNCHECKED = "PilafItemUnchecked";
-    /// A reader of Pilaf looks at an entry's CRC after it has READ as many bytes as the entry says: it fails where
-    /// there are not so many.
+    /// A GET READs the item with the entry's size and checks the entry's CRC afterwards. It fails if the size is torn
+    /// and exceeds the buffer.
     SIZE_TRUSTED = "PilafSizeTrusted";
 }

@@ -1,17 +1,22 @@
-//! What the memory node's CPU does for a Pilaf store: all puts and deletes, and the reads of those who find no peace.
+//! Work of the memory node's CPU for a Pilaf store: all puts and deletes, and the gets of clients that read torn bytes
+//! too often.
 //!
-//! It alone writes entries and items, one call at a time. A put writes the item into a buffer that nobody reaches, then
-//! the entry, the entry's CRC last, then gives the replaced buffer back *at once*: whoever still reads that finds
-//! another CRC than its entry told, and begins again from the entry (Pilaf, section 3.3).
+//! Only the service writes entries and items, one call at a time. A put:
+//! 1. writes the item into a buffer that no entry reaches,
+//! 2. writes the entry, with the entry's CRC last,
+//! 3. frees the replaced buffer *immediately*, without a grace period.
 //!
-//! Where slots are, by linear probing (the PRISM paper, section 6.1, leaves the choice):
-//! * A key that is present stays in its slot: a put replaces the item there. So one who probes meets it, whatever else
-//!   is put and deleted meanwhile; with cuckoo hashing a key that is moved can be missed in both places.
-//! * A deleted entry says so and never becomes zeros, so no key behind it is lost; any key may have its slot. One who
-//!   probes past such a slot and misses a key that is put there was under way when the key was absent.
+//! A client that still reads the freed buffer finds that the CRC differs from its entry's, and starts again from the
+//! entry (Pilaf, section 3.3).
 //!
-//! A node that dies between the pieces of an entry leaves it torn. The table's head says what was being written, so the
-//! first call to the next node's service writes it anew, before anything else is noted there.
+//! Collisions are resolved by linear probing (the PRISM paper, section 6.1, leaves the choice):
+//! * A key that is present stays in its slot, and a put replaces the item there. So a probing client finds the key,
+//!   whatever else is put and deleted meanwhile. With cuckoo hashing, a client can miss a moving key in both places.
+//! * A deleted entry is marked and never becomes zeros, so no key behind it is lost. Any key may take its slot. If a
+//!   client probes past such a slot and misses a key that is put there afterwards, the key was absent during its GET.
+//!
+//! A node that fails while it writes an entry leaves the entry torn. The table's head holds the entry that was being
+//! written. The first call to the next node's service writes that entry again, before it changes the head.
 
 use super::KIND;
 use super::layout::{
@@ -28,7 +33,7 @@ use farside_remote::service::{Call, Extent, Kind, Plan, Service};
 use farside_remote::{Memory, Rights};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Pilaf, as a node knows it.
+/// Node-side half of Pilaf.
 pub struct PilafKind;
 
 impl<M: Memory> Kind<M> for PilafKind {
@@ -55,16 +60,16 @@ impl<M: Memory> Kind<M> for PilafKind {
 
 struct PilafService {
     table: Table,
-    /// Where items are put together, or read to: nothing that a call leaves here matters to the next.
+    /// Buffer in which items are built or read. No state is kept in it between calls.
     item: Vec<u8>,
-    /// What a service before this one left half written has been written.
+    /// Whether the entry that an earlier node left torn has been written again.
     is_mended: bool,
 }
 
-/// Entries looked at in one access.
+/// Entries that one memory access reads.
 const ENTRIES_AT_ONCE: usize = 8;
 
-/// Entries of neighbours, as they were at one access.
+/// Entries of neighbouring slots, read by one memory access.
 struct Entries {
     first: u64,
     all: [Entry; ENTRIES_AT_ONCE],
@@ -72,25 +77,25 @@ struct Entries {
 }
 
 impl Entries {
-    /// That of `slot`, if it is among them.
+    /// Returns the entry of `slot`, if it was read.
     fn get(&self, slot: u64) -> Option<Entry> {
         let place = usize::try_from(slot.checked_sub(self.first)?).ok()?;
         self.all[..self.count].get(place).copied()
     }
 }
 
-/// Where a key is, or could be.
+/// Result of a search for a key.
 #[derive(Default)]
 struct Found {
-    /// The slot that has it, with its item.
+    /// The key's slot, with its item.
     at: Option<(u64, Located)>,
-    /// The first slot that no key has.
+    /// First slot without a key.
     vacant: Option<u64>,
-    /// A slot before the end of the search cannot be read. What it had is lost; it is vacant, too.
+    /// A slot on the searched path is damaged. Its content is lost, so it counts as vacant.
     is_damaged: bool,
 }
 
-/// An item, which lies within a buffer of the store.
+/// An item that lies within a buffer of the store.
 #[derive(Clone, Copy)]
 struct Located {
     entry: Entry,
@@ -113,8 +118,8 @@ impl<M: Memory> Service<M> for PilafService {
             if request.op == Op::Get { (Rights::READ, "read") } else { (Rights::WRITE, "write") };
         if !call.rights.contains(needed) {
             return Ok(Err(format!(
-                "this operation on a {KIND} store needs the right '{word}' to it, which your token lacks: ask whoever \
-                 runs the node"
+                "this operation on a {KIND} store needs the right '{word}', which your token lacks: ask the operator \
+                 of the node"
             )));
         }
         if !self.is_mended {
@@ -139,7 +144,7 @@ impl<M: Memory> Service<M> for PilafService {
                 Said::Torn => self.head(memory)?.entry_of(slot).unwrap_or(entry),
                 _ => entry,
             };
-            // An entry that someone has spoilt names no buffer, or one: it costs a step no more than others do.
+            // A damaged entry reaches at most one buffer, so it costs a step no more than other entries.
             if let Said::Item { at, .. } = entry.said() {
                 found.push(at);
             }
@@ -150,7 +155,7 @@ impl<M: Memory> Service<M> for PilafService {
 }
 
 impl PilafService {
-    /// Reads the item of `key` to [`PilafService::item`].
+    /// Reads the item of `key` into [`PilafService::item`].
     fn get<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
         let found = self.find(memory, key)?;
         let Some((_, located)) = found.at else { return Ok((found.nothing(), Version(0))) };
@@ -165,7 +170,7 @@ impl PilafService {
         })
     }
 
-    /// Writes the item, then the entry, then gives back the item that this replaces.
+    /// Writes the item, then the entry, then frees the replaced item.
     fn put<M: Memory>(
         &mut self,
         memory: &M,
@@ -188,6 +193,7 @@ impl PilafService {
         Ok((Outcome::Done, version_of(installs)))
     }
 
+    /// Marks the entry as deleted, then frees the item.
     fn delete<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
         let found = self.find(memory, key)?;
         let Some((slot, _)) = found.at else { return Ok((found.nothing(), Version(0))) };
@@ -197,7 +203,7 @@ impl PilafService {
         Ok((Outcome::Done, version_of(installs)))
     }
 
-    /// Looks for `key`, slot by slot.
+    /// Searches for `key` along its probe path.
     fn find<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<Found, M::Wait> {
         let mut found = Found::default();
         let mut entries = Entries { first: 0, all: [Entry::new_zeroed(); ENTRIES_AT_ONCE], count: 0 };
@@ -228,7 +234,7 @@ impl PilafService {
         Ok(found)
     }
 
-    /// The item that a slot's entry names, if it has any.
+    /// Returns the item to which an entry points, if there is one.
     fn locate<M: Memory>(
         &self,
         memory: &M,
@@ -246,7 +252,7 @@ impl PilafService {
         Ok(if is_in_one { Ok(Some(Located { entry, at, len })) } else { Err(Spoilt) })
     }
 
-    /// Whether that item is `key`'s.
+    /// Whether an item belongs to `key`.
     fn is_of<M: Memory>(&mut self, memory: &M, located: Located, key: &[u8]) -> Result<bool, M::Wait> {
         let len = HEADER_SIZE + key.len();
         if (located.len as usize) < len {
@@ -255,11 +261,11 @@ impl PilafService {
         self.item.clear();
         self.item.resize(len, 0);
         memory.read(located.at, &mut self.item)?;
-        let (header, its_key) = ItemHeader::ref_from_prefix(&self.item).expect("so many bytes were read");
+        let (header, its_key) = ItemHeader::ref_from_prefix(&self.item).expect("the header was read");
         Ok(usize::from(header.key_len.get()) == key.len() && its_key == key)
     }
 
-    /// Writes what the node that served this memory before died over.
+    /// Writes the entry again that an earlier node left torn.
     fn mend<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
         let head = self.head(memory)?;
         let slot = head.slot.get();
@@ -271,7 +277,7 @@ impl PilafService {
         if entry.said() == Said::Torn { self.write_entry(memory, slot, &meant) } else { Ok(()) }
     }
 
-    /// Gives `slot` an entry, and notes it in the head before.
+    /// Writes the entry of `slot`. Records it in the head first.
     fn install<M: Memory>(&self, memory: &M, installs: u64, slot: u64, entry: Entry) -> Result<(), M::Wait> {
         memory.write(self.table.head_at(), Head::new(installs, slot, entry).as_bytes())?;
         self.write_entry(memory, slot, &entry)
@@ -282,7 +288,7 @@ impl PilafService {
         entry.pieces().try_for_each(|(offset, piece)| memory.write(at + offset, piece))
     }
 
-    /// The item that was found is reached by no entry any more.
+    /// Frees the item that was found, after the entry no longer points to it.
     fn release<M: Memory>(&self, memory: &M, found: &Found) -> Result<(), M::Wait> {
         if let Some((_, located)) = found.at {
             Arena::of(memory).release(self.table.extent.key.region(), located.at)?;
@@ -296,7 +302,7 @@ impl PilafService {
         Ok(head)
     }
 
-    /// The entries from slot `first` on, as many as are looked at in one access: at least one.
+    /// Reads up to [`ENTRIES_AT_ONCE`] entries from slot `first` on, at least one.
     fn entries<M: Memory>(&self, memory: &M, first: u64) -> Result<Entries, M::Wait> {
         let left = usize::try_from(self.table.spec.slots - first).unwrap_or(ENTRIES_AT_ONCE);
         let mut entries =
@@ -306,11 +312,11 @@ impl PilafService {
     }
 }
 
-/// What a slot holds is nothing that a service writes.
+/// Error: the slot's entry is torn or was not written by a service.
 struct Spoilt;
 
 impl Found {
-    /// What is said of a key that was not found.
+    /// Returns the outcome for a key that was not found.
     fn nothing(&self) -> Outcome {
         if self.is_damaged { Outcome::Damaged } else { Outcome::Absent }
     }

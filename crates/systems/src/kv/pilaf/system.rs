@@ -1,4 +1,4 @@
-//! What the registry says of Pilaf.
+//! Pilaf's entry in the registry.
 
 use super::layout::{ENTRY_SIZE, HEAD_SIZE, HEADER_SIZE, PAIR_MAX, REQUEST_SIZE, slots_for, table_len};
 use super::service::PilafKind;
@@ -12,7 +12,7 @@ use farside_remote::{Capabilities, Fabric, Memory};
 
 /// Bytes of a CRC.
 const CRC_SIZE: usize = size_of::<u64>();
-/// Bytes of an entry that its own CRC is over.
+/// Bytes of an entry that its own CRC covers.
 const CHECKED_ENTRY: usize = ENTRY_SIZE as usize - CRC_SIZE;
 
 impl System for PilafKind {
@@ -24,7 +24,7 @@ impl System for PilafKind {
     const MUTANTS: &'static [Mutant] = mutants::ALL;
     const WORK: Work = Work {
         chains_per_probe: 2,
-        // The slot's entry, the item that it names, and the new item's buffer; the table's head is in a cache.
+        // The slot's entry, its item, and the new item's buffer. The table's head is in a cache.
         call_accesses: 3,
         // The item, the old entry and the new one, and the head.
         call_checksummed: |request_len| {

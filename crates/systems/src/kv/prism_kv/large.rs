@@ -1,8 +1,9 @@
-//! Values that do not fit one buffer: a head item with a list of parts, installed by one CAS.
+//! Values that do not fit into one buffer: a head item with a list of parts, installed by one CAS.
 //!
-//! Parts are written first, while nobody can see them, then the head is installed like any item. A reader follows
-//! the head's list by plain addresses, which no grace period protects, so it ends by looking at the slot again: if
-//! that is unchanged, no part was given back while it was read.
+//! A PUT writes the parts first, while no client can reach them. Then it installs the head like any other item.
+//!
+//! A GET reads the head, then the parts in its list. It reads the parts by plain addresses, which no grace period
+//! protects. So it reads the slot again at the end: if the slot is unchanged, no part was freed while it was read.
 
 use super::layout::{HEADER_SIZE, ITEM_MAX, ItemView, PART_MAX, Part, Slot, UNCONDITIONAL};
 use super::{Kind, NewItem, PrismKv, READ_MAX, TMP};
@@ -13,11 +14,11 @@ use farside_remote::clock::Clock;
 use farside_remote::{Addr, BoundedPtr, Fabric, Status, allocate, read, read_as};
 use std::cell::Cell;
 
-/// What came of reading a large value.
+/// Outcome of reading a large value.
 pub(super) enum Read {
-    /// It was read whole.
+    /// The whole value was read.
     Whole(Version),
-    /// It changed meanwhile: look for the key again.
+    /// The value changed during the read: the caller must look for the key again.
     Changed,
 }
 
@@ -30,7 +31,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let head = chain.then(read(TMP, READ_MAX).indirect().bounded());
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
         if self.reply.verdict() == Status::Access {
-            return Ok(Read::Changed); // Whether the store has another key is seen when its own is looked for.
+            return Ok(Read::Changed); // If the store's key has changed, the next look-up fetches it.
         }
         let slot = *self.reply.get(slot).map_err(KvError::Refused)?;
         let item = ItemView::decode(self.reply.get(head).map_err(KvError::Refused)?)?;
@@ -53,12 +54,12 @@ impl<F: Fabric + Clock> PrismKv<F> {
         };
         match (now == slot, whole) {
             (true, true) => Ok(Read::Whole(version)),
-            (true, false) => Err(KvError::Damaged("a large item with a part that is not the store's")),
+            (true, false) => Err(KvError::Damaged("a large item with a part outside the store")),
             (false, _) => Ok(Read::Changed),
         }
     }
 
-    /// Appends one part to `self.value`; false if it is no longer there.
+    /// Appends one part to `self.value`. Returns false if the part no longer exists.
     async fn read_part(&mut self, part: &Part) -> Result<bool, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let bytes = chain.also(read(Addr::new(part.at.get()), part.len.get()));
@@ -68,12 +69,12 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 self.value.extend_from_slice(bytes);
                 Ok(true)
             }
-            Err(Status::Access) => Ok(false), // Its segment serves another class by now.
+            Err(Status::Access) => Ok(false), // Its segment now holds buffers of another class.
             Err(refused) => Err(KvError::Refused(refused)),
         }
     }
 
-    /// As `put`, for a value of several parts.
+    /// Like `put`, for a value of several parts.
     pub(super) async fn put_large(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         let unlisted = self.write_parts(value).await?;
         let item = NewItem::large(key, &unlisted.parts, value.len(), UNCONDITIONAL);
@@ -82,7 +83,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// As `put_if`, for a value of several parts.
+    /// Like `put_if`, for a value of several parts.
     pub(super) async fn put_large_if(
         &mut self,
         key: &[u8],
@@ -96,7 +97,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(result)
     }
 
-    /// Writes the parts of a value into buffers of their own. They are this session's until a head lists them.
+    /// Writes each part of a value into its own buffer. This session owns the buffers until a head lists them.
     async fn write_parts(&mut self, value: &[u8]) -> Result<Unlisted<'_, F>, KvError> {
         let mut unlisted = Unlisted { kv: self, parts: Parts::with_capacity(value.len().div_ceil(PART_MAX)) };
         for bytes in value.chunks(PART_MAX) {
@@ -123,14 +124,16 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// The parts of the large item in a slot that is about to be replaced, to be retired by the chain that replaces
-    /// it: later they may be others' already. Nothing if the slot has changed: then the install will fail as well.
+    /// Reads the part addresses of the large item that an install is about to replace. The installing chain must retire
+    /// the parts: later, their buffers may already hold other items.
+    ///
+    /// The result is empty if the slot has changed. Then the install fails, too.
     pub(super) async fn parts_of(&mut self, slot: Slot) -> Result<Vec<Addr>, KvError> {
         let bound = (slot.0.bound.get() as usize).clamp(HEADER_SIZE, ITEM_MAX);
         let mut chain = self.chain.begin(self.table.extent.key);
         let head = chain.also(read(slot.0.ptr, bound as u32));
         self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
-        // Read by its address, so it may be another item by now, or none; the CAS that follows will tell.
+        // The READ uses a plain address, so the bytes may be another item or none. Then the CAS that follows fails.
         let Ok(bytes) = self.reply.get(head) else { return Ok(Vec::new()) };
         let item = ItemView::decode(bytes).ok().filter(|item| item.kind == Kind::Large);
         let parts = item.and_then(|item| item.parts().ok()).unwrap_or_default();
@@ -138,11 +141,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 }
 
-/// The parts of a value, as the head lists them and by their addresses alone.
+/// Parts of a value: the list for the head, and the addresses alone.
 pub(super) struct Parts {
     pub(super) list: Vec<Part>,
     pub(super) at: Vec<Addr>,
-    /// A chain that shows them may run, and the fabric looks after them if it does not.
+    /// The chain that makes the parts reachable was sent. It may run; if it does not, the fabric frees the parts.
     pub(super) is_posted: Cell<bool>,
 }
 
@@ -157,15 +160,17 @@ impl Parts {
     }
 }
 
-/// Parts that no head lists. Whatever ends the put that wrote them, an error or that its future is dropped, they are
-/// given back; but for a head that may have been installed, of which nobody knows.
+/// Parts that no head lists yet.
+///
+/// If the put fails or its future is dropped, the parts are retired. They are not retired if the chain that installs
+/// the head was sent, because the head may have been installed.
 struct Unlisted<'kv, F: Fabric> {
     kv: &'kv mut PrismKv<F>,
     parts: Parts,
 }
 
 impl<F: Fabric> Unlisted<'_, F> {
-    /// Its put has ended, and a head lists them or none does.
+    /// Ends the put. `is_listed` means that an installed head lists the parts, so they must not be retired.
     fn end(mut self, is_listed: bool) {
         if is_listed {
             self.parts.at.clear();

@@ -1,17 +1,17 @@
-//! The bytes of a PRISM-KV store: a table of slots, and items in buffers of their own.
+//! The bytes of a PRISM-KV store: a table of slots, and items, each in its own buffer.
 //!
 //! ```text
 //! slot   | item address u64 | bytes of the item u32 | tag u32 |     16 bytes, aligned; all zero while empty
 //! tag    | FROZEN 1 bit | generation 31 bits |
 //! item   | generation u32 | key length u16 | kind u8 | flags u8 | value length u32 | 0 u32 | key | value |
 //! table  | slots | end slot, which no key has | item MOVED | item CLOSED |
-//! part   | address u64 | bytes u32 | 0 u32 |                        what a LARGE item's value is a list of
+//! part   | address u64 | bytes u32 | 0 u32 |                        the value of a LARGE item is a list of parts
 //! ```
 //!
 //! Invariant: an item is written once, before a slot points to it, and never changes.
-//! Invariant: the generation of a slot grows with every install, and the item that it points to carries the same.
-//! Invariant: a slot that has had a key keeps it until the table is rebuilt; deleting leaves a TOMBSTONE.
-//! Invariant: what is left behind by a rebuild points to one of two items behind the next table, and is FROZEN.
+//! Invariant: a slot's generation grows with every install, and the slot's item carries the same generation.
+//! Invariant: a slot keeps its key until the table is rebuilt. A delete installs a TOMBSTONE.
+//! Invariant: a slot that a rebuild has left is FROZEN and points to the item MOVED or CLOSED behind the next table.
 
 use super::mutants;
 use crate::hash_slots;
@@ -24,89 +24,90 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 /// Bytes of a slot.
 pub const SLOT_SIZE: u64 = size_of::<BoundedPtr>() as u64;
-/// Slots that a key can have: its own and those after it.
+/// Number of slots on a key's probe path: the key's first slot and the slots after it.
 pub const PROBES_MAX: u64 = 256;
-/// Slots per item that a store is created for, unless told otherwise.
+/// Slots of a new table for each item that it must hold.
 pub const SLOTS_PER_ITEM: u64 = 4;
-/// Items that the largest table has room for.
+/// Number of items that the largest table can hold.
 pub const ITEM_COUNT_MAX: u64 = 1 << 34;
-/// The longest item that lies in one buffer, in bytes; longer values are lists of parts.
+/// Length of the longest item in one buffer, in bytes. Longer values are lists of parts.
 pub const ITEM_MAX: usize = 60 * 1024;
-/// Bytes of a part, but for the last.
+/// Bytes of each part except the last, which may be shorter.
 pub const PART_MAX: usize = 60 * 1024;
-/// Parts of the longest value.
+/// Number of parts of the longest value.
 pub const PARTS_MAX: usize = VALUE_MAX.div_ceil(PART_MAX);
 
 const FROZEN: u32 = 1 << 31;
-/// The bits of a generation.
+/// Bits of the tag that hold the generation.
 pub(super) const GENERATION_MASK: u32 = FROZEN - 1;
 
-/// The word of a slot.
+/// Word of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot(pub BoundedPtr);
 
 impl Slot {
-    /// Never had a key.
+    /// Whether the slot never had a key.
     pub fn is_empty(self) -> bool {
         self.0.ptr.is_null()
     }
 
-    /// The table is being rebuilt, and this slot's key has moved or is about to.
+    /// Whether a rebuild has moved this slot's key or is about to move it.
     pub fn is_frozen(self) -> bool {
         self.0.tag.get() & FROZEN != 0
     }
 
-    /// Which install it holds.
+    /// Returns the generation of the install that the slot holds.
     pub fn generation(self) -> u32 {
         self.0.tag.get() & GENERATION_MASK
     }
 
-    /// The same, so that no client may write it.
+    /// Returns the word with FROZEN set: no client may write the slot.
     pub fn frozen(self) -> Slot {
         Slot(BoundedPtr { tag: (self.0.tag.get() | FROZEN).into(), ..self.0 })
     }
 
-    /// The same, so that clients may write it.
+    /// Returns the word with FROZEN cleared: clients may write the slot.
     pub fn thawed(self) -> Slot {
         Slot(BoundedPtr { tag: self.generation().into(), ..self.0 })
     }
 
-    /// From the word in memory.
+    /// Decodes the word in memory.
     pub fn of(word: u128) -> Slot {
         Slot(BoundedPtr::read_from_bytes(&word.to_le_bytes()).expect("a slot's size"))
     }
 
-    /// To the word in memory.
+    /// Encodes the word in memory.
     pub fn word(self) -> u128 {
         u128::from_le_bytes(self.0.as_bytes().try_into().expect("a slot's size"))
     }
 }
 
-/// The generation after `generation`.
+/// Returns the generation after `generation`.
 pub fn next_generation(generation: u32) -> u32 {
     let step = u32::from(!mutants::NO_GENERATION.is_on());
     generation.wrapping_add(step) & GENERATION_MASK
 }
 
-/// How far `generation` is above `floor`; nothing if it is the floor or below.
+/// Distance of `generation` above `floor`; `None` if it is not above.
 pub fn above(generation: u32, floor: u32) -> Option<u32> {
     let by = generation.wrapping_sub(floor) & GENERATION_MASK;
     (1..GENERATION_MASK / 2).contains(&by).then_some(by)
 }
 
-/// What an item is.
+/// Kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     /// A key with its value.
     Value = 1,
-    /// A key that was deleted.
+    /// A deleted key.
     Tombstone = 2,
-    /// A key with a list of the parts of its value.
+    /// A key with the list of its value's parts.
     Large = 3,
-    /// The slot had a key, which is in the next table, unless it was deleted.
+    /// The slot's key is in the next table, unless it was deleted.
     Moved = 4,
-    /// The slot never had a key and never will: whose path ends here is in the next table, if anywhere.
+    /// The slot never had a key and will never have one. A key whose path reaches this slot can only be in the next
+    /// table.
     Closed = 5,
 }
 
@@ -129,14 +130,14 @@ impl Kind {
     }
 }
 
-/// The put did not look at what was there before: another put may count as having come just before it.
+/// Flag of an item whose put did not depend on the old value. A put that lost its CAS may count as done just before it.
 pub const UNCONDITIONAL: u8 = 1;
 
-/// The header of an item.
+/// Header of an item.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ItemHeader {
-    /// Which install of its slot it is.
+    /// Generation of the slot's install.
     pub generation: U32,
     /// Bytes of the key.
     pub key_len: U16,
@@ -144,7 +145,7 @@ pub struct ItemHeader {
     pub kind: u8,
     /// [`UNCONDITIONAL`], or 0.
     pub flags: u8,
-    /// Bytes of the value; of a LARGE item, of all its parts together.
+    /// Bytes of the value. For a LARGE item, bytes of all its parts together.
     pub value_len: U32,
     /// Zero.
     pub reserved: U32,
@@ -154,83 +155,83 @@ pub struct ItemHeader {
 pub const HEADER_SIZE: usize = size_of::<ItemHeader>();
 const _: () = assert!(HEADER_SIZE == 16);
 
-/// Where a piece of a large value is.
+/// One part of a large value.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Part {
-    /// Its buffer.
+    /// Address of its buffer.
     pub at: U64,
-    /// Bytes of it.
+    /// Bytes of the part.
     pub len: U32,
     /// Zero.
     pub reserved: U32,
 }
 
-/// An item as it was read: peers write these bytes, so nothing in them is believed unseen.
+/// A decoded item. Peers write its bytes, so every field is checked before use.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemView<'a> {
-    /// What it is.
+    /// Kind of the item.
     pub kind: Kind,
-    /// Its header.
+    /// Header of the item.
     pub header: &'a ItemHeader,
-    /// Its key, or as much of it as was read.
+    /// The key, or the part of it that was read.
     pub key: &'a [u8],
-    /// What follows the key, or as much of it as was read.
+    /// Bytes after the key, or the part of them that was read.
     pub rest: &'a [u8],
 }
 
 impl<'a> ItemView<'a> {
-    /// The item in `bytes`, of which the end may be missing.
+    /// Decodes the item in `bytes`, whose end may be missing.
     ///
     /// # Errors
-    /// It is none.
+    /// The bytes are no item.
     #[inline]
     pub fn decode(bytes: &'a [u8]) -> Result<ItemView<'a>, KvError> {
         let (header, rest) =
             ItemHeader::ref_from_prefix(bytes).map_err(|_| KvError::Damaged("an item without a header"))?;
-        let kind = Kind::from_u8(header.kind).ok_or(KvError::Damaged("an item of no known kind"))?;
+        let kind = Kind::from_u8(header.kind).ok_or(KvError::Damaged("an item of unknown kind"))?;
         let key_len = header.key_len.get() as usize;
         if key_len > KEY_MAX {
-            return Err(KvError::Damaged("an item with too long a key"));
+            return Err(KvError::Damaged("an item whose key is too long"));
         }
         let (key, rest) = rest.split_at_checked(key_len).unwrap_or((rest, &[]));
         Ok(ItemView { kind, header, key, rest })
     }
 
-    /// Whether it is `key`'s.
+    /// Whether the item belongs to `key`.
     #[inline]
     pub fn is_of(&self, key: &[u8]) -> bool {
         self.header.key_len.get() as usize == key.len() && same(self.key, key)
     }
 
-    /// Which install it is.
+    /// Returns the version of the item.
     #[inline]
     pub fn version(&self) -> Version {
         Version(self.header.generation.get())
     }
 
-    /// Whether it was put without regard to what was there.
+    /// Whether the put of the item did not depend on the old value.
     pub fn is_unconditional(&self) -> bool {
         self.header.flags & UNCONDITIONAL != 0
     }
 
-    /// The value of an item that was read whole.
+    /// Returns the value of an item that was read whole.
     ///
     /// # Errors
-    /// It has another length than it says.
+    /// The value's length differs from the header.
     #[inline]
     pub fn value(&self) -> Result<&'a [u8], KvError> {
         if self.rest.len() == self.header.value_len.get() as usize {
             Ok(self.rest)
         } else {
-            Err(KvError::Damaged("an item of another length than it says"))
+            Err(KvError::Damaged("an item whose length differs from its header"))
         }
     }
 
-    /// The parts of a large item that was read whole.
+    /// Returns the parts of a large item that was read whole.
     ///
     /// # Errors
-    /// They do not add up to the value.
+    /// The parts do not add up to the value.
     pub fn parts(&self) -> Result<&'a [Part], KvError> {
         let parts = <[Part]>::ref_from_bytes(self.rest)
             .map_err(|_| KvError::Damaged("a large item with half a part"))?;
@@ -245,7 +246,7 @@ impl<'a> ItemView<'a> {
     }
 }
 
-/// Whether both are the same bytes. Most keys are short, and a call to compare them costs more than comparing.
+/// Whether both slices are equal. Most keys are short: for them, a call to `memcmp` costs more than the comparison.
 #[inline]
 fn same(one: &[u8], other: &[u8]) -> bool {
     const SHORT: std::ops::RangeInclusive<usize> = 8..=16;
@@ -256,36 +257,36 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     ends(one) == ends(other)
 }
 
-/// Slots of a table that has room for so many items: a power of two, [`SLOTS_PER_ITEM`] each and as many as a key can
-/// have. Nothing for more than [`ITEM_COUNT_MAX`].
+/// Number of slots of a table for this number of items: a power of two, at least [`SLOTS_PER_ITEM`] for each item, and
+/// at least [`PROBES_MAX`]. `None` for more than [`ITEM_COUNT_MAX`] items.
 pub fn slots_for(items: u64) -> Option<u64> {
     (items <= ITEM_COUNT_MAX).then(|| (items * SLOTS_PER_ITEM).next_power_of_two().max(PROBES_MAX))
 }
 
-/// Bytes of a table of so many slots: behind them are its end slot, and the items MOVED and CLOSED, to which the slots
-/// of the table before it point.
+/// Bytes of a table with this number of slots. Behind the slots are the end slot and the items MOVED and CLOSED, to
+/// which the slots of the table before it point.
 pub fn table_len(slots: u64) -> Option<u64> {
     slots.checked_add(1)?.checked_mul(SLOT_SIZE)?.checked_add(2 * HEADER_SIZE as u64)
 }
 
-/// What every client must know of the table, as JSON in the catalog.
+/// Description of the table, as JSON in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {
-    /// How many slots: a power of two.
+    /// Number of slots: a power of two.
     pub slots: u64,
-    /// Seeds the hash.
+    /// Seed of the hash.
     pub seed: u64,
-    /// See [`Placement`].
+    /// Placement of keys.
     pub placement: Placement,
-    /// Grows with every rebuild.
+    /// Number of the table; grows with every rebuild.
     pub epoch: u64,
-    /// The first install of a key in this table has the generation after this one.
+    /// Generation before that of a key's first install in this table.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub floor: u32,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands it a reference")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
@@ -301,12 +302,12 @@ impl hash_slots::Spec for TableSpec {
     }
 }
 
-/// A table, as a client that has the catalog's word for it sees it.
+/// A table as the catalog describes it.
 pub type Table = hash_slots::Table<TableSpec>;
 
 impl Table {
-    /// The indexes of the slots that `key` may have, in the order in which they are probed; and behind them that of the
-    /// end slot, which no key has.
+    /// Returns the probe path of `key`: the indexes of the slots that it may have, in order, then the index of the end
+    /// slot, which no key has.
     #[inline]
     pub fn probe(&self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
         let (slots, mask) = (self.spec.slots, self.spec.slots - 1);
@@ -315,19 +316,19 @@ impl Table {
         (0..probes + 1).map(move |step| if step < probes { (first + step) & mask } else { slots })
     }
 
-    /// The index of the end slot, behind all others.
+    /// Index of the end slot, behind all other slots.
     #[inline]
     pub fn end(&self) -> u64 {
         self.spec.slots
     }
 
-    /// The generation of the install that follows what a slot of this table holds.
+    /// Returns the generation of the next install in a slot of this table.
     pub fn next_generation(&self, slot: Slot) -> u32 {
         let restarts = mutants::DROPPED_TOMBSTONE_RESTARTS_GENERATIONS.is_on();
         next_generation(if slot.is_empty() && !restarts { self.spec.floor } else { slot.generation() })
     }
 
-    /// What a slot of the table before this one becomes when it is left: MOVED, or CLOSED if it is empty.
+    /// Returns the word that marks a slot of the table before this one as left: CLOSED for an empty slot, else MOVED.
     pub fn left(&self, slot: Slot) -> Slot {
         let kind = if slot.is_empty() { Kind::Closed } else { Kind::Moved };
         let item = BoundedPtr {
@@ -338,12 +339,12 @@ impl Table {
         Slot(item).frozen()
     }
 
-    /// Which of both a slot of the table before this one has become, if it has.
+    /// Returns MOVED or CLOSED if a slot of the table before this one was left.
     pub fn is_left(&self, slot: Slot) -> Option<Kind> {
         [Kind::Moved, Kind::Closed].into_iter().find(|&kind| slot.0.ptr.raw() == self.left_item_at(kind))
     }
 
-    /// The items MOVED and CLOSED, and where they begin.
+    /// Returns the items MOVED and CLOSED, and their address.
     pub fn left_items(&self) -> (u64, [ItemHeader; 2]) {
         let item = |kind: Kind| ItemHeader { kind: kind as u8, ..ItemHeader::new_zeroed() };
         (self.left_item_at(Kind::Moved), [item(Kind::Moved), item(Kind::Closed)])
@@ -354,7 +355,7 @@ impl Table {
         self.extent.at + (self.end() + 1) * SLOT_SIZE + behind
     }
 
-    /// The address of slot `index`.
+    /// Returns the address of slot `index`.
     #[inline]
     pub fn slot_at(&self, index: u64) -> farside_remote::Addr {
         farside_remote::Addr::new(self.extent.at + index * SLOT_SIZE)
@@ -385,7 +386,7 @@ mod tests {
     const PINNED: [u64; 3] = [311, 3271, 2699];
 
     #[test]
-    fn a_table_has_four_slots_for_each_item_and_as_many_as_are_probed() {
+    fn a_table_has_four_slots_an_item_and_at_least_256() {
         let expected = [
             (0, Some(256)),
             (64, Some(256)),
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn permuted_numbers_have_a_slot_each() {
+    fn permuted_numbers_have_one_slot_each() {
         let table = table(Placement::Permuted);
         let mut seen = vec![false; 1 << 12];
         for number in 0..1u64 << 12 {
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_item_are_refused() {
+    fn invalid_items_are_refused() {
         assert!(ItemView::decode(&[]).is_err());
         assert!(ItemView::decode(&[0; 15]).is_err());
         assert!(ItemView::decode(&[0; 64]).is_err(), "kind 0");
@@ -423,14 +424,14 @@ mod tests {
             value_len: U32::new(u32::MAX),
             reserved: U32::new(0),
         };
-        assert!(ItemView::decode(header.as_bytes()).is_err(), "too long a key");
+        assert!(ItemView::decode(header.as_bytes()).is_err(), "the key is too long");
         header.key_len = U16::new(3);
-        let item = ItemView::decode(header.as_bytes()).expect("cut short, but an item");
+        let item = ItemView::decode(header.as_bytes()).expect("a truncated item");
         assert!(!item.is_of(b"abc") && item.value().is_err() && item.parts().is_err());
     }
 
     #[test]
-    fn a_large_item_has_as_many_parts_as_a_value_can_have_and_none_is_empty() {
+    fn a_large_item_has_a_valid_number_of_parts_and_no_empty_part() {
         let parts_of = |lens: &[u32], value_len: usize| {
             let header = ItemHeader {
                 generation: U32::new(1),
@@ -456,19 +457,19 @@ mod tests {
         assert!(parts_of(&[], 0).is_err(), "an empty value is never large");
         assert!(parts_of(&[0; 1000], 0).is_err());
         assert!(parts_of(&[7, 0], 7).is_err(), "no part is empty");
-        assert!(parts_of(&[1; PARTS_MAX + 1], PARTS_MAX + 1).is_err(), "more parts than any value has");
+        assert!(parts_of(&[1; PARTS_MAX + 1], PARTS_MAX + 1).is_err(), "more parts than a value can have");
         assert!(parts_of(&[most + 1], PART_MAX + 1).is_err());
     }
 
     #[test]
-    fn a_table_beyond_the_end_of_all_addresses_is_refused() {
+    fn a_table_beyond_the_address_space_is_refused() {
         let spec = TableSpec { slots: 1 << 12, seed: 7, placement: Placement::Hashed, epoch: 0, floor: 0 };
         let extent = Extent { key: Key::new(1, 1), at: u64::MAX - 4095, len: 1 << 20 };
         assert!(Table::new(&serde_json::to_string(&spec).expect("plain data"), extent).is_err());
     }
 
     #[test]
-    fn a_frozen_slot_is_seen_as_such_and_generations_wrap() {
+    fn a_frozen_slot_is_recognized_and_generations_wrap() {
         let slot = |tag: u32| Slot(BoundedPtr { ptr: Addr::new(64), bound: 1.into(), tag: tag.into() });
         assert!(slot(FROZEN | 5).is_frozen() && slot(FROZEN | 5).generation() == 5);
         assert_eq!((slot(5).frozen(), slot(FROZEN | 5).thawed()), (slot(FROZEN | 5), slot(5)));
@@ -477,13 +478,13 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_is_above_a_floor_also_where_they_wrap() {
+    fn generations_are_compared_with_the_floor_across_the_wrap() {
         assert_eq!((above(7, 5), above(5, 5), above(4, 5), above(5, 0)), (Some(2), None, None, Some(5)));
         assert_eq!((above(3, GENERATION_MASK), above(GENERATION_MASK, 3)), (Some(4), None));
     }
 
     #[test]
-    fn a_path_ends_in_a_slot_that_no_key_has_and_what_is_left_lies_behind_it() {
+    fn a_path_ends_in_the_end_slot_and_moved_and_closed_lie_behind_it() {
         let table = table(Placement::Hashed);
         let path: Vec<u64> = table.probe(b"k").collect();
         assert_eq!((path.len() as u64, path.last()), (PROBES_MAX + 1, Some(&(1 << 12))));
@@ -497,7 +498,7 @@ mod tests {
             assert_eq!(ItemView::decode(items[item].as_bytes()).expect("an item").kind, kind);
         }
         assert_eq!((table.is_left(taken), table.left(taken).generation()), (None, 9));
-        assert_eq!(table.left_items().0 + 32, table.extent.at + table_len(1 << 12).expect("it has a length"));
+        assert_eq!(table.left_items().0 + 32, table.extent.at + table_len(1 << 12).expect("the length fits"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Several keys at a time, and all of them in turn.
+//! Gets and puts of several keys, and iteration over all keys.
 
 use super::layout::{ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDITIONAL};
 use super::{
@@ -13,21 +13,24 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// What a put adds to its key and value, in a chain and in the reply that finds its slot.
+/// Bytes that a put adds to its key and value in the probe's reply and in the installing chain.
 const PUT_OVERHEAD: usize = 256;
-/// Bytes of keys and values that one group has: chains and replies have 64 KiB.
+/// Largest number of bytes in one group. Chains and replies are limited to 64 KiB.
 const GROUP_BYTES_MAX: usize = 56 * 1024;
 
-/// How long an iteration waits for a rebuild to end before it begins, and how long it pauses meanwhile.
+/// Longest time that a new iteration waits for a rebuild to end.
 const ONE_TABLE_WAIT: Duration = Duration::from_secs(30);
+/// Pause between two checks whether the rebuild has ended.
 const ONE_TABLE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Slots read in one round trip of an iteration.
+/// Slots that an iteration reads in one round trip.
 const SLOTS_PER_READ: u64 = 2048;
 
 impl<F: Fabric + Clock> PrismKv<F> {
-    /// The values of several keys, each at some instant of this call. One round trip for as many of them as have
-    /// their first slot and fit into one reply (64 KiB); the rest are asked for one by one.
+    /// Reads the values of several keys, each at its own instant during this call.
+    ///
+    /// One chain reads the first slot of each key. Keys that are not in their first slot, or whose items do not fit
+    /// into the reply (64 KiB), are then read one by one.
     pub(super) async fn get_group(
         &mut self,
         keys: &[&[u8]],
@@ -50,7 +53,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 let index = batch * OPS_MAX + place;
                 let bytes = match self.reply.get(item) {
                     Ok(bytes) => bytes,
-                    // It did not fit; or the store has another key by now.
+                    // The item did not fit into the reply, or the store's key has changed.
                     Err(Status::TooLong | Status::Access | Status::Aborted) => {
                         behind.push(index);
                         continue;
@@ -78,9 +81,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// Gives several keys values: two round trips for as many of them as find their first slot their own or empty
-    /// and fit into one chain; the rest are put one by one, and all where there are not as many buffers at once. Each
-    /// is a put of its own; of a key that comes twice, the later value stays.
+    /// Stores values for several keys. Each put takes effect on its own. If a key occurs twice, the later value wins.
+    ///
+    /// A group of keys that fits into one chain takes two round trips. Keys whose first slot belongs to another key are
+    /// then put one by one. If there are not enough free buffers for a group, all its keys are put one by one.
     pub(super) async fn put_groups(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
         for (key, value) in items {
             check_put(key, value)?;
@@ -100,7 +104,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// Sets `is_any_stored` once one of the group's keys may be, whatever becomes of the next.
+    /// Puts one group. Sets `is_any_stored` as soon as one of its keys may be stored, even if a later one fails.
     async fn put_group(&mut self, group: &[(&[u8], &[u8])], is_any_stored: &mut bool) -> Result<(), KvError> {
         let found = self.find_group(group).await?;
         let new: Vec<_> = group
@@ -139,8 +143,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
             };
             ran?;
             if self.reply.last_status() == Status::NotReady {
-                // Nothing ran. Near the end of memory, two who want many buffers at once would keep what the other
-                // lacks, again and again; each of their keys alone wants one.
+                // No op ran. When memory is short, two clients that need many buffers at once could starve each other
+                // again and again. A put of one key needs one buffer.
                 outs.fill(None);
             }
         }
@@ -152,7 +156,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             match self.reply.status(swung) {
                 Status::Ok => {}
                 Status::CasFailed => behind.push(index),
-                // Nothing ran: the store has another key by now, or the put of one key says that it has none.
+                // No op ran. The store's key may have changed; the put of the single key finds out.
                 Status::Aborted if self.reply.verdict() == Status::Access => behind.push(index),
                 _ => return Err(KvError::Refused(self.reply.verdict())),
             }
@@ -165,7 +169,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// The first slot of each key, where that is the key's own or empty.
+    /// Probes the first slot of each key. Returns the slots that are empty or belong to the key.
     async fn find_group(&mut self, group: &[(&[u8], &[u8])]) -> Result<Vec<Option<Found>>, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let mut outs = Vec::with_capacity(group.len());
@@ -190,9 +194,13 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(all)
     }
 
-    /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
-    /// visited exactly once; one that comes or goes meanwhile, once or never. It begins once the store has one table
-    /// alone, and is to be begun again where that is rebuilt meanwhile.
+    /// Visits the next key with its value. Returns false at the end.
+    ///
+    /// The iteration is no snapshot. It visits a key exactly once if the key is present from start to end, and at most
+    /// once if the key is added or deleted meanwhile.
+    ///
+    /// A new iteration waits until the store has a single table. If that table is rebuilt, the iteration must start
+    /// again.
     pub(super) async fn visit_next(
         &mut self,
         cursor: &mut Cursor,
@@ -214,7 +222,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 Some(&index) => {
                     let visited = self.visit_slot(index, &mut visit).await;
                     visited.map(|visited| {
-                        // Where the table was left, nothing of it was visited.
+                        // A deleted or moved key was not visited.
                         cursor.occupied.pop().filter(|_| visited).map(|_| true)
                     })
                 }
@@ -228,7 +236,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
     }
 
-    /// An iteration goes through one table.
+    /// Waits until the store has a single table, because an iteration covers one table.
     async fn wait_for_one_table(&mut self) -> Result<(), KvError> {
         let since = self.fabric.now();
         while !self.formers.is_empty() {
@@ -242,7 +250,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(())
     }
 
-    /// Reads the next stretch of the table; false at its end.
+    /// Reads the next slots of the table. Returns false at its end.
     async fn read_slots(&mut self, cursor: &mut Cursor) -> Result<bool, KvError> {
         let (first, slots) = (cursor.next_slot, self.table.spec.slots);
         let count = SLOTS_PER_READ.min(slots.saturating_sub(first));
@@ -263,7 +271,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         Ok(true)
     }
 
-    /// Visits the key in a slot, if that has a value now.
+    /// Visits the key in a slot, if the key has a value now. Returns whether it was visited.
     async fn visit_slot(
         &mut self,
         index: u64,
@@ -295,13 +303,15 @@ impl<F: Fabric + Clock> PrismKv<F> {
     }
 }
 
-/// The table in which a key is looked for first.
+/// Returns the table in which a client looks for a key first.
 fn table_of<'a>(formers: &'a [Table], current: &'a Table) -> &'a Table {
     formers.first().unwrap_or(current)
 }
 
-/// How many of the items one group can have: at least one. A key that comes again begins another group, for which of
-/// its two puts lost would not be known.
+/// Number of items in the next group, at least one.
+///
+/// A key that occurs again starts another group. In the same group, the client could not tell which of its two puts
+/// lost.
 fn group_len(items: &[(&[u8], &[u8])]) -> usize {
     let mut bytes = 0;
     let mut seen = BTreeSet::new();

@@ -1,30 +1,30 @@
 //! Broken variants of PRISM-KV and of its rebuilds.
 
 farside_remote::mutants! {
-    /// An install leaves the slot's generation as it was.
+    /// An install does not raise the slot's generation.
     NO_GENERATION = "KvNoGeneration";
-    /// A put to a remembered slot that has changed counts as done.
+    /// A put to a cached slot counts as done even if the slot has changed.
     CACHED_PUT_YIELDS = "KvCachedPutYields";
-    /// A put that has lost counts as done whoever won.
+    /// A put whose CAS failed counts as done, whichever install won.
     YIELDS_TO_ANYONE = "KvYieldsToAnyone";
-    /// A deleted key's slot is given to another.
+    /// A deleted key's slot is given to another key.
     SLOT_REUSE = "KvSlotReuse";
-    /// An item that tells its slot's key and version is read, and after it the slot that a put compares with.
+    /// A probe reads the item first, and afterwards the slot's word with which the put compares.
     TWO_SNAPSHOTS = "KvTwoSnapshots";
-    /// A new key is put into the next table while its place in the former one is still open.
+    /// A new key is put into the next table while its place in the former table is still open.
     WRITE_BEFORE_MOVED = "WriteBeforeMoved";
-    /// An install compares with a frozen word.
+    /// The CAS of an install expects a frozen word.
     FROZEN_IS_COMPARED = "FrozenIsCompared";
-    /// The former table's empty slots are not closed.
+    /// The rebuild does not close the former table's empty slots.
     EMPTY_SLOTS_STAY = "EmptySlotsStay";
-    /// The former table's end slot is not closed.
+    /// The rebuild does not close the former table's end slot.
     END_SLOT_STAYS = "EndSlotStays";
-    /// A slot is moved while clients may write it.
+    /// The rebuild moves a slot while clients may still write it.
     MOVED_UNFROZEN = "MovedUnfrozen";
-    /// A key that a node had moved when it died is moved once more.
+    /// A key that a failed node had already moved is moved once more.
     MOVED_TWICE = "MovedTwice";
-    /// The item of a slot that was moved is retired, although the next table points to it.
+    /// The rebuild retires the item of a moved slot, although the next table points to it.
     MOVER_RECLAIMS = "MoverReclaims";
-    /// A key whose tombstone went begins again with the first generation.
+    /// A key whose tombstone was dropped starts again at the first generation.
     DROPPED_TOMBSTONE_RESTARTS_GENERATIONS = "DroppedTombstoneRestartsGenerations";
 }

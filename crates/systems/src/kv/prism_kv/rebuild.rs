@@ -1,14 +1,18 @@
-//! A store on its way from its former table to the next: what the node's CPU does, and nobody else (decision 0017).
+//! Rebuild of a store: the node's CPU moves all keys from the former table to the next one (decision 0017).
 //!
-//! First the former table's end slot and every empty slot of it are CLOSED, so that no key can come into it any more.
-//! Then every slot that has a key is MOVED: frozen, so that no client writes it; its word written into the next table;
-//! and left. A tombstone that is not above the next table's floor is dropped instead.
+//! 1. Close: the end slot and every empty slot of the former table become CLOSED, so no new key can enter that table.
+//! 2. Move every slot that has a key:
+//!    1. Freeze the slot, so that no client writes it.
+//!    2. Write its word into the next table.
+//!    3. Mark the slot as MOVED.
 //!
-//! If the next table has no place for all keys, it is given a next one itself: then both are being left, and the first
-//! steps are made in both before anything is moved from either.
+//! A tombstone that is not above the next table's floor is dropped instead of moved.
 //!
-//! Invariant: how far it has come lies in the slots alone, so whoever begins again at the first does no harm.
-//! Invariant: a slot is frozen only while its item's place in the next table is being taken.
+//! If the next table has no place for all keys, it gets a successor, too. Then both tables are being left. The slots of
+//! both are closed before any slot of either is moved.
+//!
+//! Invariant: the slots alone hold the progress of a rebuild. So a node may restart it at the first slot at any time.
+//! Invariant: a slot is frozen only while its word is being written into the next table.
 
 use super::layout::{HEADER_SIZE, ItemHeader, Kind, Slot, Table, above};
 use super::mutants;
@@ -21,23 +25,25 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// A store with more than one table.
 pub(super) struct Moving {
-    /// The tables that are being left, oldest first, and the one that takes their place.
+    /// The tables that are being left, oldest first, then the newest table.
     tables: Vec<Table>,
     at: Stage,
-    /// How often all slots were passed, and how many keys were found without a place in this round.
+    /// Number of completed passes over all slots.
     round: u32,
+    /// Number of keys that found no place in the current pass.
     without_place: u64,
-    /// A further table is wanted.
+    /// Survey for a further table.
     survey: Option<Survey>,
 }
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// The items MOVED and CLOSED are to be written, and the end slots closed.
+    /// Write the items MOVED and CLOSED, and close the end slots.
     Begin,
-    /// The next slot to be closed, if it is empty.
+    /// Close the slot at this place, if it is empty.
     Close(Place),
-    /// The next slot to be moved, and how many slots of its key's path in the next table are known to be others'.
+    /// Move the slot at this place. The number counts the first slots on its key's path in the next table that are
+    /// known to belong to other keys.
     Move(Place, usize),
     Done,
 }
@@ -49,11 +55,11 @@ struct Place {
     slot: u64,
 }
 
-/// Slots looked at in one step.
+/// Slots of a former table that one step reads.
 const SLOTS_PER_STEP: usize = 8;
-/// After so many keys without a place the first round does not look for places any more.
+/// Number of keys without a place after which the first pass stops looking for places.
 const WITHOUT_PLACE_MAX: u64 = 64;
-/// Slots of the next table looked at in one step.
+/// Slots of the next table that one step probes.
 const PROBES_PER_STEP: usize = 6;
 
 impl Moving {
@@ -86,7 +92,7 @@ impl Moving {
         Ok(())
     }
 
-    /// If a client has taken it by now, it is moved later.
+    /// Closes an empty slot. If a client has just taken the slot, the rebuild moves it later.
     fn close<M: Memory>(&self, memory: &M, place: Place, word: Slot) -> Result<bool, M::Wait> {
         let is_end = place.slot == self.tables[place.table].end();
         let mutant = if is_end { mutants::END_SLOT_STAYS } else { mutants::EMPTY_SLOTS_STAY };
@@ -105,7 +111,8 @@ impl Moving {
         let mut slots = [Slot::default(); SLOTS_PER_STEP];
         let count = read_slots(memory, &self.tables[first.table], first.slot, &mut slots)?;
         let successor = &self.tables[first.table + 1];
-        // A further table is wanted soonest, but not before every slot that another node has frozen was moved.
+        // Then only a further table helps, as soon as possible. But first, the slots that a failed node froze must be
+        // moved.
         let is_hopeless = self.round == 0 && self.without_place >= WITHOUT_PLACE_MAX;
         let is_there = |word: &Slot| {
             !word.is_empty() && successor.is_left(*word).is_none() && (!is_hopeless || word.is_frozen())
@@ -128,7 +135,7 @@ impl Moving {
         })
     }
 
-    /// All slots before those `count` after `place` are left, and they too; or they have keys without a place.
+    /// Passes `count` slots from `place` on: each was left, or its key has no place.
     fn pass(&mut self, place: Place, count: u64) -> Step {
         if let Some(next) = self.place(place, count) {
             self.at = Stage::Move(next, 0);
@@ -143,7 +150,7 @@ impl Moving {
         Step::Stuck
     }
 
-    /// The place so many slots behind another; nothing behind the last slot that is being left.
+    /// Returns the place `count` slots further on; `None` behind the last slot that is being left.
     fn place(&self, Place { table, slot }: Place, count: u64) -> Option<Place> {
         if slot + count < self.tables[table].spec.slots {
             return Some(Place { table, slot: slot + count });
@@ -151,7 +158,7 @@ impl Moving {
         (table + 2 < self.tables.len()).then_some(Place { table: table + 1, slot: 0 })
     }
 
-    /// What a slot becomes when it is left: it points behind the table that came after its own.
+    /// Returns the word that marks a slot as left. It points behind the table that follows the slot's own table.
     fn left(&self, place: Place, word: Slot) -> Slot {
         self.tables[place.table + 1].left(word)
     }
@@ -166,7 +173,7 @@ impl Moving {
     ) -> Result<Moved, M::Wait> {
         let (next, left) = (self.next(), self.left(from, slot));
         let Some((kind, key)) = self.item_of(memory, slot)? else {
-            self.exchange(memory, from, slot, left)?; // Spoilt: no client finds a key there.
+            self.exchange(memory, from, slot, left)?; // Damaged: no client finds a key there.
             return Ok(Moved::NotYet { others });
         };
         if kind == Kind::Tombstone as u8 && above(slot.generation(), next.spec.floor).is_none() {
@@ -181,9 +188,10 @@ impl Moving {
         let mut others = others;
         for place in next.probe(&key).skip(others).take(PROBES_PER_STEP) {
             let at = Slot::of(memory.load(next.slot_at(place).raw(), Width::W16)?);
-            let is_done = at.0.ptr == slot.0.ptr && !mutants::MOVED_TWICE.is_on(); // By one who has died since.
+            // A node that failed afterwards may already have written the word.
+            let is_done = at.0.ptr == slot.0.ptr && !mutants::MOVED_TWICE.is_on();
             if place == next.end() {
-                // As it was, so that it can be used where it is.
+                // Without a place, the key stays where it is: thaw the slot, so that clients can write it.
                 self.exchange(memory, from, slot, slot.thawed())?;
                 return Ok(Moved::NoPlace);
             }
@@ -209,7 +217,7 @@ impl Moving {
         Ok(Moved::NotYet { others })
     }
 
-    /// The kind and the key of the item that a slot points to, which nobody reuses while the node is in a step.
+    /// Returns the kind and the key of a slot's item. The node reuses no buffer during a step, so the bytes are valid.
     fn item_of<M: Memory>(&self, memory: &M, slot: Slot) -> Result<Option<(u8, Vec<u8>)>, M::Wait> {
         if !points_to_item(memory, self.next(), slot)? {
             return Ok(None);
@@ -237,18 +245,20 @@ fn exchange<M: Memory>(memory: &M, table: &Table, index: u64, old: Slot, new: Sl
     Ok(memory.exchange(at, Width::W16, old.word(), new.word())?.is_ok())
 }
 
-/// What a step came to for one slot.
+/// Outcome of one step for one slot.
 enum Moved {
     Yes,
-    /// It changed meanwhile, or its path in the next table is long: so many slots of that are others'.
+    /// The slot changed meanwhile, or its path in the next table is longer than one step. The first `others` slots of
+    /// that path belong to other keys.
     NotYet {
         others: usize,
     },
+    /// No slot of the path in the next table is free.
     NoPlace,
 }
 
 impl<M: Memory> Service<M> for Moving {
-    /// The former tables first: what moves meanwhile is seen in one or the other.
+    /// Scans the former tables first. An item that moves during the scan is seen in at least one table.
     fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
         let mut before = 0;
         for table in &self.tables {

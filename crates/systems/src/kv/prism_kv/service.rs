@@ -1,5 +1,10 @@
-//! What the memory node's CPU does for a PRISM-KV store: plan its table, tell which buffers it reaches, and see when it
-//! is crowded. `rebuild` is what it does once there are two tables.
+//! Work of the memory node's CPU for a PRISM-KV store with one table:
+//! * plan the table,
+//! * report the buffers that the table reaches (for the scan),
+//! * detect when the table is crowded,
+//! * survey the table before a rebuild.
+//!
+//! The module `rebuild` has the work for a store with several tables.
 
 use super::KIND;
 use super::layout::{
@@ -14,7 +19,7 @@ use farside_remote::service::{Extent, Kind, Plan, Rebuild, Service, Step, Tick};
 use farside_remote::{BoundedPtr, Memory};
 use zerocopy::FromBytes;
 
-/// PRISM-KV, as a node knows it.
+/// Node-side half of PRISM-KV.
 pub struct PrismKvKind;
 
 impl<M: Memory> Kind<M> for PrismKvKind {
@@ -26,7 +31,8 @@ impl<M: Memory> Kind<M> for PrismKvKind {
         let request = Request::parse(parameters, KIND)?;
         let items = request.items(quota);
         let mut slots = slots_for(items).ok_or_else(|| too_many(items))?;
-        // With its end slot it would take a segment more, for a number that is a guess; and it grows.
+        // The end slot would take one more segment. The number of items is only a default and the table can grow, so
+        // the table is halved instead.
         if request.items.is_none() && (slots * SLOT_SIZE).is_multiple_of(SEGMENT_SIZE) {
             slots /= 2;
         }
@@ -58,7 +64,7 @@ struct PrismKvService {
     survey: Option<Survey>,
 }
 
-/// Looks at some slots now and then. Keys are spread over the table, so a part of it says how full all of it is.
+/// Samples the table's load. Keys are spread evenly over the table, so a part of its slots represents the whole.
 #[derive(Default)]
 struct Watch {
     next: u64,
@@ -67,35 +73,37 @@ struct Watch {
     is_crowded: bool,
 }
 
-/// Slots looked at in one step of that, and before it is judged by them.
+/// Slots that one step samples.
 const WATCHED_PER_STEP: u64 = 64;
+/// Slots that are sampled before the load is judged.
 const WATCHED: u64 = 1024;
 
-/// Looks at all slots of a store's tables, so that the next one is as large as it must be.
+/// Counts the slots of a store's tables to determine the size and the floor of the next table.
 pub(super) struct Survey {
-    /// For so many items it is to have room at least; if nobody has said, it is not to shrink.
+    /// Smallest number of items that the next table must hold. If absent, the table must not shrink.
     items: Option<u64>,
     seed: u64,
-    /// As many items as the store can have, whatever its slots say: each has a buffer.
+    /// Largest number of items in the store, whatever its slots contain: each item has a buffer in the quota.
     most: u64,
-    /// A table, and a slot in it.
+    /// Index of the next table, and of the next slot in it.
     next: (usize, u64),
-    /// Of the last of the tables, slots that have a key, and such that may come to have one before they are closed.
+    /// Slots of the last table that have a key.
     taken: u64,
+    /// Slots of the last table that may still get a key before they are closed.
     empty: u64,
-    /// Items that will have slots in the next table: they have a value, or their tombstone is far above the floor.
+    /// Items that need slots in the next table: they have a value, or a tombstone far above the floor.
     staying: u64,
-    /// How far the floor rises: so that as many tombstones as can be are not above it.
+    /// Distance by which the floor rises. The higher the floor, the more tombstones can be dropped.
     rise: u32,
 }
 
-/// A floor rises by at most so much in one rebuild, so that it takes many until generations come again.
+/// Largest rise of the floor in one rebuild. The bound keeps generations from repeating for many rebuilds.
 const RISE_MAX: u32 = 1 << 16;
-/// And by so much more than the greatest generation that was seen, so that a key that is deleted meanwhile needs no
-/// slot in the next table either.
+/// Rise of the floor above the largest generation seen. So a key that is deleted during the rebuild needs no slot in
+/// the next table either.
 const RISE_BEYOND: u32 = 1 << 8;
 
-/// Slots looked at in one step of a scan or a survey.
+/// Slots in one step of a scan or a survey.
 const SLOTS_PER_STEP: u64 = 8;
 
 impl<M: Memory> Service<M> for PrismKvService {
@@ -159,7 +167,7 @@ impl Survey {
             .map_err(|error| format!("the table of a {KIND} store takes {{\"items\": N}}: {error}"))?;
         if request.placement != Placement::default() {
             return Err(
-                "a table keeps its placement: make another store, and put into it what is in this one".into(),
+                "a table keeps its placement: create another store, and copy this store's data into it".into(),
             );
         }
         let items = request.items;
@@ -170,7 +178,7 @@ impl Survey {
         Ok(Survey { items, seed, most, next: (0, 0), taken: 0, empty: 0, staying: 0, rise: 0 })
     }
 
-    /// A step of the survey that is under way, if any is.
+    /// Runs one step of the current survey, if there is one.
     pub(super) fn step_of<M: Memory>(
         survey: &mut Option<Survey>,
         memory: &M,
@@ -184,7 +192,7 @@ impl Survey {
         Ok(Some(step))
     }
 
-    /// Looks at some slots; when all were seen, answers what the tables are to be succeeded by.
+    /// Counts the next slots. After the last slot, returns the plan of the next table.
     fn step<M: Memory>(&mut self, memory: &M, tables: &[Table]) -> Result<Step, M::Wait> {
         let (of, first) = self.next;
         let Some(table) = tables.get(of) else { return Ok(self.next_table(tables)) };
@@ -194,7 +202,7 @@ impl Survey {
         let (mut staying, mut rise) = (0, self.rise);
         let taken = slots[..count].iter().filter(|slot| !slot.is_empty());
         for &slot in taken.clone() {
-            // If somebody with the key has spoilt it, there is nothing to move; nor is there if it was moved.
+            // A slot that a client has damaged, or that was already moved, has no item to move.
             let Some(header) = header_of(memory, table, slot)? else { continue };
             let by = above(slot.generation(), current.spec.floor).unwrap_or(0);
             let is_too_far = by > RISE_MAX - RISE_BEYOND;
@@ -214,11 +222,12 @@ impl Survey {
     fn next_table(&self, tables: &[Table]) -> Step {
         let TableSpec { slots, placement, epoch, floor, .. } = tables[tables.len() - 1].spec;
         let is_stuck = tables.len() > 1;
-        // Who asks for no size does so because the table is crowded, or a path of it.
+        // Without a requested size, the reason for the survey is a crowded table or a full path.
         if self.items.is_none() && !is_stuck && self.taken * 4 < slots {
             return Step::Content;
         }
-        // Where there was no place once, there is to be one for whatever may come until all is closed.
+        // If a key found no place once, the next table must also hold every key that can still come before all slots
+        // are closed.
         let coming = if is_stuck { self.empty } else { 0 };
         let least = if self.items.is_none() || is_stuck { slots } else { 0 };
         let items = (self.staying + coming).min(self.most).max(self.items.unwrap_or(0));
@@ -230,7 +239,7 @@ impl Survey {
     }
 }
 
-/// Reads slots from `first` on, as many as there is room for and as there are.
+/// Reads slots from `first` on, until `out` is full or the table ends. Returns their number.
 pub(super) fn read_slots<M: Memory>(
     memory: &M,
     table: &Table,
@@ -247,7 +256,7 @@ pub(super) fn read_slots<M: Memory>(
     Ok(count)
 }
 
-/// What some slots of a table reach, from number `first` on; answers where to go on.
+/// Reports the buffers that the next slots from `first` on reach. Returns the slot at which to continue.
 pub(super) fn live_of<M: Memory>(
     table: &Table,
     memory: &M,
@@ -262,8 +271,10 @@ pub(super) fn live_of<M: Memory>(
     Ok(first + count as u64)
 }
 
-/// The slot's item and, if its value is large, its parts. The slot may be replaced meanwhile, and its buffer
-/// given back; but the node itself reuses none while it is in a step, so what is read was an item's bytes.
+/// Reports a slot's item and, if its value is large, the parts.
+///
+/// A client may replace the item meanwhile and free its buffer. But the node reuses no buffer during a step, so the
+/// bytes read were an item's bytes.
 fn follow<M: Memory>(table: &Table, memory: &M, slot: Slot, found: &mut Vec<u64>) -> Result<(), M::Wait> {
     if !points_to_item(memory, table, slot)? {
         return Ok(());
@@ -285,8 +296,10 @@ fn follow<M: Memory>(table: &Table, memory: &M, slot: Slot, found: &mut Vec<u64>
     Ok(())
 }
 
-/// A slot that someone with the key has spoilt reaches nothing: no item is in a table, in the middle of a buffer, or
-/// longer than what clients write. So a step reads and finds little, whatever slots say.
+/// Whether a slot points to the start of a buffer that can hold its item.
+///
+/// A slot that a client has damaged may point into a table or into the middle of a buffer, or have an impossible
+/// length. Such a slot reaches nothing, so a step reads a bounded number of bytes whatever the slots contain.
 pub(super) fn points_to_item<M: Memory>(memory: &M, table: &Table, slot: Slot) -> Result<bool, M::Wait> {
     let len = u64::from(slot.0.bound.get());
     let buffer = Arena::of(memory).buffer_at(slot.0.ptr.raw())?;

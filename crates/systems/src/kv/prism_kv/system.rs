@@ -1,4 +1,4 @@
-//! What the registry says of PRISM-KV.
+//! PRISM-KV's entry in the registry.
 
 use super::layout::{
     HEADER_SIZE, ITEM_MAX, PART_MAX, Placement, SLOTS_PER_ITEM, TableSpec, slots_for, table_len,
@@ -18,11 +18,11 @@ impl System for PrismKvKind {
     const TITLE: &'static str = "PRISM-KV";
     const SUMMARY: &'static str = "GET is one indirect READ, PUT two chains";
     const FAMILY: Family = Family::Kv;
-    /// A PUT to a slot that the client remembers compares the tag alone.
+    /// A PUT to a cached slot compares the tag alone, which needs a masked CAS.
     const NEEDS: Capabilities = Capabilities::CONDITIONAL_OPS.and(Capabilities::MASKED_CAS);
     const MUTANTS: &'static [Mutant] = mutants::ALL;
-    /// One takes a path whose every slot is taken, the other a death between two exchanges and then a put of that very
-    /// key.
+    /// The first needs a probe path without a free slot. The second needs a node that fails between two exchanges, and
+    /// then a put of the same key.
     const RARE_MUTANTS: &'static [Mutant] = &[mutants::END_SLOT_STAYS, mutants::MOVED_TWICE];
 
     type Client<F: Fabric + Clock> = PrismKv<F>;
@@ -36,7 +36,7 @@ impl System for PrismKvKind {
         let item_bytes = if item <= ITEM_MAX {
             buffer_bytes(item)
         } else {
-            // Its parts, and the head that lists them.
+            // The parts, and the head that lists them.
             let whole = (item / PART_MAX) as u64;
             whole * buffer_bytes(PART_MAX) + buffer_bytes(item % PART_MAX) + buffer_bytes(ITEM_MAX / 8)
         };
