@@ -1,7 +1,7 @@
-//! That what is about to be filled has its huge pages asked for: a table, its larger successor, and the buffers that
-//! clients take, whoever runs their chains.
+//! Memory that is about to be filled gets huge pages: a table, its larger successor, and the buffers of clients, in
+//! shared memory and over an engine.
 //!
-//! A binary of its own: it counts the huge pages of its whole process, and other tests would change the count.
+//! This test has its own binary, because it counts the huge pages of its whole process.
 
 mod support;
 
@@ -20,15 +20,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use support::{Home, run};
 
-/// Bytes of this process's shared memory that lie in huge pages.
+/// Bytes of this process's shared memory in huge pages.
 fn huge() -> u64 {
-    let maps = std::fs::read_to_string("/proc/self/smaps").expect("the system tells");
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("procfs");
     let lines = maps.lines().filter_map(|line| line.strip_prefix("ShmemPmdMapped:"));
     let kib = lines.map(|line| line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number"));
     kib.sum::<u64>() << 10
 }
 
-/// Whether the system makes as many pages huge as a trial needs, now.
+/// Whether the system currently has as many huge pages as the test needs.
 fn has_plenty() -> bool {
     let memory = Mapping::create(MEMORY, Pages::Auto).expect("memory");
     let before = huge();
@@ -39,15 +39,15 @@ fn has_plenty() -> bool {
 const MEMORY: u64 = 192 << 20;
 
 #[test]
-fn tables_and_buffers_lie_in_huge_pages_whoever_runs_the_chains() {
+fn tables_and_buffers_lie_in_huge_pages() {
     if !Mapping::makes_pages_huge().expect("memory") {
-        return eprintln!("not tried: this system makes no page of shared memory huge");
+        return eprintln!("skipped: this system has no huge pages for shared memory");
     }
-    // Whoever has to wait long for one page asks for no more, and on a busy machine anybody may have to.
+    // A process that waits long for one huge page requests no more. On a busy machine, that may happen to any process.
     for trials_left in (0..5).rev() {
         match trial() {
             Ok(()) => return,
-            Err(_) if !has_plenty() => return eprintln!("not tried: this system is short of huge pages"),
+            Err(_) if !has_plenty() => return eprintln!("skipped: this system is short of huge pages"),
             Err(why) => assert!(trials_left > 0, "{why}"),
         }
     }
@@ -60,7 +60,7 @@ fn trial() -> Result<(), String> {
         if memory.page_size().0 != 2 << 20 {
             return Err("the memory itself got no huge pages".into());
         }
-        eprintln!("not tried: huge pages are reserved here");
+        eprintln!("skipped: huge pages are reserved on this system");
         return Ok(());
     }
     let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
@@ -74,7 +74,7 @@ fn trial() -> Result<(), String> {
     let store = home.create("s", 64, r#"{"items": 100000}"#);
     check("a table", before, store.table_len)?;
 
-    // Each value fills a good part of a buffer of 64 KiB.
+    // Each value fills most of a buffer of 64 KiB.
     let value = [7; 60_000];
     let filled = 10 * SEGMENT_SIZE;
     let keys = |from: u32| (from..from + (filled >> 16) as u32).map(u32::to_be_bytes);
@@ -84,22 +84,22 @@ fn trial() -> Result<(), String> {
     for key in keys(0) {
         run(&endpoint, client.put(&key, &value)).expect("stored");
     }
-    check("what a client of this process fills", before, filled - 2 * SEGMENT_SIZE)?;
+    check("buffers filled by a client in this process", before, filled - 2 * SEGMENT_SIZE)?;
 
-    let Listen::Udp(address) = home.host.listening()[0] else { panic!("it listens by udp") };
+    let Listen::Udp(address) = home.host.listening()[0] else { panic!("the node listens on UDP") };
     let line = UdpLine::connect(address, None).expect("a socket");
     let config = Config { identity: 1, incarnation: 1, nonce: 7, ..Config::default() };
     let endpoint = Rc::new(Endpoint::open(line, NodeId(0), config).expect("a session"));
     let opened = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), "s"));
-    let mut remote = opened.expect("the store is there");
+    let mut remote = opened.expect("the store exists");
     let before = huge();
     for key in keys(1000) {
         block_on(&endpoint, remote.put(&key, &value)).expect("stored");
     }
-    check("what an engine fills", before, filled - 2 * SEGMENT_SIZE)?;
+    check("buffers filled by an engine", before, filled - 2 * SEGMENT_SIZE)?;
 
     let before = huge();
     home.ask(Ask::RebuildStore { name: "s".into(), parameters: r#"{"items": 800000}"#.into() });
-    // Eight times the first, whose pages may be gone by now.
+    // Eight times the first table, whose pages may have been freed by now.
     check("a larger table", before, 6 * store.table_len)
 }

@@ -1,6 +1,6 @@
-//! In the steady state no operation allocates: not to build its chain, not to run it, not to wait, not to answer.
+//! In the steady state no operation allocates: neither to build its chain, to run it, to wait, nor to return.
 //!
-//! Invariant: only this test's own thread is counted; the node's thread and the harness may do as they like.
+//! Invariant: only allocations of the test's own thread count. The node's thread and the harness may allocate.
 
 use crate::support::counting::{Counting, allocations};
 use crate::support::{Client, Home};
@@ -46,7 +46,7 @@ impl Work {
     }
 }
 
-/// What the tasks of one core agree on: none begins to count before all are warm.
+/// Shared state of the tasks of one core. Counting starts when all tasks have finished their warm-up.
 #[derive(Default)]
 struct Phase {
     warm: Cell<usize>,
@@ -55,7 +55,7 @@ struct Phase {
     at_last: Cell<u64>,
 }
 
-/// Blocks allocated by all tasks together, from the first counted operation to the last.
+/// Number of blocks that all tasks together allocate, from the first counted operation to the last.
 fn allocations_of(work: Work, tasks: usize) -> u64 {
     let home = Home::new(64);
     home.create("s", 48, r#"{"items": 1000}"#);
@@ -64,7 +64,7 @@ fn allocations_of(work: Work, tasks: usize) -> u64 {
     let mut core = Core::new(endpoint.inner());
     for task in 0..tasks {
         let opened = PrismKv::open(Rc::clone(&endpoint), NodeId(0), "s");
-        let mut client: Client = block_on((), opened).expect("the store is there");
+        let mut client: Client = block_on((), opened).expect("the store exists");
         if let Work::CachedGet | Work::CachedPut = work {
             client = client.with_slot_cache(2 * KEYS_PER_TASK);
         }
@@ -98,7 +98,7 @@ async fn run_task(mut client: Client, work: Work, task: usize, tasks: usize, pha
     }
     phase.at_last.set(allocations());
     phase.done.set(phase.done.get() + 1);
-    // What a task frees or allocates as it ends is no operation's: it waits for the others.
+    // The end of a task may allocate or free. So no task ends before all have finished counting.
     while phase.done.get() < tasks {
         yield_now().await;
     }
@@ -121,7 +121,7 @@ fn the_allocator_counts_this_thread_and_no_other() {
     let here = allocations();
     assert!(
         here < before + 20,
-        "what the other thread did is not counted, only its start: {}",
+        "the start of the other thread counts, but not its allocations: {}",
         here - before
     );
 }
@@ -153,7 +153,7 @@ fn a_get_of_pilaf_allocates_nothing() {
     home.create_of(pilaf::KIND, "s", 8, r#"{"items": 1000}"#);
     let endpoint = home.endpoint();
     let opened = Pilaf::open(Rc::clone(&endpoint), NodeId(0), "s");
-    let mut client = block_on((), opened).expect("the store is there");
+    let mut client = block_on((), opened).expect("the store exists");
     let allocated = Cell::new(None);
     let mut core = Core::new(endpoint.inner());
     core.spawn(async {
@@ -182,7 +182,7 @@ fn no_chain_on_raw_memory_allocates() {
     home.create_of(raw::KIND, "s", 16, "{}");
     let endpoint = home.endpoint();
     let opened = Raw::open(Rc::clone(&endpoint), NodeId(0), "s");
-    let mut raw = block_on((), opened).expect("the store is there");
+    let mut raw = block_on((), opened).expect("the store exists");
     let allocated = Cell::new(None);
     let mut core = Core::new(endpoint.inner());
     core.spawn(async {
@@ -198,7 +198,7 @@ fn no_chain_on_raw_memory_allocates() {
             assert_eq!(raw.fetch_add(0, 1).await, Ok(turn as u64));
             held = raw.put(0, held, &bytes).await.expect("a put");
             assert_eq!(raw.get(0, VALUE_SIZE as u32).await.expect("a get"), bytes);
-            yield_now().await; // Or the buffers that were replaced would never come back.
+            yield_now().await; // Ends the turn, so that replaced buffers are freed.
         }
         allocated.set(Some(allocations() - before));
     });

@@ -1,7 +1,11 @@
-//! Processes that stop and die, over shared memory: a node in a process of its own, clients in theirs.
+//! Processes that are stopped or killed while they use shared memory. The node and each client are separate processes.
 //!
-//! What must hold: nobody else stalls, nothing acknowledged is lost or half there, and every buffer is accounted for
-//! once the dead have been scanned for. Each strike is counted by where it fell.
+//! The tests check that:
+//! * no other process stalls,
+//! * no acknowledged operation is lost or torn,
+//! * every buffer is accounted for after the scan for the dead clients.
+//!
+//! A *strike* stops or kills a client at one memory access. The tests count the strikes for each kind of access.
 
 use crate::support::audit::{Audit, Held};
 use crate::support::deadly::{Access, Strike};
@@ -33,16 +37,16 @@ macro_rules! go {
     }};
 }
 
-/// Not a test by itself: what the tests start in processes of their own.
+/// Entry point of the child processes. It does nothing when the test runner calls it.
 #[test]
 fn child() {
     process::play();
 }
 
-// The node stops, or dies.
+// The node is stopped or killed.
 
 #[test]
-fn a_stopped_node_is_served_until_memory_ends_and_then_recovers() {
+fn a_stopped_node_is_usable_until_memory_is_full_and_then_recovers() {
     let _alone = alone();
     let mut pool = Pool::start(64, None);
     pool.node.create("s", 16);
@@ -68,28 +72,28 @@ fn a_stopped_node_is_served_until_memory_ends_and_then_recovers() {
         assert!(go!(client, get(&n.to_be_bytes())).expect("read").is_some_and(|item| item.value == value(n)));
     }
     let since = Instant::now();
-    let refused = shm::connect(&pool.socket, NodeId(0)).err().expect("nobody is there to greet");
+    let refused = shm::connect(&pool.socket, NodeId(0)).err().expect("no node answers");
     let waited = since.elapsed();
     assert!(matches!(refused, ConnectError::Stopped(pid) if pid == pool.node.pid()), "{refused}");
     assert!(refused.to_string().contains(&format!("pid {} is stopped", pool.node.pid())), "{refused}");
     assert!(waited < Duration::from_secs(1), "a new client waited {waited:?}");
     println!(
-        "{puts} puts and gets of a stopped node, the slowest put {slowest:?}; a new one waited {waited:?}"
+        "{puts} puts and gets with a stopped node, slowest put {slowest:?}; a new client waited {waited:?}"
     );
     assert!(puts > 5000, "{puts} puts into about 14 MiB");
 
     pool.node.signal(Signal::CONT);
     let recovered = until("puts succeed again", || go!(client, put(b"after", b"it goes on")).is_ok());
-    println!("the first put succeeded {recovered:?} after the node went on");
+    println!("the first put succeeded {recovered:?} after the node continued");
     for n in 0..5000 {
-        go!(client, put(&(n % 1000u32).to_be_bytes(), &value(n))).expect("memory comes back");
+        go!(client, put(&(n % 1000u32).to_be_bytes(), &value(n))).expect("memory is freed");
     }
     drop(client);
     pool.account_for("s");
 }
 
 #[test]
-fn clients_of_a_dead_node_fail_at_once() {
+fn clients_of_a_dead_node_fail_within_10_ms() {
     let _alone = alone();
     const ROUNDS: usize = 9;
     let mut delays = Vec::new();
@@ -98,8 +102,8 @@ fn clients_of_a_dead_node_fail_at_once() {
         pool.node.create("s", 8);
         let mut client = pool.client("s");
         go!(client, put(b"k", b"v")).expect("stored");
-        let pid = Pid::from_raw(pool.node.pid() as i32).expect("a process has a number");
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
+        let pid = Pid::from_raw(pool.node.pid() as i32).expect("a valid pid");
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("the node is alive");
         let watcher = std::thread::spawn(move || {
             let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
             while poll(&mut fds, None).is_err() {}
@@ -116,37 +120,37 @@ fn clients_of_a_dead_node_fail_at_once() {
         let failed = Instant::now();
         assert_eq!(error, KvError::Fabric(FabricError::NodeDied(NodeId(0))));
         assert_eq!(go!(client, put(b"k", b"w")), Err(KvError::Fabric(FabricError::NodeDied(NodeId(0)))));
-        let died = watcher.join().expect("it polls");
+        let died = watcher.join().expect("the watcher succeeds");
         delays.push(failed.saturating_duration_since(died));
         pool.node.wait();
-        let absent = shm::connect(&pool.socket, NodeId(0)).err().expect("nobody serves");
+        let absent = shm::connect(&pool.socket, NodeId(0)).err().expect("no node serves");
         assert!(matches!(absent, ConnectError::Absent(_)), "{absent}");
     }
     delays.sort_unstable();
-    println!("clients failed so long after the node's pidfd was ready: {delays:?}");
+    println!("time from the node's pidfd to the client's error: {delays:?}");
     assert!(delays[ROUNDS / 2] < Duration::from_millis(10), "half of the clients took longer: {delays:?}");
 }
 
-// A client stops.
+// A client is stopped.
 
 #[test]
-fn a_client_stopped_in_mid_chain_delays_nobody_and_is_named() {
+fn a_client_stopped_in_a_chain_delays_no_other_and_is_reported() {
     let _alone = alone();
     let mut pool = Pool::start(64, None);
     let (mut victim, mut client) = pool.stopped_client();
     let slowest = use_store(&mut client, Duration::from_millis(300));
     assert_eq!(pool.node.stopped_pids(), [victim.pid()]);
     let stat = pool.node.stat("s");
-    println!("beside a stopped client: slowest {slowest:?}, {} buffers wait for it", stat.retired_buffers);
+    println!("with a stopped client: slowest {slowest:?}, {} buffers wait for it", stat.retired_buffers);
     assert!(stat.retired_buffers > 0 && stat.delaying_pids == [victim.pid()], "{stat:?}");
     let before = stat.retired_buffers;
     use_store(&mut client, Duration::from_millis(50));
-    assert!(pool.node.stat("s").retired_buffers > before, "nothing comes back");
+    assert!(pool.node.stat("s").retired_buffers > before, "no buffer is freed");
 
     victim.signal(Signal::CONT);
-    let back = until("memory comes back", || pool.node.stat("s").retired_buffers == 0);
-    println!("all came back {back:?} after the client went on");
-    until("nobody is named", || pool.node.stopped_pids().is_empty());
+    let back = until("memory is freed", || pool.node.stat("s").retired_buffers == 0);
+    println!("all buffers were freed {back:?} after the client continued");
+    until("no process is reported", || pool.node.stopped_pids().is_empty());
     let _: BTreeMap<Access, u64> = victim.hear("seen");
     assert!(victim.wait().success());
     check_script(&mut client, SEED, script::TOUR.len() as u64, |index| script::TOUR[index as usize]);
@@ -165,14 +169,14 @@ fn a_client_stopped_for_too_long_is_evicted() {
     let status = victim.wait();
     let evicted = since.elapsed();
     assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
-    assert!(evicted >= ALLOWED, "it was killed after {evicted:?}");
-    let back = until("memory comes back", || pool.node.stat("s").retired_buffers == 0);
-    println!("evicted after {evicted:?}, all came back {back:?} later; slowest {slowest:?}");
+    assert!(evicted >= ALLOWED, "the client was killed after {evicted:?}");
+    let back = until("memory is freed", || pool.node.stat("s").retired_buffers == 0);
+    println!("evicted after {evicted:?}, all buffers were freed {back:?} later; slowest {slowest:?}");
     drop(client);
     pool.account_for("s");
 }
 
-// Clients die.
+// Clients are killed.
 
 const SEED: u64 = 0x5eed;
 
@@ -182,7 +186,7 @@ fn clients_killed_at_any_access_lose_nothing() {
 }
 
 #[test]
-#[ignore = "200 processes die: for the soak"]
+#[ignore = "kills 200 processes: for the soak"]
 fn soak_200_clients_killed_at_any_access_lose_nothing() {
     killed_at_accesses(200);
 }
@@ -198,14 +202,14 @@ fn clients_killed_at_any_moment_lose_nothing() {
 }
 
 #[test]
-#[ignore = "200 processes die: for the soak"]
+#[ignore = "kills 200 processes: for the soak"]
 fn soak_200_clients_killed_at_any_moment_lose_nothing() {
     killed_at_moments(200, false);
 }
 
-/// `FARSIDE_TEST_STRIKE=PLAN` strikes once; so a failure is replayed.
+/// `FARSIDE_TEST_STRIKE=PLAN` runs a single strike, to replay a failure.
 const STRIKE: &str = "FARSIDE_TEST_STRIKE";
-/// `FARSIDE_TEST_SEED=N` draws other moments.
+/// `FARSIDE_TEST_SEED=N` selects other moments.
 const SEED_VARIABLE: &str = "FARSIDE_TEST_SEED";
 
 fn killed_at_accesses(strikes: usize) {
@@ -213,7 +217,7 @@ fn killed_at_accesses(strikes: usize) {
     let mut pool = Pool::start(64, None);
     let started = Instant::now();
     let plans = match std::env::var(STRIKE) {
-        Ok(plan) => vec![serde_json::from_str(&plan).expect("such as a failure prints")],
+        Ok(plan) => vec![serde_json::from_str(&plan).expect("a plan that a failure printed")],
         Err(_) => pool.plan(strikes),
     };
     let is_whole = plans.len() > 1;
@@ -234,13 +238,13 @@ fn killed_at_accesses(strikes: usize) {
         let mut victim = pool.victim(&name, SEED, true, slot_cache, Some(strike));
         let is_stopped = strike.stop && victim.wait_or_stop();
         if is_stopped {
-            // The others need nothing of it, or they would stall.
+            // The other clients must make progress without the stopped one.
             std::thread::sleep(Duration::from_millis(20));
             victim.signal(if strike.nth % 2 == 0 { Signal::CONT } else { Signal::KILL });
         }
         let status = victim.wait();
-        assert!(status.success() || status.signal() == Some(Signal::KILL.as_raw()), "it ended by {status}");
-        // Nothing where others helped it, so that it made fewer such accesses.
+        assert!(status.success() || status.signal() == Some(Signal::KILL.as_raw()), "the client ended with {status}");
+        // `None` if other clients helped it, so that it made fewer accesses of this kind.
         let access: Option<Access> = victim.heard_last("struck");
         stopped += u32::from(is_stopped);
         let done = victim.heard_last("done").unwrap_or(0);
@@ -265,8 +269,8 @@ fn killed_at_accesses(strikes: usize) {
         drop(replay);
     }
     println!(
-        "{} clients struck, {stopped} of them stopped for a while ({unstruck} more made too few accesses), in {:?} \
-         beside {survived} operations of which the slowest took {slowest:?}:",
+        "{} clients struck, {stopped} of them only stopped ({unstruck} more made too few accesses), in {:?}; \
+         meanwhile {survived} operations of other clients, the slowest {slowest:?}:",
         struck.values().sum::<u32>(),
         started.elapsed()
     );
@@ -278,7 +282,7 @@ fn killed_at_accesses(strikes: usize) {
     }
 }
 
-/// Clients that are killed, and, if that is wanted, tables that are rebuilt all the while.
+/// Kills clients at random moments. If `rebuilds` is set, the store's table is rebuilt all the time.
 fn killed_at_moments(kills: u64, rebuilds: bool) {
     let _alone = alone();
     let mut pool = Pool::start(64, None);
@@ -304,12 +308,12 @@ fn killed_at_moments(kills: u64, rebuilds: bool) {
                 usize::from(pool.node.try_ask(&Ask::RebuildStore { name: name.clone(), parameters }).is_ok());
         }
         std::thread::sleep(moment.saturating_duration_since(Instant::now()));
-        // So that it does not tidy up before we have looked.
+        // So that the node does not clean up before the audit.
         pool.node.stop();
         victim.signal(Signal::KILL);
         victim.wait();
         if !rebuilds {
-            // In the middle of a rebuild there may be two tables.
+            // The audit expects a single table, and a rebuild may have two.
             let held = Audit::of(auditor.memory(), &store).held_by(auditor.memory(), own, number, slot);
             *found.entry(held).or_default() += 1;
         }
@@ -327,16 +331,16 @@ fn killed_at_moments(kills: u64, rebuilds: bool) {
         drop(replay);
     }
     println!(
-        "{rebuilt} rebuilds; {kills} clients killed in {:?} beside {survived} operations of which the slowest took \
-         {slowest:?}:",
+        "{rebuilt} rebuilds; {kills} clients killed in {:?}; meanwhile {survived} operations of other clients, the \
+         slowest {slowest:?}:",
         started.elapsed()
     );
-    found.iter().for_each(|(held, times)| println!("  {times:4} had {held:?}"));
+    found.iter().for_each(|(held, times)| println!("  {times:4} held {held:?}"));
     assert!(slowest < Duration::from_secs(1), "a survivor stalled for {slowest:?}");
     assert_eq!(rebuilds, rebuilt > 0, "{rebuilt} rebuilds");
 }
 
-/// Says how a failure is replayed, if one happens while it lives.
+/// Prints the command that replays a failure, if the test panics while this value exists.
 struct Replay(String);
 
 impl Drop for Replay {
@@ -347,13 +351,13 @@ impl Drop for Replay {
     }
 }
 
-/// These tests measure, and their processes want both cores.
+/// Makes these tests run one at a time, because they measure time and their processes use both cores.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A node in a process of its own, and where it serves.
+/// A node in its own process, and the path of its socket.
 struct Pool {
     node: Child,
     socket: PathBuf,
@@ -382,7 +386,7 @@ impl Pool {
         Child::start(Role::Client { socket, store, seed, tour, slot_cache, strike })
     }
 
-    /// A client that is stopped where it is about to install an item, and one that is not, in a store `s`.
+    /// Creates a store `s`, a client that is stopped just before it installs an item, and a client that runs.
     fn stopped_client(&mut self) -> (Child, Client) {
         self.node.create("s", 16);
         let client = self.client("s");
@@ -396,7 +400,7 @@ impl Pool {
         (victim, client)
     }
 
-    /// How many accesses of each kind the tour makes, if nobody disturbs it.
+    /// Number of accesses of each kind in an undisturbed tour.
     fn accesses(&self, name: &str, slot_cache: bool) -> BTreeMap<Access, u64> {
         let mut scout = self.victim(name, SEED, true, slot_cache, None);
         let seen = scout.hear("seen");
@@ -404,7 +408,7 @@ impl Pool {
         seen
     }
 
-    /// So many strikes, and whether with a slot cache: about as many at accesses of every kind.
+    /// Plans strikes, each with or without a slot cache, about the same number for each kind of access.
     fn plan(&mut self, strikes: usize) -> Vec<(Strike, bool)> {
         let mut kinds = Vec::new();
         for slot_cache in [false, true] {
@@ -420,13 +424,14 @@ impl Pool {
         let strike = |drawn: usize| {
             let (access, count, slot_cache) = kinds[drawn % kinds.len()];
             let nth = script::mix(SEED ^ drawn as u64) % count;
-            // One in five is stopped instead: five divides no number of kinds, so that each has its turn.
+            // One in five clients is stopped instead of killed. No number of kinds is a multiple of five, so every kind
+            // gets both.
             (Strike { access, nth, stop: drawn.is_multiple_of(5) }, slot_cache)
         };
         (0..strikes).map(strike).collect()
     }
 
-    /// The dead are scanned for; then every buffer of the store must be in its place.
+    /// Has the node scan for the buffers of dead clients, then accounts for every buffer of the store.
     fn account_for(&mut self, name: &str) {
         let store = self.store(name);
         self.account_for_store(&store);
@@ -435,14 +440,14 @@ impl Pool {
     fn store(&mut self, name: &str) -> Store {
         match self.node.ask(&Ask::OpenStore { name: name.into() }) {
             Answer::Store(store) => store,
-            other => panic!("asked for a store, got {other:?}"),
+            other => panic!("expected a store, got {other:?}"),
         }
     }
 
     fn account_for_store(&mut self, store: &Store) {
         let name = &store.name;
         assert_eq!(self.node.ask(&Ask::Scan { name: name.clone() }), Answer::Done);
-        until("all is back that was retired", || self.node.stat(name).retired_buffers == 0);
+        until("all retired buffers are freed", || self.node.stat(name).retired_buffers == 0);
         let stat = self.node.stat(name);
         let audit = Audit::of(self.endpoint().memory(), store);
         audit.check();
@@ -462,10 +467,10 @@ fn connect(socket: &Path) -> Rc<Direct> {
 
 fn open(socket: &Path, name: &str) -> Client {
     let endpoint = connect(socket);
-    block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name)).expect("the store is there")
+    block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name)).expect("the store exists")
 }
 
-/// Puts and gets for a while; answers how long the slowest took.
+/// Puts and gets for the time `during`. Returns the time of the slowest pair.
 fn use_store(client: &mut Client, during: Duration) -> Duration {
     let (since, mut slowest) = (Instant::now(), Duration::ZERO);
     for n in 0u32.. {
@@ -483,8 +488,10 @@ fn use_store(client: &mut Client, during: Duration) -> Duration {
     slowest
 }
 
-/// The keys of a client that acknowledged `done` operations are as some prefix of its script leaves them that is at
-/// least as long, and no longer than it can have become since it last said so.
+/// Checks that a client's keys hold the result of a prefix of its script.
+///
+/// The prefix has at least `done` operations, because the client acknowledged them. It has at most 17 more: the client
+/// reports its progress at least every 16 operations, and one more may be in flight.
 fn check_script(client: &mut Client, seed: u64, done: u64, op: impl Fn(u64) -> Op) {
     let mut found = BTreeMap::new();
     for key in 0..script::KEYS {
@@ -502,18 +509,18 @@ fn check_script(client: &mut Client, seed: u64, done: u64, op: impl Fn(u64) -> O
     assert!((done..=done + 17).any(is_left_by), "after {done} operations, keys have {lengths:?} bytes");
 }
 
-/// A client that goes on beside the one that dies.
+/// A client that keeps running while another one is killed.
 struct Survivor {
     stop: std::sync::Arc<AtomicBool>,
     thread: std::thread::JoinHandle<(u64, Duration)>,
 }
 
 const SURVIVORS_KEYS: u64 = 12;
-/// Of the stores in which clients die: every class in use has a segment, and some are left.
+/// Quota of the stores in which clients are killed: enough for one segment of every class in use, and a few more.
 const QUOTA_MIB: u64 = 20;
 
 fn survivors_value(n: u64) -> Vec<u8> {
-    let len = [300, 700, 40, 300, 61_900][n as usize % 5]; // Some in classes that the others use, not in all.
+    let len = [300, 700, 40, 300, 61_900][n as usize % 5]; // Partly in the same classes as the victim's values.
     script::value(n % SURVIVORS_KEYS, n, len)
 }
 
@@ -532,7 +539,7 @@ impl Survivor {
                 go!(client, put(&key, &value)).expect("stored");
                 let is_whole = go!(client, get(&key)).expect("read").is_some_and(|item| item.value == value);
                 slowest = slowest.max(before.elapsed());
-                assert!(is_whole, "put {n} is not what was read");
+                assert!(is_whole, "the get after put {n} returned another value");
                 n += 1;
                 if n.is_multiple_of(16) {
                     std::thread::sleep(Duration::from_micros(200));
@@ -543,7 +550,7 @@ impl Survivor {
         Survivor { stop, thread }
     }
 
-    /// How many operations it made, and how long the slowest took.
+    /// Stops the client. Returns its number of operations and the time of the slowest.
     fn end(self) -> (u64, Duration) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -553,8 +560,8 @@ impl Survivor {
 fn check_survivor(client: &mut Client) {
     for key in 0..SURVIVORS_KEYS {
         let name = [b"survivor ", &key.to_be_bytes()[..]].concat();
-        let item = go!(client, get(&name)).expect("read").expect("it was put");
-        let (n, value) = item.value.split_first_chunk().expect("it begins with a number");
-        assert!(value == survivors_value(u64::from_le_bytes(*n)), "a survivor's value is not whole");
+        let item = go!(client, get(&name)).expect("read").expect("present");
+        let (n, value) = item.value.split_first_chunk().expect("a value starts with a number");
+        assert!(value == survivors_value(u64::from_le_bytes(*n)), "a survivor's value is torn");
     }
 }

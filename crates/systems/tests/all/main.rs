@@ -1,5 +1,5 @@
-//! All integration tests of this crate in one binary, which links once.
-//! Only `huge_pages.rs` has a binary of its own.
+//! All integration tests of this crate in one binary, which links only once.
+//! Only `huge_pages.rs` has its own binary.
 
 #![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
 

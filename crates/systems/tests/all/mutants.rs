@@ -1,4 +1,4 @@
-//! Broken variants that only a running system can be seen to suffer from.
+//! Mutants that only a running system exposes.
 
 use crate::support::{paced, poison, stepped};
 use farside_node::mutants::{OLD_TABLE_FREED_AT_ONCE, REPOST_AT_ONCE};
@@ -8,10 +8,10 @@ use farside_systems::kv::prism_kv::mutants as prism_kv;
 use std::time::Duration;
 
 #[test]
-fn a_buffer_that_comes_back_at_once_is_read_as_poison() {
+fn a_buffer_reused_without_grace_period_is_read_as_poison() {
     let sound = poison::play(Duration::from_secs(1), || ());
     assert!(sound.is_ok(), "{sound:?}");
-    // It ends as soon as somebody reads poison: after seconds, on a machine that has nothing else to do.
+    // The run ends as soon as a client reads poison. On an idle machine, that takes seconds.
     let broken = poison::play(Duration::from_secs(180), || Mutant::switch(Some(REPOST_AT_ONCE)));
     let found = broken.expect_err("RepostAtOnce lives");
     println!("RepostAtOnce: killed, for {found}");
@@ -19,7 +19,7 @@ fn a_buffer_that_comes_back_at_once_is_read_as_poison() {
 }
 
 #[test]
-fn a_reader_of_pilaf_that_believes_too_soon_answers_what_was_not_there() {
+fn a_pilaf_get_without_a_crc_check_returns_wrong_bytes() {
     assert_eq!(paced::play(|| ()), Ok(()));
     let mut killed = 0;
     for &mutant in pilaf::ALL {
@@ -36,10 +36,10 @@ fn a_reader_of_pilaf_that_believes_too_soon_answers_what_was_not_there() {
 }
 
 #[test]
-fn every_broken_rebuild_is_seen() {
-    // The unbroken code passes the same cases in `prism_kv_steps`.
+fn every_mutant_of_the_rebuild_is_killed() {
+    // The correct code passes the same cases in `prism_kv_steps`.
     let mut killed = 0;
-    // MOVED_UNFROZEN shows where a client comes between two accesses of one step: that takes the simulator.
+    // To kill MOVED_UNFROZEN, a client must act between two accesses of one step. Only the simulator can do that.
     let seen_here = [
         prism_kv::WRITE_BEFORE_MOVED,
         prism_kv::FROZEN_IS_COMPARED,
@@ -52,7 +52,7 @@ fn every_broken_rebuild_is_seen() {
     ];
     let of = seen_here.len();
     for mutant in seen_here {
-        // The first case takes longest by far, so it comes last.
+        // In reverse order, because the first case takes by far the longest.
         let killer = stepped::CASES.iter().rev().find(|(_, case)| !stepped::passes(Some(mutant), *case));
         println!("{mutant:?}: killed by {}", killer.map_or("nobody", |(name, _)| *name));
         killed += usize::from(killer.is_some());

@@ -1,4 +1,4 @@
-//! Pilaf: what it promises over every fabric, and what it costs.
+//! Pilaf: behaviour over every fabric, and costs of its operations.
 
 use crate::support::Home;
 use farside_fabrics::direct::Direct;
@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const NODE: NodeId = NodeId(0);
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// A client of store `s`, and what runs its operations.
+/// A client of store `s`, with the endpoint that runs its operations.
 struct Client<F> {
     endpoint: Rc<Count<F>>,
     kv: Pilaf<Rc<Count<F>>>,
@@ -38,7 +38,7 @@ impl<F: Fabric + Clock + Turns> Client<F> {
     fn open(fabric: F) -> Client<F> {
         let endpoint = Rc::new(Count::new(fabric));
         let kv =
-            block_on(&endpoint, Pilaf::open(Rc::clone(&endpoint), NODE, "s")).expect("the store is there");
+            block_on(&endpoint, Pilaf::open(Rc::clone(&endpoint), NODE, "s")).expect("the store exists");
         Client { endpoint, kv }
     }
 
@@ -76,7 +76,7 @@ fn home(mib: u64, options: Options, parameters: &str) -> Home {
 
 // Over every fabric.
 
-/// Puts, deletes and gets by two clients, each of which sees what the other did; against a map.
+/// Compares puts, deletes and gets of two clients with a map. Each client sees the changes of the other.
 fn two_clients_agree_with_a_map<F: Fabric + Clock + Turns>(connect: impl Fn() -> F) {
     let mut clients = [Client::open(connect()), Client::open(connect())];
     let mut model = BTreeMap::new();
@@ -101,7 +101,7 @@ fn two_clients_agree_with_a_map<F: Fabric + Clock + Turns>(connect: impl Fn() ->
     let largest = vec![7; PAIR_MAX - 1];
     clients[0].put(b"k", &largest).expect("one call carries it");
     assert!(clients[1].get(b"k") == Some(largest), "one READ carries it");
-    assert_eq!(clients[0].endpoint.take().retired, 0, "the node's CPU gives back what is replaced");
+    assert_eq!(clients[0].endpoint.take().retired, 0, "the node's CPU frees replaced items");
 }
 
 const SOME: &str = r#"{"items": 40}"#;
@@ -128,14 +128,14 @@ fn listening(listen: Listen) -> (Home, Listen) {
 
 #[test]
 fn two_clients_agree_with_a_map_on_udp() {
-    let (_home, Listen::Udp(address)) = listening(Listen::Udp(LOOPBACK)) else { panic!("it listens by udp") };
+    let (_home, Listen::Udp(address)) = listening(Listen::Udp(LOOPBACK)) else { panic!("the node listens on UDP") };
     let line = || UdpLine::connect(address, None).expect("a socket");
     two_clients_agree_with_a_map(|| Endpoint::open(line(), NODE, who(b"")).expect("a session"));
 }
 
 #[test]
 fn two_clients_agree_with_a_map_on_tcp() {
-    let (_home, Listen::Tcp(address)) = listening(Listen::Tcp(LOOPBACK)) else { panic!("it listens by tcp") };
+    let (_home, Listen::Tcp(address)) = listening(Listen::Tcp(LOOPBACK)) else { panic!("the node listens on TCP") };
     let line = || TcpLine::connect(address).expect("a connection");
     two_clients_agree_with_a_map(|| Endpoint::open(line(), NODE, who(b"")).expect("a session"));
 }
@@ -144,14 +144,14 @@ fn two_clients_agree_with_a_map_on_tcp() {
 fn two_clients_agree_with_a_map_on_ring() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_home, Listen::Ring(path)) = listening(Listen::Ring(folder.path().join("node.ring"))) else {
-        panic!("it listens by rings")
+        panic!("the node listens on rings")
     };
     let line = || RingLine::connect(&path).unwrap_or_else(|error| panic!("{error}"));
     two_clients_agree_with_a_map(|| Endpoint::open(line(), NODE, who(b"")).expect("a session"));
 }
 
 #[test]
-fn a_token_puts_by_the_right_to_write_and_gets_by_the_right_to_read() {
+fn a_put_needs_the_right_to_write_and_a_get_the_right_to_read() {
     let token = |name: &str, rights| {
         let stores = BTreeMap::from([("s".to_owned(), Grant(rights))]);
         Token { name: name.into(), sha256: Fingerprint::of(name.as_bytes()), admin: false, stores }
@@ -159,27 +159,27 @@ fn a_token_puts_by_the_right_to_write_and_gets_by_the_right_to_read() {
     let tokens = Tokens { token: vec![token("reader", Rights::READ), token("writer", Rights::WRITE)] };
     let options = Options { listen: vec![Listen::Tcp(LOOPBACK)], tokens: Some(tokens), ..Options::default() };
     let home = home(16, options, SOME);
-    let Listen::Tcp(address) = home.host.listening()[0] else { panic!("it listens by tcp") };
+    let Listen::Tcp(address) = home.host.listening()[0] else { panic!("the node listens on TCP") };
     let client = |token: &str| {
         let line = TcpLine::connect(address).expect("a connection");
         Client::open(Endpoint::open(line, NODE, who(token.as_bytes())).expect("a session"))
     };
     let (mut reader, mut writer) = (client("reader"), client("writer"));
-    writer.put(b"k", b"v").expect("it may write");
+    writer.put(b"k", b"v").expect("the token may write");
     assert_eq!(reader.get(b"k").as_deref(), Some(&b"v"[..]));
     for refused in [
-        reader.put(b"k", b"w").expect_err("it may not write"),
-        block_on(&reader.endpoint, reader.kv.delete(b"k")).expect_err("it may not write"),
+        reader.put(b"k", b"w").expect_err("the token may not write"),
+        block_on(&reader.endpoint, reader.kv.delete(b"k")).expect_err("the token may not write"),
     ] {
         assert!(refused.to_string().contains("needs the right 'write'"), "{refused}");
         assert_eq!(refused.ran(), farside_remote::fabric::Ran::No);
     }
-    let refused = block_on(&writer.endpoint, writer.kv.get(b"k")).map(drop).expect_err("it may not read");
+    let refused = block_on(&writer.endpoint, writer.kv.get(b"k")).map(drop).expect_err("the token may not read");
     assert!(refused.to_string().contains("lacks a right"), "{refused}");
     assert_eq!(reader.get(b"k").as_deref(), Some(&b"v"[..]));
 }
 
-// What it costs, as the PRISM paper has it: section 6.1 and figure 3.
+// Costs, as in the PRISM paper: section 6.1 and figure 3.
 
 #[test]
 fn a_get_is_two_reads_and_a_put_is_one_call() {
@@ -205,13 +205,13 @@ fn a_get_is_two_reads_and_a_put_is_one_call() {
     let costs = client.endpoint.take();
     assert_eq!((costs.round_trips, costs.calls, costs.requests), (1, 1, 0), "a DELETE is one call");
     assert_eq!(client.get(&8u64.to_be_bytes()), None);
-    assert_eq!(client.endpoint.take().round_trips, 1, "an entry that never had a key ends a search");
+    assert_eq!(client.endpoint.take().round_trips, 1, "an entry that never had a key ends a probe");
 }
 
-// What the service does with the table and with memory.
+// The service, its table and its memory.
 
 #[test]
-fn keys_and_values_of_every_size_come_back_and_longer_ones_are_refused_by_their_limit() {
+fn pairs_of_every_size_are_returned_and_longer_ones_are_refused() {
     let home = home(32, Options::default(), SOME);
     let mut client = Client::open(local(&home));
     for key_len in [1, 2, 8, 255, 256, KEY_MAX] {
@@ -231,34 +231,34 @@ fn keys_and_values_of_every_size_come_back_and_longer_ones_are_refused_by_their_
 }
 
 #[test]
-fn keys_that_collide_keep_their_values_as_others_come_and_go() {
-    // 64 slots, the least that a table has.
+fn colliding_keys_keep_their_values_while_others_are_deleted() {
+    // 64 slots, the smallest table.
     let home = home(16, Options::default(), r#"{"items": 1}"#);
     let mut client = Client::open(local(&home));
     let key = |n: u32| n.to_string().into_bytes();
     for n in 0..64u32 {
-        client.put(&key(n), &n.to_le_bytes()).expect("there is a slot for each");
+        client.put(&key(n), &n.to_le_bytes()).expect("each key has a slot");
     }
     assert!(matches!(client.put(b"one too many", b"x"), Err(KvError::TableFull(_))));
-    client.put(&key(5), b"again").expect("it has a slot");
-    // Every other one goes, and their slots are others'.
+    client.put(&key(5), b"again").expect("the key has a slot");
+    // Every other key is deleted, and other keys take their slots.
     for n in (0..64u32).step_by(2) {
         assert!(client.delete(&key(n)));
         assert!(!client.delete(&key(n)));
     }
     for n in (0..64u32).step_by(2) {
         assert_eq!(client.get(&key(n)), None, "{n} was deleted");
-        client.put(&key(n + 1000), &n.to_le_bytes()).expect("a slot that was given up");
+        client.put(&key(n + 1000), &n.to_le_bytes()).expect("a vacant slot");
     }
     for n in (1..64u32).step_by(2) {
         let value = if n == 5 { b"again".to_vec() } else { n.to_le_bytes().to_vec() };
-        assert_eq!(client.get(&key(n)), Some(value), "{n} is still there");
+        assert_eq!(client.get(&key(n)), Some(value), "{n} keeps its value");
         assert_eq!(client.get(&key(n + 999)), Some((n - 1).to_le_bytes().to_vec()));
     }
 }
 
 #[test]
-fn a_version_is_another_after_every_put_also_of_a_key_that_was_deleted() {
+fn every_put_raises_the_version_even_after_a_delete() {
     let home = home(16, Options::default(), SOME);
     let mut client = Client::open(local(&home));
     let mut seen = Vec::new();
@@ -274,16 +274,16 @@ fn a_version_is_another_after_every_put_also_of_a_key_that_was_deleted() {
 }
 
 #[test]
-fn what_is_replaced_or_deleted_is_free_at_once_and_a_full_store_can_be_emptied() {
+fn replaced_and_deleted_items_are_freed_immediately() {
     let home = home(16, Options::default(), r#"{"items": 5000}"#);
     let mut client = Client::open(local(&home));
     for round in 0..40u8 {
         for n in 0..500u32 {
-            client.put(&n.to_be_bytes(), &[round; 1000]).expect("memory is reused: this is 20 MB in 6");
+            client.put(&n.to_be_bytes(), &[round; 1000]).expect("memory is reused: 20 MB in 6 MiB");
         }
     }
     let stat = home.stat("s");
-    assert_eq!((stat.live_buffers, stat.retired_buffers), (500, 0), "nothing is on its way: {stat:?}");
+    assert_eq!((stat.live_buffers, stat.retired_buffers), (500, 0), "no buffer is retired: {stat:?}");
     let mut count = 500u32;
     let refused = loop {
         match client.put(&count.to_be_bytes(), &[9; 1000]) {
@@ -297,11 +297,11 @@ fn what_is_replaced_or_deleted_is_free_at_once_and_a_full_store_can_be_emptied()
     assert_eq!(
         client.get(&7u32.to_be_bytes()),
         Some(vec![39; 1000]),
-        "what could not be replaced is still there"
+        "the value that could not be replaced remains"
     );
     for n in 0..count {
         assert!(client.delete(&n.to_be_bytes()), "a full store can be emptied");
     }
     assert_eq!(home.stat("s").live_buffers, 0);
-    client.put(b"another size", &[3; 5000]).expect("segments of small items serve as others");
+    client.put(b"another size", &[3; 5000]).expect("segments of small items are reused for other sizes");
 }

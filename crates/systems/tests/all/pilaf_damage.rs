@@ -1,4 +1,4 @@
-//! Pilaf after a node's death, and among peers who write what they like: no panic, no lost item, nobody else's store.
+//! Pilaf after a node failure, and with malicious clients: no panic, no lost item, and no effect on other stores.
 
 use crate::support::{Home, go, paced, run};
 use farside_fabrics::direct::Direct;
@@ -22,14 +22,14 @@ use zerocopy::{FromBytes, IntoBytes};
 type Client = Pilaf<Rc<Count<Direct>>>;
 
 fn client(home: &Home, name: &str) -> Client {
-    block_on((), Pilaf::open(home.endpoint(), NodeId(0), name)).expect("the store is there")
+    block_on((), Pilaf::open(home.endpoint(), NodeId(0), name)).expect("the store exists")
 }
 
 fn value_of(client: &mut Client, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
     go!(client, get(key)).map(|item| item.map(|item| item.value.to_vec()))
 }
 
-// A node that dies.
+// Node failures.
 
 /// Maps the memory file. A process that another test has just forked shares the file's lock until it runs its program.
 fn mapped(path: &Path) -> Mapping {
@@ -43,12 +43,12 @@ fn mapped(path: &Path) -> Mapping {
 }
 
 #[test]
-fn a_node_that_dies_anywhere_in_a_put_or_delete_loses_no_item_and_no_buffer() {
+fn a_node_failure_at_any_access_loses_no_item_and_no_buffer() {
     const KEYS: u32 = 20;
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("memory");
     let serve = |take_over: bool| {
-        let memory = mapped(&path);
+        let (memory, _) = Mapping::open(&path, 8 << 20).expect("no node uses the file");
         Home::with(memory, Options { take_over, ..Options::default() })
     };
     let home = serve(false);
@@ -70,10 +70,10 @@ fn a_node_that_dies_anywhere_in_a_put_or_delete_loses_no_item_and_no_buffer() {
             let is_torn = |slot| entry_of(&home, &table, slot).said() == Said::Torn;
             torn += usize::from(table.probe(b"k").any(is_torn));
             let done = (call.0 == Op::Put).then(|| call.2.to_vec());
-            // Before anyone calls: buffers are judged by what is torn, too.
+            // A scan before the first call must follow torn entries, too.
             home.ask(Ask::Scan { name: "s".into() });
             let mut kv = client(&home, "s");
-            let value = value_of(&mut kv, b"k").expect("it is healed");
+            let value = value_of(&mut kv, b"k").expect("the entry is repaired");
             assert!(value == done || value == last, "{call:?} after {accesses}: {value:?}");
             for key in 0..KEYS {
                 assert_eq!(value_of(&mut kv, &key.to_le_bytes()), Ok(Some(b"kept".to_vec())));
@@ -85,7 +85,7 @@ fn a_node_that_dies_anywhere_in_a_put_or_delete_loses_no_item_and_no_buffer() {
             if made < accesses {
                 break;
             }
-            // It comes to pass, or comes to nothing: from the same beginning again.
+            // The call took effect or not. Restore the state before it.
             if last == done {
                 match (call.0, &last) {
                     (Op::Put, _) if call.2 == b"old" => assert!(go!(kv, delete(b"k")).expect("deleted")),
@@ -98,13 +98,13 @@ fn a_node_that_dies_anywhere_in_a_put_or_delete_loses_no_item_and_no_buffer() {
     assert!(torn >= 3, "an entry was torn {torn} times");
 }
 
-/// By the next node, before it does anything else; the one that wrote the head has written the entry, too.
+/// The next node repairs the torn entry from the head, before it runs another call.
 #[test]
-fn what_the_head_tells_of_is_written_anew() {
+fn a_torn_entry_is_repaired_from_the_head() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("memory");
     let serve = |take_over: bool| {
-        let memory = mapped(&path);
+        let (memory, _) = Mapping::open(&path, 8 << 20).expect("no node uses the file");
         Home::with(memory, Options { take_over, ..Options::default() })
     };
     let home = serve(false);
@@ -128,7 +128,7 @@ fn entry_of(home: &Home, table: &Table, slot: u64) -> Entry {
     Entry::read_from_bytes(&bytes).expect("an entry's size")
 }
 
-// Peers who hold the store's key, and write what they like.
+// Malicious clients with the store's key.
 
 /// A store with two keys, and another store beside it.
 struct Rig {
@@ -149,7 +149,7 @@ impl Rig {
         let other_store = home.create_of(KIND, "other", 4, r#"{"items": 1}"#);
         let (mut kv, mut other) = (client(&home, "s"), client(&home, "other"));
         go!(kv, put(&KEY, b"value")).expect("stored");
-        // The last put is another's, so that the head does not tell what the key's entry was to be.
+        // The last put is to another key, so that the head does not hold this key's entry.
         go!(kv, put(&NEIGHBOUR, b"neighbour")).expect("stored");
         go!(other, put(b"mine", b"untouched")).expect("stored");
         let table = Table::new(&store.parameters, store.extent()).expect("its own parameters");
@@ -166,7 +166,7 @@ impl Rig {
 
     fn is_well(&mut self) {
         assert_eq!(value_of(&mut self.other, b"mine"), Ok(Some(b"untouched".to_vec())));
-        assert_eq!(self.home.stat("other").live_buffers, 1, "another store's buffers are its own");
+        assert_eq!(self.home.stat("other").live_buffers, 1, "the other store is unaffected");
     }
 }
 
@@ -183,7 +183,7 @@ fn entry(inuse: u32, size: u32, ptr: u64, crc_item: u64) -> Entry {
 }
 
 #[test]
-fn a_torn_entry_is_read_again_and_then_asked_for_and_a_put_mends_it() {
+fn a_torn_entry_is_reread_then_the_service_called_and_a_put_repairs_it() {
     let mut rig = Rig::new();
     let slot = rig.slot(&KEY);
     let good = entry_of(&rig.home, &rig.table, slot);
@@ -192,8 +192,8 @@ fn a_torn_entry_is_read_again_and_then_asked_for_and_a_put_mends_it() {
     rig.kv.fabric().take();
     assert!(matches!(value_of(&mut rig.kv, &KEY), Err(KvError::Damaged(_))));
     let costs = rig.kv.fabric().take();
-    assert_eq!((costs.requests, costs.calls), (ATTEMPTS_MAX.into(), 1), "no item was READ for it");
-    assert!(matches!(go!(rig.kv, delete(&KEY)), Err(KvError::Damaged(_))), "who knows whether it is there");
+    assert_eq!((costs.requests, costs.calls), (ATTEMPTS_MAX.into(), 1), "only entries were READ");
+    assert!(matches!(go!(rig.kv, delete(&KEY)), Err(KvError::Damaged(_))), "the key may be present");
     rig.spoil(slot, good.as_bytes());
     assert_eq!(value_of(&mut rig.kv, &KEY), Ok(Some(b"value".to_vec())));
     rig.spoil(slot, torn.as_bytes());
@@ -203,7 +203,7 @@ fn a_torn_entry_is_read_again_and_then_asked_for_and_a_put_mends_it() {
 }
 
 #[test]
-fn an_entry_that_lies_under_a_right_crc_leads_nowhere() {
+fn a_wrong_entry_with_a_valid_crc_does_no_harm() {
     let mut rig = Rig::new();
     let slot = rig.slot(&KEY);
     let good = entry_of(&rig.home, &rig.table, slot);
@@ -216,7 +216,7 @@ fn an_entry_that_lies_under_a_right_crc_leads_nowhere() {
         .read(other.entry_at(other.probe(b"mine").next().expect("a slot")), &mut theirs);
     let theirs = Entry::read_from_bytes(&theirs).expect("an entry's size");
     let (size, at, crc_item) = (good.size.get(), good.ptr.get(), good.crc_item.get());
-    // No size that an item cannot have is asked for, whatever its CRC says.
+    // No item is READ with an impossible size, even if the entry's CRC is valid.
     for size in [u32::MAX, 1 << 31, ITEM_MAX as u32 + 1, 15, 0] {
         rig.spoil(slot, entry(IN_USE, size, at, crc_item).as_bytes());
         rig.kv.fabric().take();
@@ -224,8 +224,8 @@ fn an_entry_that_lies_under_a_right_crc_leads_nowhere() {
         assert_eq!(rig.kv.fabric().take().requests, 1, "{size} bytes");
     }
     rig.spoil(slot, entry(7, size, at, crc_item).as_bytes());
-    assert!(matches!(value_of(&mut rig.kv, &KEY), Err(KvError::Damaged(_))), "it says neither");
-    // Where there is nothing, or what is not the store's, the node refuses; elsewhere the item's CRC does.
+    assert!(matches!(value_of(&mut rig.kv, &KEY), Err(KvError::Damaged(_))), "an invalid inuse");
+    // The node refuses addresses outside the store. For other addresses, the item's CRC is wrong.
     let nowhere =
         [0, 1, 64, u64::MAX, u64::MAX - 63, 1 << 63, (1 << 63) + 31, theirs.ptr.get(), u64::MAX >> 1];
     for ptr in nowhere {
@@ -240,11 +240,11 @@ fn an_entry_that_lies_under_a_right_crc_leads_nowhere() {
         let is_refused = matches!(got, Err(KvError::Refused(Status::Access) | KvError::Damaged(_)));
         assert!(is_refused, "{size} bytes at {ptr:#x}: {got:?}");
     }
-    // Another's item under the key's entry is another's.
+    // The neighbour's entry in the key's slot: the item belongs to another key.
     let neighbour = entry_of(&rig.home, &rig.table, rig.slot(&NEIGHBOUR));
     rig.spoil(slot, neighbour.as_bytes());
     assert_eq!(value_of(&mut rig.kv, &KEY), Ok(None));
-    // All slots at once: a search ends.
+    // The neighbour's entry in all slots: the probe still ends.
     for every in 0..rig.table.spec.slots {
         rig.spoil(every, neighbour.as_bytes());
     }
@@ -254,7 +254,7 @@ fn an_entry_that_lies_under_a_right_crc_leads_nowhere() {
 }
 
 #[test]
-fn whatever_is_written_to_a_table_every_operation_ends_and_the_store_beside_it_is_well() {
+fn with_any_bytes_in_the_table_operations_end_and_other_stores_are_unaffected() {
     let mut rig = Rig::new();
     let mut state = 1u64;
     let mut draw = || {
@@ -286,13 +286,13 @@ fn whatever_is_written_to_a_table_every_operation_ends_and_the_store_beside_it_i
         };
         ended[usize::from(done)] += 1;
     }
-    assert!(ended.iter().all(|&ended| ended > 100), "some were refused and some done: {ended:?}");
+    assert!(ended.iter().all(|&ended| ended > 100), "some operations succeed and some fail: {ended:?}");
     rig.home.ask(Ask::Scan { name: "s".into() });
     rig.is_well();
 }
 
 #[test]
-fn a_request_that_is_none_is_refused_by_a_reason_and_changes_nothing() {
+fn an_invalid_request_is_refused_with_a_reason_and_changes_nothing() {
     let rig = Rig::new();
     let key = rig.table.extent.key;
     let fabric = rig.kv.fabric();
@@ -318,11 +318,11 @@ fn a_request_that_is_none_is_refused_by_a_reason_and_changes_nothing() {
         &too_long,
     ];
     for asked in hopeless {
-        let refused = ask(asked).expect_err("no such request");
+        let refused = ask(asked).expect_err("the request is invalid");
         let FabricError::Refused(reason) = refused else { panic!("{refused}") };
         assert!(reason.contains("use the same release on both sides"), "{reason}");
     }
-    let answer = ask(&[&[1, 0, 8, 0][..], &KEY].concat()).expect("a good one");
+    let answer = ask(&[&[1, 0, 8, 0][..], &KEY].concat()).expect("a valid request");
     let answer = Answer::decode(&answer).expect("an answer");
     assert_eq!((answer.outcome, answer.value), (Outcome::Done, &b"value"[..]));
     assert_eq!(rig.home.stat("s").live_buffers, 2);

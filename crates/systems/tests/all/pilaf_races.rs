@@ -1,4 +1,5 @@
-//! Pilaf's readers among its writers: what a GET answers was put, and nothing goes back.
+//! Pilaf with concurrent readers and writers: a GET returns only values that were put, and never an older one than
+//! before.
 
 use crate::support::meddle::{Meddle, Then};
 use crate::support::{Home, paced};
@@ -17,19 +18,19 @@ use std::time::{Duration, Instant};
 fn client(home: &Home) -> (Rc<Direct>, Pilaf<Rc<Direct>>) {
     let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
     let endpoint = Rc::new(local::connect(&node).expect("a session"));
-    let kv = block_on(&endpoint, Pilaf::open(Rc::clone(&endpoint), NodeId(0), "s")).expect("it is there");
+    let kv = block_on(&endpoint, Pilaf::open(Rc::clone(&endpoint), NodeId(0), "s")).expect("the store exists");
     (endpoint, kv)
 }
 
 #[test]
-fn a_get_meets_a_put_or_delete_in_every_place() {
+fn a_get_is_right_at_every_point_of_a_concurrent_put_or_delete() {
     assert_eq!(paced::play(|| ()), Ok(()));
 }
 
-/// Before each chain of the reader somebody puts twice, so that the second item lies where the first one's predecessor
-/// did.
+/// Before each chain of the reader, another client puts twice, so that the second item reuses the buffer of the item
+/// before the first.
 #[test]
-fn a_get_of_a_key_that_is_put_without_end_ends() {
+fn a_get_of_a_key_that_is_put_without_pause_ends() {
     const KEY: &[u8] = b"hot";
     let home = Home::new(16);
     home.create_of(KIND, "s", 8, r#"{"items": 100}"#);
@@ -42,28 +43,28 @@ fn a_get_of_a_key_that_is_put_without_end_ends() {
         }
         Then::Runs
     });
-    let mut kv = block_on((), Pilaf::open(&hot, NodeId(0), "s")).expect("it is there");
+    let mut kv = block_on((), Pilaf::open(&hot, NodeId(0), "s")).expect("the store exists");
     hot.inner().take();
-    let got = block_on((), kv.get(KEY)).expect("read").expect("it was put").value.to_vec();
-    assert_eq!(hot.inner().take().calls, 1, "the service was asked");
-    assert_eq!(puts.get(), u64::from(4 * ATTEMPTS_MAX), "after so many readings of entry and item");
-    assert_eq!(got, puts.get().to_le_bytes(), "and answered what was put last");
+    let got = block_on((), kv.get(KEY)).expect("read").expect("present").value.to_vec();
+    assert_eq!(hot.inner().take().calls, 1, "the client called the service");
+    assert_eq!(puts.get(), u64::from(4 * ATTEMPTS_MAX), "two chains and four puts an attempt");
+    assert_eq!(got, puts.get().to_le_bytes(), "the service returned the last value");
 }
 
-/// A value that proves itself: its number, over and over.
+/// A value that can be checked: its number, repeated.
 fn value_of(number: u64, len: usize) -> Vec<u8> {
     number.to_le_bytes().into_iter().cycle().take(len).collect()
 }
 
 #[test]
-fn readers_among_writers_see_whole_values_that_never_go_back() {
+fn concurrent_readers_see_whole_values_that_never_go_back() {
     const KEYS: u64 = 4;
     const FOR: Duration = Duration::from_secs(2);
     let home = Home::new(16);
     home.create_of(KIND, "s", 8, r#"{"items": 100}"#);
     let (is_over, gets, puts) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        // Each writer has keys of its own; all their items are of a few sizes, so that buffers go from one to another.
+        // Each writer has its own keys. The items have a few sizes, so that buffers move from key to key.
         for writer in 0..2 {
             let (home, is_over, puts) = (&home, &is_over, &puts);
             scope.spawn(move || {

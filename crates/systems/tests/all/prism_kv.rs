@@ -1,4 +1,4 @@
-//! PRISM-KV on a node of this process: what it promises, and what it costs.
+//! PRISM-KV on a node in this process: behaviour and costs of its operations.
 
 use crate::support::{Client, Home, go, run, value_of};
 use farside_remote::fabric::Ran;
@@ -7,7 +7,7 @@ use farside_systems::kv::{KEY_MAX, Kv, KvError, VALUE_MAX};
 use std::collections::BTreeMap;
 
 #[test]
-fn a_value_comes_back_until_it_is_replaced_or_deleted() {
+fn a_get_returns_the_value_until_it_is_replaced_or_deleted() {
     let home = Home::new(64);
     home.create("s", 32, r#"{"items": 1000}"#);
     let mut client = home.client("s");
@@ -24,7 +24,7 @@ fn a_value_comes_back_until_it_is_replaced_or_deleted() {
 }
 
 #[test]
-fn operations_cost_what_the_paper_says() {
+fn operations_cost_as_many_round_trips_as_in_the_paper() {
     let home = Home::new(64);
     home.create("s", 32, r#"{"items": 1000, "placement": "permuted"}"#);
     let mut client = home.client("s").with_slot_cache(100);
@@ -36,16 +36,16 @@ fn operations_cost_what_the_paper_says() {
     plain.take();
     go!(uncached, put(&key, &[1; 100])).expect("stored");
     let costs = plain.take();
-    assert_eq!((costs.round_trips, costs.requests, costs.atomics), (2, 2, 1), "a PUT finds, then installs");
+    assert_eq!((costs.round_trips, costs.requests, costs.atomics), (2, 2, 1), "a PUT probes, then installs");
     go!(uncached, put(&key, &[2; 100])).expect("stored");
     let costs = plain.take();
-    assert_eq!((costs.round_trips, costs.retired), (2, 1), "a PUT gives back what it replaced");
+    assert_eq!((costs.round_trips, costs.retired), (2, 1), "a PUT retires the item that it replaced");
     assert_eq!(costs.bytes_out, 80 + 112 + (16 + 8 + 100), "a probe, then a chain and its item");
 
     go!(uncached, get(&key)).expect("read");
     let costs = plain.take();
     assert_eq!((costs.round_trips, costs.requests, costs.atomics), (1, 1, 0), "a GET is one indirect READ");
-    assert_eq!(costs.bytes_in, 8 + 16 + 8 + 100, "its reply is an entry, the header, the key and the value");
+    assert_eq!(costs.bytes_in, 8 + 16 + 8 + 100, "the reply has its entry, the header, the key and the value");
 
     go!(client, get(&key)).expect("read");
     endpoint.take();
@@ -54,7 +54,7 @@ fn operations_cost_what_the_paper_says() {
     assert_eq!(
         (costs.round_trips, costs.atomics, costs.retired),
         (1, 1, 1),
-        "a PUT of a cached slot installs"
+        "a PUT to a cached slot only installs"
     );
     let item = 16 + 8 + 100;
     assert_eq!(
@@ -65,37 +65,37 @@ fn operations_cost_what_the_paper_says() {
 
     plain.take();
     assert!(go!(uncached, delete(&key)).expect("deleted"));
-    assert_eq!(plain.take().round_trips, 2, "a DELETE finds, then installs a tombstone");
+    assert_eq!(plain.take().round_trips, 2, "a DELETE probes, then installs a tombstone");
     assert!(!go!(uncached, delete(&key)).expect("absent"));
-    assert_eq!(plain.take().round_trips, 1, "nothing is deleted twice");
+    assert_eq!(plain.take().round_trips, 1, "a DELETE of an absent key only probes");
 
     go!(client, put(&key, &[4; 100])).expect("stored");
     let costs = endpoint.take();
-    assert_eq!((costs.round_trips, costs.requests), (3, 3), "a cached slot that changed is probed again");
+    assert_eq!((costs.round_trips, costs.requests), (3, 3), "a PUT to a stale cached slot probes again");
     assert_eq!(value_of(&mut uncached, &key), Some(vec![4; 100]));
 }
 
 #[test]
-fn conditional_puts_see_every_change() {
+fn conditional_puts_detect_every_change() {
     let home = Home::new(64);
     home.create("s", 32, "{}");
     let (mut a, mut b) = (home.client("s"), home.client("s"));
     assert!(go!(a, put_if_absent(b"k", b"1")).expect("stored"));
     assert!(!go!(b, put_if_absent(b"k", b"2")).expect("refused"));
     let version = go!(a, get(b"k")).expect("read").expect("present").version;
-    let newer = go!(b, compare_and_put(b"k", version, b"3")).expect("asked").expect("unchanged since");
+    let newer = go!(b, compare_and_put(b"k", version, b"3")).expect("compared").expect("unchanged since");
     assert!(newer != version);
-    let conflict = go!(a, compare_and_put(b"k", version, b"4")).expect("asked").expect_err("changed since");
+    let conflict = go!(a, compare_and_put(b"k", version, b"4")).expect("compared").expect_err("changed since");
     assert_eq!(conflict.version, Some(newer));
     go!(b, delete(b"k")).expect("deleted");
-    let conflict = go!(a, compare_and_put(b"k", newer, b"5")).expect("asked").expect_err("deleted since");
+    let conflict = go!(a, compare_and_put(b"k", newer, b"5")).expect("compared").expect_err("deleted since");
     assert_eq!(conflict.version, None);
     assert!(go!(a, put_if_absent(b"k", b"6")).expect("stored"));
     assert_eq!(value_of(&mut b, b"k").as_deref(), Some(&b"6"[..]));
 }
 
 #[test]
-fn keys_and_values_of_every_size_come_back_unchanged() {
+fn keys_and_values_of_every_size_are_returned_unchanged() {
     let home = Home::new(192);
     home.create("s", 128, r#"{"items": 1000}"#);
     let mut client = home.client("s");
@@ -119,13 +119,13 @@ fn keys_and_values_of_every_size_come_back_unchanged() {
     assert!(matches!(go!(client, put(b"k", &vec![0; VALUE_MAX + 1])), Err(KvError::ValueLength(_))));
     drop((client, other));
     let stat = home.settled("s");
-    assert!(stat.live_buffers <= (keys.len() * values.len()) as u64, "tombstones at most: {stat:?}");
+    assert!(stat.live_buffers <= (keys.len() * values.len()) as u64, "only tombstones remain: {stat:?}");
 }
 
 #[test]
 fn keys_that_collide_keep_their_values() {
     let home = Home::new(64);
-    // 256 slots, the least that a table has, for 200 keys.
+    // 200 keys in 256 slots, the smallest table.
     home.create("s", 32, r#"{"items": 1}"#);
     let mut client = home.client("s");
     let mut expected = BTreeMap::new();
@@ -140,25 +140,25 @@ fn keys_that_collide_keep_their_values() {
 }
 
 #[test]
-fn a_table_that_cannot_grow_is_filled_to_its_last_slot_and_its_error_names_the_remedy() {
+fn a_table_that_cannot_grow_is_filled_to_its_last_slot() {
     let home = Home::new(16);
-    // 256 slots, the least that a table has. No segment is nobody's: 14 MiB, one in reserve.
+    // 256 slots, the smallest table. No segment is unassigned: the store has 14 MiB, including 1 MiB of reserve.
     home.create("s", 13, r#"{"items": 1}"#);
     let mut client = home.client("s");
     for n in 0..256u32 {
         go!(client, put(&n.to_string().into_bytes(), b"x")).expect("stored");
     }
     let Err(full @ KvError::TableFull(_)) = go!(client, put(b"one too many", b"x")) else {
-        panic!("there is no slot")
+        panic!("no slot is free")
     };
     let full = full.to_string();
     assert!(full.contains("takes 1 MiB") && full.contains("more --memory"), "{full}");
-    go!(client, put(b"7", b"y")).expect("it has a slot");
+    go!(client, put(b"7", b"y")).expect("the key has a slot");
     assert_eq!(value_of(&mut client, b"one too many"), None);
 }
 
 #[test]
-fn several_keys_are_read_in_one_round_trip_and_all_are_visited_once() {
+fn get_many_returns_every_value_and_an_iteration_visits_each_key_once() {
     let home = Home::new(64);
     home.create("s", 48, r#"{"items": 10000}"#);
     let mut client = home.client("s");
@@ -206,7 +206,7 @@ fn several_keys_are_read_in_one_round_trip_and_all_are_visited_once() {
 }
 
 #[test]
-fn several_keys_are_put_in_two_round_trips_and_the_later_of_two_values_stays() {
+fn put_many_takes_two_round_trips_and_the_later_of_two_values_wins() {
     let home = Home::new(64);
     home.create("s", 48, r#"{"items": 1000, "placement": "permuted"}"#);
     let mut client = home.client("s");
@@ -215,7 +215,7 @@ fn several_keys_are_put_in_two_round_trips_and_the_later_of_two_values_stays() {
     let items: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &key[4..])).collect();
     endpoint.take();
     run(&endpoint, client.put_many(&items)).expect("stored");
-    assert_eq!(endpoint.take().round_trips, 2, "all are found, then all are installed");
+    assert_eq!(endpoint.take().round_trips, 2, "one probe for all keys, then one install for all keys");
     let large = vec![9; 100_000];
     let again: Vec<(&[u8], &[u8])> =
         vec![(&keys[3], b"once"), (&keys[5], &large), (&keys[3], b"twice"), (b"another", b"x")];
@@ -228,18 +228,18 @@ fn several_keys_are_put_in_two_round_trips_and_the_later_of_two_values_stays() {
         assert_eq!(value_of(&mut client, key).as_deref(), Some(&key[4..]));
     }
     drop(client);
-    assert_eq!(home.settled("s").live_buffers, 17, "what was replaced came back, parts too");
+    assert_eq!(home.settled("s").live_buffers, 17, "replaced items and parts are freed");
 }
 
 #[test]
-fn what_is_replaced_comes_back_and_nothing_is_lost() {
+fn replaced_items_are_freed_and_none_is_leaked() {
     let home = Home::new(64);
     home.create("s", 32, r#"{"items": 1000}"#);
     let mut client = home.client("s");
     for round in 0..20u8 {
         for n in 0..500u32 {
             go!(client, put(&n.to_be_bytes(), &[round; 1000]))
-                .expect("memory is reused: this is 10 MB in 32");
+                .expect("memory is reused: 10 MB in a store of 32 MiB");
         }
     }
     drop(client);
@@ -248,7 +248,7 @@ fn what_is_replaced_comes_back_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_full_store_says_so_and_can_be_emptied_and_filled_again() {
+fn a_full_store_returns_an_error_and_can_be_emptied_and_refilled() {
     let home = Home::new(64);
     home.create("s", 24, r#"{"items": 30000}"#);
     home.create("other", 16, r#"{"items": 1000}"#);
@@ -271,22 +271,22 @@ fn a_full_store_says_so_and_can_be_emptied_and_filled_again() {
         assert!(go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied"));
     }
     let again = fill(&mut client, 512, 0);
-    // One segment of small buffers is there for tombstones alone. A tombstone that finds none of them free has a buffer
-    // as large as that of the item it replaces, until a segment has been emptied of items and is cut into small ones.
+    // One segment of small buffers is reserved for tombstones. If none of them is free, a tombstone takes a buffer as
+    // large as that of the replaced item, until an empty segment is cut into small buffers.
     assert!(again * 2 > first / 2, "{again} of {} fit again", first / 2);
     for n in 0..first {
         go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied");
     }
     home.settled("s");
     let large = fill(&mut client, 4000, 0);
-    // These lie in segments that hold no smaller buffer any more. Four segments' worth of small buffers stay on their
-    // list, and in how many segments they lie is chance.
-    assert!(large > 1_000, "{large} items of 4000 bytes where {first} of 512 were; {:?}", home.stat("s"));
+    // Large items need segments without small buffers. Small buffers worth four segments stay on their free list,
+    // spread over a random number of segments.
+    assert!(large > 1_000, "{large} items of 4000 bytes after {first} of 512; {:?}", home.stat("s"));
     assert_eq!(value_of(&mut other, b"mine").as_deref(), Some(&b"untouched"[..]));
 }
 
 #[test]
-fn of_several_keys_for_which_there_is_no_room_some_may_have_been_stored_and_the_error_says_so() {
+fn a_put_many_that_runs_out_of_memory_reports_a_partial_result() {
     let home = Home::new(16);
     home.create("s", 5, r#"{"items": 4000}"#);
     let mut client = home.client("s");
@@ -298,12 +298,12 @@ fn of_several_keys_for_which_there_is_no_room_some_may_have_been_stored_and_the_
     assert!((1..600).contains(&stored), "{stored}");
     assert_eq!(error.ran(), Ran::Unknown, "{error}");
     assert!(error.to_string().contains("some of the keys may have been stored"), "{error}");
-    let one = go!(client, put(&keys[599], &[8; 20_000])).expect_err("there is no room");
+    let one = go!(client, put(&keys[599], &[8; 20_000])).expect_err("no buffer is free");
     assert_eq!((one.ran(), one), (Ran::No, KvError::OutOfMemory));
 }
 
 #[test]
-fn several_keys_are_put_though_there_is_room_for_only_some_at_a_time() {
+fn put_many_succeeds_with_too_few_free_buffers_for_one_chain() {
     let home = Home::new(16);
     home.create("s", 5, r#"{"items": 4000}"#);
     let mut client = home.client("s");
@@ -316,13 +316,13 @@ fn several_keys_are_put_though_there_is_room_for_only_some_at_a_time() {
         assert!(go!(client, delete(&n.to_be_bytes())).expect("a full store can be emptied"));
     }
     home.settled("s");
-    // A chain for all of them would want sixteen buffers at once, and there are eight.
+    // A chain for all keys needs 16 buffers, and 8 are free.
     let keys: Vec<[u8; 4]> = (100..116u32).map(u32::to_be_bytes).collect();
     let items: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &[8; 3000][..])).collect();
     let endpoint = std::rc::Rc::clone(client.fabric());
-    run(&endpoint, client.put_many(&items)).expect("each of them finds one buffer");
+    run(&endpoint, client.put_many(&items)).expect("each put finds one buffer");
     for key in &keys {
         assert_eq!(value_of(&mut client, key), Some(vec![8; 3000]));
     }
-    assert_eq!(home.settled("s").live_buffers, u64::from(count), "what was replaced came back");
+    assert_eq!(home.settled("s").live_buffers, u64::from(count), "replaced items are freed");
 }

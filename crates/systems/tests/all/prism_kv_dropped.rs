@@ -1,4 +1,4 @@
-//! PRISM-KV when a put is given up before it has ended: its future is dropped.
+//! PRISM-KV when a put is cancelled: its future is dropped before it is ready.
 
 use crate::support::meddle::{Meddle, Then};
 use crate::support::{Home, Meddled};
@@ -21,21 +21,21 @@ fn scene(home: &Home, mib: u64) -> (Meddled, Rc<Meddle<'static, Rc<Count<Direct>
     (client, fabric)
 }
 
-/// Begins an operation, which comes as far as it can at once, and drops it.
+/// Polls an operation once, which must not be ready, and drops it.
 fn begin<O>(fabric: &Meddle<Rc<Count<Direct>>>, operation: impl Future<Output = O>) {
     {
         let mut operation = pin!(operation);
         let polled = operation.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(matches!(polled, Poll::Pending), "it was to wait for something");
+        assert!(matches!(polled, Poll::Pending), "the operation waits");
     }
     block_on(fabric.inner().inner(), async {});
 }
 
-/// A part a chain, then the probe, then the head.
+/// Parts of the value. A put sends one chain for each part, then the probe, then the install of the head.
 const PARTS: u32 = 3;
 
 #[test]
-fn the_parts_of_a_put_that_was_given_up_come_back() {
+fn the_parts_of_a_cancelled_put_are_freed() {
     let home = Home::new(64);
     let (mut client, fabric) = scene(&home, 32);
     let value = vec![1; PARTS as usize * PART_MAX];
@@ -47,7 +47,7 @@ fn the_parts_of_a_put_that_was_given_up_come_back() {
         begin(&fabric, client.put_if_absent(b"l", &value));
         assert_eq!(home.settled("s").live_buffers, 1, "a conditional put stopped before chain {chains}");
     }
-    // Nor does a chain that was never posted keep them, though it is the one that shows them.
+    // The parts are freed even if the cancelled chain is the one that installs the head, because it was never posted.
     fabric.of_chain(PARTS + 1, Then::Stops);
     begin(&fabric, client.put(b"k", &value));
     assert_eq!(home.settled("s").live_buffers, 1, "a put stopped before its swing");
@@ -58,7 +58,7 @@ fn the_parts_of_a_put_that_was_given_up_come_back() {
 }
 
 #[test]
-fn the_parts_of_a_put_that_was_given_up_while_it_waited_for_memory_come_back() {
+fn the_parts_of_a_put_cancelled_while_it_waits_for_memory_are_freed() {
     let home = Home::new(16);
     let (mut client, fabric) = scene(&home, 5);
     let endpoint = fabric.inner().inner();
@@ -74,11 +74,11 @@ fn the_parts_of_a_put_that_was_given_up_while_it_waited_for_memory_come_back() {
         assert!(block_on(endpoint, client.delete(&n.to_be_bytes())).expect("a full store can be emptied"));
     }
     let before = home.settled("s").live_buffers;
-    // There is room for the parts; for a head of this size there is none.
+    // Buffers for the parts are free, but none for a head of this size.
     let value = vec![1; PARTS as usize * PART_MAX];
     begin(&fabric, client.put(&[b'k'; 1000], &value));
     assert_eq!(home.settled("s").live_buffers, before);
     for n in 0..PARTS {
-        block_on(endpoint, client.put(&n.to_be_bytes(), &[0; 60_000])).expect("there is room again");
+        block_on(endpoint, client.put(&n.to_be_bytes(), &[0; 60_000])).expect("the buffers are free again");
     }
 }

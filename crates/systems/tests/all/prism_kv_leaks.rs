@@ -1,4 +1,4 @@
-//! PRISM-KV whose callers drop the futures of puts at any await: no buffer is lost, and no scan is needed.
+//! PRISM-KV when callers cancel puts at any await: no buffer is leaked, and no scan is needed.
 
 use crate::support::Home;
 use crate::support::script::mix;
@@ -24,7 +24,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 const NODE: NodeId = NodeId(0);
-/// Per kind of put and fabric. There are five kinds and two fabrics: 10,000 in all.
+/// Cancelled puts per kind of put and fabric. Five kinds and two fabrics make 10,000 in total.
 const DROPS: u64 = 1000;
 const KEYS: u64 = 16;
 /// Parts of a large value.
@@ -41,7 +41,7 @@ enum Put {
 
 const PUTS: [Put; 5] = [Put::Small, Put::Cached, Put::Conditional, Put::Large, Put::Many];
 
-/// Polls a future so many times, each time when it has been woken, and drops it; answers whether it had ended.
+/// Polls a future up to `polls` times, each time after it was woken, and drops it. Returns whether it was ready.
 async fn dropped_after(polls: u64, future: impl Future) -> bool {
     let (mut future, mut left) = (pin!(future), polls);
     std::future::poll_fn(|cx| {
@@ -58,8 +58,8 @@ async fn dropped_after(polls: u64, future: impl Future) -> bool {
     .await
 }
 
-/// Runs a future to its end beside another task that has nothing to do but to look on: alone in its thread, a session
-/// that runs its chains itself never waits, and no future of it can be dropped.
+/// Runs a future to its end beside a task that only yields. Without another task in the thread, a session that runs its
+/// own chains never waits, so its futures could not be dropped before they are ready.
 fn beside_another<O>(turns: impl Turns, future: impl Future<Output = O>) -> O {
     let mut output = None;
     let has_ended = Cell::new(false);
@@ -75,21 +75,22 @@ fn beside_another<O>(turns: impl Turns, future: impl Future<Output = O>) -> O {
     });
     core.run();
     drop(core);
-    output.expect("it ran to its end")
+    output.expect("the future is ready")
 }
 
-/// Drops puts of two clients while another client changes the same keys, then compares counts.
+/// Cancels puts of two clients while a third client changes the same keys. Then compares the number of live buffers
+/// with the number of reachable ones.
 fn drop_puts<E: Fabric + Clock + Turns + 'static>(home: &Home, endpoint: &Rc<E>) {
-    let open = || block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NODE, "s")).expect("it is there");
+    let open = || block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NODE, "s")).expect("the store exists");
     let (mut plain, mut cached, mut rival) = (open(), open().with_slot_cache(100), open());
     let large = vec![7; PARTS as usize * PART_MAX];
     for (kind, put) in PUTS.into_iter().enumerate() {
         let (mut begun, mut ended) = (0, 0);
         while begun - ended < DROPS {
-            assert!(begun < 100 * DROPS, "{put:?}: hardly any is dropped before its end");
+            assert!(begun < 100 * DROPS, "{put:?}: too few are cancelled before they end");
             let drawn = mix(begun * PUTS.len() as u64 + kind as u64);
             begun += 1;
-            // From 1 to 16, more often few than many.
+            // From 1 to 16; small numbers are more frequent.
             let polls = 1 + (drawn >> 16) % (1 << ((drawn >> 32) % 5));
             let key = (drawn % KEYS).to_be_bytes();
             let next = ((drawn + 1) % KEYS).to_be_bytes();
@@ -112,12 +113,12 @@ fn drop_puts<E: Fabric + Clock + Turns + 'static>(home: &Home, endpoint: &Rc<E>)
                 }
             });
             ended += u64::from(is_ended);
-            // The slot changes behind the client, so that puts lose and caches are wrong.
+            // Another client changes the slot, so that puts lose and cached slots are stale.
             if drawn >> 60 == 0 {
                 block_on(&**endpoint, rival.put(&key, b"rival")).expect("stored");
             }
         }
-        assert!(ended > 0, "{put:?}: none comes to its end");
+        assert!(ended > 0, "{put:?}: none runs to its end");
     }
     let mut counts = (0, 0);
     for _ in 0..1000 {
@@ -137,11 +138,11 @@ fn drop_puts<E: Fabric + Clock + Turns + 'static>(home: &Home, endpoint: &Rc<E>)
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    panic!("{} buffers are live and {} can be reached", counts.0, counts.1);
+    panic!("{} buffers are live, but {} are reachable", counts.0, counts.1);
 }
 
 #[test]
-fn dropped_puts_lose_no_buffer_where_the_caller_runs_its_chains() {
+fn cancelled_puts_leak_no_buffer_in_shared_memory() {
     let home = Home::new(64);
     home.create("s", 32, r#"{"items": 1000}"#);
     let node: Arc<dyn LocalNode> = Arc::clone(&home.host) as _;
@@ -150,12 +151,12 @@ fn dropped_puts_lose_no_buffer_where_the_caller_runs_its_chains() {
 }
 
 #[test]
-fn dropped_puts_lose_no_buffer_over_a_session() {
+fn cancelled_puts_leak_no_buffer_over_a_session() {
     let memory = Mapping::create(64 << 20, Pages::Small).expect("memory");
     let loopback = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let home = Home::with(memory, Options { listen: vec![Listen::Udp(loopback)], ..Options::default() });
     home.create("s", 32, r#"{"items": 1000}"#);
-    let Listen::Udp(address) = &home.host.listening()[0] else { panic!("it listens by UDP") };
+    let Listen::Udp(address) = &home.host.listening()[0] else { panic!("the node listens on UDP") };
     let line = UdpLine::connect(*address, None).expect("a socket");
     let config = Config { identity: 1, incarnation: 1, nonce: 7, ..Config::default() };
     let endpoint = Rc::new(Endpoint::open(line, NODE, config).unwrap_or_else(|error| panic!("{error}")));

@@ -1,4 +1,4 @@
-//! PRISM-KV when its session ends in the middle of an operation: what the error says of the operation is true.
+//! PRISM-KV when its session ends during an operation: the error states correctly whether the operation ran.
 
 use crate::support::meddle::{Meddle, Then};
 use crate::support::{Home, Meddled, run};
@@ -23,12 +23,12 @@ fn client(home: &Home) -> (Meddled, Rc<Meddle<'static, Rc<Count<Direct>>>>) {
 }
 
 #[test]
-fn what_an_error_says_of_an_operation_is_true_whichever_answer_is_lost() {
+fn the_error_is_right_about_the_operation_whichever_reply_is_lost() {
     let home = home();
     let (mut kv, fabric) = client(&home);
     let (mut reader, at) = client(&home);
     let mut said = [0; 3];
-    // The probe, then the install; with a slot that is known, the install alone.
+    // A put sends the probe, then the install. With a cached slot it sends only the install.
     for cached in [false, true] {
         kv = kv.with_slot_cache(if cached { 16 } else { 0 });
         for ran in [Ran::Yes, Ran::No, Ran::Unknown] {
@@ -37,19 +37,19 @@ fn what_an_error_says_of_an_operation_is_true_whichever_answer_is_lost() {
                 fabric.of_chain(chains, Then::Lost(ran));
                 let put = run(fabric.inner(), kv.put(b"k", b"new"));
                 fabric.before_each(|| Then::Runs);
-                let stored = run(at.inner(), reader.get(b"k")).expect("read").expect("there").value == b"new";
+                let stored = run(at.inner(), reader.get(b"k")).expect("read").expect("present").value == b"new";
                 match put.map_err(|error| error.ran()) {
-                    Ok(()) => assert!(stored && cached, "it has one chain, and its answer was not lost"),
+                    Ok(()) => assert!(stored && cached, "the only chain of the put was not lost"),
                     Err(Ran::Yes) => assert!(stored),
                     Err(Ran::No) => assert!(!stored),
                     Err(Ran::Unknown) => {
-                        assert!(chains == 1 || cached, "a probe stores nothing, and that is known")
+                        assert!(chains == 1 || cached, "the client knows that a probe stores nothing")
                     }
                 }
                 said[ran as usize] += 1;
                 fabric.of_chain(0, Then::Lost(ran));
                 let got = run(fabric.inner(), kv.get(b"k")).map(drop);
-                assert_eq!(got.expect_err("its answer was lost").ran(), Ran::No, "a get changes nothing");
+                assert_eq!(got.expect_err("the reply was lost").ran(), Ran::No, "a get changes nothing");
             }
         }
     }
@@ -57,22 +57,22 @@ fn what_an_error_says_of_an_operation_is_true_whichever_answer_is_lost() {
 }
 
 #[test]
-fn parts_of_a_value_that_may_have_been_stored_are_not_given_back() {
+fn parts_of_a_value_that_may_be_stored_are_not_freed() {
     let home = home();
     let (mut kv, fabric) = client(&home);
     let value: Vec<u8> = (0..3 * PART_MAX).map(|n| (n / 7) as u8).collect();
-    // A part a chain, then the probe, then the head, whose answer is lost.
+    // One chain for each part, then the probe, then the install of the head, whose reply is lost.
     fabric.of_chain(4, Then::Lost(Ran::Yes));
     let put = run(fabric.inner(), kv.put(b"k", &value));
-    assert_eq!(put.expect_err("its answer was lost").ran(), Ran::Unknown);
+    assert_eq!(put.expect_err("the reply was lost").ran(), Ran::Unknown);
     drop((kv, fabric));
     let (mut reader, at) = client(&home);
-    // Whoever is given buffers now must not be given those.
+    // New puts must not get the buffers of the parts.
     for n in 0..64u32 {
         run(at.inner(), reader.put(&n.to_be_bytes(), &vec![n as u8; PART_MAX - 100])).expect("stored");
         run(at.inner(), reader.delete(&n.to_be_bytes())).expect("deleted");
     }
-    let item = run(at.inner(), reader.get(b"k")).expect("read").expect("it was stored");
-    assert!(item.value == value, "the parts are its own");
+    let item = run(at.inner(), reader.get(b"k")).expect("read").expect("present");
+    assert!(item.value == value, "the parts are unchanged");
     assert_eq!(home.ask(Ask::Scan { name: "s".into() }), Answer::Done);
 }

@@ -1,11 +1,11 @@
-//! PRISM-KV when somebody else's operation falls between the two round trips of one's own.
+//! PRISM-KV when another client's operation runs between the two round trips of an operation.
 
 use crate::support::{Client, Home, Meddled, run};
 use farside_fabrics::executor::block_on;
 use farside_systems::kv::Kv;
 use std::rc::Rc;
 
-/// A store with k = old, a client whose requests can be meddled with, and one that meddles.
+/// A store with k = old, a client whose chains can be delayed, and a client that acts meanwhile.
 fn scene(home: &Home) -> (Meddled, Client) {
     home.create("s", 32, r#"{"items": 1000}"#);
     let mut meddled = home.meddled("s");
@@ -14,7 +14,7 @@ fn scene(home: &Home) -> (Meddled, Client) {
     (meddled, home.client("s"))
 }
 
-/// Runs `operation` of the meddled client, with `act` done between its first chain and its second.
+/// Runs an operation of the delayed client, and `act` between its first and its second chain.
 macro_rules! between {
     ($client:expr, $op:ident($($arg:expr),*), $act:expr) => {{
         let fabric = Rc::clone($client.fabric());
@@ -31,7 +31,7 @@ fn get(client: &mut Meddled) -> Option<Vec<u8>> {
 macro_rules! other {
     ($client:ident . $op:ident($($arg:expr),*)) => {{
         let endpoint = Rc::clone($client.fabric());
-        run(&endpoint, $client.$op($($arg),*)).expect("nobody meddles with it")
+        run(&endpoint, $client.$op($($arg),*)).expect("no chain of this client is delayed")
     }};
 }
 
@@ -52,7 +52,7 @@ fn a_put_that_loses_to_a_conditional_put_is_done_after_it() {
             let endpoint = Rc::clone(theirs.fabric());
             run(&endpoint, theirs.get(b"k")).expect("read").expect("present").version
         };
-        // It saw `old`, so nothing can have come between.
+        // This put saw `old`, so no put can have come between.
         other!(theirs.compare_and_put(b"k", version, b"theirs")).expect("unchanged since");
     };
     between!(mine, put(b"k", b"mine"), act).expect("stored");
@@ -68,12 +68,13 @@ fn a_put_that_loses_to_a_delete_is_done_after_it() {
 }
 
 #[test]
-fn a_delete_that_loses_to_a_put_deletes_what_was_put() {
+fn a_delete_that_loses_to_a_put_deletes_the_new_value() {
     let home = Home::new(64);
     let (mut mine, mut theirs) = scene(&home);
     let deleted = between!(mine, delete(b"k"), move || other!(theirs.put(b"k", b"theirs")));
     assert_eq!(deleted, Ok(true));
-    // Had it been said to have come before the put, a second delete that lost likewise would have said so too.
+    // If the delete counted as done before the put, a second delete that lost likewise could count so, too. Then both
+    // would have deleted the same value.
     assert_eq!(get(&mut mine), None);
 }
 
@@ -96,7 +97,7 @@ fn a_put_if_absent_that_loses_is_refused() {
 }
 
 #[test]
-fn a_small_put_over_a_large_value_gives_all_its_parts_back() {
+fn a_small_put_over_a_large_value_frees_all_its_parts() {
     let home = Home::new(64);
     let (mine, mut theirs) = scene(&home);
     let mut cached = home.client("s").with_slot_cache(10);

@@ -1,6 +1,7 @@
-//! What a node's scan follows in a store, where somebody who holds the key has written what no client writes.
+//! A node's scan of a store whose slots and items a malicious client has overwritten.
 //!
-//! Invariant: a step reads no more than an item and finds no more than its parts, whatever slots and items say.
+//! Invariant: one step for one slot reads at most one item and reports at most its parts, whatever the slots and items
+//! contain.
 
 use farside_fabrics::memory::{Mapping, Pages};
 use farside_remote::arena::class::Class;
@@ -18,7 +19,7 @@ use zerocopy::IntoBytes;
 
 const TABLE_SEGMENTS: u32 = 3;
 
-/// A store's memory, filled by hand: a table of three segments, and buffers of 64 KiB.
+/// Memory of a store, filled by hand: a table of three segments, and buffers of 64 KiB.
 struct Store {
     memory: Mapping,
     table: u64,
@@ -32,7 +33,7 @@ impl Store {
             let Ok(free) = arena.segment(index);
             let region = if index == 6 { 2 } else { 1 };
             let usage = if index < TABLE_SEGMENTS { Use::Table } else { Use::Granted };
-            let Ok(true) = arena.assign(index, free, region, usage) else { panic!("nobody else is here") };
+            let Ok(true) = arena.assign(index, free, region, usage) else { panic!("no other process uses the memory") };
             if usage == Use::Granted {
                 let Ok(()) = arena.grant(region, Supply::Quota, index);
             }
@@ -44,10 +45,10 @@ impl Store {
     fn take(&self, region: u32) -> u64 {
         let class = Class::get(40).expect("a class");
         let Ok(taken) = Arena::of(&self.memory).take(region, class, Supply::Quota, 1);
-        taken.expect("there is a buffer")
+        taken.expect("a buffer is free")
     }
 
-    /// Slot number `index` points to so many bytes.
+    /// Points slot `index` to `len` bytes at `at`.
     fn point(&self, index: u64, at: u64, len: u32) {
         let mut slot = [0; SLOT_SIZE as usize];
         slot[..8].copy_from_slice(&at.to_le_bytes());
@@ -56,7 +57,7 @@ impl Store {
         let Ok(()) = self.memory.write(self.table + index * SLOT_SIZE, &slot);
     }
 
-    /// Writes a large item with these parts, each an address and a length; answers how long it is.
+    /// Writes a large item with these parts, each an address and a length. Returns the item's length.
     fn write_large(&self, at: u64, parts: &[(u64, u32)]) -> u32 {
         let value_len: u64 = parts.iter().map(|&(_, len)| u64::from(len)).sum();
         let header = ItemHeader {
@@ -76,7 +77,7 @@ impl Store {
         bytes.len() as u32
     }
 
-    /// What the first steps of a scan find, one after another.
+    /// Addresses that the first four steps of a scan report, in order.
     fn found(&self) -> Vec<u64> {
         let spec = TableSpec { slots: 1 << 17, seed: 7, placement: Placement::Hashed, epoch: 1, floor: 0 };
         let extent =
@@ -87,14 +88,14 @@ impl Store {
         for _ in 0..4 {
             let next: Result<_, Infallible> = service.live(&self.memory, cursor, &mut found);
             let Ok(next) = next;
-            cursor = next.expect("the table is longer");
+            cursor = next.expect("the table has more slots");
         }
         found
     }
 }
 
 #[test]
-fn an_item_and_its_parts_are_found() {
+fn a_scan_reports_an_item_and_its_parts() {
     let store = Store::new();
     let (head, small) = (store.take(1), store.take(1));
     let parts: Vec<(u64, u32)> = (0..PARTS_MAX as u64).map(|n| (store.table + n, 1000)).collect();
@@ -110,7 +111,7 @@ fn slots_that_no_client_writes_reach_nothing() {
     let store = Store::new();
     let (mine, other) = (store.take(1), store.take(2));
     let header = HEADER_SIZE as u32;
-    // The table as one large item of as many parts as fit: where it was followed, a step took all its bytes.
+    // A slot that points into the table, to a large item with many parts. A scan that followed it would read all of it.
     let len = store.write_large(store.table + SEGMENT_SIZE, &[(mine, 0); 100]);
     store.point(0, store.table + SEGMENT_SIZE, 2 * SEGMENT_SIZE as u32);
     store.point(1, store.table + SEGMENT_SIZE, len);

@@ -1,4 +1,4 @@
-//! PRISM-KV while its table is rebuilt, at a node of this process with its own thread.
+//! PRISM-KV while its table is rebuilt, on a node in this process with its own thread.
 
 use crate::support::audit::Audit;
 use crate::support::{Client, Home, go, run, script, value_of};
@@ -12,18 +12,18 @@ use std::time::Duration;
 fn store(home: &Home) -> Store {
     match home.ask(Ask::OpenStore { name: "s".into() }) {
         Answer::Store(store) => store,
-        other => panic!("asked for a store, got {other:?}"),
+        other => panic!("expected a store, got {other:?}"),
     }
 }
 
-/// Has the table rebuilt, and waits until there is one table alone and the other's memory is nobody's.
+/// Rebuilds the table, and waits until the store has a single table and the former one's memory is free.
 fn rebuild(home: &Home, items: u64) {
     let parameters = format!(r#"{{"items": {items}}}"#);
     let ask = Ask::RebuildStore { name: "s".into(), parameters };
     loop {
         match home.host.ask(ask.clone(), Duration::from_secs(60)) {
             Ok(_) => break,
-            // It may be growing by itself, or somebody has not left the former table yet.
+            // The table may be growing by itself, or a chain may still be in the former table.
             Err(error) => assert!(error.to_string().contains("is being rebuilt"), "{error}"),
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -38,7 +38,7 @@ fn settle(home: &Home) {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("the rebuild does not end: {:?}", store(home));
+    panic!("the rebuild has not ended: {:?}", store(home));
 }
 
 fn audit(home: &Home) {
@@ -49,7 +49,7 @@ fn audit(home: &Home) {
 }
 
 #[test]
-fn a_rebuilt_table_has_every_value_and_no_tombstone_and_costs_what_it_did() {
+fn a_rebuilt_table_has_every_value_no_tombstone_and_the_same_costs() {
     let home = Home::new(64);
     home.create("s", 32, r#"{"items": 1000}"#);
     let mut client = home.client("s").with_slot_cache(100);
@@ -85,11 +85,11 @@ fn a_rebuilt_table_has_every_value_and_no_tombstone_and_costs_what_it_did() {
             endpoint.take().round_trips
         })
         .sum();
-    assert!(trips < 550, "a GET is one round trip but for collisions and the large value: {trips}");
+    assert!(trips < 550, "a GET takes one round trip, except for collisions and the large value: {trips}");
 }
 
 #[test]
-fn keys_that_come_and_go_never_fill_a_table() {
+fn keys_that_are_put_and_deleted_never_fill_a_table() {
     let home = Home::new(64);
     home.create("s", 16, r#"{"items": 64}"#);
     let mut client = home.client("s");
@@ -128,7 +128,7 @@ fn a_table_grows_with_its_keys() {
 }
 
 #[test]
-fn a_version_of_a_key_that_was_deleted_never_comes_again() {
+fn a_version_of_a_deleted_key_never_comes_again() {
     let home = Home::new(64);
     home.create("s", 16, r#"{"items": 64}"#);
     let mut client = home.client("s");
@@ -139,7 +139,7 @@ fn a_version_of_a_key_that_was_deleted_never_comes_again() {
         assert!(!seen.contains(&version), "{version:?} came again after {round} rebuilds");
         for old in &seen {
             let put = go!(client, compare_and_put(b"k", *old, b"lost update")).expect("compared");
-            assert!(put.is_err(), "{old:?} is of an earlier life");
+            assert!(put.is_err(), "{old:?} is from before a delete");
         }
         seen.push(version);
         go!(client, put(b"k", b"two")).expect("stored");
@@ -150,13 +150,13 @@ fn a_version_of_a_key_that_was_deleted_never_comes_again() {
 }
 
 #[test]
-fn a_rebuild_for_which_there_is_no_room_is_refused_and_changes_nothing() {
+fn a_rebuild_without_enough_memory_is_refused_and_changes_nothing() {
     let home = Home::new(16);
     home.create("s", 10, r#"{"items": 64}"#);
     let mut client = home.client("s");
     go!(client, put(b"k", b"v")).expect("stored");
     let ask = Ask::RebuildStore { name: "s".into(), parameters: r#"{"items": 1000000}"#.into() };
-    let refused = home.host.ask(ask, Duration::from_secs(10)).expect_err("64 MiB are not there").to_string();
+    let refused = home.host.ask(ask, Duration::from_secs(10)).expect_err("the node has less than 64 MiB").to_string();
     assert!(refused.contains("65 MiB") && refused.contains("more --memory"), "{refused}");
     assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"v"[..]));
     rebuild(&home, 64);
@@ -165,7 +165,7 @@ fn a_rebuild_for_which_there_is_no_room_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn keys_that_come_while_their_table_is_made_too_small_find_a_larger_one() {
+fn keys_put_while_their_table_is_made_too_small_find_a_larger_one() {
     const KEYS: u32 = 20_000;
     let home = Home::new(128);
     home.create("s", 32, r#"{"items": 60000}"#);
@@ -191,7 +191,7 @@ fn keys_that_come_while_their_table_is_made_too_small_find_a_larger_one() {
     audit(&home);
 }
 
-/// Somebody with the store's key says of all slots that they are taken.
+/// A malicious client fills all slots with copies of one word.
 #[test]
 fn a_table_grows_no_further_than_the_buffers_of_its_store() {
     const QUOTA_MIB: u64 = 4;
@@ -208,7 +208,7 @@ fn a_table_grows_no_further_than_the_buffers_of_its_store() {
             let mut chain = buf.begin(table.extent.key);
             let word = chain.also(read(table.slot_at(index), 16));
             run(&endpoint, endpoint.run(NodeId(0), &chain, &mut reply)).expect("read");
-            slot.copy_from_slice(reply.get(word).expect("it may read"));
+            slot.copy_from_slice(reply.get(word).expect("the client may read"));
             if slot != [0; 16] {
                 break;
             }
@@ -229,13 +229,13 @@ fn a_table_grows_no_further_than_the_buffers_of_its_store() {
     assert!(table_len <= (2 * (QUOTA_MIB + 1) + 1) << 20, "a table of {table_len} bytes");
 }
 
-/// How long the table of a store in use is rebuilt again and again.
+/// Time for which a table in use is rebuilt again and again.
 const IN_USE: Duration = Duration::from_secs(3);
 
-/// One client's keys, which nobody else touches, and what they hold.
+/// Keys that only one client uses, with their expected values.
 struct Owner {
     name: u32,
-    /// Of each key, the value's number and length; nothing while it is absent.
+    /// Number and length of each key's value. Absent keys are missing.
     values: BTreeMap<u32, (u32, usize)>,
     random: u64,
     put: u32,
@@ -260,7 +260,7 @@ impl Owner {
         self.random % below
     }
 
-    /// Does something to a key, and looks what it and another one hold.
+    /// Runs a random operation on a key, and checks the values of that key and of another one.
     fn operate(&mut self, client: &mut Client, keys: u64) {
         let key = self.draw(keys) as u32;
         let len = [0, 20, 300, 3000, 130_000][[0, 1, 1, 1, 2, 2, 3, 3, 4][self.draw(9) as usize]];
@@ -320,7 +320,7 @@ impl Owner {
     }
 }
 
-/// Adds one to a number that others count in, too.
+/// Adds 1 to a counter that several clients share.
 fn count(client: &mut Client, counted: &mut u64) {
     loop {
         let item =
@@ -340,7 +340,7 @@ fn count(client: &mut Client, counted: &mut u64) {
 }
 
 #[test]
-fn clients_at_work_lose_nothing_and_find_nothing_again_while_tables_are_rebuilt() {
+fn concurrent_clients_lose_no_value_while_tables_are_rebuilt() {
     const KEYS: u64 = 60;
     let home = Home::new(96);
     home.create("s", 48, r#"{"items": 64}"#);
@@ -351,7 +351,7 @@ fn clients_at_work_lose_nothing_and_find_nothing_again_while_tables_are_rebuilt(
                 let home = &home;
                 scope.spawn(move || {
                     let mut client = home.client("s").with_slot_cache(if name == 1 { 40 } else { 0 });
-                    // One that is used seldom, so that it has missed rebuilds.
+                    // A client that is used seldom, so that it misses rebuilds.
                     let mut idle = home.client("s");
                     let (mut owner, mut counted) = (Owner::new(name), 0);
                     while std::time::Instant::now() < until {
@@ -374,11 +374,11 @@ fn clients_at_work_lose_nothing_and_find_nothing_again_while_tables_are_rebuilt(
             rebuilds += 1;
         }
         let done: Vec<(Owner, u64)> =
-            workers.into_iter().map(|worker| worker.join().expect("all is well")).collect();
+            workers.into_iter().map(|worker| worker.join().expect("the worker succeeds")).collect();
         let mut client = home.client("s");
         done.iter().for_each(|(owner, _)| owner.check(&mut client, KEYS));
         let counted: u64 = done.iter().map(|(_, counted)| counted).sum();
-        let counter = value_of(&mut client, b"counter").expect("it was counted");
+        let counter = value_of(&mut client, b"counter").expect("present");
         assert_eq!(u64::from_le_bytes(counter.try_into().expect("a number")), counted);
         println!(
             "{rebuilds} rebuilds under {} puts, {counted} counted",

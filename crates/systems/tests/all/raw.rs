@@ -1,4 +1,4 @@
-//! Plain memory: what each operation does and costs, and that its buffers are not lost.
+//! Plain memory: results and costs of each operation, and no leaked buffer.
 
 use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
@@ -22,12 +22,12 @@ struct Client {
 impl Client {
     fn open(home: &Home) -> Client {
         let endpoint = home.endpoint();
-        let raw = run(&endpoint, Raw::open(Rc::clone(&endpoint), NODE, "s")).expect("the store is there");
+        let raw = run(&endpoint, Raw::open(Rc::clone(&endpoint), NODE, "s")).expect("the store exists");
         endpoint.take();
         Client { endpoint, raw }
     }
 
-    /// One operation, and what it cost.
+    /// Runs one operation. Returns its output and its costs.
     fn once<'a, O>(
         &'a mut self,
         operation: impl AsyncFnOnce(&'a mut Raw<Rc<Count<Direct>>>) -> O,
@@ -66,7 +66,7 @@ fn each_operation_is_one_round_trip() {
     let (old, costs) = client.once(async |raw| raw.cas(0, &U64::new(5), &U64::new(9)).await);
     assert_eq!((old, of(costs)), (Ok(U64::new(5)), (1, 1, 0, 1, 0)));
     let (old, _) = client.once(async |raw| raw.cas(0, &U64::new(5), &U64::new(1)).await);
-    assert_eq!(old, Ok(U64::new(9)), "what is not expected is left");
+    assert_eq!(old, Ok(U64::new(9)), "a failed CAS changes nothing");
     let (old, _) = client.once(async |raw| raw.cas(0, &U128::new(9), &U128::new(u128::MAX)).await);
     assert_eq!(old, Ok(U128::new(9)));
     let (all, _) = client.once(async |raw| raw.read(0, 16).await.map(<[u8]>::to_vec));
@@ -74,17 +74,17 @@ fn each_operation_is_one_round_trip() {
     let (first, costs) = client.once(async |raw| raw.put(3, BoundedPtr::default(), b"first").await);
     assert_eq!(of(costs), (1, 1, 0, 1, 0));
     let (second, costs) = client.once(async |raw| raw.put(3, first.expect("a put"), b"second").await);
-    assert_eq!(of(costs), (1, 1, 0, 1, 1), "the buffer that is replaced is given back");
+    assert_eq!(of(costs), (1, 1, 0, 1, 1), "the replaced buffer is retired");
     let (held, _) = client.once(async |raw| raw.pointer(3).await);
     assert_eq!(held, second);
     let (got, costs) = client.once(async |raw| raw.get(3, 100).await.map(<[u8]>::to_vec));
-    assert_eq!((got.as_deref(), of(costs)), (Ok(&b"second"[..]), (1, 1, 0, 0, 0)), "the bound ends it");
+    assert_eq!((got.as_deref(), of(costs)), (Ok(&b"second"[..]), (1, 1, 0, 0, 0)), "the bound limits the READ");
     let (answer, costs) = client.once(async |raw| raw.echo(b"anyone there?").await.map(<[u8]>::to_vec));
     assert_eq!((answer.as_deref(), of(costs)), (Ok(&b"anyone there?"[..]), (1, 0, 1, 0, 0)));
 }
 
 #[test]
-fn the_longest_requests_arrive_whole_and_longer_ones_do_not_exist() {
+fn the_longest_requests_arrive_whole_and_longer_ones_panic() {
     let home = home();
     let mut client = Client::open(&home);
     let bytes = pattern(WRITE_MAX);
@@ -111,12 +111,12 @@ fn the_longest_requests_arrive_whole_and_longer_ones_do_not_exist() {
                 _ => client.once(async |raw| raw.write(0, &bytes).await).0,
             }
         }));
-        assert!(built.is_err(), "{too_long} bytes were not the most");
+        assert!(built.is_err(), "more than {too_long} bytes were accepted");
     }
 }
 
 #[test]
-fn whoever_puts_into_a_slot_that_another_has_changed_is_told_and_loses_nothing() {
+fn a_put_to_a_slot_that_another_client_changed_fails_and_leaks_nothing() {
     let home = home();
     let [mut one, mut other] = [Client::open(&home), Client::open(&home)];
     let held = one.put(5, BoundedPtr::default(), b"one").expect("a put");
@@ -124,24 +124,24 @@ fn whoever_puts_into_a_slot_that_another_has_changed_is_told_and_loses_nothing()
     assert!(matches!(one.put(5, held, b"one again"), Err(RawError::Meddled(_))));
     assert_eq!(other.once(async |raw| raw.pointer(5).await).0, Ok(now));
     drop((one, other));
-    assert_eq!(home.settled("s").live_buffers, 1, "what did not get there came back");
+    assert_eq!(home.settled("s").live_buffers, 1, "the buffer of the failed put is freed");
 }
 
 #[test]
-fn a_scan_keeps_what_slots_reach_and_frees_what_a_dead_client_held() {
+fn a_scan_keeps_reachable_buffers_and_frees_those_of_a_dead_client() {
     let home = home();
     let mut client = Client::open(&home);
     for slot in 0..SLOTS {
         client.put(slot, BoundedPtr::default(), &pattern(100)).expect("a put");
     }
-    let Answer::Store(store) = home.ask(Ask::OpenStore { name: "s".into() }) else { panic!("it is there") };
+    let Answer::Store(store) = home.ask(Ask::OpenStore { name: "s".into() }) else { panic!("expected a store") };
     let mut chain = ChainBuf::new();
     let mut chain = chain.begin(store.extent().key);
     let list = Class::for_len(100).expect("a class").list();
     let bytes = pattern(100);
     let _ = chain.also(allocate(list, [&bytes, &[], &[]]));
     let mut reply = Reply::new();
-    run(&client.endpoint, client.endpoint.run(NODE, &chain, &mut reply)).expect("it ran");
+    run(&client.endpoint, client.endpoint.run(NODE, &chain, &mut reply)).expect("the chain runs");
     assert_eq!((reply.last_status(), home.stat("s").live_buffers), (Status::Ok, SLOTS + 1));
     drop(client);
     home.ask(Ask::Scan { name: "s".into() });
@@ -154,17 +154,17 @@ fn a_scan_keeps_what_slots_reach_and_frees_what_a_dead_client_held() {
 }
 
 #[test]
-fn puts_go_on_for_longer_than_there_is_memory() {
+fn puts_of_more_bytes_than_the_memory_reuse_buffers() {
     let home = home();
     let mut client = Client::open(&home);
     let mut held = BoundedPtr::default();
     for _ in 0..2000 {
-        held = client.put(0, held, &pattern(1 << 15)).expect("what was replaced comes back");
+        held = client.put(0, held, &pattern(1 << 15)).expect("replaced buffers are freed");
     }
 }
 
 #[test]
-fn plain_memory_is_not_opened_as_what_it_is_not() {
+fn a_store_of_another_kind_and_wrong_parameters_are_refused() {
     let home = home();
     home.create("kv", 8, r#"{"items": 10}"#);
     let endpoint = home.endpoint();
@@ -186,7 +186,7 @@ fn plain_memory_is_not_opened_as_what_it_is_not() {
             parameters: parameters.into(),
             quota: quota << 20,
         };
-        let refused = home.host.ask(ask, std::time::Duration::from_secs(60)).expect_err("it cannot be made");
+        let refused = home.host.ask(ask, std::time::Duration::from_secs(60)).expect_err("invalid parameters");
         assert!(refused.to_string().contains(remedy), "{parameters}: {refused}");
     }
     assert_eq!(Addr::NULL, BoundedPtr::default().ptr, "a slot of zeros has no buffer");

@@ -1,4 +1,4 @@
-//! A bounded queue: order, capacity, costs, and what clients that were interrupted leave behind.
+//! Ring queue: order, capacity, costs, and recovery after interrupted clients.
 
 use crate::support::meddle::Meddle;
 use crate::support::{Home, run};
@@ -20,7 +20,7 @@ const NODE: NodeId = NodeId(0);
 
 fn home(slots: u64) -> (Home, Store) {
     let home = Home::new(32);
-    let parameters = (named(KIND).expect("it is registered").parameters)(&Sizing {
+    let parameters = (named(KIND).expect("the system is registered").parameters)(&Sizing {
         items: Some(slots),
         ..Sizing::default()
     });
@@ -38,7 +38,7 @@ impl Client {
         let (endpoint, options) = (home.endpoint(), Options::default());
         let opened = run(&endpoint, AnyQueue::open(Rc::clone(&endpoint), NODE, "s", &options));
         endpoint.take();
-        Client { endpoint, queue: opened.expect("the store is there") }
+        Client { endpoint, queue: opened.expect("the store exists") }
     }
 
     fn put(&mut self, value: &[u8]) -> Result<bool, QueueError> {
@@ -51,7 +51,7 @@ impl Client {
 }
 
 #[test]
-fn values_leave_in_the_order_in_which_they_came_for_many_rounds_of_the_ring() {
+fn values_are_taken_in_order_for_many_rounds_of_the_ring() {
     let (home, _) = home(4);
     let mut client = Client::open(&home);
     assert_eq!(client.take(), Ok(None));
@@ -82,7 +82,7 @@ fn a_put_is_two_round_trips_and_a_take_three() {
     let costs = client.endpoint.take();
     assert_eq!((costs.round_trips, costs.requests, costs.calls), (3, 3, 0));
     assert_eq!(client.take(), Ok(None));
-    assert_eq!(client.endpoint.take().round_trips, 2, "of an empty queue, head and slot are read");
+    assert_eq!(client.endpoint.take().round_trips, 2, "a take from an empty queue reads head and slot");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_value_has_up_to_60_kib() {
 }
 
 #[test]
-fn counters_that_a_dead_client_left_behind_the_slots_are_raised() {
+fn counters_that_a_failed_client_left_behind_are_advanced() {
     let (home, store) = home(4);
     let mut client = Client::open(&home);
     for value in 0..6u8 {
@@ -107,15 +107,15 @@ fn counters_that_a_dead_client_left_behind_the_slots_are_raised() {
             assert_eq!(client.take(), Ok(Some(vec![value])));
         }
     }
-    // Clients that died between slot and counter have raised neither head nor tail since the second value.
+    // As if clients had failed between slot and counter, and neither head nor tail had advanced since the second value.
     for (offset, ticket) in [(0, 1u64), (64, 2)] {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buffer.begin(store.extent().key);
         chain.also(write(Addr::new(store.table_at + offset), ticket.as_bytes()));
-        run(&client.endpoint, client.endpoint.run(NODE, &chain, &mut reply)).expect("it runs");
+        run(&client.endpoint, client.endpoint.run(NODE, &chain, &mut reply)).expect("the chain runs");
     }
     assert_eq!(client.put(&[6]), Ok(true));
-    assert_eq!(client.put(&[7]), Ok(false), "four values are in it");
+    assert_eq!(client.put(&[7]), Ok(false), "the queue holds four values");
     for value in 3..7u8 {
         assert_eq!(client.take(), Ok(Some(vec![value])));
     }
@@ -123,20 +123,20 @@ fn counters_that_a_dead_client_left_behind_the_slots_are_raised() {
 }
 
 #[test]
-fn a_take_that_another_outran_takes_the_next_value() {
+fn a_take_that_loses_to_another_takes_the_next_value() {
     let (home, _) = home(4);
     let mut other = Client::open(&home);
     for value in [b"a", b"b", b"c"] {
         assert_eq!(other.put(value), Ok(true));
     }
     let meddle = Meddle::new(home.endpoint());
-    let mut queue = block_on((), RingQueue::open(&meddle, NODE, "s")).expect("the store is there");
+    let mut queue = block_on((), RingQueue::open(&meddle, NODE, "s")).expect("the store exists");
     let taken = Rc::new(std::cell::RefCell::new(Vec::new()));
     let theirs = Rc::clone(&taken);
-    // After it has read head and slot, before it swings the slot.
+    // After this client has read head and slot, before it swings the slot.
     meddle.before_chain(2, move || {
         for _ in 0..2 {
-            theirs.borrow_mut().push(other.take().expect("taken").expect("there is one"));
+            theirs.borrow_mut().push(other.take().expect("taken").expect("a value"));
         }
     });
     let own = block_on((), queue.take()).map(|value| value.map(<[u8]>::to_vec));
@@ -144,7 +144,7 @@ fn a_take_that_another_outran_takes_the_next_value() {
 }
 
 #[test]
-fn clients_of_many_threads_take_each_value_once_and_a_producers_values_in_order() {
+fn concurrent_clients_take_each_value_once_and_in_order() {
     const EACH: u32 = 2_000;
     const PRODUCERS: u32 = 2;
     let (home, _) = home(8);

@@ -1,5 +1,5 @@
-//! Accounts for every buffer of a store, by the bytes alone: what the table reaches, what is on free lists, and in
-//! which state each buffer is. Shares no step with the node's own scan.
+//! Accounts for every buffer of a store from the bytes in memory: the buffers that the table reaches, the free lists,
+//! and the state of each buffer. It shares no code with the node's own scan.
 
 use super::script;
 use farside_fabrics::memory::Mapping;
@@ -15,30 +15,30 @@ use zerocopy::FromBytes;
 
 /// A store's buffers at one moment.
 pub(crate) struct Audit {
-    /// Of every buffer that was ever taken.
+    /// State of every buffer that was ever taken, by address.
     pub(crate) states: BTreeMap<u64, State>,
-    /// What the table reaches: items, tombstones and parts. How often, which must be once.
+    /// Addresses that the table reaches (items, tombstones and parts), with the number of references. It must be 1.
     pub(crate) reachable: BTreeMap<u64, u32>,
-    /// The generation of each key's slot.
+    /// Generation of each key's slot.
     generations: BTreeMap<Vec<u8>, u32>,
-    /// On free lists.
+    /// Addresses on free lists.
     listed: BTreeSet<u64>,
-    /// How many of each segment's buffers were ever taken, in all.
+    /// Number of buffers that were ever taken, in all segments.
     used: u64,
     pub(crate) parts: u64,
 }
 
-/// What a client that died had in its hands.
+/// State of the buffer that a dead client held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Held {
     Nothing,
-    /// Allocated; not written, or a part of a value that no item lists.
+    /// Allocated, but not written; or a part of a value that no item lists.
     AllocatedOnly,
-    /// Allocated and written, and in no slot.
+    /// Allocated and written, but in no slot.
     NotInstalled,
-    /// Another item is in its slot.
+    /// Replaced by another item, but not retired.
     NotRetired,
-    /// Retired, and on no list.
+    /// Retired, but on no list.
     NotListed,
 }
 
@@ -88,14 +88,14 @@ impl Audit {
                 assert!(self.listed.insert(buffer.at), "{:#x} is on a free list twice", buffer.at);
                 let Ok(state) = arena.state(&buffer);
                 let Ok(found) = arena.buffer_at(state.next);
-                assert_eq!(found.is_none(), state.next == 0, "a link names no buffer");
+                assert_eq!(found.is_none(), state.next == 0, "a link points to no buffer");
                 next = found.map(|(_, buffer)| buffer);
             }
         }
     }
 
     fn take_table(&mut self, memory: &Mapping, store: &Store) {
-        let table = Table::new(&store.parameters, store.extent()).expect("the catalog's own");
+        let table = Table::new(&store.parameters, store.extent()).expect("parameters from the catalog");
         for index in 0..table.spec.slots {
             let Ok(word) = memory.load(table.slot_at(index).raw(), Width::W16);
             let slot = Slot(BoundedPtr::read_from_bytes(&word.to_le_bytes()).expect("a slot's size"));
@@ -106,7 +106,7 @@ impl Audit {
             *self.reachable.entry(at).or_default() += 1;
             let mut bytes = vec![0; slot.0.bound.get() as usize];
             let Ok(()) = memory.read(at, &mut bytes);
-            let item = ItemView::decode(&bytes).expect("what is installed is an item");
+            let item = ItemView::decode(&bytes).expect("a slot points to an item");
             assert_eq!(
                 item.header.generation.get(),
                 slot.generation(),
@@ -114,7 +114,7 @@ impl Audit {
             );
             self.generations.insert(item.key.to_vec(), slot.generation());
             if item.kind == Kind::Large {
-                for part in item.parts().expect("its parts add up") {
+                for part in item.parts().expect("valid parts") {
                     *self.reachable.entry(part.at.get()).or_default() += 1;
                     self.parts += 1;
                 }
@@ -122,27 +122,27 @@ impl Audit {
         }
     }
 
-    /// Nothing is lost, nothing is in two places.
+    /// Checks that no buffer is leaked and that none is in two places.
     pub(crate) fn check(&self) {
         let mut free = BTreeSet::new();
         for (at, state) in &self.states {
             match state.stage {
-                Stage::Live => assert!(self.reachable.contains_key(at), "{at:#x} is lost: {state:?}"),
+                Stage::Live => assert!(self.reachable.contains_key(at), "{at:#x} is leaked: {state:?}"),
                 Stage::Free => assert!(free.insert(*at)),
                 Stage::Parked => {}
                 Stage::Unused | Stage::Retired => panic!("{at:#x} is neither in use nor free: {state:?}"),
             }
         }
-        assert!(free == self.listed, "what is free is on a list, and nothing else is");
+        assert!(free == self.listed, "the free lists hold exactly the free buffers");
         for (at, times) in &self.reachable {
             assert_eq!(*times, 1, "{at:#x} is reached from two places");
-            let state = self.states.get(at).unwrap_or_else(|| panic!("{at:#x} is reachable, and no buffer"));
+            let state = self.states.get(at).unwrap_or_else(|| panic!("{at:#x} is reachable, but no buffer"));
             assert_eq!(state.stage, Stage::Live, "{at:#x} is reachable");
         }
         assert_eq!(self.states.len() as u64, self.used);
     }
 
-    /// What the session of that number and slot, now dead, had in its hands. It alone used the keys of `seed`.
+    /// Returns what a dead session, with this number and slot, held. No other session uses the keys of `seed`.
     pub(crate) fn held_by(&self, memory: &Mapping, seed: u64, number: u32, slot: u32) -> Held {
         let listed = self.retired_by(memory, slot);
         let mine = || self.states.iter().filter(|(_, state)| state.owner == number);
@@ -168,7 +168,7 @@ impl Audit {
         held
     }
 
-    /// The session's list of retired buffers.
+    /// Addresses on the session's list of retired buffers.
     fn retired_by(&self, memory: &Mapping, slot: u32) -> BTreeSet<u64> {
         let Ok(head) = memory.load(turn_at(slot) + 64, Width::W16);
         let mut next = head as u64;

@@ -1,33 +1,33 @@
-//! The system's allocator, which also counts.
+//! The system's allocator, with a count of allocations for each thread.
 //!
-//! Invariant: what is counted is what the thread itself asked for; other threads may do as they like.
+//! Invariant: a thread's count includes only its own allocations.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Blocks that this thread has asked for.
+    /// Number of blocks that this thread has allocated.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// To be made the global allocator of the test that counts.
+/// Allocator that counts. A test installs it as the global allocator.
 pub(crate) struct Counting;
 
-/// Blocks that this thread has asked for so far.
+/// Number of blocks that this thread has allocated so far.
 pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
 fn count() {
-    // A thread that is ending has no counter any more, and is not the one that is measured.
+    // A thread that is exiting has no counter any more. It is not the measured thread.
     let _counted = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call is handed on to the system's allocator unchanged; counting neither allocates nor unwinds.
+// SAFETY: every call is forwarded unchanged to the system's allocator. Counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps the contract, which is the same.
+        // SAFETY: the caller upholds the contract of this method, which is the same.
         unsafe { System.alloc(layout) }
     }
 

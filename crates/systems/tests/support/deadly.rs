@@ -1,5 +1,5 @@
-//! A memory that looks on as it is used, knows what each access is for, and at one of them kills or stops its own
-//! process: before the access is made, or in the middle of it where that writes an item.
+//! A memory that classifies each access of its process, and kills or stops the process at a given access: before the
+//! access, or halfway through the write of an item.
 
 use super::process::say;
 use super::watched::{Hears, Made, Watched};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What an access is for.
+/// Purpose of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Access {
     ReadSecret,
@@ -27,15 +27,15 @@ pub(crate) enum Access {
     ReadListHead,
     ReadState,
     ReadSession,
-    /// A list's first buffer is to be this session's.
+    /// Claims a free list's first buffer for this session.
     TakeDecide,
     /// A buffer becomes LIVE.
     TakeMakeLive,
     TakeFinish,
-    /// The next unused buffer of a segment is to be this session's.
+    /// Claims the next unused buffer of a segment for this session.
     BumpDecide,
     BumpFinish,
-    /// A granted segment is to be this class's.
+    /// Claims a granted segment for a class.
     RefillDecide,
     RefillSegment,
     RefillCurrent,
@@ -45,7 +45,7 @@ pub(crate) enum Access {
     SwingSlot,
     /// A buffer becomes RETIRED.
     RetireMark,
-    /// Only if the node has taken the list since it was looked at.
+    /// Made only if the node has taken the list since the session read its head.
     RetireLink,
     RetireListHead,
     WriteCounters,
@@ -53,7 +53,7 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    /// What every put, delete and large put comes across sooner or later.
+    /// Accesses that puts, deletes and large puts make sooner or later.
     pub(crate) const ALL: [Access; 21] = [
         Access::ReadSecret,
         Access::ReadSlot,
@@ -79,26 +79,26 @@ impl Access {
     ];
 }
 
-/// The blow to be dealt.
+/// A kill or stop at one access.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Strike {
-    /// At an access for this, ...
+    /// Purpose of the access.
     pub(crate) access: Access,
-    /// ... before which there were so many.
+    /// Number of earlier accesses with the same purpose.
     pub(crate) nth: u64,
     /// Stop the process instead of killing it.
     pub(crate) stop: bool,
 }
 
-/// Whoever looks on.
+/// Observer that strikes its own process.
 pub(crate) struct Deadly {
     strike: Option<Strike>,
-    /// How many there were of each kind.
+    /// Number of accesses by purpose.
     pub(crate) seen: RefCell<BTreeMap<Access, u64>>,
 }
 
 impl Deadly {
-    /// The memory, with nothing seen yet.
+    /// Wraps a memory, with no access counted yet.
     pub(crate) fn over(mapping: Arc<Mapping>, strike: Option<Strike>) -> Watched<Deadly> {
         Watched { mapping, by: Deadly { strike, seen: RefCell::default() } }
     }
@@ -122,7 +122,7 @@ impl Hears for Deadly {
         say("struck", &access);
         let signal = if strike.stop { Signal::STOP } else { Signal::KILL };
         rustix::process::kill_process(rustix::process::getpid(), signal).expect("a signal to oneself");
-        // It may reach another thread first, which stops this one a moment later.
+        // The signal may reach another thread first, which stops this one a moment later.
         std::thread::sleep(Duration::from_millis(20));
     }
 }

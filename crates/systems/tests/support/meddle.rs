@@ -1,4 +1,4 @@
-//! A fabric that lets somebody else act before a chain, and may keep the chain or its answer from the client.
+//! A fabric that runs a function before each chain, and can stop the chain or lose its reply.
 
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{Ran, ServiceId};
@@ -6,16 +6,16 @@ use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId
 use std::cell::RefCell;
 use std::time::Duration;
 
-/// What becomes of a chain.
+/// Fate of a chain.
 pub(crate) enum Then {
     Runs,
-    /// It never runs, and whoever awaits it waits for ever.
+    /// The chain never runs, and its future is never ready.
     Stops,
-    /// Its answer is lost, and the error says whether it ran. It did if that is known.
+    /// The reply is lost, and the error states whether the chain ran. The chain runs only for [`Ran::Yes`].
     Lost(Ran),
 }
 
-/// Asks before each chain what becomes of it.
+/// A fabric that calls a function before each chain to determine the chain's fate.
 pub(crate) struct Meddle<'a, F> {
     inner: F,
     before: RefCell<Box<dyn FnMut() -> Then + 'a>>,
@@ -26,12 +26,12 @@ impl<'a, F> Meddle<'a, F> {
         Meddle { inner, before: RefCell::new(Box::new(|| Then::Runs)) }
     }
 
-    /// Has `before` called before each chain from now on.
+    /// Calls `before` before each chain from now on.
     pub(crate) fn before_each(&self, before: impl FnMut() -> Then + 'a) {
         *self.before.borrow_mut() = Box::new(before);
     }
 
-    /// Has `act` done before the chain after `chains` more.
+    /// Lets `chains` chains run, then calls `act` once before the next chain.
     pub(crate) fn before_chain(&self, chains: u32, act: impl FnOnce() + 'a) {
         let (mut left, mut act) = (chains, Some(act));
         self.before_each(move || {
@@ -43,7 +43,7 @@ impl<'a, F> Meddle<'a, F> {
         });
     }
 
-    /// Says what becomes of the chain after `chains` more; all others run.
+    /// Lets `chains` chains run, then applies `then` to the next chain. All later chains run.
     pub(crate) fn of_chain(&self, chains: u32, then: Then) {
         let (mut left, mut then) = (chains, Some(then));
         self.before_each(move || match left.checked_sub(1) {
@@ -70,7 +70,7 @@ impl<F: Fabric> Fabric for Meddle<'_, F> {
                 if ran == Ran::Yes {
                     self.inner.run(node, chain, reply).await?;
                 }
-                Err(FabricError::Lost { node, ran, reason: "its answer was lost".into() })
+                Err(FabricError::Lost { node, ran, reason: "the reply was lost".into() })
             }
         }
     }

@@ -1,5 +1,5 @@
-//! A node in this process with one store, and clients of it; in its modules, nodes and clients in processes of
-//! their own.
+//! A node in this process, and its clients. The modules below have nodes and clients in separate processes, and nodes
+//! that run step by step.
 
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 #![allow(clippy::disallowed_methods, reason = "tests may read the environment")]
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) type Client = PrismKv<Rc<Count<Direct>>>;
-/// A client whose chains can be meddled with.
+/// A client whose chains can be delayed, stopped or lost.
 pub(crate) type Meddled = PrismKv<Rc<Meddle<'static, Rc<Count<Direct>>>>>;
 
 pub(crate) struct Home {
@@ -68,18 +68,18 @@ impl Home {
         };
         match self.ask(ask) {
             Answer::Store(store) => store,
-            other => panic!("asked for a store, got {other:?}"),
+            other => panic!("expected a store, got {other:?}"),
         }
     }
 
     pub(crate) fn stat(&self, name: &str) -> StoreStat {
         match self.ask(Ask::StoreStat { name: name.into() }) {
             Answer::StoreStat(stat) => stat,
-            other => panic!("asked for figures, got {other:?}"),
+            other => panic!("expected figures, got {other:?}"),
         }
     }
 
-    /// Waits until nothing is on its way back.
+    /// Waits until no buffer is retired, and returns the store's figures.
     pub(crate) fn settled(&self, name: &str) -> StoreStat {
         for _ in 0..1000 {
             let stat = self.stat(name);
@@ -88,7 +88,7 @@ impl Home {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        panic!("buffers are still retired after five seconds: {:?}", self.stat(name));
+        panic!("buffers are still retired after 5 s: {:?}", self.stat(name));
     }
 
     pub(crate) fn endpoint(&self) -> Rc<Count<Direct>> {
@@ -98,16 +98,16 @@ impl Home {
 
     pub(crate) fn meddled(&self, name: &str) -> Meddled {
         let fabric = Rc::new(Meddle::new(self.endpoint()));
-        block_on((), PrismKv::open(fabric, NodeId(0), name)).expect("the store is there")
+        block_on((), PrismKv::open(fabric, NodeId(0), name)).expect("the store exists")
     }
 
     pub(crate) fn client(&self, name: &str) -> Client {
         let endpoint = self.endpoint();
-        block_on((), PrismKv::open(endpoint, NodeId(0), name)).expect("the store is there")
+        block_on((), PrismKv::open(endpoint, NodeId(0), name)).expect("the store exists")
     }
 }
 
-/// Runs one operation to its end; the endpoint's turn ends with it.
+/// Runs one operation to its end, then ends the endpoint's turn.
 pub(crate) fn run<O>(client_endpoint: &Rc<Count<Direct>>, future: impl Future<Output = O>) -> O {
     block_on(client_endpoint.inner(), future)
 }

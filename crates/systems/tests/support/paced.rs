@@ -1,7 +1,7 @@
-//! A Pilaf service that makes its accesses one at a time, while somebody reads: every place where a reader can meet a
-//! put or a delete half done.
+//! A Pilaf service that makes its memory accesses one at a time, with a reader in between: every point at which a
+//! reader can see a put or a delete half done.
 //!
-//! Invariant: nothing here runs beside the test, so a failure happens every time.
+//! Invariant: the test runs in a single thread, so a failure is reproducible.
 
 use super::Home;
 use super::meddle::{Meddle, Then};
@@ -20,10 +20,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 
-/// A node's memory that performs as many accesses as it is allowed to, and answers *wait* then.
+/// A node's memory that performs a limited number of accesses, and then returns *wait*.
 struct Metered<'a> {
     memory: &'a Mapping,
-    /// What each access has answered.
+    /// Results of the accesses of the current call, which a replay returns again.
     log: RefCell<Vec<Box<dyn Any>>>,
     next: Cell<usize>,
     allowed: Cell<usize>,
@@ -42,7 +42,7 @@ impl Metered<'_> {
             log.push(Box::new(answer));
         }
         self.next.set(next + 1);
-        Ok(log[next].downcast_ref::<T>().expect("a replayed call asks what it asked before").clone())
+        Ok(log[next].downcast_ref::<T>().expect("a replayed call makes the same accesses").clone())
     }
 }
 
@@ -75,7 +75,7 @@ impl Memory for Metered<'_> {
     }
 }
 
-/// A service with calls to answer, one after another.
+/// A service with a queue of calls.
 struct Stepped<'a> {
     memory: Metered<'a>,
     service: Box<dyn Service<Metered<'a>> + 'a>,
@@ -86,7 +86,7 @@ impl<'a> Stepped<'a> {
     fn new(memory: &'a Mapping, store: &Store) -> Stepped<'a> {
         let log = RefCell::default();
         let memory = Metered { memory, log, next: Cell::new(0), allowed: Cell::new(0) };
-        let service = PilafKind.serve(&store.parameters, store.extent()).expect("its own parameters");
+        let service = PilafKind.serve(&store.parameters, store.extent()).expect("parameters from the catalog");
         Stepped { memory, service, calls: VecDeque::new() }
     }
 
@@ -96,7 +96,7 @@ impl<'a> Stepped<'a> {
         self.calls.push_back(request);
     }
 
-    /// Has it make so many accesses more, or what it has to; answers how many it made.
+    /// Lets the service make up to `accesses` further accesses. Returns the number that it made.
     fn step(&mut self, accesses: usize) -> usize {
         self.memory.allowed.set(accesses);
         while let Some(request) = self.calls.front() {
@@ -104,7 +104,7 @@ impl<'a> Stepped<'a> {
             let call = Call { rights: Rights::ALL, request };
             match self.service.call(&self.memory, call, &mut Vec::new()) {
                 Err(()) => break,
-                Ok(answered) => answered.expect("a good request"),
+                Ok(answered) => answered.expect("a valid request"),
             }
             self.memory.log.borrow_mut().clear();
             self.calls.pop_front();
@@ -113,7 +113,7 @@ impl<'a> Stepped<'a> {
     }
 }
 
-/// A service dies in the middle of a call, after so many accesses; answers how many it made.
+/// Runs a call that fails after `accesses` accesses. Returns the number of accesses that the call made.
 pub(crate) fn interrupted(
     memory: &Mapping,
     store: &Store,
@@ -125,10 +125,10 @@ pub(crate) fn interrupted(
     service.step(accesses)
 }
 
-/// More than all calls of a story make.
+/// Lets all calls of a scenario run to their end.
 const ALL: usize = usize::MAX;
 
-/// What happens to a key while it is read; then another's item takes the buffer that this frees.
+/// Change of a key while it is read. Afterwards, another key's item takes the freed buffer.
 #[derive(Clone, Copy, Debug)]
 enum Story {
     Inserted,
@@ -139,9 +139,11 @@ enum Story {
 const OLD: &[u8] = &[1; 80];
 const NEW: &[u8] = &[2; 80];
 
-/// Reads a key in every place of every story: before each chain the service makes as many accesses as the schedule
-/// says, and all at its end. Answers what a GET answered that it should not have, or that it asked the service. `begin`
-/// is done when the service has been made.
+/// Reads a key at every point of every scenario. Before each chain of the reader, the service makes the number of
+/// accesses in the schedule; after the schedule, it makes all that remain. `begin` runs after the service was created.
+///
+/// # Errors
+/// A GET returned a wrong result, or called the service.
 pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
     let home = Home::new(32);
     let store = home.create_of(KIND, "s", 24, r#"{"items": 20000}"#);
@@ -152,7 +154,7 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
         service.borrow_mut().step(paces.borrow_mut().pop_front().unwrap_or(ALL));
         Then::Runs
     });
-    let mut kv = block_on((), Pilaf::open(&fabric, NodeId(0), "s")).expect("the store is there");
+    let mut kv = block_on((), Pilaf::open(&fabric, NodeId(0), "s")).expect("the store exists");
     begin();
     let mut keys = 0u32;
     for story in [Story::Inserted, Story::Replaced, Story::Deleted] {
@@ -170,7 +172,7 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
         };
         tell(b"first");
         let accesses = service.borrow_mut().step(ALL);
-        // The service goes on between the READs; or it rests in the middle of its work, for three of them.
+        // The service continues between the two READs, or pauses for three of them.
         let goes_on = (0..=accesses).flat_map(|one| (0..=accesses - one).map(move |two| vec![one, two]));
         let rests = (0..=accesses).map(|one| vec![one, 0, 0, 0]);
         for schedule in goes_on.chain(rests) {

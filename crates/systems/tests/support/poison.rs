@@ -1,5 +1,5 @@
-//! A node that overwrites every buffer before it gives it back, beside clients that overwrite and clients that read.
-//! Whoever reads the poison has followed a pointer into a buffer that was free.
+//! A node that overwrites every buffer with poison before it frees the buffer, with clients that put and clients that
+//! get. A client that reads poison has followed a pointer into a free buffer.
 
 use super::watched::{Hears, Made, Watched};
 use farside_fabrics::direct::{Control, Direct};
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const POISON: u8 = 0xdd;
 const KEYS: u32 = 8;
 
-/// What happened.
+/// Numbers of events in a run.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) poisoned: u64,
@@ -36,8 +36,10 @@ pub(crate) struct Figures {
     pub(crate) slow_gets: u64,
 }
 
-/// Puts, gets and reclaims for a while; what was read wrongly, if anything was. `begin` runs first on the node's
-/// thread.
+/// Puts, gets and reclaims for the time `during`. `begin` runs first on the node's thread.
+///
+/// # Errors
+/// An operation failed, or a get returned bytes that no client put.
 pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figures, String> {
     let home = Arc::new(Home::new());
     let node: Arc<dyn LocalNode> = Arc::clone(&home) as _;
@@ -101,7 +103,7 @@ fn put_all<M: Runs>(
         let key = ((n + writer) % KEYS).to_be_bytes();
         match block_on(endpoint, client.put(&key, &value)) {
             Ok(()) => _ = puts.fetch_add(1, Ordering::Relaxed),
-            Err(KvError::OutOfMemory) => {} // All of it waits for the slow reader, or the node has gone home.
+            Err(KvError::OutOfMemory) => {} // All memory waits for the slow reader, or the node has stopped.
             Err(error) => return Err(format!("a put: {error}")),
         }
     }
@@ -119,7 +121,7 @@ fn get_all<M: Runs>(endpoint: &Rc<Direct<M>>, stop: &AtomicBool, gets: &AtomicU6
         if let Some(value) = value
             && value.iter().any(|&byte| byte != value[0] || byte == POISON)
         {
-            return Err(format!("a get of {} bytes found some that nobody put", value.len()));
+            return Err(format!("a get of {} bytes returned bytes that no client put", value.len()));
         }
         gets.fetch_add(1, Ordering::Relaxed);
     }
@@ -127,15 +129,15 @@ fn get_all<M: Runs>(endpoint: &Rc<Direct<M>>, stop: &AtomicBool, gets: &AtomicU6
 }
 
 fn open<F: Fabric + Clock>(endpoint: &Rc<F>) -> PrismKv<Rc<F>> {
-    block_on((), PrismKv::open(Rc::clone(endpoint), NodeId(0), "s")).expect("the store is there")
+    block_on((), PrismKv::open(Rc::clone(endpoint), NodeId(0), "s")).expect("the store exists")
 }
 
-/// Overwrites whatever is about to go onto a free list.
+/// Observer that overwrites each buffer that is about to go onto a free list.
 #[derive(Default)]
 struct Poisoning(AtomicU64);
 
 impl Hears for Poisoning {
-    /// Where a class's head is about to name a buffer that is being put. The node holds it alone until then.
+    /// Detects that a class's list head is about to point to a new buffer. Until then only the node holds the buffer.
     fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
         const REGION_SIZE: u64 = 4096;
         const CLASSES: u64 = 128;
@@ -149,7 +151,7 @@ impl Hears for Poisoning {
         }
         let first = new as u64 & ((1 << 48) - 1) & !0xf;
         let Ok(found) = memory.arena().buffer_at(first);
-        let (_, buffer) = found.expect("what is put is a buffer");
+        let (_, buffer) = found.expect("a list entry is a buffer");
         let Ok(()) = memory.write(buffer.at, &vec![POISON; buffer.class.size as usize]);
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -161,7 +163,7 @@ impl NodeMemory for Watched<Poisoning> {
     }
 }
 
-/// A node of this process with one store, tended by a thread of the test's.
+/// A node in this process with one store, run by a thread of the test.
 struct Home {
     memory: Watched<Poisoning>,
     node: Mutex<Node<Watched<Poisoning>>>,
@@ -188,7 +190,7 @@ impl Home {
         let ticket = node.ask(ask, [3, 3]);
         loop {
             if let Some((to, answer)) = node.answer() {
-                assert_eq!(to, ticket, "one question at a time");
+                assert_eq!(to, ticket, "one request at a time");
                 return answer;
             }
             let Ok(_) = node.step(&self.memory);
@@ -209,7 +211,7 @@ impl Home {
         }
     }
 
-    /// An endpoint that dawdles in the middle of chains.
+    /// Creates an endpoint that pauses in the middle of chains.
     fn slow_endpoint(self: &Arc<Self>) -> Direct<Watched<Slow>> {
         let session = self.open_session().expect("a session is free");
         let memory = Watched { mapping: Arc::clone(&self.memory.mapping), by: Slow::default() };
@@ -230,7 +232,7 @@ impl LocalNode for Home {
         self.node().end_session(session, true);
     }
     fn call(&self, _: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
-        let ask = serde_json::from_slice(request).expect("a question");
+        let ask = serde_json::from_slice(request).expect("a request");
         let answered = self.ask(ask).map_err(FabricError::Refused)?;
         *answer = serde_json::to_vec(&answered).expect("plain data");
         Ok(())
@@ -261,7 +263,7 @@ impl Drop for Calls {
     }
 }
 
-/// A client that is often overtaken between two accesses.
+/// Observer that often pauses before a read, so that other clients act between two accesses.
 #[derive(Default)]
 struct Slow(Cell<u64>);
 

@@ -1,5 +1,5 @@
-//! Processes of their own: the test's binary starts itself again, told by the environment which part to play, and
-//! talks with it in lines.
+//! Child processes. The test's binary starts itself again with a role in the environment, and exchanges lines with the
+//! child.
 //!
 //! Invariant: a child never outlives its parent, and every wait has a deadline.
 
@@ -23,25 +23,25 @@ use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Which part a child plays.
+/// Environment variable with the role of a child.
 const ROLE: &str = "FARSIDE_TEST_ROLE";
-/// The test that plays it.
+/// Test that plays the role.
 const CHILD: &str = "life_and_death::child";
-/// However slow the machine is, no child keeps us waiting for longer.
+/// Longest wait for a child, even on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Role {
-    /// A memory node that does what it is told.
+    /// A memory node that handles requests from its standard input.
     Node { socket: PathBuf, mib: u64, evict_stopped_after: Option<Duration> },
-    /// A client that does one operation of a script after the other.
+    /// A client that runs the operations of a script, one after the other.
     Client { socket: PathBuf, store: String, seed: u64, tour: bool, slot_cache: bool, strike: Option<Strike> },
 }
 
-/// Plays the part that this process was started for; nothing if it was started for none.
+/// Plays the role that the environment names. Does nothing if there is none.
 pub(crate) fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("the system can");
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("the system supports it");
     match serde_json::from_str(&role).expect("a role") {
         Role::Node { socket, mib, evict_stopped_after } => serve(&socket, mib, evict_stopped_after),
         Role::Client { socket, store, seed, tour, slot_cache, strike } => {
@@ -50,11 +50,11 @@ pub(crate) fn play() {
     }
 }
 
-/// Says something to the parent.
+/// Sends a line to the parent.
 pub(crate) fn say(word: &str, what: &impl Serialize) {
     let line = format!("\n@{word} {}\n", serde_json::to_string(what).expect("plain data"));
     let mut out = std::io::stdout().lock();
-    out.write_all(line.as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).expect("the parent reads");
 }
 
 fn serve(socket: &Path, mib: u64, evict_stopped_after: Option<Duration>) {
@@ -63,12 +63,12 @@ fn serve(socket: &Path, mib: u64, evict_stopped_after: Option<Duration>) {
     let host = Host::start(memory, vec![Box::new(PrismKvKind)], options).expect("a node");
     say("ready", &());
     for line in std::io::stdin().lines() {
-        let line = line.expect("the parent speaks");
+        let line = line.expect("a line from the parent");
         if line == "stopped" {
             say("answer", &host.stopped_pids());
             continue;
         }
-        let ask: Ask = serde_json::from_str(&line).expect("a question");
+        let ask: Ask = serde_json::from_str(&line).expect("a request");
         say("answer", &host.ask(ask, PATIENCE).map_err(|error| error.to_string()));
     }
 }
@@ -77,7 +77,7 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
     let endpoint = shm::connect_on(socket, NodeId(0), |memory| Deadly::over(memory, strike));
     let endpoint = Rc::new(endpoint.expect("a connection"));
     let client = block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), store));
-    let mut client = client.expect("the store is there");
+    let mut client = client.expect("the store exists");
     if slot_cache {
         client = client.with_slot_cache(64);
     }
@@ -98,7 +98,7 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
                 block_on(&endpoint, client.delete(&script::key(seed, key))).expect("deleted");
             }
         }
-        // A word after every operation would keep the process in the system's hands most of the time.
+        // With a line after every operation, the process would spend most of its time in system calls.
         if tour || index % 16 == 15 {
             say("done", &(index + 1));
         }
@@ -106,25 +106,25 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
     say("seen", &*endpoint.memory().by.seen.borrow());
 }
 
-/// A child as its parent knows it. Killed when dropped.
+/// Parent's handle of a child. The child is killed when it is dropped.
 pub(crate) struct Child {
     process: std::process::Child,
     role: Role,
     lines: Receiver<String>,
-    /// What it said, for when something goes wrong.
+    /// Lines received so far, for failure messages.
     heard: Vec<String>,
 }
 
 impl Child {
     pub(crate) fn start(role: Role) -> Child {
-        let mut process = Command::new(std::env::current_exe().expect("this test has a file"))
+        let mut process = Command::new(std::env::current_exe().expect("the test's own path"))
             .args([CHILD, "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, serde_json::to_string(&role).expect("plain data"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("the test's binary can be started again");
-        let out = BufReader::new(process.stdout.take().expect("it is piped"));
+            .expect("the test's binary starts again");
+        let out = BufReader::new(process.stdout.take().expect("a pipe"));
         let (send, lines) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             for line in out.lines().map_while(Result::ok) {
@@ -140,7 +140,7 @@ impl Child {
         self.process.id()
     }
 
-    /// What the next line with that word says; lines with other words before it are kept.
+    /// Waits for the next line with this word and returns its value. Keeps the lines before it.
     pub(crate) fn hear<T: for<'a> Deserialize<'a>>(&mut self, word: &str) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -153,14 +153,14 @@ impl Child {
                     }
                 }
                 Err(why) => {
-                    let why = if why == RecvTimeoutError::Timeout { "says nothing" } else { "has ended" };
-                    panic!("{:?} {why} where '{word}' was expected; so far: {:?}", self.role, self.heard)
+                    let why = if why == RecvTimeoutError::Timeout { "sends no line" } else { "has exited" };
+                    panic!("{:?} {why}, but '{word}' was expected; so far: {:?}", self.role, self.heard)
                 }
             }
         }
     }
 
-    /// The last of the lines with that word; everything that is there is heard. The process must have ended.
+    /// Reads all remaining lines and returns the value of the last line with this word. The process must have exited.
     pub(crate) fn heard_last<T: for<'a> Deserialize<'a>>(&mut self, word: &str) -> Option<T> {
         let deadline = Instant::now() + PATIENCE;
         // The channel closes when the pipe does.
@@ -171,22 +171,22 @@ impl Child {
     }
 
     fn tell(&mut self, line: &str) {
-        let input = self.process.stdin.as_mut().expect("it is piped");
-        writeln!(input, "{line}").and_then(|()| input.flush()).expect("the child listens");
+        let input = self.process.stdin.as_mut().expect("a pipe");
+        writeln!(input, "{line}").and_then(|()| input.flush()).expect("the child reads");
     }
 
-    /// Asks a node; it must not refuse.
+    /// Sends a request to a node, which must not refuse it.
     pub(crate) fn ask(&mut self, ask: &Ask) -> Answer {
         self.try_ask(ask).unwrap_or_else(|reason| panic!("{ask:?}: {reason}"))
     }
 
-    /// Asks a node.
+    /// Sends a request to a node.
     pub(crate) fn try_ask(&mut self, ask: &Ask) -> Result<Answer, String> {
         self.tell(&serde_json::to_string(ask).expect("plain data"));
         self.hear("answer")
     }
 
-    /// The processes that a node says are stopped in the middle of a turn.
+    /// Processes that a node reports as stopped in the middle of a turn.
     pub(crate) fn stopped_pids(&mut self) -> Vec<u32> {
         self.tell("stopped");
         self.hear("answer")
@@ -197,44 +197,44 @@ impl Child {
         let ask = Ask::CreateStore { name: name.into(), kind: KIND.into(), parameters, quota: mib << 20 };
         match self.ask(&ask) {
             Answer::Store(store) => store,
-            other => panic!("asked for a store, got {other:?}"),
+            other => panic!("expected a store, got {other:?}"),
         }
     }
 
     pub(crate) fn stat(&mut self, name: &str) -> farside_remote::control::StoreStat {
         match self.ask(&Ask::StoreStat { name: name.into() }) {
             Answer::StoreStat(stat) => stat,
-            other => panic!("asked for figures, got {other:?}"),
+            other => panic!("expected figures, got {other:?}"),
         }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.pid() as i32).expect("a process has a number");
-        rustix::process::kill_process(pid, signal).expect("it has not been waited for");
+        let pid = Pid::from_raw(self.pid() as i32).expect("a valid pid");
+        rustix::process::kill_process(pid, signal).expect("the process has not been waited for");
     }
 
-    /// Stops it, and returns when it is.
+    /// Stops the process, and waits until it is stopped.
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
         until("a process is stopped", || shm::is_stopped(self.pid()));
     }
 
-    /// Whether it is stopped, once it is that or has ended.
+    /// Waits until the process is stopped or exits. Returns whether it is stopped.
     pub(crate) fn wait_or_stop(&mut self) -> bool {
-        until("a process is stopped or ends", || {
-            shm::is_stopped(self.pid()) || self.process.try_wait().expect("it is our child").is_some()
+        until("a process is stopped or exits", || {
+            shm::is_stopped(self.pid()) || self.process.try_wait().expect("a child process").is_some()
         });
         shm::is_stopped(self.pid())
     }
 
-    /// How it ended, once it has.
+    /// Waits until the process exits, and returns its status.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let mut status = None;
-        until("a process ends", || {
-            status = self.process.try_wait().expect("it is our child");
+        until("a process exits", || {
+            status = self.process.try_wait().expect("a child process");
             status.is_some()
         });
-        status.expect("it has ended")
+        status.expect("the process has exited")
     }
 }
 
@@ -247,14 +247,14 @@ impl Drop for Child {
 
 fn parse<T: for<'a> Deserialize<'a>>(line: &str, word: &str) -> Option<T> {
     let (said, what) = line.split_once(' ')?;
-    (said == word).then(|| serde_json::from_str(what).expect("what children say is plain data"))
+    (said == word).then(|| serde_json::from_str(what).expect("children send plain data"))
 }
 
-/// Waits for something that must come to pass.
+/// Waits until a condition holds. Returns the time that it took.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
     let since = Instant::now();
     while !is_so() {
-        assert!(since.elapsed() < PATIENCE, "{PATIENCE:?} went by, and not yet: {what}");
+        assert!(since.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
     since.elapsed()

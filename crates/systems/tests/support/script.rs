@@ -1,8 +1,8 @@
-//! What a client that is to be struck does: the same for the same seed, so that whoever outlives it can tell which
-//! of its operations have left their trace.
+//! Operations of a client that is going to be killed. The same seed yields the same operations, so the test can tell
+//! which of them took effect.
 //!
-//! Invariant: nobody else touches its keys, and it does one operation after another. So what it leaves is the
-//! outcome of a prefix.
+//! Invariant: no other client uses its keys, and it runs one operation after another. So its keys hold the result of a
+//! prefix of the script.
 
 use farside_remote::draws::Draws;
 use std::collections::BTreeMap;
@@ -17,14 +17,14 @@ pub(crate) enum Op {
     Delete {
         key: u8,
     },
-    /// Waits a while, so that what was given back is on its lists again.
+    /// Waits, so that retired buffers return to their free lists.
     Pause,
 }
 
-/// How many keys there are.
+/// Number of keys.
 pub(crate) const KEYS: u8 = 6;
 
-/// Every kind of operation once, where a process is to be struck at each kind of access.
+/// Script with every kind of operation, so that a client makes every kind of access.
 pub(crate) const TOUR: [Op; 17] = [
     Op::Put { key: 0, len: 300 },
     Op::Put { key: 0, len: 300 },
@@ -56,12 +56,12 @@ pub(crate) fn endless(seed: u64, index: u64) -> Op {
     }
 }
 
-/// A key of the client with that seed.
+/// Returns a key of the client with this seed.
 pub(crate) fn key(seed: u64, key: u8) -> Vec<u8> {
     format!("{seed:x}-{key}").into_bytes()
 }
 
-/// The value that operation number `index` puts.
+/// Returns the value that operation number `index` puts.
 pub(crate) fn value(seed: u64, index: u64, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 8);
     for word in 0..len.div_ceil(8) as u64 {
@@ -71,7 +71,7 @@ pub(crate) fn value(seed: u64, index: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Which operation's value each key has after the first `count` operations; keys without a value are absent.
+/// Returns, for each key with a value after the first `count` operations, the operation that put it and its length.
 pub(crate) fn after(count: u64, op: impl Fn(u64) -> Op) -> BTreeMap<u8, (u64, usize)> {
     let mut values = BTreeMap::new();
     for index in 0..count {
@@ -84,7 +84,7 @@ pub(crate) fn after(count: u64, op: impl Fn(u64) -> Op) -> BTreeMap<u8, (u64, us
     values
 }
 
-/// The first draw of a seed.
+/// Returns the first random number of a seed.
 pub(crate) fn mix(word: u64) -> u64 {
     Draws(word).next()
 }

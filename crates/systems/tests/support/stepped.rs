@@ -1,7 +1,7 @@
-//! A node that makes a step when it is told to, and clients that act in between: what happens when is a test's own.
+//! A node that runs one step at a time, and clients that act between the steps. The test determines the order.
 //!
-//! Invariant: nothing runs beside the test, so that a failure happens every time. What nobody else may see between two
-//! accesses of one step is not seen here.
+//! Invariant: the test runs in a single thread, so a failure is reproducible. States between two accesses of one step
+//! are not tested here.
 
 use super::audit::Audit;
 use super::script;
@@ -30,19 +30,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub(crate) struct Stepped {
     memory: Arc<Mapping>,
     node: Mutex<Node<Mapping>>,
-    /// What is to look random.
+    /// State of the random generator.
     drawn: Mutex<u64>,
-    /// Before it hears that a store is to grow, the node makes it a table for so many items.
+    /// Number of items for which the node rebuilds the table just before it handles the next `GrowStore`.
     before_growth: Mutex<Option<u64>>,
 }
 
-/// So far from its first slot a client puts a new key while a table is being left.
+/// Number of slots on its path that a new key may take in the next table during a rebuild.
 const PROBES_OF_NEW_KEYS: usize = 64;
-/// No story here takes as many steps.
+/// More steps than any scenario takes.
 const STEPS_MAX: u32 = 200_000;
 
 impl Stepped {
-    /// A node with a store `s`, and some memory that no store has.
+    /// Creates a node with a store `s`. A part of its memory is unassigned.
     fn new() -> Arc<Stepped> {
         let memory = Arc::new(Mapping::create(24 << 20, Pages::Small).expect("memory"));
         let node = Node::new(&*memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
@@ -67,13 +67,13 @@ impl Stepped {
         [*drawn, script::mix(!*drawn)]
     }
 
-    /// Asks, and steps until there is an answer.
+    /// Sends a request, and steps until the node answers.
     fn try_ask(&self, ask: Ask) -> Result<Answer, String> {
         let entropy = self.entropy();
         let ticket = self.node().ask(ask, entropy);
         for _ in 0..STEPS_MAX {
             if let Some((of, answer)) = self.node().answer() {
-                assert_eq!(of, ticket, "one question at a time");
+                assert_eq!(of, ticket, "one request at a time");
                 return answer;
             }
             self.step();
@@ -88,11 +88,11 @@ impl Stepped {
     fn store(&self) -> Store {
         match self.ask(Ask::OpenStore { name: "s".into() }) {
             Answer::Store(store) => store,
-            other => panic!("asked for a store, got {other:?}"),
+            other => panic!("expected a store, got {other:?}"),
         }
     }
 
-    /// Has a rebuild begun, without any step.
+    /// Requests a rebuild, without any step.
     fn begin_rebuild(&self, items: u64) {
         let parameters = format!(r#"{{"items": {items}}}"#);
         let entropy = self.entropy();
@@ -101,24 +101,24 @@ impl Stepped {
         node.cancel(&[ticket].into());
     }
 
-    /// Steps until the catalog shows both tables, and not one further.
+    /// Steps until the catalog has both tables, and no further.
     fn publish(&self) {
         for _ in 0..STEPS_MAX {
-            if self.node().catalog().get("s").expect("it is there").store.former.is_some() {
+            if self.node().catalog().get("s").expect("the store exists").store.former.is_some() {
                 return;
             }
             self.step();
         }
-        panic!("it does not begin");
+        panic!("the rebuild does not begin");
     }
 
-    /// One step. False if there was nothing to do.
+    /// Runs one step. Returns false if there was nothing to do.
     fn step(&self) -> bool {
         let Ok(progress) = self.node().step(&self.memory);
         progress == Progress::Made
     }
 
-    /// Steps until there is nothing to do, nor after another look.
+    /// Steps until there is nothing to do, even after the host's periodic work.
     fn idle(&self) {
         for _ in 0..20 {
             self.look_around();
@@ -126,7 +126,7 @@ impl Stepped {
         }
     }
 
-    /// What the host does from time to time.
+    /// Does the host's periodic work.
     fn look_around(&self) {
         self.node().look_around();
         let crowded = self.node().crowded();
@@ -143,18 +143,18 @@ impl Stepped {
         let mut steps = 0;
         while self.step() {
             steps += 1;
-            assert!(steps < STEPS_MAX, "it does not come to an end");
+            assert!(steps < STEPS_MAX, "the node is still busy");
         }
     }
 
-    /// The former table, of one that is being left.
+    /// Returns the oldest table that is being left.
     fn former(&self) -> Table {
         let store = self.store();
         let (parameters, extent) = store.formers()[0];
         Table::new(parameters, extent).expect("a table")
     }
 
-    /// The table that stays.
+    /// Returns the newest table.
     fn next(&self) -> Table {
         let store = self.store();
         Table::new(&store.parameters, store.extent()).expect("a table")
@@ -165,7 +165,7 @@ impl Stepped {
         Slot::of(word)
     }
 
-    /// Steps until no key can come into the former table any more, and not one further.
+    /// Steps until no new key can enter the former table, and no further.
     fn close(&self) {
         let former = self.former();
         for _ in 0..STEPS_MAX {
@@ -174,10 +174,10 @@ impl Stepped {
             }
             self.step();
         }
-        panic!("it is not closed");
+        panic!("the table is not closed");
     }
 
-    /// The node's process dies with all that use it, and another takes over the memory.
+    /// Fails the node together with its clients, and restores another node from the memory.
     fn die(&self) {
         let Ok(restored) = Node::restore(&*self.memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
         *self.node() = restored.expect("its memory is sound");
@@ -186,10 +186,11 @@ impl Stepped {
     fn client(self: &Arc<Stepped>) -> Client {
         let node: Arc<dyn LocalNode> = Arc::clone(self) as _;
         let endpoint = Rc::new(Count::new(local::connect(&node).expect("a session")));
-        block_on((), PrismKv::open(endpoint, NodeId(0), "s")).expect("the store is there")
+        block_on((), PrismKv::open(endpoint, NodeId(0), "s")).expect("the store exists")
     }
 
-    /// There is one table alone, every buffer is accounted for, and no segment of another table is kept.
+    /// Checks that the store has a single table, that every buffer is accounted for, and that no segment of another
+    /// table is kept.
     fn audit(&self) {
         self.idle();
         self.ask(Ask::Scan { name: "s".into() });
@@ -211,7 +212,7 @@ impl LocalNode for Stepped {
 
     fn open_session(&self) -> Result<SessionId, FabricError> {
         let Ok(opened) = self.node().open_session(&self.memory, 1, 1);
-        Ok(opened.expect("there are slots"))
+        Ok(opened.expect("a slot is free"))
     }
 
     fn close_session(&self, session: SessionId) {
@@ -219,7 +220,7 @@ impl LocalNode for Stepped {
     }
 
     fn call(&self, _: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError> {
-        let ask = serde_json::from_slice(request).expect("a question");
+        let ask = serde_json::from_slice(request).expect("a request");
         if matches!(ask, Ask::GrowStore { .. })
             && let Some(items) = self.before_growth.lock().expect("one thread").take()
         {
@@ -237,21 +238,21 @@ impl LocalNode for Stepped {
     }
 }
 
-/// The stories, each of which passes, and each of which some broken variant does not survive.
+/// Scenarios. The correct code passes each of them, and each kills a mutant.
 pub(crate) const CASES: &[(&str, fn())] = &[
     ("every_step_among_operations_of_clients_with_any_catalog", every_step_among_operations),
-    ("a_new_key_is_seen_by_whoever_knows_the_former_table_alone", a_new_key_is_seen),
+    ("a_new_key_is_seen_by_a_client_of_the_former_table", a_new_key_is_seen),
     ("a_frozen_slot_is_waited_for_and_moved_by_the_next_node", a_frozen_slot_is_waited_for),
-    ("a_version_of_an_earlier_life_never_matches", a_version_of_an_earlier_life),
-    ("a_table_stays_while_a_chain_may_be_in_it", a_table_stays),
-    ("keys_for_which_there_is_no_place_move_to_a_further_table", no_place),
-    ("keys_that_were_chosen_to_collide_in_the_further_table_move_to_the_one_after_it", chosen_keys),
-    ("keys_without_a_place_can_be_deleted_where_there_is_no_memory_for_a_further_table", no_place_nor_memory),
-    ("a_full_path_of_a_table_that_was_left_since_is_no_refusal", a_full_path),
+    ("a_version_from_before_a_delete_never_matches", a_version_of_an_earlier_life),
+    ("a_table_is_kept_while_a_chain_may_access_it", a_table_stays),
+    ("keys_without_a_place_move_to_a_further_table", no_place),
+    ("keys_that_collide_in_two_tables_move_to_the_third", chosen_keys),
+    ("keys_without_a_place_can_be_deleted_without_free_memory", no_place_nor_memory),
+    ("a_put_succeeds_after_its_full_table_was_replaced", a_full_path),
 ];
 
-/// At every step of a rebuild some client does something: one that knows the former table alone, one that knows both,
-/// one that is opened anew. In every round the node dies once, at another step.
+/// Between the steps of a rebuild, clients run operations. One knows only the former table, one knows both tables, and
+/// one is opened during the rebuild. In every third round, the node fails once, at a random step.
 pub(crate) fn every_step_among_operations() {
     for round in 0..24u64 {
         let node = Stepped::new();
@@ -285,7 +286,7 @@ pub(crate) fn every_step_among_operations() {
                 if draw(200) == 0 {
                     clients[2] = node.client();
                 }
-                // Of the steps of a node, most are of parts that have nothing to do.
+                // Most steps of a node are of modules that have nothing to do.
                 if draw(6) != 0 {
                     continue;
                 }
@@ -311,7 +312,7 @@ pub(crate) fn every_step_among_operations() {
                         assert!(found.as_ref() == model.get(&key), "round {round}, key {key}");
                     }
                 }
-                // What one client has done all others see.
+                // All clients see the result of each operation.
                 for client in &mut clients {
                     let found = value_of(client, &name(key));
                     assert!(found.as_ref() == model.get(&key), "round {round}, key {key}");
@@ -343,7 +344,7 @@ impl Stepped {
     fn catalog_is_settled(&self) -> bool {
         let mut node = self.node();
         node.look_around();
-        let entry = node.catalog().get("s").expect("it is there");
+        let entry = node.catalog().get("s").expect("the store exists");
         entry.rebuild.is_none()
     }
 }
@@ -365,7 +366,7 @@ pub(crate) fn a_new_key_is_seen() {
     node.audit();
 }
 
-/// The node dies after it has frozen a slot and has written its word into the next table.
+/// The node fails after it has frozen a slot and written its word into the next table.
 pub(crate) fn a_frozen_slot_is_waited_for() {
     let node = Stepped::new();
     let mut client = node.client();
@@ -378,16 +379,16 @@ pub(crate) fn a_frozen_slot_is_waited_for() {
         node.step();
     }
     let word = node.load(&former, former.probe(b"k").next().expect("a slot"));
-    assert!(!word.is_frozen() && !word.is_empty(), "it is still there: {word:?}");
+    assert!(!word.is_frozen() && !word.is_empty(), "the slot is not yet moved: {word:?}");
     let exchange = |at: u64, old: Slot, new: Slot| {
         let Ok(Ok(())) = node.memory.exchange(at, farside_remote::Width::W16, old.word(), new.word()) else {
-            panic!("nobody else is here")
+            panic!("no other process uses the memory")
         };
     };
     exchange(at(&former), word, word.frozen());
     exchange(at(&next), Slot::default(), word);
     let mut both = node.client();
-    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"old"[..]), "it can be read meanwhile");
+    assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"old"[..]), "a frozen slot can be read");
     for client in [&mut client, &mut both] {
         assert_eq!(go!(client, put(b"k", b"new")), Err(KvError::NotMoved));
     }
@@ -405,14 +406,14 @@ pub(crate) fn a_frozen_slot_is_waited_for() {
 pub(crate) fn a_version_of_an_earlier_life() {
     let node = Stepped::new();
     let mut client = node.client();
-    go!(client, put(b"k", b"first life")).expect("stored");
-    let version = go!(client, get(b"k")).expect("read").expect("there").version;
+    go!(client, put(b"k", b"before the delete")).expect("stored");
+    let version = go!(client, get(b"k")).expect("read").expect("present").version;
     assert!(go!(client, delete(b"k")).expect("deleted"));
     node.begin_rebuild(100);
     node.idle();
-    go!(client, put(b"k", b"second life")).expect("stored");
+    go!(client, put(b"k", b"after the delete")).expect("stored");
     let stored = go!(client, compare_and_put(b"k", version, b"lost update")).expect("compared");
-    assert!(stored.is_err(), "the version is of its first life");
+    assert!(stored.is_err(), "the version is from before the delete");
     drop(client);
     node.audit();
 }
@@ -422,30 +423,30 @@ pub(crate) fn a_table_stays() {
     let mut client = node.client();
     go!(client, put(b"k", b"v")).expect("stored");
     let former = node.store();
-    let segment = node.memory.geometry().segment_of(former.table_at).expect("it is there");
-    // A turn that does not end: a chain may be in the middle of its accesses.
+    let segment = node.memory.geometry().segment_of(former.table_at).expect("a segment");
+    // A turn that does not end: the node must assume that a chain is still accessing memory.
     let endpoint = Rc::clone(client.fabric());
     let polled = Cell::new(false);
     let mut get = std::pin::pin!(client.get(b"k"));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     polled.set(get.as_mut().poll(&mut context).is_ready());
-    assert!(polled.get(), "it ends at once");
+    assert!(polled.get(), "the get does not wait");
     node.begin_rebuild(500);
     node.idle();
-    assert!(node.store().former.is_none() && node.store().secret != former.secret, "all is moved");
+    assert!(node.store().former.is_none() && node.store().secret != former.secret, "all keys are moved");
     let Ok(usage) = node.memory.arena().segment(segment).map(|segment| segment.usage);
-    assert_eq!(usage, Use::Table, "the former table is still there");
+    assert_eq!(usage, Use::Table, "the former table is kept");
     let again = Ask::RebuildStore { name: "s".into(), parameters: "{}".into() };
-    let refusal = node.try_ask(again).expect_err("there would be two of them");
-    assert!(refusal.contains("process 1 may still use the former table"), "{refusal}");
+    let refusal = node.try_ask(again).expect_err("the former table is still in use");
+    assert!(refusal.contains("process 1 may still be in the former table"), "{refusal}");
     run(&endpoint, async {});
     node.idle();
     let Ok(usage) = node.memory.arena().segment(segment).map(|segment| segment.usage);
-    assert_eq!(usage, Use::Free, "nobody can be in it any more");
+    assert_eq!(usage, Use::Free, "no chain can access it any more");
 }
 
-/// The node stands still when the former table is closed, and new keys take all places in the next one. It dies once,
-/// at another step each time, on the way out of that.
+/// The node pauses after it has closed the former table, and new keys take all places in the next table. Then it
+/// continues, and fails once, each time at another step.
 pub(crate) fn no_place() {
     for dies_at in (0..2000).step_by(97) {
         let node = Stepped::new();
@@ -457,7 +458,7 @@ pub(crate) fn no_place() {
         node.begin_rebuild(1);
         node.publish();
         node.close();
-        // One has the catalog of one table, one of two, and one is opened anew each time.
+        // One client knows one table, one knows two, and a third is opened each time.
         let mut clients = vec![client, node.client()];
         fill(&node, 1 << 32);
         let (mut longest, mut steps) = (0, 0);
@@ -471,7 +472,7 @@ pub(crate) fn no_place() {
             node.step();
             longest = longest.max(node.store().formers().len());
             steps += 1;
-            assert!(steps < STEPS_MAX, "{longest} tables, and it does not come to an end");
+            assert!(steps < STEPS_MAX, "the rebuild does not end, with {longest} former tables");
             if steps % 151 == 0 {
                 let mut fresh = node.client();
                 let client = if steps % 3 == 2 { &mut fresh } else { &mut clients[steps as usize % 3] };
@@ -486,7 +487,7 @@ pub(crate) fn no_place() {
                 assert_eq!(go!(client, delete(&name(deleted))), Ok(had), "{deleted}");
             }
         }
-        assert_eq!(longest, 2, "there was no place for all keys");
+        assert_eq!(longest, 2, "the next table has no place for all keys");
         for client in &mut clients {
             for key in 0..60 {
                 assert!(value_of(client, &name(key)).as_ref() == model.get(&key), "{key}");
@@ -498,8 +499,7 @@ pub(crate) fn no_place() {
     }
 }
 
-/// Somebody chooses keys so that one has no place in the next table, and others so that they have none in the further
-/// one.
+/// The test chooses keys so that one key has no place in the next table, and others have none in the table after it.
 pub(crate) fn chosen_keys() {
     const COLLIDING: usize = 300;
     let node = Stepped::new();
@@ -512,7 +512,7 @@ pub(crate) fn chosen_keys() {
     let next = node.next();
     for index in next.probe(&name(0)).filter(|&index| index != next.end()) {
         let of_it = |&key: &u64| next.probe(&name(key)).next() == Some(index);
-        chosen.push((1 << 32..).find(of_it).expect("every slot is the first of some key"));
+        chosen.push((1 << 32..).find(of_it).expect("every slot is some key's first slot"));
     }
     for &key in &chosen[1..] {
         go!(client, put(&name(key), b"value")).expect("stored");
@@ -529,7 +529,7 @@ pub(crate) fn chosen_keys() {
     let is_open = |index| index != next.end() && node.load(&next, index).is_empty();
     let has_place = |&key: &u64| next.probe(&name(key)).any(is_open);
     for key in colliding.filter(has_place).take(COLLIDING) {
-        go!(client, put(&name(key), b"value")).expect("the table between is not closed yet");
+        go!(client, put(&name(key), b"value")).expect("the middle table is not closed yet");
         chosen.push(key);
     }
     node.idle();
@@ -542,7 +542,7 @@ pub(crate) fn chosen_keys() {
     node.audit();
 }
 
-/// New keys take all places in the next table, and no memory is left for a further one. What is deleted needs none.
+/// New keys take all places in the next table, and no memory is left for a further table. Deletes need neither.
 pub(crate) fn no_place_nor_memory() {
     let node = Stepped::new();
     let mut client = node.client();
@@ -557,9 +557,9 @@ pub(crate) fn no_place_nor_memory() {
     node.ask(Ask::CreateStore { name: "other".into(), kind: KIND.into(), parameters, quota });
     fill(&node, 1 << 32);
     node.idle();
-    assert!(node.store().former.is_some(), "there was no place for all keys");
-    let told = go!(client, put(b"new", b"value")).expect_err("nor is there any for another").to_string();
-    assert!(told.contains("needs 1 MiB of adjacent segments, and the node has 0 MiB"), "{told}");
+    assert!(node.store().former.is_some(), "the next table has no place for all keys");
+    let told = go!(client, put(b"new", b"value")).expect_err("no place for a new key").to_string();
+    assert!(told.contains("takes 1 MiB side by side, and the node has 0 MiB"), "{told}");
     for key in 0..60 {
         assert_eq!(value_of(&mut client, &name(key)).as_deref(), Some(&b"value"[..]), "{key}");
     }
@@ -570,18 +570,18 @@ pub(crate) fn no_place_nor_memory() {
         assert_eq!(go!(client, delete(&name(key))), Ok(true), "{key}");
     }
     node.idle();
-    assert_eq!(node.store().former, None, "nothing needs a place any more");
+    assert_eq!(node.store().former, None, "no key needs a place any more");
     go!(client, put(b"new", b"value")).expect("stored");
     drop(client);
     node.audit();
 }
 
-/// Puts and deletes keys that are new each time, until there is no place for any of many.
+/// Puts and deletes new keys until the next table has fewer than 30 empty slots and no place for the next key.
 fn fill(node: &Arc<Stepped>, first: u64) {
     let next = node.next();
     let mut client = node.client();
     for key in first.. {
-        // As far as a client goes for a new key: none is asked that would wait for the node.
+        // Only keys that find a place: a put without one would wait for the node.
         let mut path = next.probe(&name(key)).take(PROBES_OF_NEW_KEYS);
         if path.any(|index| node.load(&next, index).is_empty()) {
             go!(client, put(&name(key), b"x")).expect("stored");
@@ -592,7 +592,7 @@ fn fill(node: &Arc<Stepped>, first: u64) {
     }
 }
 
-/// A client meets a full path; before it has asked for a larger table, the node has made one.
+/// A client finds a full path. Before its request for a larger table arrives, the node has built one.
 pub(crate) fn a_full_path() {
     let node = Stepped::new();
     let mut client = node.client();
@@ -600,19 +600,19 @@ pub(crate) fn a_full_path() {
         go!(client, put(&name(key), b"value")).expect("stored");
     }
     *node.before_growth.lock().expect("one thread") = Some(2000);
-    go!(client, put(&name(256), b"value")).expect("there is place in the larger one");
-    assert_eq!(*node.before_growth.lock().expect("one thread"), None, "it met a full path");
+    go!(client, put(&name(256), b"value")).expect("the larger table has a place");
+    assert_eq!(*node.before_growth.lock().expect("one thread"), None, "the client found a full path");
     assert!(go!(client, delete(&name(256))).expect("deleted"));
     drop(client);
     node.audit();
 }
 
-/// Whether a story passes with that broken variant.
+/// Whether a scenario passes with this mutant switched on.
 pub(crate) fn passes(mutant: Option<Mutant>, case: fn()) -> bool {
     #[cfg(farside_mutants)]
     Mutant::switch(mutant);
     #[cfg(not(farside_mutants))]
-    assert_eq!(mutant, None, "broken variants are compiled in for their test alone");
+    assert_eq!(mutant, None, "mutants are compiled in only for their own test");
     let passed = std::panic::catch_unwind(case).is_ok();
     #[cfg(farside_mutants)]
     Mutant::switch(None);

@@ -1,4 +1,4 @@
-//! A memory of which somebody hears before each access is made.
+//! A memory that notifies an observer before each access.
 
 use farside_fabrics::memory::Mapping;
 use farside_fabrics::runner::Runs;
@@ -7,19 +7,19 @@ use farside_remote::{Key, Memory, Rights, Width};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// What an access does.
+/// Kind of an access, with its operands.
 pub(crate) enum Made<'a> {
     Read,
     Write(&'a [u8]),
     Exchange { old: u128, new: u128 },
 }
 
-/// Hears of accesses.
+/// Observer of accesses.
 pub(crate) trait Hears {
     fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>);
 }
 
-/// The memory, and who hears of its accesses.
+/// A memory with its observer.
 pub(crate) struct Watched<H> {
     pub(crate) mapping: Arc<Mapping>,
     pub(crate) by: H,
