@@ -1,15 +1,15 @@
-//! What Farside is measured with: what to ask, what may be answered, what it costs at least, how to say it.
+//! Benchmarks of Farside: workloads, verification, rivals, physical floors and reports.
 //!
-//! * [`workload`]: YCSB's workloads; which operation on which key comes next.
-//! * [`verify`]: values that prove themselves; what nobody may ever read.
-//! * [`compare`]: other people's stores, driven through the same workload.
-//! * [`driver`]: clients of any family of systems, driven through its work.
-//! * [`kv`]: the work of key-value stores: YCSB.
-//! * [`floor`]: the physical floor; the same fetch done by hand, in code of its own.
-//! * [`report`]: latencies, CPU time, the JSON line for scripts and the table for people.
+//! * [`workload`]: YCSB's workloads, which select the next operation and key.
+//! * [`verify`]: values with a checksum and a stamp, and a check that each key behaves as one register.
+//! * [`compare`]: rival stores (Redis, memcached, LMDB) under the same workload.
+//! * [`driver`]: runs clients of any family of systems.
+//! * [`kv`]: YCSB on key-value stores.
+//! * [`floor`]: the physical floor, the same fetch written by hand.
+//! * [`report`]: latencies, CPU time, JSON lines for scripts and tables for people.
 //!
-//! Invariant: nothing here knows a fabric; of systems, only what all key-value stores offer.
-//! Invariant: `unsafe` stands in [`floor`] alone.
+//! Invariant: this crate depends on no fabric, and on no system beyond the traits of its family.
+//! Invariant: only [`floor`] has `unsafe` code.
 
 pub mod compare;
 pub mod driver;

@@ -1,8 +1,8 @@
-//! Values that prove themselves, and a [`Ledger`] that tells whether each key is one register.
+//! Verifiable values with a checksum and a stamp, and a [`Ledger`] that checks that each key behaves as one register.
 //!
-//! Invariant: two values of one key differ in every word of their filler, so that a mixture of them fails the
-//! checksum wherever it is cut.
-//! Invariant: sequences of a writer begin at 1 and are never used twice; 0 means that nothing was written.
+//! Invariant: two values of one key differ in every word of their filler. So a mixture of them fails the checksum,
+//! wherever it is cut.
+//! Invariant: a writer's sequence numbers start at 1 and are never used twice. 0 means that no value was written.
 
 mod ledger;
 
@@ -17,21 +17,21 @@ const KEY: usize = 8;
 const SEQUENCE: usize = 16;
 const WRITER: usize = 24;
 
-/// Bytes that a value needs at least.
+/// Length of the shortest value, in bytes.
 pub const VALUE_SIZE_MIN: usize = 28;
 
 const _: () = assert!(VALUE_SIZE_MIN == WRITER + size_of::<u32>());
 
-/// Who wrote a value, as its how-manieth.
+/// Identity of a value: its writer and its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The writer.
+    /// Number of the writer.
     pub writer: u32,
-    /// Counts the writer's values, from 1.
+    /// Sequence number among the writer's values, from 1.
     pub sequence: u64,
 }
 
-/// Fills `value` with the proof that `writer` wrote it to `key` as number `sequence`.
+/// Fills `value` with its key, stamp, filler and checksum.
 ///
 /// # Errors
 /// `value` is shorter than [`VALUE_SIZE_MIN`].
@@ -47,10 +47,10 @@ pub fn encode(key: u64, writer: u32, sequence: u64, value: &mut [u8]) -> Result<
     Ok(())
 }
 
-/// What `value`, read from `key`, says of itself.
+/// Checks a value that was read from `key`, and returns its stamp.
 ///
 /// # Errors
-/// [`Violation::Torn`] if it is no whole value, [`Violation::OtherKey`] if it is one of another key.
+/// [`Violation::Torn`] if the checksum is wrong, [`Violation::OtherKey`] if the value belongs to another key.
 pub fn check(key: u64, value: &[u8]) -> Result<Stamp, Violation> {
     let header: &[u8; VALUE_SIZE_MIN] = value.first_chunk().ok_or(Violation::Torn { key })?;
     if u64_at(header, 0) != checksum(&value[KEY..]) {
@@ -64,10 +64,10 @@ pub fn check(key: u64, value: &[u8]) -> Result<Stamp, Violation> {
     Ok(Stamp { writer: u32::from_le_bytes([a, b, c, d]), sequence: u64_at(header, SEQUENCE) })
 }
 
-/// A value too short to prove itself.
+/// Error: the value is shorter than [`VALUE_SIZE_MIN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooSmall {
-    /// Its bytes.
+    /// Bytes of the value.
     pub size: usize,
 }
 
@@ -79,49 +79,49 @@ impl fmt::Display for TooSmall {
 
 impl std::error::Error for TooSmall {}
 
-/// What nobody may ever read.
+/// Result that no read of a register may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// The bytes are not those of one value: a mixture, cut short, or never written.
+    /// The bytes are not one whole value: they are mixed, truncated, or were never written.
     Torn {
-        /// The key that was read.
+        /// Key of the read.
         key: u64,
     },
-    /// The value is whole, but of another key.
+    /// The value is whole, but belongs to another key.
     OtherKey {
-        /// The key that was read.
+        /// Key of the read.
         key: u64,
-        /// The key that the value was written to.
+        /// Key of the value.
         found: u64,
     },
-    /// The value was replaced before this read began, or had not come when another was read.
+    /// The read returned an older value: one that was replaced before the read started, or before another read.
     WentBack {
-        /// The key that was read.
+        /// Key of the read.
         key: u64,
-        /// The value that was read.
+        /// Stamp of the value.
         read: Stamp,
-        /// One that came after it and was there before this read began; nothing if its write did not run.
+        /// A newer value that was present before this read started; `None` if the value's own write did not run.
         newer: Option<Stamp>,
     },
-    /// There was no value, though there had been one before this read began.
+    /// The read returned no value, although a value was present before it started.
     Missing {
-        /// The key that was read.
+        /// Key of the read.
         key: u64,
     },
-    /// The value has a sequence that its writer never used: it is left over from before this run.
+    /// The value has a sequence number that its writer has not used in this run: it is left from an earlier run.
     NeverWritten {
-        /// The key that was read.
+        /// Key of the read.
         key: u64,
-        /// The value that was read.
+        /// Stamp of the value.
         read: Stamp,
-        /// The last sequence used.
+        /// The writer's last sequence number.
         issued: u64,
     },
-    /// The value was read, though its write is said not to have run.
+    /// The value was read, but the error of its put stated that the put did not run.
     NotRun {
-        /// The key.
+        /// Key of the read.
         key: u64,
-        /// The value.
+        /// Stamp of the value.
         read: Stamp,
     },
 }
@@ -135,15 +135,15 @@ impl fmt::Display for Violation {
                 write!(f, "key {key} went back: to value {sequence} of writer {writer}")?;
                 match newer {
                     Some(Stamp { writer, sequence }) => write!(f, " after {sequence} of writer {writer}"),
-                    None => f.write_str(", whose put is said not to have run"),
+                    None => f.write_str(", whose put did not run"),
                 }
             }
             Self::Missing { key } => write!(f, "key {key} went missing"),
             Self::NeverWritten { key, read: Stamp { writer, sequence }, issued } => {
-                write!(f, "key {key}: value {sequence} of writer {writer}, who wrote {issued} so far")
+                write!(f, "key {key}: value {sequence} of writer {writer}, which wrote only {issued} values")
             }
             Self::NotRun { key, read: Stamp { writer, sequence } } => {
-                write!(f, "key {key}: value {sequence} of writer {writer} was read, and did not run")
+                write!(f, "key {key}: value {sequence} of writer {writer} was read, but its put did not run")
             }
         }
     }
@@ -151,7 +151,7 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Words that depend on `seed` and on their place.
+/// Fills `filler` with words that depend on `seed` and on their position.
 fn fill(seed: u64, filler: &mut [u8]) {
     let mut word = seed;
     for chunk in filler.chunks_mut(size_of::<u64>()) {
@@ -169,9 +169,9 @@ fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// The eight bytes at `at`, which is a constant of this file and within the header.
+/// Decodes the 8 bytes at `at`, a constant of this file that lies within the header.
 fn u64_at(header: &[u8; VALUE_SIZE_MIN], at: usize) -> u64 {
-    u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes are 8 bytes"))
+    u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"))
 }
 
 #[cfg(test)]
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_says_who_wrote_it() {
+    fn a_value_identifies_its_writer() {
         for size in SIZES {
             let read = check(7, &value(7, 3, 41, size)).unwrap();
             assert_eq!(read, Stamp { writer: 3, sequence: 41 });
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_too_small_is_refused_with_the_minimum() {
+    fn a_value_that_is_too_small_is_refused_with_the_minimum() {
         for size in [0, 8, VALUE_SIZE_MIN - 1] {
             let error = encode(1, 1, 1, &mut vec![0; size]).unwrap_err();
             assert_eq!(error, TooSmall { size });
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_value_are_a_violation() {
+    fn invalid_bytes_are_a_violation() {
         let whole = value(7, 3, 41, 512);
         for bytes in [&[][..], &[0; 27], &[0; 28], &[0; 512], &whole[..511], &whole[..28]] {
             assert_eq!(check(7, bytes), Err(Violation::Torn { key: 7 }));

@@ -1,15 +1,15 @@
 //! Drives clients of one family of systems through a [`Work`], in a closed loop or by a schedule. Each thread has a
 //! fixed number of tasks, and each task has one operation in flight.
 //!
-//! Invariant: the driver knows no family. What an operation is, how it is performed and whether its answer is right is
-//! the work's; loops, pacing, counting and histograms are the driver's.
-//! Invariant: operations are drawn before the clock runs, unless what is drawn depends on what has been done; and the
-//! answer to every operation is judged.
-//! Invariant: which operation a task performs next depends on whether the last answer was right, so that no processor
-//! can overlap two operations that a program could not.
-//! Invariant: by a schedule, an operation's latency begins when it was due, however late it was begun: what waited
-//! because the store stood still is counted (Tene's "coordinated omission").
-//! Invariant: nothing is allocated per operation.
+//! Invariant: the driver depends on no family. The work defines operations, performs them and judges their results. The
+//! driver owns loops, pacing, counters and histograms.
+//! Invariant: operations are drawn before the clock starts, unless they depend on earlier operations. Every result is
+//! judged.
+//! Invariant: a task's next operation depends on whether the last result was right. So no processor can overlap two
+//! operations that a program could not overlap.
+//! Invariant: with a schedule, an operation's latency starts when the operation was due, even if it starts later. So
+//! the time that it waited for a stalled store counts (Tene's "coordinated omission").
+//! Invariant: an operation allocates no memory.
 
 mod tally;
 
@@ -24,7 +24,7 @@ use crate::workload::{self, Random};
 use tally::Intervals;
 pub use tally::{ByKind, Interval, Kinds, Tally};
 
-/// The operations of a family of systems: one implementation a family.
+/// Operations of a family of systems. Each family has one implementation.
 pub trait Work {
     /// Names of the kinds of operations, as reports print them.
     const KINDS: Kinds;
@@ -37,21 +37,21 @@ pub trait Work {
     /// Error or violation of an operation.
     type Trouble: Trouble;
 
-    /// A source for one thread.
+    /// Creates the source of one thread.
     fn source(&self, random: Random) -> Self::Source;
 
-    /// Whether an operation must be drawn when it begins, since it depends on those that have ended.
+    /// Whether operations must be drawn when they start, because they depend on earlier operations.
     fn is_drawn_live(&self) -> bool {
         false
     }
 
-    /// The next operation.
+    /// Draws the next operation.
     fn draw(source: &mut Self::Source) -> Self::Drawn;
 
-    /// The operation's kind: an index of [`Work::KINDS`].
+    /// Kind of the operation: an index of [`Work::KINDS`].
     fn kind(drawn: Self::Drawn) -> usize;
 
-    /// The state of task `number`. Tasks are numbered from 0; one number above all of them is the loader's.
+    /// Creates the state of task `number`. Tasks are numbered from 0. The loader has the number after the last task.
     fn task(&self, number: u32) -> Self::Task;
 
     /// Number of records to load before the run.
@@ -64,13 +64,13 @@ pub trait Perform<C>: Work {
     /// Loads record number `record`.
     ///
     /// # Errors
-    /// It was not loaded.
+    /// The record was not loaded.
     async fn load(&self, client: &mut C, record: u64, task: &mut Self::Task) -> Result<(), Self::Trouble>;
 
-    /// Performs one operation and judges its answer.
+    /// Performs one operation and judges its result.
     ///
     /// # Errors
-    /// It failed, or its answer is wrong.
+    /// The operation failed, or its result is wrong.
     async fn perform(
         &self,
         client: &mut C,
@@ -92,85 +92,85 @@ pub enum Fault {
     Failed,
     /// The operation failed, and every later one on this connection will.
     Disconnected,
-    /// The answer is one that no client may ever see.
+    /// The result is one that no client may see.
     Violated,
 }
 
-/// What all clients of a run share.
+/// State that all clients of a run share.
 pub struct Run<W> {
     work: W,
-    /// Tasks of all threads.
+    /// Number of tasks of all threads.
     tasks: u32,
     stop: AtomicBool,
     seed: u64,
     sampled: u64,
 }
 
-/// What one thread's tasks share: the operations that they are to do.
+/// State that the tasks of one thread share: their operations and counters.
 pub struct Thread<W: Work> {
     draws: Draws<W>,
-    /// How many more are to be counted.
+    /// Number of further operations to count.
     left: Cell<u64>,
-    /// How many have begun and not ended.
+    /// Number of operations in flight.
     under_way: Cell<u64>,
     tally: RefCell<Tally>,
     intervals: RefCell<Option<Intervals>>,
 }
 
 enum Draws<W: Work> {
-    /// Drawn in advance; they are gone through again and again.
+    /// Drawn in advance, and repeated in a cycle.
     Ahead { drawn: Vec<W::Drawn>, next: Cell<usize> },
-    /// Drawn one by one, since they depend on what has been done.
+    /// Drawn one by one, because they depend on earlier operations.
     Live(RefCell<W::Source>),
 }
 
-/// When a task's operations are due: one, and then the next after so long, each at its time however late the last was.
+/// Times at which a task's operations are due. They do not depend on when earlier operations end.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
-    /// When the first is due.
+    /// Time at which the first operation is due.
     pub first: Instant,
-    /// From each to the next.
+    /// Interval between two operations.
     pub every: Duration,
 }
 
-/// Operations drawn for each thread. Fewer in a debug build, whose rates nobody quotes: tests start many short runs.
+/// Number of operations drawn for each thread. Smaller in a debug build, because tests start many short runs.
 const DRAWN: usize = if cfg!(debug_assertions) { 1 << 14 } else { 1 << 20 };
 const _: () = assert!(DRAWN.is_power_of_two());
 
 impl<W: Work> Run<W> {
-    /// A run of `tasks` tasks that times one operation in `sampled`, at least 1. Everything that is drawn follows from
-    /// `seed`.
+    /// Creates a run of `tasks` tasks that samples the latency of one operation in `sampled`, at least 1. `seed`
+    /// determines all random draws.
     ///
     /// # Errors
-    /// There are no tasks.
+    /// `tasks` is 0.
     pub fn new(work: W, tasks: u32, sampled: u64, seed: u64) -> Result<Run<W>, String> {
         if tasks == 0 {
-            return Err("no task would do anything: give one at least".into());
+            return Err("a run needs at least 1 task, not 0".into());
         }
         Ok(Run { work, tasks, stop: AtomicBool::new(false), seed, sampled: sampled.max(1) })
     }
 
-    /// The work of this run.
+    /// Returns the work of this run.
     pub fn work(&self) -> &W {
         &self.work
     }
 
-    /// Every task ends after the operation that it is at.
+    /// Stops every task after its current operation.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether tasks are to end.
+    /// Whether tasks must stop.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// The tasks may begin anew.
+    /// Allows tasks to run again after [`Run::stop`].
     pub fn resume(&self) {
         self.stop.store(false, Ordering::Relaxed);
     }
 
-    /// Draws what thread number `thread` is to do.
+    /// Creates the state of thread number `thread` and draws its operations.
     pub fn thread(&self, thread: u32) -> Thread<W> {
         let random =
             workload::random(self.seed ^ (u64::from(thread) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -190,10 +190,10 @@ impl<W: Work> Run<W> {
         }
     }
 
-    /// Loads the records `task`, `task + tasks`, `task + 2 * tasks`, … and tells how many after every thousand.
+    /// Loads the records `task`, `task + tasks`, `task + 2 * tasks`, … Calls `progress` after every 1000 records.
     ///
     /// # Errors
-    /// A record's, in words.
+    /// Error of the first record that was not loaded.
     pub async fn load<C>(
         &self,
         client: &mut C,
@@ -223,8 +223,8 @@ impl<W: Work> Run<W> {
         Ok(())
     }
 
-    /// Does operations until [`Run::stop`], or `limit` of them, or until the thread has done all that it may. False if
-    /// it ended before that, because nothing more will come of this connection.
+    /// Performs operations until [`Run::stop`], or `limit` operations, or until the thread reaches its own limit.
+    /// Returns false if the connection was lost before that.
     pub async fn task<C>(&self, client: &mut C, thread: &Thread<W>, number: u32, limit: u64) -> bool
     where
         W: Perform<C>,
@@ -247,8 +247,8 @@ impl<W: Work> Run<W> {
         true
     }
 
-    /// As [`task`](Run::task), one operation after the other as they are due; `wait` returns at that time, and says
-    /// whether it goes on.
+    /// Like [`task`](Run::task), but starts each operation when it is due. `wait` returns at that time. It returns
+    /// false to end the task.
     pub async fn scheduled<C>(
         &self,
         client: &mut C,
@@ -270,7 +270,7 @@ impl<W: Work> Run<W> {
             let begun = Instant::now();
             let result = self.work.perform(client, drawn, &mut task).await;
             let fault = thread.judge(result);
-            // Also one that failed: its caller has waited for it.
+            // A failed operation counts, too: its caller has waited for it.
             thread.count(drawn, Some(due));
             thread.tally.borrow_mut().service.record(W::kind(drawn), begun.elapsed());
             if fault == Some(Fault::Disconnected) {
@@ -282,35 +282,35 @@ impl<W: Work> Run<W> {
 }
 
 impl<W: Work> Thread<W> {
-    /// Only so many more operations are done, those that are under way among them.
+    /// Limits the thread to this number of further operations, including those in flight.
     pub fn limit(&self, operations: u64) {
         self.left.set(operations);
     }
 
-    /// Whether one more may begin.
+    /// Whether the thread has not reached its limit.
     pub fn is_open(&self) -> bool {
         self.left.get() > 0
     }
 
-    /// What the thread's tasks came to, and begins to count anew.
+    /// Returns the tally of the thread's tasks and resets it.
     pub fn take_tally(&self) -> Tally {
-        drop(self.intervals.take()); // The last one is over.
+        drop(self.intervals.take()); // Sends the last interval.
         self.tally.replace(Tally::of(W::KINDS))
     }
 
-    /// Forgets how much was done and how fast, but nothing that went wrong: what a warm-up ends with.
+    /// Ends the warm-up: resets counts and latencies, but keeps errors and violations.
     pub fn forget_warm_up(&self) {
         let mut tally = self.tally.borrow_mut();
         let Tally { errors, violations, told, .. } = std::mem::take(&mut *tally);
         *tally = Tally { errors, violations, told, ..Tally::of(W::KINDS) };
     }
 
-    /// Sends the latencies of each interval from `since` on, once it is over.
+    /// Sends the latencies of each interval from `since` on, when the interval is over.
     pub fn cut(&self, since: Instant, every: Duration, to: mpsc::Sender<Interval>) {
         *self.intervals.borrow_mut() = Some(Intervals::new(since, every, to));
     }
 
-    /// The next operation. `doubt` is 1 if the last answer was wrong, else 0.
+    /// Returns the next operation. `doubt` is 1 if the last result was wrong, else 0.
     #[inline]
     pub(crate) fn draw(&self, doubt: usize) -> W::Drawn {
         match &self.draws {
@@ -323,7 +323,7 @@ impl<W: Work> Thread<W> {
         }
     }
 
-    /// Whether one more may begin; it counts as begun.
+    /// Whether another operation may start. If so, it counts as in flight.
     #[inline]
     pub(crate) fn may_begin(&self) -> bool {
         let under_way = self.under_way.get();
@@ -337,13 +337,13 @@ impl<W: Work> Thread<W> {
         result.err().map(|trouble| self.blame(&trouble))
     }
 
-    /// One is done; it is to be remembered how long it took if it is known since when.
+    /// Counts an operation as done. Records its latency if its start is given.
     #[inline]
     pub(crate) fn count(&self, drawn: W::Drawn, since: Option<Instant>) {
         self.under_way.set(self.under_way.get() - 1);
         let left = self.left.get();
         if left == 0 {
-            return; // It had begun before it was said how many there are to be.
+            return; // It started before the limit was set.
         }
         self.left.set(left - 1);
         let kind = W::kind(drawn);
@@ -359,7 +359,7 @@ impl<W: Work> Thread<W> {
         }
     }
 
-    /// Counts what went wrong, and keeps its text if it is among the first.
+    /// Counts an error or violation, and keeps the texts of the first ones.
     #[cold]
     pub(crate) fn blame(&self, trouble: &W::Trouble) -> Fault {
         let fault = trouble.fault();

@@ -1,44 +1,44 @@
-//! What came of a run's operations.
+//! Counts, latencies and errors of a run's operations.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::report::Latencies;
 
-/// Names of kinds of operations. A kind is its place among them.
+/// Names of the kinds of operations. A kind is an index into them.
 pub type Kinds = &'static [&'static str];
 
-/// What came of them.
+/// Counts, latencies and errors of operations.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// The kinds that are counted.
+    /// Kinds of operations.
     pub kinds: Kinds,
-    /// Operations done, of each kind.
+    /// Number of operations done, by kind.
     pub done: Vec<u64>,
-    /// Operations that failed.
+    /// Number of failed operations.
     pub errors: u64,
-    /// Values that nobody may ever read.
+    /// Number of violations: wrong values read.
     pub violations: u64,
-    /// The first few of either, in words.
+    /// Texts of the first errors and violations.
     pub told: Vec<String>,
-    /// How long they took, of those that were looked at: since they were due, if there was a schedule.
+    /// Latencies of sampled operations. With a schedule, a latency starts when the operation was due.
     pub latencies: ByKind,
-    /// How long they took since they were begun, where there was a schedule.
+    /// Service times from start to end. Only with a schedule.
     pub service: ByKind,
 }
 
 impl Tally {
-    /// None yet, of these kinds.
+    /// Creates an empty tally for these kinds.
     pub fn of(kinds: Kinds) -> Tally {
         Tally { kinds, done: vec![0; kinds.len()], ..Tally::default() }
     }
 
-    /// Operations done, of all kinds.
+    /// Number of operations done, of all kinds.
     pub fn operations(&self) -> u64 {
         self.done.iter().sum()
     }
 
-    /// Adds those of another thread, which performs the same work.
+    /// Adds the tally of another thread with the same work.
     pub fn merge(&mut self, other: Tally) {
         if self.kinds.is_empty() {
             *self = Tally { done: vec![0; other.kinds.len()], kinds: other.kinds, ..std::mem::take(self) };
@@ -60,15 +60,15 @@ impl Tally {
     }
 }
 
-/// So much of what went wrong is told: a session that ends tells it for each of its tasks.
+/// Largest number of texts that a tally keeps. A session that ends yields one for each of its tasks.
 const TOLD_MAX: usize = 64;
 
-/// Latencies of each kind of operation that there was. They take memory with the first of a kind.
+/// Latencies by kind of operation. The histogram of a kind is allocated with its first latency.
 #[derive(Clone, Debug, Default)]
 pub struct ByKind(Vec<Option<Latencies>>);
 
 impl ByKind {
-    /// Adds one of that kind.
+    /// Adds a latency of an operation of this kind.
     #[inline]
     pub fn record(&mut self, kind: usize, latency: Duration) {
         self.place(kind).record(latency);
@@ -82,7 +82,7 @@ impl ByKind {
         self.0[kind].get_or_insert_default()
     }
 
-    /// Adds all of `other`'s.
+    /// Adds all latencies of `other`.
     pub fn merge(&mut self, other: &ByKind) {
         for (kind, latencies) in other.0.iter().enumerate() {
             if let Some(latencies) = latencies {
@@ -91,12 +91,12 @@ impl ByKind {
         }
     }
 
-    /// Those of one kind, if there are any.
+    /// Latencies of one kind, if there are any.
     pub fn of(&self, kind: usize) -> Option<&Latencies> {
         self.0.get(kind)?.as_ref()
     }
 
-    /// Those of all kinds.
+    /// Latencies of all kinds.
     pub fn all(&self) -> Latencies {
         self.0.iter().flatten().fold(Latencies::new(), |mut all, some| {
             all.merge(some);
@@ -105,16 +105,16 @@ impl ByKind {
     }
 }
 
-/// What a thread saw in one interval of time.
+/// A thread's latencies in one interval of time.
 #[derive(Debug)]
 pub struct Interval {
-    /// Which one, from 0.
+    /// Number of the interval, from 0.
     pub number: u32,
-    /// How long operations took that ended in it.
+    /// Latencies of operations that ended in the interval.
     pub latencies: ByKind,
 }
 
-/// Cuts a thread's latencies into intervals.
+/// Groups a thread's latencies by interval.
 pub(super) struct Intervals {
     since: Instant,
     every: Duration,
@@ -127,7 +127,7 @@ impl Intervals {
         Intervals { since, every, current: Interval { number: 0, latencies: ByKind::default() }, to }
     }
 
-    /// One that ended at `now`.
+    /// Adds the latency of an operation that ended at `now`.
     #[inline]
     pub(super) fn record(&mut self, kind: usize, latency: Duration, now: Instant) {
         let number = (now.saturating_duration_since(self.since).as_nanos() / self.every.as_nanos()) as u32;
@@ -140,7 +140,7 @@ impl Intervals {
     #[cold]
     fn send(&mut self, next: u32) {
         let next = Interval { number: next, latencies: ByKind::default() };
-        // Nobody writes them down any more once the writer has failed, which says so itself.
+        // The receiver is gone if the writer of the log failed, which reports its own error.
         self.to.send(std::mem::replace(&mut self.current, next)).unwrap_or(());
     }
 }

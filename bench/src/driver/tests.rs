@@ -1,11 +1,11 @@
-//! The driver performs the work of a family that it has never seen.
+//! The driver runs the work of a family that exists only in this test.
 
 use super::*;
 use std::fmt;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-/// Appends to a log and reads its end; every seventh entry cannot be appended.
+/// Work that appends to a log and reads its end. Every seventh append fails.
 struct Log;
 
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ impl Work for Log {
         }
     }
 
-    /// The last entry that this task appended.
+    /// Last entry that the task appended.
     fn task(&self, _: u32) -> u64 {
         0
     }
@@ -61,7 +61,7 @@ impl Work for Log {
     }
 }
 
-/// The log's entries, and how many it takes before it is gone.
+/// Entries of a log, and the number of entries at which the log disconnects.
 struct Entries {
     all: Vec<u64>,
     max: usize,
@@ -91,30 +91,30 @@ impl Perform<Entries> for Log {
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
-        Poll::Pending => panic!("nothing waits here"),
+        Poll::Pending => panic!("the future never waits"),
     }
 }
 
 fn run() -> Run<Log> {
-    Run::new(Log, 1, 1, 1).expect("there is a task")
+    Run::new(Log, 1, 1, 1).expect("a run with 1 task")
 }
 
 #[test]
-fn operations_are_counted_and_timed_by_the_works_own_kinds() {
+fn operations_are_counted_and_timed_by_kind() {
     let (run, mut log) = (run(), Entries { all: Vec::new(), max: usize::MAX });
-    now(run.load(&mut log, 0, 1, |_, _| {})).expect("there is room");
+    now(run.load(&mut log, 0, 1, |_, _| {})).expect("every record is loaded");
     assert_eq!(log.all, (0..10).collect::<Vec<_>>());
     let thread = run.thread(0);
     thread.limit(40);
-    assert!(now(run.task(&mut log, &thread, 0, u64::MAX)), "it is not gone");
+    assert!(now(run.task(&mut log, &thread, 0, u64::MAX)), "the connection is not lost");
     let tally = thread.take_tally();
     assert_eq!((tally.kinds, &*tally.done), (Log::KINDS, &[30, 10][..]));
-    assert_eq!([0, 1].map(|kind| tally.latencies.of(kind).expect("it is timed").count()), [30, 10]);
-    assert_eq!(thread.take_tally().operations(), 0, "it begins to count anew");
+    assert_eq!([0, 1].map(|kind| tally.latencies.of(kind).expect("latencies").count()), [30, 10]);
+    assert_eq!(thread.take_tally().operations(), 0, "the tally was reset");
 }
 
 #[test]
-fn trouble_is_counted_by_what_it_means_and_a_lost_connection_ends_a_task() {
+fn trouble_is_counted_by_its_fault_and_a_lost_connection_ends_a_task() {
     let (run, mut log) = (run(), Entries { all: Vec::new(), max: 8 });
     let thread = run.thread(0);
     log.all.push(0);
@@ -122,14 +122,14 @@ fn trouble_is_counted_by_what_it_means_and_a_lost_connection_ends_a_task() {
     now(run.scheduled(&mut log, &thread, 0, at_once, async |_| true));
     let mut all = Tally::default();
     all.merge(thread.take_tally());
-    // 1, 2, 3, tail, 5, 6, 7 which does not fit, tail, 9, 10, and then it is gone.
+    // 1, 2, 3, tail, 5, 6, 7 (fails), tail, 9, 10, and then the log disconnects.
     assert_eq!((all.errors, all.violations), (2, 0));
     assert_eq!(all.told, ["Failed", "Disconnected"]);
     assert_eq!(all.service.all().count(), all.operations());
     let mut other = Entries { all: Vec::new(), max: usize::MAX };
     let thread = run.thread(0);
     for _ in 0..4 {
-        now(run.task(&mut other, &thread, 0, 1)); // A new task each time, which has appended nothing.
+        now(run.task(&mut other, &thread, 0, 1)); // A new task each time, which has not appended anything.
     }
     assert_eq!(thread.take_tally().violations, 1);
 }

@@ -1,7 +1,7 @@
-//! YCSB on a key-value store: what its clients draw, do and verify.
+//! YCSB on a key-value store: draws operations, performs them and verifies their results.
 //!
-//! Invariant: every value that is read is checked: with verification all of its bytes and its place in time, else its
-//! length, its first and its last bytes.
+//! Invariant: every value that is read is checked. With verification, all its bytes and its order among the key's
+//! values are checked. Without, its length and its first and last bytes.
 
 mod records;
 
@@ -30,44 +30,44 @@ pub struct Ycsb {
     records: Arc<Records>,
 }
 
-/// A run of YCSB as requested.
+/// Parameters of a run of YCSB.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What clients do.
+    /// Workload of the clients.
     pub workload: Workload,
     /// Bytes of a value.
     pub value_size: usize,
-    /// Tasks of all threads.
+    /// Number of tasks of all threads.
     pub tasks: u32,
-    /// Whether every value proves itself, and every key is held to be one register.
+    /// Whether values carry a checksum and a stamp, and every key is checked to behave as one register.
     pub verify: bool,
-    /// One latency is taken in so many operations, at least 1.
+    /// Number of operations for each sampled latency, at least 1.
     pub sampled: u64,
-    /// Of all that is drawn.
+    /// Seed of all random draws.
     pub seed: u64,
 }
 
 impl Plan {
-    /// The run.
+    /// Creates the run.
     ///
     /// # Errors
-    /// The workload scans, or the values are too small to be verified, or there are no tasks.
+    /// The workload has scans, the values are too small to be verified, or the number of tasks is 0.
     pub fn run(self) -> Result<Run, String> {
         let Plan { workload, value_size, tasks, verify, sampled, seed } = self;
         if workload.mix.share(Operation::Scan) > 0.0 {
             return Err(format!(
-                "workload {} scans, and no system here can: choose a, b, c, d or f",
+                "workload {} has scans, which no system here supports: choose a, b, c, d or f",
                 workload.name
             ));
         }
         if verify && value_size < verify::VALUE_SIZE_MIN {
             return Err(format!(
-                "values of {value_size} bytes cannot be verified: give --value-size {} at least",
+                "values of {value_size} bytes cannot be verified: give --value-size {} or more",
                 verify::VALUE_SIZE_MIN
             ));
         }
         let records = Arc::new(Records::new(workload.records));
-        // The loader is one more writer.
+        // The loader is a writer, too.
         let ledger = verify.then(|| Ledger::new(tasks + 1));
         Run::new(Ycsb { workload, value_size, ledger, records }, tasks, sampled, seed)
     }
@@ -80,7 +80,7 @@ pub struct Drawn {
     pub(crate) operation: Operation,
 }
 
-/// What a thread draws its operations from.
+/// Source of one thread's operations.
 pub struct Source {
     chooser: Chooser,
     keys: KeyChooser,
@@ -88,7 +88,7 @@ pub struct Source {
     records: Arc<Records>,
 }
 
-/// A task's name as a writer, and its buffer.
+/// A task's number as a writer, and its value buffer.
 pub struct Task {
     writer: u32,
     value: Vec<u8>,
@@ -106,7 +106,7 @@ impl Work for Ycsb {
         Source { chooser, keys, random, records: Arc::clone(&self.records) }
     }
 
-    /// The newest record is known only when the operation begins.
+    /// With inserts, the newest record is known only when the operation starts.
     fn is_drawn_live(&self) -> bool {
         self.workload.mix.share(Operation::Insert) > 0.0
     }
@@ -139,7 +139,7 @@ impl<K: Kv> Perform<K> for Ycsb {
     async fn perform(&self, kv: &mut K, drawn: Drawn, task: &mut Task) -> Result<(), KvTrouble> {
         match drawn.operation {
             Operation::Update => self.write(kv, drawn.key, task).await,
-            // One place for both, so that a read is polled without a detour.
+            // One arm for both, so that a read is polled without an extra state.
             read @ (Operation::Read | Operation::ReadModifyWrite) => {
                 let wrong = self.read(kv, drawn.key).await?;
                 if read == Operation::ReadModifyWrite {
@@ -153,7 +153,7 @@ impl<K: Kv> Perform<K> for Ycsb {
                 self.records.end(key);
                 inserted
             }
-            Operation::Scan => unreachable!("workloads that scan are refused"),
+            Operation::Scan => unreachable!("workloads with scans are refused"),
         }
     }
 }
@@ -164,7 +164,7 @@ impl Ycsb {
         self.value_size
     }
 
-    /// Whether what was read is wrong.
+    /// Reads a key. Returns whether the value is wrong.
     #[inline]
     async fn read<K: Kv>(&self, kv: &mut K, key: u64) -> Result<bool, KvTrouble> {
         let Some(ledger) = &self.ledger else {
@@ -202,21 +202,21 @@ impl Ycsb {
     }
 }
 
-/// What went wrong with an operation on a record.
+/// Error or violation of an operation on a record.
 #[derive(Debug)]
 pub enum KvTrouble {
-    /// It failed.
+    /// The operation failed.
     Failed(KvError),
-    /// The value breaks what the ledger knows.
+    /// The value contradicts the ledger.
     Violated(verify::Violation),
-    /// This key has a wrong value, or none.
+    /// The key has a wrong value, or none.
     Wrong(u64),
 }
 
 impl Trouble for KvTrouble {
     fn fault(&self) -> Fault {
         match self {
-            // The next request may be answered in time.
+            // The next request may succeed.
             KvTrouble::Failed(KvError::Fabric(FabricError::Deadline { .. } | FabricError::Refused(_))) => {
                 Fault::Failed
             }
@@ -249,14 +249,14 @@ impl From<verify::Violation> for KvTrouble {
     }
 }
 
-/// Fills a value that [`looks_right`] knows.
+/// Fills a value that [`looks_right`] accepts.
 pub(crate) fn fill(key: u64, value: &mut [u8]) {
     value.fill(key as u8);
     let head = value.len().min(8);
     value[..head].copy_from_slice(&key.to_be_bytes()[..head]);
 }
 
-/// Whether a value's length and ends are as [`fill`] made them.
+/// Whether a value's length, first bytes and last byte are as [`fill`] writes them.
 #[inline]
 pub(crate) fn looks_right(key: u64, size: usize, value: &[u8]) -> bool {
     let key = key.to_be_bytes();

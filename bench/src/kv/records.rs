@@ -1,21 +1,21 @@
-//! Which records there are while some are added: YCSB's `AcknowledgedCounterGenerator`.
+//! Numbers of the records that exist while clients insert more: YCSB's `AcknowledgedCounterGenerator`.
 //!
-//! Invariant: whoever asks for a record up to the newest asks for one whose insert has ended.
+//! Invariant: the insert of every record up to the newest has ended.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The numbers of records.
+/// Numbers of records.
 pub(super) struct Records {
     next: AtomicU64,
     newest: AtomicU64,
-    /// Inserts that have ended while one of a lower number has not.
+    /// Inserts that have ended while an insert with a lower number has not.
     ended: Mutex<BTreeSet<u64>>,
 }
 
 impl Records {
-    /// So many are there, or will be once they are loaded.
+    /// Starts with `loaded` records.
     pub(super) fn new(loaded: u64) -> Records {
         Records {
             next: AtomicU64::new(loaded),
@@ -24,24 +24,24 @@ impl Records {
         }
     }
 
-    /// The highest number of which all lower ones are there too.
+    /// Returns the highest number up to which all inserts have ended.
     #[inline]
     pub(super) fn newest(&self) -> u64 {
-        // Acquire: pairs with the Release in `end`, so that whoever reads a record does so after its insert.
+        // Acquire: pairs with the Release in `end`, so that a client reads a record after its insert.
         self.newest.load(Ordering::Acquire)
     }
 
-    /// The number of a record that is to be added.
+    /// Starts an insert. Returns the number of the new record.
     pub(super) fn begin(&self) -> u64 {
-        // Relaxed: a number says nothing about what is there.
+        // Relaxed: the number does not imply that any record exists.
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Its insert has ended; as in YCSB, also if it failed, or else nobody would ever ask for a later one.
+    /// Ends an insert. As in YCSB, a failed insert ends, too: otherwise no later record would ever be read.
     pub(super) fn end(&self, number: u64) {
-        let mut ended = self.ended.lock().expect("whoever held it did not panic");
+        let mut ended = self.ended.lock().expect("no thread panicked with the lock");
         ended.insert(number);
-        let mut newest = self.newest.load(Ordering::Relaxed); // It changes under the lock alone.
+        let mut newest = self.newest.load(Ordering::Relaxed); // It changes only under the lock.
         while ended.remove(&(newest + 1)) {
             newest += 1;
         }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_is_the_last_without_a_gap_before_it() {
+    fn the_newest_record_has_no_gap_before_it() {
         let records = Records::new(10);
         let numbers = [(); 4].map(|()| records.begin());
         assert_eq!(numbers, [10, 11, 12, 13]);

@@ -1,16 +1,20 @@
-//! Whether every key behaves as one register while it is read and written: linearizable, by whomever, decided on line.
+//! Online check that every key behaves as one linearizable register.
 //!
-//! Every value is written once, so that a read tells whose write it saw. All that is known of a value is then when the
-//! first of its operations ended and when the last began. Two values of a key are in conflict if each has an operation
-//! that ended before one of the other began; a history has an order that explains it if and only if no read brings what
-//! was not being written yet, and no two values are in conflict (Gibbons and Korach, "Testing shared memories", SIAM
-//! J. Comput. 1997, section 4.1, where the two cases are overlapping forward zones and a backward zone in a forward
-//! one).
+//! Each value is written once, so a read identifies the write that it saw. For each value, the ledger keeps two times:
+//! when the first of its operations ended, and when the last of them started.
 //!
-//! Invariant: a key's time counts the beginnings and ends of its own operations, under a lock, so that no clock need be
-//! trusted: what ended at an earlier time had ended before the other began.
-//! Invariant: a value is forgotten only once no read that has yet to end may bring it, and once another value stands in
-//! for it in every conflict to come: so little is remembered, and nothing is missed.
+//! Two values of a key are in conflict if each has an operation that ended before an operation of the other started. A
+//! history is linearizable if and only if
+//! * no read returns a value whose write had not started, and
+//! * no two values are in conflict.
+//!
+//! See Gibbons and Korach, "Testing shared memories", SIAM J. Comput. 1997, section 4.1. There, the two forms of
+//! conflict are overlapping forward zones, and a backward zone within a forward zone.
+//!
+//! Invariant: a key's time counts the starts and ends of its own operations, under a lock, so the check depends on no
+//! clock. An operation with an earlier end time has ended before an operation with a later start time started.
+//! Invariant: a value is forgotten only when no read in flight may return it, and another value replaces it in every
+//! future conflict. So the ledger is small and misses no violation.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,50 +22,50 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::{Stamp, Violation, check};
 
-/// What is known of all keys, shared by all readers and writers.
+/// State of all keys, shared by all readers and writers.
 #[derive(Debug)]
 pub struct Ledger {
     shards: Box<[Mutex<Shard>]>,
-    /// The last sequence of each writer.
+    /// Last sequence number of each writer.
     issued: Box<[AtomicU64]>,
 }
 
-/// An operation that has begun and must be ended.
+/// An operation in flight. It must be ended.
 #[derive(Debug)]
-#[must_use = "an operation that never ends keeps its key's values remembered"]
+#[must_use = "an operation that never ends keeps its key's values in memory"]
 pub struct Begun {
     key: u64,
     at: u64,
 }
 
-/// What became of a write.
+/// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It took effect between its beginning and now.
+    /// It took effect between its start and now.
     Yes,
-    /// It took no effect and never will.
+    /// It did not take effect and never will.
     No,
-    /// It may have, or may yet.
+    /// It may have taken effect, or may still do so.
     Unknown,
 }
 
-/// So many, lest threads wait for one another.
+/// Number of shards, large enough that threads rarely wait for each other.
 const SHARDS: u64 = 256;
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// The value of each key that is still: key `k` lies at `k / SHARDS`.
+    /// Value of each quiescent key: key `k` lies at `k / SHARDS`.
     still: Vec<Stamp>,
     active: HashMap<u64, Key>,
 }
 
-/// A key that is being read or written, or of whose values more than one may be the newest.
+/// A key with operations in flight, or with several values that may be the newest.
 #[derive(Debug, Default)]
 struct Key {
     time: u64,
-    /// When each read began that has not ended.
+    /// Start of each read in flight.
     reads: Vec<u64>,
-    /// How many writes have not ended.
+    /// Number of writes in flight.
     writes: u32,
     values: Vec<Value>,
 }
@@ -70,19 +74,19 @@ struct Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Value {
     stamp: Stamp,
-    /// When the first operation that had it ended: its write, or a read.
+    /// End of the first operation (its write or a read) with this value.
     first_end: u64,
-    /// When the last one began.
+    /// Start of the last operation with this value.
     last_begin: u64,
 }
 
-/// Of no value that was written: a key begins without one.
+/// Stamp of a key without a value, which is the initial state.
 const ABSENT: Stamp = Stamp { writer: 0, sequence: 0 };
-/// Later than all.
+/// Later than every time.
 const NEVER: u64 = u64::MAX;
 
 impl Ledger {
-    /// For so many writers; all keys are absent.
+    /// Creates a ledger for this number of writers. All keys are absent.
     pub fn new(writers: u32) -> Ledger {
         Ledger {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -90,7 +94,7 @@ impl Ledger {
         }
     }
 
-    /// A read of `key` begins.
+    /// Starts a read of `key`.
     pub fn begin_read(&self, key: u64) -> Begun {
         self.with(key, |known| {
             let at = known.tick();
@@ -99,12 +103,12 @@ impl Ledger {
         })
     }
 
-    /// A write of `key` by `writer` begins; the value is to be told from all others by the stamp.
+    /// Starts a write of `key` by `writer`. Returns the stamp that the value must carry.
     ///
     /// # Panics
-    /// There is no such writer.
+    /// If `writer` is not below the number of writers.
     pub fn begin_write(&self, key: u64, writer: u32) -> (Begun, Stamp) {
-        // Relaxed: whoever reads the value has it from a write that begins after this.
+        // Relaxed: a client that reads the value got it from a write that starts after this.
         let sequence = self.issued[writer as usize].fetch_add(1, Ordering::Relaxed) + 1;
         let stamp = Stamp { writer, sequence };
         self.with(key, |known| {
@@ -115,10 +119,10 @@ impl Ledger {
         })
     }
 
-    /// The read ended, and brought this; `None` for no value.
+    /// Ends a read that returned `value`; `None` for no value.
     ///
     /// # Errors
-    /// What it brought could not be there at any instant of the read. It is not remembered.
+    /// The value was not present at any instant of the read. The ledger ignores it.
     pub fn end_read(&self, begun: Begun, value: Option<&[u8]>) -> Result<(), Violation> {
         let key = begun.key;
         let read = self.stamp_of(key, value);
@@ -136,7 +140,7 @@ impl Ledger {
         })
     }
 
-    /// The read failed, and brought nothing.
+    /// Ends a read that failed.
     pub fn fail_read(&self, begun: Begun) {
         self.with(begun.key, |known| {
             known.end_read(begun.at);
@@ -144,10 +148,10 @@ impl Ledger {
         });
     }
 
-    /// The write ended so.
+    /// Ends a write with this outcome.
     ///
     /// # Errors
-    /// Its value was read, and it is said that it did not run.
+    /// The outcome is [`Written::No`], but the value was read.
     pub fn end_write(&self, begun: Begun, stamp: Stamp, written: Written) -> Result<(), Violation> {
         self.with(begun.key, |known| {
             let now = known.tick();
@@ -164,7 +168,7 @@ impl Ledger {
                     Ok(())
                 }
                 (Written::No, _) => Err(Violation::NotRun { key: begun.key, read: stamp }),
-                // It was read and replaced before it ended; or it is remembered until somebody reads it.
+                // `Yes`: the value was read and replaced before the write ended. `Unknown`: it stays until it is read.
                 (Written::Yes, None) | (Written::Unknown, _) => Ok(()),
             };
             known.forget();
@@ -172,7 +176,7 @@ impl Ledger {
         })
     }
 
-    /// Does that with what is known of the key.
+    /// Runs `work` on the state of the key.
     fn with<T>(&self, key: u64, work: impl FnOnce(&mut Key) -> T) -> T {
         let mut shard = self.shard(key);
         let place = (key / SHARDS) as usize;
@@ -190,10 +194,10 @@ impl Ledger {
     }
 
     fn shard(&self, key: u64) -> MutexGuard<'_, Shard> {
-        self.shards[(key % SHARDS) as usize].lock().expect("whoever held it did not panic")
+        self.shards[(key % SHARDS) as usize].lock().expect("no thread panicked with the lock")
     }
 
-    /// Whose value it is, as far as it was ever written.
+    /// Returns the stamp of a value, after checking that its writer has issued it.
     fn stamp_of(&self, key: u64, value: Option<&[u8]>) -> Result<Stamp, Violation> {
         let Some(value) = value else { return Ok(ABSENT) };
         let read = check(key, value)?;
@@ -219,10 +223,13 @@ impl Key {
 
     fn end_read(&mut self, began: u64) {
         let place = self.reads.iter().position(|&at| at == began);
-        self.reads.swap_remove(place.expect("whoever has begun is listed, until it ends"));
+        self.reads.swap_remove(place.expect("a read in flight is listed"));
     }
 
-    /// A read from `began` to `now` brought this value. If it could not: one that was newer.
+    /// Records that a read from `began` to `now` returned this value.
+    ///
+    /// # Errors
+    /// The value was not present during the read. Returns a newer value, if one is known.
     fn saw(&mut self, stamp: Stamp, began: u64, now: u64) -> Result<(), Option<Stamp>> {
         let Some(place) = self.values.iter().position(|value| value.stamp == stamp) else {
             let were_there = self.values.iter().filter(|value| value.first_end < began);
@@ -240,13 +247,13 @@ impl Key {
         Ok(())
     }
 
-    /// Forgets values that no read may bring any more.
+    /// Forgets values that no read may return any more.
     fn forget(&mut self) {
         let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
         let mut place = 0;
         while place < self.values.len() {
             let value = self.values[place];
-            // With the last condition, whatever would come to be in conflict with `value` is with `other` too.
+            // The last condition ensures that every value in conflict with `value` is also in conflict with `other`.
             let stands_in = |other: &Value| {
                 other.stamp != value.stamp
                     && value.first_end < other.last_begin
@@ -262,7 +269,7 @@ impl Key {
         }
     }
 
-    /// The key's value, if there is no doubt about it.
+    /// Returns the key's value if the key is quiescent and has a single value.
     fn is_still(&self) -> Option<Stamp> {
         match &self.values[..] {
             [value] if self.reads.is_empty() && self.writes == 0 => Some(value.stamp),
@@ -272,7 +279,7 @@ impl Key {
 }
 
 impl Value {
-    /// Whether either came before the other.
+    /// Whether each of the two values must come before the other.
     fn conflicts_with(&self, other: &Value) -> bool {
         self.first_end < other.last_begin && other.first_end < self.last_begin
     }

@@ -1,6 +1,6 @@
-//! Which record an operation is about: YCSB's request distributions by name, and the numbers drawn from them.
+//! YCSB's request distributions by name, and draws of record numbers from them.
 //!
-//! Invariant: a key chooser never names a record newer than the newest that its caller says exists.
+//! Invariant: a key chooser never returns a record newer than the newest one that its caller passes.
 
 use std::fmt;
 
@@ -8,34 +8,33 @@ use rand_core::Rng;
 
 use super::generators::{Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA};
 
-/// How requests spread over the records: `requestdistribution`, with the properties that belong to it.
+/// Distribution of requests over the records: `requestdistribution`, with its own properties.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
-    /// All records alike.
+    /// All records get the same number of requests.
     Uniform,
-    /// A few records get most requests, scattered over all.
+    /// A few records get most requests. They are scattered over all records.
     Zipfian,
     /// The newest records get most requests.
     Latest,
-    /// A hot part of the records gets its own share of requests.
+    /// A hot set of records gets a fixed share of the requests.
     Hotspot {
-        /// Part of the records that is hot, 0 to 1: `hotspotdatafraction`.
+        /// Fraction of the records that are hot, 0 to 1: `hotspotdatafraction`.
         data_fraction: f64,
-        /// Part of the operations that goes there, 0 to 1: `hotspotopnfraction`.
+        /// Fraction of the operations on hot records, 0 to 1: `hotspotopnfraction`.
         operation_fraction: f64,
     },
-    /// Exponentially fewer requests the older a record is.
+    /// The older a record is, the exponentially fewer requests it gets.
     Exponential {
-        /// Percent of the operations that go to the newest records, above 0 and below 100:
-        /// `exponential.percentile`.
+        /// Percentage of the operations on the newest records, above 0 and below 100: `exponential.percentile`.
         percentile: f64,
-        /// Part of the records that these are, above 0: `exponential.frac`.
+        /// Fraction of the records that count as newest, above 0: `exponential.frac`.
         data_fraction: f64,
     },
 }
 
 impl Distribution {
-    /// All, with YCSB's defaults.
+    /// All distributions, with YCSB's defaults.
     pub const ALL: [Self; 5] = [
         Self::Uniform,
         Self::Zipfian,
@@ -44,15 +43,15 @@ impl Distribution {
         Self::Exponential { percentile: 95.0, data_fraction: 0.857_142_857_1 },
     ];
 
-    /// The names of all.
+    /// Names of all distributions.
     pub const NAMES: &'static str = "uniform, zipfian, latest, hotspot, exponential";
 
-    /// The distribution called `name`, with YCSB's defaults.
+    /// Returns the distribution called `name`, with YCSB's defaults.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|distribution| distribution.name() == name)
     }
 
-    /// Its name in YCSB.
+    /// Name in YCSB.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -64,7 +63,7 @@ impl Distribution {
     }
 }
 
-/// The name and the parameters.
+/// Name and parameters.
 impl fmt::Display for Distribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
@@ -90,7 +89,7 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Draws the numbers of records; one for each client thread, cloned from one another.
+/// Draws the numbers of records. Each client thread has its own clone.
 #[derive(Clone, Debug)]
 pub struct KeyChooser(Generator);
 
@@ -104,14 +103,14 @@ enum Generator {
 }
 
 impl KeyChooser {
-    /// For `records` records at the start, of which `inserts_expected` more may come.
+    /// Creates a chooser for `records` records at the start, and `inserts_expected` records that may be inserted.
     pub fn new(distribution: Distribution, records: u64, inserts_expected: u64) -> Self {
         let newest = records.saturating_sub(1);
         Self(match distribution {
             Distribution::Uniform => Generator::Uniform(UniformLong::new(0, newest)),
             Distribution::Zipfian => {
-                // YCSB counts one record more than there will be. The records to come belong to the range
-                // from the start, so that an insert does not change which records are popular.
+                // YCSB counts one record too many. The range includes future records from the start, so that an insert
+                // does not change which records are popular.
                 let range = records.saturating_add(inserts_expected).saturating_add(1);
                 Generator::Zipfian(ScrambledZipfian::new(range))
             }
@@ -125,9 +124,10 @@ impl KeyChooser {
         })
     }
 
-    /// The number of the next record, at most `newest`, the newest that exists now. As in YCSB a number of a
-    /// record that is yet to come is drawn again, so `newest` should not be far below the records of the
-    /// start.
+    /// Draws the number of the next record, at most `newest`, the newest record that exists now.
+    ///
+    /// As in YCSB, the number of a record that does not exist yet is drawn again. So `newest` should not be far below
+    /// the number of records at the start.
     #[inline]
     pub fn next(&mut self, newest: u64, random: &mut impl Rng) -> u64 {
         loop {
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_distribution_is_found_by_its_name_and_listed() {
+    fn every_distribution_is_listed_and_found_by_its_name() {
         for distribution in Distribution::ALL {
             assert_eq!(Distribution::named(distribution.name()), Some(distribution));
             assert!(distribution.to_string().starts_with(distribution.name()));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn no_distribution_names_a_record_that_does_not_exist() {
+    fn no_distribution_draws_a_record_that_does_not_exist() {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
         for distribution in Distribution::ALL {
             for (records, inserts_expected) in [(1, 0), (2, 0), (1000, 0), (1000, 500)] {

@@ -1,9 +1,7 @@
-//! YCSB's number generators, formula by formula, so that a figure made here can be held against one made
-//! there.
+//! YCSB's number generators, with YCSB's formulas, so that results are comparable with YCSB's own.
 //!
-//! Invariant: a generator draws from the random source that it is handed and from nothing else; one seed, one
-//! sequence.
-//! Invariant: no input makes one panic or leave its range. Where YCSB's own would, the place is marked.
+//! Invariant: a generator draws only from the random source that it is given. One seed yields one sequence.
+//! Invariant: no input makes a generator panic or leave its range. Comments mark the places where YCSB's own would.
 
 use rand_core::Rng;
 
@@ -22,7 +20,7 @@ fn below(count: u64, random: &mut impl Rng) -> u64 {
     random.next_u64().cast_signed().unsigned_abs().checked_rem(count).unwrap_or(0)
 }
 
-/// Every number of a range alike: YCSB's `UniformLongGenerator`.
+/// Uniform distribution over a range: YCSB's `UniformLongGenerator`.
 #[derive(Clone, Debug)]
 pub struct UniformLong {
     first: u64,
@@ -35,22 +33,22 @@ impl UniformLong {
         Self { first, count: last.saturating_sub(first).saturating_add(1) }
     }
 
-    /// The next number.
+    /// Draws the next number.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         self.first + below(self.count, random)
     }
 }
 
-/// Small numbers far more often than large ones: YCSB's `ZipfianGenerator`, after Gray et al., "Quickly
-/// Generating Billion-Record Synthetic Databases", SIGMOD 1994. Exact for 0 and 1, an approximation beyond.
+/// Zipfian distribution, in which small numbers are most frequent: YCSB's `ZipfianGenerator`, after Gray et al.,
+/// "Quickly Generating Billion-Record Synthetic Databases", SIGMOD 1994. Exact for 0 and 1, approximate for others.
 #[derive(Clone, Debug)]
 pub struct Zipfian {
     items: u64,
     theta: f64,
     zeta2: f64,
     zeta_items: f64,
-    /// Items that `zeta_items` is the sum over.
+    /// Number of items over which `zeta_items` is summed.
     summed: u64,
     alpha: f64,
     eta: f64,
@@ -62,7 +60,7 @@ impl Zipfian {
         Self::with_zeta(items, theta, zeta(0, items, theta, 0.0))
     }
 
-    /// As [`Zipfian::new`], with the sum over the items known beforehand.
+    /// Like [`Zipfian::new`], with the precomputed sum over the items.
     fn with_zeta(items: u64, theta: f64, zeta_items: f64) -> Self {
         let zeta2 = zeta(0, 2, theta, 0.0);
         let mut zipfian =
@@ -71,14 +69,13 @@ impl Zipfian {
         zipfian
     }
 
-    /// The next number.
+    /// Draws the next number.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         self.next_of(self.items, random)
     }
 
-    /// The next number below `items`, which may grow from call to call; zeta grows with it, and does not
-    /// shrink.
+    /// Draws the next number below `items`. `items` may grow from call to call: zeta grows with it, and never shrinks.
     #[inline]
     pub fn next_of(&mut self, items: u64, random: &mut impl Rng) -> u64 {
         if items > self.summed {
@@ -95,7 +92,7 @@ impl Zipfian {
         } else {
             (items as f64 * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64
         };
-        // For u next to 1 the product rounds up to `items`, which YCSB lets through.
+        // For u close to 1 the product rounds up to `items`. YCSB returns that number.
         number.min(items.saturating_sub(1))
     }
 
@@ -104,13 +101,13 @@ impl Zipfian {
     }
 }
 
-/// `sum` and the sum of 1 / i^theta for i from `from` + 1 to `to`.
+/// Adds the sum of 1 / i^theta for i from `from` + 1 to `to` to `sum`.
 fn zeta(from: u64, to: u64, theta: f64, sum: f64) -> f64 {
     (from..to).fold(sum, |sum, i| sum + 1.0 / ((i + 1) as f64).powf(theta))
 }
 
-/// Zipfian popularity, the popular numbers scattered over the range: YCSB's `ScrambledZipfianGenerator`. It
-/// draws from ten billion items whatever the range, and hashes: the skew is that of ten billion items.
+/// Zipfian distribution with the popular numbers scattered over the range: YCSB's `ScrambledZipfianGenerator`. It draws
+/// from ten billion items and hashes the result to the range, so the skew is always that of ten billion items.
 #[derive(Clone, Debug)]
 pub struct ScrambledZipfian {
     zipfian: Zipfian,
@@ -118,27 +115,27 @@ pub struct ScrambledZipfian {
 }
 
 impl ScrambledZipfian {
-    /// YCSB's `ITEM_COUNT`, of which `ZETAN` is the zeta. Some later copies of YCSB have 10^16 with the same
-    /// zeta, for which the skew is no longer that of theta 0.99.
+    /// YCSB's `ITEM_COUNT`. `ZETAN` is its zeta. Some later copies of YCSB have 10^16 items with the same zeta, so their
+    /// skew is not that of theta 0.99.
     const ITEM_COUNT: u64 = 10_000_000_000;
     const ZETAN: f64 = 26.46902820178302;
 
     /// Numbers below `count`.
     pub fn new(count: u64) -> Self {
-        // YCSB's range is inclusive at both ends, hence one item more than the name says.
+        // YCSB's range includes both ends, so it has one item more than `ITEM_COUNT`.
         let zipfian = Zipfian::with_zeta(Self::ITEM_COUNT + 1, ZIPFIAN_THETA, Self::ZETAN);
         Self { zipfian, count }
     }
 
-    /// The next number.
+    /// Draws the next number.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         fnv_hash(self.zipfian.next(random)).checked_rem(self.count).unwrap_or(0)
     }
 }
 
-/// FNV-1a over the eight bytes of `number`, low byte first, and the absolute value of that as a signed
-/// number: YCSB's `Utils.fnvhash64`.
+/// Absolute value, as a signed number, of FNV-1a over the 8 bytes of `number`, low byte first: YCSB's
+/// `Utils.fnvhash64`.
 #[inline]
 pub fn fnv_hash(number: u64) -> u64 {
     let hash = number.to_le_bytes().iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, &octet| {
@@ -147,27 +144,27 @@ pub fn fnv_hash(number: u64) -> u64 {
     hash.cast_signed().unsigned_abs()
 }
 
-/// The newest numbers most often: YCSB's `SkewedLatestGenerator`.
+/// Distribution in which the newest numbers are most frequent: YCSB's `SkewedLatestGenerator`.
 #[derive(Clone, Debug)]
 pub struct SkewedLatest {
     zipfian: Zipfian,
 }
 
 impl SkewedLatest {
-    /// For numbers of which `newest` is the newest at the start.
+    /// Creates a generator. `newest` is the newest number at the start.
     pub fn new(newest: u64) -> Self {
         Self { zipfian: Zipfian::new(newest, ZIPFIAN_THETA) }
     }
 
-    /// The next number, at most `newest`, the newest that exists now. 0 comes only if it is the newest: so it
-    /// is in YCSB.
+    /// Draws the next number, at most `newest`, the newest number that exists now. As in YCSB, 0 is drawn only if it is
+    /// the newest.
     #[inline]
     pub fn next(&mut self, newest: u64, random: &mut impl Rng) -> u64 {
         newest.saturating_sub(self.zipfian.next_of(newest, random))
     }
 }
 
-/// A hot set at the low end of a range and a cold rest, uniform within each: YCSB's
+/// Distribution with a hot set at the low end of a range and a cold rest, uniform within each: YCSB's
 /// `HotspotIntegerGenerator`.
 #[derive(Clone, Debug)]
 pub struct Hotspot {
@@ -177,18 +174,18 @@ pub struct Hotspot {
 }
 
 impl Hotspot {
-    /// Numbers below `count`; the lowest `data_fraction` of them are drawn `operation_fraction` of the time.
-    /// Both are taken to lie in 0 to 1.
+    /// Creates a generator of numbers below `count`. The lowest `data_fraction` of them are drawn with probability
+    /// `operation_fraction`. Both must be from 0 to 1.
     pub fn new(count: u64, data_fraction: f64, operation_fraction: f64) -> Self {
         let hot_count = ((count as f64 * data_fraction) as u64).min(count);
         Self { hot_count, cold_count: count - hot_count, operation_fraction }
     }
 
-    /// The next number.
+    /// Draws the next number.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         let hot = unit(random) < self.operation_fraction;
-        // An empty set cannot be drawn from; YCSB divides by zero here.
+        // The set may be empty. YCSB divides by zero here.
         if (hot && self.hot_count > 0) || self.cold_count == 0 {
             below(self.hot_count, random)
         } else {
@@ -197,19 +194,19 @@ impl Hotspot {
     }
 }
 
-/// Distances that get exponentially rarer: YCSB's `ExponentialGenerator`.
+/// Exponential distribution: YCSB's `ExponentialGenerator`.
 #[derive(Clone, Debug)]
 pub struct Exponential {
     gamma: f64,
 }
 
 impl Exponential {
-    /// `percentile` percent of the numbers lie below `range`.
+    /// Creates a generator with `percentile` percent of the numbers below `range`.
     pub fn new(percentile: f64, range: f64) -> Self {
         Self { gamma: -(1.0 - percentile / 100.0).ln() / range }
     }
 
-    /// The next number.
+    /// Draws the next number.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> u64 {
         (-unit(random).ln() / self.gamma) as u64
@@ -229,7 +226,7 @@ mod tests {
         Xoshiro256PlusPlus::seed_from_u64(seed)
     }
 
-    /// How often each number below `count` came in `DRAWS` draws; a number beyond it fails the test.
+    /// Frequency of each number below `count` in `DRAWS` draws. A larger number fails the test.
     fn frequencies(count: usize, mut next: impl FnMut() -> u64) -> Vec<f64> {
         let mut seen = vec![0.0; count];
         for _ in 0..DRAWS {
@@ -238,21 +235,20 @@ mod tests {
         seen
     }
 
-    /// Sum of (seen - expected)^2 / expected: about as large as there are cells, if the probabilities are
-    /// right.
+    /// Sum of (seen - expected)^2 / expected. It is about the number of cells if the probabilities are right.
     fn chi_square(seen: &[f64], probabilities: &[f64]) -> f64 {
         let cells = seen.iter().zip(probabilities.iter().map(|p| p * DRAWS as f64));
         cells.map(|(seen, expected)| (seen - expected).powi(2) / expected).sum()
     }
 
-    /// The chi square that is exceeded once in a million times: Wilson and Hilferty's approximation.
+    /// Chi square that is exceeded with a probability of one in a million: Wilson and Hilferty's approximation.
     fn bound(cells: usize) -> f64 {
         let freedom = (cells - 1) as f64;
         let spread = 2.0 / (9.0 * freedom);
         freedom * (1.0 - spread + 4.75 * spread.sqrt()).powi(3)
     }
 
-    /// What Gray's method draws: u where the formula reaches `k`, differenced; derived here from its inverse.
+    /// Probabilities of Gray's method, derived from the inverse of its formula.
     fn gray_probabilities(items: u64) -> Vec<f64> {
         let zeta_items = zeta(0, items, ZIPFIAN_THETA, 0.0);
         let zeta2 = zeta(0, 2, ZIPFIAN_THETA, 0.0);
@@ -266,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn zipfian_frequencies_are_those_of_grays_method() {
+    fn zipfian_frequencies_match_grays_method() {
         for (items, seed) in [(10, 1), (100, 2), (1000, 3)] {
             let (mut zipfian, mut random) = (Zipfian::new(items, ZIPFIAN_THETA), random(seed));
             let seen = frequencies(items as usize, || zipfian.next(&mut random));
@@ -321,21 +317,21 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_ycsbs() {
-        // The keys "user6284781860667377211" and so on, which every YCSB load begins with.
+    fn the_hash_matches_ycsb() {
+        // The keys "user6284781860667377211" and so on, with which every YCSB load starts.
         assert_eq!([0, 1].map(fnv_hash), [6_284_781_860_667_377_211, 8_517_097_267_634_966_620]);
     }
 
     #[test]
-    fn scrambled_zipfian_stays_in_range_and_its_hottest_are_the_hashes_of_the_first_numbers() {
+    fn scrambled_zipfian_scatters_the_first_numbers_over_its_range() {
         let (mut scrambled, mut random) = (ScrambledZipfian::new(1000), random(7));
         let seen = frequencies(1000, || scrambled.next(&mut random));
-        assert!(seen.iter().all(|&count| count > 0.0), "all of the range is reached");
+        assert!(seen.iter().all(|&count| count > 0.0), "every number of the range is drawn");
         let mut by_heat: Vec<usize> = (0..1000).collect();
         by_heat.sort_by(|&a, &b| seen[b].total_cmp(&seen[a]));
         let hottest = [0, 1, 2].map(|number| (fnv_hash(number) % 1000) as usize);
         assert_eq!(by_heat[..3], hottest);
-        // Besides its own 1 / zeta the hottest gets its share of what is left over.
+        // Besides its own 1 / zeta, the hottest number gets its share of the remaining hashes.
         let share = seen[hottest[0]] / DRAWS as f64;
         assert!((share - 1.0 / ScrambledZipfian::ZETAN - 0.0008).abs() < 0.001, "{share}");
     }
@@ -348,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_favours_the_newest_also_when_there_are_newer_ones() {
+    fn latest_favours_the_newest_number_also_after_inserts() {
         let (mut latest, mut random) = (SkewedLatest::new(99), random(9));
         for newest in [99, 149] {
             let seen = frequencies(150, || latest.next(newest, &mut random));
@@ -361,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn hotspot_fractions_are_those_asked_for() {
+    fn hotspot_has_the_requested_fractions() {
         let (mut hotspot, mut random) = (Hotspot::new(50, 0.2, 0.8), random(10));
         let seen = frequencies(50, || hotspot.next(&mut random));
         let probabilities: Vec<f64> = (0..50).map(|n| if n < 10 { 0.8 / 10.0 } else { 0.2 / 40.0 }).collect();
@@ -369,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_hot_or_cold_set_leaves_all_to_the_other() {
+    fn with_an_empty_set_all_numbers_come_from_the_other() {
         let mut random = random(11);
         for (data_fraction, operation_fraction) in [(0.0, 1.0), (1.0, 0.0), (0.5, 0.0), (0.5, 1.0)] {
             let mut hotspot = Hotspot::new(3, data_fraction, operation_fraction);

@@ -1,11 +1,10 @@
-//! What clients do in a benchmark: YCSB's workloads, from its property files to the last digit of its
-//! generators.
+//! YCSB's workloads: its property files, and its generators of operations and keys.
 //!
 //! ```text
-//! property file -> Workload -> Chooser      which operation comes next
-//!                          \-> KeyChooser   which record it is about -> key
+//! property file -> Workload -> Chooser      draws the next operation
+//!                          \-> KeyChooser   draws its record -> key
 //! ```
-//! Invariant: with one seed a workload makes one sequence of operations and keys.
+//! Invariant: a workload and a seed determine the sequence of operations and keys.
 
 mod distribution;
 mod generators;
@@ -23,15 +22,15 @@ pub use operations::{Chooser, Mix, Operation};
 pub use properties::{Property, SyntaxError};
 pub use spec::{Chosen, Workload, WorkloadError};
 
-/// The random source of the benchmarks. Each client thread has one, seeded by its number.
+/// Random source of the benchmarks. Each client thread has its own, seeded with the thread's number.
 pub type Random = rand_xoshiro::Xoshiro256PlusPlus;
 
-/// A random source that always gives the same numbers for `seed`.
+/// Creates a random source. The same seed yields the same numbers.
 pub fn random(seed: u64) -> Random {
     Random::seed_from_u64(seed)
 }
 
-/// The key of record `number`: its eight bytes, big-endian, so that keys sort as numbers do.
+/// Key of record `number`: 8 bytes, big-endian, so that keys sort like numbers.
 #[inline]
 pub const fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()

@@ -1,6 +1,6 @@
-//! Which operation comes next: five kinds, each with its share.
+//! Draws of the next operation: five kinds, each with its share.
 //!
-//! Invariant: the shares of a `Mix` are between 0 and 1 and sum up to 1.
+//! Invariant: the shares of a `Mix` are between 0 and 1, and their sum is 1.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use rand_core::Rng;
 
 use super::generators::unit;
 
-/// What a client does to a record.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Read it.
+    /// Read a record.
     Read,
-    /// Overwrite it.
+    /// Overwrite a record.
     Update,
-    /// Add one that was not there.
+    /// Add a new record.
     Insert,
-    /// Read it and those that follow.
+    /// Read a record and those after it.
     Scan,
-    /// Read it, then overwrite it.
+    /// Read a record, then overwrite it.
     ReadModifyWrite,
 }
 
@@ -27,10 +27,10 @@ impl Operation {
     /// All kinds, in the order in which YCSB draws them.
     pub const ALL: [Self; 5] = [Self::Read, Self::Update, Self::Insert, Self::Scan, Self::ReadModifyWrite];
 
-    /// Their names in reports, in the order of [`Operation::ALL`].
+    /// Names in reports, in the order of [`Operation::ALL`].
     pub const NAMES: [&'static str; 5] = ["read", "update", "insert", "scan", "read-modify-write"];
 
-    /// What it is called in reports.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -42,23 +42,23 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The share of each operation.
+/// Share of each kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mix {
-    /// In the order of [`Operation::ALL`].
+    /// Shares in the order of [`Operation::ALL`].
     shares: [f64; 5],
 }
 
 impl Mix {
-    /// Shares in proportion to `weights`, which are in the order of [`Operation::ALL`]; `None` if one is
-    /// negative or no number, or all are 0.
+    /// Creates shares in proportion to `weights`, in the order of [`Operation::ALL`]. Returns `None` if a weight is
+    /// negative or not a number, or all weights are 0.
     pub fn new(weights: [f64; 5]) -> Option<Self> {
         let sum: f64 = weights.iter().sum();
         let legal = weights.iter().all(|&weight| weight >= 0.0) && sum > 0.0 && sum.is_finite();
         legal.then(|| Self { shares: weights.map(|weight| weight / sum) })
     }
 
-    /// How much of all `operation` is, 0 to 1.
+    /// Share of `operation`, 0 to 1.
     pub fn share(&self, operation: Operation) -> f64 {
         self.shares[operation as usize]
     }
@@ -69,7 +69,7 @@ impl fmt::Display for Mix {
         let present = Operation::ALL.into_iter().filter(|&operation| self.share(operation) > 0.0);
         for (index, operation) in present.enumerate() {
             let separator = if index == 0 { "" } else { ", " };
-            // Rounded to what a reader can use: 0.1 + 0.2 is 30 %.
+            // Rounded, so that 0.1 + 0.2 prints as 30 %.
             let percent = (self.share(operation) * 1e6).round() / 1e4;
             write!(f, "{separator}{percent} % {operation}")?;
         }
@@ -81,18 +81,18 @@ impl fmt::Display for Mix {
 #[derive(Clone, Debug)]
 pub struct Chooser {
     mix: Mix,
-    /// Drawn when rounding leaves none.
+    /// Operation that is drawn if rounding errors leave a remainder.
     last: Operation,
 }
 
 impl Chooser {
-    /// A chooser for `mix`.
+    /// Creates a chooser for `mix`.
     pub fn new(mix: Mix) -> Self {
         let mut present = Operation::ALL.into_iter().filter(|&operation| mix.share(operation) > 0.0);
         Self { mix, last: present.next_back().unwrap_or(Operation::Read) }
     }
 
-    /// The next operation.
+    /// Draws the next operation.
     #[inline]
     pub fn next(&mut self, random: &mut impl Rng) -> Operation {
         let mut left = unit(random);
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_come_in_their_proportions() {
+    fn operations_are_drawn_in_their_proportions() {
         let weights = [0.5, 0.2, 0.15, 0.1, 0.05];
         let mut chooser = Chooser::new(Mix::new(weights).unwrap());
         let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_share_never_comes() {
+    fn an_operation_with_share_0_is_never_drawn() {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(2);
         for only in Operation::ALL {
             let mut weights = [0.0; 5];
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_need_not_sum_up_to_one_but_to_something() {
+    fn weights_are_scaled_to_a_sum_of_1() {
         assert_eq!(Mix::new([3.0, 1.0, 0.0, 0.0, 0.0]).unwrap().share(Operation::Update), 0.25);
         for wrong in
             [[0.0; 5], [1.0, -0.5, 0.0, 0.0, 0.0], [f64::NAN; 5], [f64::INFINITY, 0.0, 0.0, 0.0, 0.0]]
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_prints_what_it_has() {
+    fn a_mix_prints_its_nonzero_shares() {
         let mix = Mix::new([0.1 + 0.2, 0.0, 0.0, 0.0, 0.7]).unwrap();
         assert_eq!(mix.to_string(), "30 % read, 70 % read-modify-write");
     }

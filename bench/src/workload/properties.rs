@@ -1,6 +1,6 @@
 //! Java property files, as YCSB reads them.
 //!
-//! Invariant: each property keeps the number of the line it began on, so that an error can point at it.
+//! Invariant: each property keeps the number of its first line, so that an error can name the line.
 
 use std::fmt;
 use std::iter::Peekable;
@@ -9,20 +9,20 @@ use std::str::Chars;
 /// One `key=value` of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Property {
-    /// Line on which it begins; the first is 1.
+    /// Number of its first line, from 1.
     pub line: usize,
-    /// What stands before the separator, escapes resolved.
+    /// Text before the separator, with escapes resolved.
     pub key: String,
-    /// What stands behind it, escapes resolved.
+    /// Text after the separator, with escapes resolved.
     pub value: String,
 }
 
 /// A line that is no property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntaxError {
-    /// Line on which the property begins; the first is 1.
+    /// Number of the property's first line, from 1.
     pub line: usize,
-    /// The escape that has no meaning.
+    /// The invalid escape.
     pub escape: String,
 }
 
@@ -38,13 +38,13 @@ impl fmt::Display for SyntaxError {
 
 impl std::error::Error for SyntaxError {}
 
-/// The properties of `text` in their order. Keys may repeat; as in Java the last one counts.
+/// Parses the properties of `text`, in order. Keys may repeat; as in Java, the last one counts.
 pub(super) fn parse(text: &str) -> Result<Vec<Property>, SyntaxError> {
     logical_lines(text).into_iter().map(|(line, content)| property(line, &content)).collect()
 }
 
-/// Lines that hold something, each with its number: comments left out, a line that ends in an odd number of
-/// backslashes joined with the next.
+/// Returns the lines with content, each with its number. Skips comments and empty lines. Joins a line that ends in an
+/// odd number of backslashes with the next line.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let mut lines = Vec::new();
     let mut natural = text.lines().map(str::trim_start).zip(1..);
@@ -77,7 +77,7 @@ fn property(line: usize, content: &str) -> Result<Property, SyntaxError> {
     if rest.next_if(|c| matches!(c, '=' | ':')).is_some() {
         skip_blanks(&mut rest);
     }
-    // Java keeps blanks at the end of a value; a number behind which somebody left one is still a number.
+    // Java keeps blanks at the end of a value. Here they are removed, so that a number with a blank remains a number.
     let value = unescape(line, &mut rest, |_| false)?.trim_end().to_owned();
     Ok(Property { line, key, value })
 }
@@ -86,7 +86,7 @@ fn skip_blanks(rest: &mut Peekable<Chars<'_>>) {
     while rest.next_if(|c| c.is_whitespace()).is_some() {}
 }
 
-/// Takes characters up to one that `ends`, resolving escapes.
+/// Takes characters up to the first one for which `ends` holds, and resolves escapes.
 fn unescape(
     line: usize,
     rest: &mut Peekable<Chars<'_>>,
@@ -110,7 +110,7 @@ fn unescape(
     Ok(out)
 }
 
-/// The character of the four digits behind `\u`.
+/// Decodes the four digits after `\u`.
 fn unicode(line: usize, rest: &mut Peekable<Chars<'_>>) -> Result<char, SyntaxError> {
     let digits: String = rest.take(4).collect();
     let complete = digits.len() == 4 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_empty_lines_hold_nothing() {
+    fn comments_and_empty_lines_are_skipped() {
         assert_eq!(parsed("# a=b\n\n  ! c=d\n \t\n"), []);
         assert_eq!(parsed("#continued \\\na=b"), one(2, "a", "b"), "a comment does not continue");
     }
 
     #[test]
-    fn any_of_the_separators_ends_a_key() {
+    fn every_separator_ends_a_key() {
         for text in ["k=v", "k:v", "k v", "  k  =  v  ", "k\t:\tv", "k \t v\r\n"] {
             assert_eq!(parsed(text), one(1, "k", "v"), "{text:?}");
         }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backslash_continues_a_line_and_the_number_is_that_of_its_beginning() {
+    fn a_backslash_continues_a_line_which_keeps_its_first_number() {
         assert_eq!(
             parsed("\nk = a,\\\n     b,\\\n     c\nl=1"),
             [one(2, "k", "a,b,c"), one(5, "l", "1")].concat()

@@ -1,7 +1,7 @@
-//! A workload as a YCSB property file states it.
+//! A workload from a YCSB property file.
 //!
-//! Invariant: a `Workload` is legal: it has records and operations, and its fractions lie in their ranges.
-//! Invariant: nothing in a file is dropped silently; what has no effect here is kept in `unused`.
+//! Invariant: a `Workload` is valid: it has records and operations, and its fractions are in their ranges.
+//! Invariant: no property is dropped silently. Properties without effect are kept in `unused`.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use super::distribution::{Distribution, KeyChooser};
 use super::operations::{Chooser, Mix, Operation};
 use super::properties::{self, Property, SyntaxError};
 
-/// Files that come with the program, by name.
+/// Built-in property files, by name.
 const BUILT_IN: [(&str, &str); 5] = [
     ("a", include_str!("../../../workloads/workloada")),
     ("b", include_str!("../../../workloads/workloadb")),
@@ -21,56 +21,56 @@ const BUILT_IN: [(&str, &str); 5] = [
     ("f", include_str!("../../../workloads/workloadf")),
 ];
 
-/// Records where a file does not say: what all of YCSB's own files say. (YCSB itself would take 2^31 - 1.)
+/// Default number of records: the number in all of YCSB's own files. (YCSB's default is 2^31 - 1.)
 const RECORDS_DEFAULT: u64 = 1000;
 
-/// What clients do, to which records, how often.
+/// A workload: operations, records and amounts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// The name or path that it was found by.
+    /// Name or path of the workload.
     pub name: String,
-    /// Records loaded before the first operation, at least 1: `recordcount`.
+    /// Number of records loaded before the first operation, at least 1: `recordcount`.
     pub records: u64,
-    /// Operations in all, 0 for no end: `operationcount`.
+    /// Total number of operations, 0 for no limit: `operationcount`.
     pub operations: u64,
-    /// The share of each operation: `readproportion` and so on.
+    /// Share of each operation: `readproportion` and so on.
     pub mix: Mix,
-    /// How requests spread over the records: `requestdistribution`.
+    /// Distribution of requests over the records: `requestdistribution`.
     pub distribution: Distribution,
-    /// What somebody chose, beside what all of YCSB's files say.
+    /// Amounts that the user chose.
     pub chosen: Chosen,
-    /// Properties of the file that have no effect here, to be reported as a warning.
+    /// Properties of the file without effect, to be reported as a warning.
     pub unused: Vec<Property>,
 }
 
-/// How much to do, as far as it was chosen: by a file of one's own, or a property beside it. The files that come with
-/// the program choose nothing: their counts are small enough for any machine and measure none.
+/// Amounts that the user chose, in a file or by a property on the command line. The built-in files choose none: their
+/// counts suit every machine, but are too small for a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Chosen {
-    /// Records: `recordcount`.
+    /// Number of records: `recordcount`.
     pub records: Option<u64>,
-    /// Operations: `operationcount`.
+    /// Number of operations: `operationcount`.
     pub operations: Option<u64>,
-    /// Seconds at most: `maxexecutiontime`.
+    /// Longest time in seconds: `maxexecutiontime`.
     pub seconds: Option<u64>,
-    /// Bytes of a value: `fieldcount` times `fieldlength`, for here a record has one field.
+    /// Bytes of a value: `fieldcount` times `fieldlength`, because a record has a single field here.
     pub value_size: Option<u64>,
 }
 
 impl Workload {
-    /// The workload called `a`, `b`, `c`, `d` or `f`, else the one in the file at that path.
+    /// Returns the built-in workload `a`, `b`, `c`, `d` or `f`, or else reads the file at that path.
     ///
     /// # Errors
-    /// A file that cannot be read, or that states no legal workload.
+    /// The file cannot be read, or has no valid workload.
     pub fn resolve(name_or_path: &str) -> Result<Self, WorkloadError> {
         Self::resolve_with(name_or_path, &[])
     }
 
-    /// As [`resolve`](Self::resolve), with properties, such as `readproportion=0.9`, in place of those of the same
-    /// name.
+    /// Like [`resolve`](Self::resolve), with `properties` such as `readproportion=0.9`, which override those of the
+    /// same name.
     ///
     /// # Errors
-    /// Likewise; or one of them is no property, or none that means anything here.
+    /// As for [`resolve`](Self::resolve); or one of `properties` is invalid or has no effect.
     pub fn resolve_with(name_or_path: &str, properties: &[String]) -> Result<Self, WorkloadError> {
         let beside = properties.iter().map(|text| beside(text)).collect::<Result<Vec<_>, _>>()?;
         if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
@@ -87,22 +87,22 @@ impl Workload {
         let properties = properties::parse(&text).map_err(WorkloadError::Syntax).map_err(there)?;
         let count = properties.len();
         let workload = Self::stated(name_or_path, properties, beside, |_| true).map_err(there)?;
-        // Some other file, most likely: it would be measured as what YCSB takes for nothing said.
+        // Probably not a property file. It would run with YCSB's defaults.
         match workload.unused.len() == count {
             true => Err(WorkloadError::NoProperty { path: path.to_owned() }),
             false => Ok(workload),
         }
     }
 
-    /// The workload that `text` states; `name` is what it will be called.
+    /// Parses the workload in `text` and names it `name`.
     ///
     /// # Errors
-    /// The first line that is no property or whose value is not legal.
+    /// The first line that is no property, or whose value is invalid.
     pub fn parse(name: &str, text: &str) -> Result<Self, WorkloadError> {
         Self::stated(name, properties::parse(text).map_err(WorkloadError::Syntax)?, Vec::new(), |_| true)
     }
 
-    /// Of `properties`, and those `beside` them that take the place of some.
+    /// Creates the workload of `properties`, overridden by the properties in `beside`.
     fn stated(
         name: &str,
         mut properties: Vec<Property>,
@@ -126,7 +126,7 @@ impl Workload {
         let mix = mix(&mut file)?;
         let distribution = distribution(&mut file)?;
         let unused = file.unused();
-        // One that was typed here and now is a mistake.
+        // A property on the command line without effect is a mistake.
         match unused.iter().find(|property| property.line == BESIDE) {
             Some(property) => Err(WorkloadError::Unknown { property: property.clone() }),
             None => {
@@ -135,12 +135,12 @@ impl Workload {
         }
     }
 
-    /// A chooser of operations by their shares.
+    /// Creates a chooser of operations.
     pub fn chooser(&self) -> Chooser {
         Chooser::new(self.mix)
     }
 
-    /// A chooser of records by the distribution. It takes a moment to make for `latest`; clone it for more
+    /// Creates a chooser of records. For `latest`, that takes time proportional to the records: clone it for more
     /// threads.
     pub fn keys(&self) -> KeyChooser {
         // 2 is YCSB's own "fudge factor".
@@ -149,10 +149,10 @@ impl Workload {
     }
 }
 
-/// The line of a property that stands in no file.
+/// Line number of a property on the command line.
 const BESIDE: usize = 0;
 
-/// A property that stands beside a file.
+/// Parses a property on the command line.
 fn beside(text: &str) -> Result<Property, WorkloadError> {
     let wrong = || WorkloadError::NotOne { text: text.to_owned() };
     let mut parsed = properties::parse(text).map_err(|_| wrong())?;
@@ -160,7 +160,7 @@ fn beside(text: &str) -> Result<Property, WorkloadError> {
     if parsed.is_empty() { Ok(Property { line: BESIDE, ..property }) } else { Err(wrong()) }
 }
 
-/// What is effective, in one line.
+/// Effective settings in one line.
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, records, mix, distribution, .. } = self;
@@ -168,55 +168,56 @@ impl fmt::Display for Workload {
     }
 }
 
-/// Why there is no workload.
+/// Error of a workload.
 #[derive(Debug)]
 pub enum WorkloadError {
-    /// Neither a built-in name nor a file that can be read.
+    /// Neither a built-in name nor a readable file.
     Unreadable {
-        /// What was taken for a path.
+        /// Name or path.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         cause: io::Error,
     },
     /// A line of the file is no property.
     Syntax(SyntaxError),
-    /// A property has a value that it cannot have.
+    /// A property has an invalid value.
     Value {
         /// The property.
         property: Property,
-        /// The values that it can have.
+        /// Valid values.
         legal: &'static str,
     },
-    /// The file has no property that means anything here.
+    /// No property in the file has an effect.
     NoProperty {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// Something in a file.
+    /// An error in a file.
     InFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong there.
+        /// The error.
         error: Box<WorkloadError>,
     },
     /// All proportions are 0.
     NoOperations,
-    /// Workload E, of scans.
+    /// Workload E, which has scans.
     Scans,
-    /// What was to be a property is none.
+    /// An argument on the command line is no property.
     NotOne {
-        /// That.
+        /// The argument.
         text: String,
     },
-    /// A property that was given beside the file means nothing here.
+    /// A property on the command line has no effect.
     Unknown {
-        /// That one.
+        /// The property.
         property: Property,
     },
 }
 
 impl WorkloadError {
-    /// The same, if a line of a file is to blame and not what was given beside it; `is_alone` if nothing was.
+    /// Adds the file's path if the error is in the file, and not in a property on the command line. `is_alone` states
+    /// that there are no properties on the command line.
     fn in_file(self, path: &Path, is_alone: bool) -> Self {
         match self {
             Self::NoOperations if !is_alone => self,
@@ -232,7 +233,7 @@ impl fmt::Display for WorkloadError {
             Self::Unreadable { path, cause } => {
                 let path = path.display();
                 write!(f, "no workload '{path}': {cause}; built in are a, b, c, d and f, ")?;
-                f.write_str("all else is the path of a YCSB property file")
+                f.write_str("any other name is the path of a YCSB property file")
             }
             Self::Syntax(error) => error.fmt(f),
             Self::InFile { path, error } => write!(f, "{}: {error}", path.display()),
@@ -242,13 +243,15 @@ impl fmt::Display for WorkloadError {
                 }
                 write!(f, "{key} is '{value}', legal is {legal}")
             }
-            Self::Scans => f.write_str("workload e scans, and no system here can: choose a, b, c, d or f"),
+            Self::Scans => {
+                f.write_str("workload e has scans, which no system here supports: choose a, b, c, d or f")
+            }
             Self::NotOne { text } => {
                 write!(f, "'{text}' is no property: write it like readproportion=0.95")
             }
             Self::Unknown { property } => write!(
                 f,
-                "the property '{}' has no effect here: leave it out, or look how it is spelt (known are workload, \
+                "the property '{}' has no effect here: omit it, or check its spelling (known are workload, \
                  recordcount, operationcount, maxexecutiontime, fieldcount, fieldlength, readproportion, \
                  updateproportion, insertproportion, scanproportion, readmodifywriteproportion, requestdistribution, \
                  and those of the distribution)",
@@ -256,15 +259,14 @@ impl fmt::Display for WorkloadError {
             ),
             Self::NoProperty { path } => write!(
                 f,
-                "'{}' states no workload: not one of its lines is a property that is known here, such as \
-                 readproportion=0.95",
+                "'{}' states no workload: none of its lines is a known property, such as readproportion=0.95",
                 path.display()
             ),
             Self::NoOperations => {
                 f.write_str(
                     "all proportions are 0: one of readproportion, updateproportion, insertproportion, ",
                 )?;
-                f.write_str("scanproportion and readmodifywriteproportion must be more")
+                f.write_str("scanproportion and readmodifywriteproportion must be greater than 0")
             }
         }
     }
@@ -275,7 +277,7 @@ impl std::error::Error for WorkloadError {
         match self {
             Self::Unreadable { cause, .. } => Some(cause),
             Self::Syntax(error) => Some(error),
-            // It is told by this one.
+            // Its text includes the inner error.
             Self::InFile { error, .. } => error.source(),
             Self::Value { .. }
             | Self::NoProperty { .. }
@@ -287,17 +289,17 @@ impl std::error::Error for WorkloadError {
     }
 }
 
-/// The properties of a file, being taken out of it.
+/// Properties of a file. The parser takes them out one by one.
 #[derive(Default)]
 struct File {
-    /// Nobody has taken these yet.
+    /// Properties that were not yet taken.
     left: Vec<Property>,
-    /// The same key came again further down.
+    /// Properties whose key occurs again further down.
     overruled: Vec<Property>,
 }
 
 impl File {
-    /// Takes `key` out of the file; its last value, read by `read`, if it is there.
+    /// Takes `key` out of the file. Returns its last value, parsed by `read`; `None` if the key is missing.
     fn take<T>(
         &mut self,
         key: &str,
@@ -315,7 +317,7 @@ impl File {
         }
     }
 
-    /// YCSB's defaults, where one of two factors is said.
+    /// Takes the amounts. If only one of `fieldcount` and `fieldlength` is given, the other has YCSB's default.
     fn chosen(&mut self) -> Result<Chosen, WorkloadError> {
         let records = self.number("recordcount", 1)?;
         let operations = self.number("operationcount", 0)?.filter(|&operations| operations > 0);
@@ -326,20 +328,20 @@ impl File {
         Ok(Chosen { records, operations, seconds, value_size })
     }
 
-    /// What had no effect, in the order of the file.
+    /// Returns the properties without effect, in the order of the file.
     fn unused(self) -> Vec<Property> {
         let mut unused = [self.left, self.overruled].concat();
         unused.sort_by_key(|property| property.line);
         unused
     }
 
-    /// A whole number that is 1 or more, or 0 or more.
+    /// Takes a whole number that is at least `least` (0 or 1).
     fn number(&mut self, key: &str, least: u64) -> Result<Option<u64>, WorkloadError> {
         let legal = if least == 0 { "a whole number" } else { "a whole number from 1 on" };
         self.take(key, legal, |value| u64::from_str(value).ok().filter(|&number| number >= least))
     }
 
-    /// A number from 0 to 1.
+    /// Takes a number from 0 to 1.
     fn fraction(&mut self, key: &str) -> Result<Option<f64>, WorkloadError> {
         self.take(key, "a number from 0 to 1", |value| {
             number_in(value, |number| (0.0..=1.0).contains(&number))
@@ -352,7 +354,7 @@ fn number_in(value: &str, legal: impl Fn(f64) -> bool) -> Option<f64> {
 }
 
 fn mix(file: &mut File) -> Result<Mix, WorkloadError> {
-    // What YCSB takes for a property that is not there.
+    // YCSB's defaults for missing properties.
     let weights = [
         file.fraction("readproportion")?.unwrap_or(0.95),
         file.fraction("updateproportion")?.unwrap_or(0.05),
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_workloads_are_ycsbs() {
+    fn the_built_in_workloads_match_ycsb() {
         for (name, expected) in [
             ("a", [0.5, 0.5, 0.0, 0.0, 0.0]),
             ("b", [0.95, 0.05, 0.0, 0.0, 0.0]),
@@ -437,14 +439,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_equal_keys_counts_and_the_others_are_reported() {
+    fn the_last_of_equal_keys_counts_and_the_others_are_unused() {
         let workload = Workload::parse("x", "recordcount=0\ntable=t\nrecordcount=7").unwrap();
         assert_eq!(workload.records, 7);
         assert_eq!(workload.unused.iter().map(|property| property.line).collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]
-    fn what_has_no_effect_is_kept() {
+    fn properties_without_effect_are_kept() {
         let text = "recordcount=5\ntable=t\nreadallfields=true\nexponential.frac=9\n";
         let unused = Workload::parse("x", text).unwrap().unused;
         let seen: Vec<_> = unused.iter().map(|p| (p.line, p.key.as_str(), p.value.as_str())).collect();
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_a_file_names_it_and_what_is_wrong_beside_it_does_not() {
+    fn only_an_error_in_the_file_names_the_file() {
         let file = std::env::temp_dir().join(format!("farside-workload-{}", std::process::id()));
         let told = |text: &str, beside: &[&str]| {
             std::fs::write(&file, text).expect("a file");
@@ -472,11 +474,11 @@ mod tests {
             told(good, &["recordcount"]),
         ];
         assert!(beside.iter().all(|told| !told.contains(&name)), "{beside:?}");
-        std::fs::remove_file(&file).expect("it was written");
+        std::fs::remove_file(&file).expect("the file exists");
     }
 
     #[test]
-    fn a_bad_value_is_an_error_that_names_key_value_line_and_what_is_legal() {
+    fn an_invalid_value_is_reported_with_key_line_and_valid_values() {
         for (text, message) in [
             ("\nrecordcount=0", "line 2: recordcount is '0', legal is a whole number from 1 on"),
             ("recordcount=1e6", "line 1: recordcount is '1e6', legal is a whole number from 1 on"),
@@ -512,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn ones_own_file_chooses_how_much_to_do_and_what_stands_beside_it_overrules() {
+    fn a_users_file_sets_amounts_and_the_command_line_overrides_it() {
         let text = "recordcount=5\noperationcount=70\nmaxexecutiontime=3\nfieldlength=8";
         let chosen =
             Chosen { records: Some(5), operations: Some(70), seconds: Some(3), value_size: Some(80) };
@@ -541,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_of_nothing_and_a_missing_file_are_errors() {
+    fn an_empty_mix_and_a_missing_file_are_errors() {
         let error = Workload::parse("x", "readproportion=0\nupdateproportion=0").unwrap_err();
         assert!(matches!(error, WorkloadError::NoOperations));
         let error = Workload::resolve("no/such/file").unwrap_err().to_string();
