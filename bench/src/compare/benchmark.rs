@@ -1,35 +1,35 @@
-//! `redis-benchmark`, Redis's own: what it says, so that nobody need believe our client.
+//! Output of `redis-benchmark`, Redis's own benchmark, as a cross-check of our client.
 
-/// What `redis-benchmark --csv` says of one test.
+/// Results of one test of `redis-benchmark --csv`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Said {
-    /// Operations a second.
+    /// Operations per second.
     pub ops_per_s: f64,
-    /// Median latency in microseconds; releases before 6.2 do not tell it.
+    /// Median latency in microseconds; missing before release 6.2.
     pub p50_us: Option<f64>,
-    /// The latency in microseconds that 99 % do not exceed, likewise.
+    /// 99th percentile of the latency in microseconds; missing before release 6.2.
     pub p99_us: Option<f64>,
 }
 
-/// What the output of `redis-benchmark --csv` says of `test`.
+/// Parses the results of `test` from the output of `redis-benchmark --csv`.
 ///
 /// # Errors
-/// It says nothing of it, or no number.
+/// The output has no line, or no rate, for `test`.
 pub fn parse(output: &str, test: &str) -> Result<Said, String> {
     let rows = || output.lines().map(|line| fields(line).collect::<Vec<_>>());
     let row = rows().find(|row| row.first() == Some(&test));
-    let row = row.ok_or_else(|| format!("it says nothing of {test}"))?;
+    let row = row.ok_or_else(|| format!("the output has no line for {test}"))?;
     let positive =
         |text: &&str| text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
     let heading = rows().find(|row| row.first() == Some(&"test"));
     let column = |name: &str| heading.as_ref()?.iter().position(|column| *column == name);
     let us = |name: &str| column(name).and_then(|at| row.get(at)).and_then(positive).map(|ms| ms * 1e3);
     let rate = row.get(column("rps").unwrap_or(1)).and_then(positive);
-    let ops_per_s = rate.ok_or_else(|| format!("it tells no rate of {test}: {}", row.join(",")))?;
+    let ops_per_s = rate.ok_or_else(|| format!("the output has no rate for {test}: {}", row.join(",")))?;
     Ok(Said { ops_per_s, p50_us: us("p50_latency_ms"), p99_us: us("p99_latency_ms") })
 }
 
-/// The fields of a line: none of them has a comma or quotation marks in it.
+/// Splits a line into fields. No field contains a comma or a quotation mark.
 fn fields(line: &str) -> impl Iterator<Item = &str> {
     line.split(',').map(|field| field.trim().trim_matches('"'))
 }
@@ -49,28 +49,28 @@ mod tests {
     );
 
     #[test]
-    fn the_rate_and_the_percentiles_of_a_test_are_read_by_their_headings() {
+    fn rate_and_percentiles_are_found_by_their_headings() {
         let said = parse(SINCE_6_2, "GET").unwrap();
         assert_eq!(said, Said { ops_per_s: 456_621.0, p50_us: Some(127.0), p99_us: Some(247.0) });
     }
 
     #[test]
-    fn releases_that_tell_the_rate_alone_are_read_too() {
+    fn output_with_only_the_rate_is_read() {
         let said = parse("\"GET\",\"90909.09\"\n", "GET").unwrap();
         assert_eq!(said, Said { ops_per_s: 90_909.09, p50_us: None, p99_us: None });
     }
 
     #[test]
-    fn what_says_no_rate_is_an_error() {
+    fn output_without_a_rate_is_an_error() {
         for (output, reason) in [
-            ("", "nothing of GET"),
-            ("\"SET\",\"1.0\"\n", "nothing of GET"),
-            ("Could not connect to Redis at 127.0.0.1:1: Connection refused\n", "nothing of GET"),
-            ("\"GET\"\n", "no rate of GET"),
-            ("\"GET\",\"inf\"\n", "no rate of GET"),
-            ("\"GET\",\"0.00\"\n", "no rate of GET"),
-            ("\"GET\",\"-3\"\n", "no rate of GET"),
-            ("GET,fast\n", "no rate of GET"),
+            ("", "no line for GET"),
+            ("\"SET\",\"1.0\"\n", "no line for GET"),
+            ("Could not connect to Redis at 127.0.0.1:1: Connection refused\n", "no line for GET"),
+            ("\"GET\"\n", "no rate for GET"),
+            ("\"GET\",\"inf\"\n", "no rate for GET"),
+            ("\"GET\",\"0.00\"\n", "no rate for GET"),
+            ("\"GET\",\"-3\"\n", "no rate for GET"),
+            ("GET,fast\n", "no rate for GET"),
         ] {
             let error = parse(output, "GET").unwrap_err();
             assert!(error.contains(reason), "{output}: {error}");

@@ -1,10 +1,10 @@
-//! LMDB: a B-tree in a memory-mapped file, read by the caller's own CPU under a snapshot.
+//! LMDB: a B-tree in a memory-mapped file, which the client reads with its own CPU under a snapshot.
 //!
-//! A batch of operations is under one read transaction, which is reset after it and renewed for the next, so that none
-//! is made anew; what a batch writes is committed together after its reads. Nothing is synchronised to the disk. Values
-//! are copied out, as ours are.
+//! A batch of operations runs in one read transaction. The transaction is reset after the batch and renewed for the
+//! next, so no transaction is allocated. The writes of a batch are committed together after its reads, without a sync
+//! to disk. Values are copied out, as in our systems.
 //!
-//! Invariant: the file has no name any more once it is open: it is gone with this process, however that ends.
+//! Invariant: the file has no name once it is open, so it disappears with this process, even after a crash.
 
 use crate::kv::{Drawn, KvTrouble, Thread, Ycsb, fill, looks_right};
 use crate::workload::{Operation, key};
@@ -12,7 +12,7 @@ use ::lmdb::{Database, DatabaseFlags, Environment, EnvironmentFlags, Error, Tran
 use std::path::Path;
 use std::time::Instant;
 
-/// Which one is built in.
+/// Version of the built-in library.
 pub const VERSION: &str = "0.9.24 (lmdb-rkv 0.14)";
 
 /// An environment with one database.
@@ -21,22 +21,22 @@ pub struct Lmdb {
     database: Database,
 }
 
-/// One latency is taken in so many operations, as with other rivals.
+/// Number of operations for each sampled latency, as for other rivals.
 const SAMPLED: u64 = super::SAMPLED;
-/// Records that are stored by one transaction while it is loaded.
+/// Records in one transaction of the load phase.
 const LOADING: u64 = 4096;
 const PAGE_SIZE: u64 = 4096;
 
 impl Lmdb {
-    /// Makes one in `folder`, which it takes away, for the records of `ycsb`.
+    /// Creates an environment in `folder` for the records of `ycsb`, then removes the folder.
     ///
     /// # Errors
-    /// There can be no such file, in words.
+    /// Reason why the file cannot be created.
     pub fn create(folder: &Path, ycsb: &Ycsb) -> Result<Lmdb, String> {
-        let words = |error: Error| format!("LMDB cannot make its file in {}: {error}", folder.display());
+        let words = |error: Error| format!("LMDB cannot create its file in {}: {error}", folder.display());
         std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let opened = Environment::new()
-            // Whether it is on the disk matters to none of the others either.
+            // No sync: the other stores do not write to disk either.
             .set_flags(EnvironmentFlags::NO_SYNC | EnvironmentFlags::NO_META_SYNC | EnvironmentFlags::NO_TLS)
             .set_map_size(map_size(ycsb.workload.records, ycsb.value_size))
             .open(folder);
@@ -47,10 +47,10 @@ impl Lmdb {
         Ok(Lmdb { environment, database })
     }
 
-    /// Stores all records, in the order of their keys, and tells how many.
+    /// Stores all records, in the order of their keys. Calls `progress` with the number of new records.
     ///
     /// # Errors
-    /// One was not stored, and why.
+    /// Reason why a record was not stored.
     pub fn load(&self, ycsb: &Ycsb, mut progress: impl FnMut(u64)) -> Result<(), String> {
         let mut value = vec![0; ycsb.value_size];
         for first in (0..ycsb.workload.records).step_by(LOADING as usize) {
@@ -62,10 +62,10 @@ impl Lmdb {
         Ok(())
     }
 
-    /// Does what `thread` has drawn, `depth` operations at a time, for as long as `goes_on`.
+    /// Performs the operations of `thread`, `depth` at a time, while `goes_on` returns true.
     ///
     /// # Errors
-    /// An operation failed, in words.
+    /// Reason why an operation failed.
     pub fn work(
         &self,
         ycsb: &Ycsb,
@@ -124,7 +124,7 @@ impl Lmdb {
         Ok(())
     }
 
-    /// Stores these records by one transaction.
+    /// Stores these records in one transaction.
     fn write(
         &self,
         keys: impl Iterator<Item = u64>,
@@ -140,7 +140,7 @@ impl Lmdb {
     }
 }
 
-/// A copy of what was found, unless it has another length than it should.
+/// Copies a value, unless its length is wrong.
 #[inline]
 fn copied<'v>(found: &[u8], value: &'v mut [u8]) -> Option<&'v [u8]> {
     if found.len() != value.len() {
@@ -150,7 +150,7 @@ fn copied<'v>(found: &[u8], value: &'v mut [u8]) -> Option<&'v [u8]> {
     Some(std::hint::black_box(&*value))
 }
 
-/// Bytes of addresses for such records, with plenty for pages that are replaced: they cost nothing until they are used.
+/// Size of the address range for these records, with spare pages for copy-on-write. Unused pages cost no memory.
 fn map_size(records: u64, value_size: usize) -> usize {
     let item = value_size as u64 + 32;
     let pages = match PAGE_SIZE / 2 / item {
@@ -174,15 +174,15 @@ mod tests {
         let plan = Plan { workload, value_size, tasks: 1, verify: false, sampled: 64, seed: 3 };
         let run = plan.run().expect("a run");
         let lmdb = Lmdb::create(&folder.path().join("lmdb"), run.work()).expect("a file");
-        assert!(!folder.path().join("lmdb").exists(), "it has no name any more");
+        assert!(!folder.path().join("lmdb").exists(), "the file has no name");
         let mut loaded = 0;
-        lmdb.load(run.work(), |count| loaded += count).expect("room");
+        lmdb.load(run.work(), |count| loaded += count).expect("every record is stored");
         assert_eq!(loaded, 5000);
         (run, lmdb)
     }
 
     #[test]
-    fn all_that_was_stored_is_read_and_right() {
+    fn every_stored_record_is_read_correctly() {
         let mixes = [
             "readproportion=1\nupdateproportion=0",
             "readproportion=0.5\nupdateproportion=0.5",
@@ -206,18 +206,18 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_wrong_or_missing_is_counted() {
+    fn a_wrong_or_missing_value_is_counted() {
         let (run, lmdb) = loaded("readproportion=1\nupdateproportion=0", 64);
         let mut transaction = lmdb.environment.begin_rw_txn().expect("one writer");
         for number in 0..run.work().workload.records {
             match number % 2 {
-                0 => transaction.del(lmdb.database, &key(number), None).expect("it is there"),
+                0 => transaction.del(lmdb.database, &key(number), None).expect("the record exists"),
                 _ => transaction
                     .put(lmdb.database, &key(number), &[0; 63], WriteFlags::empty())
-                    .expect("there is room"),
+                    .expect("stored"),
             }
         }
-        transaction.commit().expect("there is room");
+        transaction.commit().expect("committed");
         let (thread, left) = (run.thread(0), Cell::new(10));
         lmdb.work(run.work(), &thread, 8, || left.replace(left.get() - 1) > 0).expect("no error");
         assert_eq!(thread.take_tally().violations, 80);

@@ -1,7 +1,7 @@
-//! memcached by its text protocol: a `get` of many keys, and `set`s.
+//! memcached over its text protocol: a `get` of many keys, and `set`s.
 //!
-//! Invariant: keys have eight bytes, as ours have; they are the hexadecimal digits of the record's number, since a key
-//! here is made of letters.
+//! Invariant: keys have 8 bytes, like those of our systems. They are the hexadecimal digits of the record's number,
+//! because this protocol requires printable keys.
 
 use super::words::{block, line, number, shown};
 use super::{Answer, Dialect};
@@ -10,7 +10,7 @@ use super::{Answer, Dialect};
 #[derive(Clone, Copy, Debug)]
 pub struct Memcached;
 
-/// Records that keys of this form tell apart.
+/// Number of distinct keys of this form.
 pub const RECORDS_MAX: u64 = 1 << 32;
 
 impl Dialect for Memcached {
@@ -20,10 +20,10 @@ impl Dialect for Memcached {
         let (mut rest, mut pid) = (bytes, None);
         while let Some(first) = line(rest)? {
             if first == b"END" {
-                return pid.map(Some).ok_or_else(|| "it does not tell which process it is".to_owned());
+                return pid.map(Some).ok_or_else(|| "the server does not report its process id".to_owned());
             }
             let Some(told) = first.strip_prefix(b"STAT ") else {
-                return Err(format!("it answers a question for its state with {}", shown(first)));
+                return Err(format!("unexpected answer to stats: {}", shown(first)));
             };
             if let Some(digits) = told.strip_prefix(b"pid ") {
                 pid = number(digits).and_then(|pid| u32::try_from(pid).ok());
@@ -52,14 +52,15 @@ impl Dialect for Memcached {
         out.extend_from_slice(b"\r\n");
     }
 
-    /// Records that are not there are left out of its answer: who reads one sees the next one's, or the end.
+    /// The server omits absent records from its answer. So a read of an absent record finds the next record, or the
+    /// end.
     #[inline]
     fn read(bytes: &[u8], asked: u64) -> Result<Option<Answer<'_>>, String> {
         let Some(first) = line(bytes)? else { return Ok(None) };
         if first == b"END" {
             return Ok(Some(Answer { len: 0, value: None }));
         }
-        let refused = || format!("it answers a get with {}", shown(first));
+        let refused = || format!("unexpected answer to a get: {}", shown(first));
         let rest = first.strip_prefix(b"VALUE ").ok_or_else(refused)?;
         let mut words = rest.split(|&byte| byte == b' ');
         let (Some(name), Some(_flags), Some(len), None) =
@@ -76,12 +77,12 @@ impl Dialect for Memcached {
 
     #[inline]
     fn after_reads(bytes: &[u8]) -> Result<Option<usize>, String> {
-        expect(bytes, b"END", "a get, after all that was asked for,")
+        expect(bytes, b"END", "after all items of a get")
     }
 
     #[inline]
     fn written(bytes: &[u8]) -> Result<Option<usize>, String> {
-        expect(bytes, b"STORED", "a set")
+        expect(bytes, b"STORED", "to a set")
     }
 }
 
@@ -90,11 +91,11 @@ fn expect(bytes: &[u8], word: &[u8], asked: &str) -> Result<Option<usize>, Strin
     match line(bytes)? {
         None => Ok(None),
         Some(told) if told == word => Ok(Some(word.len() + 2)),
-        Some(other) => Err(format!("it answers {asked} with {}", shown(other))),
+        Some(other) => Err(format!("unexpected answer {asked}: {}", shown(other))),
     }
 }
 
-/// The key of record `number`.
+/// Key of record `number`.
 #[inline]
 fn key(number: u64) -> [u8; 8] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";

@@ -1,16 +1,16 @@
-//! Rivals: other stores, driven through the workload that [`crate::driver`] drives ours through.
+//! Rivals: other stores, under the same workload as the systems of [`crate::driver`].
 //!
-//! * [`redis`], [`memcached`]: what each says over a socket, as functions from bytes to answers.
-//! * [`Client`]: one connection with so many operations under way, in one to four batches. A batch leaves in one
-//!   write; when all of its answers have come, the next takes its place. With more than one, client and server work at
-//!   the same time.
-//! * [`lmdb`]: a library, so there is nobody to ask.
-//! * [`rows`]: what came of it, for people and scripts.
-//! * [`benchmark`]: what a rival's own benchmark says.
+//! * [`redis`], [`memcached`]: their protocols, as functions from bytes to answers.
+//! * [`Client`]: one connection with a fixed number of operations in flight, in one to four batches. A batch is sent in
+//!   one write. When all its answers have arrived, the next batch takes its place. With several batches, client and
+//!   server work concurrently.
+//! * [`lmdb`]: a library, without a server.
+//! * [`rows`]: results, for people and scripts.
+//! * [`benchmark`]: results of a rival's own benchmark.
 //!
-//! Invariant: operations, keys and values are drawn and looked at by the code that does it for ours.
-//! Invariant: what a server answers is input: whatever it is, it is taken for an answer or is an error that shows it,
-//! and no more than [`ANSWER_BYTES_MAX`] of one are kept.
+//! Invariant: the same code draws and checks operations, keys and values for rivals and for our systems.
+//! Invariant: a server's answer is untrusted input. It is parsed, or results in an error that shows it. At most
+//! [`ANSWER_BYTES_MAX`] bytes of one answer are kept.
 
 pub mod benchmark;
 #[cfg(feature = "lmdb")]
@@ -32,101 +32,101 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The longest answer to one request that is taken in.
+/// Length of the longest accepted answer to one request, in bytes.
 pub const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// How long an answer may take.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Looks at a socket between two looks at the clock.
+/// Polls of a socket between two readings of the clock.
 const LOOKS: u32 = 4096;
-/// One latency is taken in so many operations: one more than our own driver's, so that it is another place of each
-/// batch.
+/// Number of operations for each sampled latency. It is one more than our driver's, so that the sampled position in a
+/// batch changes.
 const SAMPLED: u64 = 65;
-/// Records that are under way while a store is loaded.
+/// Records in flight while a store is loaded.
 const LOADING: Shape = Shape { depth: 256, batches: 2 };
 
-/// What a rival's clients and server say to each other.
+/// Protocol of a rival.
 ///
-/// Of a batch all reads are asked before all writes, and are answered so.
+/// In a batch, all reads are sent before all writes, and answered in this order.
 pub trait Dialect {
-    /// Asks who the server is.
+    /// Request for the server's process id.
     const HELLO: &'static [u8];
 
-    /// The process that `bytes` say to be the server's, once they are all that [`Dialect::HELLO`] is answered with.
+    /// Parses the server's process id from the answer to [`Dialect::HELLO`]; `None` if the answer is incomplete.
     ///
     /// # Errors
-    /// They are something else.
+    /// The bytes are another answer.
     fn pid(bytes: &[u8]) -> Result<Option<u32>, String>;
 
-    /// Appends what asks for these records.
+    /// Appends requests for these records.
     fn ask_reads(keys: &[u64], out: &mut Vec<u8>);
 
-    /// Appends what stores a record, and asks for a word that it did.
+    /// Appends a request that stores a record, with an acknowledgement.
     fn ask_write(key: u64, value: &[u8], out: &mut Vec<u8>);
 
-    /// How many bytes come before the answers to `count` reads; nothing if more must come first.
+    /// Length of the part before the answers to `count` reads; `None` if it is incomplete.
     ///
     /// # Errors
-    /// This is another answer.
+    /// The bytes are another answer.
     #[inline]
     fn before_reads(_bytes: &[u8], _count: usize) -> Result<Option<usize>, String> {
         Ok(Some(0))
     }
 
-    /// The answer to a read of `key`, with which `bytes` begin, and how many it has; nothing if more must come first.
+    /// Parses the answer to a read of `key` at the start of `bytes`; `None` if it is incomplete.
     ///
     /// # Errors
-    /// This is no answer to a read.
+    /// The bytes are no answer to a read.
     fn read(bytes: &[u8], key: u64) -> Result<Option<Answer<'_>>, String>;
 
-    /// How many bytes come after the answers to reads.
+    /// Length of the part after the answers to reads; `None` if it is incomplete.
     ///
     /// # Errors
-    /// This is another answer.
+    /// The bytes are another answer.
     #[inline]
     fn after_reads(_bytes: &[u8]) -> Result<Option<usize>, String> {
         Ok(Some(0))
     }
 
-    /// How many bytes tell of a record that is stored.
+    /// Length of the acknowledgement of a write; `None` if it is incomplete.
     ///
     /// # Errors
-    /// It was not.
+    /// The record was not stored.
     fn written(bytes: &[u8]) -> Result<Option<usize>, String>;
 }
 
-/// What a read was answered.
+/// Answer to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer<'b> {
     /// Bytes of the whole answer.
     pub len: usize,
-    /// Nothing if there is no such record.
+    /// Value of the record; `None` if the record is absent.
     pub value: Option<&'b [u8]>,
 }
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Clone, Debug)]
 pub enum Address {
-    /// Over TCP.
+    /// TCP address.
     Tcp(SocketAddr),
-    /// At a unix socket.
+    /// Path of a unix socket.
     Unix(PathBuf),
 }
 
-/// How a client waits for an answer.
+/// Way in which a client waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// It asks the kernel to be woken.
+    /// The client sleeps until the kernel wakes it.
     Asleep,
-    /// It looks at its socket all the time.
+    /// The client polls its socket.
     Awake,
 }
 
-/// How many operations are under way, in how many batches. A batch has one at least.
+/// Number of operations in flight, and of batches. A batch has at least one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Operations.
+    /// Number of operations in flight.
     pub depth: u32,
-    /// Batches.
+    /// Number of batches.
     pub batches: u32,
 }
 
@@ -141,16 +141,16 @@ pub struct Client<D: Dialect> {
     dialect: std::marker::PhantomData<D>,
 }
 
-/// Whether rivals can be driven through a workload.
+/// Checks that rivals support a workload.
 ///
 /// # Errors
-/// It has operations that no rival is asked for here.
+/// The workload has operations that are not compared here.
 pub fn check(workload: &Workload) -> Result<(), String> {
     for operation in [Operation::Insert, Operation::Scan] {
         if workload.mix.share(operation) > 0.0 {
             return Err(format!(
-                "workload {} has operations of the kind '{operation}', which are not compared here: choose a, b, c or \
-                 f, or a file that only reads, updates and modifies",
+                "workload {} has operations of kind '{operation}', which are not compared: choose a, b, c or f, or a \
+                 file with only reads, updates and read-modify-writes",
                 workload.name
             ));
         }
@@ -159,10 +159,10 @@ pub fn check(workload: &Workload) -> Result<(), String> {
 }
 
 impl<D: Dialect> Client<D> {
-    /// Connects. Values have `value_size` bytes.
+    /// Connects to a server, for values of `value_size` bytes.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// The connection failed.
     pub fn connect(address: &Address, waiting: Waiting, value_size: usize) -> std::io::Result<Client<D>> {
         let link = match address {
             Address::Tcp(address) => {
@@ -188,10 +188,10 @@ impl<D: Dialect> Client<D> {
         })
     }
 
-    /// The server's process, as it tells.
+    /// Requests the server's process id.
     ///
     /// # Errors
-    /// It does not tell.
+    /// The server does not report it.
     pub fn server_pid(&mut self) -> Result<u32, String> {
         self.out.clear();
         self.out.extend_from_slice(D::HELLO);
@@ -205,10 +205,10 @@ impl<D: Dialect> Client<D> {
         }
     }
 
-    /// Stores the records of these numbers, and tells of each.
+    /// Stores the records with these numbers. Calls `progress` after each.
     ///
     /// # Errors
-    /// One was not stored, and why.
+    /// Reason why a record was not stored.
     pub fn load(
         &mut self,
         mut numbers: impl Iterator<Item = u64>,
@@ -218,10 +218,10 @@ impl<D: Dialect> Client<D> {
         self.drive(LOADING, next, |_| progress())
     }
 
-    /// Does what `thread` has drawn, for as long as `goes_on`.
+    /// Performs the operations of `thread` while `goes_on` returns true.
     ///
     /// # Errors
-    /// The server refused an operation, hung up, or said what cannot be understood.
+    /// The server refused an operation, closed the connection, or sent an invalid answer.
     pub fn work(&mut self, thread: &Thread, shape: Shape, goes_on: impl Fn() -> bool) -> Result<(), String> {
         let doubt = Cell::new(0);
         let next = || (goes_on() && thread.may_begin()).then(|| thread.draw(doubt.take()));
@@ -235,7 +235,7 @@ impl<D: Dialect> Client<D> {
         self.drive(shape, next, done)
     }
 
-    /// Keeps so many operations under way until there is no next one, and all are done.
+    /// Keeps `shape.depth` operations in flight until `next` returns `None` and all operations are done.
     fn drive(
         &mut self,
         shape: Shape,
@@ -258,7 +258,7 @@ impl<D: Dialect> Client<D> {
         Ok(())
     }
 
-    /// Sends what a batch asks.
+    /// Sends the requests of a batch.
     fn ask(&mut self, batch: &Batch) -> Result<(), String> {
         let (reads, writes) = batch.slots.split_at(batch.reads);
         self.out.clear();
@@ -274,7 +274,7 @@ impl<D: Dialect> Client<D> {
         self.send()
     }
 
-    /// Takes in all that a batch is answered.
+    /// Receives all answers to a batch.
     fn hear(&mut self, batch: &mut Batch) -> Result<(), String> {
         let (reads, writes) = batch.slots.split_at_mut(batch.reads);
         if !reads.is_empty() {
@@ -288,7 +288,7 @@ impl<D: Dialect> Client<D> {
         writes.iter().try_for_each(|_| self.pass(D::written))
     }
 
-    /// Whether the value that comes next is wrong.
+    /// Receives the next value. Returns whether it is wrong.
     #[inline]
     fn hear_value(&mut self, key: u64) -> Result<bool, String> {
         loop {
@@ -302,7 +302,7 @@ impl<D: Dialect> Client<D> {
         }
     }
 
-    /// Goes on after what `expected` knows.
+    /// Receives and skips the bytes whose length `expected` returns.
     #[inline]
     fn pass(&mut self, expected: impl Fn(&[u8]) -> Result<Option<usize>, String>) -> Result<(), String> {
         loop {
@@ -314,7 +314,7 @@ impl<D: Dialect> Client<D> {
         }
     }
 
-    /// Sends all of `out`. A server that reads nothing before its answers are read has them read meanwhile.
+    /// Sends all of `out`. Receives answers meanwhile, because a server may stop reading until its answers are read.
     fn send(&mut self) -> Result<(), String> {
         let mut sent = 0;
         while sent < self.out.len() {
@@ -332,13 +332,13 @@ impl<D: Dialect> Client<D> {
                         self.receive()?;
                     }
                 }
-                Err(error) => return Err(format!("the connection broke: {error}")),
+                Err(error) => return Err(format!("the connection failed: {error}")),
             }
         }
         Ok(())
     }
 
-    /// Waits for bytes, and takes in what there are.
+    /// Waits for bytes, and receives all that have arrived.
     fn receive(&mut self) -> Result<(), String> {
         let place = self.inbox.place()?;
         let flags = match self.waiting {
@@ -359,11 +359,11 @@ impl<D: Dialect> Client<D> {
                     }
                 }
                 Err(Errno::AGAIN) => return Err(silent()),
-                Err(error) => return Err(format!("the connection broke: {error}")),
+                Err(error) => return Err(format!("the connection failed: {error}")),
             }
         };
         if received == 0 {
-            return Err("it hung up in the middle of an answer".into());
+            return Err("the server closed the connection before the end of an answer".into());
         }
         self.inbox.filled(received);
         Ok(())
@@ -371,11 +371,11 @@ impl<D: Dialect> Client<D> {
 }
 
 fn silent() -> String {
-    format!("it has answered nothing for {} s", PATIENCE.as_secs())
+    format!("no answer for {} s", PATIENCE.as_secs())
 }
 
 impl Shape {
-    /// How many operations each batch has.
+    /// Number of operations in each batch.
     fn sizes(self) -> impl Iterator<Item = usize> {
         let Shape { depth, batches } = self;
         let batches = batches.clamp(1, depth.max(1));
@@ -389,7 +389,7 @@ impl std::fmt::Display for Shape {
     }
 }
 
-/// Operations that are asked together.
+/// Operations that are sent together.
 struct Batch {
     size: usize,
     /// Reads first.
@@ -397,12 +397,12 @@ struct Batch {
     reads: usize,
 }
 
-/// An operation under way.
+/// An operation in flight.
 struct Slot {
     drawn: Drawn,
-    /// It is being written; what is modified was read before.
+    /// Whether it is a write, or a read-modify-write whose read is done.
     writes: bool,
-    /// What it read was wrong.
+    /// Whether it read a wrong value.
     wrong: bool,
     since: Option<Instant>,
 }
@@ -412,8 +412,8 @@ impl Batch {
         Batch { size, slots: Vec::with_capacity(size), reads: 0 }
     }
 
-    /// After everything was answered: what has been read to be modified is written next, the rest is done, and others
-    /// take its place.
+    /// Renews the batch after all its answers have arrived. A read-modify-write that was read is written next. All
+    /// other operations are done, and new ones take their place.
     fn renew(
         &mut self,
         next: &mut impl FnMut() -> Option<Drawn>,
@@ -443,7 +443,7 @@ impl Batch {
     }
 }
 
-/// What has arrived and was not looked at.
+/// Received bytes that are not yet parsed.
 #[derive(Default)]
 struct Inbox {
     bytes: Vec<u8>,
@@ -453,9 +453,9 @@ struct Inbox {
 
 impl Inbox {
     const SIZE: usize = 128 << 10;
-    /// More than the answers to a batch are, even where a server reads nothing until they are read.
+    /// More than all answers to a batch, even if the server stops reading until they are read.
     const SIZE_MAX: usize = 16 << 20;
-    /// Room that a read has at least.
+    /// Smallest free space for a read, in bytes.
     const ROOM: usize = 32 << 10;
 
     #[inline]
@@ -471,14 +471,14 @@ impl Inbox {
         }
     }
 
-    /// Where more can be put.
+    /// Returns the free space, after enlarging the buffer if needed.
     fn place(&mut self) -> Result<&mut [u8], String> {
         if self.bytes.len() - self.end < Inbox::ROOM {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             if self.bytes.len() - self.end < Inbox::ROOM {
                 if self.bytes.len() >= Inbox::SIZE_MAX {
-                    return Err(format!("it has answered more than {} bytes at once", Inbox::SIZE_MAX));
+                    return Err(format!("the server sent more than {} bytes at once", Inbox::SIZE_MAX));
                 }
                 self.bytes.resize((self.bytes.len() * 2).max(Inbox::SIZE), 0);
             }

@@ -1,6 +1,6 @@
-//! Redis by RESP: pipelined GETs, or MGET, and SETs.
+//! Redis over RESP: pipelined GETs, or MGET, and SETs.
 //!
-//! Invariant: keys are the eight bytes that they are for ours.
+//! Invariant: keys are the same 8 bytes as for our systems.
 
 use super::words::{block, line, number, shown};
 use super::{Answer, Dialect};
@@ -22,7 +22,7 @@ impl Dialect for Get {
         let text = value.unwrap_or_default();
         let told = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"process_id:"));
         let pid = told.and_then(|pid| number(pid.trim_ascii())).and_then(|pid| u32::try_from(pid).ok());
-        pid.map(Some).ok_or_else(|| format!("it does not tell which process it is: {}", shown(text)))
+        pid.map(Some).ok_or_else(|| format!("the server does not report its process id: {}", shown(text)))
     }
 
     #[inline]
@@ -52,7 +52,7 @@ impl Dialect for Get {
         match line(bytes)? {
             None => Ok(None),
             Some(b"+OK") => Ok(Some(b"+OK\r\n".len())),
-            Some(other) => Err(format!("it does not say OK, but {}", shown(other))),
+            Some(other) => Err(format!("unexpected answer to a write: {}", shown(other))),
         }
     }
 }
@@ -80,7 +80,7 @@ impl Dialect for MGet {
         let Some(first) = line(bytes)? else { return Ok(None) };
         match first.strip_prefix(b"*").and_then(number) {
             Some(told) if told == count as u64 => Ok(Some(first.len() + 2)),
-            _ => Err(format!("it answers an MGET of {count} keys with {}", shown(first))),
+            _ => Err(format!("unexpected answer to an MGET of {count} keys: {}", shown(first))),
         }
     }
 
@@ -95,13 +95,13 @@ impl Dialect for MGet {
     }
 }
 
-/// The records that `redis-benchmark -r` asks for, in a database of their own: so that the others' table is as large as
-/// it is without them.
+/// Records for `redis-benchmark -r`, in a separate database, so that they do not enlarge the table of the other
+/// records.
 #[derive(Clone, Copy, Debug)]
 pub struct OfBenchmark;
 
 impl OfBenchmark {
-    /// The number of that database.
+    /// Number of the database.
     pub const DATABASE: &'static str = "1";
 }
 
@@ -144,7 +144,7 @@ fn ask_key(number: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// A bulk string, which may be none.
+/// Parses a bulk string, which may be null.
 #[inline]
 fn bulk(bytes: &[u8]) -> Result<Option<Answer<'_>>, String> {
     let Some(first) = line(bytes)? else { return Ok(None) };
@@ -153,7 +153,7 @@ fn bulk(bytes: &[u8]) -> Result<Option<Answer<'_>>, String> {
         Some(digits) => number(digits),
         None => None,
     };
-    let len = len.ok_or_else(|| format!("it answers a read with {}", shown(first)))?;
+    let len = len.ok_or_else(|| format!("unexpected answer to a read: {}", shown(first)))?;
     let found = block(bytes, first.len(), len)?;
     Ok(found.map(|(value, len)| Answer { len, value: Some(value) }))
 }

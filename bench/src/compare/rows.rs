@@ -1,66 +1,66 @@
-//! What a comparison says: for each contender in each way what it did round after round, beside the better rival.
+//! Results of a comparison: the rates of each contender, by setting and round, and their ratio to the better rival.
 //!
-//! Invariant: a ratio is taken within a round, of what was measured moments apart; its median is told, and not a ratio
-//! of medians.
+//! Invariant: a ratio is computed within one round, from measurements close in time. Reports have the median of ratios,
+//! not the ratio of medians.
 
 use crate::report::{Latencies, LatencyUs, Spread, Table};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Where the client and the server run.
+/// Cores of client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cores {
-    /// Each on a core of its own.
+    /// Client and server have one core each.
     Two,
-    /// Both on one.
+    /// Client and server share one core.
     One,
 }
 
-/// How a client waits.
+/// Way in which a client waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Client {
-    /// It sleeps until it is woken.
+    /// The client sleeps until it is woken.
     Sleeps,
-    /// It looks for answers all the time.
+    /// The client polls.
     Looks,
 }
 
-/// The same for all contenders of a group.
+/// Settings that all contenders of a group share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// Operations that each client thread has under way.
+    /// Number of operations in flight for each client thread.
     pub depth: u32,
-    /// Client threads.
+    /// Number of client threads.
     pub threads: u32,
-    /// Nothing where there is no server: the client does it all.
+    /// Cores, and the client's way to wait; `None` without a server.
     pub served: Option<(Cores, Client)>,
 }
 
-/// What one contender came to in one way.
+/// Results of one contender with one setting.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Operations a second, of each round.
+    /// Operations per second of each round.
     pub rates: Vec<f64>,
-    /// Of each round, how many times the better rival's rate that is; nothing where there was no rival.
+    /// Ratio to the better rival's rate, for each round with a rival.
     pub ratios: Vec<f64>,
-    /// Of all rounds.
+    /// Latencies of all rounds.
     pub latencies: Latencies,
-    /// Of all rounds.
+    /// Number of operations of all rounds.
     pub operations: u64,
-    /// CPU time of the process that asked, for these operations.
+    /// CPU time of the client's process for these operations.
     pub client_cpu: Duration,
-    /// CPU time of the process that answered.
+    /// CPU time of the server's process, if there is one.
     pub server_cpu: Option<Duration>,
 }
 
 /// One line of `farside bench compare --json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompareReport {
-    /// Who, such as `redis mget` or `farside udp`.
+    /// Name of the contender, such as `redis mget` or `farside udp`.
     pub contender: String,
-    /// Which release.
+    /// Release of the contender.
     pub version: String,
     /// Name or path of the workload.
     pub workload: String,
@@ -70,41 +70,41 @@ pub struct CompareReport {
     pub records: u64,
     /// Bytes of a value.
     pub value_size: u64,
-    /// Client threads, each with a connection.
+    /// Number of client threads, each with one connection.
     pub threads: u32,
-    /// Operations that each has under way.
+    /// Number of operations in flight for each client thread.
     pub depth: u32,
-    /// In how many batches these travel; null where the contender sees to that.
+    /// Number of batches; null if the contender forms the batches itself.
     pub batches: Option<u32>,
-    /// How many cores client and server have; null where there is no server.
+    /// Cores of client and server; null without a server.
     pub cores: Option<Cores>,
-    /// How a client waits; null where there is nobody to wait for.
+    /// Way in which a client waits; null without a server.
     pub client: Option<Client>,
-    /// Of so many rounds.
+    /// Number of rounds.
     pub rounds: u64,
-    /// Operations a second, by all clients.
+    /// Operations per second of all clients.
     pub ops_per_s: Spread,
-    /// Latency of an operation in microseconds, of one in about 64; null where it was not told.
+    /// Latency of an operation in microseconds, sampled from about 1 in 64; null if not reported.
     pub latency_us: Option<LatencyUs>,
-    /// CPU time for a million operations, in seconds; null where it is not known.
+    /// CPU time for a million operations, in seconds; null if unknown.
     pub cpu_s_per_mop: Option<Sides>,
-    /// How many times the rate of the better of Redis and memcached; null where neither was measured.
+    /// Ratio to the rate of the better of Redis and memcached; null if neither was measured.
     pub of_better_rival: Option<Spread>,
-    /// Measured by the rival's own benchmark, and not by this program.
+    /// Whether the rival's own benchmark measured this, instead of this program.
     pub is_cross_check: bool,
 }
 
-/// CPU time of either side, in seconds for a million operations.
+/// CPU time of client and server, in seconds for a million operations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sides {
-    /// The process that asked.
+    /// CPU time of the client's process.
     pub client: f64,
-    /// The process that answered, to 10 ms a round in all; null where there is none.
+    /// CPU time of the server's process, with a resolution of 10 ms a round in total; null without a server.
     pub server: Option<f64>,
 }
 
 impl Measured {
-    /// CPU time for a million operations.
+    /// CPU time for a million operations; `None` without operations.
     pub fn cpu_s_per_mop(&self) -> Option<Sides> {
         let per_mop = |cpu: Duration| cpu.as_secs_f64() / self.operations as f64 * 1e6;
         let sides = Sides { client: per_mop(self.client_cpu), server: self.server_cpu.map(per_mop) };
@@ -112,7 +112,7 @@ impl Measured {
     }
 }
 
-/// The reports of one group as a table.
+/// Table of the reports of one group.
 pub fn table(reports: &[CompareReport]) -> Table {
     let mut table = Table::new([
         "contender",
@@ -148,7 +148,7 @@ pub fn table(reports: &[CompareReport]) -> Table {
     table
 }
 
-/// Operations a second, in millions or thousands.
+/// Formats operations per second, in millions or thousands.
 fn rate(per_second: f64) -> String {
     match per_second {
         r if r >= 999_500.0 => format!("{:.2} M", r / 1e6),
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_has_the_middle_and_both_ends() {
+    fn a_spread_has_median_minimum_and_maximum() {
         let spread = |numbers: &[f64]| Spread::of(numbers);
         assert_eq!(spread(&[]), None);
         assert_eq!(spread(&[3.0]), Some(Spread { median: 3.0, min: 3.0, max: 3.0 }));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_is_told_for_a_million_operations() {
+    fn cpu_time_is_reported_for_a_million_operations() {
         let measured = Measured {
             operations: 500_000,
             client_cpu: Duration::from_millis(250),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_a_dash() {
+    fn an_unknown_value_prints_as_a_dash() {
         let text = table(&[report()]).to_string();
         let row: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(

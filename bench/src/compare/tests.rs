@@ -1,4 +1,4 @@
-//! What a server may say, and what a client makes of it.
+//! Answers of servers, valid and invalid, and the client's reaction.
 
 use super::memcached::Memcached;
 use super::redis::{Get, MGet, OfBenchmark};
@@ -30,7 +30,7 @@ fn run_of(text: &str) -> Run {
     plan.run().expect("a run")
 }
 
-/// A server for one connection, and where it listens.
+/// Starts a server for one connection. Returns its address.
 fn served(serve: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, Address, JoinHandle<()>) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
@@ -39,7 +39,7 @@ fn served(serve: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir
     (folder, Address::Unix(path), thread)
 }
 
-/// What a client of `D` does `count` times with a server that does that.
+/// Lets a client of `D` perform `count` operations on the server `serve`.
 fn worked<D: Dialect>(
     text: &str,
     shape: Shape,
@@ -49,15 +49,15 @@ fn worked<D: Dialect>(
     let run = run_of(text);
     let thread = run.thread(0);
     let (_folder, address, server) = served(serve);
-    let mut client = Client::<D>::connect(&address, Waiting::Asleep, VALUE_SIZE).expect("it listens");
+    let mut client = Client::<D>::connect(&address, Waiting::Asleep, VALUE_SIZE).expect("a connection");
     let left = Cell::new(count);
     let done = client.work(&thread, shape, || left.replace(left.get().saturating_sub(1)) > 0);
     drop(client);
-    server.join().expect("the server ends when its client has gone");
+    server.join().expect("the server ends when its client disconnects");
     (done, thread.take_tally())
 }
 
-/// A Redis that knows GET, MGET, SET and INFO, and notes the names of what it is asked.
+/// A Redis with GET, MGET, SET and INFO, which reports the name of each command that it receives.
 fn redis(stream: UnixStream, mut records: HashMap<Vec<u8>, Vec<u8>>, asked: std::sync::mpsc::Sender<String>) {
     let mut reader = BufReader::new(stream.try_clone().expect("a clone"));
     let mut writer = stream;
@@ -122,7 +122,7 @@ fn every_operation_is_done_once_in_any_shape() {
             };
             assert_eq!(done, Ok(()), "{shape}");
             assert_eq!((tally.operations(), tally.violations), (300, 0), "{shape}: {:?}", tally.told);
-            assert_eq!(tally.latencies.all().count(), 5, "one in {SAMPLED}, the first among them");
+            assert_eq!(tally.latencies.all().count(), 5, "one in {SAMPLED}, starting with the first");
             let name = if mget { "MGET" } else { "GET" };
             assert!(asked.iter().all(|asked| asked == name));
         }
@@ -130,7 +130,7 @@ fn every_operation_is_done_once_in_any_shape() {
 }
 
 #[test]
-fn what_is_modified_is_read_then_written_and_counts_once() {
+fn a_read_modify_write_reads_then_writes_and_counts_once() {
     let modifies = "readproportion=0\nupdateproportion=0\nreadmodifywriteproportion=1";
     let (sender, asked) = std::sync::mpsc::channel();
     let shape = Shape { depth: 6, batches: 2 };
@@ -143,10 +143,10 @@ fn what_is_modified_is_read_then_written_and_counts_once() {
 }
 
 #[test]
-fn what_was_loaded_is_there_and_right() {
+fn loaded_records_are_present_and_correct() {
     let (sender, asked) = std::sync::mpsc::channel();
     let (_folder, address, server) = served(|stream| redis(stream, HashMap::new(), sender));
-    let mut client = Client::<Get>::connect(&address, Waiting::Awake, VALUE_SIZE).expect("it listens");
+    let mut client = Client::<Get>::connect(&address, Waiting::Awake, VALUE_SIZE).expect("a connection");
     assert_eq!(client.server_pid(), Ok(77));
     let mut loaded = 0;
     assert_eq!(client.load(0..8, || loaded += 1), Ok(()));
@@ -157,12 +157,12 @@ fn what_was_loaded_is_there_and_right() {
     let tally = thread.take_tally();
     assert_eq!((loaded, tally.violations), (8, 0), "{:?}", tally.told);
     drop(client);
-    server.join().expect("it ends");
+    server.join().expect("the server ends");
     assert_eq!(asked.iter().filter(|name| name == "SET").count(), 8);
 }
 
 #[test]
-fn a_value_that_is_wrong_or_missing_is_counted_and_told() {
+fn a_wrong_or_missing_value_is_counted_and_reported() {
     type Spoil = fn(&mut HashMap<Vec<u8>, Vec<u8>>);
     let spoils: [Spoil; 4] = [
         |records| records.clear(),
@@ -180,59 +180,59 @@ fn a_value_that_is_wrong_or_missing_is_counted_and_told() {
     }
 }
 
-/// Answers whatever it is asked with `answer`, and hangs up.
+/// Answers the first request with `answer`, and closes the connection.
 fn answering(answer: Vec<u8>) -> impl FnOnce(UnixStream) + Send {
     move |mut stream| {
         let _asked = stream.read(&mut [0; 4096]);
-        let _told = stream.write_all(&answer); // A client that has seen enough does not read the rest.
+        let _told = stream.write_all(&answer); // The client may close the connection before it has read everything.
     }
 }
 
 #[test]
-fn an_answer_that_is_none_ends_with_an_error_that_shows_it() {
+fn an_invalid_answer_is_reported_with_its_start() {
     let endless = vec![b'x'; 100_000];
     let answers: [(&[u8], &str); 12] = [
-        (b"", "hung up"),
-        (b"$16", "hung up"),
-        (b"$16\r\nabc", "hung up"),
+        (b"", "closed the connection"),
+        (b"$16", "closed the connection"),
+        (b"$16\r\nabc", "closed the connection"),
         (b"-LOADING Redis is loading\r\n", "'-LOADING Redis is loading'"),
-        (b"$1048577\r\n", "a value of 1048577 bytes, and no value here has more than"),
+        (b"$1048577\r\n", "a value of 1048577 bytes, more than the limit of"),
         (b"$99999999999999999999999\r\n", "'$99999999999999999999999'"),
         (b"$-2\r\n", "'$-2'"),
         (b"$3\r\nabcd\r\n", "does not end after its 3 bytes"),
         (b"+OK\r\n", "'+OK'"),
         (b"\r\n", "''"),
-        (b"\n", "does not end as lines do"),
-        (&endless, "does not end as lines do"),
+        (b"\n", "does not end in CRLF"),
+        (&endless, "does not end in CRLF"),
     ];
     for (answer, told) in answers {
         let (done, tally) = worked::<Get>(READS, ONE, 1, answering(answer.to_vec()));
-        let error = done.expect_err("it was no answer");
+        let error = done.expect_err("the answer is invalid");
         assert!(error.contains(told), "{}: {error}", answer[..answer.len().min(40)].escape_ascii());
-        assert_eq!(tally.operations(), 0, "what failed is not counted");
+        assert_eq!(tally.operations(), 0, "a failed operation is not counted");
     }
     for (answer, told) in [
-        (&b"*2\r\n"[..], "an MGET of 1 keys with '*2'"),
-        (b"*-1\r\n", "with '*-1'"),
-        (b"-ERR\r\n", "with '-ERR'"),
+        (&b"*2\r\n"[..], "an MGET of 1 keys: '*2'"),
+        (b"*-1\r\n", ": '*-1'"),
+        (b"-ERR\r\n", ": '-ERR'"),
     ] {
         let error = worked::<MGet>(READS, ONE, 1, answering(answer.to_vec())).0.expect_err("no answer");
         assert!(error.contains(told), "{error}");
     }
     for (answer, told) in [
-        (&b"VALUE 0000"[..], "hung up"),
+        (&b"VALUE 0000"[..], "closed the connection"),
         (b"ERROR\r\n", "'ERROR'"),
         (b"SERVER_ERROR out of memory\r\n", "'SERVER_ERROR out of memory'"),
         (b"VALUE 00000000\r\n", "'VALUE 00000000'"),
         (b"VALUE 00000000 0 16 7 8\r\n", "'VALUE 00000000 0 16 7 8'"),
-        (b"VALUE zzzzzzzz 0 16\r\n0123456789abcdef\r\nEND\r\n", "after all that was asked for"),
+        (b"VALUE zzzzzzzz 0 16\r\n0123456789abcdef\r\nEND\r\n", "after all items of a get"),
     ] {
         let error = worked::<Memcached>(READS, ONE, 1, answering(answer.to_vec())).0.expect_err("no answer");
         assert!(error.contains(told), "{error}");
     }
     let updates = "readproportion=0\nupdateproportion=1";
     for (answer, told) in
-        [(&b"+QUEUED\r\n"[..], "not say OK, but '+QUEUED'"), (b"-OOM command\r\n", "'-OOM command'")]
+        [(&b"+QUEUED\r\n"[..], "answer to a write: '+QUEUED'"), (b"-OOM command\r\n", "'-OOM command'")]
     {
         let error = worked::<Get>(updates, ONE, 1, answering(answer.to_vec())).0.expect_err("not stored");
         assert!(error.contains(told), "{error}");
@@ -240,15 +240,15 @@ fn an_answer_that_is_none_ends_with_an_error_that_shows_it() {
     for answer in [&b"SERVER_ERROR out of memory storing object\r\n"[..], b"NOT_STORED\r\n"] {
         let error =
             worked::<Memcached>(updates, ONE, 1, answering(answer.to_vec())).0.expect_err("not stored");
-        assert!(error.contains("a set with"), "{error}");
+        assert!(error.contains("to a set: "), "{error}");
     }
 }
 
 #[test]
-fn memcached_leaves_out_what_it_has_not_and_the_rest_is_taken_for_what_it_is() {
+fn records_that_memcached_omits_are_absent() {
     let bytes = [&b"VALUE 00000002 0 16\r\n"[..], &value(2), b"\r\nEND\r\n"].concat();
     for cut in 0..bytes.len() - 5 {
-        assert_eq!(Memcached::read(&bytes[..cut], 2), Ok(None), "the rest must come first");
+        assert_eq!(Memcached::read(&bytes[..cut], 2), Ok(None), "the answer is incomplete");
     }
     let missing = Answer { len: 0, value: None };
     assert_eq!(Memcached::read(&bytes, 1), Ok(Some(missing)));
@@ -260,7 +260,7 @@ fn memcached_leaves_out_what_it_has_not_and_the_rest_is_taken_for_what_it_is() {
 }
 
 #[test]
-fn requests_are_as_the_protocols_have_them() {
+fn requests_have_the_format_of_their_protocol() {
     fn asked<D: Dialect>(keys: &[u64]) -> String {
         let mut out = Vec::new();
         D::ask_reads(keys, &mut out);
@@ -297,8 +297,8 @@ fn workloads_that_insert_or_scan_are_refused() {
     assert_eq!(check(&Workload::parse("w", READS).unwrap()), Ok(()));
 }
 
-/// All that a dialect makes of bytes: none of it panics, goes on for ever, or takes more than there is; and what is
-/// whole is the same however much follows.
+/// Runs all parsers of a dialect on `bytes`. None may panic, loop, or consume more bytes than exist. The result for a
+/// complete answer does not depend on the bytes after it.
 fn take_apart<D: Dialect>(bytes: &[u8], numbers: &[u64]) {
     let _known_or_not = D::pid(bytes);
     let mut at = 0;
@@ -313,8 +313,8 @@ fn take_apart<D: Dialect>(bytes: &[u8], numbers: &[u64]) {
             answer.value.is_none_or(|value| value.len() <= ANSWER_BYTES_MAX && value.len() <= answer.len)
         );
         if answer.len > 0 {
-            assert_eq!(D::read(&rest[..answer.len], number), Ok(Some(answer)), "no more is needed");
-            assert_eq!(D::read(&rest[..answer.len - 1], number), Ok(None), "and no less");
+            assert_eq!(D::read(&rest[..answer.len], number), Ok(Some(answer)), "the answer's own bytes suffice");
+            assert_eq!(D::read(&rest[..answer.len - 1], number), Ok(None), "one byte less is incomplete");
         }
         at += answer.len;
     }

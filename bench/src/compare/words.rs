@@ -1,28 +1,28 @@
-//! Lines and lengths, of which both protocols are made.
+//! Lines, numbers and blocks, which both protocols use.
 //!
-//! Invariant: whatever the bytes are, nothing here panics.
+//! Invariant: no input makes a function here panic.
 
 use super::ANSWER_BYTES_MAX;
 
-/// The longest line of an answer.
+/// Length of the longest line of an answer, in bytes.
 pub(super) const LINE_MAX: usize = 4096;
 const END: &[u8] = b"\r\n";
 
-/// The first line of `bytes`, without its end; nothing if that has not come.
+/// Returns the first line of `bytes`, without its CRLF; `None` if it is incomplete.
 ///
 /// # Errors
-/// It is longer than any line may be.
+/// The line is longer than [`LINE_MAX`], or ends without a CR.
 #[inline]
 pub(super) fn line(bytes: &[u8]) -> Result<Option<&[u8]>, String> {
     let end = bytes.iter().take(LINE_MAX).position(|&byte| byte == b'\n');
     match end {
         Some(end) if end > 0 && bytes[end - 1] == b'\r' => Ok(Some(&bytes[..end - 1])),
         None if bytes.len() < LINE_MAX => Ok(None),
-        _ => Err(format!("it answers with a line that does not end as lines do: {}", shown(bytes))),
+        _ => Err(format!("a line of the answer does not end in CRLF: {}", shown(bytes))),
     }
 }
 
-/// The number that is written in `digits`.
+/// Parses a decimal number.
 #[inline]
 pub(super) fn number(digits: &[u8]) -> Option<u64> {
     const DIGITS_MAX: usize = 18;
@@ -34,28 +34,28 @@ pub(super) fn number(digits: &[u8]) -> Option<u64> {
         .try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + u64::from(digit - b'0')))
 }
 
-/// The `len` bytes that follow a line of `line` bytes, and how many that is with both ends; nothing if they have not
-/// all come.
+/// Returns the `len` bytes after a line of `line` bytes, and the total length with both CRLFs; `None` if they are
+/// incomplete.
 ///
 /// # Errors
-/// There are too many, or they do not end there.
+/// The block is too long, or does not end in CRLF.
 #[inline]
 pub(super) fn block(bytes: &[u8], line: usize, len: u64) -> Result<Option<(&[u8], usize)>, String> {
     let len = usize::try_from(len).ok().filter(|&len| len <= ANSWER_BYTES_MAX).ok_or_else(|| {
-        format!("it answers with a value of {len} bytes, and no value here has more than {ANSWER_BYTES_MAX}")
+        format!("the answer has a value of {len} bytes, more than the limit of {ANSWER_BYTES_MAX}")
     })?;
     let first = line + END.len();
     let last = first + len;
     match bytes.get(last..last + END.len()) {
         None => Ok(None),
         Some(END) => Ok(Some((&bytes[first..last], last + END.len()))),
-        Some(_) => Err(format!("a value that it answers does not end after its {len} bytes")),
+        Some(_) => Err(format!("a value of the answer does not end after its {len} bytes")),
     }
 }
 
-/// For people: the beginning of an answer.
+/// Start of an answer, quoted for an error message.
 pub(super) fn shown(bytes: &[u8]) -> String {
     const SHOWN_MAX: usize = 120;
-    let line = bytes.split(|&byte| byte == b'\r').next().expect("there is a part before the first of them");
+    let line = bytes.split(|&byte| byte == b'\r').next().expect("split yields at least one part");
     format!("'{}'", line[..line.len().min(SHOWN_MAX)].escape_ascii())
 }

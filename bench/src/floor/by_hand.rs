@@ -1,7 +1,7 @@
-//! The GET of PRISM-KV on a node's memory, by hand: what a chain that does the same is held to.
+//! PRISM-KV's GET on a node's memory, written by hand. A chain with the same effect is compared with it.
 //!
-//! Where things are in a slot and in an item is said here once more, so that a mistake there is not made here too.
-//! Invariant: it checks what it must to be safe on bytes that others write, and nothing more.
+//! The layout of slots and items is defined here again, so that a mistake in the system's layout is not repeated here.
+//! Invariant: it makes only the checks that are needed to be safe on bytes that other processes write.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,13 +11,13 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of a slot: where the item is, how long it is, a tag.
+/// Bytes of a slot: the item's address, its length, and a tag.
 const SLOT_SIZE: usize = 16;
-/// In an item: a header of 16 bytes, the key, the value.
+/// Offset of the key in an item: a header of 16 bytes, the key, the value.
 const KEY_AT: usize = 16;
 const VALUE_AT: usize = KEY_AT + 8;
 
-/// A mapping of its own of memory that a node lends, and the item that was read last.
+/// A separate mapping of a node's memory, and the item that was read last.
 pub struct ByHand {
     base: NonNull<u8>,
     len: usize,
@@ -25,39 +25,39 @@ pub struct ByHand {
 }
 
 impl ByHand {
-    /// Maps all of the memory behind `fd`, for items of at most `item_max` bytes. Nobody is to write to it while
+    /// Maps all memory behind `fd`, for items of at most `item_max` bytes. No process may write to it while
     /// [`ByHand::get`] reads.
     ///
     /// # Errors
-    /// `InvalidInput` for memory that holds no slot or could be cut; otherwise what the operating system answered.
+    /// `InvalidInput` if the memory is smaller than a slot or may shrink; otherwise the operating system's error.
     pub fn map(fd: BorrowedFd<'_>, item_max: usize) -> io::Result<ByHand> {
         let len = usize::try_from(fstat(fd)?.st_size).map_err(|_| Errno::NOMEM)?;
         if len < SLOT_SIZE || !fcntl_get_seals(fd)?.contains(SealFlags::SHRINK) {
-            let wrong = format!("{len} bytes that are no node's memory, sealed against shrinking: give that");
+            let wrong = format!("{len} bytes that are not sealed against shrinking: use a node's memory");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
         }
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing that anybody holds.
+        // SAFETY: the kernel chooses the address, so the new mapping overlaps no existing one.
         let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, flags, fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         Ok(ByHand { base, len, item: vec![0; item_max] })
     }
 
-    /// The value of `key`, if the slot at `slot_at` is its own; copied, as a chain's reply is.
+    /// Returns the value of `key` if the slot at `slot_at` belongs to it. The value is copied, as in a chain's reply.
     ///
     /// # Panics
-    /// If there is no slot at `slot_at`.
+    /// If the slot at `slot_at` is not within the memory.
     #[inline]
     pub fn get(&mut self, slot_at: usize, key: &[u8; 8]) -> Option<&[u8]> {
         assert!(slot_at <= self.len - SLOT_SIZE, "a slot lies in the memory");
-        // SAFETY: within the mapping, as just checked, and that stays until `self` drops, since the memory is sealed
-        // against shrinking; whoever called `map` sees to it that nobody writes meanwhile.
+        // SAFETY: the slot is within the mapping, as just checked. The mapping stays until `self` drops, because the
+        // memory is sealed against shrinking. The caller of `map` ensures that no process writes meanwhile.
         let slot = unsafe { self.base.as_ptr().add(slot_at).cast::<u128>().read_unaligned() };
         let (at, bound) = (slot as u64 as usize, (slot >> 64) as u32 as usize);
         if at > self.len || bound > self.len - at || !(VALUE_AT..=self.item.len()).contains(&bound) {
             return None;
         }
-        // SAFETY: within the mapping and within the buffer, as just checked; the rest as above.
+        // SAFETY: the item is within the mapping and fits the buffer, as just checked; otherwise as above.
         unsafe { ptr::copy_nonoverlapping(self.base.as_ptr().add(at), self.item.as_mut_ptr(), bound) };
         let item = &self.item[..bound];
         (item[KEY_AT..VALUE_AT] == key[..]).then_some(&item[VALUE_AT..])
@@ -66,8 +66,8 @@ impl ByHand {
 
 impl Drop for ByHand {
     fn drop(&mut self) {
-        // SAFETY: `map` mapped exactly this range, and nothing but `get` reads it.
-        // An error would mean that the range is not mapped, and then there is nothing to undo.
+        // SAFETY: `map` mapped exactly this range, and only `get` reads it, which borrows `self`.
+        // An error would mean that the range is not mapped; then there is nothing to undo.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -80,7 +80,7 @@ mod tests {
 
     const LEN: usize = 8192;
 
-    /// Memory with an item of key 7 at its end, and these words as its first slot.
+    /// Creates memory with an item of key 7 at its end, and these words as its first slot.
     fn memory(at: u64, bound: u64, seals: SealFlags) -> OwnedFd {
         let fd = memfd_create(c"by-hand", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, LEN as u64).unwrap();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slots_own_key_is_found_and_no_other() {
+    fn only_the_slots_own_key_is_found() {
         let memory = memory(LEN as u64 - 29, 29, SealFlags::SHRINK);
         let mut by_hand = ByHand::map(memory.as_fd(), 64).unwrap();
         assert_eq!(by_hand.get(0, &7u64.to_be_bytes()), Some(&b"value"[..]));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_could_be_cut_is_not_mapped() {
+    fn memory_that_may_shrink_is_not_mapped() {
         let refused = ByHand::map(memory(0, 0, SealFlags::GROW).as_fd(), 64).err().unwrap();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
     }

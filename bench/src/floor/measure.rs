@@ -1,7 +1,7 @@
-//! The timing loop: drawn keys, fetched one at a time or in hand-made batches.
+//! Timing loop: fetches drawn keys one at a time or in batches.
 //!
 //! Invariant: keys are drawn before the clock starts, and the clock is read twice in about 256 fetches.
-//! Invariant: every fetch compares the key and checks the value's last byte; what does not fit is counted.
+//! Invariant: every fetch compares the key and checks the value's last byte. Mismatches are counted.
 
 use std::hint::black_box;
 use std::io;
@@ -14,39 +14,38 @@ use super::table::{Table, VALUE, key, value_byte};
 use super::{Floor, Layout, TASKS_MAX};
 use crate::report::Latencies;
 
-/// Keys drawn for a floor: enough that a pass over them takes a good part of a second.
+/// Number of keys drawn for a floor. A pass over them takes a large part of a second.
 pub(super) const DRAWS: usize = 1 << 22;
 
 const _: () = assert!(DRAWS.is_power_of_two() && DRAWS >= TASKS_MAX);
 
-/// Fetches between two looks at the clock.
+/// Fetches between two readings of the clock.
 pub(super) const FETCHES_PER_LOOK: usize = 256;
 
-/// What a floor did in one measurement.
+/// Result of one measurement of a floor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// Fetches made.
+    /// Number of fetches.
     pub ops: u64,
-    /// Seconds they took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Fetches a second.
+    /// Fetches per second.
     pub ops_per_s: f64,
     /// Median time of one fetch, or of one batch if several are fetched together, in microseconds; sampled.
     pub rtt_us_p50: f64,
     /// Bytes in one page of the mapping.
     pub page_size: u64,
-    /// Slots looked at to find a key, averaged over all keys.
+    /// Number of slots probed to find a key, averaged over all keys.
     pub mean_probes: f64,
-    /// Slots in use, of all slots.
+    /// Fraction of slots in use.
     pub load_factor: f64,
-    /// Fetches that did not bring the key's own item: anything but 0 is a fault of this program or of the
-    /// host.
+    /// Number of fetches that did not return the key's own item. It is 0, unless this program or the host is faulty.
     pub mismatches: u64,
 }
 
 impl Floor {
-    /// Fetches the drawn keys for about `duration`: one after another if `tasks` is 1, else in batches of
-    /// `tasks`, whose memory accesses overlap.
+    /// Fetches the drawn keys for about `duration`: one after another if `tasks` is 1, else in batches of `tasks` whose
+    /// memory accesses overlap.
     ///
     /// # Errors
     /// `InvalidInput` if `tasks` is not 1 to [`TASKS_MAX`].
@@ -60,13 +59,13 @@ impl Floor {
     }
 }
 
-/// One measurement under way: a place in the drawn keys, and where fetched items go.
+/// State of one measurement: a place in the drawn keys, and buffers for the items.
 struct Fetcher<'floor> {
     table: &'floor Table,
     keys: &'floor [u32],
     next: usize,
     tasks: usize,
-    /// One item a task, as each task would have its own.
+    /// One item for each task.
     fetched: Vec<Vec<u8>>,
     mismatches: u64,
 }
@@ -77,8 +76,8 @@ impl<'floor> Fetcher<'floor> {
         Self { table: &floor.table, keys: &floor.keys, next: 0, tasks, fetched, mismatches: 0 }
     }
 
-    /// Repeats `step`, which fetches `tasks` keys, until `duration` has passed. The first step after each
-    /// look at the clock is timed by itself.
+    /// Repeats `step`, which fetches `tasks` keys, until `duration` has passed. The first step after each reading of
+    /// the clock is timed separately.
     #[inline(always)]
     fn run(&mut self, duration: Duration, step: impl Fn(&mut Self)) -> Measured {
         let steps = FETCHES_PER_LOOK.div_ceil(self.tasks) as u64;
@@ -98,9 +97,8 @@ impl<'floor> Fetcher<'floor> {
         self.measured(looks * steps * self.tasks as u64, looked - started, &latencies)
     }
 
-    /// One fetch: the slot, then the item that it points at. Which key comes next depends on the bytes
-    /// fetched, else the CPU begins the next fetch while this one still waits for memory, and time per fetch
-    /// is no latency.
+    /// Fetches one key: the slot, then its item. The next key depends on the fetched bytes. Otherwise the CPU would
+    /// start the next fetch while this one waits for memory, and the time per fetch would not be a latency.
     #[inline(always)]
     fn fetch_one(&mut self) {
         let number = u64::from(self.keys[self.next]);
@@ -110,7 +108,7 @@ impl<'floor> Fetcher<'floor> {
         self.next = (self.next + 1 + usize::from(wrong)) % DRAWS;
     }
 
-    /// `tasks` fetches whose cache misses overlap: all slots, then all items, then the copies.
+    /// Fetches `tasks` keys with overlapping cache misses: all slots, then all items, then the copies.
     #[inline(always)]
     fn fetch_batch(&mut self) {
         if self.next + self.tasks > self.keys.len() {
@@ -134,8 +132,8 @@ impl<'floor> Fetcher<'floor> {
         }
     }
 
-    /// Hands the item over, so that the copy cannot be left out, and checks it. Returns how the value's last
-    /// byte differs from what it must be: 0, unless something is broken.
+    /// Passes the item to a black box, so that the compiler keeps the copy, and checks it. Returns the difference of
+    /// the value's last byte from its expected value: 0, unless there is a fault.
     #[inline(always)]
     fn deliver(&mut self, task: usize, number: u64, found: bool) -> u8 {
         let value = black_box(&self.fetched[task][VALUE..]);
@@ -161,19 +159,19 @@ impl<'floor> Fetcher<'floor> {
 
 pub(super) fn check_tasks(tasks: usize) -> io::Result<()> {
     if !(1..=TASKS_MAX).contains(&tasks) {
-        let wrong = format!("{tasks} tasks: legal are 1 to {TASKS_MAX}");
+        let wrong = format!("{tasks} tasks: the valid range is 1 to {TASKS_MAX}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
     }
     Ok(())
 }
 
-/// Key numbers to fetch, uniform over the layout's records.
+/// Draws the key numbers to fetch, uniformly over the layout's records.
 pub(super) fn draw_keys(layout: &Layout) -> Vec<u32> {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(!layout.seed);
     (0..DRAWS).map(|_| below(layout.records, &mut random) as u32).collect()
 }
 
-/// The numbers below `count`, at most 2^32, in random order.
+/// Returns the numbers below `count`, at most 2^32, in random order.
 pub(super) fn shuffled(count: u64, random: &mut Xoshiro256PlusPlus) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..count).map(|number| number as u32).collect();
     for last in (1..numbers.len()).rev() {
@@ -182,7 +180,7 @@ pub(super) fn shuffled(count: u64, random: &mut Xoshiro256PlusPlus) -> Vec<u32> 
     numbers
 }
 
-/// A number below `bound`, at most 2^32, all about equally likely (to one part in 2^32).
+/// Draws a number below `bound`, at most 2^32. All are equally likely, to one part in 2^32.
 fn below(bound: u64, random: &mut Xoshiro256PlusPlus) -> u64 {
     ((u128::from(random.next_u64()) * u128::from(bound)) >> 64) as u64
 }
@@ -198,7 +196,7 @@ mod tests {
         Floor::build(layout).unwrap()
     }
 
-    /// The keys in the items that `steps` steps of `tasks` fetches brought, in order.
+    /// Keys in the items that `steps` steps of `tasks` fetches returned, in order.
     fn visited(floor: &Floor, tasks: usize, steps: usize) -> Vec<u64> {
         let mut fetcher = Fetcher::new(floor, tasks);
         let mut visited = Vec::new();
@@ -240,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_measurement_counts_what_it_did() {
+    fn a_measurement_counts_its_fetches() {
         for (tasks, value_size) in [(1, 0), (16, 0), (1, 512), (TASKS_MAX, 512)] {
             let measured = floor(false, value_size).measure(tasks, Duration::from_millis(20)).unwrap();
             assert_eq!(measured.mismatches, 0);
@@ -262,7 +260,7 @@ mod tests {
     fn a_number_of_tasks_out_of_range_is_refused() {
         for tasks in [0, TASKS_MAX + 1] {
             let refusal = floor(true, 8).measure(tasks, Duration::ZERO).unwrap_err();
-            assert_eq!(refusal.to_string(), format!("{tasks} tasks: legal are 1 to 64"));
+            assert_eq!(refusal.to_string(), format!("{tasks} tasks: the valid range is 1 to 64"));
         }
     }
 }

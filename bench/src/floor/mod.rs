@@ -1,12 +1,13 @@
-//! The physical floor of a key-value GET: the same fetch done by hand.
+//! Physical floor of a key-value GET: the same fetch written by hand.
 //!
-//! A hash table of slots that point at items, both in one shared mapping; a GET hashes the key, loads the
-//! slot, compares the key in the item and copies the item out. No chain, no key check, no protocol: what this
-//! costs is what the memory costs, and every fabric on the same host is judged against it.
+//! The floor is a hash table of slots that point to items, in one shared mapping. A GET hashes the key, loads the slot,
+//! compares the key in the item and copies the item out. There is no chain, no check of rights and no protocol. So the
+//! floor costs only the memory accesses, and every fabric on the same host is compared with it.
 //!
-//! Invariant: this room shares no code with what it judges, lest a mistake on both sides cancel out.
-//! Invariant: after `build` nothing is written, so any number of threads may measure at once.
-//! Invariant: an item's address says nothing about its key; neighbours in the table are strangers in memory.
+//! Invariant: this module shares no code with the systems that it measures, so that one mistake cannot hide on both
+//! sides.
+//! Invariant: after `build` no memory is written, so any number of threads may measure concurrently.
+//! Invariant: an item's address does not depend on its key. Neighbours in the table are not neighbours in memory.
 
 mod by_hand;
 mod echo;
@@ -17,7 +18,7 @@ mod table;
 use std::fmt;
 use std::io;
 
-/// For this package's benchmarks, which are outside the walls of `unsafe`.
+/// Exported for this package's benchmarks, which may not use `unsafe`.
 #[doc(hidden)]
 pub use by_hand::ByHand;
 pub use echo::{ANSWER_TIMEOUT, ECHO_VALUE_SIZE_MAX, Echo, EchoClient, Echoed, Medium};
@@ -25,35 +26,34 @@ pub use measure::Measured;
 use measure::draw_keys;
 use table::Table;
 
-/// Most keys fetched together by [`Floor::measure`].
+/// Largest number of keys that [`Floor::measure`] fetches together.
 pub const TASKS_MAX: usize = 64;
 
-/// What a floor holds and how it lies in memory.
+/// Content and memory layout of a floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Items, whose keys are the numbers below it; at least 1, at most 2^32.
+    /// Number of items, 1 to 2^32. Their keys are the numbers below it.
     pub records: u64,
-    /// Bytes of value in each item; at most 16 MiB.
+    /// Bytes of each value, at most 16 MiB.
     pub value_size: u32,
-    /// Gives every key a slot of its own, by a bijection in place of a hash; else keys are hashed and probe
-    /// linearly.
+    /// Whether every key has its own slot, by a bijection. Otherwise keys are hashed, with linear probing.
     pub collision_free: bool,
-    /// Pages that the mapping is made of.
+    /// Page size of the mapping.
     pub huge_pages: HugePages,
-    /// Seeds the hash, the places of the items and the keys drawn.
+    /// Seed of the hash, of the items' places and of the drawn keys.
     pub seed: u64,
 }
 
-/// Whether the mapping lies on 2 MiB pages.
+/// Use of 2 MiB pages for the mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
-    /// The host's small pages, 4 KiB on x86.
+    /// Small pages of the host, 4 KiB on x86.
     #[default]
     No,
-    /// 2 MiB pages if enough are reserved or the kernel makes some, else small ones; [`Measured::page_size`] says
-    /// which.
+    /// 2 MiB pages if enough are reserved or the kernel creates them, else small pages. [`Measured::page_size`] has the
+    /// actual size.
     IfAvailable,
-    /// 2 MiB pages, or an error that says how many to reserve.
+    /// 2 MiB pages, or an error with the number of pages to reserve.
     Required,
 }
 
@@ -67,20 +67,19 @@ impl Floor {
     /// Maps and fills the memory.
     ///
     /// # Errors
-    /// `InvalidInput` for a layout out of range; otherwise what the operating system answered when asked for
-    /// memory.
+    /// `InvalidInput` for a layout out of range; otherwise the operating system's error for the allocation.
     pub fn build(layout: Layout) -> io::Result<Self> {
         Ok(Self { table: Table::build(layout)?, keys: draw_keys(&layout) })
     }
 
-    /// The key numbers that [`Floor::measure`] fetches, in order, over and over: drawn uniformly when the
-    /// floor was built. Whoever is compared with the floor should fetch the same.
+    /// Key numbers that [`Floor::measure`] fetches in a cycle, drawn uniformly when the floor was built. A system that
+    /// is compared with the floor should fetch the same keys.
     pub fn keys(&self) -> &[u32] {
         &self.keys
     }
 
-    /// Copies the item of key number `key` into `out`, which grows as needed, and returns the value in it;
-    /// `None` if there is no such key.
+    /// Copies the item of key number `key` into `out`, which grows as needed. Returns the value; `None` if the key is
+    /// absent.
     pub fn get<'out>(&self, key: u64, out: &'out mut Vec<u8>) -> Option<&'out [u8]> {
         self.table.get(key, out)
     }

@@ -1,7 +1,7 @@
-//! Slots and items as bytes in the mapping, and the fetch that goes from one to the other.
+//! Slots and items in the mapping, and the fetch of an item through its slot.
 //!
-//! Invariant: a slot with a non-zero address points at a whole item inside the mapping.
-//! Invariant: at most a quarter of the slots are in use, so that a probe always ends.
+//! Invariant: a slot with a non-zero address points to a whole item within the mapping.
+//! Invariant: at most a quarter of the slots are in use, so a probe always ends.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use super::Layout;
 use super::mapping::Mapping;
 use super::measure::shuffled;
 
-/// A key's bytes: its number, big-endian.
+/// Bytes of a key: its number, big-endian.
 pub(super) type Key = [u8; KEY_SIZE];
 
 const SLOTS_PER_RECORD: u64 = 4;
@@ -33,7 +33,7 @@ const KEY_SIZE: usize = 8;
 /// Offset of the value in its item.
 pub(super) const VALUE: usize = HEADER_SIZE + KEY_SIZE;
 
-/// Generation of an item that was written once, and the tag of its slot.
+/// Generation of an item that was written once, and tag of its slot.
 const FIRST_GENERATION: u32 = 1;
 
 const CACHE_LINE: usize = 64;
@@ -41,14 +41,14 @@ const SIZE_CLASS_MIN: usize = 64;
 
 const _: () = assert!(SLOT_SIZE.is_power_of_two() && TAG + size_of::<u32>() == SLOT_SIZE);
 
-/// A slot's contents.
+/// Content of a slot.
 #[derive(Clone, Copy)]
 struct Slot {
     address: u64,
     bound: u32,
 }
 
-/// The mapping, filled: first the slots, then the items.
+/// The filled mapping: first the slots, then the items.
 pub(super) struct Table {
     memory: Mapping,
     layout: Layout,
@@ -87,12 +87,12 @@ impl Table {
         self.memory.page_size()
     }
 
-    /// Slots looked at per GET, averaged over all keys.
+    /// Number of slots that a GET probes, averaged over all keys.
     pub(super) fn mean_probes(&self) -> f64 {
         self.mean_probes
     }
 
-    /// Slots in use, of all slots.
+    /// Fraction of slots in use.
     pub(super) fn load_factor(&self) -> f64 {
         self.layout.records as f64 / self.slot_count as f64
     }
@@ -107,13 +107,13 @@ impl Table {
         self.fetch(&key, self.home(&key), out).then(|| &out[VALUE..])
     }
 
-    /// The slot where the search for `key` begins.
+    /// Index of the first slot of `key`.
     #[inline(always)]
     pub(super) fn home(&self, key: &Key) -> usize {
         self.hash.of(key) as usize & (self.slot_count - 1)
     }
 
-    /// Copies the item of `key` into `out`, looking from slot `index` on; false if there is none.
+    /// Copies the item of `key` into `out`, probing from slot `index` on. Returns false if the key is absent.
     #[inline(always)]
     pub(super) fn fetch(&self, key: &Key, mut index: usize, out: &mut [u8]) -> bool {
         loop {
@@ -130,13 +130,13 @@ impl Table {
         }
     }
 
-    /// Starts to bring slot `index` into the cache.
+    /// Prefetches slot `index`.
     #[inline(always)]
     pub(super) fn prefetch_slot(&self, index: usize) {
         prefetch(self.memory.bytes().as_ptr().wrapping_add(index * SLOT_SIZE));
     }
 
-    /// Starts to bring every cache line of the item that slot `index` points at into the cache.
+    /// Prefetches every cache line of the item in slot `index`.
     #[inline(always)]
     pub(super) fn prefetch_item(&self, index: usize) {
         let slot = self.slot(index);
@@ -150,7 +150,7 @@ impl Table {
     #[inline(always)]
     fn slot(&self, index: usize) -> Slot {
         debug_assert!(index < self.slot_count);
-        // SAFETY: callers mask `index` by `slot_count - 1`, and `build` put `slot_count` slots at the front.
+        // SAFETY: callers mask `index` with `slot_count - 1`, and `build` put `slot_count` slots at the front.
         let bytes = unsafe { self.memory.bytes().get_unchecked(index * SLOT_SIZE..(index + 1) * SLOT_SIZE) };
         let word = u128::from_ne_bytes(bytes.try_into().expect("a slot is 16 bytes"));
         Slot { address: word as u64, bound: (word >> (8 * BOUND)) as u32 }
@@ -159,8 +159,8 @@ impl Table {
     #[inline(always)]
     fn item(&self, slot: Slot) -> &[u8] {
         let at = slot.address as usize;
-        // SAFETY: slots are written by `insert` alone, with the place and size of an item that `build` put
-        // inside the mapping; an empty slot (0, 0) is an empty range.
+        // SAFETY: only `insert` writes slots, with the address and size of an item that `build` put into the mapping.
+        // An empty slot (0, 0) is an empty range.
         unsafe { self.memory.bytes().get_unchecked(at..at + slot.bound as usize) }
     }
 
@@ -174,7 +174,7 @@ impl Table {
         fill(number, &mut item[VALUE..]);
     }
 
-    /// Puts `slot` into the first empty place for `key`; returns how many slots were looked at.
+    /// Puts `slot` into the first empty slot on the path of `key`. Returns the number of slots probed.
     fn insert(&mut self, key: Key, slot: Slot) -> u64 {
         let mut index = self.home(&key);
         let mut probes = 1;
@@ -190,13 +190,13 @@ impl Table {
     }
 }
 
-/// The key of a number.
+/// Key of a number.
 #[inline(always)]
 pub(super) fn key(number: u64) -> Key {
     number.to_be_bytes()
 }
 
-/// The value of key `number`, as `build` wrote it.
+/// Value of key `number`, as `build` wrote it.
 #[cfg(test)]
 pub(super) fn value(number: u64, size: usize) -> Vec<u8> {
     let mut value = vec![0; size];
@@ -204,7 +204,7 @@ pub(super) fn value(number: u64, size: usize) -> Vec<u8> {
     value
 }
 
-/// Byte `index` of the value of key `number`: it tells its key and its place.
+/// Byte `index` of the value of key `number`. It depends on the key and on the index.
 #[inline(always)]
 pub(super) fn value_byte(number: u64, index: usize) -> u8 {
     (number as u8).wrapping_add(index as u8)
@@ -223,11 +223,11 @@ fn holds(item: &[u8], key: &Key) -> bool {
     })
 }
 
-/// From key to slot: one of the table's two layouts.
+/// Function from keys to slots: one for each of the two layouts.
 enum Hash {
-    /// Any key anywhere: rapidhash v3.
+    /// rapidhash v3, for any key.
     Spread(RapidSecrets),
-    /// A slot of its own to each of the first 2^bits key numbers.
+    /// A separate slot for each of the first 2^bits key numbers.
     Bijection(Bijection),
 }
 
@@ -248,7 +248,7 @@ impl Hash {
     }
 }
 
-/// A permutation of the numbers below a power of two: each of its steps can be undone.
+/// A permutation of the numbers below a power of two. Each of its steps is invertible.
 struct Bijection {
     mask: u64,
     shift: u32,
@@ -272,20 +272,20 @@ impl Bijection {
     }
 }
 
-/// The number of slots for `layout`, if it is in range.
+/// Checks that `layout` is in range, and returns its number of slots.
 pub(super) fn check(layout: &Layout) -> io::Result<usize> {
     if !(1..=RECORDS_MAX).contains(&layout.records) {
-        let wrong = format!("{} records: legal are 1 to {RECORDS_MAX}", layout.records);
+        let wrong = format!("{} records: the valid range is 1 to {RECORDS_MAX}", layout.records);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
     }
     if layout.value_size > VALUE_SIZE_MAX {
-        let wrong = format!("values of {} bytes: legal are 0 to {VALUE_SIZE_MAX}", layout.value_size);
+        let wrong = format!("values of {} bytes: the valid range is 0 to {VALUE_SIZE_MAX}", layout.value_size);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
     }
     Ok((layout.records * SLOTS_PER_RECORD).next_power_of_two() as usize)
 }
 
-/// The smallest buffer for `size` bytes: classes are (4 + m) << k for m below 4, from 64 on.
+/// Size of the smallest buffer for `size` bytes. Classes are (4 + m) << k for m below 4, from 64 on.
 fn size_class(size: usize) -> usize {
     let size = size.max(SIZE_CLASS_MIN);
     size.next_multiple_of(1 << (size.ilog2() - 2))
@@ -294,7 +294,7 @@ fn size_class(size: usize) -> usize {
 #[inline(always)]
 fn prefetch(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch has no effect but on the cache, whatever the address.
+    // SAFETY: a prefetch affects only the cache, whatever the address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(line.cast());
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bijection_hits_every_slot_once() {
+    fn the_bijection_yields_every_slot_once() {
         for bits in [2, 3, 8, 13] {
             let size = 1 << bits;
             let bijection = Bijection::new(size, 0xDEAD_BEEF);
@@ -343,12 +343,12 @@ mod tests {
         let free = Table::build(layout).unwrap();
         assert_eq!((free.mean_probes(), free.load_factor()), (1.0, 0.25));
         let hashed = Table::build(Layout { collision_free: false, ..layout }).unwrap();
-        // Linear probing at load a looks at (1 + 1 / (1 - a)) / 2 slots to find a key: 1.17 at a quarter.
+        // Linear probing at load a probes (1 + 1 / (1 - a)) / 2 slots to find a key: 1.17 at a quarter.
         assert!((1.12..1.22).contains(&hashed.mean_probes()), "{}", hashed.mean_probes());
     }
 
     #[test]
-    fn one_record_of_one_byte_is_a_legal_floor() {
+    fn one_record_of_one_byte_is_a_valid_floor() {
         let layout =
             Layout { records: 1, value_size: 1, collision_free: false, huge_pages: HugePages::No, seed: 0 };
         let table = Table::build(layout).unwrap();

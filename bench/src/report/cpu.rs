@@ -1,4 +1,4 @@
-//! CPU time used by processes: this one's, and any other's by its id.
+//! CPU time of this process, and of another process by its id.
 
 use std::fs;
 use std::io;
@@ -7,29 +7,29 @@ use std::time::Duration;
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time that all threads of this process have used, in user and kernel, to the nanosecond.
+/// CPU time of all threads of this process, in user and kernel mode, with a resolution of 1 ns.
 ///
 /// # Errors
-/// None on Linux; the signature is that of its sibling.
+/// Never on Linux. The signature matches [`cpu_time_of`].
 pub fn own_cpu_time() -> io::Result<Duration> {
     let used = clock_gettime(ClockId::ProcessCPUTime);
-    used.try_into().map_err(|_| io::Error::other("the kernel says that this process used negative time"))
+    used.try_into().map_err(|_| io::Error::other("the kernel reports negative CPU time for this process"))
 }
 
-/// CPU time that all threads of process `pid` have used, in user and kernel, to a tick (10 ms).
+/// CPU time of all threads of process `pid`, in user and kernel mode, with a resolution of one tick (10 ms).
 ///
 /// # Errors
-/// `NotFound` if there is no such process; otherwise what reading its `/proc/PID/stat` answered.
+/// `NotFound` if the process does not exist; otherwise the error of reading `/proc/PID/stat`.
 pub fn cpu_time_of(pid: u32) -> io::Result<Duration> {
     let path = format!("/proc/{pid}/stat");
     let ticks = ticks_used(&fs::read_to_string(&path)?).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("{path} is not as proc(5) has it"))
+        io::Error::new(io::ErrorKind::InvalidData, format!("{path} does not have the format of proc(5)"))
     })?;
     Ok(Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64))
 }
 
-/// `utime` and `stime`, the 14th and 15th field. The second is the program's name in parentheses, and may
-/// contain blanks and parentheses itself.
+/// Sum of `utime` and `stime`, the 14th and 15th field. The second field is the program's name in parentheses. It may
+/// contain blanks and parentheses.
 fn ticks_used(stat: &str) -> Option<u64> {
     let (_, from_third) = stat.rsplit_once(')')?;
     let mut fields = from_third.split_ascii_whitespace().skip(11);
@@ -50,19 +50,19 @@ mod tests {
         while own_cpu_time().unwrap() - own < Duration::from_millis(60) {
             black_box((0..10_000u64).fold(0, |sum, n| sum ^ n.wrapping_mul(sum | 1)));
         }
-        // Ticks are 10 ms at most; other tests' threads may add to both.
+        // A tick is at most 10 ms. The threads of other tests may add to both times.
         let grown = cpu_time_of(std::process::id()).unwrap() - by_pid;
         assert!(grown >= Duration::from_millis(30), "{grown:?}");
     }
 
     #[test]
-    fn the_name_of_a_program_may_hold_anything() {
+    fn a_programs_name_may_contain_any_character() {
         let stat = "42 (a) 7 (b c) R 1 2 3 4 5 6 7 8 9 10 700 30 0 0 20";
         assert_eq!(ticks_used(stat), Some(730));
     }
 
     #[test]
-    fn what_is_no_stat_is_no_time() {
+    fn invalid_stat_text_yields_no_time() {
         for stat in [
             "",
             "42 (x",

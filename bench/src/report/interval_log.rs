@@ -1,7 +1,7 @@
-//! Interval logs of latencies, in HdrHistogram's format 2, which its own tools read and draw.
+//! Interval logs of latencies, in HdrHistogram's format 2, which its own tools can read and plot.
 //!
-//! A line holds the latencies of one kind of operation, in nanoseconds, that ended in one interval; its tag is the
-//! operation. The maximum beside it is in milliseconds, as that format has it.
+//! A line holds the latencies, in nanoseconds, of the operations of one kind that ended in one interval. The tag is the
+//! kind. As the format requires, the maximum in the line is in milliseconds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,23 +14,23 @@ use hdrhistogram::serialization::interval_log::{
 
 use crate::driver::{ByKind, Interval, Kinds};
 
-/// Intervals of several threads on their way into a log, which has them in order.
+/// Merges the intervals of several threads, and writes them to a log in order.
 pub struct IntervalLog<'a, W: io::Write> {
     writer: IntervalLogWriter<'a, 'a, W, V2DeflateSerializer>,
     every: Duration,
     kinds: Kinds,
-    /// Which some thread may yet have a part of.
+    /// Intervals to which a thread may still contribute.
     open: BTreeMap<u32, ByKind>,
 }
 
-/// Threads are so many intervals apart at most; what comes later has a line of its own.
+/// Largest distance between two threads, in intervals. A later contribution gets its own line.
 const APART_MAX: u32 = 2;
 
 impl<'a, W: io::Write> IntervalLog<'a, W> {
-    /// Begins a log of these kinds of operations; `serializer` is room to work in.
+    /// Starts a log of these kinds of operations. `serializer` is working space.
     ///
     /// # Errors
-    /// What the writer says.
+    /// Error of the writer.
     pub fn begin(
         writer: &'a mut W,
         serializer: &'a mut V2DeflateSerializer,
@@ -50,10 +50,10 @@ impl<'a, W: io::Write> IntervalLog<'a, W> {
         Ok(IntervalLog { writer, every, kinds, open: BTreeMap::new() })
     }
 
-    /// Adds what a thread saw.
+    /// Adds a thread's interval.
     ///
     /// # Errors
-    /// What the writer says.
+    /// Error of the writer.
     pub fn add(&mut self, interval: Interval) -> io::Result<()> {
         self.open.entry(interval.number).or_default().merge(&interval.latencies);
         while let Some(first) = self.open.first_entry() {
@@ -66,10 +66,10 @@ impl<'a, W: io::Write> IntervalLog<'a, W> {
         Ok(())
     }
 
-    /// Writes what is left.
+    /// Writes the remaining intervals.
     ///
     /// # Errors
-    /// What the writer says.
+    /// Error of the writer.
     pub fn end(mut self) -> io::Result<()> {
         let open = std::mem::take(&mut self.open);
         open.into_iter().try_for_each(|(number, latencies)| self.write(number, &latencies))
@@ -104,7 +104,7 @@ mod tests {
     use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
     #[test]
-    fn a_log_reads_back_interval_by_interval_whichever_thread_was_first() {
+    fn a_log_reads_back_in_order_whatever_the_order_of_threads() {
         let interval = |number, us| {
             let mut latencies = ByKind::default();
             latencies.record(0, Duration::from_micros(us));
@@ -125,11 +125,11 @@ mod tests {
         }
         log.end().expect("memory");
         let mut found = Vec::new();
-        for entry in IntervalLogIterator::new(&text).map(|entry| entry.expect("it is well-formed")) {
+        for entry in IntervalLogIterator::new(&text).map(|entry| entry.expect("well-formed")) {
             let LogEntry::Interval(line) = entry else { continue };
             let bytes = base64(line.encoded_histogram());
             let histogram: Histogram<u64> = Deserializer::new().deserialize(&mut &bytes[..]).expect("whole");
-            let tag = line.tag().expect("each has one").as_str().to_owned();
+            let tag = line.tag().expect("a tag").as_str().to_owned();
             found.push((line.start_timestamp().as_millis(), tag, histogram.len(), line.max()));
         }
         let told: Vec<_> = found.iter().map(|(at, tag, count, _)| (*at, &**tag, *count)).collect();
@@ -138,7 +138,7 @@ mod tests {
         assert!((found[0].3 - 0.03).abs() < 0.001, "30 us are 0.03 ms: {}", found[0].3);
     }
 
-    /// As RFC 4648 has it.
+    /// Decodes base64 (RFC 4648).
     fn base64(text: &str) -> Vec<u8> {
         let six = |byte: u8| match byte {
             b'A'..=b'Z' => byte - b'A',

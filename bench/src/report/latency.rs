@@ -1,74 +1,74 @@
-//! Latencies of many operations: nanoseconds in, microseconds out.
+//! Histogram of latencies: takes nanoseconds, returns microseconds.
 //!
-//! Invariant: a percentile is within 0.1 % of the latency it stands for.
+//! Invariant: a percentile is within 0.1 % of the exact latency.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Longest latency told apart, in nanoseconds; longer ones count as this.
+/// Longest latency that is recorded, in nanoseconds. Longer ones count as this.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// A histogram of latencies; one a thread, merged at the end.
+/// A histogram of latencies. Each thread has one; they are merged at the end.
 #[derive(Clone, Debug)]
 pub struct Latencies(Histogram<u64>);
 
 impl Latencies {
-    /// None yet.
+    /// Creates an empty histogram.
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, LATENCY_NS_MAX, SIGNIFICANT_DIGITS);
-        Self(histogram.expect("the bounds are constants, and legal"))
+        Self(histogram.expect("valid constant bounds"))
     }
 
-    /// Adds one; takes no memory.
+    /// Adds a latency. Allocates no memory.
     #[inline]
     pub fn record(&mut self, latency: Duration) {
         self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Adds one, in nanoseconds; takes no memory.
+    /// Adds a latency in nanoseconds. Allocates no memory.
     #[inline]
     pub fn record_ns(&mut self, latency_ns: u64) {
         self.0.saturating_record(latency_ns);
     }
 
-    /// Adds all of `other`'s.
+    /// Adds all latencies of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("all histograms here have the same bounds");
     }
 
-    /// How many were added.
+    /// Number of latencies.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// Forgets all.
+    /// Removes all latencies.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// The average in microseconds; 0 if there are none.
+    /// Average in microseconds; 0 if the histogram is empty.
     pub fn mean_us(&self) -> f64 {
         self.0.mean() / 1000.0
     }
 
-    /// The shortest in microseconds; 0 if there are none.
+    /// Shortest latency in microseconds; 0 if the histogram is empty.
     pub fn min_us(&self) -> f64 {
         if self.count() == 0 { 0.0 } else { self.0.min() as f64 / 1000.0 }
     }
 
-    /// The longest in microseconds; 0 if there are none.
+    /// Longest latency in microseconds; 0 if the histogram is empty.
     pub fn max_us(&self) -> f64 {
         self.0.max() as f64 / 1000.0
     }
 
-    /// In nanoseconds, for those who write histograms down.
+    /// Histogram in nanoseconds, for the interval log.
     pub(super) fn histogram(&self) -> &Histogram<u64> {
         &self.0
     }
 
-    /// The latency in microseconds that `percent` (0 to 100) of all do not exceed; 0 if there are none.
+    /// Percentile `percent` (0 to 100) in microseconds; 0 if the histogram is empty.
     pub fn percentile_us(&self, percent: f64) -> f64 {
         self.0.value_at_percentile(percent.clamp(0.0, 100.0)) as f64 / 1000.0
     }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_come_out_in_microseconds() {
+    fn percentiles_are_in_microseconds() {
         let mut latencies = Latencies::new();
         for us in 1..=1000 {
             latencies.record(Duration::from_micros(us));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_as_if_one_had_recorded_all() {
+    fn a_merged_histogram_equals_one_that_recorded_all() {
         let (mut one, mut two, mut both) = (Latencies::new(), Latencies::new(), Latencies::new());
         for ns in 1..5000 {
             if ns % 3 == 0 {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_too_much_are_numbers_too() {
+    fn empty_and_saturated_histograms_return_numbers() {
         let mut latencies = Latencies::new();
         assert_eq!(latencies.percentile_us(99.0), 0.0);
         latencies.record_ns(0);

@@ -1,7 +1,7 @@
-//! What a measurement says: one line of JSON for scripts, a table for people.
+//! Reports of measurements: one line of JSON for scripts, a table for people.
 //!
-//! Invariant: the names of JSON fields are relied upon by scripts; units are in the names, base units
-//! otherwise.
+//! Invariant: scripts rely on the names of JSON fields, so the names never change. A name includes the unit, unless it
+//! is a base unit.
 
 mod cpu;
 mod interval_log;
@@ -27,75 +27,75 @@ use crate::floor::{Echoed, Measured};
 /// The result of `farside bench ycsb`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct YcsbReport {
-    /// What was asked, such as `prism-kv`.
+    /// Kind of the system, such as `prism-kv`.
     pub system: String,
-    /// What carried the requests, such as `shm`.
+    /// Fabric that carried the requests, such as `shm`.
     pub fabric: String,
     /// Name or path of the workload.
     pub workload: String,
     /// Name of the effective request distribution.
     pub distribution: String,
-    /// Records that were there at first.
+    /// Number of records at the start.
     pub records: u64,
     /// Bytes of a value.
     pub value_size: u64,
-    /// Client threads.
+    /// Number of client threads.
     pub threads: u64,
-    /// Tasks of each, with one operation under way each.
+    /// Number of tasks of each thread. Each task has one operation in flight.
     pub tasks: u64,
-    /// Operations a second that were due, by a schedule; null for a closed loop.
+    /// Scheduled operations per second; null for a closed loop.
     pub target_ops_per_s: Option<f64>,
-    /// Whether every value had to prove itself, and every key to be one register.
+    /// Whether values were verified, and every key was checked to behave as one register.
     pub verified: bool,
-    /// How the records came there; null if they were there before.
+    /// Report of the load phase; null if the records existed before.
     pub load: Option<LoadReport>,
-    /// Seconds that were measured, of all repeats.
+    /// Measured seconds, of all repeats.
     pub seconds: f64,
-    /// Slots in use, of all slots; null if the system has no table.
+    /// Fraction of slots in use; null if the system has no table.
     pub load_factor: Option<f64>,
-    /// Slots looked at per read, on average; null if the system does not probe.
+    /// Average number of slots probed by a read; null if the system does not probe.
     pub mean_probes: Option<f64>,
-    /// Bytes in a page of the memory that was read; null if that is not known here.
+    /// Bytes in a page of the memory that was read; null if unknown.
     pub page_size: Option<u64>,
-    /// Operations a second, by all clients: the median of all repeats.
+    /// Operations per second of all clients: the median of all repeats.
     pub ops_per_s: f64,
-    /// The same of each repeat.
+    /// Operations per second of each repeat.
     pub repeats_ops_per_s: Vec<f64>,
-    /// Latency of an operation, in microseconds, of all repeats: since it was due, if there was a schedule.
+    /// Latency of an operation in microseconds, of all repeats. With a schedule, it starts when the operation was due.
     pub latency_us: LatencyUs,
-    /// Each kind of operation, by its name.
+    /// Report of each kind of operation, by name.
     pub operations: BTreeMap<String, OperationReport>,
-    /// What an operation asks of the fabric, on average.
+    /// Average cost of an operation on the fabric.
     pub per_op: PerOp,
     /// CPU time, in seconds for a million operations.
     pub cpu_s_per_mop: CpuSeconds,
-    /// Operations that failed.
+    /// Number of failed operations.
     pub errors: u64,
-    /// Reads that brought what nobody may ever read.
+    /// Number of reads with a wrong result.
     pub violations: u64,
 }
 
-/// How the records came into a store.
+/// Report of the load phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// So many.
+    /// Number of records loaded.
     pub records: u64,
-    /// In so many seconds.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Records a second.
+    /// Records per second.
     pub ops_per_s: f64,
-    /// Of one put.
+    /// Latency of a put.
     pub latency_us: LatencyUs,
 }
 
-/// What came of one kind of operation.
+/// Report of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OperationReport {
-    /// So many were done.
+    /// Number of operations done.
     pub count: u64,
-    /// How long they took: since they were due, if there was a schedule.
+    /// Latency. With a schedule, it starts when the operation was due.
     pub latency_us: LatencyUs,
-    /// How long they took since they were begun; only where there was a schedule.
+    /// Service time from start to end; only with a schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_us: Option<LatencyUs>,
 }
@@ -103,19 +103,19 @@ pub struct OperationReport {
 /// Latency, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyUs {
-    /// The average.
+    /// Average.
     pub mean: f64,
-    /// The shortest.
+    /// Shortest latency.
     pub min: f64,
-    /// Half are faster.
+    /// Median.
     pub p50: f64,
-    /// 1 in 20 is slower.
+    /// 95th percentile.
     pub p95: f64,
-    /// 1 in 100 is slower.
+    /// 99th percentile.
     pub p99: f64,
-    /// 1 in 1000 is slower.
+    /// 99.9th percentile.
     pub p999: f64,
-    /// The longest.
+    /// Longest latency.
     pub max: f64,
 }
 
@@ -130,7 +130,7 @@ impl From<&Latencies> for LatencyUs {
 /// Averages over operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerOp {
-    /// The longest sequence of requests of which each needs the reply to the one before.
+    /// Length of the longest sequence of requests in which each depends on the reply to the one before.
     pub round_trips: f64,
     /// Chains sent.
     pub requests: f64,
@@ -138,48 +138,48 @@ pub struct PerOp {
     pub bytes_out: f64,
     /// Bytes of replies.
     pub bytes_in: f64,
-    /// CAS and FETCH-ADD asked for.
+    /// CAS and FETCH-ADD ops sent.
     pub atomics: f64,
 }
 
-/// CPU time of either side, in seconds for a million operations.
+/// CPU time of client and node, in seconds for a million operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuSeconds {
-    /// The process that asked.
+    /// CPU time of the client's process.
     pub client: f64,
-    /// The memory node's process; null if there is no other process, or it cannot be seen.
+    /// CPU time of the memory node's process; null if there is no other process, or it is not visible.
     pub node: Option<f64>,
 }
 
 /// The result of `farside bench floor`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FloorReport {
-    /// The fabric whose floor this is.
+    /// Fabric of this floor.
     pub fabric: String,
-    /// Fetches under way at once.
+    /// Number of fetches in flight.
     pub tasks: u64,
     /// Bytes in a page of the memory that was read.
     pub page_size: u64,
-    /// Median time of one fetch, or of one batch if several are under way at once, in microseconds.
+    /// Median time of one fetch, or of one batch if several are in flight, in microseconds.
     pub rtt_us_p50: f64,
-    /// Fetches a second; pauses between them are left out.
+    /// Fetches per second, without the pauses between them.
     pub ops_per_s: f64,
-    /// CPU time of either side, the server's to 10 ms in all; left out where one process does it all.
+    /// CPU time of client and server, the server's with a resolution of 10 ms in total. Absent if there is one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_s_per_mop: Option<EchoCpuSeconds>,
 }
 
-/// CPU time of either side of an echo, in seconds for a million operations.
+/// CPU time of the two processes of an echo, in seconds for a million operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EchoCpuSeconds {
-    /// The process that asked.
+    /// CPU time of the client's process.
     pub client: f64,
-    /// The process that answered.
+    /// CPU time of the server's process.
     pub server: f64,
 }
 
 impl FloorReport {
-    /// What `measured` says of the floor of `fabric`, with `tasks` fetches under way.
+    /// Creates the report of the floor of `fabric` with `tasks` fetches in flight.
     pub fn new(fabric: impl Into<String>, tasks: usize, measured: &Measured) -> Self {
         Self {
             fabric: fabric.into(),
@@ -191,7 +191,7 @@ impl FloorReport {
         }
     }
 
-    /// What `echoed` says of the floor of `fabric`, with `tasks` requests under way.
+    /// Creates the report of the floor of `fabric` with `tasks` requests in flight to an echo server.
     pub fn of_echo(
         fabric: impl Into<String>,
         tasks: usize,
@@ -210,7 +210,7 @@ impl FloorReport {
     }
 }
 
-/// The reports as a table, one a row.
+/// Table of reports, one a row.
 pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
     let mut table = Table::new([
         "system",
@@ -261,7 +261,7 @@ pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
     table
 }
 
-/// The kinds of operations of a report as a table, one a row.
+/// Table of a report's kinds of operations, one a row.
 pub fn operations_table(report: &YcsbReport) -> Table {
     let mut table = Table::new(["operation", "count", "mean us", "p50", "p95", "p99", "p99.9", "max"]);
     let mut row = |name: &str, count: u64, latency: &LatencyUs| {
@@ -278,7 +278,7 @@ pub fn operations_table(report: &YcsbReport) -> Table {
     table
 }
 
-/// The reports as a table, one a row.
+/// Table of reports, one a row.
 pub fn floor_table(reports: &[FloorReport]) -> Table {
     let has_sides = reports.iter().any(|report| report.cpu_s_per_mop.is_some());
     let sides = ["client s/Mop", "server s/Mop"];
@@ -300,7 +300,7 @@ pub fn floor_table(reports: &[FloorReport]) -> Table {
     table
 }
 
-/// A rate that a reader takes in at a glance: `7.13 M`, `630 k`, `42`.
+/// Short form of a rate: `7.13 M`, `630 k`, `42`.
 fn rate(per_second: f64) -> String {
     match per_second {
         r if r >= 999_500.0 => format!("{:.2} M", r / 1e6),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_ycsbs() {
+    fn the_text_has_ycsbs_format() {
         let mut report = ycsb();
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         let read = [
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_short() {
+    fn rates_print_in_short_form() {
         let rates = [0.0, 42.4, 999.4, 999.6, 630_000.0, 999_600.0, 7_134_000.0].map(rate);
         assert_eq!(rates, ["0", "42", "999", "1 k", "630 k", "1.00 M", "7.13 M"]);
     }

@@ -1,20 +1,20 @@
-//! The middle of what was measured several times, and how far apart it was.
+//! Median and range of repeated measurements.
 
 use serde::{Deserialize, Serialize};
 
-/// The middle of some numbers, and how far they spread.
+/// Median and range of several numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Half are smaller.
+    /// Median.
     pub median: f64,
-    /// The smallest.
+    /// Smallest number.
     pub min: f64,
-    /// The largest.
+    /// Largest number.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of `numbers`, of which none is no number; nothing if there are none.
+    /// Returns the spread of `numbers`, none of which is NaN; `None` if `numbers` is empty.
     pub fn of(numbers: &[f64]) -> Option<Spread> {
         let mut sorted = numbers.to_vec();
         sorted.sort_by(f64::total_cmp);

@@ -1,15 +1,15 @@
-//! Tables for people: columns as wide as what stands in them.
+//! Text tables with aligned columns.
 
 use std::fmt;
 
-/// A heading and rows below it; cells may be missing at the end of a row.
+/// A heading and rows below it. Cells at the end of a row may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with the heading `columns` and no rows yet.
+    /// Creates a table with the heading `columns` and no rows.
     pub fn new<C: Into<String>>(columns: impl IntoIterator<Item = C>) -> Self {
         let mut table = Self::default();
         table.push(columns);
@@ -28,7 +28,7 @@ impl Table {
     }
 }
 
-/// One line a row, numbers to the right and all else to the left, two blanks between columns.
+/// Prints one line a row, with numbers right-aligned, other cells left-aligned, and two blanks between columns.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let widths = self.widths();

@@ -1,16 +1,16 @@
-//! A measurement as YCSB itself prints it, for the scripts that read that.
+//! Reports in YCSB's own text format, for scripts that read it.
 
 use std::fmt::Write;
 
 use super::{LatencyUs, LoadReport, YcsbReport};
 
-/// The lines of YCSB's `TextMeasurementsExporter`.
+/// Returns the lines of YCSB's `TextMeasurementsExporter`.
 pub fn ycsb_text(report: &YcsbReport) -> String {
     let mut text = report.load.as_ref().map_or_else(String::new, load_text);
     overall(&mut text, report.seconds, report.ops_per_s);
     for (name, done) in &report.operations {
         let name = name.to_uppercase();
-        // By a schedule YCSB tells both what an operation took, and what it took since it was due.
+        // With a schedule, YCSB reports the service time, and the latency since the operation was due.
         if let Some(service) = &done.service_us {
             operation(&mut text, &name, done.count, service);
             operation(&mut text, &format!("Intended-{name}"), done.count, &done.latency_us);
@@ -25,7 +25,7 @@ pub fn ycsb_text(report: &YcsbReport) -> String {
     text
 }
 
-/// The same of a load phase.
+/// Returns the lines of a load phase.
 pub fn load_text(load: &LoadReport) -> String {
     let mut text = String::new();
     overall(&mut text, load.seconds, load.ops_per_s);
@@ -53,5 +53,5 @@ fn operation(text: &mut String, name: &str, count: u64, latency: &LatencyUs) {
 }
 
 fn line(text: &mut String, of: &str, what: &str, value: impl std::fmt::Display) {
-    writeln!(text, "[{of}], {what}, {value}").expect("a string takes everything");
+    writeln!(text, "[{of}], {what}, {value}").expect("a string grows");
 }

@@ -115,8 +115,8 @@ pub struct ScrambledZipfian {
 }
 
 impl ScrambledZipfian {
-    /// YCSB's `ITEM_COUNT`. `ZETAN` is its zeta. Some later copies of YCSB have 10^16 items with the same zeta, so their
-    /// skew is not that of theta 0.99.
+    /// YCSB's `ITEM_COUNT`. `ZETAN` is its zeta. Some later copies of YCSB have 10^16 items with the same zeta, so
+    /// their skew is not that of theta 0.99.
     const ITEM_COUNT: u64 = 10_000_000_000;
     const ZETAN: f64 = 26.46902820178302;
 

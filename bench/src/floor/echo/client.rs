@@ -1,7 +1,7 @@
-//! The client: keeps so many requests under way, checks every reply, and tells how long it took.
+//! The client: keeps a fixed number of requests in flight, checks every reply, and measures the time.
 //!
-//! Invariant: whatever has been answered is asked anew in a message of as many requests, so that there are always as
-//! many messages under way.
+//! Invariant: each message of replies is followed by a message with the same number of requests, so the number of
+//! messages in flight is constant.
 
 use std::hint::black_box;
 use std::io;
@@ -14,25 +14,25 @@ use crate::floor::measure::{DRAWS, FETCHES_PER_LOOK};
 use crate::floor::table::{Key, VALUE, key, value_byte};
 use crate::report::Latencies;
 
-/// The client's end of a channel.
+/// Client's end of a channel.
 pub(super) trait Asked {
-    /// Looks so often for a message before it lets others run.
+    /// Number of polls before the client yields the CPU.
     const LOOKS_PER_YIELD: u32;
 
-    /// Sends requests for the keys `numbers` in one message; their ids count up from `first`.
+    /// Sends requests for the keys `numbers` in one message. Their ids count up from `first`.
     fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()>;
 
-    /// Takes the replies that are there, the first of which is to be `next`; returns how many.
+    /// Takes the replies that have arrived, of which the first should have id `next`. Returns their number.
     fn take(&mut self, next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize>;
 }
 
-/// What can be measured, whatever the medium.
+/// A client of any medium.
 pub(super) trait Measures {
     fn measure(&mut self, duration: Duration) -> io::Result<Echoed>;
     fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed>;
 }
 
-/// A channel, and what was asked through it.
+/// A channel, with the state of its requests.
 pub(super) struct Asker<A> {
     near: A,
     book: Book,
@@ -40,10 +40,10 @@ pub(super) struct Asker<A> {
     tasks_per_message: usize,
 }
 
-/// What is under way, and what is to be asked next.
+/// Requests in flight, and the next keys to request.
 struct Book {
     keys: Vec<u32>,
-    /// Place in `keys`.
+    /// Index of the next key in `keys`.
     next: usize,
     /// Key numbers by the id of their request, modulo [`TASKS_MAX`].
     numbers: [u64; TASKS_MAX],
@@ -63,7 +63,7 @@ impl<A> Asker<A> {
 }
 
 impl<A: Asked> Measures for Asker<A> {
-    /// One message after each look at the clock is timed, from before it is sent to its last reply.
+    /// Times one message after each reading of the clock, from before it is sent to its last reply.
     fn measure(&mut self, duration: Duration) -> io::Result<Echoed> {
         let mut latencies = Latencies::new();
         let (began, mismatches) = (self.book.awaited, self.book.mismatches);
@@ -112,7 +112,7 @@ impl<A: Asked> Measures for Asker<A> {
 }
 
 impl<A: Asked> Asker<A> {
-    /// Every task asks once.
+    /// Sends one request for every task.
     fn ask_all(&mut self) -> io::Result<()> {
         let mut left = self.tasks;
         while left > 0 {
@@ -137,7 +137,7 @@ impl<A: Asked> Asker<A> {
         self.near.ask(first, &numbers[..count])
     }
 
-    /// Waits for a message, checks its replies, and returns how many they are.
+    /// Waits for a message, checks its replies, and returns their number.
     #[inline(always)]
     fn take(&mut self) -> io::Result<usize> {
         let mut patience = Patience::new(A::LOOKS_PER_YIELD, Some(ANSWER_TIMEOUT));
@@ -153,7 +153,7 @@ impl<A: Asked> Asker<A> {
 }
 
 impl Book {
-    /// The keys to ask for next; returns the id of the first request.
+    /// Draws the next keys to request. Returns the id of the first request.
     #[inline(always)]
     fn draw(&mut self, numbers: &mut [u64]) -> u64 {
         let first = self.id;
@@ -166,7 +166,7 @@ impl Book {
         first
     }
 
-    /// Hands the item over and checks it. Which key comes next depends on the bytes fetched, as in the floor without
+    /// Passes the item to a black box and checks it. The next key depends on the fetched bytes, as in the floor without
     /// messages.
     #[inline(always)]
     fn deliver(&mut self, reply: &Reply<'_>) {

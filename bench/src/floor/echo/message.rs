@@ -1,6 +1,6 @@
-//! The bytes of a request and of a reply, the same on every medium.
+//! The bytes of requests and replies, the same on every medium.
 //!
-//! Invariant: a message holds whole requests or whole replies of one size, so that it needs no lengths.
+//! Invariant: a message holds whole requests or whole replies of one size, so it needs no length fields.
 
 use std::io;
 
@@ -10,22 +10,22 @@ use super::TASKS_MAX;
 pub(super) const REQUEST_SIZE: usize = 24;
 pub(super) const NUMBER: usize = 8;
 pub(super) const OP: usize = 16;
-/// How many requests were published together, in the first of them; only a ring needs it.
+/// Offset of the number of requests published together, in the first of them. Only a ring uses it.
 pub(super) const REQUEST_TOGETHER: usize = 20;
 
-/// reply: | item | 0.. | found u32 | together u32 | id u64 |, a multiple of 8 bytes. What tells that it is there comes
-/// last, as the line that the client looks at is then written once.
+/// reply: | item | 0.. | found u32 | together u32 | id u64 |, a multiple of 8 bytes. The id, which publishes the reply,
+/// is last, so that the cache line that the client polls is written once.
 pub(super) const TRAILER_SIZE: usize = 16;
 
-/// Most bytes of replies in a message: what a datagram over IPv4 holds.
+/// Largest number of bytes of replies in a message: the limit of a datagram over IPv4.
 pub(super) const REPLY_SIZE_MAX: usize = 65_507;
 
-/// What a request asks for.
+/// Op of a request for an item.
 pub(super) const FETCH: u32 = 1;
-/// What a request of a bare echo asks for.
+/// Op of a request in a bare echo.
 pub(super) const ECHO: u32 = 2;
 
-/// The first request has this id; 0 is nobody's.
+/// Id of the first request. No request has id 0.
 pub(super) const FIRST_ID: u64 = 1;
 
 const _: () = assert!(REQUEST_TOGETHER + size_of::<u32>() == REQUEST_SIZE);
@@ -35,14 +35,14 @@ pub(super) const fn reply_size(item_size: usize) -> usize {
     item_size.next_multiple_of(8) + TRAILER_SIZE
 }
 
-/// A reply as the client sees it.
+/// A decoded reply.
 pub(super) struct Reply<'a> {
     pub(super) id: u64,
     pub(super) found: bool,
     pub(super) item: &'a [u8],
 }
 
-/// The key numbers of the requests of a message, and the id of the first.
+/// Key numbers of the requests in a message, and the id of the first.
 pub(super) struct Requests {
     pub(super) first: u64,
     numbers: [u64; TASKS_MAX],
@@ -58,7 +58,10 @@ impl Requests {
         &self.numbers[..self.count]
     }
 
-    /// Adds the request in `bytes`, if it follows the one before and asks for `op`.
+    /// Adds the request in `bytes`.
+    ///
+    /// # Errors
+    /// The request does not follow the one before, or its op is not `op`.
     #[inline(always)]
     pub(super) fn push(&mut self, bytes: &[u8; REQUEST_SIZE], op: u32) -> io::Result<()> {
         let id = word(bytes, 0);
@@ -75,7 +78,7 @@ impl Requests {
     }
 }
 
-/// Requests for `numbers`, the first of which is `first`, at the beginning of `out`; returns their bytes.
+/// Writes requests for `numbers` to the start of `out`, with ids from `first` on. Returns their bytes.
 #[inline(always)]
 pub(super) fn write_requests<'out>(out: &'out mut [u8], first: u64, numbers: &[u64], op: u32) -> &'out [u8] {
     let len = numbers.len() * REQUEST_SIZE;
@@ -85,7 +88,7 @@ pub(super) fn write_requests<'out>(out: &'out mut [u8], first: u64, numbers: &[u
     &out[..len]
 }
 
-/// One request, published with no other.
+/// Encodes one request, published alone.
 #[inline(always)]
 pub(super) fn request(id: u64, number: u64, op: u32) -> [u8; REQUEST_SIZE] {
     let mut bytes = [0; REQUEST_SIZE];
@@ -95,7 +98,7 @@ pub(super) fn request(id: u64, number: u64, op: u32) -> [u8; REQUEST_SIZE] {
     bytes
 }
 
-/// The requests in a message from a socket.
+/// Decodes the requests in a message from a socket.
 #[inline(always)]
 pub(super) fn read_requests(bytes: &[u8], op: u32) -> io::Result<Requests> {
     let mut requests = Requests::new(0);
@@ -109,7 +112,7 @@ pub(super) fn read_requests(bytes: &[u8], op: u32) -> io::Result<Requests> {
     Ok(requests)
 }
 
-/// Completes the replies in `out`, one to each of `requests`; bit i of `found` tells whether the i-th has an item.
+/// Completes the replies in `out` with their ids from `first` on. Bit i of `found` states whether reply i has an item.
 #[inline(always)]
 pub(super) fn write_trailers(out: &mut [u8], reply_size: usize, first: u64, found: u64) {
     for ((id, index), reply) in (first..).zip(0..).zip(out.chunks_exact_mut(reply_size)) {
@@ -119,7 +122,7 @@ pub(super) fn write_trailers(out: &mut [u8], reply_size: usize, first: u64, foun
     }
 }
 
-/// Hands the replies in `bytes` to `each`, in order; returns how many.
+/// Passes the replies in `bytes` to `each`, in order. Returns their number.
 #[inline(always)]
 pub(super) fn read_replies(
     bytes: &[u8],
@@ -138,13 +141,13 @@ pub(super) fn read_replies(
 
 #[inline(always)]
 fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(*bytes[at..].first_chunk().expect("a word lies within the request or trailer"))
+    u64::from_ne_bytes(*bytes[at..].first_chunk().expect("a word within the request or trailer"))
 }
 
 #[cold]
 fn no_request(id: u64, op: u32) -> io::Error {
     let wrong = format!(
-        "a request that no client sends, id {id}, op {op}: is it of another version or with other flags?"
+        "invalid request, id {id}, op {op}: the client may have another version or other flags"
     );
     io::Error::new(io::ErrorKind::InvalidData, wrong)
 }

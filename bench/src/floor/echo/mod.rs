@@ -1,12 +1,12 @@
-//! The physical floor of a GET that travels by messages: a server that does the same fetch by hand, and a client that
-//! asks it, over a ring in shared memory, datagrams or a stream.
+//! Physical floor of a GET over messages: a server that does the same fetch by hand, and a client that sends requests
+//! over a ring in shared memory, datagrams or a stream.
 //!
-//! A request names a key, the reply brings its item. Up to `tasks` requests are under way at once, in two or three
-//! messages: while the server works on one, the client works on another.
+//! A request has a key, and its reply has the item. Up to `tasks` requests are in flight, in two or three messages.
+//! While the server works on one message, the client works on another.
 //!
-//! Invariant: replies come in the order of their requests, so that whatever is lost or swapped is counted.
-//! Invariant: no side asks the system for memory once it has started.
-//! Invariant: a client never waits longer than [`ANSWER_TIMEOUT`] for a server that has gone.
+//! Invariant: replies come in the order of their requests, so lost or swapped replies are detected and counted.
+//! Invariant: neither side allocates memory after the start.
+//! Invariant: a client waits at most [`ANSWER_TIMEOUT`] for a server that has exited.
 
 mod client;
 mod message;
@@ -28,18 +28,18 @@ use client::{Asker, Measures};
 use message::{REPLY_SIZE_MAX, REQUEST_SIZE, reply_size};
 use server::{Answerer, Served};
 
-/// How long a client waits for an answer before it takes the server for gone.
+/// Time after which a client without a reply assumes that the server has exited.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Largest value, in bytes, that an echo carries: with what goes before and behind it, a reply fits one datagram.
+/// Largest value, in bytes, that an echo carries. With header, key and trailer, a reply fits one datagram.
 pub const ECHO_VALUE_SIZE_MAX: u32 = 60 << 10;
 
 const _: () = assert!(VALUE + (ECHO_VALUE_SIZE_MAX as usize) < REPLY_SIZE_MAX - 64);
 
-/// What carries the messages.
+/// Carrier of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Two rings in memory that both processes map.
+    /// Two rings in shared memory.
     Ring,
     /// Connected datagram sockets on loopback.
     Udp,
@@ -47,46 +47,46 @@ pub enum Medium {
     Tcp,
 }
 
-/// An echo to be measured; client and server are told the same.
+/// Parameters of an echo. Client and server use the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Echo {
-    /// What carries the messages.
+    /// Carrier of the messages.
     pub medium: Medium,
-    /// What the server holds; values of at most [`ECHO_VALUE_SIZE_MAX`] bytes.
+    /// Content of the server, with values of at most [`ECHO_VALUE_SIZE_MAX`] bytes.
     pub layout: Layout,
-    /// Requests under way at once; 1 to [`TASKS_MAX`].
+    /// Number of requests in flight, 1 to [`TASKS_MAX`].
     pub tasks: usize,
-    /// Leaves the fetch out: the same messages, with bytes that the server has at hand.
+    /// Without the fetch: the same messages, with one item that stays in the server's cache.
     pub bare: bool,
-    /// Both sides sleep until a message wakes them; else they look for it without a pause.
+    /// Whether both sides sleep until a message arrives. Otherwise they poll without a pause.
     pub blocking: bool,
 }
 
-/// What an echo did in one measurement.
+/// Result of one measurement of an echo.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Echoed {
-    /// Requests answered.
+    /// Number of requests answered.
     pub ops: u64,
-    /// Seconds they took; pauses between them are left out.
+    /// Duration in seconds, without the pauses between requests.
     pub seconds: f64,
-    /// Requests answered a second.
+    /// Requests answered per second.
     pub ops_per_s: f64,
-    /// Median time from sending a message of requests to having all its replies, in microseconds; sampled.
+    /// Median time from sending a message of requests to receiving all its replies, in microseconds; sampled.
     pub rtt_us_p50: f64,
-    /// Replies that did not bring the key's own item, or came out of turn: anything but 0 is a fault of this program
-    /// or of the host.
+    /// Number of replies without the key's own item, or out of order. It is 0, unless this program or the host is
+    /// faulty.
     pub mismatches: u64,
 }
 
-/// The end that asks. Dropping it tells the server to end.
+/// Client's end of a channel. When it is dropped, the server exits.
 pub struct EchoClient(Box<dyn Measures>);
 
 impl Echo {
-    /// Makes a channel: the end that asks, and a descriptor to [`serve`](Echo::serve) in another process or thread.
+    /// Creates a channel: the client's end, and a descriptor to [`serve`](Echo::serve) in another process or thread.
     ///
     /// # Errors
-    /// `InvalidInput` for what is out of range or too much for the medium; otherwise what the operating system
-    /// answered when asked for memory or sockets.
+    /// `InvalidInput` if a parameter is out of range or exceeds the medium; otherwise the operating system's error for
+    /// memory or sockets.
     pub fn open(&self) -> io::Result<(EchoClient, OwnedFd)> {
         self.check()?;
         Ok(match self.medium {
@@ -105,11 +105,12 @@ impl Echo {
         })
     }
 
-    /// Fills the memory, calls `ready` with the bytes in one of its pages, and answers until the client's end drops.
+    /// Fills the memory, calls `ready` with its page size in bytes, and answers requests until the client's end is
+    /// dropped.
     ///
     /// # Errors
-    /// `InvalidInput` for what is out of range, or if `far` is no channel as `self` describes it; `InvalidData` for a
-    /// request that no client sends; otherwise what the operating system answered.
+    /// `InvalidInput` if a parameter is out of range, or `far` is not a channel with the parameters of `self`;
+    /// `InvalidData` for an invalid request; otherwise the operating system's error.
     pub fn serve(&self, far: OwnedFd, ready: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
         self.check()?;
         match self.medium {
@@ -149,7 +150,8 @@ impl Echo {
         reply_size(self.item_size())
     }
 
-    /// What is under way, divided among a few messages, as far as the replies fit a datagram.
+    /// Number of requests in a message: the requests in flight are divided among a few messages whose replies fit a
+    /// datagram.
     fn tasks_per_message(&self) -> usize {
         let fitting = REPLY_SIZE_MAX / self.reply_size();
         self.tasks.div_ceil(self.medium.messages()).min(fitting).max(1)
@@ -157,9 +159,9 @@ impl Echo {
 }
 
 impl Medium {
-    /// How many messages are best under way. One is with the client while the server has another. Each takes a system
-    /// call or two at a socket: more of them cost more than they gain. A ring takes none, and a third was up to a fifth
-    /// faster there: it crosses from one cache to the other while both sides are at work.
+    /// Best number of messages in flight. The client works on one while the server works on another. On a socket, each
+    /// message takes one or two system calls, so more messages cost more than they gain. A ring takes no system call: a
+    /// third message was up to 20 % faster, because it moves between the caches while both sides work.
     fn messages(self) -> usize {
         match self {
             Self::Ring => 3,
@@ -169,19 +171,20 @@ impl Medium {
 }
 
 impl EchoClient {
-    /// Asks for the keys that [`Floor::keys`](super::Floor::keys) lists, for about `duration`.
+    /// Requests the keys that [`Floor::keys`](super::Floor::keys) lists, for about `duration`.
     ///
     /// # Errors
-    /// What the operating system answered; `TimedOut` if the server did not answer for [`ANSWER_TIMEOUT`]. After an
-    /// error requests may still be under way: drop it.
+    /// The operating system's error; `TimedOut` if the server did not answer for [`ANSWER_TIMEOUT`]. After an error,
+    /// requests may still be in flight: drop the client.
     pub fn measure(&mut self, duration: Duration) -> io::Result<Echoed> {
         self.0.measure(duration)
     }
 
-    /// Sleeps for `pause` before each of `rounds` rounds, in which every task asks once: the median is of rounds.
+    /// Sleeps for `pause` before each of `rounds` rounds. In a round, every task sends one request. The median is of
+    /// rounds.
     ///
     /// # Errors
-    /// As [`measure`](EchoClient::measure).
+    /// As for [`measure`](EchoClient::measure).
     pub fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed> {
         self.0.measure_idle(pause, rounds)
     }
@@ -193,8 +196,8 @@ impl fmt::Debug for EchoClient {
     }
 }
 
-/// Looking again and again for what the other side is about to send. Every so many looks, whoever else wants this CPU
-/// has it: the other side may be one of them.
+/// Polling for the next message. After every `looks_per_yield` polls, it yields the CPU, because the other side may
+/// need it.
 struct Patience {
     looks: u32,
     looks_per_yield: u32,
@@ -207,14 +210,17 @@ impl Patience {
         Self { looks: 0, looks_per_yield, timeout, yielded: None }
     }
 
-    /// Forgets what was waited for, since it has come.
+    /// Restarts the timeout after a message has arrived.
     #[inline(always)]
     fn renew(&mut self) {
         self.looks = 0;
         self.yielded = None;
     }
 
-    /// Between two looks. `TimedOut` once they have gone on for too long.
+    /// Waits between two polls.
+    ///
+    /// # Errors
+    /// `TimedOut` if no message arrived within the timeout.
     #[inline(always)]
     fn wait(&mut self) -> io::Result<()> {
         std::hint::spin_loop();
@@ -238,7 +244,7 @@ fn invalid(wrong: String) -> io::Error {
 
 fn no_answer() -> io::Error {
     let wrong =
-        format!("no answer for {} s: the server has ended, or a message was lost", ANSWER_TIMEOUT.as_secs());
+        format!("no answer for {} s: the server has exited, or a message was lost", ANSWER_TIMEOUT.as_secs());
     io::Error::new(io::ErrorKind::TimedOut, wrong)
 }
 
@@ -264,13 +270,13 @@ mod tests {
         Echo { medium, layout, tasks, bare: false, blocking: false }
     }
 
-    /// A client, and the thread that serves it until it drops.
+    /// Starts a client, and a thread that serves it until it is dropped.
     fn started(asked: Echo, served: Echo) -> (EchoClient, JoinHandle<io::Result<()>>) {
         let (client, far) = asked.open().unwrap();
         (client, thread::spawn(move || served.serve(far, |_page_size| Ok(()))))
     }
 
-    /// What one that asks as `asked` measures at a server that was told `served`.
+    /// Result of a client with parameters `asked` at a server with parameters `served`.
     fn measured(asked: Echo, served: Echo) -> Echoed {
         let (mut client, server) = started(asked, served);
         let echoed = client.measure(A_WHILE).unwrap();
@@ -280,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn every_medium_brings_the_items_of_the_keys_asked_for() {
+    fn every_medium_returns_the_items_of_the_requested_keys() {
         for medium in MEDIA {
             for tasks in [1, 2, 7, 48, TASKS_MAX] {
                 for (bare, blocking) in [(false, false), (true, false), (false, true)] {
@@ -297,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_any_legal_size_travel() {
+    fn values_of_every_valid_size_are_carried() {
         for medium in MEDIA {
             for (value_size, tasks) in [(0, 1), (0, 64), (1, 5), (4096, 64), (ECHO_VALUE_SIZE_MAX, 2)] {
                 let echo = echo(medium, tasks);
@@ -329,13 +335,13 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_the_server_does_not_have_are_counted() {
+    fn keys_missing_at_the_server_are_counted() {
         for medium in MEDIA {
             for tasks in [1, 64] {
                 let asked = echo(medium, tasks);
                 let served = Echo { layout: Layout { records: 1500, ..asked.layout }, ..asked };
                 let echoed = measured(asked, served);
-                // Half of the keys asked for, but for chance: each lies in the whole range.
+                // About half of the requested keys are missing: they are uniform over the whole range.
                 let share = echoed.mismatches as f64 / echoed.ops as f64;
                 assert!((0.3..0.7).contains(&share), "{echoed:?}");
             }
@@ -343,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_with_a_wrong_byte_or_key_or_out_of_turn_is_counted() {
+    fn a_reply_with_a_wrong_byte_key_or_order_is_counted() {
         let echo = echo(Medium::Udp, 1);
         let floor = Floor::build(echo.layout).unwrap();
         let item_size = echo.item_size();
@@ -388,11 +394,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_refused() {
+    fn parameters_out_of_range_are_refused() {
         let legal = echo(Medium::Udp, 4);
         for (wrong, told) in [
-            (Echo { tasks: 0, ..legal }, "0 tasks: legal are 1 to 64"),
-            (Echo { tasks: 65, ..legal }, "65 tasks: legal are 1 to 64"),
+            (Echo { tasks: 0, ..legal }, "0 tasks: the valid range is 1 to 64"),
+            (Echo { tasks: 65, ..legal }, "65 tasks: the valid range is 1 to 64"),
             (Echo { layout: Layout { value_size: 61_441, ..legal.layout }, ..legal }, "0 to 61440"),
             (Echo { layout: Layout { records: 0, ..legal.layout }, ..legal }, "0 records"),
         ] {
@@ -412,14 +418,14 @@ mod tests {
             (Medium::Ring, 4, socket()),
             (Medium::Ring, 64, ring()),
         ] {
-            let refusal = echo(medium, tasks).serve(far, |_| unreachable!("it does not start")).unwrap_err();
+            let refusal = echo(medium, tasks).serve(far, |_| unreachable!("the server does not start")).unwrap_err();
             assert_eq!(refusal.kind(), io::ErrorKind::InvalidInput, "{medium:?}");
             assert!(refusal.to_string().contains("use the one that the client's end came with"), "{refusal}");
         }
     }
 
     #[test]
-    fn a_request_that_no_client_sends_ends_the_server_with_an_error() {
+    fn an_invalid_request_ends_the_server_with_an_error() {
         let told = echo(Medium::Udp, 4);
         for wrong in [
             vec![7; 5],
@@ -441,16 +447,16 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_has_ended_is_an_error() {
+    fn a_server_that_has_exited_is_an_error() {
         for medium in [Medium::Udp, Medium::Tcp] {
             for blocking in [false, true] {
                 let (mut client, far) = Echo { blocking, ..echo(medium, 4) }.open().unwrap();
                 drop(far);
                 let kind = client.measure(A_WHILE).unwrap_err().kind();
-                assert_ne!(kind, io::ErrorKind::TimedOut, "{medium:?} tells at once");
+                assert_ne!(kind, io::ErrorKind::TimedOut, "{medium:?} reports it immediately");
             }
         }
-        // A ring cannot tell.
+        // A ring cannot report it, so the client times out.
         let mut patience = Patience::new(1, Some(Duration::ZERO));
         assert_eq!(patience.wait().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
@@ -459,7 +465,7 @@ mod tests {
     fn a_stream_may_break_anywhere() {
         let echo = echo(Medium::Tcp, 8);
         let (mut client, far) = echo.open().unwrap();
-        // Between the two, a relay that passes on a few bytes at a time.
+        // Between the two, a relay that forwards a few bytes at a time.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let to_server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let server_end = listener.accept().unwrap().0;
@@ -492,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_holds_a_part_of_what_is_under_way_and_fits_a_datagram() {
+    fn a_message_holds_a_part_of_the_requests_and_fits_a_datagram() {
         let of = |medium, tasks, value_size| {
             let echo = echo(medium, tasks);
             Echo { layout: Layout { value_size, ..echo.layout }, ..echo }.tasks_per_message()

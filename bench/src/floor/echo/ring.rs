@@ -1,11 +1,12 @@
-//! Two rings in memory that both sides map: requests one way, replies the other.
+//! Two rings in shared memory: one for requests, one for replies.
 //!
-//! A side looks at the slot of the message that it waits for, until its id is there. A message of several requests is
-//! published by the id of its first, written last: the lines of the others then need not be looked at again and again.
+//! The reader polls the slot of the next message until its id appears. The writer publishes a message of several
+//! requests by writing the id of the first request last. So the reader does not poll the lines of the others.
 //!
-//! Invariant: the slot of id i is written anew for id i + slots; no more than `slots` requests are under way, so the
-//! reader of i is done with it by then, and nobody need tell.
-//! Invariant: each slot has one writer, and it writes nothing between a slot's publication and its reader's message.
+//! Invariant: the slot of id i is reused for id i + slots. At most `slots` requests are in flight, so the reader has
+//! finished with id i by then, and needs no acknowledgement.
+//! Invariant: each slot has one writer, which does not write between a slot's publication and the reader's next
+//! message.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,42 +25,42 @@ use super::message::{ECHO, FETCH, FIRST_ID, REQUEST_SIZE, REQUEST_TOGETHER, Repl
 use super::server::{Answerer, Served, Turn};
 use super::{ANSWER_TIMEOUT, Echo, invalid, no_answer, reply_size};
 
-/// A look is a load and a pause: so many take a few microseconds.
+/// Polls before a yield. A poll is a load and a pause: 256 polls take a few microseconds.
 const LOOKS_PER_YIELD: u32 = 256;
 
 /// memory: | bell of requests | bell of replies | goodbye | slots of requests | slots of replies |. Bells and goodbye
-/// have two lines each, as CPUs fetch lines in pairs.
+/// take two cache lines each, because CPUs fetch lines in pairs.
 const REQUESTS_BELL: usize = 0;
 const REPLIES_BELL: usize = 128;
 const GOODBYE: usize = 256;
 const REQUESTS: usize = 384;
 
 const CACHE_LINE: usize = 64;
-/// Two requests share a line: they are published together, as a rule.
+/// Two requests share a cache line, because they are usually published together.
 const REQUEST_STRIDE: usize = 32;
 
-/// A bell's reader is awake, or will look once more before it sleeps.
+/// State of a bell: its reader is awake, or polls once more before it sleeps.
 const AWAKE: u32 = 0;
-/// A bell's reader sleeps, or is about to.
+/// State of a bell: its reader sleeps, or is about to.
 const ASLEEP: u32 = 1;
 
 const _: () = assert!(REQUEST_STRIDE >= REQUEST_SIZE && REQUESTS.is_multiple_of(CACHE_LINE));
 
-/// The end that asks.
+/// Client's end.
 pub(super) struct Near {
     rings: Rings,
     op: u32,
-    /// One item a task: a slot is the server's again as soon as its reply was taken.
+    /// One item for each task. The server may reuse a slot as soon as its reply was taken.
     fetched: Vec<u8>,
 }
 
-/// The end that answers.
+/// Server's end.
 pub(super) struct Far {
     rings: Rings,
     next: u64,
 }
 
-/// The mapping, and what lies where.
+/// The mapping and its layout.
 struct Rings {
     base: NonNull<u8>,
     len: usize,
@@ -70,7 +71,7 @@ struct Rings {
     replies: Ring,
 }
 
-/// One direction. Offsets are in the mapping, or in a slot.
+/// One direction. `bell` and `at` are offsets in the mapping, `id` and `together` offsets in a slot.
 #[derive(Clone, Copy)]
 struct Ring {
     bell: usize,
@@ -80,7 +81,7 @@ struct Ring {
     together: usize,
 }
 
-/// Rings of its own, and the file that they lie in.
+/// Creates rings. Returns the client's end and the file.
 pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     let file = memfd_create(c"farside-floor-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, Rings::len(echo) as u64)?;
@@ -98,8 +99,8 @@ impl Asked for Near {
         let rings = &self.rings;
         for (id, &number) in (first..).zip(numbers) {
             let bytes = request(id, number, self.op);
-            // SAFETY: the slot is mapped and wide enough, and the server does not read it before it is published: the
-            // replies to whatever it held before have been taken.
+            // SAFETY: the slot is mapped and wide enough. The server does not read it before it is published, because
+            // the reply to its previous request has been taken.
             unsafe {
                 let slot = rings.slot(&rings.requests, id);
                 ptr::copy_nonoverlapping(bytes[8..].as_ptr(), slot.add(8), REQUEST_SIZE - 8);
@@ -118,8 +119,8 @@ impl Asked for Near {
         let count = rings.arrived(&rings.replies, next)?;
         for (id, fetched) in (next..next + count as u64).zip(self.fetched.chunks_exact_mut(rings.item_size)) {
             let found;
-            // SAFETY: the slot is mapped, holds an item and its trailer, and the server has published it; it writes no
-            // more to it before this client asks again.
+            // SAFETY: the slot is mapped and holds an item and its trailer. The server has published it, and does not
+            // write to it before this client's next request.
             unsafe {
                 let slot = rings.slot(&rings.replies, id);
                 ptr::copy_nonoverlapping(slot, fetched.as_mut_ptr(), rings.item_size);
@@ -147,7 +148,7 @@ impl Far {
         let sealed = fcntl_get_seals(&far).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if !sealed || fstat(&far)?.st_size != Rings::len(echo) as i64 {
             return Err(invalid(
-                "the descriptor is no ring of an echo like this: use the one that the client's end came with"
+                "the descriptor is no ring with these parameters: use the one that the client's end came with"
                     .into(),
             ));
         }
@@ -173,14 +174,14 @@ impl Served for Far {
         let mut requests = Requests::new(self.next);
         for id in ids.clone() {
             let mut bytes = [0; REQUEST_SIZE];
-            // SAFETY: the slot is mapped, and the client has published it; it writes no more to it before it has the
+            // SAFETY: the slot is mapped. The client has published it, and does not write to it before it has the
             // reply.
             unsafe {
                 ptr::copy_nonoverlapping(rings.slot(&rings.requests, id), bytes.as_mut_ptr(), REQUEST_SIZE)
             };
             requests.push(&bytes, answerer.op())?;
         }
-        // SAFETY: the slots are mapped, there are at least `count`, so each is handed out once, and the client reads
+        // SAFETY: the slots are mapped. There are at least `count` slots, so each is borrowed once. The client reads
         // none of them before it is published.
         let items = ids
             .clone()
@@ -208,11 +209,11 @@ impl Rings {
         REQUESTS + requests + slots * reply_size(echo.item_size()).next_multiple_of(CACHE_LINE)
     }
 
-    /// Maps `file`, which is as long as `len` says and can no longer shrink.
+    /// Maps `file`, which has the length [`Rings::len`] and is sealed against shrinking.
     fn map(echo: &Echo, file: impl AsFd) -> io::Result<Self> {
         let (slots, len) = (Self::slots(echo), Self::len(echo));
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing that anybody holds.
+        // SAFETY: the kernel chooses the address, so the new mapping overlaps no existing one.
         let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0)? };
         let requests = Ring {
             bell: REQUESTS_BELL,
@@ -234,35 +235,35 @@ impl Rings {
         Ok(Self { base, len, slots, item_size, blocking, requests, replies })
     }
 
-    /// Where a reply says whether there is an item.
+    /// Offset of `found` in a reply.
     #[inline(always)]
     fn found(&self) -> usize {
         self.replies.together - size_of::<u32>()
     }
 
-    /// The slot of `id`: `ring.stride` bytes, aligned to 32.
+    /// Address of the slot of `id`: `ring.stride` bytes, aligned to 32.
     #[inline(always)]
     fn slot(&self, ring: &Ring, id: u64) -> *mut u8 {
         let index = id as usize & (self.slots - 1);
-        // SAFETY: `slots` is a power of two, so `index` is below it, and `len` counted that many slots of either ring.
+        // SAFETY: `slots` is a power of two, so `index` is below it, and `len` includes `slots` slots of each ring.
         unsafe { self.base.as_ptr().add(ring.at + index * ring.stride) }
     }
 
     #[inline(always)]
     fn id(&self, ring: &Ring, id: u64) -> &AtomicU64 {
-        // SAFETY: an aligned word of a slot, mapped until `self` drops; both sides access it as an atomic while the
-        // other may.
+        // SAFETY: an aligned word of a slot, mapped until `self` drops. Both sides access it only as an atomic while
+        // the other side may access it.
         unsafe { AtomicU64::from_ptr(self.slot(ring, id).add(ring.id).cast()) }
     }
 
     #[inline(always)]
     fn together(&self, ring: &Ring, id: u64) -> &AtomicU32 {
-        // SAFETY: as for the id; the writer of a request also fills it before it publishes.
+        // SAFETY: as for the id. The writer of a request also fills it before it publishes the request.
         unsafe { AtomicU32::from_ptr(self.slot(ring, id).add(ring.together).cast()) }
     }
 
     fn bell(&self, ring: &Ring) -> &AtomicU32 {
-        // SAFETY: an aligned word at the front, mapped until `self` drops, and only ever an atomic.
+        // SAFETY: an aligned word at the front, mapped until `self` drops, and accessed only as an atomic.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(ring.bell).cast()) }
     }
 
@@ -271,7 +272,7 @@ impl Rings {
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(GOODBYE).cast()) }
     }
 
-    /// Lets the other side see the `count` messages from `first` on.
+    /// Publishes the `count` messages from `first` on.
     #[inline(always)]
     fn publish(&self, ring: &Ring, first: u64, count: usize) {
         for id in first + 1..first + count as u64 {
@@ -285,7 +286,7 @@ impl Rings {
         }
     }
 
-    /// How many messages were published together with `first`, if it was.
+    /// Number of messages that were published together with `first`; 0 if `first` was not published.
     #[inline(always)]
     fn arrived(&self, ring: &Ring, first: u64) -> io::Result<usize> {
         // Acquire: pairs with the Release in `publish`.
@@ -298,23 +299,23 @@ impl Rings {
 
     /// Wakes the reader of `ring` if it sleeps.
     fn ring(&self, ring: &Ring) {
-        // SeqCst: pairs with the one in `sleep`; either its reader sees what was published, or this sees it asleep.
+        // SeqCst: pairs with the fence in `sleep`. Either the reader sees the message, or this thread sees it asleep.
         fence(Ordering::SeqCst);
         if self.bell(ring).load(Ordering::Relaxed) == ASLEEP {
             self.bell(ring).store(AWAKE, Ordering::Relaxed);
-            // A wake-up fails only for an address that is none.
+            // A wake-up fails only for an invalid address.
             let _woken = futex::wake(self.bell(ring), futex::Flags::empty(), 1);
         }
     }
 
-    /// Sleeps until `first` has arrived or the client has gone; false if neither came about for `timeout`.
+    /// Sleeps until `first` has arrived or the client has closed the channel. Returns false after `timeout`.
     fn sleep(&self, ring: &Ring, first: u64, timeout: Option<Duration>) -> io::Result<bool> {
         let timeout = timeout.map(|timeout| futex::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: 0 });
         loop {
             self.bell(ring).store(ASLEEP, Ordering::Relaxed);
             // The other side may (1) have published before: then its message is seen here; (2) publish after: then it
-            // sees the bell, and rings; (3) ring before this sleeps: then the bell is not as it was, and nobody
-            // sleeps.
+            // sees the bell and rings it; (3) ring before this thread sleeps: then the bell's value has changed, and
+            // the futex does not sleep.
             fence(Ordering::SeqCst);
             let has_come = self.arrived(ring, first)? > 0 || self.goodbye().load(Ordering::Relaxed) != 0;
             if has_come {
@@ -333,7 +334,7 @@ impl Rings {
 impl Drop for Rings {
     fn drop(&mut self) {
         // SAFETY: `map` mapped exactly this range, and no reference into it outlives `self`. An error would mean that
-        // the range is not mapped, and then there is nothing to undo.
+        // the range is not mapped; then there is nothing to undo.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

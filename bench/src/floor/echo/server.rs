@@ -1,6 +1,6 @@
-//! The server: takes a message of requests, fetches all their items with the cache misses overlapped, replies.
+//! The server: takes a message of requests, fetches all items with overlapping cache misses, and replies.
 //!
-//! Invariant: a request is answered once, in its turn.
+//! Invariant: each request is answered once, in order.
 
 use std::io;
 
@@ -10,24 +10,24 @@ use super::message::{ECHO, FETCH};
 use super::{Echo, Patience, TASKS_MAX};
 use crate::floor::table::{Key, Table, VALUE, key, value_byte};
 
-/// The server's end of a channel.
+/// Server's end of a channel.
 pub(super) trait Served {
-    /// Looks so often for a message before it lets others run.
+    /// Number of polls before the server yields the CPU.
     const LOOKS_PER_YIELD: u32;
 
-    /// Takes and answers one message, if there is one.
+    /// Takes and answers one message, if one has arrived.
     fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn>;
 }
 
-/// What there was to do.
+/// Outcome of a turn.
 pub(super) enum Turn {
     Nothing,
     Answered,
-    /// The client has gone.
+    /// The client has closed the channel.
     Closed,
 }
 
-/// Answers until the client has gone.
+/// Answers messages until the client closes the channel.
 pub(super) fn serve<S: Served>(mut far: S, answerer: &Answerer) -> io::Result<()> {
     let mut patience = Patience::new(S::LOOKS_PER_YIELD, None);
     loop {
@@ -39,7 +39,7 @@ pub(super) fn serve<S: Served>(mut far: S, answerer: &Answerer) -> io::Result<()
     }
 }
 
-/// Where items come from.
+/// Source of items.
 pub(super) enum Answerer {
     /// The table.
     Fetch(Table),
@@ -64,7 +64,7 @@ impl Answerer {
         }
     }
 
-    /// What all requests ask for.
+    /// Op of all requests.
     pub(super) fn op(&self) -> u32 {
         match self {
             Self::Fetch(_) => FETCH,
@@ -72,8 +72,8 @@ impl Answerer {
         }
     }
 
-    /// Puts the items of the keys `numbers`, at most [`TASKS_MAX`], into `items`, one each. Bit i of the result tells
-    /// whether the i-th was found.
+    /// Copies the items of the keys `numbers`, at most [`TASKS_MAX`], into `items`, one each. Bit i of the result
+    /// states whether item i was found.
     #[inline(always)]
     pub(super) fn answer<'a>(&self, numbers: &[u64], items: impl Iterator<Item = &'a mut [u8]>) -> u64 {
         match self {
@@ -98,7 +98,7 @@ impl Answerer {
     }
 }
 
-/// All slots, then all items, then the copies.
+/// Fetches all slots, then all items, then makes the copies.
 #[inline(always)]
 fn fetch<'a>(table: &Table, numbers: &[u64], items: impl Iterator<Item = &'a mut [u8]>) -> u64 {
     let mut homes = [0; TASKS_MAX];

@@ -1,7 +1,7 @@
-//! A stream on loopback, without Nagle's delay; a message is what one write takes and, as a rule, one read brings.
+//! A stream on loopback, without Nagle's delay. A message is one write and, usually, one read.
 //!
-//! Invariant: a side reads at most as many records at once as a message holds, so that two messages that arrive
-//! together are still answered in two.
+//! Invariant: one read returns at most the records of one message. So two messages that arrive together still get two
+//! replies.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use super::server::{Answerer, Served, Turn};
 use super::udp::{LOOKS_PER_YIELD, is_not_yet, no_channel};
 use super::{ANSWER_TIMEOUT, Echo, Patience, REQUEST_SIZE, no_answer};
 
-/// The end that asks.
+/// Client's end.
 pub(super) struct Near {
     stream: Stream,
     blocking: bool,
@@ -23,7 +23,7 @@ pub(super) struct Near {
     requests: Vec<u8>,
 }
 
-/// The end that answers.
+/// Server's end.
 pub(super) struct Far {
     stream: Stream,
     reply_size: usize,
@@ -31,7 +31,7 @@ pub(super) struct Far {
     replies: Vec<u8>,
 }
 
-/// A socket, and what was read from it and not yet used: less than a record, at the front.
+/// A socket, and a buffer with the bytes that were read but not yet used.
 struct Stream {
     socket: TcpStream,
     bytes: Vec<u8>,
@@ -39,21 +39,21 @@ struct Stream {
     len: usize,
 }
 
-/// What a look at a stream brought.
+/// Outcome of polling a stream.
 enum Look {
     Nothing,
     Ended,
-    /// So many bytes of whole records.
+    /// Number of bytes of whole records.
     Records(usize),
 }
 
-/// Two sockets of one connection.
+/// Opens both sockets of a connection.
 pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let near = TcpStream::connect(listener.local_addr()?)?;
     let far = loop {
         let (far, from) = listener.accept()?;
-        // Whoever else connects to this port meanwhile is not meant.
+        // Ignore other processes that connect to this port.
         if from == near.local_addr()? {
             break far;
         }
@@ -86,7 +86,7 @@ impl Asked for Near {
                 self.stream.consume(len);
                 Ok(count)
             }
-            Look::Ended => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has ended")),
+            Look::Ended => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has exited")),
             Look::Nothing if self.blocking => Err(no_answer()),
             Look::Nothing => Ok(0),
         }
@@ -128,14 +128,14 @@ impl Served for Far {
 }
 
 impl Stream {
-    /// For reading records of `record_size` bytes, as many at once as a message holds.
+    /// Creates a stream that reads records of `record_size` bytes, at most one message at a time.
     fn new(socket: TcpStream, echo: &Echo, record_size: usize) -> io::Result<Self> {
         socket.set_nodelay(true)?;
         socket.set_nonblocking(!echo.blocking)?;
         Ok(Self { socket, bytes: vec![0; echo.tasks_per_message() * record_size], record_size, len: 0 })
     }
 
-    /// Reads until there is a whole record, if need be and if it blocks.
+    /// Reads until the buffer has a whole record; a non-blocking socket may return earlier.
     #[inline(always)]
     fn read(&mut self) -> io::Result<Look> {
         loop {
@@ -152,7 +152,7 @@ impl Stream {
         }
     }
 
-    /// Gives up the first `len` bytes.
+    /// Drops the first `len` bytes of the buffer.
     #[inline(always)]
     fn consume(&mut self, len: usize) {
         self.bytes.copy_within(len..self.len, 0);

@@ -1,6 +1,6 @@
-//! Datagrams between two connected sockets on loopback; a message is a datagram.
+//! Datagrams between two connected sockets on loopback. A message is a datagram.
 //!
-//! Invariant: what is under way fits the receivers' buffers, so that loopback loses nothing.
+//! Invariant: all messages in flight fit the receivers' buffers, so loopback loses none.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -13,16 +13,16 @@ use super::message::{ECHO, FETCH, Reply, read_replies, read_requests, write_requ
 use super::server::{Answerer, Served, Turn};
 use super::{ANSWER_TIMEOUT, Echo, Patience, REQUEST_SIZE, invalid, no_answer};
 
-/// A look is a system call, as giving way is: so many take a few microseconds.
+/// Polls before a yield. A poll is a system call, like a yield: 16 polls take a few microseconds.
 pub(super) const LOOKS_PER_YIELD: u32 = 16;
 
-/// What is asked for where it is needed; the system gives at most its `net.core.rmem_max`.
+/// Requested size of a socket's buffer if the default is too small. The system grants at most `net.core.rmem_max`.
 const BUFFER_SIZE_MAX: usize = 8 << 20;
 
-/// What the kernel keeps beside a datagram's bytes, at the most; and it may take twice the bytes.
+/// Upper bound of the kernel's overhead for a datagram, in bytes. In addition, a datagram may take twice its bytes.
 const DATAGRAM_OVERHEAD: usize = 4096;
 
-/// The end that asks.
+/// Client's end.
 pub(super) struct Near {
     socket: UdpSocket,
     blocking: bool,
@@ -33,7 +33,7 @@ pub(super) struct Near {
     replies: Vec<u8>,
 }
 
-/// The end that answers.
+/// Server's end.
 pub(super) struct Far {
     socket: UdpSocket,
     reply_size: usize,
@@ -42,7 +42,7 @@ pub(super) struct Far {
     replies: Vec<u8>,
 }
 
-/// Two sockets that know each other alone.
+/// Opens two sockets that are connected to each other.
 pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     let near = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     let far = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -65,7 +65,7 @@ pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     Ok((near, far.into()))
 }
 
-/// Sees to it that a socket's buffer holds all that may be under way.
+/// Makes a socket's buffer large enough for all messages in flight.
 fn make_room(socket: &UdpSocket, echo: &Echo) -> io::Result<()> {
     let per_message = echo.tasks_per_message();
     let messages = echo.tasks.div_ceil(per_message);
@@ -76,8 +76,8 @@ fn make_room(socket: &UdpSocket, echo: &Echo) -> io::Result<()> {
     let granted = socket_recv_buffer_size(socket)?;
     if needed > granted {
         return Err(invalid(format!(
-            "replies under way take up to {needed} bytes and a socket's buffer has {granted}, so that some would be \
-             lost: ask for fewer tasks or smaller values, or raise it: sysctl net.core.rmem_max={needed}"
+            "replies in flight take up to {needed} bytes, but a socket's buffer has {granted}, so replies would be \
+             lost: use fewer tasks or smaller values, or raise the limit: sysctl net.core.rmem_max={needed}"
         )));
     }
     Ok(())
@@ -101,7 +101,7 @@ impl Asked for Near {
     }
 }
 
-/// An empty datagram says goodbye.
+/// Sends an empty datagram, which closes the channel.
 impl Drop for Near {
     fn drop(&mut self) {
         let _gone_already = self.socket.send(&[]);
@@ -143,7 +143,7 @@ impl Served for Far {
     }
 }
 
-/// Bytes of the datagram that came, if one did.
+/// Receives a datagram. Returns its length; `None` if none has arrived.
 #[inline(always)]
 fn receive(socket: &UdpSocket, out: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
@@ -168,7 +168,7 @@ fn send(socket: &UdpSocket, datagram: &[u8]) -> io::Result<()> {
     }
 }
 
-/// There is no room yet.
+/// Whether the operation must be retried: the buffer is full, or a signal interrupted it.
 pub(super) fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
