@@ -1,8 +1,8 @@
-//! What a whole GET costs beyond the memory: PRISM-KV on `local` and on `shm` against the physical floor.
+//! Cost of a whole GET beyond the memory accesses: PRISM-KV on `local` and `shm`, compared with the physical floor.
 //!
-//! One million values of 512 bytes, each key with a slot of its own; the same keys in the same order on both sides.
-//! A single task and the floor's single fetch each draw the next key from bytes just fetched, so that no CPU
-//! overlaps two of them. Store and floor alternate within one run; what counts are the ratios.
+//! The store has one million values of 512 bytes, and each key has its own slot. Both sides fetch the same keys in the
+//! same order. With a single task, the next key depends on the bytes just fetched, so no CPU overlaps two fetches.
+//! Store and floor alternate within one run. The results are ratios.
 
 mod support;
 
@@ -18,14 +18,14 @@ use support::{Client, Store, median, open, value_byte};
 
 const RECORDS: u64 = 1_000_000;
 const VALUE_SIZE: usize = 512;
-/// For table, buffers and the reserve.
+/// Quota for table, buffers and the reserve.
 const QUOTA: u64 = 896 << 20;
 const TASKS: usize = 16;
 const ROUNDS: usize = 3;
-/// Rounds are made of slices, in which store and floor take turns, so that a noisy neighbour meets both.
+/// Slices of a round. Store and floor alternate by slice, so that a noisy neighbour affects both.
 const SLICES: usize = 8;
 const SLICE: Duration = Duration::from_millis(120);
-/// GETs between two looks at the clock.
+/// GETs between two readings of the clock.
 const GETS_PER_LOOK: u64 = 64;
 
 fn main() {
@@ -51,7 +51,7 @@ fn report(fabric: &str, floor: &Floor, clients: &mut Clients<'_>) {
         let one = compare(floor, clients, 1);
         let many = compare(floor, clients, TASKS);
         if round == 0 {
-            continue; // Warms up.
+            continue; // Warm-up.
         }
         println!(
             "{fabric}, round {round}: 1 task {:.0} ns, floor {:.0} ns, time ratio {:.2}; \
@@ -75,13 +75,13 @@ struct Compared {
     floor_ns: f64,
 }
 
-/// Medians over slices that alternate.
+/// Medians over alternating slices.
 fn compare(floor: &Floor, clients: &mut Clients<'_>, tasks: usize) -> Compared {
     let (mut ns, mut floor_ns) = (Vec::new(), Vec::new());
     for _ in 0..SLICES {
         ns.push(clients.ns_per_get(tasks));
-        let measured = floor.measure(tasks, SLICE).expect("a legal number of tasks");
-        assert_eq!(measured.mismatches, 0, "the floor brings every key's own value");
+        let measured = floor.measure(tasks, SLICE).expect("a valid number of tasks");
+        assert_eq!(measured.mismatches, 0, "the floor returns every key's own value");
         floor_ns.push(1e9 / measured.ops_per_s);
     }
     Compared { ns: median(ns), floor_ns: median(floor_ns) }
@@ -92,14 +92,14 @@ struct Clients<'a> {
     endpoint: Rc<Direct>,
     clients: Vec<Client>,
     keys: &'a [u32],
-    /// The place of the next key.
+    /// Index of the next key.
     next: Cell<usize>,
     mismatches: Cell<u64>,
 }
 
 impl<'a> Clients<'a> {
     fn new(endpoint: Rc<Direct>, keys: &'a [u32]) -> Clients<'a> {
-        assert!(keys.len().is_power_of_two(), "places wrap around by a mask");
+        assert!(keys.len().is_power_of_two(), "indexes wrap around with a mask");
         let clients = (0..TASKS).map(|_| open(&endpoint)).collect();
         Clients { endpoint, clients, keys, next: Cell::new(0), mismatches: Cell::new(0) }
     }
@@ -124,13 +124,13 @@ impl<'a> Clients<'a> {
         }
         core.run();
         drop(core);
-        assert_eq!(self.mismatches.get(), 0, "the store brings every key's own value");
+        assert_eq!(self.mismatches.get(), 0, "the store returns every key's own value");
         started.elapsed().as_nanos() as f64 / gets.get() as f64
     }
 }
 
-/// One GET, whose value is looked at before the next key is drawn. Answers how the value's last byte differs from
-/// what it must be: 0, unless something is broken.
+/// Performs one GET, and reads its value before the next key is drawn. Returns the difference of the value's last byte
+/// from its expected value: 0, unless there is a fault.
 #[inline]
 async fn fetch(client: &mut Client, keys: &[u32], next: &Cell<usize>) -> u8 {
     let place = next.get();
@@ -140,6 +140,6 @@ async fn fetch(client: &mut Client, keys: &[u32], next: &Cell<usize>) -> u8 {
         client.get(&number.to_be_bytes()).await.expect("a healthy store").expect("every key has a value");
     let value = black_box(item.value);
     let wrong = value.last().map_or(1, |last| last ^ value_byte(number, VALUE_SIZE - 1));
-    next.set((next.get() + usize::from(wrong)) & (keys.len() - 1)); // So the next key depends on the bytes fetched.
+    next.set((next.get() + usize::from(wrong)) & (keys.len() - 1)); // The next key depends on the fetched bytes.
     wrong
 }

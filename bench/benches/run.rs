@@ -1,10 +1,15 @@
-//! What running a chain costs beyond the work itself: a GET of PRISM-KV against the same GET written by hand.
+//! Cost of running a chain beyond the work itself: PRISM-KV's GET, compared with the same GET written by hand.
 //!
-//! Four ways to one value in cache: `run`, on a chain that was built before; the whole GET, from building the chain to
-//! finding the key in the reply; by hand, from a mapping of the same memory; and by hand with the same rights judged as
-//! `run` judges them. Each hands the value to its caller after comparing the key. The last lines are the ratios, of
-//! medians of many short measurements that alternate.
-//! Invariant: nobody writes to the store once it is filled.
+//! Four ways to read a value in cache:
+//! * `run` of a chain that was built before,
+//! * the whole GET, from building the chain to comparing the key in the reply,
+//! * by hand, from a mapping of the same memory,
+//! * by hand, with the same checks of rights as `run`.
+//!
+//! Each way compares the key and passes the value to its caller. The last lines of the output are ratios of medians of
+//! many short, alternating measurements.
+//!
+//! Invariant: no client writes to the store after it is filled.
 
 mod support;
 
@@ -18,15 +23,16 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 use support::{Store, median};
 
-/// Few enough that their slots and items stay in the first two caches.
 const BY: By = By::itself(SessionId { slot: 0, number: 1 });
+/// Number of records, small enough that their slots and items stay in the first two caches.
 const RECORDS: u64 = 64;
 const VALUE_SIZE: usize = 512;
-/// As much of an item as PRISM-KV asks for.
+/// Length of PRISM-KV's READ of an item.
 const READ_MAX: u32 = 64 * 1024 - 64;
 
-/// Measurements of each kind, and GETs in one of them.
+/// Measurements of each kind.
 const ROUNDS: usize = 301;
+/// GETs in one measurement.
 const GETS: u64 = 64 * 400;
 
 fn main() {
@@ -39,7 +45,7 @@ fn main() {
     let built: Vec<(&Target, Built<'_>)> =
         built.map(|(buffer, target)| (target, Built::new(buffer, key, target))).collect();
     let mut by_hand =
-        ByHand::map(store.memory().fd(), READ_MAX as usize).expect("the node's memory can be mapped twice");
+        ByHand::map(store.memory().fd(), READ_MAX as usize).expect("a second mapping of the node's memory");
     let rights = Rights { memory: store.memory(), key };
 
     let mut criterion = Criterion::default()
@@ -49,15 +55,15 @@ fn main() {
     let mut group = criterion.benchmark_group("GET of 512 bytes in cache");
     group.bench_function("run", |bencher| {
         let mut next = built.iter().cycle();
-        bencher.iter(|| chains.run(next.next().expect("it cycles")));
+        bencher.iter(|| chains.run(next.next().expect("an endless iterator")));
     });
     group.bench_function("build, run and decode", |bencher| {
         let mut next = targets.iter().cycle();
-        bencher.iter(|| chains.get(next.next().expect("it cycles")));
+        bencher.iter(|| chains.get(next.next().expect("an endless iterator")));
     });
     group.bench_function("by hand", |bencher| {
         let mut next = targets.iter().cycle();
-        bencher.iter(|| gets(&mut by_hand, next.next().expect("it cycles")));
+        bencher.iter(|| gets(&mut by_hand, next.next().expect("an endless iterator")));
     });
     group.finish();
     criterion.final_summary();
@@ -80,7 +86,7 @@ fn main() {
     println!("whole GET/hand ratio: {:.2}", get_ns / hand_ns);
 }
 
-/// What all are told: the key, and where its slot is.
+/// Input of a GET: the key, and the address of its slot.
 struct Target {
     key: [u8; 8],
     slot_at: u64,
@@ -98,13 +104,13 @@ fn ns_per_get<T>(each: &[T], mut get: impl FnMut(&T) -> bool) -> f64 {
     let started = Instant::now();
     for _ in 0..GETS / RECORDS {
         for one in each {
-            assert!(get(one), "every key has its value");
+            assert!(get(one), "every key has a value");
         }
     }
     started.elapsed().as_nanos() as f64 / GETS as f64
 }
 
-/// The GET of PRISM-KV, without what is asynchronous about it.
+/// PRISM-KV's GET, without its asynchronous parts.
 struct Chains<'a> {
     memory: &'a Mapping,
     key: Key,
@@ -133,7 +139,7 @@ impl<'a> Chains<'a> {
     }
 }
 
-/// A chain that is only to be run.
+/// A chain that is built in advance.
 struct Built<'a> {
     chain: Chain<'a>,
     item: Out<[u8]>,
@@ -147,7 +153,7 @@ impl<'a> Built<'a> {
     }
 }
 
-/// The one op of a GET.
+/// Adds the only op of a GET.
 #[inline]
 fn ask_for(chain: &mut Chain<'_>, target: &Target) -> Out<[u8]> {
     chain.also(read(Addr::new(target.slot_at), READ_MAX).indirect().bounded())
@@ -167,7 +173,7 @@ fn gets(by_hand: &mut ByHand, target: &Target) -> bool {
     value.is_some_and(|value| black_box(value).len() == VALUE_SIZE)
 }
 
-/// The rights that `run` judges on the way of a GET: the key, the slot, the item.
+/// The checks of rights that `run` makes for a GET: the key, the slot, the item.
 struct Rights<'a> {
     memory: &'a Mapping,
     key: Key,

@@ -1,8 +1,8 @@
-//! What a remote GET costs beyond the carrier: PRISM-KV over a session whose two ends meet in one thread.
+//! Cost of a remote GET beyond the carrier: PRISM-KV over a session with both ends in one thread.
 //!
-//! The line carries datagrams from the client's end to an engine's and back, within one process and by a copy: no
-//! system call, no other thread, nobody waits. So the CPU's time is that of the protocol, both ends, the chain and the
-//! client, and nothing else. The same GETs on `local` take turns with it: what they take less is the session's share.
+//! The line copies datagrams between the client's end and an engine's end within one process: no system call, no other
+//! thread, no wait. So the CPU time is that of the protocol at both ends, of the chain and of the client. The same GETs
+//! on `local` alternate with it. The difference is the session's share.
 
 mod support;
 
@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 use support::{NAME, Store, median};
 
 const VALUE_SIZE: usize = 512;
-/// As rings have it.
+/// The same value as for rings.
 const DATAGRAM: usize = 24 << 10;
 const ROUNDS: usize = 5;
 const SLICE: Duration = Duration::from_millis(200);
-/// GETs between two looks at the clock.
+/// GETs between two readings of the clock.
 const GETS_PER_LOOK: u64 = 64;
 
 fn main() {
@@ -64,7 +64,7 @@ where
     let open = || {
         farside_fabrics::executor::block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NodeId(0), NAME))
     };
-    let mut clients: Vec<_> = (0..tasks).map(|_| open().expect("the store is there")).collect();
+    let mut clients: Vec<_> = (0..tasks).map(|_| open().expect("the store exists")).collect();
     let (gets, over, next) = (Cell::new(0), Cell::new(false), Cell::new(0x9e37_79b9_u64));
     let (started, spent) = (Instant::now(), cpu());
     let mut core = Core::new(&**endpoint);
@@ -89,7 +89,7 @@ where
     (cpu() - spent).as_nanos() as f64 / gets.get() as f64
 }
 
-/// What this thread has had of its CPU: others that run beside it do not count.
+/// CPU time of this thread, without that of concurrent processes.
 fn cpu() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
@@ -106,7 +106,7 @@ fn connect(store: &Store) -> Endpoint<Inline> {
     Endpoint::open(line, NodeId(0), config).expect("a session")
 }
 
-/// A line whose far end runs when the near end sends.
+/// A line whose server end runs when the client end flushes.
 struct Inline {
     far: RefCell<Far>,
     inbox: RefCell<VecDeque<Vec<u8>>>,
@@ -158,7 +158,7 @@ impl Line for Inline {
     }
 }
 
-/// Runs chains as a node's engine does.
+/// Runs chains like a node's engine.
 struct Engine {
     node: Arc<farside_node::host::Host>,
     runner: Runner,
@@ -175,7 +175,7 @@ impl Engine {
     }
 
     fn ask(&self, keys: &mut Keys, request: &[u8]) -> Vec<u8> {
-        let ask: Ask = serde_json::from_slice(request).expect("a question to the node");
+        let ask: Ask = serde_json::from_slice(request).expect("a request to the node");
         let answer = match self.node.ask(ask, Duration::from_secs(5)).expect("an answer") {
             Answer::Store(store) => {
                 let own = keys.grant(&store, Rights::ALL, 77);
@@ -218,7 +218,7 @@ impl Host for Engine {
     ) -> Outcome {
         match request {
             Request::Chain(bytes) => {
-                let (chain, _) = ChainView::decode(bytes).expect("a good chain");
+                let (chain, _) = ChainView::decode(bytes).expect("a valid chain");
                 self.runner.proceed(self.expected.pop_front().unwrap_or(0));
                 self.runner.enter();
                 let seen = Guarded { memory: self.runner.memory(), keys };

@@ -1,13 +1,13 @@
-//! How many events a second the simulator has, in small worlds, beside the least that any has to do for an event: take
-//! the earliest from a heap and put a later one there.
+//! Events per second of the simulator in small worlds, compared with the minimum work for an event: pop the earliest
+//! event from a heap and push a later one.
 //!
-//! An event is what [`World::events`] counts: a sleep that has ended, a message that has arrived, an access to memory
-//! that was made. Each world is run to its end from the same seeds, so every sample has the same events. Of a trial the
-//! time is that of everything, with the node and its memory, and without the checker. All times are of the CPU.
+//! [`World::events`] counts the events: sleeps that ended, messages that arrived, and memory accesses. Each world runs
+//! to its end from the same seeds, so every sample has the same events. The time of a trial includes the node and its
+//! memory, but not the checker. All times are CPU times.
 //!
-//! Measured in one run, in millions of events a second, on a machine of two cores that others used meanwhile: bare heap
-//! 33.7, sleeps 16.1, datagrams 7.5, verbs 7.2; trials of PRISM-KV 8.4 calm and 8.6 with all faults, of Pilaf 8.5 and
-//! 8.0.
+//! Results of one run, in millions of events per second, on a machine with two cores that other processes also used:
+//! bare heap 33.7, sleeps 16.1, datagrams 7.5, verbs 7.2; trials of PRISM-KV 8.4 calm and 8.6 with all faults, of Pilaf
+//! 8.5 and 8.0.
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
@@ -25,11 +25,11 @@ use std::hint::black_box;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The events of a world that does not end by itself.
+/// Number of events of a world that does not end by itself.
 const EVENTS: u64 = 100_000;
-/// What is under way at once in such a world, and in the bare heap.
+/// Number of operations in flight in such a world, and of events in the bare heap.
 const TASKS: u64 = 16;
-/// A trial's clients; what else it draws, it draws from these seeds.
+/// Number of clients in a trial. The seeds determine all other random draws.
 const CLIENTS: u32 = 2;
 const SEEDS: u64 = 8;
 
@@ -55,7 +55,7 @@ fn sim(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures how long it takes to do what answers how many events that were: always as many.
+/// Measures `run`, which returns its number of events. The number must always be the same.
 fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut run: impl FnMut() -> u64) {
     group.throughput(Throughput::Elements(run()));
     group.bench_function(name, |bencher| {
@@ -67,7 +67,7 @@ fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut run: impl F
     });
 }
 
-/// What this thread has had of its CPU: others that run beside it do not count.
+/// CPU time of this thread, without that of concurrent processes.
 fn cpu() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
@@ -77,14 +77,14 @@ fn bare_heap() -> u64 {
     let random = Random::new(1);
     let mut heap: BinaryHeap<_> = (0..TASKS).map(|number| Reverse((random.below(1_000), number))).collect();
     for _ in 0..EVENTS {
-        let Reverse((at, number)) = heap.pop().expect("as many as at first");
+        let Reverse((at, number)) = heap.pop().expect("the heap keeps its size");
         heap.push(Reverse((at + random.below(1_000), number)));
     }
     black_box(heap);
     EVENTS
 }
 
-/// What happens in a world whose tasks this begins.
+/// Runs a world with the tasks that `begin` starts. Returns its number of events.
 fn in_a_world(begin: impl Fn(&World)) -> u64 {
     let world = World::new(1);
     begin(&world);
@@ -105,7 +105,7 @@ fn sleeps(world: &World) {
     }
 }
 
-/// Pairs on hosts of their own, of which one sends back what the other has sent.
+/// Pairs of hosts. One host sends each message of the other back.
 fn datagrams(world: &World) {
     let wire = Wire { delay_ns: 2 * MICROS, jitter_ns: MICROS };
     let network = Network::new(world, wire, &Rc::new(Struck::default()));
@@ -122,14 +122,14 @@ async fn send_back(network: Network, inbox: Rc<Inbox>) {
     loop {
         let rung = inbox.bell().rung();
         while let Some(arrival) = inbox.take() {
-            let Arrival::Message(from, bytes) = arrival else { unreachable!("nobody has connected") };
+            let Arrival::Message(from, bytes) = arrival else { unreachable!("no connection is opened") };
             network.send(inbox.address(), from, bytes);
         }
         rung.await;
     }
 }
 
-/// Connections with some verbs under way on each.
+/// Connections with several verbs in flight on each.
 fn verbs(world: &World) {
     let bytes = Rc::new(Bytes::new(8 << 20));
     let timing = Timing {
@@ -162,7 +162,7 @@ async fn post_for_ever(world: World, connection: Connection) {
         };
         posted.push_back(connection.post(verb, false));
         if posted.len() == 4 {
-            black_box(posted.pop_front().expect("it was counted").done().await);
+            black_box(posted.pop_front().expect("a posted verb").done().await);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A filled PRISM-KV store on a node of this process, and how measurements are summed up.
+//! A filled PRISM-KV store on a node in this process, and the median of measurements.
 
 #![allow(dead_code, reason = "each benchmark uses a part of this")]
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 pub(crate) const NAME: &str = "bench";
 
-/// Keys are the numbers below the count of records, big-endian, each with a slot of its own.
+/// A store. Its keys are the numbers below the number of records, big-endian, each with its own slot.
 pub(crate) struct Store {
     pub(crate) host: Arc<Host>,
     socket: PathBuf,
@@ -31,8 +31,8 @@ pub(crate) struct Store {
 pub(crate) type Client = PrismKv<Rc<Direct>>;
 
 impl Store {
-    /// A store that takes up to `quota` bytes, with `records` values of `value_size`, put in an order that says
-    /// nothing about their keys.
+    /// Creates a store of up to `quota` bytes with `records` values of `value_size` bytes, put in an order that does
+    /// not depend on their keys.
     pub(crate) fn fill(records: u64, value_size: usize, quota: u64) -> Store {
         let memory = Mapping::create(quota + (16 << 20), Pages::Auto).expect("memory for the node");
         let socket = std::env::temp_dir().join(format!("farside-bench-{}.sock", std::process::id()));
@@ -42,7 +42,7 @@ impl Store {
         let parameters = format!(r#"{{"items": {records}, "placement": "permuted"}}"#);
         let (name, kind) = (NAME.to_owned(), KIND.to_owned());
         host.ask(Ask::CreateStore { name, kind, parameters, quota }, Duration::from_secs(60))
-            .expect("room for the store");
+            .expect("memory for the store");
 
         let endpoint = endpoint_of(&host);
         let mut client = open(&endpoint);
@@ -50,7 +50,7 @@ impl Store {
         block_on(&*endpoint, async {
             for number in shuffled(records) {
                 value_of(number, &mut value);
-                client.put(&number.to_be_bytes(), &value).await.expect("room for every record");
+                client.put(&number.to_be_bytes(), &value).await.expect("memory for every record");
             }
         });
         let table = client.table().clone();
@@ -61,12 +61,12 @@ impl Store {
         self.host.memory()
     }
 
-    /// A new endpoint, for this thread, on the node's own mapping.
+    /// Creates an endpoint for this thread on the node's own mapping.
     pub(crate) fn endpoint(&self) -> Rc<Direct> {
         endpoint_of(&self.host)
     }
 
-    /// A new endpoint, for this thread, as another process would have it: by the node's socket, on its own mapping.
+    /// Creates an endpoint for this thread as in another process: through the node's socket, on a separate mapping.
     pub(crate) fn shm_endpoint(&self) -> Rc<Direct> {
         Rc::new(shm::connect(&self.socket, NodeId(0)).expect("the node serves there"))
     }
@@ -77,12 +77,12 @@ fn endpoint_of(host: &Arc<Host>) -> Rc<Direct> {
     Rc::new(local::connect(&node).expect("a session"))
 }
 
-/// A client over `endpoint`.
+/// Opens a client over `endpoint`.
 pub(crate) fn open(endpoint: &Rc<Direct>) -> Client {
-    block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NodeId(0), NAME)).expect("the store is there")
+    block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NodeId(0), NAME)).expect("the store exists")
 }
 
-/// Fills in the value of a key: each byte tells its key and its place.
+/// Fills the value of a key. Each byte depends on the key and on its index.
 fn value_of(number: u64, value: &mut [u8]) {
     for (index, byte) in value.iter_mut().enumerate() {
         *byte = value_byte(number, index);
@@ -95,7 +95,7 @@ pub(crate) fn value_byte(number: u64, index: usize) -> u8 {
     (number as u8).wrapping_add(index as u8)
 }
 
-/// The numbers below `count` in an order that is always the same and looks random.
+/// Returns the numbers below `count` in a fixed pseudo-random order.
 fn shuffled(count: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;

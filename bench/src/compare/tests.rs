@@ -211,11 +211,9 @@ fn an_invalid_answer_is_reported_with_its_start() {
         assert!(error.contains(told), "{}: {error}", answer[..answer.len().min(40)].escape_ascii());
         assert_eq!(tally.operations(), 0, "a failed operation is not counted");
     }
-    for (answer, told) in [
-        (&b"*2\r\n"[..], "an MGET of 1 keys: '*2'"),
-        (b"*-1\r\n", ": '*-1'"),
-        (b"-ERR\r\n", ": '-ERR'"),
-    ] {
+    for (answer, told) in
+        [(&b"*2\r\n"[..], "an MGET of 1 keys: '*2'"), (b"*-1\r\n", ": '*-1'"), (b"-ERR\r\n", ": '-ERR'")]
+    {
         let error = worked::<MGet>(READS, ONE, 1, answering(answer.to_vec())).0.expect_err("no answer");
         assert!(error.contains(told), "{error}");
     }
@@ -313,7 +311,11 @@ fn take_apart<D: Dialect>(bytes: &[u8], numbers: &[u64]) {
             answer.value.is_none_or(|value| value.len() <= ANSWER_BYTES_MAX && value.len() <= answer.len)
         );
         if answer.len > 0 {
-            assert_eq!(D::read(&rest[..answer.len], number), Ok(Some(answer)), "the answer's own bytes suffice");
+            assert_eq!(
+                D::read(&rest[..answer.len], number),
+                Ok(Some(answer)),
+                "the answer's own bytes suffice"
+            );
             assert_eq!(D::read(&rest[..answer.len - 1], number), Ok(None), "one byte less is incomplete");
         }
         at += answer.len;

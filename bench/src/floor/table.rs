@@ -279,7 +279,8 @@ pub(super) fn check(layout: &Layout) -> io::Result<usize> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
     }
     if layout.value_size > VALUE_SIZE_MAX {
-        let wrong = format!("values of {} bytes: the valid range is 0 to {VALUE_SIZE_MAX}", layout.value_size);
+        let wrong =
+            format!("values of {} bytes: the valid range is 0 to {VALUE_SIZE_MAX}", layout.value_size);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, wrong));
     }
     Ok((layout.records * SLOTS_PER_RECORD).next_power_of_two() as usize)

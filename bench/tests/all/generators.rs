@@ -1,5 +1,5 @@
-//! The generators draw what YCSB's own draw: both histograms of ten million draws are of one distribution, by a
-//! chi-square of two samples.
+//! The generators have the same distributions as YCSB's own: a two-sample chi-square test of histograms of ten million
+//! draws.
 
 use farside_bench::workload::{
     Exponential, Hotspot, Random, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA, Zipfian, random,
@@ -7,7 +7,7 @@ use farside_bench::workload::{
 
 const DRAWS: u64 = 10_000_000;
 
-/// What YCSB drew with its class of that name and those parameters.
+/// Histogram of YCSB's own class with these parameters.
 fn ycsbs(class: &str, parameters: &str) -> Vec<u64> {
     let lines = include_str!("ycsb/frequencies.txt").lines().filter(|line| !line.starts_with('#'));
     let mut lines = lines.map(|line| line.split(' '));
@@ -20,7 +20,7 @@ fn ycsbs(class: &str, parameters: &str) -> Vec<u64> {
     counts
 }
 
-/// What we draw, in as many cells.
+/// Histogram of our generator, with `cells` cells.
 fn ours(cells: usize, seed: u64, mut next: impl FnMut(&mut Random) -> u64) -> Vec<u64> {
     let mut random = random(seed);
     let mut seen = vec![0; cells];
@@ -30,8 +30,8 @@ fn ours(cells: usize, seed: u64, mut next: impl FnMut(&mut Random) -> u64) -> Ve
     seen
 }
 
-/// Of two samples of one size: about as large as there are cells, if they are of one distribution. Cells of which
-/// neither has seen much are one.
+/// Chi-square of two samples of the same size. It is about the number of cells if both have the same distribution.
+/// Cells with few draws in both samples are merged.
 fn chi_square(a: &[u64], b: &[u64]) -> (f64, usize) {
     const FEW: u64 = 20;
     let (mut sum, mut cells, mut rest) = (0.0, 0usize, (0, 0));
@@ -52,7 +52,7 @@ fn chi_square(a: &[u64], b: &[u64]) -> (f64, usize) {
     (sum, cells)
 }
 
-/// What is exceeded once in a million times: Wilson and Hilferty's approximation.
+/// Chi-square that is exceeded with a probability of one in a million: Wilson and Hilferty's approximation.
 fn bound(cells: usize) -> f64 {
     let freedom = cells.saturating_sub(1).max(1) as f64;
     let spread = 2.0 / (9.0 * freedom);
@@ -68,13 +68,13 @@ fn is_ycsbs(class: &str, parameters: &str, next: impl FnMut(&mut Random) -> u64)
 }
 
 #[test]
-fn uniform_is_ycsbs() {
+fn uniform_matches_ycsb() {
     let mut uniform = UniformLong::new(0, 99);
     is_ycsbs("UniformLongGenerator", "0..99", |random| uniform.next(random));
 }
 
 #[test]
-fn zipfian_is_ycsbs() {
+fn zipfian_matches_ycsb() {
     for items in [100, 1000] {
         let mut zipfian = Zipfian::new(items, ZIPFIAN_THETA);
         is_ycsbs("ZipfianGenerator", &items.to_string(), |random| zipfian.next(random));
@@ -82,31 +82,31 @@ fn zipfian_is_ycsbs() {
 }
 
 #[test]
-fn scrambled_zipfian_is_ycsbs() {
+fn scrambled_zipfian_matches_ycsb() {
     let mut scrambled = ScrambledZipfian::new(1000);
     is_ycsbs("ScrambledZipfianGenerator", "0..999", |random| scrambled.next(random));
 }
 
 #[test]
-fn latest_is_ycsbs() {
+fn latest_matches_ycsb() {
     let mut latest = SkewedLatest::new(999);
     is_ycsbs("SkewedLatestGenerator", "newest=999", |random| latest.next(999, random));
 }
 
 #[test]
-fn hotspot_is_ycsbs() {
+fn hotspot_matches_ycsb() {
     let mut hotspot = Hotspot::new(100, 0.2, 0.8);
     is_ycsbs("HotspotIntegerGenerator", "0..99,0.2,0.8", |random| hotspot.next(random));
 }
 
 #[test]
-fn exponential_is_ycsbs() {
+fn exponential_matches_ycsb() {
     let mut exponential = Exponential::new(95.0, 85.71428571);
     is_ycsbs("ExponentialGenerator", "95,85.71428571", |random| exponential.next(random));
 }
 
 #[test]
-fn what_is_a_little_different_is_told_from_ycsbs() {
+fn a_slightly_different_distribution_fails_the_test() {
     let differs = |class, parameters, next: &mut dyn FnMut(&mut Random) -> u64| {
         let ycsbs = ycsbs(class, parameters);
         let (chi_square, cells) = chi_square(&ycsbs, &ours(ycsbs.len(), 2, next));

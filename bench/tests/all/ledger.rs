@@ -1,5 +1,5 @@
-//! The ledger is judged: by histories of which everybody knows what they are, and, on many thousands of drawn ones, by
-//! the simulator's judge, a search that shares nothing with it.
+//! Tests of the ledger: on small histories with a known verdict, and on thousands of random histories against the
+//! simulator's checker, a search that shares no code with the ledger.
 
 use std::sync::{Barrier, Mutex};
 
@@ -14,11 +14,11 @@ const SIZE: usize = 64;
 
 fn bytes(stamp: Stamp) -> Vec<u8> {
     let mut value = vec![0; SIZE];
-    encode(KEY, stamp.writer, stamp.sequence, &mut value).expect("it is long enough");
+    encode(KEY, stamp.writer, stamp.sequence, &mut value).expect("a value long enough");
     value
 }
 
-/// A ledger of one key, as a story tells it.
+/// A ledger with operations on one key.
 struct Story(Ledger);
 
 impl Story {
@@ -32,7 +32,7 @@ impl Story {
 
     fn write(&self, writer: u32) -> Stamp {
         let (begun, stamp) = self.begin_write(writer);
-        self.0.end_write(begun, stamp, Written::Yes).expect("a write that ran is no violation");
+        self.0.end_write(begun, stamp, Written::Yes).expect("a write that ran is not a violation");
         stamp
     }
 
@@ -46,7 +46,7 @@ impl Story {
 }
 
 #[test]
-fn a_read_may_bring_what_is_being_written_or_what_was_there_before() {
+fn a_read_during_a_write_may_return_the_new_or_the_old_value() {
     let story = Story::new();
     let old = story.write(0);
     let (begun, new) = story.begin_write(1);
@@ -56,20 +56,24 @@ fn a_read_may_bring_what_is_being_written_or_what_was_there_before() {
     assert_eq!(
         story.read(Some(old)),
         Err(went_back),
-        "once anybody has read a value, nobody reads an older one"
+        "after a read of the new value, no read may return the old one"
     );
     assert_eq!(story.0.end_write(begun, new, Written::Yes), Ok(()));
     assert_eq!(story.read(Some(new)), Ok(()));
 }
 
 #[test]
-fn a_stale_read_is_found_however_long_ago_the_value_was_replaced() {
+fn a_stale_read_is_detected_however_long_ago_its_value_was_replaced() {
     let story = Story::new();
     let old = story.write(0);
     let began_before = story.0.begin_read(KEY);
     let new = story.write(0);
     assert!(matches!(story.read(Some(old)), Err(Violation::WentBack { read, .. }) if read == old));
-    assert_eq!(story.end_read(began_before, Some(old)), Ok(()), "this one began while it was there");
+    assert_eq!(
+        story.end_read(began_before, Some(old)),
+        Ok(()),
+        "this read started while the value was present"
+    );
     let newer = [(); 100].map(|()| story.write(1)).last().copied();
     for stale in [old, new] {
         assert_eq!(story.read(Some(stale)), Err(Violation::WentBack { key: KEY, read: stale, newer }));
@@ -77,7 +81,7 @@ fn a_stale_read_is_found_however_long_ago_the_value_was_replaced() {
 }
 
 #[test]
-fn a_lost_update_is_found_by_whoever_reads_next() {
+fn a_lost_update_is_detected_by_the_next_read() {
     let story = Story::new();
     let old = story.write(0);
     let lost = story.write(1);
@@ -86,44 +90,44 @@ fn a_lost_update_is_found_by_whoever_reads_next() {
 }
 
 #[test]
-fn of_two_writes_at_once_either_may_be_the_last_but_not_both() {
+fn either_of_two_concurrent_writes_may_be_last_but_not_both() {
     let story = Story::new();
     let (one_begun, one) = story.begin_write(0);
     let (two_begun, two) = story.begin_write(1);
-    story.0.end_write(one_begun, one, Written::Yes).expect("it ran");
-    story.0.end_write(two_begun, two, Written::Yes).expect("it ran");
+    story.0.end_write(one_begun, one, Written::Yes).expect("the write ran");
+    story.0.end_write(two_begun, two, Written::Yes).expect("the write ran");
     assert_eq!(story.read(Some(one)), Ok(()));
     assert!(matches!(story.read(Some(two)), Err(Violation::WentBack { .. })));
-    assert_eq!(story.read(Some(one)), Ok(()), "a violation is not remembered");
+    assert_eq!(story.read(Some(one)), Ok(()), "a violation does not change the ledger");
 }
 
-/// `third` came before the read of `first`, which tells it from a value that is still open: it must be remembered.
+/// `third` came before the read of `first`, while the order of `second` is still open. So the ledger must keep `first`.
 #[test]
-fn a_value_is_not_forgotten_while_it_alone_tells_the_order_of_others() {
+fn a_value_is_kept_while_only_it_determines_the_order_of_others() {
     let story = Story::new();
     let (first_begun, first) = story.begin_write(0);
     let (third_begun, third) = story.begin_write(2);
-    story.0.end_write(first_begun, first, Written::Yes).expect("it ran");
+    story.0.end_write(first_begun, first, Written::Yes).expect("the write ran");
     let (second_begun, second) = story.begin_write(1);
-    story.0.end_write(third_begun, third, Written::Yes).expect("it ran");
+    story.0.end_write(third_begun, third, Written::Yes).expect("the write ran");
     let read = story.0.begin_read(KEY);
-    story.0.end_write(second_begun, second, Written::Yes).expect("it ran");
-    assert_eq!(story.end_read(read, Some(first)), Ok(()), "the second may come after it");
+    story.0.end_write(second_begun, second, Written::Yes).expect("the write ran");
+    assert_eq!(story.end_read(read, Some(first)), Ok(()), "`second` may come after `first`");
     let violation = Violation::WentBack { key: KEY, read: third, newer: Some(first) };
     assert_eq!(story.read(Some(third)), Err(violation));
     assert_eq!(story.read(Some(second)), Ok(()));
 }
 
 #[test]
-fn a_key_that_was_written_may_not_be_missing() {
+fn a_key_that_was_written_must_not_be_missing() {
     let story = Story::new();
-    assert_eq!(story.read(None), Ok(()), "nothing was written yet");
+    assert_eq!(story.read(None), Ok(()), "no value was written yet");
     story.write(0);
     assert_eq!(story.read(None), Err(Violation::Missing { key: KEY }));
 }
 
 #[test]
-fn what_nobody_wrote_is_never_read() {
+fn a_value_that_was_never_written_is_a_violation() {
     let story = Story::new();
     story.write(0);
     for (read, issued) in [
@@ -147,7 +151,7 @@ fn a_write_of_unknown_fate_may_be_seen_at_any_later_time() {
     let story = Story::new();
     let old = story.write(0);
     let (begun, unknown) = story.begin_write(1);
-    story.0.end_write(begun, unknown, Written::Unknown).expect("nobody knows");
+    story.0.end_write(begun, unknown, Written::Unknown).expect("an unknown outcome is not a violation");
     assert_eq!(story.read(Some(old)), Ok(()));
     let newer = story.write(0);
     assert_eq!(story.read(Some(newer)), Ok(()));
@@ -156,7 +160,7 @@ fn a_write_of_unknown_fate_may_be_seen_at_any_later_time() {
 }
 
 #[test]
-fn a_write_that_did_not_run_may_not_be_seen() {
+fn a_write_that_did_not_run_must_not_be_seen() {
     let story = Story::new();
     let old = story.write(0);
     let (begun, unseen) = story.begin_write(1);
@@ -170,7 +174,7 @@ fn a_write_that_did_not_run_may_not_be_seen() {
 }
 
 #[test]
-fn a_read_that_failed_has_seen_nothing() {
+fn a_failed_read_constrains_no_later_read() {
     let story = Story::new();
     let begun = story.0.begin_read(KEY);
     let stamp = story.write(0);
@@ -178,13 +182,13 @@ fn a_read_that_failed_has_seen_nothing() {
     assert_eq!(story.read(Some(stamp)), Ok(()));
 }
 
-/// An operation under way, of both judges.
+/// An operation in flight in both checkers.
 enum UnderWay {
     Read(Begun),
     Write(Begun, Stamp),
 }
 
-/// A drawn history of one key, told to both judges; whether either finds it wrong.
+/// Runs a random history of one key through both checkers. Returns whether each finds a violation.
 fn both_judge(seed: u64) -> (bool, bool) {
     let mut random = random(seed);
     let mut below = |end: u64| random.next_u64() % end;
@@ -215,7 +219,7 @@ fn both_judge(seed: u64) -> (bool, bool) {
         let (id, ended) = under_way.swap_remove(below(under_way.len() as u64) as usize);
         let judged = match ended {
             UnderWay::Read(begun) => {
-                // The newest ones most often, or else hardly any history would be right.
+                // Mostly the newest values, otherwise almost no history would be linearizable.
                 let back = below(3).min(below(4)).min(written.len() as u64 - 1) as usize;
                 let stamp = written[written.len() - 1 - back];
                 let found = stamp.map_or(Outcome::Absent, |stamp| Outcome::Found(tag(stamp), None));
@@ -223,7 +227,7 @@ fn both_judge(seed: u64) -> (bool, bool) {
                 story.end_read(begun, stamp)
             }
             UnderWay::Write(begun, stamp) => match below(12) {
-                // What is unknown has no end in a history: it may yet happen.
+                // An operation with an unknown outcome has no end in the history: it may still take effect.
                 0 => story.0.end_write(begun, stamp, Written::Unknown),
                 1 => {
                     history.returned(id, Outcome::Failed, ns);
@@ -246,18 +250,18 @@ fn both_judge(seed: u64) -> (bool, bool) {
 }
 
 #[test]
-fn the_ledger_and_the_search_agree_on_every_drawn_history() {
+fn the_ledger_and_the_search_agree_on_every_random_history() {
     let (mut right, mut wrong) = (0, 0);
     for seed in 1..=60_000 {
         let (by_ledger, by_search) = both_judge(seed);
-        assert_eq!(by_ledger, by_search, "seed {seed}: the ledger finds it wrong, or the search does");
+        assert_eq!(by_ledger, by_search, "seed {seed}: only one of ledger and search finds a violation");
         *if by_ledger { &mut wrong } else { &mut right } += 1;
     }
-    println!("{right} histories were right, {wrong} were not");
-    assert!(right > 5_000 && wrong > 5_000, "the draw tells nothing: {right} right, {wrong} wrong");
+    println!("{right} histories were linearizable, {wrong} were not");
+    assert!(right > 5_000 && wrong > 5_000, "too few of one kind: {right} linearizable, {wrong} not");
 }
 
-/// Threads that read and write a store that is atomic, as fast as they can: whatever a ledger then says is a mistake.
+/// Threads read and write an atomic store as fast as they can. Every violation is an error of the ledger.
 #[test]
 fn an_atomic_store_has_no_violations_across_threads() {
     const KEYS: u64 = 4;
@@ -280,7 +284,7 @@ fn an_atomic_store_has_no_violations_across_threads() {
                     } else {
                         let (begun, stamp) = ledger.begin_write(key, writer);
                         let mut value = vec![0; SIZE];
-                        encode(key, stamp.writer, stamp.sequence, &mut value).expect("it is long enough");
+                        encode(key, stamp.writer, stamp.sequence, &mut value).expect("a value long enough");
                         *store[key as usize].lock().expect("no panic") = Some(value);
                         ledger.end_write(begun, stamp, Written::Yes).expect("an atomic store");
                     }

@@ -1,4 +1,4 @@
-//! All integration tests of this crate in one binary, which links once.
+//! All integration tests of this crate in one binary, which links only once.
 
 mod generators;
 mod ledger;

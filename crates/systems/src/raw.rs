@@ -178,7 +178,8 @@ impl<F: Fabric + Clock> Raw<F> {
         let at = self.slot(slot);
         let (bound, tag) = (U32::new(bytes.len() as u32), U32::new(old.tag.get().wrapping_add(1)));
         let bound_and_tag = [bound, tag];
-        let list = Class::for_len(bytes.len()).expect("a chain carries no more bytes than a buffer holds").list();
+        let list =
+            Class::for_len(bytes.len()).expect("a chain carries no more bytes than a buffer holds").list();
         let mut chain = self.chain.begin(self.table.key);
         let _ = chain.also(write(POINTER_BOUND, bound_and_tag.as_bytes()));
         let _ = chain.then(allocate(list, [bytes, &[], &[]]).redirect(POINTER));

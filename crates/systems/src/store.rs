@@ -162,8 +162,7 @@ impl Members {
 /// Bytes of a buffer that holds `len` bytes, including the node's state for that buffer.
 pub(crate) fn buffer_bytes(len: usize) -> u64 {
     const STATE_SIZE: u64 = 16;
-    u64::from(Class::for_len(len).expect("an item is no longer than the longest buffer").size)
-        + STATE_SIZE
+    u64::from(Class::for_len(len).expect("an item is no longer than the longest buffer").size) + STATE_SIZE
 }
 
 #[cfg(test)]
@@ -254,6 +253,9 @@ mod tests {
         let told = opened("raw", Capabilities::SOFTWARE).expect_err("no keys").to_string();
         assert_eq!(told, "store 's' is plain memory and holds no keys: name another store");
         let told = opened("cuckoo", Capabilities::SOFTWARE).expect_err("not known").to_string();
-        assert!(told.starts_with("store 's' is of kind 'cuckoo', which this release does not support"), "{told}");
+        assert!(
+            told.starts_with("store 's' is of kind 'cuckoo', which this release does not support"),
+            "{told}"
+        );
     }
 }

@@ -146,8 +146,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 
 #[cold]
 fn no_request(id: u64, op: u32) -> io::Error {
-    let wrong = format!(
-        "invalid request, id {id}, op {op}: the client may have another version or other flags"
-    );
+    let wrong =
+        format!("invalid request, id {id}, op {op}: the client may have another version or other flags");
     io::Error::new(io::ErrorKind::InvalidData, wrong)
 }

@@ -418,7 +418,8 @@ mod tests {
             (Medium::Ring, 4, socket()),
             (Medium::Ring, 64, ring()),
         ] {
-            let refusal = echo(medium, tasks).serve(far, |_| unreachable!("the server does not start")).unwrap_err();
+            let refusal =
+                echo(medium, tasks).serve(far, |_| unreachable!("the server does not start")).unwrap_err();
             assert_eq!(refusal.kind(), io::ErrorKind::InvalidInput, "{medium:?}");
             assert!(refusal.to_string().contains("use the one that the client's end came with"), "{refusal}");
         }

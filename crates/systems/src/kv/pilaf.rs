@@ -245,7 +245,8 @@ impl<F: Fabric + Clock> Pilaf<F> {
         KvError::Fabric(FabricError::Lost {
             node: self.node,
             ran: Ran::Unknown,
-            reason: "the store's answer is unknown to this release: use the same release on both sides".into(),
+            reason: "the store's answer is unknown to this release: use the same release on both sides"
+                .into(),
         })
     }
 

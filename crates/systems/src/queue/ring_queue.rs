@@ -94,7 +94,10 @@ impl Ring {
             .map_err(|error| format!("invalid ring description in the catalog: {error}"))?;
         let fits = table_len(slots).is_some_and(|len| len <= extent.len);
         if !slots.is_power_of_two() || !fits || extent.at.checked_add(extent.len).is_none() {
-            return Err(format!("invalid ring description in the catalog: {slots} slots in {} bytes", extent.len));
+            return Err(format!(
+                "invalid ring description in the catalog: {slots} slots in {} bytes",
+                extent.len
+            ));
         }
         Ok(Ring { slots, extent })
     }

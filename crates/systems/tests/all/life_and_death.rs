@@ -243,7 +243,10 @@ fn killed_at_accesses(strikes: usize) {
             victim.signal(if strike.nth % 2 == 0 { Signal::CONT } else { Signal::KILL });
         }
         let status = victim.wait();
-        assert!(status.success() || status.signal() == Some(Signal::KILL.as_raw()), "the client ended with {status}");
+        assert!(
+            status.success() || status.signal() == Some(Signal::KILL.as_raw()),
+            "the client ended with {status}"
+        );
         // `None` if other clients helped it, so that it made fewer accesses of this kind.
         let access: Option<Access> = victim.heard_last("struck");
         stopped += u32::from(is_stopped);

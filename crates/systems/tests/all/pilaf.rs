@@ -37,8 +37,7 @@ struct Client<F> {
 impl<F: Fabric + Clock + Turns> Client<F> {
     fn open(fabric: F) -> Client<F> {
         let endpoint = Rc::new(Count::new(fabric));
-        let kv =
-            block_on(&endpoint, Pilaf::open(Rc::clone(&endpoint), NODE, "s")).expect("the store exists");
+        let kv = block_on(&endpoint, Pilaf::open(Rc::clone(&endpoint), NODE, "s")).expect("the store exists");
         Client { endpoint, kv }
     }
 
@@ -128,14 +127,18 @@ fn listening(listen: Listen) -> (Home, Listen) {
 
 #[test]
 fn two_clients_agree_with_a_map_on_udp() {
-    let (_home, Listen::Udp(address)) = listening(Listen::Udp(LOOPBACK)) else { panic!("the node listens on UDP") };
+    let (_home, Listen::Udp(address)) = listening(Listen::Udp(LOOPBACK)) else {
+        panic!("the node listens on UDP")
+    };
     let line = || UdpLine::connect(address, None).expect("a socket");
     two_clients_agree_with_a_map(|| Endpoint::open(line(), NODE, who(b"")).expect("a session"));
 }
 
 #[test]
 fn two_clients_agree_with_a_map_on_tcp() {
-    let (_home, Listen::Tcp(address)) = listening(Listen::Tcp(LOOPBACK)) else { panic!("the node listens on TCP") };
+    let (_home, Listen::Tcp(address)) = listening(Listen::Tcp(LOOPBACK)) else {
+        panic!("the node listens on TCP")
+    };
     let line = || TcpLine::connect(address).expect("a connection");
     two_clients_agree_with_a_map(|| Endpoint::open(line(), NODE, who(b"")).expect("a session"));
 }
@@ -174,7 +177,8 @@ fn a_put_needs_the_right_to_write_and_a_get_the_right_to_read() {
         assert!(refused.to_string().contains("needs the right 'write'"), "{refused}");
         assert_eq!(refused.ran(), farside_remote::fabric::Ran::No);
     }
-    let refused = block_on(&writer.endpoint, writer.kv.get(b"k")).map(drop).expect_err("the token may not read");
+    let refused =
+        block_on(&writer.endpoint, writer.kv.get(b"k")).map(drop).expect_err("the token may not read");
     assert!(refused.to_string().contains("lacks a right"), "{refused}");
     assert_eq!(reader.get(b"k").as_deref(), Some(&b"v"[..]));
 }

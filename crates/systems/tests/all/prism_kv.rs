@@ -45,7 +45,11 @@ fn operations_cost_as_many_round_trips_as_in_the_paper() {
     go!(uncached, get(&key)).expect("read");
     let costs = plain.take();
     assert_eq!((costs.round_trips, costs.requests, costs.atomics), (1, 1, 0), "a GET is one indirect READ");
-    assert_eq!(costs.bytes_in, 8 + 16 + 8 + 100, "the reply has its entry, the header, the key and the value");
+    assert_eq!(
+        costs.bytes_in,
+        8 + 16 + 8 + 100,
+        "the reply has its entry, the header, the key and the value"
+    );
 
     go!(client, get(&key)).expect("read");
     endpoint.take();
@@ -85,7 +89,8 @@ fn conditional_puts_detect_every_change() {
     let version = go!(a, get(b"k")).expect("read").expect("present").version;
     let newer = go!(b, compare_and_put(b"k", version, b"3")).expect("compared").expect("unchanged since");
     assert!(newer != version);
-    let conflict = go!(a, compare_and_put(b"k", version, b"4")).expect("compared").expect_err("changed since");
+    let conflict =
+        go!(a, compare_and_put(b"k", version, b"4")).expect("compared").expect_err("changed since");
     assert_eq!(conflict.version, Some(newer));
     go!(b, delete(b"k")).expect("deleted");
     let conflict = go!(a, compare_and_put(b"k", newer, b"5")).expect("compared").expect_err("deleted since");

@@ -81,7 +81,8 @@ fn beside_another<O>(turns: impl Turns, future: impl Future<Output = O>) -> O {
 /// Cancels puts of two clients while a third client changes the same keys. Then compares the number of live buffers
 /// with the number of reachable ones.
 fn drop_puts<E: Fabric + Clock + Turns + 'static>(home: &Home, endpoint: &Rc<E>) {
-    let open = || block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NODE, "s")).expect("the store exists");
+    let open =
+        || block_on(&**endpoint, PrismKv::open(Rc::clone(endpoint), NODE, "s")).expect("the store exists");
     let (mut plain, mut cached, mut rival) = (open(), open().with_slot_cache(100), open());
     let large = vec![7; PARTS as usize * PART_MAX];
     for (kind, put) in PUTS.into_iter().enumerate() {

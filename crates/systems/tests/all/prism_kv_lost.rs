@@ -37,7 +37,8 @@ fn the_error_is_right_about_the_operation_whichever_reply_is_lost() {
                 fabric.of_chain(chains, Then::Lost(ran));
                 let put = run(fabric.inner(), kv.put(b"k", b"new"));
                 fabric.before_each(|| Then::Runs);
-                let stored = run(at.inner(), reader.get(b"k")).expect("read").expect("present").value == b"new";
+                let stored =
+                    run(at.inner(), reader.get(b"k")).expect("read").expect("present").value == b"new";
                 match put.map_err(|error| error.ran()) {
                     Ok(()) => assert!(stored && cached, "the only chain of the put was not lost"),
                     Err(Ran::Yes) => assert!(stored),

@@ -33,7 +33,9 @@ impl Store {
             let Ok(free) = arena.segment(index);
             let region = if index == 6 { 2 } else { 1 };
             let usage = if index < TABLE_SEGMENTS { Use::Table } else { Use::Granted };
-            let Ok(true) = arena.assign(index, free, region, usage) else { panic!("no other process uses the memory") };
+            let Ok(true) = arena.assign(index, free, region, usage) else {
+                panic!("no other process uses the memory")
+            };
             if usage == Use::Granted {
                 let Ok(()) = arena.grant(region, Supply::Quota, index);
             }

@@ -156,7 +156,8 @@ fn a_rebuild_without_enough_memory_is_refused_and_changes_nothing() {
     let mut client = home.client("s");
     go!(client, put(b"k", b"v")).expect("stored");
     let ask = Ask::RebuildStore { name: "s".into(), parameters: r#"{"items": 1000000}"#.into() };
-    let refused = home.host.ask(ask, Duration::from_secs(10)).expect_err("the node has less than 64 MiB").to_string();
+    let refused =
+        home.host.ask(ask, Duration::from_secs(10)).expect_err("the node has less than 64 MiB").to_string();
     assert!(refused.contains("65 MiB") && refused.contains("more --memory"), "{refused}");
     assert_eq!(value_of(&mut client, b"k").as_deref(), Some(&b"v"[..]));
     rebuild(&home, 64);

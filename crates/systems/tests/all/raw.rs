@@ -78,7 +78,11 @@ fn each_operation_is_one_round_trip() {
     let (held, _) = client.once(async |raw| raw.pointer(3).await);
     assert_eq!(held, second);
     let (got, costs) = client.once(async |raw| raw.get(3, 100).await.map(<[u8]>::to_vec));
-    assert_eq!((got.as_deref(), of(costs)), (Ok(&b"second"[..]), (1, 1, 0, 0, 0)), "the bound limits the READ");
+    assert_eq!(
+        (got.as_deref(), of(costs)),
+        (Ok(&b"second"[..]), (1, 1, 0, 0, 0)),
+        "the bound limits the READ"
+    );
     let (answer, costs) = client.once(async |raw| raw.echo(b"anyone there?").await.map(<[u8]>::to_vec));
     assert_eq!((answer.as_deref(), of(costs)), (Ok(&b"anyone there?"[..]), (1, 0, 1, 0, 0)));
 }
@@ -134,7 +138,9 @@ fn a_scan_keeps_reachable_buffers_and_frees_those_of_a_dead_client() {
     for slot in 0..SLOTS {
         client.put(slot, BoundedPtr::default(), &pattern(100)).expect("a put");
     }
-    let Answer::Store(store) = home.ask(Ask::OpenStore { name: "s".into() }) else { panic!("expected a store") };
+    let Answer::Store(store) = home.ask(Ask::OpenStore { name: "s".into() }) else {
+        panic!("expected a store")
+    };
     let mut chain = ChainBuf::new();
     let mut chain = chain.begin(store.extent().key);
     let list = Class::for_len(100).expect("a class").list();

@@ -86,7 +86,8 @@ impl<'a> Stepped<'a> {
     fn new(memory: &'a Mapping, store: &Store) -> Stepped<'a> {
         let log = RefCell::default();
         let memory = Metered { memory, log, next: Cell::new(0), allowed: Cell::new(0) };
-        let service = PilafKind.serve(&store.parameters, store.extent()).expect("parameters from the catalog");
+        let service =
+            PilafKind.serve(&store.parameters, store.extent()).expect("parameters from the catalog");
         Stepped { memory, service, calls: VecDeque::new() }
     }
 

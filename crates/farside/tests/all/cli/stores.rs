@@ -54,7 +54,8 @@ fn a_pilaf_store_serves_the_same_commands_or_refuses_them() {
     assert_eq!(traced.out, b"v");
     kv(&["kv", "put", "k", &"v".repeat(60 * KIB)])
         .refused("at most 61424 are possible in a store of this kind");
-    kv(&["kv", "dump"]).refused("a pilaf store does not support iteration over all keys: use a prism-kv store");
+    kv(&["kv", "dump"])
+        .refused("a pilaf store does not support iteration over all keys: use a prism-kv store");
     kv(&["kv", "del", "k"]).done();
     kv(&["kv", "del", "k"]).absent();
     node.run(["store", "create", "q", "--kind", "cuckoo"]).refused("name one of prism-kv, pilaf");

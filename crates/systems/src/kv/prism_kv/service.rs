@@ -167,7 +167,8 @@ impl Survey {
             .map_err(|error| format!("the table of a {KIND} store takes {{\"items\": N}}: {error}"))?;
         if request.placement != Placement::default() {
             return Err(
-                "a table keeps its placement: create another store, and copy this store's data into it".into(),
+                "a table keeps its placement: create another store, and copy this store's data into it"
+                    .into(),
             );
         }
         let items = request.items;
