@@ -106,7 +106,7 @@ impl Lmdb {
                     let is_right = found.is_some_and(|value| looks_right(drawn.key, ycsb.value_size, value));
                     doubt = usize::from(!is_right);
                     if !is_right {
-                        thread.blame(&KvTrouble::Wrong(drawn.key));
+                        thread.count_trouble(&KvTrouble::Wrong(drawn.key));
                     }
                 }
                 match drawn.operation {

@@ -34,7 +34,7 @@ impl Dialect for Memcached {
     }
 
     #[inline]
-    fn ask_reads(keys: &[u64], out: &mut Vec<u8>) {
+    fn encode_reads(keys: &[u64], out: &mut Vec<u8>) {
         out.extend_from_slice(b"get");
         for &number in keys {
             out.push(b' ');
@@ -44,7 +44,7 @@ impl Dialect for Memcached {
     }
 
     #[inline]
-    fn ask_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
+    fn encode_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(b"set ");
         out.extend_from_slice(&key(number));
         out.extend_from_slice(format!(" 0 0 {}\r\n", value.len()).as_bytes());

@@ -58,10 +58,10 @@ pub trait Dialect {
     fn pid(bytes: &[u8]) -> Result<Option<u32>, String>;
 
     /// Appends requests for these records.
-    fn ask_reads(keys: &[u64], out: &mut Vec<u8>);
+    fn encode_reads(keys: &[u64], out: &mut Vec<u8>);
 
     /// Appends a request that stores a record, with an acknowledgement.
-    fn ask_write(key: u64, value: &[u8], out: &mut Vec<u8>);
+    fn encode_write(key: u64, value: &[u8], out: &mut Vec<u8>);
 
     /// Length of the part before the answers to `count` reads; `None` if it is incomplete.
     ///
@@ -228,7 +228,7 @@ impl<D: Dialect> Client<D> {
         let done = |slot: &Slot| {
             doubt.set(usize::from(slot.wrong));
             if slot.wrong {
-                thread.blame(&KvTrouble::Wrong(slot.drawn.key));
+                thread.count_trouble(&KvTrouble::Wrong(slot.drawn.key));
             }
             thread.count(slot.drawn, slot.since);
         };
@@ -246,51 +246,51 @@ impl<D: Dialect> Client<D> {
         let mut drawn = 0;
         for batch in &mut batches {
             batch.renew(&mut next, &mut drawn, &mut done);
-            self.ask(batch)?;
+            self.send_batch(batch)?;
         }
         while batches.iter().any(|batch| !batch.slots.is_empty()) {
             for batch in batches.iter_mut().filter(|batch| !batch.slots.is_empty()) {
-                self.hear(batch)?;
+                self.receive_batch(batch)?;
                 batch.renew(&mut next, &mut drawn, &mut done);
-                self.ask(batch)?;
+                self.send_batch(batch)?;
             }
         }
         Ok(())
     }
 
     /// Sends the requests of a batch.
-    fn ask(&mut self, batch: &Batch) -> Result<(), String> {
+    fn send_batch(&mut self, batch: &Batch) -> Result<(), String> {
         let (reads, writes) = batch.slots.split_at(batch.reads);
         self.out.clear();
         if !reads.is_empty() {
             self.keys.clear();
             self.keys.extend(reads.iter().map(|slot| slot.drawn.key));
-            D::ask_reads(&self.keys, &mut self.out);
+            D::encode_reads(&self.keys, &mut self.out);
         }
         for slot in writes {
             fill(slot.drawn.key, &mut self.value);
-            D::ask_write(slot.drawn.key, &self.value, &mut self.out);
+            D::encode_write(slot.drawn.key, &self.value, &mut self.out);
         }
         self.send()
     }
 
     /// Receives all answers to a batch.
-    fn hear(&mut self, batch: &mut Batch) -> Result<(), String> {
+    fn receive_batch(&mut self, batch: &mut Batch) -> Result<(), String> {
         let (reads, writes) = batch.slots.split_at_mut(batch.reads);
         if !reads.is_empty() {
             let count = reads.len();
-            self.pass(|bytes| D::before_reads(bytes, count))?;
+            self.skip(|bytes| D::before_reads(bytes, count))?;
             for slot in reads {
-                slot.wrong = self.hear_value(slot.drawn.key)?;
+                slot.wrong = self.receive_value(slot.drawn.key)?;
             }
-            self.pass(D::after_reads)?;
+            self.skip(D::after_reads)?;
         }
-        writes.iter().try_for_each(|_| self.pass(D::written))
+        writes.iter().try_for_each(|_| self.skip(D::written))
     }
 
     /// Receives the next value. Returns whether it is wrong.
     #[inline]
-    fn hear_value(&mut self, key: u64) -> Result<bool, String> {
+    fn receive_value(&mut self, key: u64) -> Result<bool, String> {
         loop {
             if let Some(answer) = D::read(self.inbox.bytes(), key)? {
                 let wrong = !answer.value.is_some_and(|value| looks_right(key, self.value.len(), value));
@@ -304,7 +304,7 @@ impl<D: Dialect> Client<D> {
 
     /// Receives and skips the bytes whose length `expected` returns.
     #[inline]
-    fn pass(&mut self, expected: impl Fn(&[u8]) -> Result<Option<usize>, String>) -> Result<(), String> {
+    fn skip(&mut self, expected: impl Fn(&[u8]) -> Result<Option<usize>, String>) -> Result<(), String> {
         loop {
             if let Some(len) = expected(self.inbox.bytes())? {
                 self.inbox.take(len);

@@ -26,17 +26,17 @@ impl Dialect for Get {
     }
 
     #[inline]
-    fn ask_reads(keys: &[u64], out: &mut Vec<u8>) {
+    fn encode_reads(keys: &[u64], out: &mut Vec<u8>) {
         for &number in keys {
             out.extend_from_slice(b"*2\r\n$3\r\nGET\r\n");
-            ask_key(number, out);
+            encode_key(number, out);
         }
     }
 
     #[inline]
-    fn ask_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
+    fn encode_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(b"*3\r\n$3\r\nSET\r\n");
-        ask_key(number, out);
+        encode_key(number, out);
         out.extend_from_slice(format!("${}\r\n", value.len()).as_bytes());
         out.extend_from_slice(value);
         out.extend_from_slice(b"\r\n");
@@ -65,14 +65,14 @@ impl Dialect for MGet {
     }
 
     #[inline]
-    fn ask_reads(keys: &[u64], out: &mut Vec<u8>) {
+    fn encode_reads(keys: &[u64], out: &mut Vec<u8>) {
         out.extend_from_slice(format!("*{}\r\n$4\r\nMGET\r\n", keys.len() + 1).as_bytes());
-        keys.iter().for_each(|&number| ask_key(number, out));
+        keys.iter().for_each(|&number| encode_key(number, out));
     }
 
     #[inline]
-    fn ask_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
-        Get::ask_write(number, value, out);
+    fn encode_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
+        Get::encode_write(number, value, out);
     }
 
     #[inline]
@@ -115,13 +115,13 @@ impl Dialect for OfBenchmark {
         }
     }
 
-    fn ask_reads(numbers: &[u64], out: &mut Vec<u8>) {
+    fn encode_reads(numbers: &[u64], out: &mut Vec<u8>) {
         for number in numbers {
             out.extend_from_slice(format!("*2\r\n$3\r\nGET\r\n$16\r\nkey:{number:012}\r\n").as_bytes());
         }
     }
 
-    fn ask_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
+    fn encode_write(number: u64, value: &[u8], out: &mut Vec<u8>) {
         let asked = format!("*3\r\n$3\r\nSET\r\n$16\r\nkey:{number:012}\r\n${}\r\n", value.len());
         out.extend_from_slice(asked.as_bytes());
         out.extend_from_slice(value);
@@ -138,7 +138,7 @@ impl Dialect for OfBenchmark {
 }
 
 #[inline]
-fn ask_key(number: u64, out: &mut Vec<u8>) {
+fn encode_key(number: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(b"$8\r\n");
     out.extend_from_slice(&key(number));
     out.extend_from_slice(b"\r\n");

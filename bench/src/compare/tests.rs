@@ -261,8 +261,8 @@ fn records_that_memcached_omits_are_absent() {
 fn requests_have_the_format_of_their_protocol() {
     fn asked<D: Dialect>(keys: &[u64]) -> String {
         let mut out = Vec::new();
-        D::ask_reads(keys, &mut out);
-        D::ask_write(255, b"v", &mut out);
+        D::encode_reads(keys, &mut out);
+        D::encode_write(255, b"v", &mut out);
         out.escape_ascii().to_string()
     }
     let [one, two] = [1u64, 255].map(|number| key(number).escape_ascii().to_string());

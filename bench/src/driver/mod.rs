@@ -112,7 +112,7 @@ pub struct Thread<W: Work> {
     /// Number of further operations to count.
     left: Cell<u64>,
     /// Number of operations in flight.
-    under_way: Cell<u64>,
+    in_flight: Cell<u64>,
     tally: RefCell<Tally>,
     intervals: RefCell<Option<Intervals>>,
 }
@@ -184,7 +184,7 @@ impl<W: Work> Run<W> {
         Thread {
             draws,
             left: Cell::new(u64::MAX),
-            under_way: Cell::new(0),
+            in_flight: Cell::new(0),
             tally: RefCell::new(Tally::of(W::KINDS)),
             intervals: RefCell::default(),
         }
@@ -263,7 +263,7 @@ impl<W: Work> Run<W> {
         let mut due = schedule.first;
         while !self.stop.load(Ordering::Relaxed) && thread.may_begin() {
             if !wait(due).await || self.stop.load(Ordering::Relaxed) {
-                thread.under_way.set(thread.under_way.get() - 1);
+                thread.in_flight.set(thread.in_flight.get() - 1);
                 break;
             }
             let drawn = thread.draw(0);
@@ -326,21 +326,21 @@ impl<W: Work> Thread<W> {
     /// Whether another operation may start. If so, it counts as in flight.
     #[inline]
     pub(crate) fn may_begin(&self) -> bool {
-        let under_way = self.under_way.get();
-        let may = under_way < self.left.get();
-        self.under_way.set(under_way + u64::from(may));
+        let in_flight = self.in_flight.get();
+        let may = in_flight < self.left.get();
+        self.in_flight.set(in_flight + u64::from(may));
         may
     }
 
     #[inline]
     fn judge(&self, result: Result<(), W::Trouble>) -> Option<Fault> {
-        result.err().map(|trouble| self.blame(&trouble))
+        result.err().map(|trouble| self.count_trouble(&trouble))
     }
 
     /// Counts an operation as done. Records its latency if its start is given.
     #[inline]
     pub(crate) fn count(&self, drawn: W::Drawn, since: Option<Instant>) {
-        self.under_way.set(self.under_way.get() - 1);
+        self.in_flight.set(self.in_flight.get() - 1);
         let left = self.left.get();
         if left == 0 {
             return; // It started before the limit was set.
@@ -361,7 +361,7 @@ impl<W: Work> Thread<W> {
 
     /// Counts an error or violation, and keeps the texts of the first ones.
     #[cold]
-    pub(crate) fn blame(&self, trouble: &W::Trouble) -> Fault {
+    pub(crate) fn count_trouble(&self, trouble: &W::Trouble) -> Fault {
         let fault = trouble.fault();
         let mut tally = self.tally.borrow_mut();
         match fault {

@@ -55,7 +55,7 @@ const SHARDS: u64 = 256;
 #[derive(Debug, Default)]
 struct Shard {
     /// Value of each quiescent key: key `k` lies at `k / SHARDS`.
-    still: Vec<Stamp>,
+    quiescent: Vec<Stamp>,
     active: HashMap<u64, Key>,
 }
 
@@ -130,7 +130,7 @@ impl Ledger {
             let now = known.tick();
             known.end_read(begun.at);
             let judged = read.and_then(|read| {
-                known.saw(read, begun.at, now).map_err(|newer| match read {
+                known.record_read(read, begun.at, now).map_err(|newer| match read {
                     ABSENT => Violation::Missing { key },
                     _ => Violation::WentBack { key, read, newer },
                 })
@@ -180,15 +180,15 @@ impl Ledger {
     fn with<T>(&self, key: u64, work: impl FnOnce(&mut Key) -> T) -> T {
         let mut shard = self.shard(key);
         let place = (key / SHARDS) as usize;
-        let still = shard.still.get(place).copied().unwrap_or(ABSENT);
-        let known = shard.active.entry(key).or_insert_with(|| Key::still_at(still));
+        let still = shard.quiescent.get(place).copied().unwrap_or(ABSENT);
+        let known = shard.active.entry(key).or_insert_with(|| Key::quiescent_at(still));
         let done = work(known);
-        if let Some(stamp) = known.is_still() {
+        if let Some(stamp) = known.quiescent_value() {
             shard.active.remove(&key);
-            if shard.still.len() <= place {
-                shard.still.resize(place + 1, ABSENT);
+            if shard.quiescent.len() <= place {
+                shard.quiescent.resize(place + 1, ABSENT);
             }
-            shard.still[place] = stamp;
+            shard.quiescent[place] = stamp;
         }
         done
     }
@@ -212,7 +212,7 @@ impl Ledger {
 }
 
 impl Key {
-    fn still_at(stamp: Stamp) -> Key {
+    fn quiescent_at(stamp: Stamp) -> Key {
         Key { values: vec![Value { stamp, first_end: 0, last_begin: 0 }], ..Key::default() }
     }
 
@@ -230,7 +230,7 @@ impl Key {
     ///
     /// # Errors
     /// The value was not present during the read. Returns a newer value, if one is known.
-    fn saw(&mut self, stamp: Stamp, began: u64, now: u64) -> Result<(), Option<Stamp>> {
+    fn record_read(&mut self, stamp: Stamp, began: u64, now: u64) -> Result<(), Option<Stamp>> {
         let Some(place) = self.values.iter().position(|value| value.stamp == stamp) else {
             let were_there = self.values.iter().filter(|value| value.first_end < began);
             return Err(were_there.max_by_key(|value| value.last_begin).map(|value| value.stamp));
@@ -270,7 +270,7 @@ impl Key {
     }
 
     /// Returns the key's value if the key is quiescent and has a single value.
-    fn is_still(&self) -> Option<Stamp> {
+    fn quiescent_value(&self) -> Option<Stamp> {
         match &self.values[..] {
             [value] if self.reads.is_empty() && self.writes == 0 => Some(value.stamp),
             _ => None,

@@ -75,7 +75,7 @@ impl Workload {
         let beside = properties.iter().map(|text| beside(text)).collect::<Result<Vec<_>, _>>()?;
         if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
             let properties = properties::parse(text).map_err(WorkloadError::Syntax)?;
-            return Self::stated(name, properties, beside, |property| property.line == BESIDE);
+            return Self::from_properties(name, properties, beside, |property| property.line == COMMAND_LINE);
         }
         if name_or_path == "e" {
             return Err(WorkloadError::Scans);
@@ -86,7 +86,7 @@ impl Workload {
         let there = |error: WorkloadError| error.in_file(path, is_alone);
         let properties = properties::parse(&text).map_err(WorkloadError::Syntax).map_err(there)?;
         let count = properties.len();
-        let workload = Self::stated(name_or_path, properties, beside, |_| true).map_err(there)?;
+        let workload = Self::from_properties(name_or_path, properties, beside, |_| true).map_err(there)?;
         // Probably not a property file. It would run with YCSB's defaults.
         match workload.unused.len() == count {
             true => Err(WorkloadError::NoProperty { path: path.to_owned() }),
@@ -99,11 +99,16 @@ impl Workload {
     /// # Errors
     /// The first line that is no property, or whose value is invalid.
     pub fn parse(name: &str, text: &str) -> Result<Self, WorkloadError> {
-        Self::stated(name, properties::parse(text).map_err(WorkloadError::Syntax)?, Vec::new(), |_| true)
+        Self::from_properties(
+            name,
+            properties::parse(text).map_err(WorkloadError::Syntax)?,
+            Vec::new(),
+            |_| true,
+        )
     }
 
     /// Creates the workload of `properties`, overridden by the properties in `beside`.
-    fn stated(
+    fn from_properties(
         name: &str,
         mut properties: Vec<Property>,
         beside: Vec<Property>,
@@ -127,7 +132,7 @@ impl Workload {
         let distribution = distribution(&mut file)?;
         let unused = file.unused();
         // A property on the command line without effect is a mistake.
-        match unused.iter().find(|property| property.line == BESIDE) {
+        match unused.iter().find(|property| property.line == COMMAND_LINE) {
             Some(property) => Err(WorkloadError::Unknown { property: property.clone() }),
             None => {
                 Ok(Self { name: name.to_owned(), records, operations, mix, distribution, chosen, unused })
@@ -150,14 +155,14 @@ impl Workload {
 }
 
 /// Line number of a property on the command line.
-const BESIDE: usize = 0;
+const COMMAND_LINE: usize = 0;
 
 /// Parses a property on the command line.
 fn beside(text: &str) -> Result<Property, WorkloadError> {
-    let wrong = || WorkloadError::NotOne { text: text.to_owned() };
+    let wrong = || WorkloadError::NotAProperty { text: text.to_owned() };
     let mut parsed = properties::parse(text).map_err(|_| wrong())?;
     let property = parsed.pop().filter(|_| text.contains('=')).ok_or_else(wrong)?;
-    if parsed.is_empty() { Ok(Property { line: BESIDE, ..property }) } else { Err(wrong()) }
+    if parsed.is_empty() { Ok(Property { line: COMMAND_LINE, ..property }) } else { Err(wrong()) }
 }
 
 /// Effective settings in one line.
@@ -204,7 +209,7 @@ pub enum WorkloadError {
     /// Workload E, which has scans.
     Scans,
     /// An argument on the command line is no property.
-    NotOne {
+    NotAProperty {
         /// The argument.
         text: String,
     },
@@ -221,7 +226,7 @@ impl WorkloadError {
     fn in_file(self, path: &Path, is_alone: bool) -> Self {
         match self {
             Self::NoOperations if !is_alone => self,
-            Self::Value { property: Property { line: BESIDE, .. }, .. } | Self::Unknown { .. } => self,
+            Self::Value { property: Property { line: COMMAND_LINE, .. }, .. } | Self::Unknown { .. } => self,
             error => Self::InFile { path: path.to_owned(), error: Box::new(error) },
         }
     }
@@ -238,7 +243,7 @@ impl fmt::Display for WorkloadError {
             Self::Syntax(error) => error.fmt(f),
             Self::InFile { path, error } => write!(f, "{}: {error}", path.display()),
             Self::Value { property: Property { line, key, value }, legal } => {
-                if *line != BESIDE {
+                if *line != COMMAND_LINE {
                     write!(f, "line {line}: ")?;
                 }
                 write!(f, "{key} is '{value}', legal is {legal}")
@@ -246,7 +251,7 @@ impl fmt::Display for WorkloadError {
             Self::Scans => {
                 f.write_str("workload e has scans, which no system here supports: choose a, b, c, d or f")
             }
-            Self::NotOne { text } => {
+            Self::NotAProperty { text } => {
                 write!(f, "'{text}' is no property: write it like readproportion=0.95")
             }
             Self::Unknown { property } => write!(
@@ -283,7 +288,7 @@ impl std::error::Error for WorkloadError {
             | Self::NoProperty { .. }
             | Self::NoOperations
             | Self::Scans
-            | Self::NotOne { .. }
+            | Self::NotAProperty { .. }
             | Self::Unknown { .. } => None,
         }
     }

@@ -183,42 +183,42 @@ fn a_failed_read_constrains_no_later_read() {
 }
 
 /// An operation in flight in both checkers.
-enum UnderWay {
+enum InFlight {
     Read(Begun),
     Write(Begun, Stamp),
 }
 
 /// Runs a random history of one key through both checkers. Returns whether each finds a violation.
-fn both_judge(seed: u64) -> (bool, bool) {
+fn both_verdicts(seed: u64) -> (bool, bool) {
     let mut random = random(seed);
     let mut below = |end: u64| random.next_u64() % end;
     let (operations, clients) = (4 + below(9), 2 + below(3));
     let story = Story::new();
     let mut history = History::new();
     let mut written: Vec<Option<Stamp>> = vec![None];
-    let mut under_way = Vec::new();
+    let mut in_flight = Vec::new();
     let (mut begun, mut ns, mut violated) = (0, 0, false);
     let tag = |stamp: Stamp| Value { tag: u64::from(stamp.writer) << 32 | stamp.sequence, len: SIZE as u32 };
-    while begun < operations || !under_way.is_empty() {
+    while begun < operations || !in_flight.is_empty() {
         ns += 1;
-        let is_free = (under_way.len() as u64) < clients && begun < operations;
-        if is_free && (under_way.is_empty() || below(2) == 0) {
+        let is_free = (in_flight.len() as u64) < clients && begun < operations;
+        if is_free && (in_flight.is_empty() || below(2) == 0) {
             begun += 1;
             let client = begun as u32;
             if below(5) < 3 {
                 let id = history.call(client, KEY, Ask::Get, ns);
-                under_way.push((id, UnderWay::Read(story.0.begin_read(KEY))));
+                in_flight.push((id, InFlight::Read(story.0.begin_read(KEY))));
             } else {
                 let (begun, stamp) = story.begin_write(below(4) as u32);
                 written.push(Some(stamp));
                 let id = history.call(client, KEY, Ask::Put(tag(stamp)), ns);
-                under_way.push((id, UnderWay::Write(begun, stamp)));
+                in_flight.push((id, InFlight::Write(begun, stamp)));
             }
             continue;
         }
-        let (id, ended) = under_way.swap_remove(below(under_way.len() as u64) as usize);
+        let (id, ended) = in_flight.swap_remove(below(in_flight.len() as u64) as usize);
         let judged = match ended {
-            UnderWay::Read(begun) => {
+            InFlight::Read(begun) => {
                 // Mostly the newest values, otherwise almost no history would be linearizable.
                 let back = below(3).min(below(4)).min(written.len() as u64 - 1) as usize;
                 let stamp = written[written.len() - 1 - back];
@@ -226,7 +226,7 @@ fn both_judge(seed: u64) -> (bool, bool) {
                 history.returned(id, found, ns);
                 story.end_read(begun, stamp)
             }
-            UnderWay::Write(begun, stamp) => match below(12) {
+            InFlight::Write(begun, stamp) => match below(12) {
                 // An operation with an unknown outcome has no end in the history: it may still take effect.
                 0 => story.0.end_write(begun, stamp, Written::Unknown),
                 1 => {
@@ -253,7 +253,7 @@ fn both_judge(seed: u64) -> (bool, bool) {
 fn the_ledger_and_the_search_agree_on_every_random_history() {
     let (mut right, mut wrong) = (0, 0);
     for seed in 1..=60_000 {
-        let (by_ledger, by_search) = both_judge(seed);
+        let (by_ledger, by_search) = both_verdicts(seed);
         assert_eq!(by_ledger, by_search, "seed {seed}: only one of ledger and search finds a violation");
         *if by_ledger { &mut wrong } else { &mut right } += 1;
     }

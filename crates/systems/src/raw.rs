@@ -279,7 +279,7 @@ pub struct RawKind;
 /// Parameters that every kind of store accepts. This one has no use for them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct Parameters {
     items: Option<u64>,
     #[serde(default)]
     placement: Option<String>,
@@ -291,9 +291,9 @@ impl<M: Memory> Kind<M> for RawKind {
     }
 
     fn plan(&self, parameters: &str, quota: u64, _entropy: u64) -> Result<Plan, String> {
-        let wanted: Wanted = serde_json::from_str(parameters)
+        let parsed: Parameters = serde_json::from_str(parameters)
             .map_err(|error| format!("a {KIND} store takes no parameters ({{}}): {error}"))?;
-        if wanted.items.is_some() || wanted.placement.is_some_and(|placement| placement != "hashed") {
+        if parsed.items.is_some() || parsed.placement.is_some_and(|placement| placement != "hashed") {
             return Err(format!(
                 "a {KIND} store is plain memory and has neither items nor slots for keys: omit --items and \
                  --collision-free"

@@ -9,18 +9,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::message::{FIRST_ID, Reply};
-use super::{ANSWER_TIMEOUT, Echoed, Patience, TASKS_MAX};
+use super::{ANSWER_TIMEOUT, Echoed, Poller, TASKS_MAX};
 use crate::floor::measure::{DRAWS, FETCHES_PER_LOOK};
 use crate::floor::table::{Key, VALUE, key, value_byte};
 use crate::report::Latencies;
 
 /// Client's end of a channel.
-pub(super) trait Asked {
+pub(super) trait ClientEnd {
     /// Number of polls before the client yields the CPU.
-    const LOOKS_PER_YIELD: u32;
+    const POLLS_PER_YIELD: u32;
 
     /// Sends requests for the keys `numbers` in one message. Their ids count up from `first`.
-    fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()>;
+    fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()>;
 
     /// Takes the replies that have arrived, of which the first should have id `next`. Returns their number.
     fn take(&mut self, next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize>;
@@ -33,15 +33,15 @@ pub(super) trait Measures {
 }
 
 /// A channel, with the state of its requests.
-pub(super) struct Asker<A> {
+pub(super) struct Requester<A> {
     near: A,
-    book: Book,
+    in_flight: InFlight,
     tasks: usize,
     tasks_per_message: usize,
 }
 
 /// Requests in flight, and the next keys to request.
-struct Book {
+struct InFlight {
     keys: Vec<u32>,
     /// Index of the next key in `keys`.
     next: usize,
@@ -54,105 +54,105 @@ struct Book {
     mismatches: u64,
 }
 
-impl<A> Asker<A> {
+impl<A> Requester<A> {
     pub(super) fn new(near: A, keys: Vec<u32>, tasks: usize, tasks_per_message: usize) -> Self {
         let (next, numbers, mismatches) = (0, [0; TASKS_MAX], 0);
-        let book = Book { keys, next, numbers, id: FIRST_ID, awaited: FIRST_ID, mismatches };
-        Self { near, book, tasks, tasks_per_message }
+        let in_flight = InFlight { keys, next, numbers, id: FIRST_ID, awaited: FIRST_ID, mismatches };
+        Self { near, in_flight, tasks, tasks_per_message }
     }
 }
 
-impl<A: Asked> Measures for Asker<A> {
+impl<A: ClientEnd> Measures for Requester<A> {
     /// Times one message after each reading of the clock, from before it is sent to its last reply.
     fn measure(&mut self, duration: Duration) -> io::Result<Echoed> {
         let mut latencies = Latencies::new();
-        let (began, mismatches) = (self.book.awaited, self.book.mismatches);
+        let (began, mismatches) = (self.in_flight.awaited, self.in_flight.mismatches);
         let started = Instant::now();
-        self.ask_all()?;
-        let (mut timed, mut looked, mut looked_at) = (self.book.id, started, began);
+        self.send_all()?;
+        let (mut timed, mut looked, mut looked_at) = (self.in_flight.id, started, began);
         loop {
             let count = self.take()?;
-            if self.book.awaited >= timed {
+            if self.in_flight.awaited >= timed {
                 latencies.record(looked.elapsed());
                 timed = u64::MAX;
             }
-            let look = timed == u64::MAX && self.book.awaited - looked_at >= FETCHES_PER_LOOK as u64;
+            let look = timed == u64::MAX && self.in_flight.awaited - looked_at >= FETCHES_PER_LOOK as u64;
             if look {
-                (looked, looked_at) = (Instant::now(), self.book.awaited);
+                (looked, looked_at) = (Instant::now(), self.in_flight.awaited);
                 if looked - started >= duration {
                     break;
                 }
             }
-            self.ask(count)?;
+            self.send(count)?;
             if look {
-                timed = self.book.id;
+                timed = self.in_flight.id;
             }
         }
         self.take_all()?;
-        let (ops, elapsed) = (self.book.awaited - began, started.elapsed());
-        Ok(echoed(ops, elapsed, &latencies, self.book.mismatches - mismatches))
+        let (ops, elapsed) = (self.in_flight.awaited - began, started.elapsed());
+        Ok(echoed(ops, elapsed, &latencies, self.in_flight.mismatches - mismatches))
     }
 
     fn measure_idle(&mut self, pause: Duration, rounds: u32) -> io::Result<Echoed> {
         let mut latencies = Latencies::new();
-        let (began, mismatches) = (self.book.awaited, self.book.mismatches);
+        let (began, mismatches) = (self.in_flight.awaited, self.in_flight.mismatches);
         let mut elapsed = Duration::ZERO;
         for _ in 0..rounds {
             thread::sleep(pause);
             let asked = Instant::now();
-            self.ask_all()?;
+            self.send_all()?;
             self.take_all()?;
             let latency = asked.elapsed();
             latencies.record(latency);
             elapsed += latency;
         }
-        let ops = self.book.awaited - began;
-        Ok(echoed(ops, elapsed, &latencies, self.book.mismatches - mismatches))
+        let ops = self.in_flight.awaited - began;
+        Ok(echoed(ops, elapsed, &latencies, self.in_flight.mismatches - mismatches))
     }
 }
 
-impl<A: Asked> Asker<A> {
+impl<A: ClientEnd> Requester<A> {
     /// Sends one request for every task.
-    fn ask_all(&mut self) -> io::Result<()> {
+    fn send_all(&mut self) -> io::Result<()> {
         let mut left = self.tasks;
         while left > 0 {
             let count = left.min(self.tasks_per_message);
-            self.ask(count)?;
+            self.send(count)?;
             left -= count;
         }
         Ok(())
     }
 
     fn take_all(&mut self) -> io::Result<()> {
-        while self.book.awaited < self.book.id {
+        while self.in_flight.awaited < self.in_flight.id {
             self.take()?;
         }
         Ok(())
     }
 
     #[inline(always)]
-    fn ask(&mut self, count: usize) -> io::Result<()> {
+    fn send(&mut self, count: usize) -> io::Result<()> {
         let mut numbers = [0; TASKS_MAX];
-        let first = self.book.draw(&mut numbers[..count]);
-        self.near.ask(first, &numbers[..count])
+        let first = self.in_flight.draw(&mut numbers[..count]);
+        self.near.send(first, &numbers[..count])
     }
 
     /// Waits for a message, checks its replies, and returns their number.
     #[inline(always)]
     fn take(&mut self) -> io::Result<usize> {
-        let mut patience = Patience::new(A::LOOKS_PER_YIELD, Some(ANSWER_TIMEOUT));
+        let mut poller = Poller::new(A::POLLS_PER_YIELD, Some(ANSWER_TIMEOUT));
         loop {
-            let book = &mut self.book;
-            let count = self.near.take(book.awaited, |reply| book.deliver(&reply))?;
+            let in_flight = &mut self.in_flight;
+            let count = self.near.take(in_flight.awaited, |reply| in_flight.deliver(&reply))?;
             if count > 0 {
                 return Ok(count);
             }
-            patience.wait()?;
+            poller.wait()?;
         }
     }
 }
 
-impl Book {
+impl InFlight {
     /// Draws the next keys to request. Returns the id of the first request.
     #[inline(always)]
     fn draw(&mut self, numbers: &mut [u64]) -> u64 {

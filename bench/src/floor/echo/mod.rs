@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 use super::measure::{check_tasks, draw_keys};
 use super::table::{VALUE, check as check_layout};
 use super::{Layout, TASKS_MAX};
-use client::{Asker, Measures};
+use client::{Measures, Requester};
 use message::{REPLY_SIZE_MAX, REQUEST_SIZE, reply_size};
-use server::{Answerer, Served};
+use server::{ItemSource, ServerEnd};
 
 /// Time after which a client without a reply assumes that the server has exited.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -92,15 +92,15 @@ impl Echo {
         Ok(match self.medium {
             Medium::Ring => {
                 let (near, far) = ring::open(self)?;
-                (EchoClient(Box::new(self.asker(near))), far)
+                (EchoClient(Box::new(self.requester(near))), far)
             }
             Medium::Udp => {
                 let (near, far) = udp::open(self)?;
-                (EchoClient(Box::new(self.asker(near))), far)
+                (EchoClient(Box::new(self.requester(near))), far)
             }
             Medium::Tcp => {
                 let (near, far) = tcp::open(self)?;
-                (EchoClient(Box::new(self.asker(near))), far)
+                (EchoClient(Box::new(self.requester(near))), far)
             }
         })
     }
@@ -120,14 +120,14 @@ impl Echo {
         }
     }
 
-    fn serve_by(&self, far: impl Served, ready: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
-        let answerer = Answerer::new(self)?;
-        ready(answerer.page_size() as u64)?;
-        server::serve(far, &answerer)
+    fn serve_by(&self, far: impl ServerEnd, ready: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
+        let source = ItemSource::new(self)?;
+        ready(source.page_size() as u64)?;
+        server::serve(far, &source)
     }
 
-    fn asker<N>(&self, near: N) -> Asker<N> {
-        Asker::new(near, draw_keys(&self.layout), self.tasks, self.tasks_per_message())
+    fn requester<N>(&self, near: N) -> Requester<N> {
+        Requester::new(near, draw_keys(&self.layout), self.tasks, self.tasks_per_message())
     }
 
     fn check(&self) -> io::Result<()> {
@@ -196,24 +196,24 @@ impl fmt::Debug for EchoClient {
     }
 }
 
-/// Polling for the next message. After every `looks_per_yield` polls, it yields the CPU, because the other side may
+/// Polling for the next message. After every `polls_per_yield` polls, it yields the CPU, because the other side may
 /// need it.
-struct Patience {
-    looks: u32,
-    looks_per_yield: u32,
+struct Poller {
+    polls: u32,
+    polls_per_yield: u32,
     timeout: Option<Duration>,
     yielded: Option<Instant>,
 }
 
-impl Patience {
-    fn new(looks_per_yield: u32, timeout: Option<Duration>) -> Self {
-        Self { looks: 0, looks_per_yield, timeout, yielded: None }
+impl Poller {
+    fn new(polls_per_yield: u32, timeout: Option<Duration>) -> Self {
+        Self { polls: 0, polls_per_yield, timeout, yielded: None }
     }
 
     /// Restarts the timeout after a message has arrived.
     #[inline(always)]
     fn renew(&mut self) {
-        self.looks = 0;
+        self.polls = 0;
         self.yielded = None;
     }
 
@@ -224,13 +224,13 @@ impl Patience {
     #[inline(always)]
     fn wait(&mut self) -> io::Result<()> {
         std::hint::spin_loop();
-        self.looks += 1;
-        if self.looks < self.looks_per_yield { Ok(()) } else { self.give_way() }
+        self.polls += 1;
+        if self.polls < self.polls_per_yield { Ok(()) } else { self.give_way() }
     }
 
     #[cold]
     fn give_way(&mut self) -> io::Result<()> {
-        self.looks = 0;
+        self.polls = 0;
         thread::yield_now();
         let Some(timeout) = self.timeout else { return Ok(()) };
         let since = *self.yielded.get_or_insert_with(Instant::now);
@@ -458,8 +458,8 @@ mod tests {
             }
         }
         // A ring cannot report it, so the client times out.
-        let mut patience = Patience::new(1, Some(Duration::ZERO));
-        assert_eq!(patience.wait().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let mut poller = Poller::new(1, Some(Duration::ZERO));
+        assert_eq!(poller.wait().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]

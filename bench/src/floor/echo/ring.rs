@@ -20,13 +20,13 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::futex;
 
-use super::client::Asked;
+use super::client::ClientEnd;
 use super::message::{ECHO, FETCH, FIRST_ID, REQUEST_SIZE, REQUEST_TOGETHER, Reply, Requests, request};
-use super::server::{Answerer, Served, Turn};
+use super::server::{ItemSource, ServerEnd, Turn};
 use super::{ANSWER_TIMEOUT, Echo, invalid, no_answer, reply_size};
 
 /// Polls before a yield. A poll is a load and a pause: 256 polls take a few microseconds.
-const LOOKS_PER_YIELD: u32 = 256;
+const POLLS_PER_YIELD: u32 = 256;
 
 /// memory: | bell of requests | bell of replies | goodbye | slots of requests | slots of replies |. Bells and goodbye
 /// take two cache lines each, because CPUs fetch lines in pairs.
@@ -91,11 +91,11 @@ pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     Ok((Near { rings: Rings::map(echo, &file)?, op, fetched }, file))
 }
 
-impl Asked for Near {
-    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+impl ClientEnd for Near {
+    const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
+    fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
         let rings = &self.rings;
         for (id, &number) in (first..).zip(numbers) {
             let bytes = request(id, number, self.op);
@@ -156,11 +156,11 @@ impl Far {
     }
 }
 
-impl Served for Far {
-    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+impl ServerEnd for Far {
+    const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn> {
+    fn turn(&mut self, source: &ItemSource) -> io::Result<Turn> {
         let rings = &self.rings;
         if rings.blocking {
             rings.sleep(&rings.requests, self.next, None)?;
@@ -179,14 +179,14 @@ impl Served for Far {
             unsafe {
                 ptr::copy_nonoverlapping(rings.slot(&rings.requests, id), bytes.as_mut_ptr(), REQUEST_SIZE)
             };
-            requests.push(&bytes, answerer.op())?;
+            requests.push(&bytes, source.op())?;
         }
         // SAFETY: the slots are mapped. There are at least `count` slots, so each is borrowed once. The client reads
         // none of them before it is published.
         let items = ids
             .clone()
             .map(|id| unsafe { slice::from_raw_parts_mut(rings.slot(&rings.replies, id), rings.item_size) });
-        let found = answerer.answer(requests.numbers(), items);
+        let found = source.answer(requests.numbers(), items);
         for (id, index) in ids.clone().zip(0..) {
             let found = (found >> index) as u32 & 1;
             // SAFETY: as above, for the trailer behind the item.

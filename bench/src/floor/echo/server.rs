@@ -7,16 +7,16 @@ use std::io;
 use rustix::param::page_size;
 
 use super::message::{ECHO, FETCH};
-use super::{Echo, Patience, TASKS_MAX};
+use super::{Echo, Poller, TASKS_MAX};
 use crate::floor::table::{Key, Table, VALUE, key, value_byte};
 
 /// Server's end of a channel.
-pub(super) trait Served {
+pub(super) trait ServerEnd {
     /// Number of polls before the server yields the CPU.
-    const LOOKS_PER_YIELD: u32;
+    const POLLS_PER_YIELD: u32;
 
     /// Takes and answers one message, if one has arrived.
-    fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn>;
+    fn turn(&mut self, source: &ItemSource) -> io::Result<Turn>;
 }
 
 /// Outcome of a turn.
@@ -28,26 +28,26 @@ pub(super) enum Turn {
 }
 
 /// Answers messages until the client closes the channel.
-pub(super) fn serve<S: Served>(mut far: S, answerer: &Answerer) -> io::Result<()> {
-    let mut patience = Patience::new(S::LOOKS_PER_YIELD, None);
+pub(super) fn serve<S: ServerEnd>(mut far: S, source: &ItemSource) -> io::Result<()> {
+    let mut poller = Poller::new(S::POLLS_PER_YIELD, None);
     loop {
-        match far.turn(answerer)? {
-            Turn::Nothing => patience.wait()?,
-            Turn::Answered => patience.renew(),
+        match far.turn(source)? {
+            Turn::Nothing => poller.wait()?,
+            Turn::Answered => poller.renew(),
             Turn::Closed => return Ok(()),
         }
     }
 }
 
 /// Source of items.
-pub(super) enum Answerer {
+pub(super) enum ItemSource {
     /// The table.
     Fetch(Table),
     /// One item that stays in the cache.
     Bare(Vec<u8>),
 }
 
-impl Answerer {
+impl ItemSource {
     pub(super) fn new(echo: &Echo) -> io::Result<Self> {
         Ok(if echo.bare {
             Self::Bare(vec![0; echo.item_size()])

@@ -7,11 +7,11 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
-use super::client::Asked;
+use super::client::ClientEnd;
 use super::message::{ECHO, FETCH, Reply, read_replies, read_requests, write_requests, write_trailers};
-use super::server::{Answerer, Served, Turn};
-use super::udp::{LOOKS_PER_YIELD, is_not_yet, no_channel};
-use super::{ANSWER_TIMEOUT, Echo, Patience, REQUEST_SIZE, no_answer};
+use super::server::{ItemSource, ServerEnd, Turn};
+use super::udp::{POLLS_PER_YIELD, is_not_yet, no_channel};
+use super::{ANSWER_TIMEOUT, Echo, Poller, REQUEST_SIZE, no_answer};
 
 /// Client's end.
 pub(super) struct Near {
@@ -40,7 +40,7 @@ struct Stream {
 }
 
 /// Outcome of polling a stream.
-enum Look {
+enum Polled {
     Nothing,
     Ended,
     /// Number of bytes of whole records.
@@ -70,25 +70,25 @@ pub(super) fn open(echo: &Echo) -> io::Result<(Near, OwnedFd)> {
     Ok((near, far.into()))
 }
 
-impl Asked for Near {
-    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+impl ClientEnd for Near {
+    const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
+    fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
         self.stream.write(write_requests(&mut self.requests, first, numbers, self.op))
     }
 
     #[inline(always)]
     fn take(&mut self, _next: u64, each: impl FnMut(Reply<'_>)) -> io::Result<usize> {
         match self.stream.read()? {
-            Look::Records(len) => {
+            Polled::Records(len) => {
                 let count = read_replies(&self.stream.bytes[..len], self.reply_size, self.item_size, each);
                 self.stream.consume(len);
                 Ok(count)
             }
-            Look::Ended => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has exited")),
-            Look::Nothing if self.blocking => Err(no_answer()),
-            Look::Nothing => Ok(0),
+            Polled::Ended => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has exited")),
+            Polled::Nothing if self.blocking => Err(no_answer()),
+            Polled::Nothing => Ok(0),
         }
     }
 }
@@ -106,21 +106,21 @@ impl Far {
     }
 }
 
-impl Served for Far {
-    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+impl ServerEnd for Far {
+    const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn> {
+    fn turn(&mut self, source: &ItemSource) -> io::Result<Turn> {
         let len = match self.stream.read()? {
-            Look::Nothing => return Ok(Turn::Nothing),
-            Look::Ended => return Ok(Turn::Closed),
-            Look::Records(len) => len,
+            Polled::Nothing => return Ok(Turn::Nothing),
+            Polled::Ended => return Ok(Turn::Closed),
+            Polled::Records(len) => len,
         };
-        let requests = read_requests(&self.stream.bytes[..len], answerer.op())?;
+        let requests = read_requests(&self.stream.bytes[..len], source.op())?;
         self.stream.consume(len);
         let replies = &mut self.replies[..requests.numbers().len() * self.reply_size];
         let items = replies.chunks_exact_mut(self.reply_size).map(|reply| &mut reply[..self.item_size]);
-        let found = answerer.answer(requests.numbers(), items);
+        let found = source.answer(requests.numbers(), items);
         write_trailers(replies, self.reply_size, requests.first, found);
         self.stream.write(replies)?;
         Ok(Turn::Answered)
@@ -137,17 +137,17 @@ impl Stream {
 
     /// Reads until the buffer has a whole record; a non-blocking socket may return earlier.
     #[inline(always)]
-    fn read(&mut self) -> io::Result<Look> {
+    fn read(&mut self) -> io::Result<Polled> {
         loop {
             match self.socket.read(&mut self.bytes[self.len..]) {
-                Ok(0) => return Ok(Look::Ended),
+                Ok(0) => return Ok(Polled::Ended),
                 Ok(len) => self.len += len,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Look::Nothing),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Polled::Nothing),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
             if self.len >= self.record_size {
-                return Ok(Look::Records(self.len - self.len % self.record_size));
+                return Ok(Polled::Records(self.len - self.len % self.record_size));
             }
         }
     }
@@ -161,11 +161,11 @@ impl Stream {
 
     #[inline(always)]
     fn write(&mut self, mut message: &[u8]) -> io::Result<()> {
-        let mut patience = Patience::new(LOOKS_PER_YIELD, Some(ANSWER_TIMEOUT));
+        let mut poller = Poller::new(POLLS_PER_YIELD, Some(ANSWER_TIMEOUT));
         while !message.is_empty() {
             match self.socket.write(message) {
                 Ok(len) => message = &message[len..],
-                Err(error) if is_not_yet(&error) => patience.wait()?,
+                Err(error) if is_not_yet(&error) => poller.wait()?,
                 Err(error) => return Err(error),
             }
         }

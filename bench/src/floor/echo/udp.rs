@@ -8,13 +8,13 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::sockopt::{set_socket_recv_buffer_size, socket_recv_buffer_size};
 
-use super::client::Asked;
+use super::client::ClientEnd;
 use super::message::{ECHO, FETCH, Reply, read_replies, read_requests, write_requests, write_trailers};
-use super::server::{Answerer, Served, Turn};
-use super::{ANSWER_TIMEOUT, Echo, Patience, REQUEST_SIZE, invalid, no_answer};
+use super::server::{ItemSource, ServerEnd, Turn};
+use super::{ANSWER_TIMEOUT, Echo, Poller, REQUEST_SIZE, invalid, no_answer};
 
 /// Polls before a yield. A poll is a system call, like a yield: 16 polls take a few microseconds.
-pub(super) const LOOKS_PER_YIELD: u32 = 16;
+pub(super) const POLLS_PER_YIELD: u32 = 16;
 
 /// Requested size of a socket's buffer if the default is too small. The system grants at most `net.core.rmem_max`.
 const BUFFER_SIZE_MAX: usize = 8 << 20;
@@ -83,11 +83,11 @@ fn make_room(socket: &UdpSocket, echo: &Echo) -> io::Result<()> {
     Ok(())
 }
 
-impl Asked for Near {
-    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+impl ClientEnd for Near {
+    const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn ask(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
+    fn send(&mut self, first: u64, numbers: &[u64]) -> io::Result<()> {
         send(&self.socket, write_requests(&mut self.requests, first, numbers, self.op))
     }
 
@@ -123,20 +123,20 @@ impl Far {
     }
 }
 
-impl Served for Far {
-    const LOOKS_PER_YIELD: u32 = LOOKS_PER_YIELD;
+impl ServerEnd for Far {
+    const POLLS_PER_YIELD: u32 = POLLS_PER_YIELD;
 
     #[inline(always)]
-    fn turn(&mut self, answerer: &Answerer) -> io::Result<Turn> {
+    fn turn(&mut self, source: &ItemSource) -> io::Result<Turn> {
         let len = match receive(&self.socket, &mut self.requests)? {
             Some(0) => return Ok(Turn::Closed),
             Some(len) => len,
             None => return Ok(Turn::Nothing),
         };
-        let requests = read_requests(&self.requests[..len], answerer.op())?;
+        let requests = read_requests(&self.requests[..len], source.op())?;
         let replies = &mut self.replies[..requests.numbers().len() * self.reply_size];
         let items = replies.chunks_exact_mut(self.reply_size).map(|reply| &mut reply[..self.item_size]);
-        let found = answerer.answer(requests.numbers(), items);
+        let found = source.answer(requests.numbers(), items);
         write_trailers(replies, self.reply_size, requests.first, found);
         send(&self.socket, replies)?;
         Ok(Turn::Answered)
@@ -158,11 +158,11 @@ fn receive(socket: &UdpSocket, out: &mut [u8]) -> io::Result<Option<usize>> {
 
 #[inline(always)]
 fn send(socket: &UdpSocket, datagram: &[u8]) -> io::Result<()> {
-    let mut patience = Patience::new(LOOKS_PER_YIELD, Some(ANSWER_TIMEOUT));
+    let mut poller = Poller::new(POLLS_PER_YIELD, Some(ANSWER_TIMEOUT));
     loop {
         match socket.send(datagram) {
             Ok(_) => return Ok(()),
-            Err(error) if is_not_yet(&error) => patience.wait()?,
+            Err(error) if is_not_yet(&error) => poller.wait()?,
             Err(error) => return Err(error),
         }
     }

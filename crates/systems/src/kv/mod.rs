@@ -291,7 +291,7 @@ impl KvError {
     }
 
     /// Error of a chain that only reads or prepares. Whether it ran or not, the operation was not carried out.
-    pub(crate) fn of_look(error: FabricError) -> KvError {
+    pub(crate) fn of_read(error: FabricError) -> KvError {
         KvError::Fabric(error.map_ran(|_| Ran::No))
     }
 

@@ -59,7 +59,7 @@ pub struct Pilaf<F> {
 }
 
 /// Outcome of reading a slot.
-enum Looked {
+enum SlotRead {
     /// The slot has the key's value.
     Value(Fetched),
     /// The slot belongs to another key, or its key was deleted.
@@ -67,7 +67,7 @@ enum Looked {
     /// The slot never had a key.
     Never,
     /// All [`ATTEMPTS_MAX`] attempts read torn bytes.
-    Restless,
+    Torn,
 }
 
 impl<F: Fabric + Clock> Pilaf<F> {
@@ -122,11 +122,11 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
     async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
         check_key(key)?;
         for slot in self.table.probe(key) {
-            match self.look(key, slot).await? {
-                Looked::Value(fetched) => return Ok(Some(fetched)),
-                Looked::Never => return Ok(None),
-                Looked::Other => {}
-                Looked::Restless => return self.ask_for(key).await,
+            match self.read_slot(key, slot).await? {
+                SlotRead::Value(fetched) => return Ok(Some(fetched)),
+                SlotRead::Never => return Ok(None),
+                SlotRead::Other => {}
+                SlotRead::Torn => return self.get_by_call(key).await,
             }
         }
         Ok(None)
@@ -153,7 +153,7 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
             Some(Outcome::Done) => Ok(()),
             Some(Outcome::OutOfMemory) => Err(KvError::OutOfMemory),
             Some(Outcome::TableFull) => Err(KvError::TableFull(NO_GROWTH.into())),
-            _ => Err(self.misunderstood()),
+            _ => Err(self.unknown_answer()),
         }
     }
 
@@ -164,29 +164,29 @@ impl<F: Fabric + Clock> Kv for Pilaf<F> {
         match self.call(&request).await.map_err(KvError::of_install)? {
             Some(Outcome::Done) => Ok(true),
             Some(Outcome::Absent) => Ok(false),
-            Some(Outcome::Damaged) => Err(KvError::Damaged(SPOILT)),
-            _ => Err(self.misunderstood()),
+            Some(Outcome::Damaged) => Err(KvError::Damaged(DAMAGED)),
+            _ => Err(self.unknown_answer()),
         }
     }
 }
 
 impl<F: Fabric + Clock> Pilaf<F> {
     /// READs the slot's entry, then the item to which it points. Starts again from the entry if either is torn.
-    async fn look(&mut self, key: &[u8], slot: u64) -> Result<Looked, KvError> {
+    async fn read_slot(&mut self, key: &[u8], slot: u64) -> Result<SlotRead, KvError> {
         let mut refused: Option<Entry> = None;
         for _ in 0..ATTEMPTS_MAX {
             let entry = self.read_entry(slot).await?;
             let trusts = mutants::ENTRY_UNCHECKED.is_on() || mutants::SIZE_TRUSTED.is_on();
             let (at, len) = match if trusts { entry.claims() } else { entry.said() } {
-                Said::Never => return Ok(Looked::Never),
-                Said::Deleted => return Ok(Looked::Other),
+                Said::Never => return Ok(SlotRead::Never),
+                Said::Deleted => return Ok(SlotRead::Other),
                 Said::Torn => continue,
-                Said::Nonsense => return Err(KvError::Damaged(SPOILT)),
+                Said::Nonsense => return Err(KvError::Damaged(DAMAGED)),
                 Said::Item { at, len } => (at, len),
             };
             let mut chain = self.chain.begin(self.table.extent.key);
             let item = chain.also(read(Addr::new(at), len));
-            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
             let bytes = match self.reply.get(item) {
                 Ok(bytes) => bytes,
                 // The item's segment may now hold buffers of another size. But not while the entry is unchanged: if the
@@ -204,32 +204,32 @@ impl<F: Fabric + Clock> Pilaf<F> {
             }
             let item = ItemView::decode(bytes)?;
             if item.key != key {
-                return Ok(Looked::Other);
+                return Ok(SlotRead::Other);
             }
             let at = Some(bytes.len() - item.value.len());
-            return Ok(Looked::Value(Fetched { at, version: item.version }));
+            return Ok(SlotRead::Value(Fetched { at, version: item.version }));
         }
-        Ok(Looked::Restless)
+        Ok(SlotRead::Torn)
     }
 
     async fn read_entry(&mut self, slot: u64) -> Result<Entry, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let entry = chain.also(read_as::<Entry>(Addr::new(self.table.entry_at(slot))));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         self.reply.get(entry).copied().map_err(KvError::Refused)
     }
 
     /// Calls the service to read the value. It runs one call at a time, so no put interferes.
     #[cold]
-    async fn ask_for(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        match self.call(&Request { op: Op::Get, key, value: &[] }).await.map_err(KvError::of_look)? {
+    async fn get_by_call(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
+        match self.call(&Request { op: Op::Get, key, value: &[] }).await.map_err(KvError::of_read)? {
             Some(Outcome::Done) => {
                 let version = Answer::decode(&self.answer).map_or(Version(0), |answer| answer.version);
                 Ok(Some(Fetched { at: None, version }))
             }
             Some(Outcome::Absent) => Ok(None),
-            Some(Outcome::Damaged) => Err(KvError::Damaged(SPOILT)),
-            _ => Err(self.misunderstood()),
+            Some(Outcome::Damaged) => Err(KvError::Damaged(DAMAGED)),
+            _ => Err(self.unknown_answer()),
         }
     }
 
@@ -241,7 +241,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
         Ok(Answer::decode(&self.answer).map(|answer| answer.outcome))
     }
 
-    fn misunderstood(&self) -> KvError {
+    fn unknown_answer(&self) -> KvError {
         KvError::Fabric(FabricError::Lost {
             node: self.node,
             ran: Ran::Unknown,
@@ -265,7 +265,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
     }
 }
 
-const SPOILT: &str = "an entry or item that no service wrote";
+const DAMAGED: &str = "an entry or item that no service wrote";
 
 fn check_put(key: &[u8], value: &[u8]) -> Result<(), KvError> {
     check_key(key)?;

@@ -202,15 +202,15 @@ impl<F: Fabric + Clock> Kv for PrismKv<F> {
         check_key(key)?;
         self.waits = Waits::default();
         loop {
-            match self.seek(key).await {
-                Ok(Sought::Absent) => return Ok(None),
-                Ok(Sought::Value { at, version }) => return Ok(Some(Fetched { at: Some(at), version })),
+            match self.look_up(key).await {
+                Ok(Lookup::Absent) => return Ok(None),
+                Ok(Lookup::Value { at, version }) => return Ok(Some(Fetched { at: Some(at), version })),
                 // Boxed, to keep the future of every other GET small.
-                Ok(Sought::Large { at }) => match Box::pin(self.read_large(key, at)).await? {
+                Ok(Lookup::Large { at }) => match Box::pin(self.read_large(key, at)).await? {
                     large::Read::Whole(version) => return Ok(Some(Fetched { at: None, version })),
                     large::Read::Changed => {}
                 },
-                Ok(Sought::Left) => Box::pin(self.refetch()).await?,
+                Ok(Lookup::Left) => Box::pin(self.refetch()).await?,
                 Err(KvError::Refused(Status::Access)) => Box::pin(self.fetch_key()).await?,
                 Err(error) => return Err(error),
             }
@@ -337,53 +337,53 @@ impl<F: Fabric + Clock> PrismKv<F> {
 
     /// Reads the item of `key` into the reply. Searches the former tables first, oldest first.
     #[inline]
-    async fn seek(&mut self, key: &[u8]) -> Result<Sought, KvError> {
+    async fn look_up(&mut self, key: &[u8]) -> Result<Lookup, KvError> {
         if !self.formers.is_empty() {
             // Boxed, because it runs only during a rebuild.
-            match Box::pin(self.seek_in_formers(key)).await? {
-                Sought::Left => {}
-                sought => return Ok(sought),
+            match Box::pin(self.look_up_in_formers(key)).await? {
+                Lookup::Left => {}
+                lookup => return Ok(lookup),
             }
         }
-        self.seek_in::<true>(0, key).await
+        self.look_up_in::<true>(0, key).await
     }
 
-    async fn seek_in_formers(&mut self, key: &[u8]) -> Result<Sought, KvError> {
+    async fn look_up_in_formers(&mut self, key: &[u8]) -> Result<Lookup, KvError> {
         for former in 0..self.formers.len() {
-            match self.seek_in::<false>(former, key).await? {
-                Sought::Left => {}
-                sought => return Ok(sought),
+            match self.look_up_in::<false>(former, key).await? {
+                Lookup::Left => {}
+                lookup => return Ok(lookup),
             }
         }
-        Ok(Sought::Left)
+        Ok(Lookup::Left)
     }
 
     /// Reads the item of `key` in one table into the reply, probing from the key's first slot. The table is the current
     /// one, or the former one with index `former`. The current table has a single caller, so the compiler inlines a
     /// whole GET there.
     #[inline]
-    async fn seek_in<const IS_CURRENT: bool>(
+    async fn look_up_in<const IS_CURRENT: bool>(
         &mut self,
         former: usize,
         key: &[u8],
-    ) -> Result<Sought, KvError> {
+    ) -> Result<Lookup, KvError> {
         let epoch = if IS_CURRENT { Epoch::Current } else { Epoch::Former(former) };
         for index in self.table_of(epoch).probe(key) {
             let at = self.table_of(epoch).slot_at(index);
             let mut chain = self.chain.begin(self.table.extent.key);
             let item = chain.also(read(at, READ_MAX).indirect().bounded());
-            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
             let bytes = self.reply.get(item).map_err(KvError::Refused)?;
             if bytes.is_empty() {
-                return Ok(Sought::Absent);
+                return Ok(Lookup::Absent);
             }
             let item = ItemView::decode(bytes)?;
             match item.kind {
-                Kind::Closed => return Ok(Sought::Left),
+                Kind::Closed => return Ok(Lookup::Left),
                 // A moved slot does not show which key it had. In a table that is being left, the key may lie further
                 // on.
                 Kind::Moved if !IS_CURRENT => continue,
-                Kind::Moved => return Ok(Sought::Left),
+                Kind::Moved => return Ok(Lookup::Left),
                 _ if !item.is_of(key) => continue,
                 _ => {}
             }
@@ -397,13 +397,13 @@ impl<F: Fabric + Clock> PrismKv<F> {
             return Ok(match item.kind {
                 Kind::Value => {
                     let at = bytes.len() - item.value()?.len();
-                    Sought::Value { at, version: item.version() }
+                    Lookup::Value { at, version: item.version() }
                 }
-                Kind::Large => Sought::Large { at },
-                Kind::Tombstone | Kind::Moved | Kind::Closed => Sought::Absent,
+                Kind::Large => Lookup::Large { at },
+                Kind::Tombstone | Kind::Moved | Kind::Closed => Lookup::Absent,
             });
         }
-        Ok(Sought::Absent)
+        Ok(Lookup::Absent)
     }
 
     /// Number of slots on its path that a new key may take in a table. The keys that are being moved need slots there,
@@ -438,16 +438,16 @@ impl<F: Fabric + Clock> PrismKv<F> {
     /// Like [`PrismKv::find`], but returns `None` if the key has no slot and no slot is free for it.
     async fn find_if_any(&mut self, key: &[u8]) -> Result<Option<Found>, KvError> {
         loop {
-            let mut sought = Ok(Place::Left);
+            let mut place = Ok(Place::Left);
             for former in 0..self.formers.len() {
-                if let Ok(Place::Left) = sought {
-                    sought = Box::pin(self.find_in(Epoch::Former(former), key)).await;
+                if let Ok(Place::Left) = place {
+                    place = Box::pin(self.find_in(Epoch::Former(former), key)).await;
                 }
             }
-            if let Ok(Place::Left) = sought {
-                sought = self.find_in(Epoch::Current, key).await;
+            if let Ok(Place::Left) = place {
+                place = self.find_in(Epoch::Current, key).await;
             }
-            match sought {
+            match place {
                 Ok(Place::Found(found)) => return Ok(Some(found)),
                 Ok(Place::Left) => Box::pin(self.refetch()).await?,
                 Ok(Place::Frozen) => self.pause().await?,
@@ -464,10 +464,10 @@ impl<F: Fabric + Clock> PrismKv<F> {
         for (step, index) in (0..).zip(path) {
             let at = self.table_of(epoch).slot_at(index);
             let mut chain = self.chain.begin(self.table.extent.key);
-            let look = add_look(&mut chain, at, key);
-            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
-            match seen(&self.reply, self.table_of(epoch), at, look, key)? {
-                Seen::Empty(found) => {
+            let probe = add_probe(&mut chain, at, key);
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
+            match decode_probe(&self.reply, self.table_of(epoch), at, probe, key)? {
+                Probed::Empty(found) => {
                     let mutant = mutants::WRITE_BEFORE_MOVED;
                     return Ok(if epoch != Epoch::Current && mutant.is_on() {
                         Place::Left
@@ -477,11 +477,11 @@ impl<F: Fabric + Clock> PrismKv<F> {
                         Place::Found(found)
                     });
                 }
-                Seen::Own(found) => return Ok(Place::Found(found)),
-                Seen::Frozen => return Ok(Place::Frozen),
-                Seen::Moved if epoch != Epoch::Current => {}
-                Seen::Moved | Seen::Closed => return Ok(Place::Left),
-                Seen::Other => {}
+                Probed::Own(found) => return Ok(Place::Found(found)),
+                Probed::Frozen => return Ok(Place::Frozen),
+                Probed::Moved if epoch != Epoch::Current => {}
+                Probed::Moved | Probed::Closed => return Ok(Place::Left),
+                Probed::Other => {}
             }
         }
         Ok(Place::Full)
@@ -496,7 +496,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let mut lost_to: Option<Found> = None;
         loop {
             let found = self.find(item.key).await?;
-            if lost_to.take().is_some_and(|before| won_without_looking(&before, &found)) {
+            if lost_to.take().is_some_and(|before| counts_as_done_before(&before, &found)) {
                 return Ok(false);
             }
             if self.install(&found, item, Buffer::for_put(item)?).await? {
@@ -520,8 +520,8 @@ impl<F: Fabric + Clock> PrismKv<F> {
             old_parts: &old_parts,
         };
         let mut installed =
-            self.swing(&swing, item, buffer.list, buffer.reserve, buffer.instead.is_none()).await?;
-        if let (Installed::NoBuffer, Some(list)) = (installed, buffer.instead) {
+            self.swing(&swing, item, buffer.list, buffer.reserve, buffer.fallback.is_none()).await?;
+        if let (Installed::NoBuffer, Some(list)) = (installed, buffer.fallback) {
             installed = self.swing(&swing, item, list, true, true).await?;
         }
         match installed {
@@ -673,7 +673,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 let is_of_another = (self.table.spec.epoch, self.table.extent.key) != met;
                 return if is_of_another { Ok(()) } else { Err(KvError::TableFull(reason)) };
             }
-            Err(other) => return Err(KvError::of_look(other)),
+            Err(other) => return Err(KvError::of_read(other)),
         }
         // A rebuild takes time. And after one rebuild, the node waits for this session's turn to end.
         self.pause().await?;
@@ -742,7 +742,7 @@ fn remember_slot(slots: &mut Cache<Box<[u8]>, Cached>, key: &[u8], cached: Cache
 }
 
 /// Outcome of a read. The item is in the reply.
-enum Sought {
+enum Lookup {
     Absent,
     /// The value starts at offset `at` of the reply's output.
     Value {
@@ -768,7 +768,7 @@ enum Place {
 }
 
 /// Content of one slot on a key's path.
-enum Seen {
+enum Probed {
     /// The slot never had a key.
     Empty(Found),
     /// The key's own item.
@@ -788,41 +788,41 @@ enum Seen {
 /// Both results belong to one snapshot, because the chain copies the slot to scratch memory once and reads through that
 /// copy.
 #[inline]
-fn add_look(chain: &mut Chain<'_>, at: Addr, key: &[u8]) -> (Out<BoundedPtr>, Out<[u8]>) {
+fn add_probe(chain: &mut Chain<'_>, at: Addr, key: &[u8]) -> (Out<BoundedPtr>, Out<[u8]>) {
     chain.also(read(at, layout::SLOT_SIZE as u32).redirect(TMP));
     let slot = chain.then(read_as::<BoundedPtr>(TMP));
     let item = chain.then(read(TMP, (HEADER_SIZE + key.len()) as u32).indirect().bounded());
     (if mutants::TWO_SNAPSHOTS.is_on() { chain.then(read_as(at)) } else { slot }, item)
 }
 
-/// Decodes the results of [`add_look`] for the slot at `at`.
+/// Decodes the results of [`add_probe`] for the slot at `at`.
 #[inline]
-fn seen(
+fn decode_probe(
     reply: &Reply,
     table: &Table,
     at: Addr,
     (slot, item): (Out<BoundedPtr>, Out<[u8]>),
     key: &[u8],
-) -> Result<Seen, KvError> {
+) -> Result<Probed, KvError> {
     let refused = |_| KvError::Refused(reply.verdict());
     let slot = Slot(*reply.get(slot).map_err(refused)?);
     let bytes = reply.get(item).map_err(refused)?;
     let next_generation = table.next_generation(slot);
     let found = Found { at, slot, next_generation, kind: None, unconditional: false };
     if slot.is_empty() {
-        return Ok(Seen::Empty(found));
+        return Ok(Probed::Empty(found));
     }
     let item = ItemView::decode(bytes)?;
     Ok(match item.kind {
-        Kind::Closed => Seen::Closed,
-        Kind::Moved => Seen::Moved,
+        Kind::Closed => Probed::Closed,
+        Kind::Moved => Probed::Moved,
         kind if item.is_of(key) || mutants::SLOT_REUSE.is_on() && kind == Kind::Tombstone => {
             if slot.is_frozen() && !mutants::FROZEN_IS_COMPARED.is_on() {
-                return Ok(Seen::Frozen);
+                return Ok(Probed::Frozen);
             }
-            Seen::Own(Found { kind: Some(kind), unconditional: item.is_unconditional(), ..found })
+            Probed::Own(Found { kind: Some(kind), unconditional: item.is_unconditional(), ..found })
         }
-        _ => Seen::Other,
+        _ => Probed::Other,
     })
 }
 
@@ -884,26 +884,26 @@ struct Buffer {
     reserve: bool,
     /// Fallback if the first list is empty: the list of the item that a tombstone replaces. A delete returns at least
     /// as much memory as it takes.
-    instead: Option<ListId>,
+    fallback: Option<ListId>,
 }
 
 impl Buffer {
     fn for_put(item: &NewItem<'_>) -> Result<Buffer, KvError> {
         let class = Class::for_len(item.len()).ok_or(KvError::ValueLength(item.value_len))?;
-        Ok(Buffer { list: class.list(), reserve: false, instead: None })
+        Ok(Buffer { list: class.list(), reserve: false, fallback: None })
     }
 
     fn for_tombstone(item: &NewItem<'_>, replaced: &Found) -> Buffer {
         let class = |len: usize| Class::for_len(len).expect("an item that exists fits a buffer").list();
-        let instead = class((replaced.slot.0.bound.get() as usize).clamp(item.len(), ITEM_MAX));
-        Buffer { list: class(item.len()), reserve: true, instead: Some(instead) }
+        let fallback = class((replaced.slot.0.bound.get() as usize).clamp(item.len(), ITEM_MAX));
+        Buffer { list: class(item.len()), reserve: true, fallback: Some(fallback) }
     }
 }
 
 /// Whether a put that probed `before` and lost its CAS counts as done just before the install in `now`.
 ///
 /// It does if that install directly followed `before` and did not depend on the old value.
-fn won_without_looking(before: &Found, now: &Found) -> bool {
+fn counts_as_done_before(before: &Found, now: &Found) -> bool {
     mutants::YIELDS_TO_ANYONE.is_on()
         || before.kind.is_some()
             && now.at == before.at

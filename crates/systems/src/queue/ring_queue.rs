@@ -126,7 +126,7 @@ fn table_len(slots: u64) -> Option<u64> {
 }
 
 /// State of a slot relative to a ticket.
-enum Standing {
+enum SlotState {
     /// The ticket's value is not yet put.
     Empty,
     /// The slot holds the ticket's value.
@@ -137,13 +137,13 @@ enum Standing {
     Before,
 }
 
-fn standing(ring: &Ring, ticket: u64, word: BoundedPtr) -> Result<Standing, QueueError> {
+fn slot_state(ring: &Ring, ticket: u64, word: BoundedPtr) -> Result<SlotState, QueueError> {
     let ahead = word.tag.get().wrapping_sub(ring.round(ticket)) as i32;
     match (ahead, word.ptr.is_null()) {
-        (0, true) => Ok(Standing::Empty),
-        (0, false) => Ok(Standing::Filled),
-        (1.., _) => Ok(Standing::Passed),
-        (-1, false) => Ok(Standing::Before),
+        (0, true) => Ok(SlotState::Empty),
+        (0, false) => Ok(SlotState::Filled),
+        (1.., _) => Ok(SlotState::Passed),
+        (-1, false) => Ok(SlotState::Before),
         _ => Err(QueueError::Damaged("a slot and a counter that do not match")),
     }
 }
@@ -172,18 +172,18 @@ impl<F: Fabric + Clock> RingQueue<F> {
     async fn counter(&mut self, offset: u64) -> Result<u64, QueueError> {
         let mut chain = self.chain.begin(self.ring.extent.key);
         let counter = chain.also(read_as::<U64>(self.ring.counter(offset)));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_read)?;
         self.reply.get(counter).map(|counter| counter.get()).map_err(QueueError::Refused)
     }
 
     /// Advances a counter that lags at `ticket`, unless another client already has. Returns the next ticket to try.
     #[cold]
-    async fn after(&mut self, offset: u64, ticket: u64) -> Result<u64, QueueError> {
+    async fn advance(&mut self, offset: u64, ticket: u64) -> Result<u64, QueueError> {
         let mut chain = self.chain.begin(self.ring.extent.key);
         let next = ticket.wrapping_add(1);
         let (old, new) = (U64::new(ticket), U64::new(next));
         let counter = chain.also(cas(Mode::Eq, self.ring.counter(offset), &old, &new));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(of_read)?;
         let found = self.reply.get(counter).map_err(QueueError::Refused)?.get();
         Ok(if found.wrapping_sub(next) as i64 > 0 { found } else { next })
     }
@@ -216,12 +216,12 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
                 Status::CasFailed => *self.reply.get(swung).map_err(QueueError::Refused)?,
                 _ => return Err(QueueError::Refused(self.reply.verdict())),
             };
-            match standing(&self.ring, ticket, found)? {
-                Standing::Before => return Ok(false),
-                Standing::Empty => return Err(QueueError::Damaged("an empty slot that has bytes")),
+            match slot_state(&self.ring, ticket, found)? {
+                SlotState::Before => return Ok(false),
+                SlotState::Empty => return Err(QueueError::Damaged("an empty slot that has bytes")),
                 _ if mutants::TAIL_LAGS.is_on() => return Ok(false),
                 // Another put was faster, or its client failed before it advanced the tail.
-                _ => ticket = self.after(TAIL_OFFSET, ticket).await?,
+                _ => ticket = self.advance(TAIL_OFFSET, ticket).await?,
             }
         }
     }
@@ -234,16 +234,16 @@ impl<F: Fabric + Clock> Queue for RingQueue<F> {
             chain.also(read(at, SLOT_SIZE as u32).redirect(WORD));
             let word = chain.then(read_as::<BoundedPtr>(WORD));
             let value = chain.then(read(WORD, VALUE_MAX as u32).indirect().bounded());
-            self.fabric.run(self.node, &chain, &mut self.value).await.map_err(of_look)?;
+            self.fabric.run(self.node, &chain, &mut self.value).await.map_err(of_read)?;
             let refused = |_| QueueError::Refused(self.value.verdict());
             let word = *self.value.get(word).map_err(refused)?;
-            match standing(&self.ring, ticket, word)? {
-                Standing::Empty => return Ok(None),
-                Standing::Passed if mutants::HEAD_LAGS.is_on() => return Ok(None),
+            match slot_state(&self.ring, ticket, word)? {
+                SlotState::Empty => return Ok(None),
+                SlotState::Passed if mutants::HEAD_LAGS.is_on() => return Ok(None),
                 // Another take was faster, or its client failed before it advanced the head.
-                Standing::Passed => ticket = self.after(HEAD_OFFSET, ticket).await?,
-                Standing::Before => return Err(QueueError::Damaged("a head that is ahead of the slots")),
-                Standing::Filled => {
+                SlotState::Passed => ticket = self.advance(HEAD_OFFSET, ticket).await?,
+                SlotState::Before => return Err(QueueError::Damaged("a head that is ahead of the slots")),
+                SlotState::Filled => {
                     self.value.get(value).map_err(refused)?;
                     if self.empty_slot(ticket, word).await? {
                         break value;
@@ -274,7 +274,7 @@ impl<F: Fabric + Clock> RingQueue<F> {
 }
 
 /// Error of a chain that only reads. Whether it ran or not, the operation was not carried out.
-fn of_look(error: FabricError) -> QueueError {
+fn of_read(error: FabricError) -> QueueError {
     QueueError::Fabric(error.map_ran(|_| Ran::No))
 }
 

@@ -1,7 +1,7 @@
 //! Pilaf with concurrent readers and writers: a GET returns only values that were put, and never an older one than
 //! before.
 
-use crate::support::meddle::{Meddle, Then};
+use crate::support::intercept::{Intercept, Then};
 use crate::support::{Home, paced};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
@@ -36,7 +36,7 @@ fn a_get_of_a_key_that_is_put_without_pause_ends() {
     let home = Home::new(16);
     home.create_of(KIND, "s", 8, r#"{"items": 100}"#);
     let (puts, (endpoint, mut other)) = (Cell::new(0), client(&home));
-    let hot = Meddle::new(home.endpoint());
+    let hot = Intercept::new(home.endpoint());
     hot.before_each(|| {
         for _ in 0..2 {
             puts.set(puts.get() + 1);

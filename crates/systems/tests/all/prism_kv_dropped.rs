@@ -1,7 +1,7 @@
 //! PRISM-KV when a put is cancelled: its future is dropped before it is ready.
 
-use crate::support::meddle::{Meddle, Then};
-use crate::support::{Home, Meddled};
+use crate::support::intercept::{Intercept, Then};
+use crate::support::{Home, Intercepted};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
@@ -13,16 +13,16 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 /// A store with k = old, and a client whose chains can be stopped.
-fn scene(home: &Home, mib: u64) -> (Meddled, Rc<Meddle<'static, Rc<Count<Direct>>>>) {
+fn scene(home: &Home, mib: u64) -> (Intercepted, Rc<Intercept<'static, Rc<Count<Direct>>>>) {
     home.create("s", mib, r#"{"items": 1000}"#);
-    let mut client = home.meddled("s");
+    let mut client = home.intercepted("s");
     let fabric = Rc::clone(client.fabric());
     block_on(fabric.inner().inner(), client.put(b"k", b"old")).expect("stored");
     (client, fabric)
 }
 
 /// Polls an operation once, which must not be ready, and drops it.
-fn begin<O>(fabric: &Meddle<Rc<Count<Direct>>>, operation: impl Future<Output = O>) {
+fn begin<O>(fabric: &Intercept<Rc<Count<Direct>>>, operation: impl Future<Output = O>) {
     {
         let mut operation = pin!(operation);
         let polled = operation.as_mut().poll(&mut Context::from_waker(Waker::noop()));

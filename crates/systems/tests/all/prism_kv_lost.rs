@@ -1,7 +1,7 @@
 //! PRISM-KV when its session ends during an operation: the error states correctly whether the operation ran.
 
-use crate::support::meddle::{Meddle, Then};
-use crate::support::{Home, Meddled, run};
+use crate::support::intercept::{Intercept, Then};
+use crate::support::{Home, Intercepted, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::layer::count::Count;
 use farside_remote::control::{Answer, Ask};
@@ -16,8 +16,8 @@ fn home() -> Home {
     home
 }
 
-fn client(home: &Home) -> (Meddled, Rc<Meddle<'static, Rc<Count<Direct>>>>) {
-    let client = home.meddled("s");
+fn client(home: &Home) -> (Intercepted, Rc<Intercept<'static, Rc<Count<Direct>>>>) {
+    let client = home.intercepted("s");
     let fabric = Rc::clone(client.fabric());
     (client, fabric)
 }

@@ -1,17 +1,17 @@
 //! PRISM-KV when another client's operation runs between the two round trips of an operation.
 
-use crate::support::{Client, Home, Meddled, run};
+use crate::support::{Client, Home, Intercepted, run};
 use farside_fabrics::executor::block_on;
 use farside_systems::kv::Kv;
 use std::rc::Rc;
 
 /// A store with k = old, a client whose chains can be delayed, and a client that acts meanwhile.
-fn scene(home: &Home) -> (Meddled, Client) {
+fn scene(home: &Home) -> (Intercepted, Client) {
     home.create("s", 32, r#"{"items": 1000}"#);
-    let mut meddled = home.meddled("s");
-    let fabric = Rc::clone(meddled.fabric());
-    block_on(fabric.inner().inner(), meddled.put(b"k", b"old")).expect("stored");
-    (meddled, home.client("s"))
+    let mut intercepted = home.intercepted("s");
+    let fabric = Rc::clone(intercepted.fabric());
+    block_on(fabric.inner().inner(), intercepted.put(b"k", b"old")).expect("stored");
+    (intercepted, home.client("s"))
 }
 
 /// Runs an operation of the delayed client, and `act` between its first and its second chain.
@@ -23,7 +23,7 @@ macro_rules! between {
     }};
 }
 
-fn get(client: &mut Meddled) -> Option<Vec<u8>> {
+fn get(client: &mut Intercepted) -> Option<Vec<u8>> {
     let fabric = Rc::clone(client.fabric());
     block_on(fabric.inner().inner(), client.get(b"k")).expect("read").map(|item| item.value.to_vec())
 }

@@ -1,6 +1,6 @@
 //! Ring queue: order, capacity, costs, and recovery after interrupted clients.
 
-use crate::support::meddle::Meddle;
+use crate::support::intercept::Intercept;
 use crate::support::{Home, run};
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
@@ -129,12 +129,12 @@ fn a_take_that_loses_to_another_takes_the_next_value() {
     for value in [b"a", b"b", b"c"] {
         assert_eq!(other.put(value), Ok(true));
     }
-    let meddle = Meddle::new(home.endpoint());
-    let mut queue = block_on((), RingQueue::open(&meddle, NODE, "s")).expect("the store exists");
+    let intercept = Intercept::new(home.endpoint());
+    let mut queue = block_on((), RingQueue::open(&intercept, NODE, "s")).expect("the store exists");
     let taken = Rc::new(std::cell::RefCell::new(Vec::new()));
     let theirs = Rc::clone(&taken);
     // After this client has read head and slot, before it swings the slot.
-    meddle.before_chain(2, move || {
+    intercept.before_chain(2, move || {
         for _ in 0..2 {
             theirs.borrow_mut().push(other.take().expect("taken").expect("a value"));
         }

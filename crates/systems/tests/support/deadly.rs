@@ -1,8 +1,8 @@
 //! A memory that classifies each access of its process, and kills or stops the process at a given access: before the
 //! access, or halfway through the write of an item.
 
+use super::observed::{Made, Observed, Observer};
 use super::process::say;
-use super::watched::{Hears, Made, Watched};
 use farside_fabrics::memory::Mapping;
 use farside_remote::Memory;
 use farside_remote::arena::SESSIONS_MAX;
@@ -99,12 +99,12 @@ pub(crate) struct Deadly {
 
 impl Deadly {
     /// Wraps a memory, with no access counted yet.
-    pub(crate) fn over(mapping: Arc<Mapping>, strike: Option<Strike>) -> Watched<Deadly> {
-        Watched { mapping, by: Deadly { strike, seen: RefCell::default() } }
+    pub(crate) fn over(mapping: Arc<Mapping>, strike: Option<Strike>) -> Observed<Deadly> {
+        Observed { mapping, observer: Deadly { strike, seen: RefCell::default() } }
     }
 }
 
-impl Hears for Deadly {
+impl Observer for Deadly {
     fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
         let access = classify(memory, at, made);
         let nth = {

@@ -8,13 +8,13 @@ pub(crate) mod audit;
 #[allow(unsafe_code, reason = "an allocator")]
 pub(crate) mod counting;
 pub(crate) mod deadly;
-pub(crate) mod meddle;
+pub(crate) mod intercept;
+pub(crate) mod observed;
 pub(crate) mod paced;
 pub(crate) mod poison;
 pub(crate) mod process;
 pub(crate) mod script;
 pub(crate) mod stepped;
-pub(crate) mod watched;
 
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::block_on;
@@ -27,14 +27,14 @@ use farside_remote::control::{Answer, Ask, Store, StoreStat};
 use farside_systems::kv::Kv;
 use farside_systems::kv::prism_kv::{KIND, PrismKv};
 use farside_systems::registry::all_kinds;
-use meddle::Meddle;
+use intercept::Intercept;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) type Client = PrismKv<Rc<Count<Direct>>>;
 /// A client whose chains can be delayed, stopped or lost.
-pub(crate) type Meddled = PrismKv<Rc<Meddle<'static, Rc<Count<Direct>>>>>;
+pub(crate) type Intercepted = PrismKv<Rc<Intercept<'static, Rc<Count<Direct>>>>>;
 
 pub(crate) struct Home {
     pub(crate) host: Arc<Host>,
@@ -96,8 +96,8 @@ impl Home {
         Rc::new(Count::new(local::connect(&node).expect("a session")))
     }
 
-    pub(crate) fn meddled(&self, name: &str) -> Meddled {
-        let fabric = Rc::new(Meddle::new(self.endpoint()));
+    pub(crate) fn intercepted(&self, name: &str) -> Intercepted {
+        let fabric = Rc::new(Intercept::new(self.endpoint()));
         block_on((), PrismKv::open(fabric, NodeId(0), name)).expect("the store exists")
     }
 

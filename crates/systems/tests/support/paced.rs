@@ -4,7 +4,7 @@
 //! Invariant: the test runs in a single thread, so a failure is reproducible.
 
 use super::Home;
-use super::meddle::{Meddle, Then};
+use super::intercept::{Intercept, Then};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::memory::Mapping;
 use farside_remote::arena::Geometry;
@@ -150,7 +150,7 @@ pub(crate) fn play(begin: impl FnOnce()) -> Result<(), String> {
     let store = home.create_of(KIND, "s", 24, r#"{"items": 20000}"#);
     let service = RefCell::new(Stepped::new(home.host.memory(), &store));
     let paces = RefCell::new(VecDeque::new());
-    let fabric = Meddle::new(home.endpoint());
+    let fabric = Intercept::new(home.endpoint());
     fabric.before_each(|| {
         service.borrow_mut().step(paces.borrow_mut().pop_front().unwrap_or(ALL));
         Then::Runs

@@ -1,7 +1,7 @@
 //! A node that overwrites every buffer with poison before it frees the buffer, with clients that put and clients that
 //! get. A client that reads poison has followed a pointer into a free buffer.
 
-use super::watched::{Hears, Made, Watched};
+use super::observed::{Made, Observed, Observer};
 use farside_fabrics::direct::{Control, Direct};
 use farside_fabrics::executor::block_on;
 use farside_fabrics::local::{self, LocalNode};
@@ -79,7 +79,7 @@ pub(crate) fn play(during: Duration, begin: impl FnOnce() + Send) -> Result<Figu
     match found.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(what) => Err(what),
         None => Ok(Figures {
-            poisoned: home.memory.by.0.load(Ordering::Relaxed),
+            poisoned: home.memory.observer.0.load(Ordering::Relaxed),
             puts: puts.into_inner(),
             gets: gets.into_inner(),
             slow_gets: slow_gets.into_inner(),
@@ -136,7 +136,7 @@ fn open<F: Fabric + Clock>(endpoint: &Rc<F>) -> PrismKv<Rc<F>> {
 #[derive(Default)]
 struct Poisoning(AtomicU64);
 
-impl Hears for Poisoning {
+impl Observer for Poisoning {
     /// Detects that a class's list head is about to point to a new buffer. Until then only the node holds the buffer.
     fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>) {
         const REGION_SIZE: u64 = 4096;
@@ -157,7 +157,7 @@ impl Hears for Poisoning {
     }
 }
 
-impl NodeMemory for Watched<Poisoning> {
+impl NodeMemory for Observed<Poisoning> {
     fn discard(&self, index: u32) -> Result<(), Infallible> {
         NodeMemory::discard(&*self.mapping, index)
     }
@@ -165,14 +165,14 @@ impl NodeMemory for Watched<Poisoning> {
 
 /// A node in this process with one store, run by a thread of the test.
 struct Home {
-    memory: Watched<Poisoning>,
-    node: Mutex<Node<Watched<Poisoning>>>,
+    memory: Observed<Poisoning>,
+    node: Mutex<Node<Observed<Poisoning>>>,
 }
 
 impl Home {
     fn new() -> Home {
         let mapping = Arc::new(Mapping::create(32 << 20, Pages::Small).expect("memory"));
-        let memory = Watched { mapping, by: Poisoning::default() };
+        let memory = Observed { mapping, observer: Poisoning::default() };
         let node = Node::new(&memory, vec![Box::new(PrismKvKind)], NodeInfo::default());
         let home = Home { memory, node: Mutex::new(node) };
         let parameters = r#"{"items": 100}"#.into();
@@ -181,7 +181,7 @@ impl Home {
         home
     }
 
-    fn node(&self) -> MutexGuard<'_, Node<Watched<Poisoning>>> {
+    fn node(&self) -> MutexGuard<'_, Node<Observed<Poisoning>>> {
         self.node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -212,9 +212,9 @@ impl Home {
     }
 
     /// Creates an endpoint that pauses in the middle of chains.
-    fn slow_endpoint(self: &Arc<Self>) -> Direct<Watched<Slow>> {
+    fn slow_endpoint(self: &Arc<Self>) -> Direct<Observed<Slow>> {
         let session = self.open_session().expect("a session is free");
-        let memory = Watched { mapping: Arc::clone(&self.memory.mapping), by: Slow::default() };
+        let memory = Observed { mapping: Arc::clone(&self.memory.mapping), observer: Slow::default() };
         let control = Box::new(Calls { home: Arc::clone(self), session });
         Direct::new(memory, control, Arc::new(AtomicBool::new(false)), NodeId(0), session)
     }
@@ -267,7 +267,7 @@ impl Drop for Calls {
 #[derive(Default)]
 struct Slow(Cell<u64>);
 
-impl Hears for Slow {
+impl Observer for Slow {
     fn before(&self, _: &Mapping, _: u64, made: &Made<'_>) {
         if !matches!(made, Made::Read) {
             return;

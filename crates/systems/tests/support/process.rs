@@ -103,7 +103,7 @@ fn operate(socket: &Path, store: &str, seed: u64, tour: bool, slot_cache: bool, 
             say("done", &(index + 1));
         }
     }
-    say("seen", &*endpoint.memory().by.seen.borrow());
+    say("seen", &*endpoint.memory().observer.seen.borrow());
 }
 
 /// Parent's handle of a child. The child is killed when it is dropped.

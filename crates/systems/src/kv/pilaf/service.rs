@@ -54,7 +54,7 @@ impl<M: Memory> Kind<M> for PilafKind {
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
         let table = Table::new(parameters, table)?;
-        Ok(Box::new(PilafService { table, item: Vec::new(), is_mended: false }))
+        Ok(Box::new(PilafService { table, item: Vec::new(), is_repaired: false }))
     }
 }
 
@@ -63,7 +63,7 @@ struct PilafService {
     /// Buffer in which items are built or read. No state is kept in it between calls.
     item: Vec<u8>,
     /// Whether the entry that an earlier node left torn has been written again.
-    is_mended: bool,
+    is_repaired: bool,
 }
 
 /// Entries that one memory access reads.
@@ -122,15 +122,15 @@ impl<M: Memory> Service<M> for PilafService {
                  of the node"
             )));
         }
-        if !self.is_mended {
-            self.mend(memory)?;
+        if !self.is_repaired {
+            self.repair(memory)?;
         }
         let (outcome, version) = match request.op {
             Op::Get => self.get(memory, request.key)?,
             Op::Put => self.put(memory, request.key, request.value)?,
             Op::Delete => self.delete(memory, request.key)?,
         };
-        self.is_mended = true;
+        self.is_repaired = true;
         let is_read = (request.op, outcome) == (Op::Get, Outcome::Done);
         let value = if is_read { &self.item[HEADER_SIZE + request.key.len()..] } else { &[] };
         Answer { outcome, version, value }.encode(answer);
@@ -158,7 +158,7 @@ impl PilafService {
     /// Reads the item of `key` into [`PilafService::item`].
     fn get<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
         let found = self.find(memory, key)?;
-        let Some((_, located)) = found.at else { return Ok((found.nothing(), Version(0))) };
+        let Some((_, located)) = found.at else { return Ok((found.missing_outcome(), Version(0))) };
         self.item.clear();
         self.item.resize(located.len as usize, 0);
         memory.read(located.at, &mut self.item)?;
@@ -196,7 +196,7 @@ impl PilafService {
     /// Marks the entry as deleted, then frees the item.
     fn delete<M: Memory>(&mut self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
         let found = self.find(memory, key)?;
-        let Some((slot, _)) = found.at else { return Ok((found.nothing(), Version(0))) };
+        let Some((slot, _)) = found.at else { return Ok((found.missing_outcome(), Version(0))) };
         let installs = self.head(memory)?.installs.get().wrapping_add(1);
         self.install(memory, installs, slot, Entry::deleted())?;
         self.release(memory, &found)?;
@@ -224,7 +224,7 @@ impl PilafService {
                     continue;
                 }
                 Ok(None) => {}
-                Err(Spoilt) => found.is_damaged = true,
+                Err(Damaged) => found.is_damaged = true,
             }
             found.vacant.get_or_insert(slot);
             if entry.said() == Said::Never {
@@ -239,17 +239,17 @@ impl PilafService {
         &self,
         memory: &M,
         entry: Entry,
-    ) -> Result<Result<Option<Located>, Spoilt>, M::Wait> {
+    ) -> Result<Result<Option<Located>, Damaged>, M::Wait> {
         let (at, len) = match entry.said() {
             Said::Never | Said::Deleted => return Ok(Ok(None)),
-            Said::Torn | Said::Nonsense => return Ok(Err(Spoilt)),
+            Said::Torn | Said::Nonsense => return Ok(Err(Damaged)),
             Said::Item { at, len } => (at, len),
         };
         let buffer = Arena::of(memory).buffer_at(at)?;
         let is_in_one = buffer.is_some_and(|(region, buffer)| {
             region == self.table.extent.key.region() && len <= buffer.class.size
         });
-        Ok(if is_in_one { Ok(Some(Located { entry, at, len })) } else { Err(Spoilt) })
+        Ok(if is_in_one { Ok(Some(Located { entry, at, len })) } else { Err(Damaged) })
     }
 
     /// Whether an item belongs to `key`.
@@ -266,7 +266,7 @@ impl PilafService {
     }
 
     /// Writes the entry again that an earlier node left torn.
-    fn mend<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
+    fn repair<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
         let head = self.head(memory)?;
         let slot = head.slot.get();
         if slot >= self.table.spec.slots {
@@ -313,11 +313,11 @@ impl PilafService {
 }
 
 /// Error: the slot's entry is torn or was not written by a service.
-struct Spoilt;
+struct Damaged;
 
 impl Found {
     /// Returns the outcome for a key that was not found.
-    fn nothing(&self) -> Outcome {
+    fn missing_outcome(&self) -> Outcome {
         if self.is_damaged { Outcome::Damaged } else { Outcome::Absent }
     }
 }

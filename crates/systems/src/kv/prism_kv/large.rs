@@ -29,7 +29,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         chain.also(read(slot_at, size_of::<BoundedPtr>() as u32).redirect(TMP));
         let slot = chain.then(read_as::<BoundedPtr>(TMP));
         let head = chain.then(read(TMP, READ_MAX).indirect().bounded());
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         if self.reply.verdict() == Status::Access {
             return Ok(Read::Changed); // If the store's key has changed, the next look-up fetches it.
         }
@@ -46,7 +46,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
         let mut chain = self.chain.begin(self.table.extent.key);
         let now = chain.also(read_as::<BoundedPtr>(slot_at));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         let now = match self.reply.get(now) {
             Ok(now) => *now,
             Err(Status::Access) => return Ok(Read::Changed),
@@ -63,7 +63,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     async fn read_part(&mut self, part: &Part) -> Result<bool, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let bytes = chain.also(read(Addr::new(part.at.get()), part.len.get()));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         match self.reply.get(bytes) {
             Ok(bytes) => {
                 self.value.extend_from_slice(bytes);
@@ -113,7 +113,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
             let mut chain = self.chain.begin(self.table.extent.key);
             let at = chain.also(allocate(class.list(), [bytes, &[], &[]]));
             let ready = run_until_ready(&self.fabric, self.node, &chain, &mut self.reply).await;
-            if !ready.map_err(KvError::of_look)? {
+            if !ready.map_err(KvError::of_read)? {
                 return Err(KvError::OutOfMemory);
             }
             match self.reply.get(at) {
@@ -132,7 +132,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         let bound = (slot.0.bound.get() as usize).clamp(HEADER_SIZE, ITEM_MAX);
         let mut chain = self.chain.begin(self.table.extent.key);
         let head = chain.also(read(slot.0.ptr, bound as u32));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         // The READ uses a plain address, so the bytes may be another item or none. Then the CAS that follows fails.
         let Ok(bytes) = self.reply.get(head) else { return Ok(Vec::new()) };
         let item = ItemView::decode(bytes).ok().filter(|item| item.kind == Kind::Large);

@@ -2,7 +2,8 @@
 
 use super::layout::{ItemView, Kind, SLOT_SIZE, Slot, Table, UNCONDITIONAL};
 use super::{
-    Buffer, Found, NewItem, PrismKv, READ_MAX, Seen, Swing, Waits, add_look, add_swing, check_put, seen,
+    Buffer, Found, NewItem, PrismKv, Probed, READ_MAX, Swing, Waits, add_probe, add_swing, check_put,
+    decode_probe,
 };
 use crate::kv::{Cursor, Item, Kv, KvError, check_key};
 use farside_remote::clock::Clock;
@@ -48,7 +49,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
                 let index = table.probe(key).next().expect("a table has a slot");
                 items.push(chain.also(read(table.slot_at(index), READ_MAX).indirect().bounded()));
             }
-            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
             for (place, (key, item)) in group.iter().zip(items).enumerate() {
                 let index = batch * OPS_MAX + place;
                 let bytes = match self.reply.get(item) {
@@ -177,17 +178,17 @@ impl<F: Fabric + Clock> PrismKv<F> {
         for (key, _) in group {
             let index = table.probe(key).next().expect("a table has a slot");
             let at = table.slot_at(index);
-            outs.push((at, add_look(&mut chain, at, key)));
+            outs.push((at, add_probe(&mut chain, at, key)));
         }
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         if self.reply.verdict() == Status::Access {
             return Ok(vec![None; group.len()]);
         }
         let mut all = Vec::with_capacity(group.len());
-        for ((key, _), (at, look)) in group.iter().zip(outs) {
-            all.push(match seen(&self.reply, table, at, look, key)? {
-                Seen::Empty(found) => Some(found),
-                Seen::Own(found) if found.kind != Some(Kind::Large) => Some(found),
+        for ((key, _), (at, probe)) in group.iter().zip(outs) {
+            all.push(match decode_probe(&self.reply, table, at, probe, key)? {
+                Probed::Empty(found) => Some(found),
+                Probed::Own(found) if found.kind != Some(Kind::Large) => Some(found),
                 _ => None,
             });
         }
@@ -259,7 +260,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
         }
         let mut chain = self.chain.begin(self.table.extent.key);
         let bytes = chain.also(read(self.table.slot_at(first), (count * SLOT_SIZE) as u32));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         let bytes = self.reply.get(bytes).map_err(KvError::Refused)?;
         let occupied = bytes
             .chunks_exact(SLOT_SIZE as usize)
@@ -279,7 +280,7 @@ impl<F: Fabric + Clock> PrismKv<F> {
     ) -> Result<bool, KvError> {
         let mut chain = self.chain.begin(self.table.extent.key);
         let item = chain.also(read(self.table.slot_at(index), READ_MAX).indirect().bounded());
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_look)?;
+        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
         let item = ItemView::decode(self.reply.get(item).map_err(KvError::Refused)?)?;
         match item.kind {
             Kind::Value => {

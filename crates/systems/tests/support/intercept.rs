@@ -16,14 +16,14 @@ pub(crate) enum Then {
 }
 
 /// A fabric that calls a function before each chain to determine the chain's fate.
-pub(crate) struct Meddle<'a, F> {
+pub(crate) struct Intercept<'a, F> {
     inner: F,
     before: RefCell<Box<dyn FnMut() -> Then + 'a>>,
 }
 
-impl<'a, F> Meddle<'a, F> {
-    pub(crate) fn new(inner: F) -> Meddle<'a, F> {
-        Meddle { inner, before: RefCell::new(Box::new(|| Then::Runs)) }
+impl<'a, F> Intercept<'a, F> {
+    pub(crate) fn new(inner: F) -> Intercept<'a, F> {
+        Intercept { inner, before: RefCell::new(Box::new(|| Then::Runs)) }
     }
 
     /// Calls `before` before each chain from now on.
@@ -60,7 +60,7 @@ impl<'a, F> Meddle<'a, F> {
     }
 }
 
-impl<F: Fabric> Fabric for Meddle<'_, F> {
+impl<F: Fabric> Fabric for Intercept<'_, F> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         let then = (self.before.borrow_mut())();
         match then {
@@ -94,7 +94,7 @@ impl<F: Fabric> Fabric for Meddle<'_, F> {
     }
 }
 
-impl<F: Clock> Clock for Meddle<'_, F> {
+impl<F: Clock> Clock for Intercept<'_, F> {
     fn now(&self) -> Duration {
         self.inner.now()
     }

@@ -15,29 +15,29 @@ pub(crate) enum Made<'a> {
 }
 
 /// Observer of accesses.
-pub(crate) trait Hears {
+pub(crate) trait Observer {
     fn before(&self, memory: &Mapping, at: u64, made: &Made<'_>);
 }
 
 /// A memory with its observer.
-pub(crate) struct Watched<H> {
+pub(crate) struct Observed<H> {
     pub(crate) mapping: Arc<Mapping>,
-    pub(crate) by: H,
+    pub(crate) observer: H,
 }
 
-impl<H: Hears> Watched<H> {
-    fn hear(&self, at: u64, made: &Made<'_>) {
-        self.by.before(&self.mapping, at, made);
+impl<H: Observer> Observed<H> {
+    fn notify(&self, at: u64, made: &Made<'_>) {
+        self.observer.before(&self.mapping, at, made);
     }
 }
 
-impl<H: Hears> Runs for Watched<H> {
+impl<H: Observer> Runs for Observed<H> {
     fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 }
 
-impl<H: Hears> Memory for Watched<H> {
+impl<H: Observer> Memory for Observed<H> {
     type Wait = Infallible;
 
     fn geometry(&self) -> Geometry {
@@ -50,19 +50,19 @@ impl<H: Hears> Memory for Watched<H> {
         Arena::of(self).reach(region, at, len)
     }
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Infallible> {
-        self.hear(at, &Made::Read);
+        self.notify(at, &Made::Read);
         self.mapping.read(at, out)
     }
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Infallible> {
-        self.hear(at, &Made::Write(bytes));
+        self.notify(at, &Made::Write(bytes));
         self.mapping.write(at, bytes)
     }
     fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
-        self.hear(at, &Made::Read);
+        self.notify(at, &Made::Read);
         self.mapping.load(at, width)
     }
     fn exchange(&self, at: u64, width: Width, old: u128, new: u128) -> Result<Result<(), u128>, Infallible> {
-        self.hear(at, &Made::Exchange { old, new });
+        self.notify(at, &Made::Exchange { old, new });
         self.mapping.exchange(at, width, old, new)
     }
 }
