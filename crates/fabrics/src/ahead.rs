@@ -1,29 +1,32 @@
-//! Fetching ahead: what the chains of one client core will touch is on its way before they run.
+//! Prefetching: loads the memory that the chains of one client core will touch before they run.
 //!
-//! A chain that has company posts what it will touch and lets the other tasks have their turn. When the turn ends, the
-//! pointers that were posted in it are fetched in one tight pass, and the first line of everything that is pointed to
-//! in another: page walks overlap only where few instructions lie between them. The rest of each stretch is asked for
-//! when the chain a little before its own runs, so that memory works while chains do.
+//! A chain that shares its core with other tasks posts the memory it will touch, then lets the other tasks take their
+//! turn. When the turn ends, the pointers posted in it are prefetched in one tight pass. A second pass prefetches the
+//! first line of each pointee. Page walks overlap only if few instructions separate them. The remaining lines of each
+//! stretch are prefetched while a chain slightly earlier in the queue runs, so that memory accesses overlap with
+//! execution.
 //!
-//! Slower, all measured with 16 tasks: fetching for each task when its turn comes (1.6 times), every line in the
-//! second pass (1.1 times), every further line in a third (1.2 times).
-//! Invariant: a hint is an address and nothing more. Whether its chain still exists is of no matter.
+//! Slower variants, all measured with 16 tasks: prefetching for each task at the start of its own turn (1.6 times),
+//! every line in the second pass (1.1 times), and every further line in a third pass (1.2 times).
+//!
+//! Invariant: a hint is an address and nothing more. It stays valid even if its chain no longer exists.
 
 use crate::memory::{Mapping, Stretch};
 use farside_remote::ChainView;
 use farside_remote::run::Hint;
 use std::cell::RefCell;
 
-/// Hints kept until the turn ends; if there are more, or if nobody says that it ended, they are fetched at once.
+/// Maximum number of hints kept until the turn ends. When it is reached, the kept hints are prefetched at once.
 const HINTS_MAX: usize = 256;
-/// How many stretches lie between the one whose rest is asked for and those that the running chain touches.
+/// Distance in stretches between the one whose remaining lines are prefetched and those that the running chain touches.
 const LEAD: usize = 2;
 
-/// What the chains of one endpoint are about to touch.
+/// The memory that the chains of one endpoint are about to touch.
 pub(crate) struct Ahead {
-    /// Of the chains that run in the next turn, with the region of each one's key.
+    /// Hints of the chains that run in the next turn, each with the region of its chain's key.
     posted: RefCell<Vec<(Hint, u32)>>,
-    /// Of the chains that run in this one: what is on its way, but for the lines after the first from `rest_from` on.
+    /// Stretches of the chains that run in this turn. They are being loaded, except the lines after the first from
+    /// stretch `rest_from` on.
     coming: RefCell<Coming>,
 }
 
@@ -40,8 +43,8 @@ impl Ahead {
         }
     }
 
-    /// Has what the chain will touch fetched when the turn ends; answers how many hints there were. Let the other tasks
-    /// run then, and go on by [`Ahead::proceed`].
+    /// Queues the memory that the chain will touch for prefetching at the end of the turn. Returns the number of hints.
+    /// The caller then lets the other tasks run and continues with [`Ahead::proceed`].
     #[inline(always)]
     pub(crate) fn post(&self, mapping: &Mapping, chain: ChainView<'_>) -> usize {
         let mut posted = self.posted.borrow_mut();
@@ -56,13 +59,13 @@ impl Ahead {
         hints
     }
 
-    /// A chain that posted so many hints runs now.
+    /// Called when a chain that posted `hints` hints starts to run.
     #[inline(always)]
     pub(crate) fn proceed(&self, mapping: &Mapping, hints: usize) {
         self.coming.borrow_mut().fetch_rest(mapping, hints);
     }
 
-    /// Everybody has posted what there is in this turn.
+    /// Called when all chains of this turn have posted their hints.
     #[inline]
     pub(crate) fn end_turn(&self, mapping: &Mapping) {
         let mut posted = self.posted.borrow_mut();
@@ -87,7 +90,7 @@ impl Coming {
                 Hint::Buffer { class, len } => mapping.guess_buffer(region, class, len),
                 Hint::Bytes { at, len } => Some(Stretch { at, len }).filter(|stretch| mapping.has(stretch)),
             };
-            // One for every hint, if only an empty one: they are counted off as chains run.
+            // One stretch per hint, even if empty: stretches are counted off as chains run.
             let stretch = stretch.unwrap_or_default();
             mapping.prefetch_line(stretch.at);
             self.stretches.push(stretch);
@@ -96,7 +99,7 @@ impl Coming {
         self.fetch_rest(mapping, LEAD);
     }
 
-    /// Asks for the rest of that many stretches.
+    /// Prefetches the remaining lines of the next `count` stretches.
     #[inline(always)]
     fn fetch_rest(&mut self, mapping: &Mapping, count: usize) {
         for stretch in self.stretches.iter().skip(self.rest_from).take(count) {

@@ -1,8 +1,10 @@
-//! What `local` and `shm` share: the caller's own CPU runs the chain on the node's memory.
+//! The common part of `local` and `shm`: the caller's own CPU runs the chain on the node's memory.
 //!
-//! A session says in its slot when it may hold pointers: its *turn* is odd from the first chain of a turn until
-//! every task has gone on to its next await. Invariant: the turn is odd, and that is visible to everyone, before a
-//! chain's first access, and until what it made unreachable is on the session's list.
+//! A session announces in its slot when it may hold pointers: its *turn* is odd from the first chain of a turn until
+//! every task has reached its next await.
+//!
+//! Invariant: the turn is odd, and visibly so to all processes, before a chain's first access. It stays odd until the
+//! buffers that the chain made unreachable are on the session's list.
 
 use crate::executor::{self, Idle, Turns};
 use crate::memory::Mapping;
@@ -19,9 +21,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-/// The two-sided way to the node, and what is known of its life. One per session.
+/// The two-sided channel to the node, and the liveness of the node. One per session.
 pub trait Control {
-    /// Asks a service; the answer replaces what `answer` held.
+    /// Calls a service; the response replaces the content of `answer`.
     fn call<'a>(
         &'a self,
         service: ServiceId,
@@ -29,11 +31,11 @@ pub trait Control {
         answer: &'a mut Vec<u8>,
     ) -> Pin<Box<dyn Future<Output = Result<(), FabricError>> + 'a>>;
 
-    /// Wakes the node if it sleeps: memory is wanted, or much of it was given back.
+    /// Wakes the node if it sleeps: a chain needs memory, or many buffers were retired.
     fn ring(&self);
 
-    /// Looks for the answers that are waited for, if there are any, until one comes, it is enough, or being woken is
-    /// no dearer.
+    /// Polls for the outstanding responses, if any. Returns when one arrives, when `is_enough` is true, or when further
+    /// polling would cost more than a wake-up.
     fn look(&self, _is_enough: &dyn Fn() -> bool) {}
 }
 
@@ -41,7 +43,7 @@ pub trait Control {
 pub struct Direct<M: Runs = Arc<Mapping>> {
     runner: Runner<M>,
     control: Box<dyn Control>,
-    /// Set by whoever watches the node's process.
+    /// Set when the node's process is found dead.
     died: Arc<AtomicBool>,
     node: NodeId,
     driver: RefCell<Option<Waker>>,
@@ -49,7 +51,7 @@ pub struct Direct<M: Runs = Arc<Mapping>> {
 }
 
 impl<M: Runs> Direct<M> {
-    /// The endpoint of a session that the node has opened on `memory`.
+    /// Creates the endpoint of a session that the node has opened on `memory`.
     pub fn new(
         memory: M,
         control: Box<dyn Control>,
@@ -67,29 +69,29 @@ impl<M: Runs> Direct<M> {
         }
     }
 
-    /// The node's memory.
+    /// Returns the node's memory.
     pub fn memory(&self) -> &M {
         self.runner.memory()
     }
 
-    /// Which session this is.
+    /// Returns the session's identifier.
     pub fn session(&self) -> SessionId {
         self.runner.session()
     }
 
-    /// Sets how long the answer to a call may take, in place of [`DEADLINE`].
+    /// Sets the time limit of calls, in place of [`DEADLINE`].
     pub fn set_patience(&self, patience: Duration) {
         self.patience.set(patience);
     }
 
-    /// What this session has counted.
+    /// Returns the counters of this session.
     pub fn counters(&self) -> Counters {
         self.runner.counters()
     }
 
-    /// Keeps the session's turns under an executor that is not ours: spawn it on the same thread, and let it run
-    /// for as long as the endpoint is used. Without it the session looks busy after its last chain, and buffers
-    /// that others retire wait for it. Never completes.
+    /// Ends the session's turns under another executor than [`executor::Core`]: spawn this future on the same thread
+    /// and keep it running while the endpoint is used. Without it the session appears busy after its last chain, which
+    /// delays the reuse of buffers that others retire. Never completes.
     pub async fn drive(&self) {
         std::future::poll_fn(|cx| {
             self.end_turn();
@@ -110,13 +112,13 @@ impl<M: Runs> Direct<M> {
         Ok(())
     }
 
-    /// Says that pointers may be held from now on.
+    /// Announces that this session may hold pointers from now on.
     #[inline]
     fn enter(&self) {
         if !self.runner.enter() {
             return;
         }
-        let driver = self.driver.borrow().clone(); // An executor may poll it at once, and then it is borrowed again.
+        let driver = self.driver.borrow().clone(); // An executor may poll it at once, which borrows it.
         if let Some(driver) = driver {
             driver.wake();
         }
@@ -149,7 +151,7 @@ impl<M: Runs> Fabric for Direct<M> {
         self.check(node)?;
         self.enter();
         chain.note_posted();
-        let view = chain.view(); // Anew, so that it does not lie in the future while that waits.
+        let view = chain.view(); // Created again, so that the future need not store it.
         self.runner.run(self.session().number, view, reply);
         if self.runner.should_ring(reply) {
             self.control.ring();
@@ -165,8 +167,8 @@ impl<M: Runs> Fabric for Direct<M> {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.check(node)?;
-        // Whoever ran a chain before has followed it up to its next await. A node of this process answers before this
-        // task goes on, and may wait for all turns to end.
+        // The tasks that ran chains before have used the results up to their next await. A node of this process
+        // responds before this task continues, and may wait for all turns to end.
         self.runner.end_turn();
         if service != ServiceId::NODE {
             self.enter(); // On `local` this thread runs the store's service, which follows pointers.
@@ -177,9 +179,10 @@ impl<M: Runs> Fabric for Direct<M> {
 
     fn retire(&self, node: NodeId, key: Key, buffer: Addr) {
         if self.check(node).is_err() {
-            return; // The memory is gone, or not ours to touch.
+            return; // The memory is unmapped, or belongs to another node.
         }
-        // Or else the store could be dropped, and its segments be another's, before the buffer is on the list.
+        // Without a turn the store could be dropped, and its segments reused by another store, before the buffer is on
+        // the list.
         self.enter();
         self.runner.retire(self.session().number, key.region(), buffer);
         if self.runner.is_much_retired() {

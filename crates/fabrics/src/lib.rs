@@ -1,13 +1,14 @@
-//! What carries a chain to a memory node.
+//! Fabrics: the ways to carry a chain to a memory node.
 //!
-//! [`memory::Mapping`] is a node's memory as a process has it mapped. On [`local`] and [`shm`] the caller's own CPU
-//! runs the chain on it ([`direct`]); neither wakes anyone. [`executor`] is the client core that both are made for:
-//! one thread, at most 64 tasks, and the hiding of memory's latency behind one another. [`layer`] wraps any fabric.
-//! [`session`] has both ends of a conversation by datagrams, without the sockets; [`ring`] carries them through shared
-//! memory, between those who do not trust each other.
+//! [`memory::Mapping`] is a node's memory as mapped into a process. On [`local`] and [`shm`] the caller's own CPU runs
+//! the chain on that memory ([`direct`]); neither wakes the node. [`executor`] is the client core: one thread with at
+//! most 64 tasks that hide each other's memory latency. [`layer`] wraps any fabric. [`session`] implements both ends of
+//! a datagram session, without the sockets. [`ring`] carries sessions through shared memory between processes that do
+//! not trust each other.
 //!
-//! What always holds: fabrics know no system. `unsafe` stands in this crate and hardly anywhere else; each block
-//! says who keeps the promise.
+//! Invariant: fabrics know no system.
+//!
+//! Almost all `unsafe` code of the project is in this crate. Each block names who keeps its promise.
 
 #![allow(unsafe_code, reason = "mapped memory, sockets and rings are reached from here")]
 

@@ -1,4 +1,4 @@
-//! The fabric within one process: the caller runs the chain on the process's own memory.
+//! The in-process fabric: the caller runs the chain on the process's own memory.
 //!
 //! For tests and for embedding a node. A call runs in the caller's thread, under the node's own lock.
 
@@ -13,32 +13,32 @@ use std::sync::atomic::AtomicBool;
 
 /// The node of this process.
 pub trait LocalNode: Send + Sync {
-    /// Its memory.
+    /// Returns the node's memory.
     fn memory(&self) -> &Arc<Mapping>;
 
     /// Opens a session for this process.
     ///
     /// # Errors
-    /// There are as many sessions as a node can have.
+    /// The node has reached its maximum number of sessions.
     fn open_session(&self) -> Result<SessionId, FabricError>;
 
     /// Ends a session: its owner will run no more chains.
     fn close_session(&self, session: SessionId);
 
-    /// Has a service answer a call.
+    /// Runs a call to a service; its response goes to `answer`.
     ///
     /// # Errors
-    /// The service's refusal.
+    /// The service refused the call.
     fn call(&self, service: ServiceId, request: &[u8], answer: &mut Vec<u8>) -> Result<(), FabricError>;
 
     /// Wakes the node's own thread if it sleeps.
     fn ring(&self);
 }
 
-/// An endpoint to the node of this process. Belongs to one thread.
+/// Opens an endpoint to the node of this process. The endpoint belongs to one thread.
 ///
 /// # Errors
-/// There are as many sessions as a node can have.
+/// The node has reached its maximum number of sessions.
 pub fn connect(node: &Arc<dyn LocalNode>) -> Result<Direct, FabricError> {
     let session = node.open_session()?;
     let control = Session { node: Arc::clone(node), session };

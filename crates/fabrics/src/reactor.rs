@@ -1,7 +1,7 @@
-//! Descriptors for whoever awaits them, under any executor: one thread of the process waits for all of them.
+//! Waiting for file descriptors under any executor: one thread of the process waits for all of them.
 //!
-//! Our own core waits for its descriptors itself; this is for those who drive an endpoint under another one. It starts
-//! with the first that is watched.
+//! The client core ([`crate::executor`]) waits for its descriptors itself. This module serves endpoints that run under
+//! another executor. The thread starts with the first watched descriptor.
 
 use rustix::event::epoll;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ struct Watched {
     wakers: BTreeMap<u64, Waker>,
 }
 
-/// A descriptor that is watched. While it exists the descriptor must not be closed.
+/// A watched descriptor. The descriptor must stay open as long as this exists.
 pub(crate) struct Watch<'a> {
     reactor: &'static Reactor,
     fd: BorrowedFd<'a>,
@@ -35,10 +35,10 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// Will watch `fd`, once armed.
+    /// Registers `fd`. Nothing is woken before [`Watch::arm`].
     ///
     /// # Errors
-    /// The system has no room for it.
+    /// The system cannot watch another descriptor.
     pub(crate) fn new(fd: BorrowedFd<'a>) -> std::io::Result<Watch<'a>> {
         let reactor = match &*REACTOR {
             Ok(reactor) => *reactor,
@@ -53,14 +53,14 @@ impl<'a> Watch<'a> {
         Ok(Watch { reactor, fd, id })
     }
 
-    /// Has `waker` woken, once, when something can be read.
+    /// Wakes `waker` once when `fd` becomes readable.
     pub(crate) fn arm(&self, waker: &Waker) {
         let before = self.reactor.watched().wakers.insert(self.id, waker.clone());
-        drop(before); // Foreign code, so not under the lock.
+        drop(before); // Runs foreign code, so not under the lock.
         let events = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         let data = epoll::EventData::new_u64(self.id);
         if epoll::modify(&self.reactor.poll, self.fd, data, events).is_err() {
-            waker.wake_by_ref(); // It will look for itself.
+            waker.wake_by_ref(); // The task polls the descriptor itself.
         }
     }
 }
@@ -102,12 +102,12 @@ mod tests {
     use std::task::Poll;
 
     #[test]
-    fn who_awaits_a_descriptor_is_woken_when_it_can_be_read() {
+    fn a_task_is_woken_when_its_descriptor_becomes_readable() {
         let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
-        let watch = Watch::new(reader.as_fd()).expect("it is watched");
+        let watch = Watch::new(reader.as_fd()).expect("it can be watched");
         let writes = std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(10));
-            rustix::io::write(&writer, b"!").expect("there is room");
+            rustix::io::write(&writer, b"!").expect("the pipe is empty");
             writer
         });
         let mut polls = 0;
@@ -122,6 +122,6 @@ mod tests {
                 Poll::Pending
             }),
         );
-        writes.join().expect("it wrote");
+        writes.join().expect("the writer does not panic");
     }
 }

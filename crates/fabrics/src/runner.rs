@@ -1,7 +1,9 @@
-//! Runs chains on a node's memory in the name of one session's slot: its turns, its hints, its counters.
+//! Runs chains on a node's memory on behalf of one session slot: its turns, its prefetch hints, its counters.
 //!
-//! A slot says when pointers into the memory may be held in its name: its *turn* is odd from the first chain of a turn
-//! until the turn is ended. Invariant: the turn is odd, and that is visible to everyone, before a chain's first access.
+//! A slot announces when its session may hold pointers into the memory: its *turn* is odd from the first chain of a
+//! turn until the turn is ended.
+//!
+//! Invariant: the turn is odd, and visibly so to all processes, before a chain's first access.
 
 use crate::ahead::Ahead;
 use crate::memory::Mapping;
@@ -12,16 +14,16 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// How many chains a turn may run before it says that it has moved on: a task that never awaits anything has a
+/// Maximum number of chains per turn before the turn number advances: a task that never yields would otherwise have a
 /// turn without end.
 const CHAINS_PER_TURN: u32 = 64;
 
-/// Retired buffers after which the node is woken, if it sleeps.
+/// Number of retired buffers after which the node is woken if it sleeps.
 const RETIRED_PER_RING: u64 = 256;
 
-/// Memory on which chains run: a node's mapping, or something that looks on as it is used.
+/// Memory on which chains run: a node's mapping, or a wrapper that observes its use.
 pub trait Runs: Memory<Wait = Infallible> {
-    /// The mapping underneath.
+    /// Returns the underlying mapping.
     fn mapping(&self) -> &Mapping;
 }
 
@@ -40,12 +42,12 @@ pub struct Runner<M: Runs = Arc<Mapping>> {
     chains_in_turn: Cell<u32>,
     ahead: Ahead,
     counters: RefCell<Counters>,
-    /// How many buffers were retired when the node was last rung for them.
+    /// Value of the `retired` counter when the node was last woken because of it.
     retired_rung: Cell<u64>,
 }
 
 impl<M: Runs> Runner<M> {
-    /// The runner of a session that the node has opened on `memory`.
+    /// Creates the runner of a session that the node has opened on `memory`.
     pub fn new(memory: M, session: SessionId) -> Runner<M> {
         Runner {
             memory,
@@ -58,43 +60,43 @@ impl<M: Runs> Runner<M> {
         }
     }
 
-    /// The node's memory.
+    /// Returns the node's memory.
     #[inline]
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// In whose name it runs.
+    /// Returns the session on whose behalf it runs chains.
     #[inline]
     pub fn session(&self) -> SessionId {
         self.session
     }
 
-    /// What it has counted.
+    /// Returns the counters of this session.
     pub fn counters(&self) -> Counters {
         *self.counters.borrow()
     }
 
-    /// Has what the chain will touch fetched by [`Runner::fetch_ahead`]; answers how many hints there were, for
-    /// [`Runner::proceed`] when the chain's time has come.
+    /// Queues the memory that the chain will touch for [`Runner::fetch_ahead`]. Returns the number of hints, to be
+    /// passed to [`Runner::proceed`] before the chain runs.
     #[inline(always)]
     pub fn expect(&self, chain: ChainView<'_>) -> usize {
         self.ahead.post(self.memory.mapping(), chain)
     }
 
-    /// All chains that run next were told.
+    /// Prefetches for all chains posted by [`Runner::expect`]: no more are posted in this turn.
     #[inline]
     pub fn fetch_ahead(&self) {
         self.ahead.end_turn(self.memory.mapping());
     }
 
-    /// A chain that had so many hints runs now.
+    /// Called when a chain that posted `hints` hints starts to run.
     #[inline(always)]
     pub fn proceed(&self, hints: usize) {
         self.ahead.proceed(self.memory.mapping(), hints);
     }
 
-    /// Says that pointers may be held from now on. True if a turn began.
+    /// Announces that this session may hold pointers from now on. Returns true if a new turn began.
     #[inline]
     pub fn enter(&self) -> bool {
         let turn = self.turn.get();
@@ -104,7 +106,7 @@ impl<M: Runs> Runner<M> {
             self.chains_in_turn.set(chains);
             return false;
         }
-        // Every chain before this one has been followed up to its task's next await, so this is a new turn.
+        // Every earlier chain's results were used up to its task's next await, so this is a new turn.
         let next = if open { turn + 2 } else { turn + 1 };
         self.turn.set(next);
         self.chains_in_turn.set(0);
@@ -112,13 +114,13 @@ impl<M: Runs> Runner<M> {
         true
     }
 
-    /// Runs a chain, in a turn that was entered, whose buffers are to belong to `owner`.
+    /// Runs a chain within an entered turn. The buffers that it allocates belong to `owner`.
     #[inline(always)]
     pub fn run(&self, owner: u32, chain: ChainView<'_>, reply: &mut Reply) {
         self.run_on(&self.memory, owner, chain, reply);
     }
 
-    /// As [`Runner::run`], on the same memory as `seen` lets the chain see it.
+    /// Like [`Runner::run`], but through `seen`, the chain's view of the same memory.
     #[inline(always)]
     pub fn run_on(
         &self,
@@ -147,20 +149,20 @@ impl<M: Runs> Runner<M> {
         }
     }
 
-    /// Gives back a buffer of the session numbered `owner`, in a turn that was entered.
+    /// Retires a buffer of session number `owner`, within an entered turn.
     pub fn retire(&self, owner: u32, region: u32, buffer: Addr) {
         let Ok(retired) = Arena::of(&self.memory).retire_own(self.session, owner, region, buffer.raw());
         self.counters.borrow_mut().retired += u64::from(retired);
     }
 
-    /// Whether the node, if it sleeps, should be rung: memory is wanted, by the chain that `reply` answers, or enough
-    /// was retired since this was last said.
+    /// Whether to wake the node if it sleeps: the chain that `reply` belongs to needs memory, or enough buffers were
+    /// retired since this last returned true.
     #[inline]
     pub fn should_ring(&self, reply: &Reply) -> bool {
         reply.last_status() == Status::NotReady || (reply.retired() > 0 && self.is_much_retired())
     }
 
-    /// Whether enough was retired to ring the node, since this or [`Runner::should_ring`] last said so.
+    /// Whether enough buffers were retired to wake the node, since this or [`Runner::should_ring`] last returned true.
     pub fn is_much_retired(&self) -> bool {
         let retired = self.counters.borrow().retired;
         let is_much = retired - self.retired_rung.get() >= RETIRED_PER_RING;
@@ -170,7 +172,7 @@ impl<M: Runs> Runner<M> {
         is_much
     }
 
-    /// No pointer is held any more.
+    /// Announces that this session holds no pointers.
     #[inline]
     pub fn end_turn(&self) {
         let turn = self.turn.get();
@@ -180,7 +182,7 @@ impl<M: Runs> Runner<M> {
         let Ok(()) = self.memory.write(counters_at(self.session.slot), &self.counters.borrow().to_bytes());
         self.turn.set(turn + 1);
         self.chains_in_turn.set(0);
-        // Release: whatever this turn read and retired is done before it is said to be over.
+        // Release: all reads and retires of this turn happen before its end is visible.
         self.memory.mapping().publish(turn_at(self.session.slot), turn + 1);
     }
 }

@@ -1,7 +1,7 @@
-//! The unix socket at which a node is found: how it is made, and what may be in its way.
+//! The Unix socket of a node: how it is created, and which errors can prevent that.
 //!
-//! Invariant: the socket of a node that lives is never taken away. Invariant: what a node leaves behind when it dies
-//! is cleared away by the next one, and by nobody while two look at it.
+//! Invariant: the socket of a live node is never removed.
+//! Invariant: the next node removes a dead node's socket, under a lock, so that no two nodes do it concurrently.
 
 use crate::shm::NAME_MAX;
 use crate::shm::peer::peer;
@@ -11,19 +11,19 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Those who wait to be let in.
+/// Maximum number of clients waiting to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Why nobody can be served there. Nothing is left behind.
+/// Why no node can listen at the path. No file is left behind.
 #[derive(Debug)]
 pub enum ListenError {
-    /// Another node serves there, by this process if it is known.
+    /// Another node already listens there; with its process id, if known.
     Served(PathBuf, Option<u32>),
-    /// Something that is no node's socket is in the way.
+    /// A file that is not a node's socket has this path.
     InTheWay(PathBuf),
-    /// No socket can have that name.
+    /// The path is not a valid socket name.
     Name(PathBuf),
-    /// The system refuses.
+    /// A system call failed.
     System(&'static str, PathBuf, std::io::Error),
 }
 
@@ -31,13 +31,13 @@ impl std::fmt::Display for ListenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             ListenError::Served(_, Some(pid)) => {
-                write!(f, "a node, pid {pid}, serves there already: use it, or stop it")
+                write!(f, "a node (pid {pid}) already listens there: use it, or stop it")
             }
-            ListenError::Served(_, None) => f.write_str("a node serves there already: use it, or stop it"),
-            ListenError::InTheWay(_) => f.write_str("it exists and is no node's socket: remove it"),
+            ListenError::Served(_, None) => f.write_str("a node already listens there: use it, or stop it"),
+            ListenError::InTheWay(_) => f.write_str("the file exists and is not a node's socket: remove it"),
             ListenError::Name(path) => write!(
                 f,
-                "the name has {} bytes and at most {NAME_MAX} are possible: shorten it",
+                "the path has {} bytes, and at most {NAME_MAX} are allowed: shorten it",
                 path.as_os_str().len()
             ),
             ListenError::System(doing, _, error) => write!(f, "could not {doing} it: {error}"),
@@ -47,16 +47,16 @@ impl std::fmt::Display for ListenError {
 
 impl std::error::Error for ListenError {}
 
-/// A SEQPACKET socket that its user alone may connect to. Its file goes when it is dropped.
+/// A SEQPACKET socket that only its own user may connect to. Dropping it removes its file.
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and number of the socket's file: another node's may come to stand at the same path.
+    /// Device and inode of the socket's file, since another node may later bind the same path.
     file: (u64, u64),
 }
 
 impl Listener {
-    /// Makes the socket, in place of one that a dead node left behind. Waits about a second at most.
+    /// Creates the socket, replacing one that a dead node left behind. Waits at most about 1 s.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -83,10 +83,10 @@ impl Listener {
         Ok(Listener { socket, path, file })
     }
 
-    /// The next one who connects.
+    /// Accepts the next connection.
     ///
     /// # Errors
-    /// The system's; `AGAIN` if there is nobody.
+    /// The system's error; `AGAIN` if no client is waiting.
     pub fn accept(&self) -> rustix::io::Result<OwnedFd> {
         rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
     }
@@ -100,7 +100,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // What stands there now, if anything, is another's; what cannot be removed, the next node clears away.
+        // Another node may have bound the path since. If the removal fails, the next node removes the file.
         if file_of(&self.path).is_ok_and(|file| file == self.file) {
             let _removed_already = std::fs::remove_file(&self.path);
         }
@@ -111,9 +111,10 @@ fn file_of(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-/// Holds off other nodes that make a socket in the same folder, until it is dropped: two that found the same stale
-/// one would each remove what they find. Who holds it for too long is not waited for; where the folder cannot be
-/// opened, making the socket in it fails and says why.
+/// Locks the folder, until the result is dropped, against other nodes that create a socket in it. Without the lock, two
+/// nodes that find the same stale socket could each remove the other's new one. Continues without the lock if another
+/// process holds it for more than 1 s. If the folder cannot be opened, creating the socket in it fails and reports the
+/// reason.
 fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     use rustix::fs::{FlockOperation, Mode, OFlags};
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -129,7 +130,7 @@ fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
 }
 
 fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
-    // What cannot be looked at is not there, or making the socket fails and says why.
+    // If the file cannot be inspected, it is absent, or else creating the socket fails and reports the reason.
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
         return Err(ListenError::InTheWay(path.to_owned()));
@@ -141,18 +142,18 @@ fn clear_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError>
     use rustix::io::Errno;
     match rustix::net::connect(&probe, address) {
         Ok(()) => {
-            // Who it is only helps to find it.
+            // The pid only helps the user to find the process.
             let pid = peer(&probe).ok().and_then(|peer| peer.pid);
             let pid = pid.map(|pid| pid.as_raw_nonzero().get() as u32);
             Err(ListenError::Served(path.to_owned(), pid))
         }
-        // Its backlog is full.
+        // The node's backlog is full.
         Err(Errno::AGAIN) => Err(ListenError::Served(path.to_owned(), None)),
         Err(Errno::CONNREFUSED) => {
             std::fs::remove_file(path).map_err(|error| system("remove the socket of a dead node at", error))
         }
-        Err(Errno::NOENT) => Ok(()), // It was removed meanwhile.
+        Err(Errno::NOENT) => Ok(()), // Removed in the meantime.
         Err(Errno::PROTOTYPE) => Err(ListenError::InTheWay(path.to_owned())),
-        Err(errno) => Err(system("learn who serves at", errno.into())),
+        Err(errno) => Err(system("connect to the node at", errno.into())),
     }
 }

@@ -1,30 +1,30 @@
-//! Looking for a short while before falling asleep: being woken takes tens of microseconds, and most answers less.
+//! Polling for a short while before sleeping: a wake-up takes tens of microseconds, and most responses take less.
 //!
-//! Invariant: whoever looks lets others run now and then, since who is to answer may need this very core.
+//! Invariant: a polling thread regularly yields its core, since the thread that will respond may need it.
 
 use crate::timer;
 use std::time::Duration;
 
-/// How long one looks: about what being woken costs.
+/// How long a thread polls before it sleeps: about the cost of a wake-up.
 pub const SPIN: Duration = Duration::from_micros(60);
-/// How long one looks before one lets others run, if there are any.
+/// How long a thread polls before it yields to other threads.
 pub const BREATH: Duration = Duration::from_micros(5);
-/// How whoever waits for answers does it.
+/// How a thread waits for responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// Looks for [`SPIN`], then sleeps.
+    /// Polls for [`SPIN`], then sleeps.
     #[default]
     Briefly,
-    /// Looks once and sleeps: the least CPU time of its own, and a wake-up for every wait.
+    /// Polls once, then sleeps: uses the least CPU time, and needs a wake-up for each wait.
     Asleep,
-    /// Looks all the time, and has a core for it: no wake-up at all.
+    /// Polls all the time, on a core of its own: needs no wake-up.
     Awake,
 }
 
-/// Looks between two looks at the clock.
+/// Number of polls between two reads of the clock.
 const LOOKS: u32 = 16;
 
-/// Looks until something is found, or for [`SPIN`].
+/// Polls until `look` finds something, or for [`SPIN`].
 #[inline]
 pub fn spin<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let mut since = None;
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_until_it_finds_or_gives_up() {
+    fn spin_polls_until_a_result_or_the_time_limit() {
         let mut looks = 0;
         let found = spin(|| {
             looks += 1;

@@ -1,7 +1,7 @@
-//! Time for whoever awaits it, under any executor: one thread of the process wakes those whose moment has come.
+//! A timer under any executor: one thread of the process wakes the tasks whose deadline has passed.
 //!
-//! Protocols sleep only where they have lost (no buffer, a deadline), so one thread that is asleep itself most of
-//! the time serves all of them. It starts with the first sleep.
+//! Protocols sleep only in their slow paths (no free buffer, a deadline). So one thread, itself mostly asleep, serves
+//! all of them. It starts with the first sleep.
 
 use rustix::event::Timespec;
 use rustix::time::{ClockId, clock_gettime};
@@ -17,18 +17,18 @@ static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
     std::thread::Builder::new()
         .name("farside-timer".into())
         .spawn(move || timer.run())
-        .expect("the system has room for one more thread");
+        .expect("the system can start one more thread");
     timer
 });
 
-/// The time since some moment in the machine's past.
+/// Time since an arbitrary fixed moment in the past.
 #[inline]
 pub fn now() -> Duration {
     told_by(ClockId::Monotonic)
 }
 
-/// As [`now`], as it was when the system last looked: some milliseconds late at most, and told in less time than it
-/// takes to read the CPU's clock.
+/// Like [`now`], but as of the system's last clock tick: at most a few milliseconds late, and faster than reading the
+/// CPU's clock.
 #[inline]
 pub fn a_moment_ago() -> Duration {
     told_by(ClockId::MonotonicCoarse)
@@ -40,7 +40,7 @@ fn told_by(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// As the system's calls take it. What is too long for them is as long as they know.
+/// Converts a duration to the type that system calls take. Saturates.
 pub fn timespec(duration: Duration) -> Timespec {
     let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
     Timespec { tv_sec, tv_nsec: duration.subsec_nanos().into() }
@@ -51,7 +51,7 @@ pub fn sleep(duration: Duration) -> Sleep {
     Sleep { at: Instant::now() + duration, set_for: None }
 }
 
-/// See [`sleep`].
+/// The future of [`sleep`].
 #[derive(Debug)]
 pub struct Sleep {
     at: Instant,
@@ -73,7 +73,7 @@ impl Future for Sleep {
     }
 }
 
-/// `Some` of what `future` answers, or nothing if that takes longer than `duration`.
+/// Returns the output of `future`, or `None` if that takes longer than `duration`.
 pub async fn within<O>(duration: Duration, future: impl Future<Output = O>) -> Option<O> {
     let mut future = std::pin::pin!(future);
     let mut sleep = std::pin::pin!(sleep(duration));
@@ -122,7 +122,7 @@ impl Timer {
         let is_first = entries.peek().is_none_or(|Reverse(first)| at < first.at);
         entries.push(Reverse(Entry { at, waker }));
         drop(entries);
-        // For any other it wakes in time anyway.
+        // For a later entry the thread wakes in time anyway.
         if is_first {
             self.changed.notify_one();
         }
@@ -135,7 +135,7 @@ impl Timer {
             match entries.peek() {
                 Some(Reverse(entry)) if entry.at <= now => {
                     if let Some(Reverse(entry)) = entries.pop() {
-                        // Not under the lock: a waker may do anything, sleep again too.
+                        // Released first: a waker may run any code, including another sleep.
                         drop(entries);
                         entry.waker.wake();
                         entries = self.entries();
