@@ -1,14 +1,15 @@
-//! The connections of one engine's port: who they are, who is looked at, who writes, who has ended.
+//! The connections of one engine's port: which ones exist, which ones are polled, which ones have data to send, and
+//! which ones have closed.
 //!
-//! Those who were just active are looked at without any call of the system. Who has been quiet for a while rests, and
-//! costs nothing until the poll tells of it: that is asked now and then while the engine is busy, and at once when it
-//! sleeps. To let somebody in may take a while: it is done for one at a time, and while others are active it has a part
-//! of the time alone, so that a crowd of newcomers leaves them the rest. Where too many stand there and are not let in,
-//! the one who has stood longest makes room.
+//! Recently active connections are polled without a system call. A connection that has been quiet for a while rests: it
+//! costs nothing until epoll reports it. The port calls `epoll_wait` at intervals while the engine is busy, and at once
+//! before it sleeps. Admitting a connection may take a while (a TLS handshake, for instance). So connections are
+//! admitted one at a time, and while others are active, only for a share of the time: a crowd of newcomers leaves the
+//! rest to the others. If too many connections wait for admission, the oldest of them is closed.
 //!
-//! Invariant: a connection that is not active has asked the poll to tell of it.
-//! Invariant: an address names one connection for ever; who comes to its place has another.
-//! Invariant: who has no session a while after it came is hung up on, whatever it has said.
+//! Invariant: a connection that is not active is armed in epoll.
+//! Invariant: an address names one connection for ever; the next connection in the same place has another address.
+//! Invariant: a connection that has no session [`HELLO_WAIT`] after it was accepted is closed, whatever it has sent.
 
 use crate::session::carrier::{Arrival, Broken, Dropped, Port};
 use rustix::event::{Timespec, epoll};
@@ -19,20 +20,22 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long a connection may have no session.
+/// How long a connection may exist without a session.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// A look of which something came takes as long as so many others.
+/// Weight of a poll that received something, in polls that received nothing.
 const BUSY_LOOK: u32 = 8;
-/// Looks without a word after which a connection is active no more.
+/// Number of polls without a frame after which a connection is no longer active.
 const ACTIVE_LOOKS: u32 = 1024;
-/// Of those who were not let in yet, so many are heard between two questions to the poll.
+/// Number of unadmitted connections that are read between two calls of `epoll_wait`.
 pub(crate) const NEWCOMERS_PER_POLL: u32 = 1;
-/// While others are active, newcomers are not heard again before so many times as long as that took.
+/// While others are active, the pause before newcomers are read again, as a multiple of the time that the last one
+/// took.
 const NEWCOMERS_PAUSE: u32 = 3;
-/// The listener's place in the poll.
+/// The listener's event data in epoll.
 const LISTENER: u64 = u64::MAX;
 
-/// A connection: its place and how many were there before, and where its other end is, if not on this machine alone.
+/// The address of a connection: its place, the number of earlier connections in that place, and the peer's IP address
+/// if it may be on another machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connected {
     place: u32,
@@ -40,86 +43,87 @@ pub struct Connected {
     pub(crate) peer: Option<IpAddr>,
 }
 
-/// A connection carries nothing more.
+/// The connection is closed and carries nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended;
 
 /// One client's connection.
 pub(crate) trait Connection: AsFd {
-    /// What all connections of a port use, each in its turn.
+    /// State that all connections of a port share, one at a time.
     type Common;
 
-    /// So few are looked at however quiet they are: that costs less than the poll.
+    /// Number of connections that stay active even if quiet: polling these costs less than `epoll_wait`.
     const ACTIVE_MIN: usize;
-    /// So many are looked at, of others the poll tells: that costs less than looking.
+    /// Maximum number of active connections: beyond it, `epoll_wait` costs less than polling.
     const ACTIVE_MAX: usize;
-    /// Looks between two questions to the poll, as far as nothing came of them.
+    /// Number of polls between two calls of `epoll_wait`, while nothing is received.
     const LOOKS_PER_POLL: u32;
-    /// So many may be there who were not let in.
+    /// Maximum number of connections that wait for admission.
     const NEWCOMERS_MAX: usize = 1024;
 
-    /// Whether frames may come. Until then it is heard a few times at a time, and only when the poll tells of it.
+    /// Whether the connection may carry frames. Until then it is read a few times at most, and only when epoll reports
+    /// it.
     fn is_admitted(&self) -> bool {
         true
     }
 
-    /// Hands on what has arrived: the next frame, or the next few. False if nothing has.
+    /// Passes received data to `take`: the next frame, or the next few. Returns false if nothing was received.
     fn read(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended>;
 
-    /// As [`Connection::read`], where the poll has told that something happened.
+    /// Like [`Connection::read`], after epoll has reported an event.
     fn hear(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
         self.read(common, take)
     }
 
-    /// Takes a frame to be sent.
+    /// Queues a frame for sending.
     fn send(&mut self, frame: &[u8]) -> Result<(), Ended>;
 
-    /// Sends what was taken, as far as that goes.
+    /// Writes queued frames as far as the socket accepts them.
     fn flush(&mut self) -> Result<(), Ended>;
 
-    /// Whether all that was taken has left.
+    /// Whether all queued frames are written.
     fn has_sent_all(&self) -> bool;
 
-    /// Whether the poll is to tell when more can be sent.
+    /// Whether epoll should report when more can be written.
     fn wants_out(&self) -> bool {
         false
     }
 
-    /// Asks that the poll tells of what arrives. False if something has arrived already.
+    /// Arms the notification of the next arrival. Returns false if something has already arrived.
     fn may_rest(&mut self) -> bool {
         true
     }
 }
 
-/// What came of looking at all connections.
+/// Outcome of polling all connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Looked {
     pub(crate) has_received: bool,
-    /// Somebody waits at the listener.
+    /// A client waits at the listener.
     pub(crate) is_called: bool,
 }
 
-/// A port whose clients each have a connection: what is its own beside the table of them.
+/// A port whose clients have a connection each: the part that differs beside the table of connections.
 pub(crate) trait Connecting: Send {
     /// One client's connection.
     type Client: Connection<Common: Send> + Send;
 
-    /// The most bytes of a frame.
+    /// Maximum size of a frame in bytes.
     const FRAME_MAX: usize;
 
-    /// The table.
+    /// Returns the table of connections.
     fn connections(&self) -> &Connections<Self::Client>;
 
-    /// The table, and what its connections share.
+    /// Returns the table of connections, and the state that they share.
     fn parts(&mut self) -> (&mut Connections<Self::Client>, &mut <Self::Client as Connection>::Common);
 
-    /// Lets in those who wait at the listener, or some of them.
+    /// Accepts clients that wait at the listener, but not necessarily all.
     fn accept(&mut self);
 
-    /// Listens again if it stopped for lack of descriptors and the pause is over.
+    /// Listens again if accepting was paused for lack of descriptors and the pause is over.
     fn resume(&mut self) {}
 
-    /// How long until [`Connecting::resume`] has something to do.
+    /// Time until [`Connecting::resume`] has something to do.
     fn resumes_in(&self) -> Option<Duration> {
         None
     }
@@ -157,7 +161,7 @@ impl<P: Connecting> Port for P {
     }
 
     fn dropped(&self) -> Dropped {
-        Dropped::default() // A connection drops nothing: it ends.
+        Dropped::default() // A connection drops no frames: it closes.
     }
 
     fn connections(&self) -> usize {
@@ -190,18 +194,18 @@ pub(crate) struct Connections<C> {
     poll: OwnedFd,
     places: Vec<Place<C>>,
     vacant: Vec<u32>,
-    /// Those who were not let in when they came, the oldest first.
+    /// Connections that were not admitted when they were accepted, oldest first.
     newcomers: VecDeque<Connected>,
-    /// Before that, who is active is served alone.
+    /// Until then only active connections are served.
     newcomers_at: Option<Instant>,
-    /// Those who were just active, and looks at each since its last word.
+    /// Active connections, each with the number of polls since its last frame.
     active: Vec<(u32, u32)>,
     looks: u32,
-    /// Those to whom something was sent.
+    /// Connections with frames queued since the last flush.
     writing: Vec<u32>,
-    /// Whose end the engine has not heard of.
+    /// Closed connections that were not yet reported to the engine.
     ended: VecDeque<Connected>,
-    /// Times that strangers were looked for.
+    /// Number of calls of `hang_up_on_strangers` so far.
     musters: u32,
 }
 
@@ -214,21 +218,21 @@ struct Tenant<C> {
     connection: C,
     peer: Option<IpAddr>,
     since: Instant,
-    /// The muster at which it last had a session.
+    /// Value of `musters` when the connection last had a session.
     known_at: u32,
     is_active: bool,
     is_writing: bool,
-    /// Whether the poll tells when more can be sent.
+    /// Whether epoll reports when more can be written.
     wants_out: bool,
-    /// To be let go when all is sent.
+    /// The connection closes when all queued frames are written.
     is_leaving: bool,
 }
 
 impl<C: Connection> Connections<C> {
-    /// None yet, and a listener of which the poll tells.
+    /// Creates an empty table whose epoll instance watches `listener`.
     ///
     /// # Errors
-    /// The system has no descriptor for the poll.
+    /// The system cannot create another descriptor.
     pub(crate) fn new(listener: impl AsFd) -> rustix::io::Result<Connections<C>> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&poll, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
@@ -246,15 +250,15 @@ impl<C: Connection> Connections<C> {
         })
     }
 
-    /// How many there are.
+    /// Number of connections.
     pub(crate) fn len(&self) -> usize {
         self.places.len() - self.vacant.len()
     }
 
-    /// Takes one in, whose other end is at `peer`.
+    /// Adds a connection whose other end is at `peer`.
     ///
     /// # Errors
-    /// The connection, and why the system does not watch it.
+    /// The connection, and the reason why epoll cannot watch it.
     pub(crate) fn enter(&mut self, connection: C, peer: Option<IpAddr>) -> Result<(), (C, Errno)> {
         let place = self.vacant.last().copied().unwrap_or(self.places.len() as u32);
         if let Err(errno) = epoll::add(&self.poll, &connection, data(place), epoll::EventFlags::IN) {
@@ -285,7 +289,7 @@ impl<C: Connection> Connections<C> {
         Ok(())
     }
 
-    /// Lets go of the oldest of too many newcomers, unless it was let in or has gone meanwhile.
+    /// If too many newcomers wait, closes the oldest, unless it was admitted or has closed in the meantime.
     fn make_room(&mut self) {
         if self.newcomers.len() > C::NEWCOMERS_MAX
             && let Some(oldest) = self.newcomers.pop_front()
@@ -296,14 +300,14 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Has the poll tell of those who wait at the listener, or not.
+    /// Enables or disables epoll's reports of clients waiting at the listener.
     pub(crate) fn listen(&self, listener: impl AsFd, listens: bool) {
         let events = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         let _told_as_before =
             epoll::modify(&self.poll, listener, epoll::EventData::new_u64(LISTENER), events);
     }
 
-    /// Hands on what has arrived, and who has ended.
+    /// Passes received frames and closed connections to `take`.
     pub(crate) fn receive(
         &mut self,
         common: &mut C::Common,
@@ -322,7 +326,7 @@ impl<C: Connection> Connections<C> {
         looked
     }
 
-    /// Takes a frame to be sent.
+    /// Queues a frame for sending.
     pub(crate) fn send(&mut self, to: Connected, frame: &[u8]) {
         let Some(tenant) = self.named(to) else { return };
         if tenant.connection.send(frame).is_err() {
@@ -333,14 +337,14 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Sends what was taken.
+    /// Writes all queued frames.
     pub(crate) fn flush(&mut self) {
         while let Some(place) = self.writing.pop() {
             self.write(place);
         }
     }
 
-    /// Lets go of one when all that was taken for it has left.
+    /// Closes a connection once its queued frames are written.
     pub(crate) fn hang_up(&mut self, address: Connected) {
         if let Some(tenant) = self.named(address) {
             tenant.is_leaving = true;
@@ -348,7 +352,7 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Lets go of those who came a while before `now` and are not among the known.
+    /// Closes connections that were accepted at least [`HELLO_WAIT`] before `now` and are not in `known`.
     pub(crate) fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>, now: Instant) {
         self.musters = self.musters.wrapping_add(1);
         let muster = self.musters;
@@ -367,15 +371,15 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Can be read from when there is something to do.
+    /// A descriptor that is readable when there is work to do.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.poll.as_fd()
     }
 
-    /// Asks to be woken by the descriptor. False if there is something to do already.
+    /// Arms notifications through the descriptor. Returns false if there is work to do already.
     pub(crate) fn may_sleep(&mut self) -> bool {
-        self.looks = C::LOOKS_PER_POLL; // What wakes it is in the poll.
-        // Who has rested before another could not is active no less.
+        self.looks = C::LOOKS_PER_POLL; // So that the next poll asks epoll.
+        // Connections that could rest before another could not simply stay active.
         let rests = |&(place, _): &(u32, u32)| match &mut self.places[place as usize].tenant {
             Some(tenant) => tenant.connection.may_rest(),
             None => true,
@@ -383,7 +387,7 @@ impl<C: Connection> Connections<C> {
         self.ended.is_empty() && self.active.iter().all(rests)
     }
 
-    /// Looks at those who were just active. False if none has said anything.
+    /// Polls the active connections. Returns false if none received anything.
     fn look(&mut self, common: &mut C::Common, take: &mut impl FnMut(Connected, Arrival<'_>)) -> bool {
         let mut has_received = false;
         let mut index = 0;
@@ -404,13 +408,13 @@ impl<C: Connection> Connections<C> {
                     self.active[index].1 = looks + 1;
                     index += 1;
                 }
-                Err(Ended) => has_received = true, // Another is at `index` now.
+                Err(Ended) => has_received = true, // Another connection has this `index` now.
             }
         }
         has_received
     }
 
-    /// Asks a connection that has been quiet to rest. False if it stays active.
+    /// Lets a quiet connection rest. Returns false if it stays active.
     fn may_be_left(&mut self, place: u32) -> bool {
         if self.active.len() <= C::ACTIVE_MIN {
             return false;
@@ -421,7 +425,7 @@ impl<C: Connection> Connections<C> {
         rests
     }
 
-    /// Asks the poll what has happened.
+    /// Handles the events that epoll reports.
     fn ask_poll(
         &mut self,
         common: &mut C::Common,
@@ -431,7 +435,7 @@ impl<C: Connection> Connections<C> {
         let mut events = [const { MaybeUninit::uninit() }; 64];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((events, _)) = epoll::wait(&self.poll, &mut events, Some(&now)) else {
-            return; // Interrupted: the caller comes again.
+            return; // Interrupted: the caller polls again.
         };
         self.newcomers_at = self.newcomers_at.filter(|&at| !self.active.is_empty() && Instant::now() < at);
         let mut room = if self.newcomers_at.is_none() { NEWCOMERS_PER_POLL } else { 0 };
@@ -439,14 +443,14 @@ impl<C: Connection> Connections<C> {
             let (at, flags) = (event.data.u64(), event.flags);
             if at == LISTENER {
                 looked.is_called = room > 0;
-                looked.has_received |= room == 0; // The poll tells of it again.
+                looked.has_received |= room == 0; // Epoll reports it again.
                 continue;
             }
             let place = at as u32;
             let Some(tenant) = &self.places[place as usize].tenant else { continue };
             let since = (!tenant.connection.is_admitted()).then(Instant::now);
             if since.is_some() && room == 0 {
-                looked.has_received = true; // Likewise.
+                looked.has_received = true; // Epoll reports it again.
                 continue;
             }
             if flags.contains(epoll::EventFlags::OUT) {
@@ -465,7 +469,7 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Reads from a connection, of which the poll has told if `is_told`.
+    /// Reads from a connection; `is_told` if epoll has reported it.
     fn read(
         &mut self,
         place: u32,
@@ -494,7 +498,7 @@ impl<C: Connection> Connections<C> {
         if flushed.is_err() || tenant.is_leaving && tenant.connection.has_sent_all() {
             return self.end(place);
         }
-        // What finds no room now, of which no poll tells, is tried again when it is looked at.
+        // If the transport is full and epoll does not report its space, the next poll tries again.
         let is_held_back = !tenant.connection.has_sent_all() && !tenant.connection.wants_out();
         self.watch(place);
         if is_held_back {
@@ -502,7 +506,7 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Has the poll tell what a connection is waiting for now.
+    /// Updates the events that epoll reports for a connection.
     fn watch(&mut self, place: u32) {
         let Some(tenant) = &mut self.places[place as usize].tenant else { return };
         let wants_out = tenant.connection.wants_out();
@@ -513,7 +517,7 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Has it looked at, if few are; in any case if it holds what has arrived, of which the poll would not tell.
+    /// Makes a connection active if few are. Always does so if it holds received data, which epoll would not report.
     fn activate(&mut self, place: u32) {
         if let Some(tenant) = &mut self.places[place as usize].tenant
             && !tenant.is_active
@@ -525,7 +529,7 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// The connection that `address` names, unless another has its place by now.
+    /// Returns the connection with this address, unless it has closed.
     fn named(&mut self, address: Connected) -> Option<&mut Tenant<C>> {
         let place = self.places.get_mut(address.place as usize)?;
         if place.generation == address.generation { place.tenant.as_mut() } else { None }
@@ -533,7 +537,7 @@ impl<C: Connection> Connections<C> {
 
     fn end(&mut self, place: u32) {
         let Place { generation, tenant } = &mut self.places[place as usize];
-        // Closing takes it out of the poll: nobody else has its descriptor.
+        // Closing the descriptor removes it from epoll, since there is no duplicate of it.
         let Some(Tenant { peer, is_active, .. }) = tenant.take() else { return };
         self.ended.push_back(Connected { place, generation: *generation, peer });
         *generation = generation.wrapping_add(1);
@@ -554,7 +558,7 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    /// A frame is a byte. The first one says hello.
+    /// A frame is one byte. The first one is the hello.
     struct Bytes {
         stream: UnixStream,
         is_admitted: bool,
@@ -568,7 +572,7 @@ mod tests {
     }
 
     impl Connection for Bytes {
-        /// Times that anyone was read from.
+        /// Number of reads so far.
         type Common = u32;
 
         const ACTIVE_MIN: usize = 1;
@@ -625,13 +629,13 @@ mod tests {
 
     struct Rig {
         connections: Connections<Bytes>,
-        /// Kept, since the poll has its descriptor.
+        /// Kept open, since epoll watches its descriptor.
         _listener: UnixListener,
         _folder: tempfile::TempDir,
         reads: u32,
     }
 
-    /// What came of a look: who said what, and who is gone.
+    /// Outcome of polls: the received bytes, and the closed connections.
     #[derive(Debug, Default, PartialEq, Eq)]
     struct Heard {
         said: Vec<(Connected, u8)>,
@@ -640,27 +644,27 @@ mod tests {
 
     impl Rig {
         fn new() -> Rig {
-            let folder = tempfile::tempdir().expect("a folder");
-            let listener = UnixListener::bind(folder.path().join("socket")).expect("a socket");
-            let connections = Connections::new(&listener).expect("a poll");
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let listener = UnixListener::bind(folder.path().join("socket")).expect("a listener");
+            let connections = Connections::new(&listener).expect("an epoll instance");
             Rig { connections, _listener: listener, _folder: folder, reads: 0 }
         }
 
-        /// One who has come; the other end.
+        /// Adds a new connection; returns its other end.
         fn come(&mut self) -> UnixStream {
             let (theirs, stream) = UnixStream::pair().expect("sockets");
             stream.set_nonblocking(true).expect("a socket");
             let connection = Bytes { stream, is_admitted: false, out: Vec::new() };
-            self.connections.enter(connection, None).map_err(|(_, errno)| errno).expect("room");
+            self.connections.enter(connection, None).map_err(|(_, errno)| errno).expect("epoll watches it");
             theirs
         }
 
-        /// One who was let in, and has said `word` since.
+        /// Adds a connection, which is admitted and then sends `word`.
         fn admitted(&mut self, word: u8) -> (UnixStream, Connected) {
             let mut theirs = self.come();
-            theirs.write_all(&[b'h', word]).expect("it is read");
+            theirs.write_all(&[b'h', word]).expect("the socket has space");
             let heard = self.look_until(|heard| !heard.said.is_empty());
-            let [(address, said)] = heard.said[..] else { panic!("one was heard: {heard:?}") };
+            let [(address, said)] = heard.said[..] else { panic!("expected one byte: {heard:?}") };
             assert_eq!(said, word);
             (theirs, address)
         }
@@ -669,13 +673,13 @@ mod tests {
             let looked = self.connections.receive(&mut self.reads, |from, arrival| match arrival {
                 Arrival::Datagram(said) => heard.said.push((from, said[0])),
                 Arrival::HungUp => heard.gone.push(from),
-                Arrival::Outsider(..) => panic!("who is connected is no outsider"),
+                Arrival::Outsider(..) => panic!("a connected peer is not an outsider"),
             });
-            assert!(!looked.is_called, "nobody is at the listener");
+            assert!(!looked.is_called, "no client waits at the listener");
             looked.has_received
         }
 
-        /// Looks a few times, more than lie between two questions to the poll.
+        /// Polls until `is_enough`, for many intervals between two calls of `epoll_wait`.
         fn look_until(&mut self, is_enough: impl Fn(&Heard) -> bool) -> Heard {
             let mut heard = Heard::default();
             for _ in 0..100 * Bytes::LOOKS_PER_POLL {
@@ -684,10 +688,10 @@ mod tests {
                     return heard;
                 }
             }
-            panic!("this was all: {heard:?}");
+            panic!("too little was received: {heard:?}");
         }
 
-        /// What is heard however often one looks.
+        /// Polls over a few calls of `epoll_wait`.
         fn look_around(&mut self) -> Heard {
             let mut heard = Heard::default();
             for _ in 0..4 * Bytes::LOOKS_PER_POLL {
@@ -698,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_names_nobody_once_another_has_its_place() {
+    fn an_address_is_invalid_once_another_connection_has_its_place() {
         let mut rig = Rig::new();
         let (first, was) = rig.admitted(1);
         drop(first);
@@ -711,13 +715,13 @@ mod tests {
         rig.connections.send(is, b"y");
         rig.connections.flush();
         let mut byte = [0];
-        second.read_exact(&mut byte).expect("it is there");
+        second.read_exact(&mut byte).expect("a byte was sent");
         assert_eq!(&byte, b"y");
         assert_eq!((rig.look_around(), rig.connections.len()), (Heard::default(), 1));
     }
 
     #[test]
-    fn who_is_quiet_is_left_to_the_poll_and_heard_again() {
+    fn a_quiet_connection_rests_in_epoll_and_is_read_again() {
         let mut rig = Rig::new();
         let mut all: Vec<_> = (0..5).map(|word| rig.admitted(word)).collect();
         assert_eq!(rig.connections.active.len(), Bytes::ACTIVE_MAX);
@@ -727,16 +731,16 @@ mod tests {
         assert_eq!(rig.connections.active.len(), Bytes::ACTIVE_MIN);
         let before = rig.reads;
         assert_eq!(rig.look_around(), Heard::default());
-        assert_eq!(rig.reads - before, 4 * Bytes::LOOKS_PER_POLL, "one is looked at, and none besides");
+        assert_eq!(rig.reads - before, 4 * Bytes::LOOKS_PER_POLL, "only the one active connection is polled");
         for (theirs, address) in &mut all {
-            theirs.write_all(b"?").expect("it is read");
+            theirs.write_all(b"?").expect("the socket has space");
             assert_eq!(rig.look_until(|heard| !heard.said.is_empty()).said, [(*address, b'?')]);
         }
         assert_eq!(rig.connections.active.len(), Bytes::ACTIVE_MAX);
     }
 
     #[test]
-    fn who_has_no_session_is_hung_up_on_after_a_while_and_no_sooner() {
+    fn a_connection_without_a_session_is_closed_after_hello_wait() {
         let mut rig = Rig::new();
         let (_known, known) = rig.admitted(1);
         let (_over, over) = rig.admitted(2);
@@ -745,57 +749,57 @@ mod tests {
         rig.connections.hang_up_on_strangers([known].into_iter(), soon);
         assert_eq!((rig.look_around(), rig.connections.len()), (Heard::default(), 3));
         rig.connections.hang_up_on_strangers([known, over].into_iter(), soon + HELLO_WAIT);
-        assert_eq!(rig.look_until(|heard| !heard.gone.is_empty()).gone.len(), 1, "it never said a word");
+        assert_eq!(rig.look_until(|heard| !heard.gone.is_empty()).gone.len(), 1, "the silent connection is closed");
         rig.connections.hang_up_on_strangers([known].into_iter(), soon + HELLO_WAIT);
         assert_eq!(rig.look_until(|heard| !heard.gone.is_empty()).gone, [over]);
         assert_eq!(rig.connections.len(), 1);
     }
 
     #[test]
-    fn of_a_crowd_of_newcomers_a_few_are_heard_at_a_time_and_all_in_the_end() {
+    fn newcomers_are_admitted_a_few_at_a_time_and_finally_all() {
         let mut rig = Rig::new();
         let (mut guest, _) = rig.admitted(0);
         let mut crowd: Vec<_> = (0..20).map(|_| rig.come()).collect();
-        crowd.iter_mut().for_each(|theirs| theirs.write_all(b"h").expect("it is read"));
+        crowd.iter_mut().for_each(|theirs| theirs.write_all(b"h").expect("the socket has space"));
         let admitted = |rig: &Rig| {
             let places = rig.connections.places.iter().flat_map(|place| &place.tenant);
             places.filter(|tenant| tenant.connection.is_admitted).count()
         };
         let (mut polls, mut before, mut heard) = (0, 1, Heard::default());
         while before < 21 {
-            guest.write_all(b"!").expect("it is read");
+            guest.write_all(b"!").expect("the socket has space");
             rig.look(&mut heard);
             let now = admitted(&rig);
-            assert!(now - before <= NEWCOMERS_PER_POLL as usize, "{} at once", now - before);
+            assert!(now - before <= NEWCOMERS_PER_POLL as usize, "{} newcomers in one poll", now - before);
             polls += u32::from(now > before);
             before = now;
         }
         assert!(polls >= 20 / NEWCOMERS_PER_POLL, "{polls}");
-        assert!(heard.said.len() >= 10, "who was there was heard meanwhile: {heard:?}");
+        assert!(heard.said.len() >= 10, "an admitted connection is read meanwhile: {heard:?}");
     }
 
     #[test]
-    fn of_too_many_newcomers_the_oldest_makes_room() {
+    fn the_oldest_of_too_many_newcomers_is_closed() {
         let mut rig = Rig::new();
         let (_guest, _) = rig.admitted(1);
         let mut silent: Vec<_> = (0..Bytes::NEWCOMERS_MAX).map(|_| rig.come()).collect();
-        assert_eq!(rig.look_around(), Heard::default(), "the guest is no newcomer");
+        assert_eq!(rig.look_around(), Heard::default(), "an admitted connection is not a newcomer");
         let _one_more = rig.come();
         assert_eq!(rig.look_around().gone.len(), 1);
         let mut bytes = Vec::new();
-        silent.remove(0).read_to_end(&mut bytes).expect("it was hung up on");
+        silent.remove(0).read_to_end(&mut bytes).expect("the connection was closed");
         assert_eq!(rig.connections.len(), 1 + Bytes::NEWCOMERS_MAX);
     }
 
     #[test]
-    fn who_is_let_go_of_gets_first_what_was_taken() {
+    fn a_closing_connection_first_sends_its_queued_frames() {
         let mut rig = Rig::new();
         let (mut theirs, address) = rig.admitted(1);
-        let much = vec![7; 4 << 20]; // More than a socket holds.
+        let much = vec![7; 4 << 20]; // More than a socket's buffer holds.
         rig.connections.send(address, &much);
         rig.connections.flush();
         rig.connections.hang_up(address);
-        assert_eq!(rig.connections.len(), 1, "it has not got all");
+        assert_eq!(rig.connections.len(), 1, "not all is written yet");
         let mut got = Vec::new();
         theirs.set_nonblocking(true).expect("a socket");
         let mut heard = Heard::default();
@@ -803,7 +807,7 @@ mod tests {
             let _no_more_for_now = theirs.read_to_end(&mut got);
             rig.look(&mut heard);
         }
-        theirs.read_to_end(&mut got).expect("it was hung up on");
+        theirs.read_to_end(&mut got).expect("the connection was closed");
         assert_eq!((got.len(), rig.connections.len()), (much.len(), 0));
     }
 }

@@ -1,9 +1,10 @@
-//! The client core: one thread and at most 64 tasks that hide each other's latency.
+//! The client core: one thread with at most 64 tasks that hide each other's latency.
 //!
-//! Ready tasks are bits of a word; a *turn* polls every task that was ready when it began. Wakers are the standard
-//! ones and may be sent to other threads; a wake on the core's own thread is a plain store. Where no task is ready,
-//! the endpoint waits: it knows what may come, and from where. Invariant: between turns no task is in the middle of
-//! anything: that is when an endpoint publishes that it holds no pointers.
+//! Ready tasks are bits of a word. A *turn* polls every task that was ready when it began. Wakers are standard ones and
+//! may be sent to other threads; a wake on the core's own thread is a plain store. If no task is ready, the endpoint
+//! waits, since it knows which events can arrive and from where.
+//!
+//! Invariant: between turns no task is running. At that moment an endpoint publishes that it holds no pointers.
 
 use crate::timer::timespec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -17,15 +18,15 @@ use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// The most tasks of one core.
+/// Maximum number of tasks per core.
 pub const TASKS_MAX: usize = 64;
 
-/// Whoever wants to know that a turn has ended, and waits where no task is ready.
+/// Called by a core when a turn ends, and to wait when no task is ready. An endpoint implements it.
 pub trait Turns {
-    /// Every task that was ready has been polled.
+    /// Called after every ready task was polled.
     fn end_turn(&self);
 
-    /// No task is ready. Returns when one may be; it may return early.
+    /// Called when no task is ready. Returns when one may be ready, or earlier.
     fn wait(&self, core: &Idle<'_>) {
         core.sleep();
     }
@@ -55,11 +56,11 @@ impl<T: Turns + ?Sized> Turns for std::rc::Rc<T> {
     }
 }
 
-/// A core without a task that is ready.
+/// A core that has no ready task.
 pub struct Idle<'a>(&'a Ready);
 
 impl Idle<'_> {
-    /// Whether a task was woken meanwhile.
+    /// Whether a task has been woken in the meantime.
     #[inline]
     pub fn is_woken(&self) -> bool {
         self.0.here.load(Ordering::Relaxed) != 0 || self.0.elsewhere.load(Ordering::Relaxed) != 0
@@ -70,13 +71,13 @@ impl Idle<'_> {
         self.0.announced(PARKED, std::thread::park);
     }
 
-    /// Sleeps until a task is woken, there is something to be read from `fd`, or so long.
+    /// Sleeps until a task is woken, `fd` is readable, or `timeout` has passed.
     pub fn sleep_on(&self, fd: BorrowedFd<'_>, timeout: Option<Duration>) {
         let Some(bell) = self.0.bell() else { return std::thread::yield_now() };
         self.0.announced(POLLING, || {
             let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::from_borrowed_fd(fd, PollFlags::IN)];
             let timeout = timeout.map(timespec);
-            // Interrupted or not: whoever waits looks again.
+            // Even if interrupted: the caller polls again anyway.
             let _looked_at_anyway = poll(&mut fds, timeout.as_ref());
             if !fds[0].revents().is_empty() {
                 let _emptied = rustix::io::read(bell, &mut [0; 8]);
@@ -85,17 +86,17 @@ impl Idle<'_> {
     }
 }
 
-/// Which tasks are ready. Aligned so that a pointer to it has room for a task's number.
+/// The ready tasks of a core. Aligned so that a pointer to it has spare bits for a task's index.
 #[repr(align(64))]
 struct Ready {
-    /// Woken on the core's own thread: loads and stores only.
+    /// Tasks woken on the core's own thread: loads and stores only.
     here: AtomicU64,
-    /// Woken elsewhere.
+    /// Tasks woken on other threads.
     elsewhere: AtomicU64,
-    /// How the core sleeps, if it does.
+    /// [`AWAKE`], [`PARKED`] or [`POLLING`].
     asleep: AtomicU8,
     thread: Thread,
-    /// Wakes a core that waits for a descriptor. Made when it first does.
+    /// Wakes a core that waits for a descriptor. Created on the first such wait.
     bell: OnceLock<OwnedFd>,
 }
 
@@ -106,25 +107,25 @@ const POLLING: u8 = 2;
 thread_local! {
     /// The core that runs on this thread.
     static CURRENT: Cell<*const Ready> = const { Cell::new(std::ptr::null()) };
-    /// How many tasks it has.
+    /// Number of its tasks.
     static TASKS: Cell<usize> = const { Cell::new(0) };
-    /// Turns that cores have had on this thread.
+    /// Number of turns of all cores on this thread so far.
     static TURNS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Whether the core that runs on this thread has other tasks to run while this one waits for memory.
+/// Whether the core on this thread has other tasks to run while the current one waits for memory.
 #[inline]
 pub fn in_company() -> bool {
     TASKS.get() > 1
 }
 
-/// Whether the core that runs on this thread has no task but the one that asks.
+/// Whether the core on this thread has no other task than the current one.
 #[inline]
 pub fn is_alone() -> bool {
     TASKS.get() == 1
 }
 
-/// Which turn this is, if a core runs on this thread. No two turns of a thread have one number.
+/// Number of the current turn, if a core runs on this thread. Unique within the thread.
 #[inline]
 pub fn turn() -> Option<u64> {
     (!CURRENT.get().is_null()).then(|| TURNS.get())
@@ -148,17 +149,17 @@ pub fn yield_now() -> impl Future<Output = ()> {
     Yield(false)
 }
 
-/// Runs one future to its end on this thread.
+/// Runs one future to completion on this thread.
 pub fn block_on<O>(turns: impl Turns, future: impl Future<Output = O>) -> O {
     let mut output = None;
     let mut core = Core::new(turns);
     core.spawn(async { output = Some(future.await) });
     core.run();
     drop(core);
-    output.expect("the core ran its only task to the end")
+    output.expect("the core ran its only task to completion")
 }
 
-/// A client core. Lives and dies on one thread.
+/// A client core. Stays on one thread.
 pub struct Core<'a, T: Turns> {
     tasks: Vec<Option<Task<'a>>>,
     alive: usize,
@@ -173,7 +174,7 @@ struct Task<'a> {
 }
 
 impl<'a, T: Turns> Core<'a, T> {
-    /// A core without tasks that tells `turns` of the end of each turn.
+    /// Creates a core without tasks. It reports the end of each turn to `turns`.
     pub fn new(turns: T) -> Core<'a, T> {
         let ready = Arc::new(Ready {
             here: AtomicU64::new(0),
@@ -188,7 +189,7 @@ impl<'a, T: Turns> Core<'a, T> {
     /// Adds a task.
     ///
     /// # Panics
-    /// If there are [`TASKS_MAX`] already.
+    /// If the core already has [`TASKS_MAX`] tasks.
     pub fn spawn(&mut self, future: impl Future<Output = ()> + 'a) {
         let index = self.tasks.iter().position(Option::is_none).unwrap_or(self.tasks.len());
         assert!(index < TASKS_MAX, "a core has at most {TASKS_MAX} tasks");
@@ -200,7 +201,7 @@ impl<'a, T: Turns> Core<'a, T> {
         self.ready.elsewhere.fetch_or(1 << index, Ordering::Release);
     }
 
-    /// Runs until every task has ended; sleeps while none is ready.
+    /// Runs until all tasks are complete. Sleeps while none is ready.
     pub fn run(&mut self) {
         let _entered = Entered::new(&self.ready, self.alive);
         while self.alive > 0 {
@@ -219,7 +220,7 @@ impl<'a, T: Turns> Core<'a, T> {
         while ready != 0 {
             let index = ready.trailing_zeros() as usize;
             ready &= ready - 1;
-            // A late waker may name a task that has ended.
+            // A late waker may name a completed task.
             let Some(Some(task)) = self.tasks.get_mut(index) else { continue };
             if task.future.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready() {
                 self.tasks[index] = None;
@@ -231,7 +232,7 @@ impl<'a, T: Turns> Core<'a, T> {
     }
 }
 
-/// Makes a core this thread's current one, and puts back what was before.
+/// Makes a core the current one of this thread; restores the previous one on drop.
 struct Entered {
     outer: *const Ready,
     outer_tasks: usize,
@@ -263,7 +264,7 @@ impl Ready {
         here | self.elsewhere.swap(0, Ordering::Acquire)
     }
 
-    /// Sleeps by `sleep`, unless a task was woken before everyone could know.
+    /// Calls `sleep` after announcing it, unless a task has been woken by then.
     fn announced(&self, how: u8, sleep: impl FnOnce()) {
         // SeqCst, as in `wake`: either the waker sees us asleep, or we see its bit.
         self.asleep.store(how, Ordering::SeqCst);
@@ -273,7 +274,7 @@ impl Ready {
         self.asleep.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Nothing if the system has no descriptor for it now.
+    /// Returns `None` if the system cannot create another descriptor now.
     fn bell(&self) -> Option<&OwnedFd> {
         if self.bell.get().is_none() {
             let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
@@ -293,8 +294,8 @@ impl Ready {
         match self.asleep.load(Ordering::SeqCst) {
             PARKED => self.thread.unpark(),
             POLLING => {
-                let bell = self.bell.get().expect("a core makes its bell before it sleeps by it");
-                // It can only be full, and then it rings already.
+                let bell = self.bell.get().expect("a core creates its bell before it polls it");
+                // A failed write means that the counter is full: the bell is already readable.
                 let _rings_already = rustix::io::write(bell.as_fd(), &1u64.to_ne_bytes());
             }
             _ => {}
@@ -302,7 +303,7 @@ impl Ready {
     }
 }
 
-// A waker's pointer is that of the `Ready`, of which it owns one count, plus the task's number.
+// A waker's data pointer is the address of the `Ready` plus the task's index. The waker owns one reference count.
 
 static WAKER: RawWakerVTable = RawWakerVTable::new(
     |data| {
@@ -380,8 +381,8 @@ mod tests {
         }
         core.run();
         drop(core);
-        let [a, b, c, d] = seen.into_inner()[..] else { panic!("two tasks looked twice") };
-        assert!(a == b && c == d && a < c, "the tasks of a turn see one number");
+        let [a, b, c, d] = seen.into_inner()[..] else { panic!("two tasks ran twice") };
+        assert!(a == b && c == d && a < c, "all tasks of a turn see the same number");
     }
 
     #[test]
@@ -406,13 +407,13 @@ mod tests {
                 Poll::Ready(())
             }),
         );
-        let waker = kept.into_inner().expect("the task ran");
+        let waker = kept.into_inner().expect("the task stored its waker");
         waker.wake_by_ref();
-        std::thread::spawn(move || waker.wake()).join().expect("waking an ended task does nothing");
+        std::thread::spawn(move || waker.wake()).join().expect("waking a completed task does nothing");
     }
 
     #[test]
-    fn sixty_four_tasks_fit_and_each_runs_to_its_end() {
+    fn sixty_four_tasks_fit_and_each_completes() {
         let done = Cell::new(0);
         let mut core = Core::new(());
         for _ in 0..TASKS_MAX {

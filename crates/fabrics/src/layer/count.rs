@@ -1,33 +1,33 @@
-//! Counts what an operation costs, so that a test can hold it to its paper.
+//! Counts the cost of an operation, so that a test can compare it with the paper.
 //!
-//! Invariant: a round trip begins when something is asked while nothing is outstanding; so the number of round
-//! trips of one operation is the longest sequence of requests of which each waited for the one before.
+//! Invariant: a round trip begins when a request is sent while none is outstanding. So the number of round trips of one
+//! operation is the length of its longest sequence of dependent requests.
 
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use std::cell::Cell;
 
-/// What was asked of a fabric.
+/// Requests sent to a fabric, and their sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
-    /// Sequences of requests that had to wait for one another.
+    /// Number of sequential rounds of requests.
     pub round_trips: u64,
-    /// Chains.
+    /// Number of chains.
     pub requests: u64,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Bytes of the chains and call requests on the wire.
+    /// Bytes of chains and call requests on the wire.
     pub bytes_out: u64,
-    /// Bytes of the replies and call answers on the wire.
+    /// Bytes of replies and call responses on the wire.
     pub bytes_in: u64,
-    /// CAS and FETCH-ADD asked for.
+    /// Number of CAS and FETCH-ADD operations.
     pub atomics: u64,
-    /// Buffers given back: those that chains have retired where the caller runs them itself, and what a dropped future
-    /// held.
+    /// Number of retired buffers: those retired by chains that the caller's CPU runs, and those held by a dropped
+    /// future.
     pub retired: u64,
 }
 
-/// A fabric that counts.
+/// A fabric that counts requests.
 pub struct Count<F> {
     inner: F,
     costs: Cell<Costs>,
@@ -35,17 +35,17 @@ pub struct Count<F> {
 }
 
 impl<F> Count<F> {
-    /// Counts what goes through to `inner`.
+    /// Counts the requests to `inner`.
     pub fn new(inner: F) -> Count<F> {
         Count { inner, costs: Cell::default(), outstanding: Cell::new(0) }
     }
 
-    /// What was asked since the last time, or since the beginning.
+    /// Returns the costs since the previous call, or since creation.
     pub fn take(&self) -> Costs {
         self.costs.take()
     }
 
-    /// The fabric underneath.
+    /// Returns the wrapped fabric.
     pub fn inner(&self) -> &F {
         &self.inner
     }
@@ -65,7 +65,7 @@ impl<F> Count<F> {
     }
 }
 
-/// One request that has not been answered; also ends where its future is dropped.
+/// An outstanding request. Dropping its future also ends it.
 struct Outstanding<'a>(&'a Cell<u64>);
 
 impl Drop for Outstanding<'_> {

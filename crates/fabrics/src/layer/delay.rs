@@ -1,14 +1,17 @@
-//! Adds a network's distance to any fabric: what would this be worth, were the node so far away?
+//! Adds network latency to any fabric, to show how a protocol performs if the node is far away.
 //!
-//! Invariant: a round trip lasts as much longer as was asked for, and those that are under way at once share that time.
-//! Where an engine runs chains ([`Delay::of_answers`]), an answer that has come is left where it is until its time: it
-//! is taken, and what comes of it asked, in one turn, as without a distance. Where the caller's CPU runs them
-//! ([`Delay::of_requests`]), all of a round trip is travelled before the chain runs. What is given back goes at once:
-//! it costs nobody a wait. Two chains of one task are as far apart as they would be.
+//! Invariant: every round trip takes longer by the configured latency. Concurrent round trips share that time.
 //!
-//! Invariant: what is dropped while its request travels never runs. Invariant: what is asked or has come in one turn of
-//! a core travels together, unless chance or a narrow line parts it; or else batches would fall apart into datagrams of
-//! a request each, which no distance does to them.
+//! - If an engine runs the chains ([`Delay::of_answers`]), a response that has arrived is not read until its time. It
+//!   is then read, and the requests that follow from it are sent, in one turn, as without latency.
+//! - If the caller's CPU runs the chains ([`Delay::of_requests`]), the whole round trip passes before the chain runs.
+//!   Two chains of one task are as far apart as they would be over a network.
+//! - A retire is passed on at once, since no caller waits for it.
+//!
+//! Invariant: a request whose future is dropped during the added latency never runs.
+//! Invariant: requests sent, or responses read, in one turn of a core travel together, unless jitter or limited
+//! bandwidth separates them. Otherwise batches would fall apart into datagrams of one request each, which real latency
+//! does not cause.
 
 use crate::executor::{in_company, is_alone, turn, yield_now};
 use crate::spin::BREATH;
@@ -22,37 +25,38 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-/// How far away the node is to be.
+/// The simulated distance to the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Distance {
-    /// How long anything travels one way.
+    /// Latency in one direction.
     pub one_way: Duration,
-    /// How much longer a round trip may take: up to so much, by chance.
+    /// Maximum random addition to the time of a round trip.
     pub jitter: Duration,
-    /// Bytes that each direction carries in a second; any number if absent.
+    /// Bandwidth of each direction in bytes per second; unlimited if absent.
     pub bytes_per_s: Option<u64>,
-    /// What chance is drawn from.
+    /// Seed of the jitter.
     pub seed: u64,
 }
 
-/// The last stretch is waited for by looking at the clock: being woken takes longer than many a distance.
+/// Length of the final part of a wait in which the clock is polled: a wake-up takes longer than many a distance.
 const SPIN: Duration = Duration::from_micros(100);
-/// Of that, so much without a turn of the core for each look, where there is nobody else to be polled: an endpoint asks
-/// the system in every turn what has arrived, and that alone takes as long as a rack is wide.
+/// Length of the last part of [`SPIN`] in which the core takes no turns between reads of the clock, if it has no other
+/// task. In each turn an endpoint makes a system call to receive datagrams, and that alone takes as long as a round
+/// trip within a rack.
 const HELD: Duration = Duration::from_micros(5);
 
-/// A fabric that is farther away. Belongs to one thread.
+/// A fabric with added latency. Belongs to one thread.
 pub struct Delay<F> {
     inner: F,
     distance: Distance,
     held: Held,
     state: RefCell<State>,
     breathes_at: Cell<Duration>,
-    /// The core's last turn in which anyone asked the time, and that time.
+    /// The core's last turn in which the time was read, and that time.
     turn: Cell<(u64, Duration)>,
 }
 
-/// What waits until its time.
+/// The half of the exchange that is delayed.
 #[derive(Clone, Copy)]
 enum Held {
     Request,
@@ -61,22 +65,21 @@ enum Held {
 
 struct State {
     draws: Draws,
-    /// From when on each direction has nothing more to carry.
+    /// Time until which each direction is busy.
     out_free: Duration,
     back_free: Duration,
-    /// Bytes of answers: how long those were is known only once they are here, so those after them wait.
+    /// Bytes of responses. Their size is known only on arrival, so they delay the requests after them.
     came: usize,
 }
 
 impl<F> Delay<F> {
-    /// Puts so much distance between the caller and `inner`, whose chains the caller's own CPU runs; any fabric will
-    /// do.
+    /// Adds `distance` to `inner`, whose chains the caller's own CPU runs. Works with any fabric.
     pub fn of_requests(inner: F, distance: Distance) -> Delay<F> {
         Delay::new(inner, distance, Held::Request)
     }
 
-    /// Puts so much distance between the caller and `inner`, which wakes whoever has asked once, when the answer is
-    /// there. A task has one chain on its way at a time: of several it could not be known which answer has woken it.
+    /// Adds `distance` to `inner`, which wakes a caller once, when the response is there. A task must have at most one
+    /// request outstanding: otherwise a wake-up could not be matched with a response.
     pub fn of_answers(inner: F, distance: Distance) -> Delay<F> {
         Delay::new(inner, distance, Held::Answer)
     }
@@ -88,12 +91,12 @@ impl<F> Delay<F> {
         Delay { inner, distance, held, state, breathes_at, turn }
     }
 
-    /// The fabric underneath.
+    /// Returns the wrapped fabric.
     pub fn inner(&self) -> &F {
         &self.inner
     }
 
-    /// The time; where a core has several tasks, when its turn began: one for all of them.
+    /// The current time. If a core has several tasks: the time at which its turn began, the same for all of them.
     fn now(&self) -> Duration {
         match turn() {
             Some(turn) if !is_alone() => {
@@ -106,7 +109,7 @@ impl<F> Delay<F> {
         }
     }
 
-    /// When a request of so many bytes that is asked now may run.
+    /// When a request of `bytes` bytes that is sent at `now` may run.
     fn runs_at(&self, now: Duration, bytes: usize) -> Duration {
         let State { draws, out_free, back_free, came } = &mut *self.state.borrow_mut();
         let Distance { one_way, jitter, bytes_per_s, .. } = self.distance;
@@ -120,7 +123,7 @@ impl<F> Delay<F> {
         at + jitter.mul_f64(draws.share())
     }
 
-    /// Waits until then: by the timer while that is far, then by the clock.
+    /// Waits until `at`: with the timer while that is far away, then by polling the clock.
     async fn until(&self, at: Duration) {
         let far = at.saturating_sub(timer::now()).saturating_sub(SPIN);
         if !far.is_zero() {
@@ -134,7 +137,7 @@ impl<F> Delay<F> {
                     return Poll::Ready(());
                 }
                 if now >= self.breathes_at.get().max(spins_since + BREATH) {
-                    // Who is to answer others may need this very core.
+                    // A thread that must respond to others may need this core.
                     std::thread::yield_now();
                     self.breathes_at.set(now + BREATH);
                 }
@@ -148,7 +151,7 @@ impl<F> Delay<F> {
         .await
     }
 
-    /// Has it asked and answered, a round trip of so many bytes later.
+    /// Awaits `asked` with the added time of a round trip of `bytes` bytes.
     async fn travel<O>(&self, bytes: usize, asked: impl Future<Output = O>) -> O {
         if self.distance == (Distance { seed: self.distance.seed, ..Distance::default() }) {
             return asked.await;
@@ -157,7 +160,7 @@ impl<F> Delay<F> {
         match self.held {
             Held::Request => {
                 if in_company() {
-                    // It leaves when the turn ends, as it would without a distance.
+                    // The request leaves when the turn ends, as without latency.
                     yield_now().await;
                 }
                 self.until(self.runs_at(self.now(), bytes)).await;
@@ -178,7 +181,7 @@ impl<F> Delay<F> {
     }
 }
 
-/// Completes when its task is polled again, which somebody else brings about.
+/// Completes when its task is polled again, which another future's wake-up causes.
 async fn woken() {
     let mut is_first = true;
     poll_fn(|_| if std::mem::replace(&mut is_first, false) { Poll::Pending } else { Poll::Ready(()) }).await;
@@ -227,7 +230,7 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    /// Answers at once, and remembers when.
+    /// Responds at once, and records the times.
     #[derive(Default)]
     struct Near(RefCell<Vec<Duration>>);
 
@@ -280,7 +283,7 @@ mod tests {
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buffer.begin(Key::new(1, 1));
         chain.also(read(Addr::new(0), 8));
-        fabric.run(NODE, &chain, &mut reply).await.expect("it answers");
+        fabric.run(NODE, &chain, &mut reply).await.expect("the fabric responds");
     }
 
     fn far(distance: Distance) -> Delay<Near> {
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_runs_before_a_round_trip_however_many_are_under_way() {
+    fn no_request_runs_before_a_round_trip_has_passed() {
         const TASKS: u32 = 32;
         let one_way = 20_000 * US;
         let fabric = far(Distance { one_way, ..Distance::default() });
@@ -304,12 +307,12 @@ mod tests {
         drop(core);
         let ran = fabric.inner.0.borrow();
         assert_eq!(ran.len(), 2 * TASKS as usize);
-        assert!(ran.iter().all(|&at| at >= since + 2 * one_way), "none before a round trip");
-        assert!(ran[TASKS as usize..].iter().all(|&at| at >= since + 4 * one_way), "the second after two");
+        assert!(ran.iter().all(|&at| at >= since + 2 * one_way), "no request runs before one round trip");
+        assert!(ran[TASKS as usize..].iter().all(|&at| at >= since + 4 * one_way), "the second runs after two round trips");
     }
 
     #[test]
-    fn what_is_asked_in_one_turn_runs_in_one() {
+    fn requests_of_one_turn_run_in_one_turn() {
         const TASKS: usize = 16;
         let fabric = far(Distance { one_way: 3 * US, ..Distance::default() });
         let ran = RefCell::new(Vec::new());
@@ -319,7 +322,7 @@ mod tests {
             core.spawn(async move {
                 for _ in 0..100 {
                     let asked = timer::now();
-                    // As long as a request takes to be made, or an answer to be looked at.
+                    // About the time to build a request or to read a response.
                     while timer::now() < asked + US {}
                     ask(fabric).await;
                     ran.borrow_mut().push((turn().expect("a core runs"), task));
@@ -331,13 +334,13 @@ mod tests {
         let ran = ran.into_inner();
         assert_eq!(ran.len(), 100 * TASKS);
         for batch in ran.chunks(TASKS) {
-            assert!(batch.iter().map(|(_, task)| *task).eq(0..TASKS), "each of them once: {batch:?}");
+            assert!(batch.iter().map(|(_, task)| *task).eq(0..TASKS), "each task once: {batch:?}");
             assert!(batch.iter().all(|(turn, _)| *turn == batch[0].0), "in one turn: {batch:?}");
         }
     }
 
     #[test]
-    fn it_goes_under_the_other_layers_and_what_is_retired_goes_at_once() {
+    fn delay_works_under_other_layers_and_passes_retires_at_once() {
         let one_way = 300 * US;
         let told = RefCell::new(Vec::new());
         let near = Rc::new(far(Distance { one_way, jitter: 50 * US, seed: 3, ..Distance::default() }));
@@ -349,7 +352,7 @@ mod tests {
         let mut answer = vec![1];
         block_on(&counted, async {
             ask(&counted).await;
-            counted.call(NODE, ServiceId(1), b"?", &mut answer).await.expect("it answers");
+            counted.call(NODE, ServiceId(1), b"?", &mut answer).await.expect("the fabric responds");
         });
         assert!(near.inner.0.borrow()[2] >= since + 4 * one_way);
         let costs = counted.take();
@@ -358,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_on_its_way_never_runs_and_all_else_does() {
+    fn a_request_dropped_on_its_way_never_runs_and_all_others_do() {
         const TASKS: usize = 32;
         let fabric = far(Distance { one_way: 10_000 * US, ..Distance::default() });
         let dropped = Cell::new(0);
@@ -376,11 +379,11 @@ mod tests {
         }
         core.run();
         drop(core);
-        assert!(dropped.get() > 0, "a request is on its way for longer than it takes to ask");
+        assert!(dropped.get() > 0, "a request travels for longer than it takes to send");
         assert_eq!(fabric.inner.0.borrow().len(), TASKS - dropped.get());
     }
 
-    /// Answers after some turns of the core, of which it counts those in which anything was asked.
+    /// Responds after 2 ms. Records the turns of the core in which requests were sent.
     #[derive(Default)]
     struct Engine {
         asked_in: RefCell<Vec<u64>>,
@@ -406,7 +409,7 @@ mod tests {
             _request: &[u8],
             _answer: &mut Vec<u8>,
         ) -> Result<(), FabricError> {
-            unreachable!("nobody calls it")
+            unreachable!("this test makes no calls")
         }
         fn retire(&self, _node: NodeId, _key: Key, _buffer: Addr) {}
 
@@ -420,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_held_and_taken_in_the_turn_in_which_the_next_is_asked() {
+    fn a_response_is_read_in_the_turn_that_sends_the_next_request() {
         let one_way = 500 * US;
         let far = Delay::of_answers(Engine::default(), Distance { one_way, ..Distance::default() });
         let since = timer::now();
@@ -429,24 +432,24 @@ mod tests {
             core.spawn(async {
                 let began = turn();
                 ask(&far).await;
-                assert!(timer::now() >= since + Duration::from_millis(2) + 2 * one_way, "no earlier");
+                assert!(timer::now() >= since + Duration::from_millis(2) + 2 * one_way, "the response is delayed");
                 assert_ne!(turn(), began);
                 let answered_in = turn().expect("a core runs");
                 let mut next = pin!(ask(&far));
                 let polled = poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx))).await;
-                assert!(polled.is_pending(), "it is dropped before it is answered");
-                assert_eq!(far.inner.asked_in.borrow().last(), Some(&answered_in), "it was asked at once");
+                assert!(polled.is_pending(), "it is dropped before the response");
+                assert_eq!(far.inner.asked_in.borrow().last(), Some(&answered_in), "it was sent in the same turn");
             });
         }
         core.run();
         drop(core);
         assert_eq!(far.inner.asked_in.borrow().len(), 16);
-        assert_eq!(far.inner.answered.get(), 8, "nobody took the others");
+        assert_eq!(far.inner.answered.get(), 8, "the other requests were dropped");
     }
 
-    /// Where chance has no part in it.
+    /// Without jitter.
     #[test]
-    fn whoever_asks_later_arrives_no_earlier() {
+    fn a_later_request_does_not_arrive_earlier() {
         for bytes_per_s in [None, Some(1_000_000_000)] {
             let line = far(Distance { one_way: 300 * US, bytes_per_s, ..Distance::default() });
             let times: Vec<_> =
@@ -456,19 +459,19 @@ mod tests {
     }
 
     #[test]
-    fn a_line_carries_so_many_bytes_and_no_more() {
+    fn a_line_does_not_exceed_its_bandwidth() {
         let one_way = 10 * US;
         let line = far(Distance { one_way, bytes_per_s: Some(1_000_000), ..Distance::default() });
         // A byte takes a microsecond.
         assert_eq!(line.runs_at(1000 * US, 100), 1120 * US);
-        assert_eq!(line.runs_at(1000 * US, 100), 1220 * US, "it waits for the one before");
+        assert_eq!(line.runs_at(1000 * US, 100), 1220 * US, "a request waits for the one before it");
         line.came(500);
-        assert_eq!(line.runs_at(1000 * US, 100), 1820 * US, "so does its answer");
-        assert_eq!(line.runs_at(5000 * US, 100), 5120 * US, "what is long past makes nobody wait");
+        assert_eq!(line.runs_at(1000 * US, 100), 1820 * US, "a request waits for earlier responses");
+        assert_eq!(line.runs_at(5000 * US, 100), 5120 * US, "earlier traffic delays nothing later");
         let wide = far(Distance { one_way, ..Distance::default() });
         wide.came(1 << 30);
         let at_once = [1 << 30, 1, 1].map(|bytes| wide.runs_at(US, bytes));
-        assert_eq!(at_once, [21 * US; 3], "without a limit all travel at once");
+        assert_eq!(at_once, [21 * US; 3], "without a limit no request waits");
     }
 
     #[test]

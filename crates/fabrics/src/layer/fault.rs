@@ -1,10 +1,11 @@
-//! Makes a carrier lose, double, reorder, delay and break, by a seed: so that what must hold under faults is tried
-//! over real sockets.
+//! Faults in a carrier, chosen by a seed: datagrams are lost, duplicated, reordered and delayed, and connections reset.
+//! So properties that must hold under faults are tested over real sockets.
 //!
-//! [`FaultLine`] wraps a client's end, [`FaultPort`] an engine's; each strikes what goes out and what comes in. What is
-//! held back leaves when its time has come, and whoever sleeps is told when that is. Invariant: what strikes which
-//! datagram is decided by the seed and the datagrams before it alone. Invariant: what a reliable carrier has carried
-//! stays whole and in order, until it breaks.
+//! [`FaultLine`] wraps a client's end, [`FaultPort`] an engine's end. Each applies faults in both directions. A held
+//! datagram leaves when its time has come; `sleep_max` returns the time until then.
+//!
+//! Invariant: the fault that hits a datagram depends only on the seed and on the datagrams before it.
+//! Invariant: a reliable carrier delivers its datagrams complete and in order until it breaks.
 
 use crate::session::carrier::{Arrival, Broken, Dropped, Line, Port};
 use crate::timer;
@@ -18,22 +19,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What goes wrong: for each datagram, in either direction, how likely each is.
+/// Fault rates: the probability of each fault per datagram, in either direction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Faults {
-    /// It is lost.
+    /// The datagram is lost.
     pub loss: f64,
-    /// It arrives twice, the second time later.
+    /// The datagram arrives twice, the second time later.
     pub duplicate: f64,
-    /// It waits, and others overtake it.
+    /// The datagram is delayed, and later ones overtake it.
     pub reorder: f64,
-    /// It waits, and all others behind it.
+    /// The datagram is delayed, together with all datagrams after it.
     pub delay: f64,
     /// The carrier breaks.
     pub reset: f64,
-    /// How long it waits, if it does.
+    /// Range of the delay.
     pub wait: RangeInclusive<Duration>,
-    /// What chance is drawn from.
+    /// Seed of the random choices.
     pub seed: u64,
 }
 
@@ -44,7 +45,7 @@ impl Default for Faults {
     }
 }
 
-/// Such faults cannot be, for the reason that it contains.
+/// Fault rates that a carrier cannot have. Contains the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Impossible(pub String);
 
@@ -57,10 +58,10 @@ impl std::fmt::Display for Impossible {
 impl std::error::Error for Impossible {}
 
 impl Faults {
-    /// Whether a carrier can have them.
+    /// Checks that a carrier can have these faults.
     ///
     /// # Errors
-    /// What is wrong, and what to ask for instead.
+    /// The invalid rate, and the valid alternatives.
     pub fn check(&self, is_reliable: bool) -> Result<(), Impossible> {
         let Faults { loss, duplicate, reorder, delay, reset, .. } = *self;
         let named = [
@@ -72,18 +73,18 @@ impl Faults {
         ];
         for (name, probability) in named {
             if !(0.0..=1.0).contains(&probability) {
-                return Err(Impossible(format!("{name}={probability} is no probability: give 0 to 1")));
+                return Err(Impossible(format!("{name}={probability} is not a probability: use a number from 0 to 1")));
             }
             if is_reliable && probability > 0.0 && !matches!(name, "delay" | "reset") {
                 return Err(Impossible(format!(
-                    "{name}={probability}: this carrier brings every datagram, once and in order, and its users count \
-                     on that: ask for delay and reset alone, or use udp"
+                    "{name}={probability}: this carrier delivers every datagram, once and in order, and its users \
+                     rely on that: ask for delay and reset alone, or use udp"
                 )));
             }
         }
         if self.wait.is_empty() {
             return Err(Impossible(format!(
-                "a wait of {:?} to {:?} is none: begin with the shorter",
+                "the wait {:?} to {:?} is an empty range: give the shorter time first",
                 self.wait.start(),
                 self.wait.end()
             )));
@@ -91,14 +92,14 @@ impl Faults {
         Ok(())
     }
 
-    /// The same faults by a seed of its own: for the `nth` of several carriers.
+    /// The same fault rates with a separate seed, for carrier number `nth`.
     #[must_use]
     pub fn of_carrier(&self, nth: u64) -> Faults {
         Faults { seed: Draws(self.seed ^ nth.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(), ..self.clone() }
     }
 }
 
-/// How often each fault has struck, in both directions. Shared by those whose counts are to be one.
+/// Number of strikes of each fault, in both directions. Ends that share it are counted together.
 #[derive(Debug, Default)]
 pub struct Struck {
     datagrams: AtomicU64,
@@ -109,27 +110,27 @@ pub struct Struck {
     resets: AtomicU64,
 }
 
-/// [`Struck`] as it was at one moment.
+/// A snapshot of [`Struck`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strikes {
-    /// Datagrams that were judged.
+    /// Datagrams that passed the fault layer.
     pub datagrams: u64,
-    /// Of them that were lost.
+    /// Datagrams lost.
     pub lost: u64,
-    /// That arrive twice.
+    /// Datagrams duplicated.
     pub duplicated: u64,
-    /// That others could overtake.
+    /// Datagrams that later ones could overtake.
     pub reordered: u64,
-    /// Behind which all others waited.
+    /// Datagrams delayed together with all later ones.
     pub delayed: u64,
-    /// Carriers that broke.
+    /// Carriers reset.
     pub resets: u64,
 }
 
 impl Struck {
-    /// What has struck so far.
+    /// Returns the counts so far.
     pub fn so_far(&self) -> Strikes {
-        // Relaxed, as where they are counted: nothing else is told by them.
+        // Relaxed, as for the increments: the counts order no other accesses.
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Strikes {
             datagrams: read(&self.datagrams),
@@ -156,19 +157,19 @@ fn count(count: &AtomicU64) {
     count.fetch_add(1, Ordering::Relaxed);
 }
 
-/// One direction of a carrier: judges what goes there, and holds back what is late.
+/// One direction of a carrier: chooses a fault for each datagram, and holds delayed ones.
 struct Way<A> {
     faults: Faults,
     draws: Draws,
     struck: Arc<Struck>,
     held: BinaryHeap<Reverse<Held<A>>>,
-    /// Nothing leaves before this, but what may be overtaken.
+    /// No datagram leaves before this time, except one that may be overtaken.
     not_before: Duration,
     count: u64,
 }
 
 struct Held<A> {
-    /// When it leaves, and the how many-th it was: those of one moment keep their order.
+    /// When it leaves, and its sequence number: datagrams with equal times keep their order.
     due: (Duration, u64),
     whose: A,
     datagram: Vec<u8>,
@@ -191,7 +192,7 @@ impl<A> Ord for Held<A> {
     }
 }
 
-/// The carrier is to break.
+/// The carrier must break.
 #[derive(Debug, PartialEq, Eq)]
 struct Reset;
 
@@ -258,7 +259,7 @@ impl<A: Copy + PartialEq> Way<A> {
         self.held.push(Reverse(Held { due: (due, self.count), whose, datagram: datagram.to_vec() }));
     }
 
-    /// Passes on what was held back until now. False if there was nothing.
+    /// Passes on the held datagrams that are due. Returns false if there were none.
     fn release(&mut self, now: Duration, mut pass: impl FnMut(A, &[u8])) -> bool {
         let mut has_passed = false;
         while self.due().is_some_and(|due| due <= now)
@@ -270,24 +271,24 @@ impl<A: Copy + PartialEq> Way<A> {
         has_passed
     }
 
-    /// When the next of those that are held back leaves.
+    /// When the next held datagram leaves.
     fn due(&self) -> Option<Duration> {
         self.held.peek().map(|Reverse(held)| held.due.0)
     }
 
-    /// Drops what is held back for one whose carrier is gone.
+    /// Drops the datagrams held for a peer whose carrier is closed.
     fn forget(&mut self, whose: A) {
         self.held.retain(|Reverse(held)| held.whose != whose);
     }
 }
 
-/// How long until the earlier of two moments.
+/// Time until the earlier of two moments.
 fn until(now: Duration, due: [Option<Duration>; 2]) -> Option<Duration> {
     due.into_iter().flatten().min().map(|due| due.saturating_sub(now))
 }
 
-/// A client's end of a carrier, with faults in both directions. One that was reset carries nothing more; the node
-/// hears of that when it is dropped.
+/// A client's end of a carrier, with faults in both directions. After a reset it carries nothing more; the node notices
+/// when it is dropped.
 pub struct FaultLine<L> {
     inner: L,
     out: RefCell<Way<()>>,
@@ -296,10 +297,10 @@ pub struct FaultLine<L> {
 }
 
 impl<L: Line> FaultLine<L> {
-    /// Strikes `inner` with `faults`, and counts in `struck`.
+    /// Applies `faults` to `inner`, and counts them in `struck`.
     ///
     /// # Errors
-    /// This carrier cannot have them.
+    /// This carrier cannot have these faults.
     pub fn new(inner: L, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultLine<L>, Impossible> {
         faults.check(L::IS_RELIABLE)?;
         let [out, back] = [0, 1].map(|way| RefCell::new(Way::new(faults, way, struck)));
@@ -312,10 +313,10 @@ impl<L: Line> FaultLine<L> {
 
     fn reset(&self) -> Broken {
         self.is_reset.set(true);
-        Broken("the connection was reset, as the fault layer was told".into())
+        Broken("the connection was reset by the fault layer".into())
     }
 
-    /// Sends what was held back until now. False if there was nothing.
+    /// Sends the held datagrams that are due. Returns false if there were none.
     fn send_held(&self, now: Duration) -> Result<bool, Broken> {
         let mut sent = Ok(());
         let has_sent = self.out.borrow_mut().release(now, |(), datagram| {
@@ -369,7 +370,7 @@ impl<L: Line> Line for FaultLine<L> {
             }
         });
         judged.map_err(|Reset| self.reset())?;
-        // What a carrier brought before it broke has arrived.
+        // Datagrams that the carrier delivered before it broke count as received.
         let until = if sent.is_ok() && received.is_ok() { now } else { Duration::MAX };
         let has_released = back.release(until, |(), datagram| take(datagram));
         sent?;
@@ -390,20 +391,20 @@ impl<L: Line> Line for FaultLine<L> {
     }
 }
 
-/// An engine's end of a carrier, with faults in both directions. A reset strikes one client.
+/// An engine's end of a carrier, with faults in both directions. A reset hits one client.
 pub struct FaultPort<P: Port> {
     inner: P,
     out: Way<P::Address>,
     back: Way<P::Address>,
-    /// Those that were reset, of whom the engine has not heard.
+    /// Addresses that were reset and not yet reported to the engine.
     reset: Vec<P::Address>,
 }
 
 impl<P: Port> FaultPort<P> {
-    /// Strikes `inner` with `faults`, and counts in `struck`.
+    /// Applies `faults` to `inner`, and counts them in `struck`.
     ///
     /// # Errors
-    /// This carrier cannot have them.
+    /// This carrier cannot have these faults.
     pub fn new(inner: P, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultPort<P>, Impossible> {
         faults.check(P::IS_RELIABLE)?;
         let [out, back] = [0, 1].map(|way| Way::new(faults, way, struck));
@@ -502,7 +503,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// What becomes of a thousand datagrams, one a millisecond: which left, in which order, and when.
+    /// The fate of 1,000 datagrams, sent one per millisecond: which ones left, in which order, and when.
     fn story(faults: &Faults) -> (Vec<(Duration, u32)>, Strikes) {
         let struck = Arc::default();
         let mut way = Way::new(faults, 0, &struck);
@@ -517,9 +518,9 @@ mod tests {
             } else {
                 way.release(now, &mut pass);
             }
-            assert!(way.due().is_none_or(|due| due > now), "whoever sleeps until then is not late");
+            assert!(way.due().is_none_or(|due| due > now), "a sleep until then does not overrun");
         }
-        assert_eq!(way.due(), None, "all that was held back has left");
+        assert_eq!(way.due(), None, "all held datagrams have left");
         (left, struck.so_far())
     }
 
@@ -528,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_tells_the_same_story() {
+    fn equal_seeds_give_equal_faults() {
         let all = Faults { loss: 0.1, duplicate: 0.1, reorder: 0.1, delay: 0.01, ..faults() };
         assert_eq!(story(&all), story(&all));
         assert_ne!(story(&all), story(&Faults { seed: 8, ..all.clone() }));
@@ -536,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_does_what_it_says_and_is_counted() {
+    fn each_fault_has_its_effect_and_is_counted() {
         let numbers = |left: &[(Duration, u32)]| left.iter().map(|&(_, number)| number).collect::<Vec<_>>();
         let in_order: Vec<u32> = (0..1000).collect();
 
@@ -567,12 +568,12 @@ mod tests {
 
         let (left, struck) = story(&Faults { delay: 0.1, ..faults() });
         assert!((50..200).contains(&struck.delayed), "{struck}");
-        assert_eq!(numbers(&left), in_order, "none overtakes another");
+        assert_eq!(numbers(&left), in_order, "no datagram overtakes another");
         assert!(left.iter().any(|&(at, number)| at >= MS * number + 2 * MS));
     }
 
     #[test]
-    fn a_reset_comes_in_its_time() {
+    fn a_reset_comes_at_its_rate() {
         let struck = Arc::default();
         let mut way = Way::new(&Faults { reset: 0.01, ..faults() }, 0, &struck);
         let judged = (0..10_000).position(|_| way.judge(MS, (), b"?", |(), _| {}).is_err());
@@ -581,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reliable_carrier_can_be_late_and_break_and_nothing_else() {
+    fn a_reliable_carrier_can_only_be_delayed_or_reset() {
         let can = |faults: Faults| faults.check(true).map_err(|impossible| impossible.0);
         assert_eq!(can(Faults { delay: 0.5, reset: 0.5, ..faults() }), Ok(()));
         for faults in [
@@ -597,7 +598,7 @@ mod tests {
                 can(Faults { delay: probability, ..faults() }).is_err_and(|reason| reason.contains("0 to 1"))
             );
         }
-        #[allow(clippy::reversed_empty_ranges, reason = "it is what must be refused")]
+        #[allow(clippy::reversed_empty_ranges, reason = "an invalid range, which must be rejected")]
         let reversed = Faults { wait: 2 * MS..=MS, ..faults() };
         assert!(can(reversed).is_err_and(|reason| reason.contains("the shorter")));
     }

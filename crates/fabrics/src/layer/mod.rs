@@ -1,7 +1,7 @@
-//! Layers that wrap any other: protocols stay clean, and so do fabrics. [`count`], [`trace`] and [`delay`] wrap a
-//! fabric, [`fault`] what carries a fabric's datagrams.
+//! Layers that wrap a fabric, so that neither protocols nor fabrics contain their code. [`count`], [`trace`] and
+//! [`delay`] wrap any fabric; [`fault`] wraps the carrier of a fabric's datagrams.
 
-/// A layer ends turns, waits, and tells the time as the fabric in its field `inner` does.
+/// Implements `Turns` and `Clock` for a layer by forwarding to its field `inner`.
 macro_rules! turns_and_time_of_inner {
     ($layer:ident<F $(, $other:ident)*>) => {
         impl<F: $crate::executor::Turns $(, $other)*> $crate::executor::Turns for $layer<F $(, $other)*> {

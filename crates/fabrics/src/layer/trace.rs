@@ -1,24 +1,24 @@
-//! Tells what goes through a fabric, request by request, in words: for people who want to see a protocol at work.
+//! Prints the requests to a fabric in words, for people who want to see a protocol at work.
 //!
-//! Invariant: each request is told once, when its outcome is known, with the time that it took.
+//! Invariant: each request is printed once, when its outcome is known, with its duration.
 
 use farside_remote::clock::Clock;
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 
-/// A fabric that tells `tell` of each request, in a line or more without a last line end.
+/// A fabric that passes a description of each request to `tell`: one or more lines, without a final line end.
 pub struct Trace<F, T> {
     inner: F,
     tell: T,
 }
 
 impl<F, T: Fn(&str)> Trace<F, T> {
-    /// Tells of what goes through to `inner`.
+    /// Traces the requests to `inner`.
     pub fn new(inner: F, tell: T) -> Trace<F, T> {
         Trace { inner, tell }
     }
 
-    /// The fabric underneath.
+    /// Returns the wrapped fabric.
     pub fn inner(&self) -> &F {
         &self.inner
     }
