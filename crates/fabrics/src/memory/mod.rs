@@ -1,8 +1,8 @@
-//! A node's memory as this process has it mapped, and what a chain asks of it.
+//! A node's memory as mapped into this process, and the operations that chains perform on it.
 //!
-//! Invariant: every access is bounds-checked against the mapping, whoever computed the address; an address outside
-//! it is our own mistake, since keys are checked first, and panics.
-//! Invariant: aligned 16-byte units are copied and exchanged whole, for all processes that map the memory.
+//! Invariant: every access is bounds-checked against the mapping, wherever its address comes from. Keys are checked
+//! first, so an address outside the mapping is a bug of ours, and panics.
+//! Invariant: aligned 16-byte units are copied and exchanged atomically, for all processes that map the memory.
 
 mod pages;
 mod transparent;
@@ -23,30 +23,30 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use transparent::{HUGE, Transparent};
 use units::UNIT;
 
-/// A whole node's memory, mapped. Shared by every thread that uses it; unmapped when the last lets go.
+/// The mapped memory of a whole node. Shared by all threads that use it; unmapped when the last one drops it.
 pub struct Mapping {
     base: *mut u8,
     geometry: Geometry,
     page_size: PageSize,
-    /// Where small pages may become huge ones.
+    /// Present if small pages may become huge pages.
     transparent: Option<Transparent>,
     fd: OwnedFd,
     backing: Backing,
 }
 
-/// What backs a memory.
+/// Kind of storage behind a memory.
 enum Backing {
-    /// Nothing that outlives its users.
+    /// Anonymous memory: freed with its last user.
     Anonymous,
-    /// A file, all of whose blocks are allocated, and which no other node can serve while the lock is open. The lock
-    /// is on a descriptor of its own: the other is shared with clients, who may outlive this node.
+    /// A file with all blocks allocated. No other node can serve it while the lock is open. The lock is on a separate
+    /// descriptor, because the main one is shared with clients, which may outlive this node.
     File { _lock: OwnedFd },
 }
 
-/// What a memory file was found to hold.
+/// Content of a memory file when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing: it is new.
+    /// Nothing: the file is new.
     Nothing,
     /// A node's memory.
     Memory,
@@ -57,21 +57,21 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Why memory cannot be had. Says what to do.
+/// Why a memory cannot be created or mapped. The message names a remedy.
 #[derive(Debug)]
 pub enum MappingError {
-    /// The CPU lacks an instruction.
+    /// The CPU lacks a required instruction.
     Unsupported(&'static str),
-    /// The size is none that a node can have.
+    /// A node cannot have a memory of this size.
     Size(u64),
-    /// The system refused.
+    /// A system call failed.
     Io {
-        /// What was asked of it.
+        /// The attempted operation.
         doing: &'static str,
-        /// Its reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file holds something else.
+    /// The file is not a memory that this program can use, for the reason that this contains.
     Foreign(String),
 }
 
@@ -98,10 +98,10 @@ fn io(doing: &'static str) -> impl FnOnce(rustix::io::Errno) -> MappingError {
 }
 
 impl Mapping {
-    /// New memory of `size` bytes, all zero but for the header, that other processes can map by its descriptor.
+    /// Creates a memory of `size` bytes, all zero except the header. Other processes can map it by its descriptor.
     ///
     /// # Errors
-    /// The CPU is not fit, the size is none that a node can have, or the system refuses; nothing is kept.
+    /// The CPU lacks an instruction, the size is invalid, or a system call fails; nothing is kept.
     pub fn create(size: u64, pages: Pages) -> Result<Mapping, MappingError> {
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
         let (fd, page_size) = pages::anonymous(size, pages)?;
@@ -115,10 +115,10 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Whether the system makes pages huge that nobody has reserved, as [`Pages::Auto`] has them.
+    /// Whether the kernel provides huge pages that were not reserved, which [`Pages::Auto`] uses.
     ///
     /// # Errors
-    /// There can be no memory at all, for the reason given.
+    /// No memory can be created at all, for the reason given.
     pub fn makes_pages_huge() -> Result<bool, MappingError> {
         let size = Geometry::SIZE_MIN;
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
@@ -127,11 +127,11 @@ impl Mapping {
         Ok(Transparent::new(size).fill_first(&mapping))
     }
 
-    /// The memory in the file at `path`, which is made with `size` bytes if there is none, and locked.
+    /// Opens and locks the memory file at `path`; creates it with `size` bytes if it is absent.
     ///
     /// # Errors
-    /// As [`Mapping::create`]; or the file holds something else, has another size, or another node serves it. A file
-    /// that was there is as it was.
+    /// Those of [`Mapping::create`]; or the file has other content or another size, or another node serves it. An
+    /// existing file is left unchanged.
     pub fn open(path: &Path, size: u64) -> Result<(Mapping, Found), MappingError> {
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
         let (fd, lock, found) = pages::file(path, size)?;
@@ -150,11 +150,11 @@ impl Mapping {
         Ok((mapping, found))
     }
 
-    /// The memory of a node by the descriptor that the node handed out.
+    /// Maps the memory of a node by the descriptor that the node sent.
     ///
     /// # Errors
-    /// As [`Mapping::create`]; or the descriptor is of no node's memory, or of one with another layout, or of anonymous
-    /// memory that is not sealed.
+    /// Those of [`Mapping::create`]; or the descriptor is not a node's memory, has another layout, or is anonymous
+    /// memory without seals.
     pub fn attach(fd: OwnedFd) -> Result<Mapping, MappingError> {
         let size = pages::sealed_size(&fd)?;
         let geometry = Geometry::of(size).ok_or(MappingError::Size(size))?;
@@ -168,11 +168,11 @@ impl Mapping {
     fn map(fd: OwnedFd, geometry: Geometry, page_size: PageSize) -> Result<Mapping, MappingError> {
         units::supported().map_err(MappingError::Unsupported)?;
         let len = usize::try_from(geometry.size()).map_err(|_| MappingError::Size(geometry.size()))?;
-        // SAFETY: a new mapping, where the kernel finds room; the hint takes nobody's place. The bytes are only
-        // accessed atomically. Were the file cut, an access beyond its end would be a SIGBUS, which ends the process
-        // and breaks no rule of the language. Anonymous memory is sealed against that: `pages::anonymous` does it, and
-        // `attach` looks. A memory file cannot be: whoever may write it (its mode is 0600: its owner) must not cut it
-        // while anyone has it mapped.
+        // SAFETY: a new mapping at an address of the kernel's choice; the hint replaces no existing mapping. The bytes
+        // are only accessed atomically. If the file were truncated, an access beyond its end would raise SIGBUS, which
+        // ends the process and violates no rule of the language. Anonymous memory is sealed against truncation:
+        // `pages::anonymous` seals it, and `attach` checks the seals. A memory file cannot be sealed: its owner, who
+        // alone may write it (mode 0600), must not truncate it while any process maps it.
         let base = unsafe {
             rustix::mm::mmap(
                 transparent::hint(len).cast(),
@@ -187,13 +187,13 @@ impl Mapping {
         .cast::<u8>();
         let mapping =
             Mapping { base, geometry, page_size, transparent: None, fd, backing: Backing::Anonymous };
-        // Huge pages where the kernel gives them for shared memory; where it does not, nothing is lost.
-        // SAFETY: the whole of the mapping just made; the advice changes no bytes.
+        // Requests huge pages where the kernel has them for shared memory. A failure is harmless. SAFETY: covers
+        // exactly the new mapping; the advice changes no bytes.
         let _advice_only = unsafe { rustix::mm::madvise(base.cast(), len, Advice::LinuxHugepage) };
-        // A forked child would run chains in the name of a session that is its parent's.
+        // A forked child would run chains in its parent's session.
         // SAFETY: as above.
         unsafe { rustix::mm::madvise(base.cast(), len, Advice::LinuxDontFork) }
-            .map_err(io("keep the node's memory from forked processes"))?;
+            .map_err(io("exclude the node's memory from forked processes"))?;
         Ok(mapping)
     }
 
@@ -203,7 +203,8 @@ impl Mapping {
             .map_err(io("draw random bytes"))?;
         self.put(header::SIZE_AT, self.geometry.size());
         self.put(header::INCARNATION_AT, u64::from_le_bytes(incarnation));
-        // Both at once: whoever dies before has made nothing, and a memory file still has its mark in their place.
+        // Both in one exchange: a creator that dies earlier leaves no valid memory, and a memory file still has its
+        // mark in this place.
         const { assert!(header::VERSION_AT == header::MAGIC_AT + 8) }
         let made = u128::from(header::MAGIC) | u128::from(header::VERSION) << 64;
         let Ok(mut old) = self.load(header::MAGIC_AT, Width::W16);
@@ -216,7 +217,7 @@ impl Mapping {
     fn check_header(&self) -> Result<(), MappingError> {
         let (magic, version) = (self.get(header::MAGIC_AT), self.get(header::VERSION_AT));
         if magic != header::MAGIC {
-            return Err(MappingError::Foreign("this is no farside memory: name the file of a node".into()));
+            return Err(MappingError::Foreign("this is not a farside memory: name the file of a node".into()));
         }
         if version != header::VERSION {
             return Err(MappingError::Foreign(format!(
@@ -226,7 +227,7 @@ impl Mapping {
         }
         if self.get(header::SIZE_AT) != self.geometry.size() {
             return Err(MappingError::Foreign(format!(
-                "the memory says that it has {} bytes but has {}: it was cut or extended; restore it",
+                "the memory's header says {} bytes, but it has {}: it was truncated or extended; restore it",
                 self.get(header::SIZE_AT),
                 self.geometry.size()
             )));
@@ -234,51 +235,51 @@ impl Mapping {
         Ok(())
     }
 
-    /// Random, drawn when the memory was made: tells one memory from another.
+    /// Random number drawn when the memory was created. Distinguishes it from other memories.
     pub fn incarnation(&self) -> u64 {
         self.get(header::INCARNATION_AT)
     }
 
-    /// Of the pages that back it; of huge ones that nobody has reserved, as far as the system finds any.
+    /// Size of the backing pages. 2 MiB if unreserved huge pages are used, even if the kernel runs out of them.
     pub fn page_size(&self) -> PageSize {
         if self.transparent.is_some() { PageSize(HUGE) } else { self.page_size }
     }
 
-    /// The descriptor by which other processes map the same memory.
+    /// Returns the descriptor by which other processes map the same memory.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The arena over this memory.
+    /// Returns the arena over this memory.
     #[inline]
     pub fn arena(&self) -> Arena<'_, Mapping> {
         Arena::of(self)
     }
 
-    /// Gives `len` bytes from `at` back to the system; they read as zeros from then on.
+    /// Returns `len` bytes from `at` to the system; they then read as zeros.
     ///
     /// # Errors
-    /// The system's; the bytes may be partly zeroed.
+    /// A system call failed; the bytes may be partly zeroed.
     ///
     /// # Panics
-    /// If they are not within the memory.
+    /// If the range is not within the memory.
     pub fn discard(&self, at: u64, len: u64) -> Result<(), MappingError> {
         self.at(at, len as usize);
         if self.page_size.0 > len {
-            // Some kernels punch whole huge pages only, and say that all went well.
-            return Err(MappingError::Foreign("less than a page cannot be given back: write zeros".into()));
+            // Some kernels only punch whole huge pages, and still report success.
+            return Err(MappingError::Foreign("less than a page cannot be discarded: write zeros".into()));
         }
         let flags = match self.backing {
             Backing::Anonymous => {
                 rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE
             }
-            // The blocks stay: on a full disk, touching a hole would be the end of the process.
+            // The blocks stay allocated: on a full disk, touching a hole would kill the process.
             Backing::File { .. } => rustix::fs::FallocateFlags::ZERO_RANGE,
         };
-        rustix::fs::fallocate(&self.fd, flags, at, len).map_err(io("give memory back to the system"))
+        rustix::fs::fallocate(&self.fd, flags, at, len).map_err(io("return memory to the system"))
     }
 
-    /// Where `len` bytes at `at` are mapped.
+    /// Address of the `len` mapped bytes at offset `at`.
     #[inline(always)]
     fn at(&self, at: u64, len: usize) -> *mut u8 {
         let size = self.geometry.size();
@@ -289,14 +290,15 @@ impl Mapping {
         unsafe { self.base.add(at as usize) }
     }
 
-    /// Where the aligned word of `WIDTH` bytes at `at` is mapped.
+    /// Address of the aligned word of `WIDTH` bytes at offset `at`.
     #[inline(always)]
     fn aligned<const WIDTH: usize>(&self, at: u64) -> *mut u8 {
         const { assert!(WIDTH as u64 <= Geometry::SIZE_MIN && WIDTH.is_power_of_two()) }
         let size = self.geometry.size();
-        // SAFETY: `Geometry::of` makes none that is smaller. So the words of a fixed record need no check.
+        // SAFETY: `Geometry::of` returns none smaller than `SIZE_MIN`. So accesses to words of a fixed record need no
+        // check.
         unsafe { std::hint::assert_unchecked(size >= Geometry::SIZE_MIN) };
-        // The mapping begins on a page, so its words are where addresses are multiples.
+        // The mapping is page-aligned, so a word is aligned if its offset is.
         if at > size - WIDTH as u64 || !at.is_multiple_of(WIDTH as u64) {
             misplaced(at, WIDTH, size);
         }
@@ -307,7 +309,7 @@ impl Mapping {
     #[inline(always)]
     fn word(&self, at: u64) -> &AtomicU64 {
         let place = self.aligned::<8>(at);
-        // SAFETY: mapped for as long as `self` lives, aligned, and accessed atomically by everyone.
+        // SAFETY: mapped as long as `self` lives, aligned, and accessed atomically by all processes.
         unsafe { AtomicU64::from_ptr(place.cast()) }
     }
 
@@ -320,37 +322,37 @@ impl Mapping {
         self.word(at).store(value, Ordering::Release);
     }
 
-    /// Stores an 8-byte word that this process alone writes.
+    /// Stores an 8-byte word that only this process writes.
     #[inline]
     pub(crate) fn publish(&self, at: u64, value: u64) {
         self.word(at).store(value, Ordering::Release);
     }
 
-    /// As [`Mapping::publish`], and visible to everyone before anything that this thread does next.
+    /// Like [`Mapping::publish`], and visible to all processes before any later access of this thread.
     #[inline]
     pub(crate) fn publish_and_fence(&self, at: u64, value: u64) {
         self.word(at).swap(value, Ordering::SeqCst);
-        #[cfg(not(target_arch = "x86_64"))] // There, an exchange is a full fence by itself.
+        #[cfg(not(target_arch = "x86_64"))] // On x86-64 an exchange is a full fence.
         std::sync::atomic::fence(Ordering::SeqCst);
     }
 
-    /// The node says whether it is about to sleep and wants to be rung, or is awake.
+    /// Announces that the node is about to sleep and needs a wake-up, or that it is awake.
     pub fn set_node_sleeps(&self, sleeps: bool) {
         self.word(header::NODE_SLEEPS_AT).store(u64::from(sleeps), Ordering::SeqCst);
     }
 
-    /// Whether the node wants to be rung.
+    /// Whether the node sleeps and needs a wake-up.
     #[inline]
     pub fn node_sleeps(&self) -> bool {
         self.word(header::NODE_SLEEPS_AT).load(Ordering::SeqCst) != 0
     }
 
-    /// Whether the node wants to be rung. Of all who ask, until it sleeps again, one is told so, and is to ring.
+    /// Whether the caller must wake the node. Returns true to only one caller per sleep of the node.
     pub(crate) fn is_to_ring_node(&self) -> bool {
         self.node_sleeps() && self.word(header::NODE_SLEEPS_AT).swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Copies out what does not fill a unit.
+    /// Copies out bytes that lie within one unit.
     #[inline(never)]
     fn read_within_unit(&self, at: u64, out: &mut [u8]) {
         let base = at & !(UNIT as u64 - 1);
@@ -359,7 +361,7 @@ impl Mapping {
         put_first_bytes(unit >> (8 * (at - base)), out);
     }
 
-    /// Copies in what does not fill a unit, in the largest aligned words there are, so that a neighbour's bytes are
+    /// Copies in bytes that lie within one unit, in the largest possible aligned words, so that neighbouring bytes are
     /// never written.
     #[inline]
     fn write_within_unit(&self, mut at: u64, mut bytes: &[u8]) {
@@ -368,7 +370,7 @@ impl Mapping {
             let width = aligned.min(1 << bytes.len().ilog2());
             let place = self.at(at, width);
             let (word, rest) = bytes.split_at(width);
-            // SAFETY: mapped for as long as `self` lives, aligned to `width`, and accessed atomically by everyone.
+            // SAFETY: mapped as long as `self` lives, aligned to `width`, and accessed atomically by all processes.
             unsafe {
                 match *word {
                     [a] => AtomicU8::from_ptr(place).store(a, Ordering::Release),
@@ -385,10 +387,9 @@ impl Mapping {
         }
     }
 
-    // Hiding latency: what a chain will touch is fetched while other chains run.
+    // Prefetching: loads the memory that a chain will touch while other chains run.
 
-    /// What the pointer at `at` points to, if it is one: at most `len` bytes. Only a guess: nothing is checked but that
-    /// both lie in the memory.
+    /// Guesses the pointee of the pointer at `at`: at most `len` bytes. Only checks that both lie within the memory.
     #[inline(always)]
     pub(crate) fn guess_pointee(&self, at: u64, len: u32, bounded: bool) -> Option<Stretch> {
         if !at.is_multiple_of(16) || !self.holds(at, 16) {
@@ -399,7 +400,7 @@ impl Mapping {
         Some(Stretch { at: word as u64, len: len.min(bound) }).filter(|stretch| self.has(stretch))
     }
 
-    /// The buffer that the region's next ALLOCATE of that class will likely take.
+    /// Guesses the buffer that the region's next ALLOCATE of this class will take.
     #[inline(never)]
     pub(crate) fn guess_buffer(&self, region: u32, class: u8, len: u32) -> Option<Stretch> {
         let class = farside_remote::arena::class::Class::get(class)?;
@@ -410,7 +411,7 @@ impl Mapping {
         Some(Stretch { at: buffer?.at, len }).filter(|stretch| self.has(stretch))
     }
 
-    /// Whether it has bytes, and all of them are the memory's.
+    /// Whether the stretch is not empty and lies within the memory.
     #[inline(always)]
     pub(crate) fn has(&self, stretch: &Stretch) -> bool {
         stretch.len > 0 && self.holds(stretch.at, u64::from(stretch.len))
@@ -421,11 +422,11 @@ impl Mapping {
         at < self.geometry.size() && len <= self.geometry.size() - at
     }
 
-    /// Starts fetching the line of the byte `at`. Faults nowhere.
+    /// Prefetches the cache line of the byte at `at`. Cannot fault.
     #[inline(always)]
     pub(crate) fn prefetch_line(&self, at: u64) {
         let place = self.base.wrapping_add(at as usize).cast_const();
-        // SAFETY: has no architectural effect, wherever it points.
+        // SAFETY: a prefetch has no architectural effect, whatever its address.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
@@ -434,7 +435,7 @@ impl Mapping {
         let _no_hint_on_this_cpu = place;
     }
 
-    /// Starts fetching the lines after the first, as many as are worth it.
+    /// Prefetches the lines after the first, up to a useful maximum.
     #[inline(always)]
     pub(crate) fn prefetch_rest(&self, stretch: &Stretch) {
         const LINE: u64 = 64;
@@ -449,31 +450,31 @@ impl Mapping {
     }
 }
 
-/// Bytes that a chain will likely touch.
+/// A range of bytes that a chain will likely touch.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Stretch {
     pub(crate) at: u64,
     pub(crate) len: u32,
 }
 
-// Apart, so that the paths that check do no work for the message.
+// Separate functions, so that the checking code does not contain the formatting.
 
 #[cold]
 #[inline(never)]
 fn outside(at: u64, len: usize, size: u64) -> ! {
-    panic!("bytes {at:#x}+{len} were asked of a memory of {size:#x}: keys are checked before")
+    panic!("access to bytes {at:#x}+{len} of a memory of {size:#x}: keys are checked before")
 }
 
 #[cold]
 #[inline(never)]
 fn misplaced(at: u64, width: usize, size: u64) -> ! {
     panic!(
-        "no {width}-byte word of a memory of {size:#x} is at {at:#x}: keys are checked before, and alignment"
+        "access to a {width}-byte word at {at:#x} of a memory of {size:#x}: keys are checked before, and alignment"
     )
 }
 
-/// Fills `out`, less than a unit of it, with the lowest bytes of `word`: by at most four stores, where copying a length
-/// that is not known would be a call.
+/// Fills `out`, which is shorter than a unit, with the lowest bytes of `word`. Uses at most four stores; a copy of
+/// variable length would be a function call.
 #[inline(always)]
 fn put_first_bytes(mut word: u128, out: &mut [u8]) {
     let (len, mut at) = (out.len(), 0);
@@ -501,9 +502,9 @@ fn put_first_bytes(mut word: u128, out: &mut [u8]) {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length; nobody borrows from a mapping that is being dropped.
+        // SAFETY: mapped by `map` with this length; no borrow outlives the mapping that is being dropped.
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.geometry.size() as usize) };
-        debug_assert!(unmapped.is_ok(), "unmapping what was mapped succeeds");
+        debug_assert!(unmapped.is_ok(), "unmapping an existing mapping succeeds");
     }
 }
 
@@ -535,7 +536,7 @@ impl Memory for Mapping {
     #[inline(always)]
     fn read(&self, mut at: u64, mut out: &mut [u8]) -> Result<(), Infallible> {
         self.at(at, out.len());
-        // The mapping begins on a page, so its units are where addresses are multiples.
+        // The mapping is page-aligned, so a unit is aligned if its offset is.
         if !at.is_multiple_of(UNIT as u64) {
             let (first, rest) = out.split_at_mut(out.len().min(UNIT - at as usize % UNIT));
             self.read_within_unit(at, first);
@@ -544,12 +545,12 @@ impl Memory for Mapping {
         let whole = out.len() / UNIT;
         if whole > 0 {
             let (body, rest) = out.split_at_mut(whole * UNIT);
-            // SAFETY: `at` is aligned now and `body` lies within the range checked above.
+            // SAFETY: `at` is aligned here, and `body` lies within the range checked above.
             unsafe { units::copy_out(self.base.add(at as usize), body.as_mut_ptr(), whole) };
             (at, out) = (at + body.len() as u64, rest);
         }
         if !out.is_empty() {
-            // SAFETY: the unit around a mapped byte is mapped, as the mapping is page-aligned; and `at` is aligned.
+            // SAFETY: the unit around a mapped byte is mapped, as the mapping is page-aligned; `at` is aligned here.
             put_first_bytes(unsafe { units::load(self.base.add(at as usize)) }, out);
         }
         Ok(())
@@ -567,7 +568,7 @@ impl Memory for Mapping {
         let whole = bytes.len() / UNIT;
         if whole > 0 {
             let (body, rest) = bytes.split_at(whole * UNIT);
-            // SAFETY: `at` is aligned now and `body` lies within the range checked above.
+            // SAFETY: `at` is aligned here, and `body` lies within the range checked above.
             unsafe { units::copy_in(body.as_ptr(), self.base.add(at as usize), whole) };
             (at, bytes) = (at + body.len() as u64, rest);
         }
@@ -579,7 +580,7 @@ impl Memory for Mapping {
     fn load(&self, at: u64, width: Width) -> Result<u128, Infallible> {
         Ok(match width {
             Width::W8 => u128::from(self.word(at).load(Ordering::SeqCst)),
-            // SAFETY: mapped, and aligned as `unit` checks.
+            // SAFETY: mapped, and aligned: `unit` checks it.
             Width::W16 => unsafe { units::load(self.unit(at)) },
         })
     }
@@ -592,7 +593,7 @@ impl Memory for Mapping {
                 .compare_exchange(old as u64, new as u64, Ordering::SeqCst, Ordering::SeqCst)
                 .map(drop)
                 .map_err(u128::from),
-            // SAFETY: mapped, and aligned as `unit` checks.
+            // SAFETY: mapped, and aligned: `unit` checks it.
             Width::W16 => unsafe { units::exchange(self.unit(at), old, new) },
         })
     }
@@ -613,26 +614,26 @@ mod tests {
         Mapping::create(Geometry::SIZE_MIN, Pages::Small).expect("a small memory")
     }
 
-    /// Kilobytes of this process's mapping at `base` that lie in huge pages.
+    /// KiB of this process's mapping at `base` that are backed by huge pages.
     fn huge_kib(base: *mut u8) -> u64 {
-        let maps = std::fs::read_to_string("/proc/self/smaps").expect("the system tells");
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps is readable");
         let begins = format!("{:x}-", base.addr());
         let ours = maps.lines().skip_while(|line| !line.starts_with(&begins));
-        let line = ours.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:")).expect("a line of it");
+        let line = ours.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:")).expect("a line with the number");
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     #[test]
-    fn what_is_about_to_be_filled_lies_in_huge_pages_and_keeps_what_it_held() {
+    fn filled_memory_gets_huge_pages_and_keeps_its_content() {
         if !Mapping::makes_pages_huge().expect("memory") {
-            return eprintln!("not tried: this system makes no page of shared memory huge");
+            return eprintln!("skipped: this system has no huge pages for shared memory");
         }
         let (size, len) = (Geometry::SIZE_MIN + (1 << 20), 1 << 20);
         let memory = Mapping::create(size, Pages::Auto).expect("a small memory");
         if memory.transparent.is_none() {
-            return eprintln!("not tried: huge pages are reserved here");
+            return eprintln!("skipped: huge pages are reserved here");
         }
-        assert_eq!((memory.page_size(), huge_kib(memory.base)), (PageSize(HUGE), HUGE >> 10), "the header's");
+        assert_eq!((memory.page_size(), huge_kib(memory.base)), (PageSize(HUGE), HUGE >> 10), "the page of the header");
         let Ok(()) = memory.write(3 << 20, b"before");
         memory.will_fill(3 << 20, len);
         assert_eq!(huge_kib(memory.base), (2 * HUGE) >> 10);
@@ -640,24 +641,24 @@ mod tests {
         let Ok(()) = memory.read(3 << 20, &mut held);
         assert_eq!(&held, b"before");
         memory.will_fill(size - len, len);
-        assert_eq!(huge_kib(memory.base), (2 * HUGE) >> 10, "half a page is none");
+        assert_eq!(huge_kib(memory.base), (2 * HUGE) >> 10, "an incomplete huge page stays small");
 
-        let others = Mapping::attach(memory.fd().try_clone_to_owned().expect("one more")).expect("the same");
+        let others = Mapping::attach(memory.fd().try_clone_to_owned().expect("a descriptor")).expect("the same memory");
         let others = wide::Wide::of(std::sync::Arc::new(others));
         others.will_fill(4 << 20, 2 * len);
         let Ok(()) = memory.write(4 << 20, b"here");
-        assert_eq!(huge_kib(memory.base), (3 * HUGE) >> 10, "whoever asked");
+        assert_eq!(huge_kib(memory.base), (3 * HUGE) >> 10, "huge pages by another mapping");
 
         memory.discard(3 << 20, len).expect("a hole");
         let Ok(()) = memory.read(3 << 20, &mut held);
-        assert_eq!(held, [0; 6], "half a huge page was given back");
+        assert_eq!(held, [0; 6], "half a huge page is discarded");
         let small = Mapping::create(size, Pages::Small).expect("a small memory");
         small.will_fill(0, size);
         assert!(small.page_size().0 < HUGE && huge_kib(small.base) == 0);
     }
 
     #[test]
-    fn bytes_come_back_from_any_offset_and_neighbours_are_left_alone() {
+    fn reads_return_writes_at_any_offset_and_neighbours_keep_theirs() {
         let memory = small();
         let base = memory.geometry().segment_at(0);
         let bytes: Vec<u8> = (1..=200).collect();
@@ -678,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_bytes_are_never_seen_torn() {
+    fn sixteen_bytes_are_never_torn() {
         let memory = small();
         let at = memory.geometry().segment_at(0);
         let old = |n: u64| u128::from(n) << 64 | u128::from(n);
@@ -702,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_exchange_answers_what_is_there_and_changes_nothing() {
+    fn a_failed_exchange_returns_the_value_and_changes_nothing() {
         let memory = small();
         let at = memory.geometry().segment_at(0);
         for width in [Width::W8, Width::W16] {
@@ -716,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_discarded_reads_as_zeros() {
+    fn discarded_memory_reads_as_zeros() {
         let memory = small();
         let at = memory.geometry().segment_at(1);
         let Ok(()) = memory.write(at, &[7; 100]);
@@ -728,23 +729,23 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "keys are checked before")]
-    fn an_address_outside_is_our_mistake() {
+    fn an_address_outside_the_memory_panics() {
         let Ok(()) = small().read(u64::MAX - 7, &mut [0; 8]);
     }
 
     #[test]
-    fn odd_sizes_and_foreign_files_are_refused_with_a_remedy() {
-        let error = Mapping::create((8 << 20) + 1, Pages::Small).map(drop).expect_err("no multiple of 1 MiB");
+    fn errors_for_odd_sizes_and_foreign_files_name_a_remedy() {
+        let error = Mapping::create((8 << 20) + 1, Pages::Small).map(drop).expect_err("not a multiple of 1 MiB");
         assert!(error.to_string().contains("multiple of 1 MiB"), "{error}");
         let file = tempfile::NamedTempFile::new().expect("a file");
         file.as_file().set_len(8 << 20).expect("grown");
         let opened = file.reopen().expect("the same file");
-        let error = Mapping::attach(opened.into()).map(drop).expect_err("no node's memory");
-        assert!(error.to_string().contains("no farside memory"), "{error}");
+        let error = Mapping::attach(opened.into()).map(drop).expect_err("not a node's memory");
+        assert!(error.to_string().contains("not a farside memory"), "{error}");
     }
 
     #[test]
-    fn memory_that_could_be_cut_is_not_attached_to() {
+    fn memory_that_can_be_truncated_is_not_attached() {
         use rustix::fs::{MemfdFlags, SealFlags};
         let node = small();
         let twin = node.fd().try_clone_to_owned().expect("a descriptor");
@@ -758,13 +759,13 @@ mod tests {
             rustix::fs::ftruncate(&fd, Geometry::SIZE_MIN).expect("memory");
             rustix::io::pwrite(&fd, &header, 0).expect("memory");
             rustix::fs::fcntl_add_seals(&fd, seals).expect("sealed");
-            let error = Mapping::attach(fd).map(drop).expect_err("it can be cut");
+            let error = Mapping::attach(fd).map(drop).expect_err("it can be truncated");
             assert!(error.to_string().contains("connect to a node of this release"), "{seals:?}: {error}");
         }
     }
 
     #[test]
-    fn a_memory_file_whose_maker_died_is_made_anew() {
+    fn a_memory_file_whose_creator_died_is_created_again() {
         let size = Geometry::SIZE_MIN;
         for (marked_size, len) in [(size, 24), (size, size), (2 * size, size), (2 * size, 2 * size)] {
             let folder = tempfile::tempdir().expect("a folder");
@@ -772,19 +773,19 @@ mod tests {
             let mut bytes = pages::mark(marked_size).to_vec();
             bytes.resize(len as usize, 0);
             std::fs::write(&path, &bytes).expect("a file");
-            let (memory, found) = Mapping::open(&path, size).expect("it is nobody's");
+            let (memory, found) = Mapping::open(&path, size).expect("no node uses it");
             assert_eq!(found, Found::Nothing);
             drop(memory);
             let (memory, found) = Mapping::open(&path, size).expect("a memory");
             assert_eq!(found, Found::Memory);
             let mut rest = [1; 32];
             let Ok(()) = memory.read(header::NEXT_SESSION_AT, &mut rest);
-            assert_eq!(rest, [0; 32], "nothing is left of the mark");
+            assert_eq!(rest, [0; 32], "the mark is erased");
         }
     }
 
     #[test]
-    fn a_foreign_file_is_refused_and_left_as_it_was() {
+    fn a_foreign_file_is_rejected_and_left_unchanged() {
         let size = Geometry::SIZE_MIN;
         let mark = pages::mark(size);
         let cases: [(&[u8], u64); 7] = [
@@ -802,10 +803,10 @@ mod tests {
             let mut bytes = beginning.to_vec();
             bytes.resize(len as usize, b'x');
             std::fs::write(&path, &bytes).expect("a file");
-            let error = Mapping::open(&path, size).map(drop).expect_err("it is somebody else's");
+            let error = Mapping::open(&path, size).map(drop).expect_err("the file is foreign");
             assert!(error.to_string().contains("name"), "{error}");
             assert!(
-                std::fs::read(&path).expect("it is still there") == bytes,
+                std::fs::read(&path).expect("the file still exists") == bytes,
                 "{beginning:?} with {len} bytes"
             );
         }

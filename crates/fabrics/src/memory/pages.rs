@@ -1,7 +1,7 @@
-//! Which pages back a node's memory when it is made: the default's 4 KiB, or 2 MiB where the system has some reserved.
+//! The pages behind a node's memory: 4 KiB by default, or 2 MiB if enough are reserved.
 //!
-//! Huge pages make random fetches 1.3 to 2 times faster. Where none are reserved (`vm.nr_hugepages`), small ones may
-//! become huge as they are filled: [`super::transparent`].
+//! Huge pages make random reads 1.3 to 2 times faster. If none are reserved (`vm.nr_hugepages`), small pages may become
+//! huge ones when they are filled: see [`super::transparent`].
 
 use super::transparent::HUGE;
 use super::{Found, MappingError, io};
@@ -11,23 +11,23 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Bytes of the pages that back a memory.
+/// Size in bytes of the pages behind a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageSize(pub u64);
 
-/// Which pages to ask for.
+/// Page size to request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Pages {
-    /// 2 MiB if enough are reserved, else 4 KiB that become 2 MiB as they are filled, where the kernel can do that.
+    /// 2 MiB if enough are reserved. Otherwise 4 KiB that become 2 MiB when filled, if the kernel supports it.
     #[default]
     Auto,
     /// 4 KiB.
     Small,
-    /// 2 MiB, or an error that says how to reserve them.
+    /// 2 MiB, or an error that explains how to reserve them.
     Huge,
 }
 
-/// A descriptor of `size` bytes that nobody can resize, and its page size.
+/// Returns a descriptor of `size` bytes that no process can resize, and its page size.
 pub(super) fn anonymous(size: u64, pages: Pages) -> Result<(OwnedFd, PageSize), MappingError> {
     if pages != Pages::Small {
         match huge(size) {
@@ -41,7 +41,7 @@ pub(super) fn anonymous(size: u64, pages: Pages) -> Result<(OwnedFd, PageSize), 
     Ok((fd, page_size))
 }
 
-/// Huge pages are reserved by writing to the file's whole length, so that a later access cannot fail.
+/// Returns a descriptor of reserved huge pages. Allocates the whole length, so that no later access can fail.
 fn huge(size: u64) -> Result<OwnedFd, MappingError> {
     let needed = size.div_ceil(HUGE);
     let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
@@ -51,7 +51,7 @@ fn huge(size: u64) -> Result<OwnedFd, MappingError> {
     let remedy = || {
         MappingError::Foreign(format!(
             "{needed} huge pages of 2 MiB are needed and {free} are free: reserve them with \
-             'sysctl vm.nr_hugepages={needed}', or go without by --pages small"
+             'sysctl vm.nr_hugepages={needed}', or use --pages small"
         ))
     };
     if free < needed || !size.is_multiple_of(HUGE) {
@@ -62,41 +62,41 @@ fn huge(size: u64) -> Result<OwnedFd, MappingError> {
     Ok(fd)
 }
 
-/// A descriptor of `size` bytes of zeros that nobody can resize.
+/// Returns a descriptor of `size` zero bytes that no process can resize.
 pub(crate) fn sealed(size: u64, flags: MemfdFlags) -> Result<OwnedFd, MappingError> {
     let fd = rustix::fs::memfd_create("farside", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(io("make shared memory"))?;
-    rustix::fs::ftruncate(&fd, size).map_err(io("size the shared memory"))?;
-    // So that no peer can cut the memory from under us.
+        .map_err(io("create shared memory"))?;
+    rustix::fs::ftruncate(&fd, size).map_err(io("resize the shared memory"))?;
+    // So that no peer can truncate the memory while this process uses it.
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(io("seal the shared memory"))?;
     Ok(fd)
 }
 
-/// How many bytes a node's memory has, once it is seen that they cannot become fewer: anonymous memory is sealed, so
-/// that not even the node can cut it from under its clients. A memory file cannot be sealed.
+/// Returns the size of a node's memory after checking that it cannot shrink. Anonymous memory is sealed, so that not
+/// even the node can truncate it while clients use it. A memory file cannot be sealed.
 pub(super) fn sealed_size(fd: &OwnedFd) -> Result<u64, MappingError> {
     let seals = rustix::fs::fcntl_get_seals(fd);
-    // After the seals: a size that was read before them might have been cut meanwhile.
-    let stat = rustix::fs::fstat(fd).map_err(io("look at the node's memory"))?;
-    // Files in shared memory answer too, and have names; those on disks do not answer.
+    // After reading the seals: a size read before them could be outdated by a truncation.
+    let stat = rustix::fs::fstat(fd).map_err(io("inspect the node's memory"))?;
+    // Files on tmpfs report seals too, but have links; files on disks report no seals.
     let is_file = seals.is_err() || stat.st_nlink > 0;
     if is_file || seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::SEAL)) {
         return Ok(stat.st_size as u64);
     }
     Err(MappingError::Foreign(
-        "the node's memory is not sealed and could be cut while it is in use: connect to a node of this release".into(),
+        "the node's memory is not sealed and could be truncated while in use: connect to a node of this release".into(),
     ))
 }
 
-/// What a memory file begins with while it is being made, in place of a header's magic and version: bytes drawn at
-/// random, which no other program writes. The size follows, where the header has it.
+/// First bytes of a memory file while it is being created, in place of a header's magic and version. Random, so that no
+/// other program writes them. The size follows, at the same offset as in the header.
 pub(super) const MAKING: [u8; 16] =
     [0xd3, 0x5a, 0x0f, 0x91, 0xe6, 0x47, 0xbc, 0x28, 0x73, 0xf4, 0x1d, 0xa8, 0x62, 0xcb, 0x99, 0x3e];
 const MARK_SIZE: usize = MAKING.len() + 8;
 const _: () = assert!(header::SIZE_AT == MAKING.len() as u64 && header::VERSION_AT + 8 == header::SIZE_AT);
 
-/// What is written first into a memory file that is to have `size` bytes.
+/// The bytes written first into a new memory file of `size` bytes.
 pub(super) fn mark(size: u64) -> [u8; MARK_SIZE] {
     let mut mark = [0; MARK_SIZE];
     mark[..MAKING.len()].copy_from_slice(&MAKING);
@@ -104,22 +104,22 @@ pub(super) fn mark(size: u64) -> [u8; MARK_SIZE] {
     mark
 }
 
-/// Whether a file of `len` bytes that begins so was being made when its maker died: marked, for a size that a memory
-/// can have, and no longer than that.
+/// Whether the creator of a file with this beginning and length died before it was complete. Such a file has a mark
+/// with a valid size, and is not longer than that.
 fn is_half_made(beginning: &[u8], len: u64) -> bool {
     let Some(&size) = beginning.last_chunk::<8>() else { return false };
     let size = u64::from_le_bytes(size);
     beginning == mark(size) && Geometry::of(size).is_some() && len <= size
 }
 
-/// Whose memory it is: its owner's.
+/// Mode of a memory file: only its owner has access.
 const MODE: u32 = 0o600;
 
-/// Two descriptors of the file at `path`, the second with its lock, and what the file holds.
+/// Opens the file at `path`. Returns two descriptors, of which the second holds the lock, and the file's content.
 pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), MappingError> {
     let named = |doing: &str, error: std::io::Error| {
         MappingError::Foreign(format!(
-            "could not {doing} the memory file {}: {error}; see to that, or give another --memory-file",
+            "could not {doing} the memory file {}: {error}; fix that, or give another --memory-file",
             path.display()
         ))
     };
@@ -136,21 +136,21 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
         )));
     }
     let file = open().map_err(|error| named("open", error))?;
-    let found = file.metadata().map_err(|error| named("look at", error))?;
+    let found = file.metadata().map_err(|error| named("inspect", error))?;
     if !found.is_file() {
-        return Err(MappingError::Foreign(format!("{} is no file: name another", path.display())));
+        return Err(MappingError::Foreign(format!("{} is not a regular file: name another", path.display())));
     }
     let mut beginning = [0; MARK_SIZE];
     let read = std::os::unix::fs::FileExt::read_at(&file, &mut beginning, 0)
         .map_err(|error| named("read", error))?;
     if found.len() == 0 || is_half_made(&beginning[..read], found.len()) {
-        // An empty file may have been there, open to others.
-        file.set_permissions(PermissionsExt::from_mode(MODE)).map_err(|error| named("close off", error))?;
-        // Whoever dies while making the file leaves the mark, which the header then replaces.
+        // An existing empty file may be accessible to other users.
+        file.set_permissions(PermissionsExt::from_mode(MODE)).map_err(|error| named("set the mode of", error))?;
+        // A creator that dies leaves the mark, which the header replaces in the end.
         let marked =
             file.set_len(0).and_then(|()| std::os::unix::fs::FileExt::write_all_at(&file, &mark(size), 0));
         marked.map_err(|error| named("write to", error))?;
-        // All blocks at once, so that a full disk is an error now and not the end of the process later.
+        // Allocates all blocks now, so that a full disk is an error here and does not kill the process later.
         let allocated = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size);
         if let Err(errno) = allocated {
             let _stays_empty = file.set_len(0);
@@ -160,7 +160,7 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
     }
     if Geometry::of(found.len()).is_none() {
         return Err(MappingError::Foreign(format!(
-            "{} is no farside memory: name another file",
+            "{} is not a farside memory: name another file",
             path.display()
         )));
     }
@@ -175,10 +175,10 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
     Ok((file.into(), lock.into(), Found::Memory))
 }
 
-/// The page size of a file's memory.
+/// Returns the page size of a file's memory.
 pub(super) fn of_file(fd: &OwnedFd) -> Result<PageSize, MappingError> {
     const HUGETLBFS_MAGIC: i64 = 0x958458f6;
-    let stat = rustix::fs::fstatfs(fd).map_err(io("look at the node's memory"))?;
+    let stat = rustix::fs::fstatfs(fd).map_err(io("inspect the node's memory"))?;
     let huge = stat.f_type as i64 & 0xffff_ffff == HUGETLBFS_MAGIC;
     Ok(PageSize(if huge { HUGE } else { rustix::param::page_size() as u64 }))
 }

@@ -1,11 +1,10 @@
-//! Huge pages that nobody has reserved: whoever is about to fill a stretch asks the kernel for some.
+//! Huge pages without a reservation: a process that is about to fill memory requests them from the kernel.
 //!
-//! Left to itself, Linux gives shared memory small pages, whatever advice it hears, unless `shmem_enabled` is set. But
-//! since Linux 6.1 a program may ask for the huge page of one stretch, by `MADV_COLLAPSE`, and for that no setting is
-//! needed but that none forbids it. Asked before the stretch is filled, this takes a tenth of the time that its 512
-//! faults would.
+//! By default Linux backs shared memory with small pages, whatever the advice, unless `shmem_enabled` is set. Since
+//! Linux 6.1, `MADV_COLLAPSE` requests a huge page for one range. It needs no setting, unless one forbids it. A request
+//! before the range is filled takes a tenth of the time of its 512 page faults.
 //!
-//! Invariant: each page is asked for once by each process, so that memory which comes and goes costs no more than this.
+//! Invariant: each process requests each page only once, so that repeated reuse of memory costs no further requests.
 
 use super::Mapping;
 use rustix::io::Errno;
@@ -13,18 +12,18 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a huge page.
+/// Size of a huge page in bytes.
 pub(super) const HUGE: u64 = 2 << 20;
 
-/// Which pages of one mapping were asked for.
+/// The huge pages that were requested in one mapping.
 pub(super) struct Transparent {
     asked: Box<[AtomicU64]>,
-    /// The kernel has none, or never had: to look for them may take long.
+    /// Set when the kernel has no huge pages, or none quickly: further requests may take long.
     is_over: AtomicBool,
 }
 
 impl Transparent {
-    /// None was asked for, of a memory of `size` bytes.
+    /// Creates the record for a memory of `size` bytes, with no page requested.
     pub(super) fn new(size: u64) -> Transparent {
         let words = (size / HUGE).div_ceil(u64::BITS.into());
         Transparent {
@@ -33,14 +32,14 @@ impl Transparent {
         }
     }
 
-    /// Has the first page made huge. False if it could not be.
+    /// Requests a huge page for the start of the memory. Returns false if that fails.
     pub(super) fn fill_first(&self, mapping: &Mapping) -> bool {
         self.asked[0].fetch_or(1, Ordering::Relaxed);
         make_huge(mapping, 0) == Outcome::Made
     }
 
-    /// Has the pages made huge in which the `len` bytes from `at` lie, as far as they are whole within the memory, and
-    /// until the kernel has none.
+    /// Requests huge pages for the `len` bytes from `at`, as far as the pages lie within the memory. Stops when the
+    /// kernel has none.
     #[cold]
     pub(super) fn fill(&self, mapping: &Mapping, at: u64, len: u64) {
         let whole = mapping.geometry.size() / HUGE;
@@ -60,53 +59,53 @@ impl Transparent {
     }
 }
 
-/// Who gets a page after so long makes others wait for it: the kernel had to clear the place for it, or to take it from
-/// somebody. Usual are 0.1 to 7 ms.
+/// Maximum time of one request. A slower one delays others: the kernel had to compact memory or reclaim pages. Usual
+/// are 0.1 to 7 ms.
 const TOO_LONG: Duration = Duration::from_millis(50);
 
-/// What came of asking for a huge page.
+/// Outcome of a request for a huge page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Made,
-    /// Somebody was using a small one: it stays as it is.
+    /// One of the small pages was in use, and stays.
     Busy,
-    /// There is no use in asking for another.
+    /// Further requests are useless.
     Over,
 }
 
-/// Has the page at `at` made huge, with whatever it holds.
+/// Replaces the small pages at `at` by a huge page with the same content.
 fn make_huge(mapping: &Mapping, at: u64) -> Outcome {
-    /// `rustix` has it not, and `libc` not for every C library.
+    /// `rustix` lacks it, and `libc` has it only for certain C libraries.
     const MADV_COLLAPSE: libc::c_int = 25;
     let place = mapping.at(at, HUGE as usize);
-    // Only what has a page can be made huge.
-    // SAFETY: the first page of these, which `mapping` keeps mapped; no byte of it changes.
+    // Only a range with at least one populated page can become a huge page. SAFETY: the first page of the range, which
+    // `mapping` keeps mapped; no byte of it changes.
     let populated = unsafe { madvise(place.cast(), rustix::param::page_size(), Advice::LinuxPopulateWrite) };
     if populated.is_err() {
         return Outcome::Over;
     }
-    // SAFETY: likewise all of them.
+    // SAFETY: the whole range, which `mapping` keeps mapped; no byte of it changes.
     if unsafe { libc::madvise(place.cast(), HUGE as usize, MADV_COLLAPSE) } == 0 {
         return Outcome::Made;
     }
-    // Not EBUSY, by which it says that the group's limit of memory is reached.
+    // EBUSY is not transient: it means that the cgroup's memory limit is reached.
     match Errno::from_io_error(&std::io::Error::last_os_error()) {
         Some(Errno::AGAIN) => Outcome::Busy,
         _ => Outcome::Over,
     }
 }
 
-/// Where `len` bytes could be mapped so that a huge page can begin with them, as far as was to be seen a moment ago.
-/// Null where nothing was.
+/// An address where `len` bytes can be mapped, aligned to a huge page. Only a hint, since the space may be taken by the
+/// time it is used. Null if there is none.
 pub(super) fn hint(len: usize) -> *mut u8 {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let Some(len) = len.checked_add(HUGE as usize) else { return std::ptr::null_mut() };
-    // SAFETY: a new mapping wherever the kernel likes, which nobody may touch.
+    // SAFETY: a new mapping at an address of the kernel's choice, without access rights.
     let Ok(room) = (unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags) }) else {
         return std::ptr::null_mut();
     };
-    // SAFETY: exactly what was mapped just now, of which nobody else knows.
+    // SAFETY: exactly the range mapped above, which no other code knows.
     let unmapped = unsafe { munmap(room, len) };
-    debug_assert!(unmapped.is_ok(), "unmapping what was mapped succeeds");
+    debug_assert!(unmapped.is_ok(), "unmapping an existing mapping succeeds");
     room.cast::<u8>().map_addr(|room| room.next_multiple_of(HUGE as usize))
 }

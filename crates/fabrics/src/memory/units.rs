@@ -1,12 +1,12 @@
-//! Copies and exchanges of 16-byte units that are whole for every process that maps the memory.
+//! Atomic copies and exchanges of 16-byte units, for all processes that map the memory.
 //!
-//! On x86-64, an aligned 16-byte load or store by a VEX-encoded instruction is atomic on every CPU that has AVX
-//! (Intel SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2), and `cmpxchg16b` is atomic everywhere. The instructions
-//! are written out, since a compiler may split or cache a plain access; legacy SSE encodings in a program that
-//! also uses AVX cost eight times as much. Elsewhere a library's lock-free 128-bit atomics do the same, or the
-//! host is refused: a lock would be one process's own.
+//! On x86-64, an aligned 16-byte load or store by a VEX-encoded instruction is atomic on every CPU that has AVX (Intel
+//! SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2). `cmpxchg16b` is atomic on all. The instructions are written in
+//! assembly, since a compiler may split or cache a plain access. Legacy SSE encodings in a program that also uses AVX
+//! would cost eight times as much. On other CPUs a library's lock-free 128-bit atomics do the same. A CPU without them
+//! is rejected, since a lock would only be valid within one process.
 
-/// Bytes of a unit.
+/// Size of a unit in bytes.
 pub(crate) const UNIT: usize = 16;
 
 #[cfg(target_arch = "x86_64")]
@@ -16,11 +16,11 @@ mod arch {
 
     pub(crate) fn supported() -> Result<(), &'static str> {
         if !std::arch::is_x86_feature_detected!("avx") {
-            return Err("this CPU has no AVX, so 16 bytes cannot be read whole; use a machine that has it");
+            return Err("this CPU has no AVX, so 16 bytes cannot be read atomically; use a machine that has it");
         }
         if !std::arch::is_x86_feature_detected!("cmpxchg16b") {
             return Err(
-                "this CPU has no cmpxchg16b, so 16 bytes cannot be compared and swapped; use one that has",
+                "this CPU has no cmpxchg16b, so 16 bytes cannot be compared and swapped; use a machine that has it",
             );
         }
         Ok(())
@@ -31,17 +31,17 @@ mod arch {
     #[inline(always)]
     pub(crate) unsafe fn load(from: *const u8) -> u128 {
         let unit: __m128i;
-        // SAFETY: by the caller's promise; the instruction touches nothing else.
+        // SAFETY: by the caller's promise; the instruction accesses nothing else.
         unsafe {
             asm!("vmovdqa {unit}, [{from}]", from = in(reg) from, unit = out(xmm_reg) unit,
                  options(nostack, preserves_flags, readonly));
         }
-        // SAFETY: both are 16 plain bytes.
+        // SAFETY: both types are 16 plain bytes.
         unsafe { std::mem::transmute::<__m128i, u128>(unit) }
     }
 
-    /// Copies units by `$load` and `$store`, of which the one on the shared side asks for alignment: eight, four and
-    /// one at a time. Moves all three on.
+    /// Copies units by `$load` and `$store`, eight, four and one at a time; the instruction on the shared side requires
+    /// alignment. Advances all three variables.
     macro_rules! copy {
         ($from:ident, $to:ident, $units:ident, $load:literal, $store:literal) => {{
             while $units >= 8 {
@@ -76,7 +76,7 @@ mod arch {
         }};
     }
 
-    /// Copies `units` whole units.
+    /// Copies `units` units out of shared memory.
     ///
     /// # Safety
     /// `from` is 16-aligned and valid for reading, `to` for writing, `16 * units` bytes.
@@ -86,7 +86,7 @@ mod arch {
         unsafe { copy!(from, to, units, "vmovdqa", "vmovups") }
     }
 
-    /// Copies `units` whole units.
+    /// Copies `units` units into shared memory.
     ///
     /// # Safety
     /// `from` is valid for reading, `to` 16-aligned and valid for writing, `16 * units` bytes.
@@ -102,8 +102,8 @@ mod arch {
     pub(crate) unsafe fn exchange(at: *mut u8, old: u128, new: u128) -> Result<(), u128> {
         let (low, high): (u64, u64);
         let swapped: u8;
-        // SAFETY: by the caller's promise. rbx, which the compiler keeps for itself, is put back; the other registers
-        // are named so that none of them can be rbx.
+        // SAFETY: by the caller's promise. rbx, which the compiler reserves, is restored. The other registers are named
+        // so that none of them can be rbx.
         unsafe {
             asm!("xchg rsi, rbx", "lock cmpxchg16b [rdi]", "mov rbx, rsi", "sete r8b",
                  in("rdi") at, inout("rsi") new as u64 => _, in("rcx") (new >> 64) as u64,
@@ -121,12 +121,12 @@ mod arch {
     pub(crate) fn supported() -> Result<(), &'static str> {
         match AtomicU128::is_lock_free() && cfg!(target_endian = "little") {
             true => Ok(()),
-            false => Err("this CPU cannot compare and swap 16 bytes without a lock; use one that can"),
+            false => Err("this CPU cannot compare and swap 16 bytes without a lock; use a machine that can"),
         }
     }
 
     /// # Safety
-    /// `at` is 16-aligned and valid for reading and writing 16 bytes, for as long as the reference is used.
+    /// `at` is 16-aligned and valid for reading and writing 16 bytes, as long as the reference is used.
     unsafe fn unit<'a>(at: *const u8) -> &'a AtomicU128 {
         // SAFETY: by the caller's promise; every access to node memory is atomic.
         unsafe { AtomicU128::from_ptr(at.cast_mut().cast()) }

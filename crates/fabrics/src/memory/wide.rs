@@ -1,11 +1,12 @@
-//! Memory whose words of 24 and 32 bytes can be compared and swapped, for the engines of one process: every access
-//! takes the lock of each line that it touches.
+//! Memory whose words of 24 and 32 bytes can be compared and swapped, for the engines of one process. Every access
+//! takes the lock of each cache line it touches.
 //!
-//! No instruction exchanges so much. Whoever runs the chains of a wide region runs all of them on one [`Wide`]; those
-//! of other regions run on the memory beneath and pay nothing.
-//! Invariant: a lock is held for one access to bytes of one line, which answers at once; whoever holds one asks for no
-//! other. So nobody waits for long, nor for each other.
-//! Invariant: the locks lie in this process. They are nobody else's to hold, and none outlives it.
+//! No instruction exchanges more than 16 bytes. All chains of wide regions run on one [`Wide`]. Chains of other regions
+//! run on the memory beneath it, without extra cost.
+//!
+//! Invariant: a lock is held for one non-blocking access to bytes of one line, and its holder takes no other lock. So
+//! there is no long wait and no deadlock.
+//! Invariant: the locks are in this process. No other process can hold them, and they end with the process.
 
 use crate::mutants;
 use farside_remote::arena::{Geometry, SEGMENT_SIZE};
@@ -14,47 +15,48 @@ use farside_remote::{Key, Memory, Rights, Width};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Bytes that are locked together: a line of the cache, in which every wide word lies whole.
+/// Bytes under one lock: a cache line, which contains each of its wide words entirely.
 const LINE: u64 = 64;
 const _: () = assert!(LINE.is_multiple_of(WIDE_ALIGN));
 
-/// How many locks there are; lines so many lines apart share one.
+/// Number of locks. Lines that are a multiple of this number apart share a lock.
 const LOCKS: u64 = SEGMENT_SIZE / LINE;
 
-/// How often one looks at a lock before it lets other threads run, of which one may hold it.
+/// Number of polls of a lock before the thread yields, as the holder may need the core.
 const LOOKS: u32 = 64;
 
 const FREE: u8 = 0;
 const HELD: u8 = 1;
 
-/// A view of `M` that is wide. One for all threads that run chains of wide regions: two would not exclude each other.
+/// A view of `M` with wide words. All threads that run chains of wide regions must share one view, since two views do
+/// not exclude each other.
 ///
-/// Not for memory whose clients run their own chains on the same regions, which take no lock. A process that dies while
-/// it stores a wide word may leave its 16-byte units of different moments.
+/// Unsuitable for memory whose clients run their own chains on the same regions, because those take no lock. A process
+/// that dies while it stores a wide word may leave 16-byte units of two different values.
 pub struct Wide<M> {
     memory: M,
     locks: Box<[AtomicU8]>,
 }
 
 impl<M: Memory<Wait = Infallible>> Wide<M> {
-    /// A wide view of `memory`.
+    /// Creates a wide view of `memory`.
     pub fn of(memory: M) -> Wide<M> {
         Wide { memory, locks: (0..LOCKS).map(|_| AtomicU8::new(FREE)).collect() }
     }
 
-    /// The memory beneath, for the chains of regions that are not wide, and for the node's own steps.
+    /// Returns the memory beneath, for chains of regions that are not wide, and for the node's own operations.
     #[inline]
     pub fn beneath(&self) -> &M {
         &self.memory
     }
 
-    /// Locks the line of the byte `at` until the answer is dropped.
+    /// Locks the line of the byte at `at` until the result is dropped.
     #[inline]
     fn hold(&self, at: u64) -> Held<'_> {
         let lock = &self.locks[(at / LINE % LOCKS) as usize];
         let mut looks = 0;
-        // Pairs with the Release in `Held::drop`, so that what the last holder stored is seen. Sequentially consistent,
-        // as exchanges without locks are: what one has stored to another line is seen before this.
+        // Pairs with the Release in `Held::drop`, so that the last holder's stores are visible. SeqCst, like exchanges
+        // without locks: earlier stores of this thread to other lines are visible before this.
         while lock.swap(HELD, Ordering::SeqCst) == HELD && !mutants::WIDE_WITHOUT_LOCKS.is_on() {
             while lock.load(Ordering::Relaxed) == HELD {
                 looks += 1;
@@ -76,7 +78,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// How many of `len` bytes from `at` are in its line.
+/// Number of the `len` bytes from `at` that lie in the line of `at`.
 #[inline]
 fn in_line(at: u64, len: usize) -> usize {
     len.min((LINE - at % LINE) as usize)
@@ -90,7 +92,7 @@ impl<M: Memory<Wait = Infallible>> Memory for Wide<M> {
         self.memory.geometry()
     }
 
-    // Rights and extents are the node's records, which wide words are never among.
+    // No lock here: rights and extents are records of the node, and never wide words.
 
     #[inline]
     fn admits(&self, key: Key) -> Result<Rights, Infallible> {
@@ -145,7 +147,7 @@ impl<M: Memory<Wait = Infallible>> Memory for Wide<M> {
     }
 
     fn exchange_wide(&self, at: u64, old: &mut [u8], new: &[u8]) -> Result<bool, Infallible> {
-        assert!(at.is_multiple_of(WIDE_ALIGN), "no wide word is at {at:#x}: alignment is checked before");
+        assert!(at.is_multiple_of(WIDE_ALIGN), "misaligned wide word at {at:#x}: alignment is checked before");
         let mut now = [0; WIDE_ALIGN as usize];
         let now = &mut now[..new.len()];
         let _held = self.hold(at);

@@ -270,9 +270,9 @@ fn a_memory_file_is_served_again_and_other_files_are_refused() {
     std::fs::write(log("noise"), bytes(8 * MIB, 1)).expect("a file");
     refused(
         &["--memory-file", &log("text").display().to_string()],
-        "is no farside memory: name another file",
+        "is not a farside memory: name another file",
     );
-    refused(&["--memory-file", &log("noise").display().to_string()], "no farside memory");
+    refused(&["--memory-file", &log("noise").display().to_string()], "not a farside memory");
     refused(&["--memory-file", &folder.path().display().to_string()], "could not open");
     refused(&["--memory-file", "/nowhere/file"], "could not open");
     refused(&["--memory-file", "/dev/zero", "--memory", "8MiB"], "is no file");
