@@ -1,12 +1,12 @@
-//! One side's end of a connection: what it writes, what it reads, and how it falls asleep.
+//! One side's end of a connection: writing, reading, and going to sleep.
 //!
-//! Invariant: what the other side says it has written lies after what was read, and within a ring; what it says it
-//! has read lies between what it said before and what was published to it. Anything else ends the connection.
-//! Invariant: a frame is looked at only as it was copied out, once.
+//! Invariant: the other side's tail lies after the bytes already read, and at most a ring ahead. Its head lies between
+//! its previous value and the bytes published to it. Any other value ends the connection.
+//! Invariant: a frame is parsed only from its copy, which is taken once.
 //!
-//! Sleeping: a side stores its wish, then looks once more. The other publishes, then looks for a wish. Of these four
-//! accesses, each side's second follows its first in one order for all: so the sleeper sees what was published, or
-//! the publisher sees the wish, and rings.
+//! Going to sleep: a side stores its wish, then polls once more. The other side publishes, then checks for a wish. All
+//! four accesses have one order, in which each side's second follows its first. So the sleeper sees the published
+//! bytes, or the publisher sees the wish and rings.
 
 use super::shared::{Shared, Side, Unit, Word};
 use super::{FRAME_MAX, OUTBOX_MAX, RING};
@@ -15,18 +15,18 @@ use crate::session::carrier::Broken;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// Bytes before each frame.
+/// Size of the length field before each frame.
 const LENGTH: usize = 4;
-/// So many bytes are read before the writer hears of it: the word that tells is on a line that the writer has.
+/// Number of bytes read before `head` is updated. Rare updates keep the writer's cache line undisturbed.
 const RELEASE: u64 = RING / 4;
 
-/// To be woken when there is something to read.
+/// Wish: wake when there are frames to read.
 const FRAMES: u64 = 1;
-/// To be woken when there is room to write.
+/// Wish: wake when there is space to write.
 const ROOM: u64 = 2;
 
-/// The most bytes of any frame: however much was read and not told, it has room once all was read, so that nobody
-/// waits for the other for ever.
+/// Maximum size of any frame. Once everything is read, a frame of this size fits, even if `head` lags by up to
+/// [`RELEASE`]. So the two sides never wait for each other for ever.
 pub(crate) const LONGEST: usize = (RING - RELEASE) as usize - LENGTH;
 
 const _: () = assert!(FRAME_MAX <= LONGEST && RELEASE + extent(LONGEST) <= RING);
@@ -34,22 +34,22 @@ const _: () = assert!(FRAME_MAX <= LONGEST && RELEASE + extent(LONGEST) <= RING)
 /// Why a connection carries nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The other side has written what none of ours writes.
+    /// The other side has written data that our code never writes.
     Foreign,
-    /// The other side has not read for so long that there is no more room.
+    /// The other side has not read for so long that the outbox is full.
     Unread,
 }
 
 impl From<Fault> for Broken {
     fn from(fault: Fault) -> Broken {
         Broken(match fault {
-            Fault::Foreign => "the rings hold what no node of this release writes".into(),
-            Fault::Unread => format!("{OUTBOX_MAX} bytes wait for the node to read them"),
+            Fault::Foreign => "the rings hold data that no node of this release writes".into(),
+            Fault::Unread => format!("the node has left {OUTBOX_MAX} bytes unread"),
         })
     }
 }
 
-/// Where a frame is copied to before anyone looks at it.
+/// The private copy from which a frame is parsed.
 pub(crate) struct Buffer {
     units: Box<[Unit]>,
     frame_max: usize,
@@ -60,30 +60,30 @@ impl Buffer {
         Buffer::of(FRAME_MAX)
     }
 
-    /// One for frames of at most so many bytes; longer ones are foreign.
+    /// Creates a buffer for frames of at most `frame_max` bytes; longer ones count as foreign.
     pub(crate) fn of(frame_max: usize) -> Buffer {
         assert!(frame_max <= LONGEST, "a frame has at most {LONGEST} bytes");
         Buffer { units: vec![Unit::default(); extent(frame_max) as usize / UNIT].into(), frame_max }
     }
 }
 
-/// One side's end.
+/// One side's end of a connection.
 pub(crate) struct End {
     side: Side,
-    /// Bytes that were written.
+    /// Number of bytes written.
     written: u64,
-    /// Of them, those of which the other side knows.
+    /// Number of written bytes that were published to the other side.
     published: u64,
-    /// Of them, those that it had read when that was last looked at.
+    /// Number of written bytes that the other side had read when its head was last loaded.
     taken: u64,
-    /// Frames that found no room, in their order.
+    /// Frames that did not fit in the ring, in order.
     outbox: VecDeque<Box<[u8]>>,
     outbox_bytes: usize,
-    /// Bytes that were read.
+    /// Number of bytes read.
     read: u64,
-    /// Of them, those of which the other side knows.
+    /// Number of read bytes that were published to the other side.
     released: u64,
-    /// A wish was stored, and may still be there.
+    /// Whether a wish was stored and may still be set.
     is_asleep: bool,
 }
 
@@ -102,7 +102,7 @@ impl End {
         }
     }
 
-    /// Takes a frame; it leaves by the next [`End::flush`], or when there is room.
+    /// Queues a frame; it leaves on the next [`End::flush`], or when there is space.
     ///
     /// # Errors
     /// [`Fault`]; the frame is lost.
@@ -111,7 +111,7 @@ impl End {
         if self.outbox.is_empty() && self.write(shared, frame)? {
             return Ok(());
         }
-        self.publish(shared); // What is there must be read before there is room.
+        self.publish(shared); // The other side must read these bytes before there is space.
         if self.outbox_bytes + frame.len() > OUTBOX_MAX {
             return Err(Fault::Unread);
         }
@@ -120,7 +120,7 @@ impl End {
         Ok(())
     }
 
-    /// Lets the other side have what was taken.
+    /// Publishes queued frames to the other side.
     ///
     /// # Errors
     /// [`Fault::Foreign`].
@@ -136,13 +136,13 @@ impl End {
         Ok(())
     }
 
-    /// Whether the other side can have all that was taken.
+    /// Whether all queued frames are in the ring.
     pub(super) fn has_sent_all(&self) -> bool {
         self.outbox.is_empty()
     }
 
-    /// Hands on the next frame that was published. False if there is none. One at a time: so that it is answered while
-    /// the other side makes use of the answers to the one before.
+    /// Passes the next published frame to `take`. Returns false if there is none. Takes one frame at a time, so that
+    /// its response leaves while the other side handles the responses to the previous one.
     ///
     /// # Errors
     /// [`Fault::Foreign`].
@@ -186,10 +186,10 @@ impl End {
         Ok(true)
     }
 
-    /// Hands on all that was published by now, of one who has hung up: what it writes later, nobody reads.
+    /// Passes on all frames published up to now by a peer that has hung up. Frames that it writes later are not read.
     ///
     /// # Errors
-    /// [`Fault::Foreign`]. What came before was handed on.
+    /// [`Fault::Foreign`]. The earlier frames were passed on.
     pub(crate) fn receive_last(
         &mut self,
         shared: &impl Shared,
@@ -202,7 +202,7 @@ impl End {
         Ok(())
     }
 
-    /// Wishes to be woken. False if there is something to do already, and the wish is withdrawn.
+    /// Sets the wish to be woken. If there is work already, clears it and returns false.
     pub(crate) fn may_sleep(&mut self, shared: &impl Shared) -> bool {
         let waits_for_room = !self.outbox.is_empty();
         self.is_asleep = true;
@@ -216,7 +216,7 @@ impl End {
         true
     }
 
-    /// Withdraws its wish, if there is one. True if there was: then the bell may have been rung.
+    /// Clears the wish, if one is set. Returns true if it was: then the bell may have been rung.
     pub(crate) fn awake(&mut self, shared: &impl Shared) -> bool {
         let was_asleep = std::mem::replace(&mut self.is_asleep, false);
         if was_asleep {
@@ -225,7 +225,7 @@ impl End {
         was_asleep
     }
 
-    /// Writes a frame into the ring. False if there is no room.
+    /// Writes a frame into the ring. Returns false if there is no space.
     fn write(&mut self, shared: &impl Shared, frame: &[u8]) -> Result<bool, Fault> {
         let size = extent(frame.len());
         if self.written + size - self.taken > RING {
@@ -263,7 +263,7 @@ impl End {
         }
     }
 
-    /// Rings if the other side sleeps and wishes to be woken for `cause`.
+    /// Rings the bell if the other side sleeps and wishes to be woken for `cause`.
     fn wake(&self, shared: &impl Shared, cause: u64) {
         let wish = Word::Wish(self.side.other());
         if shared.load(wish) & cause != 0 && shared.take(wish) != 0 {
@@ -272,7 +272,7 @@ impl End {
     }
 }
 
-/// Bytes of the ring that a frame of `len` bytes takes.
+/// Number of ring bytes that a frame of `len` bytes takes.
 const fn extent(len: usize) -> u64 {
     (LENGTH + len).next_multiple_of(UNIT) as u64
 }

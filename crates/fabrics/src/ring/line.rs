@@ -24,15 +24,15 @@ pub struct RingLine {
 struct State {
     end: End,
     buffer: Buffer,
-    /// The engine is gone. What it had written is still there to be read.
+    /// The engine has hung up. Frames that it wrote before can still be read.
     has_ended: bool,
 }
 
 impl RingLine {
-    /// Connects to an engine of the node that serves at `path`. Waits about a second at most.
+    /// Connects to an engine of the node that listens at `path`. Waits at most about 1 s.
     ///
     /// # Errors
-    /// [`ConnectError`]; nothing is left behind.
+    /// [`ConnectError`]; the socket is closed.
     pub fn connect(path: &Path) -> Result<RingLine, ConnectError> {
         let io = |doing| move |errno: Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
         let foreign = |what: String| ConnectError::Foreign(path.to_owned(), what);
@@ -41,32 +41,32 @@ impl RingLine {
             ConnectError::Absent(path) => ConnectError::NoRing(path),
             error => error,
         })?;
-        let peer = peer(&socket).map_err(io("learn who serves"))?;
+        let peer = peer(&socket).map_err(io("identify the node at"))?;
         if peer.user != rustix::process::geteuid().as_raw() {
             return Err(ConnectError::OtherUser(path.to_owned(), peer.user));
         }
         let hello = Hello { magic: MAGIC.into(), version: VERSION };
         match frame::send(socket.as_fd(), &serde_json::to_vec(&hello).expect("plain data"), &[], &[]) {
-            // A node may refuse before it was greeted: its reason is there to be read.
+            // A node may refuse before it receives the hello; its reason can be read below.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-            Err(errno) => return Err(io("greet the node at")(errno)),
+            Err(errno) => return Err(io("send the hello to the node at")(errno)),
         }
         if !has_greeting(&socket, deadline) {
             return Err(match peer.pid.map(|pid| pid.as_raw_nonzero().get() as u32) {
                 Some(pid) if is_stopped(pid) => ConnectError::Stopped(pid),
                 Some(pid) => ConnectError::Silent(pid),
-                None => io("hear from the node at")(Errno::TIMEDOUT),
+                None => io("receive from the node at")(Errno::TIMEDOUT),
             });
         }
         let (mut buffer, mut fds) = (Vec::new(), Vec::new());
         let greeting = match frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::DONTWAIT) {
-            // It refused and had not read the hello: that is told once, before its reason.
+            // The node refused without reading the hello. The socket reports that once, before the reason.
             Err(Errno::CONNRESET) => {
                 frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::DONTWAIT)
             }
             heard => heard,
         };
-        let greeting = greeting.map_err(io("hear from the node at"))?;
+        let greeting = greeting.map_err(io("receive from the node at"))?;
         let greeting = greeting.ok_or_else(|| foreign("it hung up".into()))?;
         match serde_json::from_slice(greeting).map_err(|error| foreign(error.to_string()))? {
             Greeting::Welcome => {}
@@ -109,7 +109,7 @@ impl Line for RingLine {
         if end.awake(&self.shared) {
             *has_ended |= !self.shared.is_connected();
         }
-        // After that: whoever hangs up has published all that it wrote.
+        // Read after the check: a peer that hangs up has published all its frames before.
         let has_received = end.receive(&self.shared, buffer, take)?;
         if *has_ended && !has_received {
             return Err(Broken("the node has ended".into()));

@@ -1,26 +1,27 @@
-//! Sessions over rings in shared memory: the node's engine on this host, for tenants that do not trust each other.
+//! Sessions over rings in shared memory with the node's engine on this host, for tenants that do not trust each other.
 //!
-//! A client connects to the engine's unix socket and says hello; the engine makes a memory of [`SIZE`] bytes for the
-//! two of them alone and hands over its descriptor. It holds no data of any store, only frames on their way: a ring
-//! in each direction, with one writer and one reader. So a client can harm nothing but its own session.
+//! A client connects to the engine's Unix socket and sends a hello. The engine creates a memory of [`SIZE`] bytes for
+//! this connection only and sends its descriptor. The memory holds frames in transit, and no store's data: one ring per
+//! direction, each with one writer and one reader. So a client can harm only its own session.
 //!
 //! ```text
-//! hello    client: JSON Hello          node: JSON Welcome with the memory's descriptor, or JSON Refusal
-//! bell     one byte, either way: look at the rings
-//! memory   | tail | head | tail | head | wish | wish |, each a u64 on lines of its own | ring | ring |
-//! frame    | bytes u32 | bytes | zeros |, a multiple of 16 bytes at a multiple of 16; it may wrap around
+//! hello    client: JSON Hello          node: JSON Welcome with the memory's descriptor, or JSON Refusal bell     one
+//! byte, either way: poll the rings memory   | tail | head | tail | head | wish | wish |, each a u64 on lines of its
+//! own | ring | ring | frame    | bytes u32 | bytes | zeros |, a multiple of 16 bytes at a multiple of 16; it may wrap
+//! around
 //! ```
 //!
-//! Of each direction, `tail` counts the bytes that were ever written and `head` those that were read. Before a side
-//! sleeps it wishes to be woken; whoever grants the wish takes it away, and rings by the socket. Not by an eventfd:
-//! the flags of one belong to all who have it, so a client could make it block, and with it the engine that rings.
-//! The socket's hang-up says that the other side's process has ended, also to one that sleeps.
+//! In each direction, `tail` counts all bytes written and `head` all bytes read. Before a side sleeps, it sets its wish
+//! to be woken. The other side clears the wish and rings the bell: it sends a byte over the socket. An eventfd would be
+//! unsafe as a bell: its flags are shared by all processes that have it, so a client could make it block, and with it
+//! the engine. A hang-up of the socket reports that the other process has ended, even to a side that sleeps.
 //!
-//! What always holds:
-//! - Whatever the other side writes, and whenever, costs it its session at most: its counts are checked against what
-//!   they were, and bytes are copied out once before anyone looks at them.
-//! - The memory's size is sealed, so that reading it never fails.
-//! - Nothing is lost: what finds no room waits here, and a peer that makes none is taken for dead.
+//! Invariants:
+//! - Whatever the other side writes, and whenever, it can only lose its own session. Its counters are checked against
+//!   their previous values, and bytes are copied out once before they are parsed.
+//! - The memory's size is sealed, so that reading it never faults.
+//! - No frame is lost: frames that do not fit in the ring wait in the sender, and a peer that frees no space is treated
+//!   as dead.
 
 pub(crate) mod end;
 mod line;
@@ -37,36 +38,36 @@ pub use shared::SIZE;
 use crate::shm::frame::Hello;
 use serde::{Deserialize, Serialize};
 
-/// The most bytes of a frame.
+/// Maximum size of a frame in bytes.
 const FRAME_MAX: usize = 24 * 1024;
-/// Bytes of one ring.
+/// Size of one ring in bytes.
 const RING: u64 = 256 * 1024;
-/// The most bytes that wait for room.
+/// Maximum number of bytes that wait in the sender for space in the ring.
 const OUTBOX_MAX: usize = 4 << 20;
 
-/// Says that both ends speak this protocol.
+/// Identifies this protocol.
 const MAGIC: &str = "farside-ring";
-/// Of the protocol. Raised whenever old and new would misunderstand each other.
+/// Version of the protocol. Incremented whenever old and new are incompatible.
 const VERSION: u32 = 1;
 
-/// The node's answer to a [`Hello`].
+/// The node's response to a [`Hello`].
 #[derive(Serialize, Deserialize)]
 enum Greeting {
-    /// The memory comes with it.
+    /// Accepted; the memory's descriptor comes with this message.
     Welcome,
-    /// Why there is none.
+    /// Rejected, with the reason.
     Refusal(String),
 }
 
-/// Whether a hello is one of ours.
+/// Checks that a hello is valid.
 ///
 /// # Errors
-/// It is not: what to tell whoever sent it.
+/// It is not; the error is the message for the client.
 fn check(hello: &[u8]) -> Result<(), String> {
     let hello: Hello = serde_json::from_slice(hello)
         .map_err(|_| "the greeting is not understood: connect with a farside client".to_owned())?;
     if hello.magic != MAGIC || hello.version != VERSION {
-        // What it calls itself may be long.
+        // A client may send any length.
         let magic: String = hello.magic.chars().take(32).collect();
         return Err(format!(
             "the client speaks {} version {}, the node {MAGIC} version {VERSION}: use the same release on both sides, \

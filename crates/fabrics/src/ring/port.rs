@@ -1,7 +1,8 @@
-//! An engine's connections: who is let in, and how each is told and heard.
+//! An engine's ring connections: admission, and the exchange of frames with each client.
 //!
-//! Invariant: a connection that is not active has the engine's wish in its memory, or its bell in the poll.
-//! Invariant: no descriptor of a client's is used, and of its socket nothing but what it says and that it hangs up.
+//! Invariant: a connection that is not active has the engine's wish set in its memory, or a bell that epoll will
+//! report.
+//! Invariant: no descriptor from a client is used. Of a client's socket, only its bytes and its hang-up are.
 
 use super::end::{Buffer, End, Fault};
 use super::shared::{Mapped, Memory, Side, make};
@@ -18,31 +19,32 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections of one engine, each with some memory.
+/// Maximum number of connections per engine, since each takes memory.
 const CONNECTIONS_MAX: usize = 1024;
-/// How long nobody is let in where not even the spare descriptor helps.
+/// Pause in accepting clients if even closing the spare descriptor does not help.
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 /// An engine's end of all its rings.
 pub struct RingPort {
     listener: Arc<Listener>,
     connections: Connections<Client>,
-    /// Let go when there is no other descriptor for one who comes, so that it can be told so.
+    /// Closed when no other descriptor is available, so that the next client can still be accepted and refused with a
+    /// reason.
     spare: Option<OwnedFd>,
     common: Common,
 }
 
-/// Where frames, and what newcomers say, are read into.
+/// Buffers shared by all connections, for frames and for hellos.
 pub(crate) struct Common {
     buffer: Buffer,
     greeting: Vec<u8>,
 }
 
 pub(crate) enum Client {
-    /// It has not said hello.
+    /// A client that has not sent a hello.
     New(OwnedFd),
     Admitted(Box<Admitted>),
-    /// It was not let in, and is ended at once.
+    /// A client that was refused; closed at once.
     Refused,
 }
 
@@ -52,10 +54,11 @@ pub(crate) struct Admitted {
 }
 
 impl RingPort {
-    /// Ports for so many engines at the socket `path`, among which clients go to whichever lets them in first.
+    /// Creates ports for `engines` engines at the socket `path`. A client is served by the engine that accepts it
+    /// first.
     ///
     /// # Errors
-    /// Nobody can be served there; nothing is left behind.
+    /// The socket cannot be created; no file is left behind.
     pub fn bind(path: &Path, engines: usize) -> Result<Vec<RingPort>, ListenError> {
         let listener = Arc::new(Listener::bind(path)?);
         let refused = |errno: Errno| ListenError::System("watch", path.to_owned(), errno.into());
@@ -71,7 +74,7 @@ impl RingPort {
         })
     }
 
-    /// Whether somebody who came may stay.
+    /// Checks whether a new client may stay.
     fn admit(&self, socket: &OwnedFd) -> Result<(), String> {
         let peer = peer(socket).map_err(no_room)?;
         if peer.user != rustix::process::geteuid().as_raw() {
@@ -99,7 +102,7 @@ impl Connecting for RingPort {
         (&mut self.connections, &mut self.common)
     }
 
-    /// Lets one in; whoever is left, another engine may have.
+    /// Accepts one client; another engine may accept the next.
     fn accept(&mut self) {
         match self.listener.accept() {
             Ok(socket) => {
@@ -114,27 +117,27 @@ impl Connecting for RingPort {
                 drop(self.spare.take());
                 match self.listener.accept() {
                     Ok(socket) => refuse(&socket, &no_room(errno)),
-                    // It stays in line, so that the poll would answer at once, for ever.
+                    // The client stays in the backlog, so that epoll reports it at once again.
                     Err(_) => std::thread::sleep(FULL_PAUSE),
                 }
-                self.spare = spare().ok(); // If there is none, who comes next waits in line, untold.
+                self.spare = spare().ok(); // Without one, the next clients wait in the backlog without a reason.
             }
-            Err(_) => {} // Another engine has let it in, or it is gone already.
+            Err(_) => {} // Another engine has accepted it, or it has hung up.
         }
     }
 }
 
 impl Client {
-    /// Answers the hello of one who has come.
+    /// Handles the hello of a new client.
     fn greet(&mut self, greeting: &mut Vec<u8>) -> Result<(), Ended> {
         let Client::New(socket) = self else { return Ok(()) };
-        let mut uninvited = Vec::new(); // Descriptors that a client sends are closed unseen.
+        let mut uninvited = Vec::new(); // Descriptors from a client are closed unused.
         let welcomed = match frame::receive(socket.as_fd(), greeting, &mut uninvited, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Ok(Some(hello)) => {
                 check(hello).and_then(|()| welcome(socket)).map_err(|reason| refuse(socket, &reason))
             }
-            Ok(None) | Err(_) => Err(()), // It is gone.
+            Ok(None) | Err(_) => Err(()), // It has hung up.
         };
         if let (Ok(memory), Client::New(socket)) = (welcomed, std::mem::replace(self, Client::Refused)) {
             let shared = Mapped { memory, socket };
@@ -150,7 +153,7 @@ impl AsFd for Client {
         match self {
             Client::New(socket) => socket.as_fd(),
             Client::Admitted(client) => client.shared.as_fd(),
-            Client::Refused => unreachable!("who was refused is there no more"),
+            Client::Refused => unreachable!("a refused client is closed at once"),
         }
     }
 }
@@ -214,7 +217,7 @@ impl Connection for Client {
     }
 }
 
-/// Makes the memory of a connection, and hands it over.
+/// Creates the memory of a connection and sends it to the client.
 fn welcome(socket: &OwnedFd) -> Result<Memory, String> {
     let made = make().and_then(|fd| Memory::map(&fd).map(|memory| (fd, memory)));
     let (fd, memory) =
@@ -226,7 +229,7 @@ fn welcome(socket: &OwnedFd) -> Result<Memory, String> {
 
 fn refuse(socket: &OwnedFd, reason: &str) {
     let refusal = serde_json::to_vec(&Greeting::Refusal(reason.to_owned())).expect("plain data");
-    // Whoever does not listen does not learn why.
+    // A client that does not read gets no reason.
     let _unheard = frame::send(socket.as_fd(), &refusal, &[], &[]);
 }
 

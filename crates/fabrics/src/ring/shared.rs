@@ -1,7 +1,7 @@
-//! What the two sides of a connection share: a few words, two rings of bytes, and a bell.
+//! The memory that the two sides of a connection share (six words and two rings of bytes) and their bell.
 //!
-//! Invariant: every access lies within the memory, whatever its words say, and is atomic: words whole, bytes by units
-//! of 16.
+//! Invariant: every access lies within the memory, whatever its words contain. Accesses are atomic: words entirely,
+//! bytes in units of 16.
 
 use super::RING;
 use crate::memory::units::{self, UNIT};
@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which of the two.
+/// One of the two sides of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Client,
@@ -29,14 +29,14 @@ impl Side {
     }
 }
 
-/// A word, named by the side that writes the ring, or that wishes.
+/// A shared word, named by the side that writes the ring or sets the wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// How many bytes that side has written.
+    /// Number of bytes that this side has written.
     Tail(Side),
-    /// How many of them the other has read.
+    /// Number of those bytes that the other side has read.
     Head(Side),
-    /// What that side is to be woken for; it sleeps unless that is nothing.
+    /// The events for which this side must be woken; 0 unless it sleeps.
     Wish(Side),
 }
 
@@ -52,24 +52,24 @@ impl Word {
     }
 }
 
-/// Sixteen bytes of a ring, as this side has them.
+/// Sixteen bytes copied from or to a ring.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
 )]
 #[repr(C, align(16))]
 pub(crate) struct Unit(pub(super) [u8; UNIT]);
 
-/// What the two sides share. The other side may change all of it at any time.
+/// The state that both sides share. The other side may change all of it at any time.
 ///
-/// Every word is read and written sequentially consistent: one order for all of them, so that of two sides, one that
-/// writes and one that falls asleep, at least one sees what the other did. What was copied in before a tail was
-/// stored is there for whoever loads that tail.
+/// All accesses to words are sequentially consistent, so there is one order for all of them. If one side writes while
+/// the other falls asleep, at least one of them sees the other's access. Bytes copied in before a tail is stored are
+/// visible to a side that loads that tail.
 pub(crate) trait Shared {
     fn load(&self, word: Word) -> u64;
     fn store(&self, word: Word, value: u64);
-    /// Stores 0; answers what was there.
+    /// Stores 0; returns the previous value.
     fn take(&self, word: Word) -> u64;
-    /// Copies into the ring of `writer` from `position` on, a multiple of 16. The last unit is filled up with zeros.
+    /// Copies into the ring of `writer` from `position` on, a multiple of 16. The last unit is padded with zeros.
     fn copy_in(&self, writer: Side, position: u64, bytes: &[u8]);
     /// Copies out of the ring of `writer` from `position` on, a multiple of 16.
     fn copy_out(&self, writer: Side, position: u64, to: &mut [Unit]);
@@ -77,17 +77,17 @@ pub(crate) trait Shared {
     fn ring(&self);
 }
 
-/// Words lie so far apart: on lines of their own, and CPUs fetch lines in pairs.
+/// Distance between words in bytes: each is on its own line, and CPUs fetch lines in pairs.
 const WORD_STRIDE: usize = 128;
-/// Where the rings begin.
+/// Offset of the rings.
 const RINGS_AT: usize = 4096;
-/// Bytes of a connection's memory.
+/// Size of a connection's memory in bytes.
 pub const SIZE: u64 = RINGS_AT as u64 + 2 * RING;
 
 const _: () = assert!(Word::COUNT * WORD_STRIDE <= RINGS_AT);
 const _: () = assert!(RING.is_power_of_two() && RING.is_multiple_of(UNIT as u64));
 
-/// A connection's memory as this process has it mapped.
+/// A connection's memory, mapped into this process.
 pub(crate) struct Memory {
     base: *mut u8,
 }
@@ -97,10 +97,10 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-/// A descriptor of fresh memory for one connection, which nobody can resize.
+/// Creates a memory for one connection, which no process can resize. Returns its descriptor.
 ///
 /// # Errors
-/// The system has no more.
+/// The system is out of memory or descriptors.
 pub(crate) fn make() -> Result<OwnedFd, MappingError> {
     sealed(SIZE, MemfdFlags::empty())
 }
@@ -109,21 +109,21 @@ impl Memory {
     /// Maps the memory that `fd` names.
     ///
     /// # Errors
-    /// The system has no room, or the memory is none of ours, or could be cut while it is mapped.
+    /// The system has no address space, or the memory has the wrong size or could be truncated while it is mapped.
     pub(crate) fn map(fd: &OwnedFd) -> Result<Memory, MappingError> {
         let system = |doing| move |errno: Errno| MappingError::Io { doing, source: errno.into() };
         units::supported().map_err(MappingError::Unsupported)?;
-        // What has no seals is no memory at all.
+        // A descriptor without seals is not a memory.
         let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL) {
-            return Err(MappingError::Foreign("the rings could be cut while they are in use".into()));
+            return Err(MappingError::Foreign("the rings are not sealed and could be truncated while in use".into()));
         }
-        // After the seals: a size that was read before them might have been cut meanwhile.
-        let stat = rustix::fs::fstat(fd).map_err(system("look at the rings"))?;
+        // After reading the seals: a size read before them could be outdated by a truncation.
+        let stat = rustix::fs::fstat(fd).map_err(system("inspect the rings"))?;
         if stat.st_size as u64 != SIZE {
             return Err(MappingError::Foreign(format!("the rings have {} bytes, not {SIZE}", stat.st_size)));
         }
-        // SAFETY: a new mapping of the whole of a memory that cannot be cut, at a place that the system chooses.
+        // SAFETY: a new mapping of a whole memory that cannot shrink, at an address of the kernel's choice.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -138,16 +138,16 @@ impl Memory {
     }
 
     fn word(&self, word: Word) -> &AtomicU64 {
-        // SAFETY: the words lie at the memory's beginning, which is on a page, and stay mapped for as long as `self`
-        // lives; everyone accesses them atomically, or harms himself.
+        // SAFETY: the words are at the beginning of the memory, which is page-aligned, and stay mapped as long as
+        // `self` lives. Our processes access them atomically; a client that does not harms only itself.
         unsafe { AtomicU64::from_ptr(self.base.add(word.index() * WORD_STRIDE).cast()) }
     }
 
-    /// Where `position` of a ring is, and how many bytes follow before the ring's end.
+    /// Returns the address of `position` in a ring, and the number of bytes up to the ring's end.
     fn place(&self, writer: Side, position: u64) -> (*mut u8, usize) {
         assert!(position.is_multiple_of(UNIT as u64), "frames begin at units");
         let offset = position % RING;
-        // SAFETY: an offset is less than a ring's size, and both rings are mapped.
+        // SAFETY: the offset is less than a ring's size, and both rings are mapped.
         let at = unsafe { self.base.add(RINGS_AT + writer as usize * RING as usize + offset as usize) };
         (at, (RING - offset) as usize)
     }
@@ -155,13 +155,13 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length; nobody borrows from a mapping that is being dropped.
+        // SAFETY: mapped by `map` with this length; no borrow outlives the mapping that is being dropped.
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), SIZE as usize) };
-        debug_assert!(unmapped.is_ok(), "unmapping what was mapped succeeds");
+        debug_assert!(unmapped.is_ok(), "unmapping an existing mapping succeeds");
     }
 }
 
-/// Bells that are heard at once.
+/// Maximum number of bell bytes read in one call.
 const BELLS_AT_A_TIME: u32 = 16;
 
 /// A connection's memory, and its socket, which is the bell.
@@ -171,9 +171,9 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// Hears whether the bell was rung. False if the other side has hung up.
+    /// Reads the pending bell bytes. Returns false if the other side has hung up.
     pub(super) fn is_connected(&self) -> bool {
-        // Rung once for each wish, so these are all that an honest peer leaves.
+        // The bell rings once per wish, so an honest peer never leaves more.
         for _ in 0..BELLS_AT_A_TIME {
             let mut byte = [0; 1];
             match rustix::net::recv(&self.socket, &mut byte, RecvFlags::DONTWAIT) {
@@ -207,12 +207,12 @@ impl Shared for Mapped {
 
     fn copy_in(&self, writer: Side, position: u64, bytes: &[u8]) {
         let (whole, part) = bytes.split_at(bytes.len() - bytes.len() % UNIT);
-        assert!(bytes.len() as u64 <= RING, "a frame fits its ring");
+        assert!(bytes.len() as u64 <= RING, "a frame fits in its ring");
         let (at, room) = self.memory.place(writer, position);
         let (now, wrapped) = whole.split_at(whole.len().min(room));
         let (start, _) = self.memory.place(writer, 0);
-        // SAFETY: `now` ends at the ring's end at the latest, and `wrapped` is shorter than the ring; both places are
-        // mapped, aligned to units, and as many whole units are read as the slices have.
+        // SAFETY: `now` ends at the ring's end at the latest, and `wrapped` is shorter than the ring. Both addresses
+        // are mapped and aligned to units. Only whole units within the slices are read.
         unsafe {
             units::copy_in(now.as_ptr(), at, now.len() / UNIT);
             units::copy_in(wrapped.as_ptr(), start, wrapped.len() / UNIT);
@@ -221,18 +221,18 @@ impl Shared for Mapped {
             let mut last = Unit::default();
             last.0[..part.len()].copy_from_slice(part);
             let (at, _) = self.memory.place(writer, position + whole.len() as u64);
-            // SAFETY: one unit at an aligned place of the ring, which is a multiple of units.
+            // SAFETY: one unit at an aligned address of the ring, whose size is a multiple of units.
             unsafe { units::copy_in(last.0.as_ptr(), at, 1) };
         }
     }
 
     fn copy_out(&self, writer: Side, position: u64, to: &mut [Unit]) {
-        assert!(size_of_val(to) as u64 <= RING, "a frame fits its ring");
+        assert!(size_of_val(to) as u64 <= RING, "a frame fits in its ring");
         let (at, room) = self.memory.place(writer, position);
         let (now, wrapped) = to.split_at_mut(to.len().min(room / UNIT));
         let (start, _) = self.memory.place(writer, 0);
-        // SAFETY: `now` ends at the ring's end at the latest, and `wrapped` is shorter than the ring; both places are
-        // mapped and aligned to units, and each slice has room for as many as are copied.
+        // SAFETY: `now` ends at the ring's end at the latest, and `wrapped` is shorter than the ring. Both addresses
+        // are mapped and aligned to units. Each slice is as long as the number of units copied.
         unsafe {
             units::copy_out(at, now.as_mut_ptr().cast(), now.len());
             units::copy_out(start, wrapped.as_mut_ptr().cast(), wrapped.len());
@@ -240,7 +240,7 @@ impl Shared for Mapped {
     }
 
     fn ring(&self) {
-        // Where it cannot be sent, so many lie there that the other side is awake, or gone.
+        // If sending fails, enough bytes are queued to wake the other side, or it is gone.
         let _rung_already = rustix::net::send(&self.socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }

@@ -1,5 +1,5 @@
-//! Two ends over real memory, over memory that changes under their hands, and under a scheduler that may switch at
-//! every access.
+//! Tests of two ends over real memory, over memory that changes arbitrarily, and under a scheduler that may switch
+//! threads at each access.
 
 use super::end::{Buffer, End, Fault};
 use super::shared::{Mapped, Memory, Shared, Side, Unit, Word, make};
@@ -23,7 +23,7 @@ fn pair() -> (Mapped, Mapped) {
     (map(ours), map(theirs))
 }
 
-/// A frame of any size; those at which something changes come more often.
+/// A random frame. Sizes at which the behaviour changes are more frequent.
 fn frame(draws: &mut Draws) -> Vec<u8> {
     const EDGES: [usize; 9] = [0, 1, 11, 12, 13, 27, 28, FRAME_MAX - 1, FRAME_MAX];
     let len = match draws.below(4) {
@@ -36,7 +36,7 @@ fn frame(draws: &mut Draws) -> Vec<u8> {
 }
 
 #[test]
-fn frames_of_all_sizes_arrive_whole_and_in_order_however_they_wrap() {
+fn frames_of_all_sizes_arrive_complete_and_in_order() {
     let (mut held_back, mut bytes, mut asleep) = (0, 0, 0);
     for seed in 0..8 {
         let mut draws = Draws(seed);
@@ -55,12 +55,12 @@ fn frames_of_all_sizes_arrive_whole_and_in_order_however_they_wrap() {
                     on_their_way[side].push_back(frame);
                     held_back += usize::from(!end.has_sent_all());
                 }
-                10..14 => end.flush(*shared).expect("a peer of ours"),
+                10..14 => end.flush(*shared).expect("a valid peer"),
                 14.. => {
                     let sent = &mut on_their_way[1 - side];
                     let mut take =
                         |frame: &[u8]| assert_eq!(Some(frame), sent.pop_front().as_deref(), "seed {seed}");
-                    let has_received = end.receive(*shared, &mut buffer, &mut take).expect("a peer of ours");
+                    let has_received = end.receive(*shared, &mut buffer, &mut take).expect("a valid peer");
                     if !has_received && end.may_sleep(*shared) {
                         asleep += 1;
                         end.awake(*shared);
@@ -72,21 +72,21 @@ fn frames_of_all_sizes_arrive_whole_and_in_order_however_they_wrap() {
         while on_their_way.iter().any(|sent| !sent.is_empty()) {
             for side in 0..2 {
                 let (end, shared) = &mut ends[side];
-                end.flush(*shared).expect("a peer of ours");
+                end.flush(*shared).expect("a valid peer");
                 let sent = &mut on_their_way[1 - side];
                 let take = |frame: &[u8]| assert_eq!(Some(frame), sent.pop_front().as_deref(), "seed {seed}");
-                end.receive(*shared, &mut buffer, take).expect("a peer of ours");
+                end.receive(*shared, &mut buffer, take).expect("a valid peer");
             }
         }
     }
     assert!(
         held_back > 0 && asleep > 0 && bytes > 64 * RING,
-        "{held_back} held back, {asleep} asleep, {bytes} bytes"
+        "{held_back} frames waited, {asleep} sleeps, {bytes} bytes"
     );
 }
 
 #[test]
-fn what_nobody_reads_waits_up_to_a_bound_and_none_of_it_is_lost() {
+fn unread_frames_wait_up_to_a_bound_and_none_is_lost() {
     let (client, engine) = pair();
     let (mut writer, mut reader) = (End::new(Side::Client), End::new(Side::Engine));
     let mut sent = 0u32;
@@ -104,16 +104,16 @@ fn what_nobody_reads_waits_up_to_a_bound_and_none_of_it_is_lost() {
             read += 1;
         };
         assert_eq!(reader.receive(&engine, &mut buffer, take), Ok(true), "after {read}");
-        writer.flush(&client).expect("a peer of ours");
+        writer.flush(&client).expect("a valid peer");
     }
 }
 
-/// Memory of which anything may change before every access.
+/// Memory in which anything may change before each access.
 struct Scribbled {
     words: [Cell<u64>; 6],
     bytes: RefCell<Vec<u8>>,
     draws: RefCell<Draws>,
-    /// One access of so many finds something changed.
+    /// One access in `rarely` finds something changed.
     rarely: u64,
     rings: Cell<u64>,
 }
@@ -194,7 +194,7 @@ impl Shared for Scribbled {
 }
 
 #[test]
-fn whatever_the_other_side_writes_ends_its_connection_at_most() {
+fn arbitrary_peer_writes_only_end_the_connection() {
     let (mut foreign, mut unread, mut frames, mut rings) = (0, 0, 0u64, 0);
     for seed in 0..2000 {
         let shared = Scribbled {
@@ -208,7 +208,7 @@ fn whatever_the_other_side_writes_ends_its_connection_at_most() {
         let mut buffer = Buffer::new();
         let (mut engine, mut client) = (End::new(Side::Engine), End::new(Side::Client));
         for _ in 0..200 {
-            // The client is there so that there is something to be damaged; what becomes of it is its own affair.
+            // The client produces frames that can be damaged; its own fate does not matter.
             let (end, is_engine) =
                 if draws.below(2) == 0 { (&mut engine, true) } else { (&mut client, false) };
             let done = match draws.below(4) {
@@ -244,7 +244,7 @@ fn whatever_the_other_side_writes_ends_its_connection_at_most() {
 }
 
 #[test]
-fn a_count_that_is_impossible_is_foreign() {
+fn an_impossible_counter_is_foreign() {
     let none = Cell::new(0u64);
     let impossible: [(Word, u64); 6] = [
         (Word::Tail(Side::Client), 1),
@@ -263,38 +263,38 @@ fn a_count_that_is_impossible_is_foreign() {
             assert_eq!(received, Err(Fault::Foreign), "{word:?} {value}");
             continue;
         }
-        // Looked at once the ring seems full.
+        // The head is loaded only once the ring seems full.
         let sent = (0..=RING / FRAME_MAX as u64).try_for_each(|_| end.send(&engine, &[1; FRAME_MAX]));
         assert_eq!(sent, Err(Fault::Foreign), "{word:?} {value}");
     }
-    assert_eq!(none.get(), 0, "no frame was handed on");
+    assert_eq!(none.get(), 0, "no frame was passed on");
 }
 
 #[test]
-fn a_frame_that_reaches_beyond_what_was_published_is_foreign() {
+fn a_frame_beyond_the_published_bytes_is_foreign() {
     for len in [13u32, FRAME_MAX as u32 + 1, u32::MAX] {
         let (client, engine) = pair();
         client.copy_in(Side::Client, 0, &len.to_le_bytes());
         client.store(Word::Tail(Side::Client), 16);
         let received =
-            End::new(Side::Engine).receive(&engine, &mut Buffer::new(), |_| panic!("it is no frame"));
+            End::new(Side::Engine).receive(&engine, &mut Buffer::new(), |_| panic!("not a frame"));
         assert_eq!(received, Err(Fault::Foreign), "{len} bytes");
     }
 }
 
-/// Memory in which every access to a word is a step of the scheduler's, and bells that can be waited for.
+/// Memory in which each access to a word is a scheduling point, with bells that a thread can wait for.
 struct Stepped {
     words: [shuttle::sync::atomic::AtomicU64; 6],
-    /// No step: frames are looked at only once they were published.
+    /// Not a scheduling point: frames are read only after they are published.
     bytes: Arc<Mutex<Vec<u8>>>,
     bells: [(shuttle::sync::Mutex<bool>, shuttle::sync::Condvar); 2],
 }
 
-/// One side of it.
+/// One side's view of the memory.
 struct View {
     stepped: Arc<Stepped>,
     side: Side,
-    /// A wish is seen by the other side only after the next look: what a CPU does whose stores may be late.
+    /// If set, a wish reaches memory only after the next load, as on a CPU that delays stores.
     is_late: bool,
     late: Cell<Option<(Word, u64)>>,
 }
@@ -302,9 +302,9 @@ struct View {
 impl View {
     fn sleep(&self) {
         let (rung, bell) = &self.stepped.bells[self.side as usize];
-        let mut rung = rung.lock().expect("nobody panics");
+        let mut rung = rung.lock().expect("no thread panics");
         while !*rung {
-            rung = bell.wait(rung).expect("nobody panics");
+            rung = bell.wait(rung).expect("no thread panics");
         }
         *rung = false;
     }
@@ -352,12 +352,12 @@ impl Shared for View {
 
     fn ring(&self) {
         let (rung, bell) = &self.stepped.bells[self.side.other() as usize];
-        *rung.lock().expect("nobody panics") = true;
+        *rung.lock().expect("no thread panics") = true;
         bell.notify_one();
     }
 }
 
-/// Sends so many frames of `len` bytes, sleeps until as many answers have come, and until all was sent.
+/// Sends `count` frames of `len` bytes; sleeps until `count` responses have arrived and all frames are sent.
 fn converse(view: &View, count: u8, len: usize, begins: bool) {
     let mut end = End::new(view.side);
     let mut buffer = Buffer::new();
@@ -365,15 +365,15 @@ fn converse(view: &View, count: u8, len: usize, begins: bool) {
     let mut due = if begins { count } else { 0 };
     loop {
         for number in 0..std::mem::take(&mut due) {
-            end.send(view, &vec![number; len]).expect("a peer of ours");
+            end.send(view, &vec![number; len]).expect("a valid peer");
         }
-        end.flush(view).expect("a peer of ours");
+        end.flush(view).expect("a valid peer");
         let received = end.receive(view, &mut buffer, |frame| {
             assert!(frame.len() == len && frame.iter().all(|&byte| byte == heard), "frame {heard}");
             heard += 1;
             due = if begins || heard < count { 0 } else { count };
         });
-        let received = received.expect("a peer of ours");
+        let received = received.expect("a valid peer");
         if heard == count && due == 0 && end.has_sent_all() {
             return;
         }
@@ -384,7 +384,7 @@ fn converse(view: &View, count: u8, len: usize, begins: bool) {
     }
 }
 
-/// Two sides that sleep whenever they can, under so many schedules.
+/// Runs two sides that sleep whenever possible, under `schedules` schedules.
 fn explore(schedules: usize, count: u8, len: usize, is_late: bool) {
     let mut config = shuttle::Config::new();
     config.silence_warnings = true;
@@ -399,36 +399,36 @@ fn explore(schedules: usize, count: u8, len: usize, is_late: bool) {
         let (client, engine) = (view(Side::Client), view(Side::Engine));
         let engine = shuttle::thread::spawn(move || converse(&engine, count, len, false));
         converse(&client, count, len, true);
-        engine.join().expect("it ends well");
+        engine.join().expect("the engine thread completes");
     });
 }
 
 #[test]
-fn whoever_sleeps_is_woken_by_what_is_published() {
+fn a_sleeping_side_is_woken_by_published_frames() {
     explore(2000, 2, 40, false);
 }
 
 #[test]
-fn whoever_waits_for_room_is_woken_by_what_is_read() {
-    // More than a ring holds.
+fn a_side_that_waits_for_space_is_woken_by_reads() {
+    // More frames than a ring holds.
     explore(100, (RING / FRAME_MAX as u64) as u8 + 8, FRAME_MAX, false);
 }
 
 #[test]
-fn were_a_wish_seen_late_somebody_would_sleep_for_ever() {
+fn a_delayed_wish_would_let_a_side_sleep_for_ever() {
     let found = catch_unwind(AssertUnwindSafe(|| explore(2000, 2, 40, true)));
-    let found = found.expect_err("the scheduler finds it");
-    let found = found.downcast_ref::<String>().expect("it says what it found");
+    let found = found.expect_err("the scheduler finds the deadlock");
+    let found = found.downcast_ref::<String>().expect("the panic has a message");
     assert!(found.contains("deadlock"), "{found}");
 }
 
 #[test]
-fn of_one_who_hung_up_nothing_is_read_that_it_writes_later() {
+fn frames_written_after_a_hang_up_are_not_read() {
     let (client, engine) = pair();
     let (mut writer, mut reader) = (End::new(Side::Client), End::new(Side::Engine));
     let mut write = |number: u32| {
-        writer.send(&client, &number.to_le_bytes()).expect("there is room");
-        writer.flush(&client).expect("a peer of ours");
+        writer.send(&client, &number.to_le_bytes()).expect("the ring has space");
+        writer.flush(&client).expect("a valid peer");
     };
     (0..3).for_each(&mut write);
     let mut read = 0;

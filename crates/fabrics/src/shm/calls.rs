@@ -1,8 +1,10 @@
-//! One side of a session's calls: frames in a pair of rings, and the socket, which is the bell.
+//! One side of a session's calls: frames in a pair of rings, with a socket as the bell.
 //!
-//! The rings are those of [`crate::ring`], with frames as long as a call. Invariant: whatever the other side writes
-//! costs it its calls at most. Invariant: nobody waits here; what finds no room in the ring waits for it, up to a
-//! bound. Invariant: once [`Calls::rests`] was true, the other side rings for what it writes next.
+//! The rings are those of [`crate::ring`], with frames large enough for a call.
+//!
+//! Invariant: whatever the other side writes, it can only lose its own calls.
+//! Invariant: no call of this module blocks. Frames that do not fit in the ring wait in the sender, up to a bound.
+//! Invariant: once [`Calls::rests`] has returned true, the other side rings for the next frame.
 
 use super::frame::{FRAME_MAX, FrameHeader};
 use crate::memory::MappingError;
@@ -17,78 +19,78 @@ use zerocopy::IntoBytes;
 
 const _: () = assert!(FRAME_MAX <= LONGEST);
 
-/// Frames that are handed on before others have their turn.
+/// Number of frames passed on before the lock is released to other threads.
 const FRAMES_AT_A_TIME: usize = 16;
 
 /// The memory of two rings.
 pub struct Rings(Memory);
 
 impl Rings {
-    /// Fresh ones, and the descriptor by which the other side gets them.
+    /// Creates the rings, and the descriptor by which the other side maps them.
     ///
     /// # Errors
-    /// The system has no more.
+    /// The system is out of memory or descriptors.
     pub fn make() -> Result<(Rings, OwnedFd), MappingError> {
         let fd = make()?;
         Ok((Rings(Memory::map(&fd)?), fd))
     }
 
-    /// Those that the other side has made.
+    /// Maps the rings that the other side has created.
     ///
     /// # Errors
-    /// They are none, or could be cut while they are in use, or the system has no room.
+    /// The descriptor is not one of rings, they could be truncated while in use, or the system has no address space.
     pub(super) fn open(fd: &OwnedFd) -> Result<Rings, MappingError> {
         Memory::map(fd).map(Rings)
     }
 }
 
-/// Where frames are copied to before anyone looks at them.
+/// The private copy from which frames are parsed.
 pub struct Inbox(Buffer);
 
 impl Inbox {
-    /// One for frames of any length that they may have.
+    /// Creates an inbox for frames of up to [`FRAME_MAX`] bytes.
     #[expect(clippy::new_without_default, reason = "it is large")]
     pub fn new() -> Inbox {
         Inbox(Buffer::of(FRAME_MAX))
     }
 }
 
-/// What a message of the socket says, by its first byte.
+/// The meaning of a message on the socket, by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// Look at the rings.
+    /// There are new frames in the rings.
     Look,
-    /// A client wants memory, or has given much back.
+    /// A client needs memory, or has retired many buffers.
     Wanted,
-    /// A client's last word: it runs no more chains.
+    /// A client's last message: it runs no more chains.
     Bye,
-    /// The other side has closed its end, and had not read all that it was told.
+    /// The other side has closed its socket before it read all messages.
     Unread,
     /// The other side has hung up.
     HungUp,
 }
 
-/// One side. Threads that share it take turns.
+/// One side of a session's calls. Threads that share it take turns.
 pub struct Calls {
     shared: Mapped,
     end: Mutex<End>,
 }
 
 impl Calls {
-    /// A client's side.
+    /// Creates a client's side.
     pub(super) fn of_client(socket: OwnedFd, rings: Rings) -> Calls {
         Calls { shared: Mapped { memory: rings.0, socket }, end: Mutex::new(End::new(Side::Client)) }
     }
 
-    /// A node's side.
+    /// Creates a node's side.
     pub fn of_node(socket: OwnedFd, rings: Rings) -> Calls {
         Calls { shared: Mapped { memory: rings.0, socket }, end: Mutex::new(End::new(Side::Engine)) }
     }
 
-    /// Takes a frame to the other side, and rings if that sleeps.
+    /// Sends a frame to the other side, and rings if that sleeps.
     ///
     /// # Errors
-    /// [`Fault`]; the frame was not taken.
+    /// [`Fault`]; the frame was not sent.
     pub fn send(&self, header: FrameHeader, body: &[u8]) -> Result<(), Fault> {
         let frame = [header.as_bytes(), body].concat();
         let mut end = self.end();
@@ -96,10 +98,11 @@ impl Calls {
         end.flush(&self.shared)
     }
 
-    /// Hands on frames that have come, a few at most, so that nobody keeps others waiting. False if there were none.
+    /// Passes on received frames, but only a few, so that other threads get their turn. Returns false if there were
+    /// none.
     ///
     /// # Errors
-    /// [`Fault::Foreign`]; what came before was handed on.
+    /// [`Fault::Foreign`]; the earlier frames were passed on.
     pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(&[u8])) -> Result<bool, Fault> {
         let mut end = self.end();
         end.awake(&self.shared);
@@ -111,12 +114,12 @@ impl Calls {
         Ok(true)
     }
 
-    /// Asks to be rung for what comes next. False if there is something already.
+    /// Asks the other side to ring for the next frame. Returns false if there is one already.
     pub fn rests(&self) -> bool {
         self.end().may_sleep(&self.shared)
     }
 
-    /// The next thing that the socket says, if it has anything to say now.
+    /// Reads the next message of the socket, if there is one.
     pub fn hear(&self) -> Option<Said> {
         let mut byte = [0; 1];
         Some(match rustix::net::recv(&self.shared.socket, &mut byte, RecvFlags::DONTWAIT) {
@@ -129,7 +132,7 @@ impl Calls {
         })
     }
 
-    /// Says that by the socket.
+    /// Sends a message over the socket.
     pub(super) fn say(&self, said: Said) {
         say(&self.shared.socket, said);
     }
@@ -146,7 +149,7 @@ impl AsFd for Calls {
 }
 
 pub(super) fn say(socket: &OwnedFd, said: Said) {
-    // Where it cannot be sent, so many lie there that the other side is awake, or gone.
+    // If sending fails, enough messages are queued to wake the other side, or it is gone.
     let _awake_already = rustix::net::send(socket, &[said as u8], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
@@ -167,37 +170,37 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_calls_pass_though_many_are_under_way() {
+    fn the_longest_calls_pass_while_many_are_in_flight() {
         let (client, node) = pair();
         let mut inbox = Inbox::new();
         let body = |id: u64| vec![id as u8; FRAME_MAX - size_of::<FrameHeader>() - id as usize % 3];
         assert!(client.rests() && node.rests());
-        (0..40).for_each(|id| client.send(header(id), &body(id)).expect("there is room"));
+        (0..40).for_each(|id| client.send(header(id), &body(id)).expect("the frame fits"));
         let mut under_way = VecDeque::new();
         let mut answered = 0;
         while answered < 40 {
             let asked = node.receive(&mut inbox, |frame| under_way.push_back(frame.to_vec()));
-            asked.expect("a peer of ours");
+            asked.expect("a valid peer");
             while let Some(frame) = under_way.pop_front() {
                 let (header, body) = super::super::frame::parse(&frame).expect("a call");
-                node.send(*header, body).expect("there is room");
+                node.send(*header, body).expect("the frame fits");
             }
             let heard = client.receive(&mut inbox, |frame| {
-                let (header, bytes) = super::super::frame::parse(frame).expect("an answer");
+                let (header, bytes) = super::super::frame::parse(frame).expect("a response");
                 assert_eq!((header.id.get(), bytes), (answered, &body(answered)[..]));
                 answered += 1;
             });
-            heard.expect("a peer of ours");
+            heard.expect("a valid peer");
         }
         assert!(client.rests() && node.rests());
     }
 
     #[test]
-    fn who_rests_is_rung_once_for_each_wish() {
+    fn a_resting_side_is_rung_once_per_wish() {
         let (client, node) = pair();
         let mut inbox = Inbox::new();
         assert!(node.rests());
-        (0..3).for_each(|id| client.send(header(id), b"").expect("there is room"));
+        (0..3).for_each(|id| client.send(header(id), b"").expect("the frame fits"));
         assert_eq!([node.hear(), node.hear()], [Some(Said::Look), None]);
         let mut heard = 0;
         assert_eq!(node.receive(&mut inbox, |_| heard += 1), Ok(true));
@@ -210,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_has_a_bound() {
+    fn unread_frames_are_bounded() {
         let (client, _node) = pair();
         let sent = (0..1000).find(|&id| client.send(header(id), &[1; 50_000]).is_err());
         assert!(sent.is_some_and(|sent| (80..100).contains(&sent)), "{sent:?}");

@@ -1,14 +1,14 @@
-//! What a node and an shm client tell each other: the hello with its descriptors, over a unix socket; then calls and
-//! their answers, in rings of the two of them alone, for which the socket is the bell.
+//! The messages between a node and an shm client: the hello with its descriptors over a Unix socket, then calls and
+//! responses in rings, with the socket as the bell.
 //!
-//! One message of a SEQPACKET socket, or one frame of a ring, is whole: nothing is ever split or joined.
+//! A message of the SEQPACKET socket or a frame of a ring is always complete, never split or joined.
 //!
 //! ```text
 //! hello   client: JSON Hello          node: JSON Welcome with two descriptors (memory, rings), or JSON Refusal
 //! call    | id u64 | service u32 | 0 u32 | request |                                        in the client's ring
-//! answer  | id u64 | service u32 | status u32 | answer, or the reason for refusing |        in the node's ring
-//! word    one byte over the socket: 0 look at the rings; of a client also
-//!         1 memory is wanted, or much was given back; 2 bye, its session runs no more chains
+//! answer  | id u64 | service u32 | status u32 | response, or the reason for a refusal |     in the node's ring
+//! word    one byte over the socket: 0 there are new frames in the rings; of a client also
+//!         1 memory is needed, or many buffers were retired; 2 bye, its session runs no more chains
 //! ```
 
 use farside_remote::fabric::CALL_BYTES_MAX;
@@ -23,14 +23,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Says that both ends speak this protocol.
+/// Identifies this protocol.
 pub const MAGIC: &str = "farside-shm";
-/// Of the protocol. Raised whenever old and new would misunderstand each other.
+/// Version of the protocol. Incremented whenever old and new are incompatible.
 pub const VERSION: u32 = 2;
-/// The most bytes of a frame.
+/// Maximum size of a frame in bytes.
 pub const FRAME_MAX: usize = CALL_BYTES_MAX + size_of::<FrameHeader>();
 
-/// The first frame of a client.
+/// The first message of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// [`MAGIC`].
@@ -39,43 +39,43 @@ pub struct Hello {
     pub version: u32,
 }
 
-/// The first frame of a node.
+/// The first message of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Greeting {
-    /// The session is open; the memory and the rings come with it.
+    /// The session is open; the descriptors of memory and rings come with this message.
     Welcome {
-        /// Of the session.
+        /// Slot of the session.
         slot: u32,
-        /// Of the session.
+        /// Number of the session.
         number: u32,
-        /// Of the memory.
+        /// Incarnation of the memory.
         incarnation: u64,
     },
-    /// Why there is no session.
+    /// Rejected, with the reason.
     Refusal(String),
 }
 
-/// What a call and its answer begin with.
+/// Header of a call and of its response.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {
-    /// Tells answers apart.
+    /// Matches a response to its call.
     pub id: U64,
-    /// Who is asked.
+    /// The service called.
     pub service: U32,
     /// [`ANSWERED`] or [`REFUSED`]; 0 in a call.
     pub status: U32,
 }
 
-/// The answer follows.
+/// Status: the response follows.
 pub const ANSWERED: u32 = 0;
-/// The reason follows, as text.
+/// Status: the reason for a refusal follows, as text.
 pub const REFUSED: u32 = 1;
 
-/// Sends one frame of two pieces. Never waits for a peer that does not read: then the error is `AGAIN`.
+/// Sends one message of two parts. Never waits for a peer that does not read; the error is `AGAIN` then.
 ///
 /// # Errors
-/// The system's; the frame was not sent.
+/// The system's; the message was not sent.
 pub fn send(
     socket: BorrowedFd<'_>,
     header: &[u8],
@@ -92,10 +92,10 @@ pub fn send(
     rustix::net::sendmsg(socket, &pieces, &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
 }
 
-/// Receives one frame with up to two descriptors; nothing if the peer has hung up.
+/// Receives one message with up to two descriptors. Returns `None` if the peer has hung up.
 ///
 /// # Errors
-/// The system's, or that the frame is longer than a frame can be.
+/// The system's; `MSGSIZE` if the message is too long.
 pub fn receive<'b>(
     socket: BorrowedFd<'_>,
     buffer: &'b mut Vec<u8>,
@@ -118,13 +118,13 @@ pub fn receive<'b>(
     Ok((received.bytes > 0).then(|| &buffer[..received.bytes]))
 }
 
-/// Splits a call or an answer.
+/// Splits a call or a response into header and body.
 pub fn parse(frame: &[u8]) -> Option<(&FrameHeader, &[u8])> {
     FrameHeader::ref_from_prefix(frame).ok()
 }
 
-/// Rings a bell: whoever polls the descriptor for its edges wakes. Its count is never read.
+/// Rings a bell: wakes the thread that polls the eventfd for edges. Its count is never read.
 pub fn ring(bell: &impl AsFd) {
-    // The only failure is a count at its maximum, which takes longer than any session lasts, or one's own malice.
+    // Fails only if the count is at its maximum, which exceeds the lifetime of a session unless the peer is malicious.
     let _rings_already = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

@@ -1,12 +1,16 @@
-//! The fabric within one host: the client's CPU runs the chain on the node's memory, mapped by a descriptor that
-//! the node hands out over a unix socket. Truly one-sided: the node's process may be stopped and nobody notices.
+//! The fabric within one host: the client's CPU runs the chain on the node's memory, mapped by a descriptor that the
+//! node sends over a Unix socket. It is one-sided: chains run even while the node's process is stopped.
 //!
-//! Trust: all shm clients of a node are one domain, of the same user; keys catch mistakes here, not attackers.
-//! Death means the end of the process, by its pidfd or by hanging up, never silence. A watcher thread per
-//! connection sees the node's, sets a flag that every chain checks, and wakes whoever waits for an answer.
+//! Trust: all shm clients of a node are one trust domain, of one user. Keys catch mistakes here, not attackers.
 //!
-//! Calls and their answers go by rings (`calls`). Whoever waits for an answer looks for it for a while itself, and
-//! the watcher is rung when nobody does. Invariant: where nobody looks, the watcher is rung for the next answer.
+//! Liveness: a node is dead when its process has ended, as its pidfd or the socket's hang-up shows. Silence never
+//! counts as death. One watcher thread per connection detects the death, sets a flag that every chain checks, and wakes
+//! the callers that wait for responses.
+//!
+//! Calls and their responses travel through rings (`calls`). A waiting caller polls for a while itself; the watcher is
+//! rung while no caller polls.
+//!
+//! Invariant: while no caller polls, the watcher is rung for the next response.
 
 pub mod calls;
 pub mod frame;
@@ -37,35 +41,35 @@ use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest name of a unix socket, in bytes.
+/// Maximum length of a Unix socket's path, in bytes.
 pub const NAME_MAX: usize = 107;
-/// How long a new client waits for the node's greeting.
+/// Time limit for the node's greeting.
 pub(crate) const GREETING_WAIT: Duration = Duration::from_millis(800);
 
-/// Why there is no connection. Nothing was asked of the node.
+/// Why there is no connection. No request was sent to the node.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// Nobody serves there.
+    /// No node listens at the path.
     Absent(PathBuf),
-    /// No engine serves rings there.
+    /// No engine serves rings at the path.
     NoRing(PathBuf),
-    /// No socket can have that name.
+    /// The path is not a valid socket name.
     Name(PathBuf),
-    /// Another user serves there.
+    /// A node of another user listens at the path.
     OtherUser(PathBuf, u32),
-    /// What serves there is in a pid namespace that this process does not see.
+    /// The node is in a pid namespace that this process does not see.
     Unseen(PathBuf),
-    /// So many wait to be let in that nobody else may wait.
+    /// The node's backlog of new connections is full.
     Crowded(PathBuf),
     /// The node's process is stopped.
     Stopped(u32),
-    /// The node's process runs and says nothing.
+    /// The node's process runs but does not respond.
     Silent(u32),
-    /// The node refuses, and says why.
+    /// The node refused, with the reason.
     Refused(String),
-    /// The other end speaks something else.
+    /// The peer speaks another protocol.
     Foreign(PathBuf, String),
-    /// The system refuses.
+    /// A system call failed.
     Io(&'static str, PathBuf, std::io::Error),
     /// The node's memory cannot be mapped.
     Memory(MappingError),
@@ -87,49 +91,49 @@ impl std::fmt::Display for ConnectError {
             ),
             ConnectError::Name(path) => write!(
                 f,
-                "no socket can be called {}: its name has {} bytes and at most {NAME_MAX} are possible; use a \
+                "invalid socket path {}: it has {} bytes, and at most {NAME_MAX} are allowed; use a \
                  shorter path",
                 path.display(),
                 path.as_os_str().len()
             ),
             ConnectError::OtherUser(path, user) => write!(
                 f,
-                "what serves at {} belongs to user {user}, and memory is shared by one user's programs only: start \
-                 a node of your own, or run as that user",
+                "the node at {} belongs to user {user}, and memory is only shared between one user's programs: \
+                 start a node of your own, or run as that user",
                 path.display()
             ),
             ConnectError::Unseen(path) => write!(
                 f,
-                "what serves at {} is in a pid namespace that this process does not see, and so could not learn of its \
-                 end: run both in the same pid namespace",
+                "the node at {} is in a pid namespace that this process does not see, so that its end would go \
+                 unnoticed: run both in the same pid namespace",
                 path.display()
             ),
             ConnectError::Crowded(path) => write!(
                 f,
-                "nobody more is let in at {}: the node is stopped, or has more new clients than it can greet; look \
-                 at its process, then try again",
+                "the node at {} accepts no more clients now: it is stopped, or too many are connecting; check its \
+                 process, then try again",
                 path.display()
             ),
             ConnectError::Stopped(pid) => {
-                write!(f, "node pid {pid} is stopped: let it go on with 'kill -CONT {pid}'")
+                write!(f, "node pid {pid} is stopped: continue it with 'kill -CONT {pid}'")
             }
             ConnectError::Silent(pid) => write!(
                 f,
-                "node pid {pid} did not answer within {} ms: look whether it is overloaded, then try again",
+                "node pid {pid} did not answer within {} ms: check whether it is overloaded, then try again",
                 GREETING_WAIT.as_millis()
             ),
             ConnectError::Refused(reason) => write!(f, "the node refuses: {reason}"),
             ConnectError::Foreign(path, what) => {
                 write!(
                     f,
-                    "what serves at {} is no node that this program knows ({what}): name another with --pool shm:PATH, \
-                     or use the same release on both sides",
+                    "the process at {} is not a node that this program knows ({what}): name another with \
+                     --pool shm:PATH, or use the same release on both sides",
                     path.display()
                 )
             }
             ConnectError::Io(doing, path, error) => {
                 let remedy = match error.kind() {
-                    std::io::ErrorKind::PermissionDenied => "; run as the user that serves there",
+                    std::io::ErrorKind::PermissionDenied => "; run as the node's user",
                     _ => "",
                 };
                 write!(f, "could not {doing} {}: {error}{remedy}", path.display())
@@ -141,7 +145,7 @@ impl std::fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
-/// Opens a session at the node that serves at `path`. Waits at most about a second.
+/// Opens a session with the node that listens at `path`. Waits at most about 1 s.
 ///
 /// # Errors
 /// [`ConnectError`]; nothing is left behind.
@@ -149,10 +153,10 @@ pub fn connect(path: &Path, node: NodeId) -> Result<Direct, ConnectError> {
     connect_on(path, node, |memory| memory)
 }
 
-/// As [`connect`], with the memory seen through `look_on`.
+/// Like [`connect`], with the memory wrapped by `look_on`.
 ///
 /// # Errors
-/// As [`connect`].
+/// Those of [`connect`].
 pub fn connect_on<M: Runs>(
     path: &Path,
     node: NodeId,
@@ -161,35 +165,35 @@ pub fn connect_on<M: Runs>(
     let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
     let deadline = Instant::now() + GREETING_WAIT;
     let socket = dial(path, deadline)?;
-    let peer = peer::peer(&socket).map_err(io("learn who serves"))?;
+    let peer = peer::peer(&socket).map_err(io("identify the node at"))?;
     if peer.user != rustix::process::geteuid().as_raw() {
         return Err(ConnectError::OtherUser(path.to_owned(), peer.user));
     }
     let pid = peer.pid.ok_or_else(|| ConnectError::Unseen(path.to_owned()))?;
     let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-        Err(rustix::io::Errno::SRCH) => return Err(ConnectError::Absent(path.to_owned())), // It has just ended.
+        Err(rustix::io::Errno::SRCH) => return Err(ConnectError::Absent(path.to_owned())), // It has just exited.
         pidfd => pidfd.map_err(io("watch the node at"))?,
     };
     let hello = Hello { magic: frame::MAGIC.into(), version: frame::VERSION };
     let hello = serde_json::to_vec(&hello).expect("plain data");
     match frame::send(socket.as_fd(), &hello, &[], &[]) {
         Ok(()) => {}
-        // A node may refuse before it was greeted: its reason is there to be read.
+        // A node may refuse before it receives the hello; its reason can be read below.
         Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
-        Err(errno) => return Err(io("greet the node at")(errno)),
+        Err(errno) => return Err(io("send the hello to the node at")(errno)),
     }
 
     let mut buffer = Vec::new();
     let mut fds = Vec::new();
     wait_for_greeting(&socket, pid, deadline)?;
     let greeting = match frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::empty()) {
-        // It refused and had not read the hello: that is told once, before its reason.
+        // The node refused without reading the hello. The socket reports that once, before the reason.
         Err(rustix::io::Errno::CONNRESET) => {
             frame::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::DONTWAIT)
         }
         heard => heard,
     };
-    let greeting = greeting.map_err(io("hear from the node at"))?;
+    let greeting = greeting.map_err(io("receive from the node at"))?;
     let foreign = |what: String| ConnectError::Foreign(path.to_owned(), what);
     let greeting = greeting.ok_or_else(|| foreign("it hung up".into()))?;
     let greeting = serde_json::from_slice(greeting).map_err(|error| foreign(error.to_string()))?;
@@ -214,7 +218,7 @@ pub fn connect_on<M: Runs>(
     Ok(Direct::new(look_on(memory), Box::new(control), died, node, session))
 }
 
-/// A connected SEQPACKET socket.
+/// Returns a connected SEQPACKET socket.
 pub(crate) fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, ConnectError> {
     let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
     let address = SocketAddrUnix::new(path).map_err(|errno| match errno {
@@ -238,7 +242,7 @@ pub(crate) fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, ConnectErr
             Err(Errno::PROTOTYPE) => {
                 return Err(ConnectError::Foreign(path.to_owned(), "it is a socket of another type".into()));
             }
-            // The backlog is full: somebody is there who does not accept.
+            // The backlog is full: a process listens but does not accept.
             Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
             Err(Errno::AGAIN) => return Err(ConnectError::Crowded(path.to_owned())),
             Err(errno) => return Err(io("connect to")(errno)),
@@ -256,12 +260,12 @@ fn wait_for_greeting(socket: &OwnedFd, pid: Pid, deadline: Instant) -> Result<()
     Err(if is_stopped(pid) { ConnectError::Stopped(pid) } else { ConnectError::Silent(pid) })
 }
 
-/// Waits for the node to say something. False if it did not.
+/// Waits for a message from the node. Returns false if there is none by the deadline.
 pub(crate) fn has_greeting(socket: &OwnedFd, deadline: Instant) -> bool {
     while Instant::now() < deadline {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
-        // One that fails was interrupted, most likely, and the deadline holds for all of them.
+        // A failure is most likely an interruption, and the deadline bounds them all.
         if poll(&mut fds, Some(&timespec(left))).is_ok_and(|ready| ready > 0) {
             return true;
         }
@@ -271,16 +275,16 @@ pub(crate) fn has_greeting(socket: &OwnedFd, deadline: Instant) -> bool {
 
 /// Whether a process is stopped by a signal or a debugger.
 pub fn is_stopped(pid: u32) -> bool {
-    // "pid (name) state ...": the name may hold anything, so the state is sought after its last parenthesis. Of a
-    // process that has ended there is none, and it is not stopped.
+    // The format is "pid (name) state ...". The name may contain anything, so the state is searched after the last
+    // parenthesis. A process that has ended has none, and counts as not stopped.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')')
         .next()
         .is_some_and(|rest| matches!(rest.trim_start().as_bytes().first(), Some(b'T' | b't')))
 }
 
-/// Of which memory a mapping is. The file's device and number tell copies of one memory file apart, which have the
-/// same incarnation; a number may come again, but not while a mapping holds its file.
+/// Identity of a mapped memory: device, inode, incarnation. Device and inode distinguish copies of one memory file,
+/// which have the same incarnation. An inode may be reused, but not while a mapping holds its file.
 type Identity = (u64, u64, u64);
 
 /// The memories that this process has mapped as a client.
@@ -306,28 +310,28 @@ fn mapped(fd: OwnedFd, incarnation: u64) -> Result<Arc<Mapping>, MappingError> {
 fn identity(memory: BorrowedFd<'_>, incarnation: u64) -> Result<Identity, MappingError> {
     let looked = rustix::fs::fstat(memory);
     let stat = looked
-        .map_err(|errno| MappingError::Io { doing: "look at the node's memory", source: errno.into() })?;
+        .map_err(|errno| MappingError::Io { doing: "inspect the node's memory", source: errno.into() })?;
     Ok((stat.st_dev, stat.st_ino, incarnation))
 }
 
-/// Whether a client of this process has that memory mapped, and so may be in the middle of a chain on it.
+/// Whether a client of this process has this memory mapped, and so may be in the middle of a chain on it.
 pub fn is_mapped(memory: &Mapping) -> bool {
-    // Where it cannot be learnt whose memory it is, a client may have it.
+    // If the identity is unknown, assume that a client has it mapped.
     let Ok(identity) = identity(memory.fd(), memory.incarnation()) else { return true };
     let all = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     all.iter().any(|(of, mapping)| *of == identity && mapping.strong_count() > 0)
 }
 
-/// The way by which a session's calls go. Whoever lets it go says that the session runs no more chains: a node that
-/// hears nothing must hold it until this process ends.
+/// The channel of a session's calls. Dropping it tells the node that the session runs no more chains. Without that
+/// message the node must keep the session until this process ends.
 struct Line {
     calls: Calls,
-    /// Whose session it is.
+    /// The process that opened the session.
     pid: u32,
 }
 
 impl Line {
-    /// Opens the rings that came with a welcome; answers the node's memory, which came with them.
+    /// Opens the rings that came with a welcome. Returns also the node's memory, which came with them.
     fn join(socket: OwnedFd, fds: Vec<OwnedFd>) -> Result<(Line, OwnedFd), MappingError> {
         let opened = match <[OwnedFd; 2]>::try_from(fds) {
             Ok([memory, rings]) => Rings::open(&rings).map(|rings| (memory, rings)),
@@ -344,7 +348,7 @@ impl Line {
         }
     }
 
-    /// Whether this is a forked copy: the session and its thread are the parent's.
+    /// Whether this is a copy in a forked child: the session and its thread are the parent's.
     fn is_anothers(&self) -> bool {
         std::process::id() != self.pid
     }
@@ -353,12 +357,12 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         if !self.is_anothers() {
-            self.calls.say(Said::Bye); // If the node is gone, nobody needs the word.
+            self.calls.say(Said::Bye); // Failure is harmless: the node is gone.
         }
     }
 }
 
-/// The line of one session, with the thread that reads it.
+/// The channel of one session, with the thread that reads it.
 struct Session {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
@@ -368,27 +372,27 @@ struct Shared {
     line: Line,
     session: SessionId,
     pidfd: OwnedFd,
-    /// Readable once the endpoint is gone.
+    /// Readable once the endpoint is dropped.
     closed: OwnedFd,
     node: NodeId,
     memory: Arc<Mapping>,
     died: Arc<AtomicBool>,
     next_id: AtomicU64,
     calls: Mutex<BTreeMap<u64, Call>>,
-    /// Of whoever looks for answers.
+    /// Held by the thread that polls for responses.
     inbox: Mutex<Inbox>,
 }
 
-/// Why nothing more is asked.
-const SPOILT: &str = "its rings hold what no node of this release writes";
-/// What is heard at once of what the socket says.
+/// Reason for ending the session.
+const SPOILT: &str = "its rings hold data that no node of this release writes";
+/// Maximum number of socket messages read at once.
 const WORDS_AT_A_TIME: u32 = 16;
 
-/// A call that is waited for.
+/// An outstanding call.
 #[derive(Default)]
 struct Call {
     answer: Option<Result<Vec<u8>, FabricError>>,
-    /// Foreign code: cloned, woken and dropped only while nobody holds the lock on the calls.
+    /// A waker is foreign code: it is cloned, woken and dropped only without the lock on the calls.
     waker: Option<Waker>,
 }
 
@@ -447,12 +451,12 @@ impl Drop for Session {
         }
         frame::ring(&self.shared.closed);
         if let Some(watcher) = self.watcher.take() {
-            drop(watcher.join()); // Had it panicked, that was told then.
+            drop(watcher.join()); // A panic was reported when it happened.
         }
     }
 }
 
-/// A call under way; forgets it when dropped, so that a late answer finds nobody.
+/// A call in flight. Dropping it removes the call, so that a late response is discarded.
 struct Pending<'a> {
     shared: &'a Shared,
     id: u64,
@@ -472,12 +476,12 @@ impl<'a> Pending<'a> {
         let header = FrameHeader { id: id.into(), service: service.0.into(), status: 0.into() };
         match shared.line.calls.send(header, request) {
             Ok(()) => {
-                shared.rest(); // What found no room waits for it, and that is to be told, too.
+                shared.rest(); // Also asks to be rung for space, if a frame waits for it.
                 Ok(pending)
             }
             Err(Fault::Unread) => Err(FabricError::Refused(format!(
-                "node {} does not read what it is asked, and this was not sent: look whether it is stopped or \
-                 overloaded, then ask again",
+                "node {} does not read its requests, and this one was not sent: check whether the node is stopped \
+                 or overloaded, then retry",
                 shared.node.0
             ))),
             Err(Fault::Foreign) => Err(FabricError::Broken { node: shared.node, reason: SPOILT.to_owned() }),
@@ -495,7 +499,7 @@ impl Future for Pending<'_> {
             return Poll::Ready(answer);
         }
         if self.shared.died.load(Ordering::Acquire) {
-            // It was sent, so it may have been carried out before the end.
+            // The call was sent, so it may have been carried out before the process ended.
             let reason = "the node's process has ended".to_owned();
             return Poll::Ready(Err(FabricError::Broken { node: self.shared.node, reason }));
         }
@@ -516,8 +520,8 @@ impl Drop for Pending<'_> {
 }
 
 impl Drop for Shared {
-    /// The session's last access to the memory. It comes before the word by which a living node gives the slot to
-    /// another; one that died hears no word, and whoever takes over its memory looks at the slot.
+    /// The session's last access to the memory. It precedes the message after which a live node gives the slot to
+    /// another session. A dead node receives no message; the node that takes over its memory inspects the slot.
     fn drop(&mut self) {
         if !self.line.is_anothers() {
             let Ok(()) = self.memory.arena().leave_session(self.session);
@@ -534,7 +538,7 @@ impl Shared {
         self.calls().values().any(|call| call.answer.is_none())
     }
 
-    /// Waits for answers, for the node's death, and for the endpoint's end.
+    /// Waits for responses, for the node's death, and for the endpoint's drop.
     fn watch(&self) {
         self.rest();
         loop {
@@ -543,7 +547,7 @@ impl Shared {
             let mut fds = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut fds, None) {
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(_) => return self.node_died(), // Unwatched, its end would go unseen.
+                Err(_) => return self.node_died(), // Without a watch, the node's end would go unnoticed.
                 Ok(_) => {}
             }
             let [socket, pidfd, closed] = fds.map(|fd| !fd.revents().is_empty());
@@ -556,7 +560,7 @@ impl Shared {
         }
     }
 
-    /// Hears what the socket says, and takes what has come; false if the node has hung up.
+    /// Reads messages from the socket, and takes responses. Returns false if the node has hung up.
     fn hear(&self) -> bool {
         let mut is_connected = true;
         for _ in 0..WORDS_AT_A_TIME {
@@ -569,13 +573,13 @@ impl Shared {
                 Some(_) => {}
             }
         }
-        // After that: whoever hangs up has published all that it wrote.
+        // Taken after the check: a peer that hangs up has published all its frames before.
         let has_taken = self.take_answers();
         self.rest();
         is_connected && has_taken.is_ok()
     }
 
-    /// Looks for answers, for a short while, until there are some or it is enough.
+    /// Polls for responses, for at most [`crate::spin::SPIN`], until there are some or `is_enough` is true.
     fn look(&self, is_enough: &dyn Fn() -> bool) {
         let looked = spin(|| match self.take_answers() {
             Ok(false) if !is_enough() => None,
@@ -587,17 +591,17 @@ impl Shared {
         self.rest();
     }
 
-    /// From here on the node rings for what it writes.
+    /// Asks the node to ring for its next frames.
     fn rest(&self) {
         while !self.line.calls.rests() && self.take_answers().is_ok() {}
     }
 
-    /// Hands the answers that have come to whoever waits for them; false if there were none.
+    /// Passes the responses that have arrived to their callers. Returns false if there were none.
     fn take_answers(&self) -> Result<bool, Fault> {
         let mut answers = Vec::new();
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         let received = self.line.calls.receive(&mut inbox, |frame| {
-            // What is no answer is nobody's; whoever waits for one has a deadline.
+            // A malformed frame is discarded; callers have a deadline.
             let Some((header, body)) = frame::parse(frame) else { return };
             let answer = match header.status.get() {
                 frame::ANSWERED => Ok(body.to_vec()),
@@ -619,7 +623,7 @@ impl Shared {
     }
 
     fn node_died(&self) {
-        // Release: pairs with the Acquire of a call's poll; chains need to see it soon, not in any order.
+        // Release: pairs with the Acquire of a call's poll. Chains must see the flag soon, in no particular order.
         self.died.store(true, Ordering::Release);
         let wakers: Vec<Waker> = self.calls().values_mut().filter_map(|call| call.waker.take()).collect();
         wakers.into_iter().for_each(Waker::wake);

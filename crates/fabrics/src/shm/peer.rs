@@ -1,22 +1,22 @@
-//! Who is at the other end of a unix socket.
+//! The process at the other end of a Unix socket.
 //!
-//! `rustix` tells this too, but its process ids are never 0, and 0 is what the system answers for a process that is
-//! in a pid namespace which this one does not see.
+//! `rustix` has this too, but its process ids are never 0, and the system reports 0 for a process in a pid namespace
+//! that this process does not see.
 
 use rustix::process::Pid;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The process that connected, or that listens, as it was when it did.
+/// Credentials of the process that connected or listens, at the time it did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Nothing if it is in a pid namespace that this process does not see.
+    /// `None` if it is in a pid namespace that this process does not see.
     pub pid: Option<Pid>,
     /// Its effective user.
     pub user: u32,
 }
 
-/// Learns who is at the other end of a connected socket.
+/// Returns the process at the other end of a connected socket.
 ///
 /// # Errors
 /// The system's.
@@ -24,8 +24,8 @@ pub fn peer(socket: &impl AsFd) -> rustix::io::Result<Peer> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let socket: c_int = socket.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is borrowed until this returns; the system writes at most `len` bytes to `found`, which
-    // has as many and is fit to hold any.
+    // SAFETY: the descriptor is borrowed until this returns. The system writes at most `len` bytes to `found`, which
+    // has that size and is valid with any content.
     let failed = unsafe {
         libc::getsockopt(
             socket,
@@ -53,14 +53,14 @@ mod tests {
     #[test]
     fn this_process_is_its_own_peer() {
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("two sockets");
-        let found = peer(&ours).expect("connected");
+        let found = peer(&ours).expect("a connected socket");
         assert_eq!(found.pid, Some(rustix::process::getpid()));
         assert_eq!(found.user, rustix::process::geteuid().as_raw());
         assert!(peer(&std::fs::File::open("/dev/null").expect("a device")).is_err());
     }
 
     #[test]
-    fn no_process_has_a_number_below_1() {
+    fn a_pid_below_1_means_an_unseen_process() {
         assert_eq!([seen(0), seen(-1), seen(1)], [None, None, Some(Pid::INIT)]);
     }
 }

@@ -350,7 +350,7 @@ fn an_engine_that_is_none_is_an_error() {
         Ok(_) => panic!("it is none"),
         Err(error) => error.to_string(),
     };
-    assert!(refused(Impostor::saying(b"{}")).contains("no node that this program knows"));
+    assert!(refused(Impostor::saying(b"{}")).contains("not a node that this program knows"));
     assert!(refused(Impostor::saying(b"")).contains("hung up"));
     assert!(refused(Impostor::saying(br#"{"Refusal":"not today"}"#)).contains("refuses: not today"));
     assert!(refused(Impostor::saying(br#""Welcome""#)).contains("sent no memory"));

@@ -399,7 +399,7 @@ fn a_stopped_node_is_named_to_new_clients_and_serves_them_once_it_goes_on() {
             Err(errno) => break assert_eq!(errno, Errno::AGAIN),
         }
     }
-    in_time(&node.run(["kv", "get", "k"]).refused("nobody more is let in"));
+    in_time(&node.run(["kv", "get", "k"]).refused("accepts no more clients"));
     node.process.signal(Signal::CONT);
     assert_eq!(node.run(["kv", "get", "k"]).done().out, b"v");
     drop(waiting);
