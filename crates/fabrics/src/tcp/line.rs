@@ -1,4 +1,4 @@
-//! A client's connection to one node.
+//! A client's connection to one engine of a node.
 
 use super::{End, FRAME_MAX, Plain, READ_MAX, Wire};
 use crate::session::carrier::{Broken, Line};
@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// How long a connection may take to be made.
+/// Time limit for connecting.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_millis(900);
 
 /// A client's end of TCP.
@@ -17,7 +17,7 @@ pub type TcpLine = StreamLine<Plain>;
 /// A client's end of a stream.
 pub struct StreamLine<W> {
     stream: TcpStream,
-    /// Watches the stream, for what the moment asks for.
+    /// Watches the stream for the events needed now.
     poll: OwnedFd,
     state: RefCell<State<W>>,
 }
@@ -25,21 +25,21 @@ pub struct StreamLine<W> {
 struct State<W> {
     wire: W,
     buffer: Box<[u8]>,
-    /// Whether the poll tells when more can be written.
+    /// Whether epoll reports when more can be written.
     wants_out: bool,
 }
 
 impl TcpLine {
-    /// Connects to the node at `node`. Waits about a second at most.
+    /// Connects to the node at `node`. Waits at most about 1 s.
     ///
     /// # Errors
-    /// The system's: nobody listens there, there is no way there, or no room for one more socket.
+    /// The system's: no listener, no route, or no descriptor for another socket.
     pub fn connect(node: SocketAddr) -> std::io::Result<TcpLine> {
         StreamLine::over(dial(node)?, Plain::default())
     }
 }
 
-/// A connection to `node`. Waits about a second at most.
+/// Opens a connection to `node`. Waits at most about 1 s.
 pub(super) fn dial(node: SocketAddr) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&node, CONNECT_WAIT)?;
     stream.set_nodelay(true)?;

@@ -1,9 +1,9 @@
 //! Sessions over TCP: a client has one connection, to one of the node's engines.
 //!
-//! What a datagram is elsewhere is here a frame, `| bytes u32 |` and so many bytes. A connection carries each frame
-//! once and in order, or it breaks, and with it the session: so nothing is sent twice and no frame has a check of its
-//! own. What leaves in one turn leaves in one write. Frames go through the stream as they are ([`Plain`]), or by
-//! [`tls`].
+//! Each datagram of a session becomes one frame: `| bytes u32 |` and that number of bytes. A connection delivers each
+//! frame once and in order, or it breaks and ends the session. So nothing is retransmitted, and frames have no
+//! checksum. All frames of one turn are written in one system call. Frames travel through the stream in the clear
+//! ([`Plain`]) or over TLS ([`tls`]).
 
 mod line;
 mod port;
@@ -17,27 +17,27 @@ use crate::session::DATAGRAM_MAX;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 
-/// The most bytes of a frame. Larger ones are slower: neither side has anything to do while the other works on all
-/// of it.
+/// Maximum size of a frame in bytes. Larger frames are slower, because one side idles while the other handles the whole
+/// frame.
 const FRAME_MAX: usize = 24 * 1024;
-/// Bytes before each frame.
+/// Size of the length field before each frame.
 const LENGTH: usize = 4;
-/// Bytes that are read at once.
+/// Maximum number of bytes per read.
 const READ_MAX: usize = 128 * 1024;
 
 /// Why a connection carries nothing more.
 #[derive(Debug)]
 pub enum End {
-    /// The other side has hung up.
+    /// The peer has hung up.
     HungUp,
-    /// The other side speaks something else.
+    /// The peer speaks another protocol.
     Foreign,
-    /// The other side speaks TLS, and this one does not.
+    /// The peer speaks TLS, and this side does not.
     Encrypted,
-    /// TLS failed, for the reason that it contains.
+    /// TLS failed, with this error.
     #[cfg(feature = "tls")]
     Tls(rustls::Error),
-    /// The system's reason.
+    /// The system's error.
     System(std::io::Error),
 }
 
@@ -45,10 +45,8 @@ impl std::fmt::Display for End {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             End::HungUp => f.write_str("the node has hung up"),
-            End::Foreign => f.write_str("what serves there is no node"),
-            End::Encrypted => {
-                f.write_str("what serves there speaks TLS: name it by tls:// in place of tcp://")
-            }
+            End::Foreign => f.write_str("the peer is not a farside node"),
+            End::Encrypted => f.write_str("the peer speaks TLS: use tls:// in place of tcp://"),
             #[cfg(feature = "tls")]
             End::Tls(error) => write!(f, "TLS failed: {error}"),
             End::System(error) => error.fmt(f),
@@ -56,36 +54,36 @@ impl std::fmt::Display for End {
     }
 }
 
-/// How frames become bytes of a stream, and bytes frames again, at one side of a connection.
+/// Conversion between frames and the bytes of a stream, at one side of a connection.
 pub trait Wire: Send {
-    /// Whether frames may come. Until then both sides agree how.
+    /// Whether frames may be exchanged. False during a handshake.
     fn is_ready(&self) -> bool;
 
-    /// Takes a frame to be sent.
+    /// Queues a frame for sending.
     fn push(&mut self, frame: &[u8]);
 
-    /// Writes what was taken, as far as that goes.
+    /// Writes queued frames as far as the stream accepts them.
     ///
     /// # Errors
-    /// Nothing more will be carried.
+    /// The connection carries nothing more.
     fn flush(&mut self, stream: &TcpStream) -> Result<(), End>;
 
-    /// Bytes that could be written if there were room.
+    /// Number of queued bytes that the stream has not yet accepted.
     fn unwritten(&self) -> usize;
 
-    /// Whether a frame waits to be handed on, of which no poll tells.
+    /// Whether a received frame waits in memory, which epoll does not report.
     fn has_frame(&self) -> bool {
         false
     }
 
-    /// Nothing has come for a while: gives back what it holds nothing in.
+    /// Called when the connection has been idle for a while. Frees empty buffers.
     fn rest(&mut self);
 
-    /// Hands on the next frame, or the next few; reads for that once at most. `buffer` has 128 KiB. False if nothing
-    /// came.
+    /// Passes the next frame, or the next few, to `take`; reads from the stream at most once. `buffer` has 128 KiB.
+    /// Returns false if nothing was received.
     ///
     /// # Errors
-    /// Nothing more will be carried. What had arrived before was handed on.
+    /// The connection carries nothing more. Frames received before were passed on.
     fn receive(
         &mut self,
         stream: &TcpStream,
@@ -94,7 +92,7 @@ pub trait Wire: Send {
     ) -> Result<bool, End>;
 }
 
-/// Frames as they are.
+/// Frames in the clear.
 #[derive(Default)]
 pub struct Plain {
     inbox: Inbox,
@@ -136,16 +134,17 @@ impl Wire for Plain {
     }
 }
 
-/// Bytes on their way out of one side of a connection.
+/// Bytes to be written to the stream.
 #[derive(Default)]
 struct Outbox {
     bytes: Vec<u8>,
-    /// Of them that were written.
+    /// Number of bytes already written.
     sent: usize,
 }
 
 impl Outbox {
-    /// Has `write` add something, given room for `len` bytes: how many it was, or else for how many there must be.
+    /// Appends bytes with `write`, given space for `len` bytes. `write` returns the number of bytes written, or the
+    /// number it needs as an error.
     #[cfg(feature = "tls")]
     fn extend(&mut self, len: usize, mut write: impl FnMut(&mut [u8]) -> Result<usize, usize>) {
         let before = self.bytes.len();
@@ -154,7 +153,7 @@ impl Outbox {
             self.bytes.resize(before + len, 0);
             write(&mut self.bytes[before..])
         });
-        self.bytes.truncate(before + written.expect("it has the room that it asked for"));
+        self.bytes.truncate(before + written.expect("the space requested is enough"));
     }
 
     fn rest(&mut self) {
@@ -163,12 +162,12 @@ impl Outbox {
         }
     }
 
-    /// Bytes that were not written yet.
+    /// Number of bytes not yet written.
     fn len(&self) -> usize {
         self.bytes.len() - self.sent
     }
 
-    /// Writes as much as goes.
+    /// Writes as much as the stream accepts.
     fn flush(&mut self, mut stream: impl Write) -> Result<(), End> {
         while self.len() > 0 {
             match stream.write(&self.bytes[self.sent..]) {
@@ -181,7 +180,7 @@ impl Outbox {
         }
         self.sent = 0;
         self.bytes.clear();
-        // What one burst needed is not kept for ever.
+        // Frees the memory that one burst needed.
         self.bytes.shrink_to(READ_MAX);
         Ok(())
     }
@@ -192,19 +191,19 @@ fn put_frame(bytes: &mut Vec<u8>, frame: &[u8]) {
     bytes.extend_from_slice(frame);
 }
 
-/// Bytes that arrived and were not handed on.
+/// Bytes received but not yet passed on.
 #[derive(Default)]
 struct Inbox {
     bytes: Vec<u8>,
-    /// Of them that were handed on since.
+    /// Number of bytes already passed on.
     done_with: usize,
-    /// Whether a frame is whole among the others.
+    /// Whether the rest contains a complete frame.
     has_frame: bool,
 }
 
 impl Inbox {
-    /// Hands on the next frame: so that it is answered while the other side makes use of the answers to the one before.
-    /// Reads once if none is whole. `buffer` has [`READ_MAX`] bytes. False if nothing came.
+    /// Passes on the next frame only, so that its response leaves while the peer handles the responses to the previous
+    /// one. Reads once if no frame is complete. `buffer` has [`READ_MAX`] bytes. Returns false if nothing was received.
     fn receive(
         &mut self,
         stream: impl Read,
@@ -213,12 +212,12 @@ impl Inbox {
     ) -> Result<bool, End> {
         if self.has_frame {
             let bytes = &self.bytes[self.done_with..];
-            let (frame, rest) = next_frame(bytes)?.expect("it was whole");
+            let (frame, rest) = next_frame(bytes)?.expect("a complete frame");
             take(frame);
             self.done_with += bytes.len() - rest.len();
             self.has_frame = next_frame(rest)?.is_some();
             if !self.has_frame {
-                // Only the beginning of a frame is kept for long.
+                // Only an incomplete frame may stay for long.
                 self.bytes.drain(..self.done_with);
                 self.done_with = 0;
                 self.bytes.shrink_to(0);
@@ -236,7 +235,8 @@ impl Inbox {
         Ok(true)
     }
 
-    /// Reads once, behind what was kept; how many bytes that makes in `buffer`. Nothing if nothing came.
+    /// Reads once into `buffer`, after the bytes kept before. Returns the total number of bytes in `buffer`, or `None`
+    /// if nothing was received.
     fn read(&self, mut stream: impl Read, buffer: &mut [u8]) -> Result<Option<usize>, End> {
         let held = self.bytes.len() - self.done_with;
         buffer[..held].copy_from_slice(&self.bytes[self.done_with..]);
@@ -248,7 +248,7 @@ impl Inbox {
         }
     }
 
-    /// Hands on the frames that are whole with these bytes.
+    /// Passes on all frames that are complete with these bytes.
     #[cfg(feature = "tls")]
     fn feed(&mut self, bytes: &[u8], take: impl FnMut(&[u8])) -> Result<(), End> {
         if self.bytes.is_empty() {
@@ -264,19 +264,19 @@ impl Inbox {
         Ok(())
     }
 
-    /// Keeps what is to be looked at with what comes next, in place of what was kept.
+    /// Keeps bytes for the next read, in place of those kept before.
     fn keep(&mut self, rest: &[u8]) {
         self.bytes.clear();
         self.done_with = 0;
         if rest.is_empty() {
-            self.bytes.shrink_to(0); // Ten thousand idle connections hold nothing.
+            self.bytes.shrink_to(0); // 10,000 idle connections must hold no memory.
         } else {
             self.bytes.extend_from_slice(rest);
         }
     }
 }
 
-/// Hands on the frames that are whole in `bytes`; the rest.
+/// Passes on the complete frames in `bytes`; returns the rest.
 #[cfg(feature = "tls")]
 fn split(mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> Result<&[u8], End> {
     while let Some((frame, after)) = next_frame(bytes)? {
@@ -286,10 +286,10 @@ fn split(mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> Result<&[u8], End> {
     Ok(bytes)
 }
 
-/// A frame, and the bytes behind it.
+/// A frame, and the bytes after it.
 type FrameAndRest<'a> = (&'a [u8], &'a [u8]);
 
-/// The first frame of `bytes`, if that is whole.
+/// Returns the first frame of `bytes` if it is complete.
 #[inline]
 fn next_frame(bytes: &[u8]) -> Result<Option<FrameAndRest<'_>>, End> {
     let Some((size, after)) = bytes.split_first_chunk::<LENGTH>() else { return Ok(None) };
@@ -300,12 +300,13 @@ fn next_frame(bytes: &[u8]) -> Result<Option<FrameAndRest<'_>>, End> {
     Ok(after.split_at_checked(len))
 }
 
-/// How an alert of TLS begins, with which one who speaks it answers anything else. No frame is as long as it says.
+/// First bytes of a TLS alert, with which a TLS peer responds to other protocols. As a length they exceed that of any
+/// frame.
 const ALERT: [u8; 3] = [21, 3, 3];
 const _: () = assert!(u32::from_le_bytes([21, 3, 3, 0]) as usize > DATAGRAM_MAX);
 
 const _: () =
-    assert!(READ_MAX >= 2 * (DATAGRAM_MAX + LENGTH), "a frame's beginning leaves room to read its rest");
+    assert!(READ_MAX >= 2 * (DATAGRAM_MAX + LENGTH), "an incomplete frame leaves space for the rest");
 
 #[cfg(test)]
 #[path = "../../../remote/tests/support/fuzz.rs"]
@@ -316,7 +317,7 @@ mod tests {
     use super::fuzz::{self, Change, Executions};
     use super::*;
 
-    /// Hands out a few bytes at a time, then would block.
+    /// A stream that returns a few bytes per read, then `WouldBlock`.
     struct Drip<'a>(&'a [u8], usize);
 
     impl Read for Drip<'_> {
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_arrive_whole_however_the_bytes_are_cut() {
+    fn frames_arrive_complete_however_reads_split_them() {
         let frames: [&[u8]; 4] = [b"one", b"", &[7; 5000], b"last"];
         let mut outbox = Outbox::default();
         frames.iter().for_each(|frame| put_frame(&mut outbox.bytes, frame));
@@ -351,19 +352,19 @@ mod tests {
     fn a_frame_beyond_the_limit_is_foreign() {
         let bytes = (DATAGRAM_MAX as u32 + 1).to_le_bytes();
         let mut inbox = Inbox::default();
-        let received = inbox.receive(&bytes[..], &mut vec![0; READ_MAX], |_| panic!("it is no frame"));
+        let received = inbox.receive(&bytes[..], &mut vec![0; READ_MAX], |_| panic!("not a frame"));
         assert!(matches!(received, Err(End::Foreign)));
     }
 
     #[test]
-    fn who_answers_by_an_alert_of_tls_is_told_from_others() {
+    fn a_peer_that_sends_a_tls_alert_is_recognized() {
         let mut inbox = Inbox::default();
         let alert = [21, 3, 3, 0, 2, 2, 10];
-        let received = inbox.receive(&alert[..], &mut vec![0; READ_MAX], |_| panic!("it is no frame"));
+        let received = inbox.receive(&alert[..], &mut vec![0; READ_MAX], |_| panic!("not a frame"));
         assert!(matches!(received, Err(End::Encrypted)));
     }
 
-    /// Frames whose bytes were changed, however they are cut: each that is handed on is no longer than a frame.
+    /// Mutated frames, split anywhere: no frame passed on exceeds the limit.
     #[test]
     fn fuzz_frames() {
         let executions = Executions::of("frames of a stream");

@@ -1,7 +1,7 @@
-//! An engine's connections.
+//! An engine's TCP or TLS connections.
 //!
-//! Invariant: a connection that is idle holds no buffer. One whose peer does not read is closed before it holds more
-//! than [`OUTBOX_MAX`].
+//! Invariant: an idle connection holds no buffer.
+//! Invariant: a connection whose peer does not read is closed before it holds more than [`OUTBOX_MAX`] bytes.
 
 use super::{End, FRAME_MAX, LENGTH, Plain, READ_MAX, Wire};
 use crate::connections::{Connecting, Connection, Connections, Ended, NEWCOMERS_PER_POLL};
@@ -10,25 +10,25 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// The most bytes that wait for a peer to read them.
+/// Maximum number of bytes that wait for a peer to read them.
 pub(super) const OUTBOX_MAX: usize = 4 << 20;
-/// Connections that wait to be accepted.
+/// Length of the listener's backlog.
 const BACKLOG: i32 = 1024;
-/// Of those, so many are accepted between two questions to the poll.
+/// Maximum number of connections accepted between two calls of `epoll_wait`.
 const ACCEPTS_PER_POLL: u32 = 16;
-/// How long nobody is let in where the system has no descriptor left.
+/// Pause in accepting connections after the system ran out of descriptors.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// An engine's end of TCP.
 pub type TcpPort = StreamPort<Plain>;
 
-/// An engine's end of streams.
+/// An engine's end of stream connections.
 pub struct StreamPort<W> {
     listener: TcpListener,
     connections: Connections<Client<W>>,
-    /// The wire of one who comes.
+    /// Creates the wire of a new connection.
     wire: Box<dyn Fn() -> W + Send>,
-    /// Until when the poll does not tell of new ones, as there is no room.
+    /// End of the pause in accepting, if the system has run out of descriptors.
     full_until: Option<Instant>,
     buffer: Box<[u8]>,
 }
@@ -39,23 +39,24 @@ pub(crate) struct Client<W> {
 }
 
 impl TcpPort {
-    /// Ports for so many engines, all at one address, among which the system deals out connections.
+    /// Creates ports for `engines` engines at one address. The system distributes connections among them.
     ///
     /// # Errors
-    /// The system's: the address is none of this machine's, or another has it.
+    /// The system's: the address is not of this machine, or is in use.
     pub fn bind(address: SocketAddr, engines: usize) -> std::io::Result<Vec<TcpPort>> {
         StreamPort::bind_with(address, engines, Plain::default)
     }
 }
 
 impl<W: Wire> StreamPort<W> {
-    /// As [`TcpPort::bind`], for connections each with such a wire.
+    /// Like [`TcpPort::bind`], with a wire from `wire` for each connection.
     pub(super) fn bind_with(
         address: SocketAddr,
         engines: usize,
         wire: impl Fn() -> W + Clone + Send + 'static,
     ) -> std::io::Result<Vec<StreamPort<W>>> {
-        // Sockets that share a port do so with any other of this user, a second node's too: so first alone.
+        // Sockets that share a port also share it with any other socket of this user, such as a second node's. So bind
+        // it exclusively first.
         let alone = listen(address, false)?;
         let address = alone.local_addr()?;
         drop(alone);
@@ -71,7 +72,7 @@ impl<W: Wire> StreamPort<W> {
         (0..engines).map(|_| port(listen(address, true)?)).collect()
     }
 
-    /// Where it is bound.
+    /// Returns the bound address.
     ///
     /// # Errors
     /// The system's.
@@ -79,7 +80,7 @@ impl<W: Wire> StreamPort<W> {
         self.listener.local_addr()
     }
 
-    /// Takes one in. True if both sides have yet to agree how to speak.
+    /// Adds a connection. Returns true if it begins with a handshake.
     fn admit(&mut self, stream: TcpStream, peer: IpAddr) -> std::io::Result<bool> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
@@ -103,8 +104,8 @@ impl<W: Wire> Connecting for StreamPort<W> {
         (&mut self.connections, &mut self.buffer)
     }
 
-    /// Lets in who waits: no more than a few at a time, so that a crowd keeps nobody from being served; and where that
-    /// takes a while, no more than are heard at a time. The others wait in line.
+    /// Accepts waiting connections, but only a few at a time, so that a crowd does not delay the others. If connections
+    /// begin with a handshake, accepts no more than are read at a time. The rest stays in the backlog.
     fn accept(&mut self) {
         let mut newcomers = 0;
         for _ in 0..ACCEPTS_PER_POLL {
@@ -112,7 +113,7 @@ impl<W: Wire> Connecting for StreamPort<W> {
                 return;
             }
             match self.listener.accept() {
-                // It may be gone already.
+                // A connection that cannot be added is closed.
                 Ok((stream, peer)) => newcomers += u32::from(self.admit(stream, peer.ip()).unwrap_or(false)),
                 Err(error) => {
                     use rustix::io::Errno;
@@ -134,7 +135,7 @@ impl<W: Wire> Connecting for StreamPort<W> {
         }
     }
 
-    // Where there is no descriptor left, it is time that makes room.
+    // After running out of descriptors, only time helps.
     fn resumes_in(&self) -> Option<Duration> {
         self.full_until.map(|until| until.saturating_duration_since(Instant::now()))
     }
@@ -196,7 +197,7 @@ impl<W: Wire> Connection for Client<W> {
 
 fn listen(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?; // Connections of a node that has ended may linger.
+    socket.set_reuse_address(true)?; // Connections of an earlier node may linger.
     socket.set_reuse_port(is_shared)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(BACKLOG)?;
@@ -205,4 +206,4 @@ fn listen(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> 
 }
 
 const _: () =
-    assert!(OUTBOX_MAX >= 16 * (FRAME_MAX + LENGTH), "a peer that reads is not taken for one that does not");
+    assert!(OUTBOX_MAX >= 16 * (FRAME_MAX + LENGTH), "a peer that reads stays below the limit");

@@ -1,14 +1,13 @@
-//! TLS between the stream and the frames: what travels can be neither read nor changed, and the client knows that it
-//! is the node.
+//! TLS between the stream and the frames: nobody on the path can read or change the traffic, and the client
+//! authenticates the node.
 //!
-//! Version 1.3 alone, by `rustls`, which is handed bytes and hands out bytes: it has no socket and waits for nothing.
-//! A client agrees with the node while it connects. At a port the handshake goes on whenever the poll tells of the
-//! connection, a few connections at a time; whoever does not come to its end has no session, and is hung up on like
-//! others that have none.
+//! Only version 1.3, by `rustls`, which converts bytes to bytes: it has no socket and never blocks. A client completes
+//! the handshake while it connects. At a port the handshake proceeds when epoll reports the connection, for a few
+//! connections at a time. A connection that does not complete it has no session, and is closed like others without one.
 //!
-//! Invariant: what was taken in one turn leaves as few records as can hold it, in one write.
-//! Invariant: nothing is kept of a session that has ended: each has keys of its own.
-//! Invariant: no frame is handed on, and none leaves, before the handshake is over.
+//! Invariant: the frames of one turn leave in the smallest number of records, in one write.
+//! Invariant: nothing is kept of a session after its end: each session has its own keys.
+//! Invariant: no frame is passed on or sent before the handshake is complete.
 
 use super::line::{CONNECT_WAIT, dial};
 use super::port::StreamPort;
@@ -25,23 +24,23 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The protocol within, so that a node's certificate serves for nothing else.
+/// The application protocol, so that a node's certificate is valid for nothing else.
 const ALPN: &[u8] = b"farside";
-/// The most bytes that a record holds.
+/// Maximum payload of a record in bytes.
 const RECORD_MAX: usize = 16 * 1024;
-/// What a record adds to what it holds, and some more.
+/// Upper bound of the overhead of a record.
 const RECORD_EXTRA: usize = 64;
-/// Bytes of records that are kept because more is needed. A handshake of ours has less.
+/// Maximum number of bytes of incomplete records that are kept. Our handshakes need less.
 const HELD_MAX: usize = 2 * RECORD_MAX;
 
-const _: () = assert!(HELD_MAX > RECORD_MAX + 256 + 5, "the beginning of a record is kept");
-const _: () = assert!(READ_MAX > 2 * HELD_MAX, "what is kept leaves room to read its rest");
+const _: () = assert!(HELD_MAX > RECORD_MAX + 256 + 5, "an incomplete record can be kept");
+const _: () = assert!(READ_MAX > 2 * HELD_MAX, "an incomplete record leaves space for the rest");
 
-/// What a node shows of itself: a certificate, and the key to it. Cheap to clone.
+/// A node's certificate and private key. Cheap to clone.
 #[derive(Clone)]
 pub struct Identity(Arc<ServerConfig>);
 
-/// One that was read anew is another.
+/// An identity that was loaded again differs.
 impl PartialEq for Identity {
     fn eq(&self, other: &Identity) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -56,18 +55,17 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// Why there is no identity: what is wrong with the one or the other, and the remedy.
+/// Why an identity could not be loaded: the invalid part, with the problem and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityError {
-    /// With the certificate.
+    /// The certificate is invalid.
     Certificate(String),
-    /// With the key.
+    /// The key is invalid.
     Key(String),
 }
 
 impl Identity {
-    /// The identity that these texts hold, in PEM: a certificate, with those who signed it if there are any, and its
-    /// private key.
+    /// Parses an identity in PEM: a certificate, optionally with its chain, and its private key.
     ///
     /// # Errors
     /// [`IdentityError`].
@@ -75,8 +73,8 @@ impl Identity {
         let chain = certificates_of(certificates).map_err(IdentityError::Certificate)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| {
             IdentityError::Key(match error {
-                PemError::NoItemsFound => "holds no private key: name the file of the certificate's".into(),
-                error => format!("is no PEM ({error}): name the file of the certificate's private key"),
+                PemError::NoItemsFound => "holds no private key: name the file with the certificate's key".into(),
+                error => format!("is not valid PEM ({error}): name the file with the certificate's key"),
             })
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -93,22 +91,22 @@ impl Identity {
             error => IdentityError::Key(format!("cannot be used: {error}")),
         })?;
         config.alpn_protocols = vec![ALPN.to_vec()];
-        // A client connects seldom: what would spare it a handshake is not worth being kept for all who came.
+        // Clients connect rarely: resumption would save too little to keep state for each.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Identity(Arc::new(config)))
     }
 }
 
-/// Whom a client believes: certificates of nodes, or of those who sign them. Cheap to clone.
+/// The certificates that a client trusts: those of nodes or of their signers. Cheap to clone.
 #[derive(Clone)]
 pub struct Trust(Arc<ClientConfig>);
 
 impl Trust {
-    /// Trust in these certificates, in PEM.
+    /// Parses the trusted certificates, in PEM.
     ///
     /// # Errors
-    /// The text holds none, or one that cannot be used; says the remedy.
+    /// The text holds no certificate, or one that cannot be used. The message names the remedy.
     pub fn from_pem(certificates: &[u8]) -> Result<Trust, String> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates_of(certificates)? {
@@ -130,41 +128,41 @@ impl Trust {
 
 fn certificates_of(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| format!("is no PEM ({error}): name a file of certificates"))?;
+    let found = found.map_err(|error| format!("is not valid PEM ({error}): name a file of certificates"))?;
     if found.is_empty() {
         return Err("holds no certificate: name a file of certificates in PEM".into());
     }
     Ok(found)
 }
 
-/// A host's name, as its certificate has it.
+/// A host's name as it appears in its certificate.
 #[derive(Clone, Debug)]
 pub struct HostName(ServerName<'static>);
 
 impl HostName {
-    /// A name or an address, without a port.
+    /// Parses a name or an address, without a port.
     ///
     /// # Errors
-    /// It is neither.
+    /// The text is neither.
     pub fn parse(name: &str) -> Result<HostName, String> {
         let parsed = ServerName::try_from(name.trim_matches(['[', ']']));
-        let parsed = parsed.map_err(|_| format!("'{name}' is no name or address of a host"))?;
+        let parsed = parsed.map_err(|_| format!("'{name}' is not a host name or address"))?;
         Ok(HostName(parsed.to_owned()))
     }
 }
 
-/// Why there is no connection by TLS. Its text says the remedy. Nothing was sent that anybody could read.
+/// Why there is no TLS connection. The message names a remedy. No readable data was sent.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// There is no connection at all.
+    /// The connection could not be established.
     System(std::io::Error),
-    /// The node's certificate is not believed.
+    /// The node's certificate is not trusted.
     Untrusted(CertificateError),
-    /// There was no end of the handshake within a second.
+    /// The handshake was not complete within about 1 s.
     Silent,
-    /// The other side hung up in the handshake.
+    /// The peer hung up during the handshake.
     HungUp,
-    /// The handshake failed otherwise.
+    /// The handshake failed for another reason.
     Failed(Error),
 }
 
@@ -173,44 +171,44 @@ impl std::fmt::Display for ConnectError {
         use CertificateError::*;
         match self {
             ConnectError::System(error) => {
-                write!(f, "no node can be reached: {error}; look whether one serves there")
+                write!(f, "no node can be reached: {error}; check that one is running there")
             }
             ConnectError::Untrusted(UnknownIssuer | BadSignature) => f.write_str(
-                "the node's certificate is none of those that are trusted, nor signed by one: look whether it is the \
-                 node that is meant, and name its certificate, or its signer's, by --tls-ca",
+                "the node's certificate is not trusted, nor signed by a trusted one: check that this is the right \
+                 node, and name its certificate, or its signer's, by --tls-ca",
             ),
             ConnectError::Untrusted(Expired | ExpiredContext { .. }) => f.write_str(
-                "the node's certificate has expired: have it serve with a new one, such as 'farside tls new' makes, \
-                 or set this machine's clock",
+                "the node's certificate has expired: give the node a new one, such as 'farside tls new' makes, or \
+                 set this machine's clock",
             ),
             ConnectError::Untrusted(NotValidYet | NotValidYetContext { .. }) => f.write_str(
-                "the node's certificate is not valid yet: set the clock, of this machine or of the one that made it",
+                "the node's certificate is not valid yet: set the clock of this machine, or of the one that made it",
             ),
             ConnectError::Untrusted(NotValidForNameContext { expected, presented }) => write!(
                 f,
-                "the node's certificate is not for '{}': connect by a name that it has ({}), or have one made for this \
-                 one, by 'farside tls new --host {0}'",
+                "the node's certificate is not for '{}': connect by a name that it has ({}), or make one for this \
+                 name with 'farside tls new --host {0}'",
                 expected.to_str(),
                 presented.join(", ")
             ),
             ConnectError::Untrusted(error) => {
-                write!(f, "the node's certificate cannot be trusted ({error}): have it serve with another")
+                write!(f, "the node's certificate cannot be trusted ({error}): give the node another one")
             }
             ConnectError::Silent => write!(
                 f,
-                "no node answered within {} ms: look whether one serves tls:// there, and whether it is stopped",
+                "no node answered within {} ms: check that one serves tls:// there and is not stopped",
                 CONNECT_WAIT.as_millis()
             ),
             ConnectError::HungUp => f.write_str(
-                "it hung up instead of speaking TLS: look whether a node serves tls:// there; one that serves tcp:// \
-                 is named so",
+                "the peer hung up instead of speaking TLS: check that a node serves tls:// there; if it serves \
+                 tcp://, use that scheme",
             ),
             ConnectError::Failed(Error::InvalidMessage(_)) => f.write_str(
-                "what serves there does not speak TLS: look whether a node serves tls:// there; one that serves \
-                 tcp:// is named so",
+                "the peer does not speak TLS: check that a node serves tls:// there; if it serves tcp://, use that \
+                 scheme",
             ),
             ConnectError::Failed(error) => {
-                write!(f, "TLS could not be agreed on ({error}): use the same release on both sides")
+                write!(f, "TLS negotiation failed ({error}): use the same release on both sides")
             }
         }
     }
@@ -233,7 +231,7 @@ impl From<End> for ConnectError {
 pub type TlsLine = StreamLine<Tls<UnbufferedClientConnection>>;
 
 impl TlsLine {
-    /// Connects to the node at `node`, which is to show that it is `name`. Waits about a second at most.
+    /// Connects to the node at `node`, which must prove to be `name`. Waits at most about 1 s.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -253,7 +251,7 @@ impl TlsLine {
             let mut fds = [PollFd::new(&stream, PollFlags::IN | out)];
             let _interrupted_or_not = poll(&mut fds, Some(&crate::timer::timespec(left)));
             wire.flush(&stream)?;
-            // An engine says nothing before it was greeted.
+            // An engine sends no frame before the session's hello.
             wire.receive(&stream, &mut buffer, |_| {})?;
         }
         StreamLine::over(stream, wire).map_err(ConnectError::System)
@@ -264,28 +262,28 @@ impl TlsLine {
 pub type TlsPort = StreamPort<Tls<UnbufferedServerConnection>>;
 
 impl TlsPort {
-    /// Ports for so many engines, all at one address, each of which shows `identity`.
+    /// Creates ports for `engines` engines at one address, with the certificate of `identity`.
     ///
     /// # Errors
-    /// The system's: the address is none of this machine's, or another has it.
+    /// The system's: the address is not of this machine, or is in use.
     pub fn bind(address: SocketAddr, engines: usize, identity: &Identity) -> std::io::Result<Vec<TlsPort>> {
         let identity = identity.clone();
         StreamPort::bind_with(address, engines, move || {
             let session = UnbufferedServerConnection::new(Arc::clone(&identity.0));
-            Tls::new(session.expect("what is set has been checked"))
+            Tls::new(session.expect("the configuration was checked"))
         })
     }
 }
 
-/// One side's half of the protocol.
+/// One side's half of the TLS protocol.
 pub trait Session: Send {
-    /// What the library knows of that side.
+    /// The library's data type for that side.
     type Data;
 
-    /// Takes in records, and says what is to be done next.
+    /// Processes records; returns the next step to take.
     fn process<'c, 'i>(&'c mut self, records: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
 
-    /// Whether the handshake is not over.
+    /// Whether the handshake is incomplete.
     fn is_handshaking(&self) -> bool;
 }
 
@@ -313,16 +311,16 @@ impl Session for UnbufferedServerConnection {
     }
 }
 
-/// Frames by TLS.
+/// Frames over TLS.
 pub struct Tls<S> {
     session: Box<S>,
-    /// The beginning of a record, or of a message of several.
+    /// An incomplete record, or an incomplete message of several records.
     records: Inbox,
-    /// The beginning of a frame.
+    /// An incomplete frame.
     frames: Inbox,
-    /// Frames that wait to become records.
+    /// Frames to be encrypted.
     plain: Vec<u8>,
-    /// Records on their way out.
+    /// Records to be written.
     outbox: Outbox,
 }
 
@@ -337,8 +335,8 @@ impl<S: Session> Tls<S> {
         }
     }
 
-    /// Has the library do what it can with `records`; how many bytes of them are done with. Frames that wait become
-    /// records once they may.
+    /// Processes `records` as far as possible. Returns the number of bytes consumed. Also encrypts queued frames once
+    /// the handshake is complete.
     fn advance(&mut self, records: &mut [u8], mut take: impl FnMut(&[u8])) -> (usize, Result<(), End>) {
         let mut done_with = 0;
         loop {
@@ -352,7 +350,7 @@ impl<S: Session> Tls<S> {
         }
     }
 
-    /// Has the library do the next thing. False if there is none before more has come.
+    /// Takes one step of the protocol. Returns false if the next one needs more input.
     fn step(&mut self, records: &mut [u8], take: &mut impl FnMut(&[u8])) -> (usize, Result<bool, End>) {
         let Tls { session, frames, plain, outbox, .. } = self;
         let UnbufferedStatus { mut discard, state } = session.process(records);
@@ -371,25 +369,25 @@ impl<S: Session> Tls<S> {
                 outbox.extend(0, |room| match message.encode(room) {
                     Ok(len) => Ok(len),
                     Err(EncodeError::InsufficientSize(size)) => Err(size.required_size),
-                    Err(EncodeError::AlreadyEncoded) => unreachable!("it is encoded once"),
+                    Err(EncodeError::AlreadyEncoded) => unreachable!("each message is encoded once"),
                 });
                 Ok(true)
             }
             Ok(ConnectionState::TransmitTlsData(message)) => {
-                message.done(); // It leaves with the next flush.
+                message.done(); // Written by the next flush.
                 Ok(true)
             }
             Ok(ConnectionState::WriteTraffic(traffic)) => encrypt(traffic, plain, outbox).map(|()| false),
             Ok(ConnectionState::BlockedHandshake) => Ok(false),
             Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Err(End::HungUp),
-            Ok(_) => Err(End::Foreign), // Data before the handshake is over: neither side of ours grants that.
+            Ok(_) => Err(End::Foreign), // Early data, which we never enable.
             Err(error) => Err(End::Tls(error)),
         };
         (discard, step)
     }
 }
 
-/// Makes records of what waits in `plain`.
+/// Encrypts the frames in `plain` into records.
 fn encrypt<D>(mut traffic: WriteTraffic<'_, D>, plain: &mut Vec<u8>, outbox: &mut Outbox) -> Result<(), End> {
     if plain.is_empty() {
         return Ok(());
@@ -420,7 +418,7 @@ impl<S: Session> Wire for Tls<S> {
 
     fn flush(&mut self, stream: &TcpStream) -> Result<(), End> {
         if !self.plain.is_empty() || !self.is_ready() {
-            // What is kept was looked at when it came, and is not enough for anything.
+            // The kept bytes were processed on arrival, and are incomplete.
             let mut kept = std::mem::take(&mut self.records.bytes);
             let mut is_late = false;
             let (done_with, advanced) = self.advance(&mut kept, |_| is_late = true);
@@ -457,7 +455,7 @@ impl<S: Session> Wire for Tls<S> {
         let rest = &mut records[done_with..];
         if let Err(end) = advanced {
             if let End::Tls(_) = end {
-                // Why, for the other side.
+                // Sends the alert with the reason to the peer.
                 let (_, _as_before) = self.step(rest, &mut take);
                 let _unheard = self.outbox.flush(stream);
             }
@@ -467,7 +465,7 @@ impl<S: Session> Wire for Tls<S> {
             return Err(End::Foreign);
         }
         self.records.keep(rest);
-        // What the handshake answers, and what waited for its end.
+        // Sends handshake responses, and frames that waited for its completion.
         self.outbox.flush(stream)?;
         Ok(true)
     }
@@ -499,15 +497,15 @@ mod tests {
 
     fn streams() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let ours = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
-        let (theirs, _) = listener.accept().expect("it has come");
+        let ours = TcpStream::connect(listener.local_addr().expect("an address")).expect("the port listens");
+        let (theirs, _) = listener.accept().expect("a connection");
         for stream in [&ours, &theirs] {
             stream.set_nonblocking(true).expect("a socket");
         }
         (ours, theirs)
     }
 
-    /// Two ends, a stream each, that have agreed.
+    /// Two ends, each with a stream, after the handshake.
     struct Pair {
         client: (ClientEnd, TcpStream),
         server: (ServerEnd, TcpStream),
@@ -520,16 +518,16 @@ mod tests {
             let mut pair =
                 Pair { client: (client, ours), server: (server, theirs), buffer: vec![0; READ_MAX] };
             let Pair { client: (client, ours), server: (server, theirs), buffer } = &mut pair;
-            client.flush(ours).expect("it can be written");
+            client.flush(ours).expect("the stream has space");
             while !client.is_ready() || !server.is_ready() {
-                server.receive(theirs, buffer, |_| panic!("nothing was said")).expect("a handshake");
-                client.receive(ours, buffer, |_| panic!("nothing was said")).expect("a handshake");
+                server.receive(theirs, buffer, |_| panic!("no frame was sent")).expect("a handshake");
+                client.receive(ours, buffer, |_| panic!("no frame was sent")).expect("a handshake");
             }
             pair
         }
     }
 
-    /// What one end gets of what the other was given.
+    /// The frames that one end receives when the other sends `frames`.
     fn carried<A: Session, B: Session>(
         (from, out): &mut (Tls<A>, TcpStream),
         (to, into): &mut (Tls<B>, TcpStream),
@@ -539,14 +537,14 @@ mod tests {
         frames.iter().for_each(|frame| from.push(frame));
         let mut got = Vec::new();
         while got.len() < frames.len() {
-            from.flush(out).expect("it can be written");
+            from.flush(out).expect("the stream has space");
             to.receive(into, buffer, |frame| got.push(frame.to_vec())).expect("records");
         }
         got
     }
 
     #[test]
-    fn frames_arrive_whole_both_ways_and_idle_ends_hold_nothing() {
+    fn frames_arrive_complete_and_idle_ends_hold_no_memory() {
         let mut pair = Pair::new();
         let Pair { client, server, buffer } = &mut pair;
         for frames in [
@@ -565,15 +563,15 @@ mod tests {
         }
     }
 
-    /// Records that leave, as anybody sees them: type, version, length.
+    /// Parses the outgoing records as an observer would: type, version, length.
     #[test]
-    fn what_leaves_in_one_turn_is_as_few_records_as_can_hold_it() {
+    fn frames_of_one_turn_leave_in_the_fewest_records() {
         let mut pair = Pair::new();
         let (client, _) = &mut pair.client;
         for (frames, records) in [(1, 1), (100, 1), (150, 1), (300, 2), (1500, 10)] {
             (0..frames).for_each(|_| client.push(&[1; 100]));
             let mut kept = Vec::new();
-            let advanced = client.advance(&mut kept, |_| panic!("nothing came"));
+            let advanced = client.advance(&mut kept, |_| panic!("no frame was sent"));
             assert!(advanced.1.is_ok());
             let (mut seen, mut rest) = (0, &client.outbox.bytes[..]);
             while let [23, 3, 3, high, low, after @ ..] = rest {
@@ -586,14 +584,14 @@ mod tests {
     }
 
     #[test]
-    fn keys_may_be_changed_at_any_time() {
+    fn a_peer_may_change_its_keys_at_any_time() {
         let mut pair = Pair::new();
         let Pair { client, server, buffer } = &mut pair;
         for turn in 0..20_u8 {
             let ConnectionState::WriteTraffic(traffic) =
-                server.0.session.process(&mut []).state.expect("it has agreed")
+                server.0.session.process(&mut []).state.expect("the handshake is complete")
             else {
-                panic!("nothing else is to be done")
+                panic!("no other step is due")
             };
             traffic.refresh_traffic_keys().expect("version 1.3");
             let frames = vec![vec![turn; 100]; 3];
@@ -603,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bit_that_was_changed_ends_it_and_hands_on_nothing() {
+    fn one_changed_bit_ends_the_connection_without_a_frame() {
         let mut pair = Pair::new();
         let Pair { client: (client, _), server: (server, into), buffer } = &mut pair;
         client.push(b"pay 1");
@@ -613,9 +611,9 @@ mod tests {
         let mut record = std::mem::take(&mut client.outbox.bytes);
         let last = record.len() - 20;
         record[last] ^= 1;
-        std::io::Write::write_all(&mut proxy, &record).expect("it is small");
+        std::io::Write::write_all(&mut proxy, &record).expect("the stream has space");
         let received = loop {
-            match server.receive(into, buffer, |_| panic!("it was changed")) {
+            match server.receive(into, buffer, |_| panic!("the record was changed")) {
                 Ok(false) => {}
                 other => break other,
             }
@@ -623,12 +621,12 @@ mod tests {
         assert!(matches!(received, Err(End::Tls(Error::DecryptError))), "{received:?}");
     }
 
-    /// A greeting and what follows, changed anywhere and cut anyhow: it ends with an error, or waits for more.
+    /// A mutated client hello, split anywhere: the server fails or waits for more.
     #[test]
     fn fuzz_handshakes() {
         let executions = Executions::of("handshakes of TLS");
         let mut first = ends().0;
-        first.advance(&mut [], |_| {}).1.expect("a greeting");
+        first.advance(&mut [], |_| {}).1.expect("a client hello");
         let greeting = first.outbox.bytes;
         let inputs = bolero::check!().with_test_time(fuzz::budget()).with_type().cloned();
         inputs.for_each(|(copies, step, changes): (u8, u16, Vec<Change>)| {
@@ -639,13 +637,13 @@ mod tests {
             let mut held = Vec::new();
             for part in bytes.chunks(1 + usize::from(step)) {
                 held.extend_from_slice(part);
-                let (done_with, advanced) = server.advance(&mut held, |_| panic!("no key was agreed on"));
+                let (done_with, advanced) = server.advance(&mut held, |_| panic!("no key was negotiated"));
                 held.drain(..done_with);
                 if advanced.is_err() || held.len() > HELD_MAX {
                     break;
                 }
             }
-            assert!(!server.is_ready(), "nobody has answered it");
+            assert!(!server.is_ready(), "the client never responded");
         });
     }
 }

@@ -12,11 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// A client's end of UDP.
 pub struct UdpLine {
-    /// As the one that `socket` has: so that its descriptor can be lent while that is in use.
+    /// A duplicate of the descriptor in `socket`, so that it can be lent while `end` is borrowed.
     udp: UdpSocket,
     end: RefCell<End>,
     node: SocketAddr,
-    /// With what a seal adds.
+    /// Includes the overhead of a seal.
     datagram_max: usize,
     overhead: usize,
 }
@@ -25,15 +25,15 @@ struct End {
     socket: Socket,
     buffer: Box<[u8]>,
     seal: Option<Seal>,
-    /// Whose the seal is: a child that was forked has its keys and its counters too, and must not seal by them.
+    /// The process that owns the seal. A forked child has copies of its keys and counters, and must not seal with them.
     pid: u32,
 }
 
 impl UdpLine {
-    /// A line to the node at `node`, sealed by what is shared with it, or in the clear. Nothing is sent yet.
+    /// Creates a line to the node at `node`, sealed with `shared`, or in the clear. Sends nothing.
     ///
     /// # Errors
-    /// The system's: there is no way there, or no room for one more socket.
+    /// The system's: no route, or no descriptor for another socket.
     pub fn connect(node: SocketAddr, shared: Option<Shared>) -> std::io::Result<UdpLine> {
         let any: SocketAddr = match node {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -61,16 +61,16 @@ impl UdpLine {
         Ok(UdpLine { udp, end: RefCell::new(end), node, datagram_max, overhead })
     }
 
-    /// What an error says about the line. Most tell of datagrams that are lost, which are asked for again.
+    /// Decides whether an error ends the line. Most errors concern a lost datagram, which is retransmitted.
     fn judge(&self, error: std::io::Error) -> Result<(), Broken> {
         match error.kind() {
-            // Only this machine itself can say so of a loopback address; of others anyone could.
+            // Only this machine can report that for a loopback address. For other addresses anyone could forge it.
             ErrorKind::ConnectionRefused if self.node.ip().is_loopback() => {
                 Err(Broken(format!("no node serves at udp://{}", self.node)))
             }
             _ if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) => {
                 Err(Broken(format!(
-                    "datagrams of {} bytes do not get to {}: raise the frame size on the way there, or use tcp://",
+                    "datagrams of {} bytes do not reach {}: raise the MTU of the path, or use tcp://",
                     self.datagram_max, self.node
                 )))
             }
@@ -87,16 +87,14 @@ impl Line for UdpLine {
     }
 
     fn inbound_bytes(&self) -> usize {
-        // Half of it is for the system's own bookkeeping.
+        // The other half is the system's overhead.
         self.end.borrow().socket.inbound_bytes() / 2
     }
 
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
         let End { socket, seal, pid, .. } = &mut *self.end.borrow_mut();
         if seal.is_some() && *pid != std::process::id() {
-            return Err(Broken(
-                "this session is of the process that this one was forked from: connect anew".into(),
-            ));
+            return Err(Broken("this session belongs to the parent of this forked process: connect again".into()));
         }
         let to = Some(self.node).filter(|node| !node.ip().is_loopback());
         let sent = match seal {

@@ -1,10 +1,10 @@
-//! Datagram sessions over UDP sockets: a client has one, each engine has one, and the system deals clients out to
+//! Datagram sessions over UDP: each client has one socket, each engine has one, and the system distributes clients to
 //! engines by their addresses.
 //!
-//! On loopback a datagram is large and holds what many tasks ask: one call of the system for all of them. Elsewhere
-//! it fits the path's frames, and many leave and arrive together by the system's segmentation (GSO, GRO). Where node
-//! and client share a token, [`seal`] keeps others from reading, changing and making datagrams
-//! ([0015](../../../../docs/decisions/0015-sealed-datagrams.md)); else whoever can see them can do so.
+//! On loopback a datagram is large and holds the requests of many tasks, so one system call sends them all. On a
+//! network a datagram fits in the path's MTU, and the system's segmentation (GSO, GRO) sends and receives many at once.
+//! If node and client share a token, [`seal`] prevents others from reading, changing or forging datagrams
+//! ([0015](../../../../docs/decisions/0015-sealed-datagrams.md)). Without a token, anyone on the path can do so.
 
 mod line;
 mod port;
@@ -17,45 +17,45 @@ use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
 use std::io::{ErrorKind, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 
-/// The most bytes of a datagram that stays on this machine. Larger ones are slower: neither side has anything to do
-/// while the other works on all of it.
+/// Maximum size in bytes of a datagram on loopback. Larger ones are slower, because one side idles while the other
+/// handles the whole datagram.
 const LOOPBACK_MAX: usize = 24 * 1024;
-/// Bytes of headers before a datagram's own: of IPv6, which are more, and of UDP.
+/// Size of the headers of a datagram: IPv6 (larger than IPv4) and UDP.
 const HEADERS: usize = 40 + 8;
-/// Bytes that are asked of the system for what has arrived.
+/// Size requested for the socket's receive buffer, in bytes.
 pub const INBOUND_BYTES: usize = 4 << 20;
-/// The most bytes that leave together.
+/// Maximum number of bytes per segmented send.
 const SEGMENTED_MAX: usize = 60 * 1024;
 
-/// A socket, with the system's segmentation where datagrams cross a network.
+/// A UDP socket, with the system's segmentation unless it is on loopback.
 struct Socket {
     udp: UdpSocket,
     segmentation: Option<Box<Segmentation>>,
-    /// Where a datagram is written that leaves alone.
+    /// Buffer for a datagram that is sent alone.
     out: Vec<u8>,
 }
 
 struct Segmentation {
     state: UdpSocketState,
-    /// Datagrams of one size, but for the last, to one address.
+    /// Queued datagrams to one address, all of one size except the last.
     out: Vec<u8>,
     segment: usize,
     to: Option<SocketAddr>,
     inbound: Vec<u8>,
 }
 
-/// How many datagrams the system sends, and receives, by one call where they cross a network (GSO, GRO); 1 where it
-/// cannot. Asks the system; sends nothing.
+/// Maximum number of datagrams that the system sends (GSO) and receives (GRO) per call on a network; 1 if unsupported.
+/// Queries the system; sends nothing.
 ///
 /// # Errors
-/// The system's: there is no such socket.
+/// The system's: no such socket can be created.
 pub fn segments() -> std::io::Result<(usize, usize)> {
     let udp = UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
     let state = UdpSocketState::new((&udp).into())?;
     Ok((state.max_gso_segments(), state.gro_segments()))
 }
 
-/// Bytes of one place for what arrives.
+/// Size of each receive slot in bytes.
 const PLACE: usize = 64 * 1024;
 
 impl Socket {
@@ -75,12 +75,12 @@ impl Socket {
         Ok(Socket { udp, segmentation, out: Vec::new() })
     }
 
-    /// How many bytes of datagrams the system holds, with what it needs for itself.
+    /// Size of the socket's receive buffer, including the system's overhead.
     fn inbound_bytes(&self) -> usize {
         rustix::net::sockopt::socket_recv_buffer_size(&self.udp).unwrap_or(PLACE)
     }
 
-    /// Sends a datagram, now or by the next [`Socket::flush`]. To `to`, or to whom the socket is connected.
+    /// Sends a datagram to `to`, or to the connected address; at the latest on the next [`Socket::flush`].
     fn send(&mut self, to: Option<SocketAddr>, datagram: &[u8]) -> std::io::Result<()> {
         match self.segmentation {
             Some(_) => self.write(to, datagram.len(), |out| out.extend_from_slice(datagram)),
@@ -88,7 +88,7 @@ impl Socket {
         }
     }
 
-    /// Sends a datagram of `len` bytes, which `write` appends to what leaves.
+    /// Sends a datagram of `len` bytes that `write` appends.
     fn write(
         &mut self,
         to: Option<SocketAddr>,
@@ -101,14 +101,14 @@ impl Socket {
             return send_one(&self.udp, to, &self.out);
         };
         let Segmentation { out, segment, to: before, .. } = &mut **segmentation;
-        // A shorter one ends what leaves together.
+        // A shorter datagram is the last of a segmented send.
         let goes_along = *before == to
             && len <= *segment
             && out.len().is_multiple_of(*segment)
             && out.len() + len <= SEGMENTED_MAX;
         let flushed = if out.is_empty() || goes_along { Ok(()) } else { self.flush() };
         let Some(Segmentation { out, segment, to: before, .. }) = self.segmentation.as_deref_mut() else {
-            unreachable!("it has segmentation, as before")
+            unreachable!("segmentation does not change")
         };
         if out.is_empty() {
             (*segment, *before) = (len, to);
@@ -144,14 +144,14 @@ impl Socket {
         sent
     }
 
-    /// Hands on what has arrived: at most a batch. `buffer` has [`PLACE`] bytes.
+    /// Passes on received datagrams, at most one batch. `buffer` has [`PLACE`] bytes.
     fn receive(
         &mut self,
         buffer: &mut [u8],
         mut take: impl FnMut(SocketAddr, &mut [u8]),
     ) -> std::io::Result<bool> {
         let Some(segmentation) = &mut self.segmentation else {
-            // One at a time: it holds what many tasks asked, and the other side waits for what comes of it.
+            // One at a time: it holds the requests of many tasks, and the peer waits for the responses.
             return match self.udp.recv_from(buffer) {
                 Ok((len, from)) => {
                     take(from, &mut buffer[..len]);
@@ -163,7 +163,7 @@ impl Socket {
         let mut metas = [RecvMeta::default(); BATCH_SIZE];
         let mut places = segmentation.inbound.chunks_mut(PLACE);
         let mut slices: [IoSliceMut<'_>; BATCH_SIZE] =
-            std::array::from_fn(|_| IoSliceMut::new(places.next().expect("a place for each of a batch")));
+            std::array::from_fn(|_| IoSliceMut::new(places.next().expect("a slot for each datagram of a batch")));
         let count = match segmentation.state.recv((&self.udp).into(), &mut slices, &mut metas) {
             Ok(count) => count,
             Err(error) => return nothing_more(error).map(|()| false),
@@ -185,7 +185,7 @@ fn send_one(udp: &UdpSocket, to: Option<SocketAddr>, datagram: &[u8]) -> std::io
     .map(drop)
 }
 
-/// Nothing has arrived, which is no error.
+/// Treats "nothing received" as success.
 fn nothing_more(error: std::io::Error) -> std::io::Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(()),
@@ -193,8 +193,8 @@ fn nothing_more(error: std::io::Error) -> std::io::Result<()> {
     }
 }
 
-/// Asks for more room than sockets have by themselves; what the system does not give is lost in bursts, and asked
-/// for again.
+/// Requests a larger receive buffer than the default. If the system grants less, bursts lose datagrams, which are
+/// retransmitted.
 fn grow_inbound(udp: &UdpSocket) {
     use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
     if set_socket_recv_buffer_size_force(udp, INBOUND_BYTES).is_err() {
@@ -202,10 +202,10 @@ fn grow_inbound(udp: &UdpSocket) {
     }
 }
 
-/// Random bytes, of which nobody can know or guess any.
+/// Random bytes from the system, unpredictable to anyone.
 fn random() -> [u8; 32] {
     let mut bytes = [0; 32];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(drawn, Ok(bytes.len()), "the system has random bytes: keys must not be guessed");
+    assert_eq!(drawn, Ok(bytes.len()), "the system provides random bytes for keys");
     bytes
 }

@@ -1,4 +1,4 @@
-//! An engine's socket.
+//! An engine's UDP socket.
 
 use super::seal::node::{Arrived, Find, Node as Seal};
 use super::seal::{self, OVERHEAD};
@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-/// A client of a port: where it is, and its sealed connection; 0 is none.
+/// The address of a port's client, and the number of its sealed connection, or 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UdpAddress {
     at: SocketAddr,
@@ -25,12 +25,13 @@ pub struct UdpPort {
 }
 
 impl UdpPort {
-    /// Ports for so many engines, all at one address, among which the system deals out clients.
+    /// Creates ports for `engines` engines at one address. The system distributes clients among them.
     ///
     /// # Errors
-    /// The system's: the address is none of this machine's, or another has it.
+    /// The system's: the address is not of this machine, or is in use.
     pub fn bind(address: SocketAddr, engines: usize) -> std::io::Result<Vec<UdpPort>> {
-        // Sockets that share a port do so with any other of this user, a second node's too: so first alone.
+        // Sockets that share a port also share it with any other socket of this user, such as a second node's. So bind
+        // it exclusively first.
         let alone = socket(address, false)?;
         let address = alone.local_addr()?;
         drop(alone);
@@ -43,13 +44,13 @@ impl UdpPort {
             .collect()
     }
 
-    /// The same port, which hears nothing but what is sealed by a secret that `find` finds by its name.
+    /// Returns this port restricted to datagrams that are sealed with a secret. `find` looks up secrets by name.
     #[must_use]
     pub fn sealed_by(self, find: Box<Find>) -> UdpPort {
         UdpPort { seal: Some(Seal::new(find, Box::new(random))), ..self }
     }
 
-    /// Where it is bound.
+    /// Returns the bound address.
     ///
     /// # Errors
     /// The system's.
@@ -98,7 +99,7 @@ impl Port for UdpPort {
                 Arrived::Nothing => {}
             }),
         };
-        // An error tells of one datagram, or of somebody who has gone: whoever misses something asks again.
+        // An error concerns one datagram or one departed client; lost datagrams are retransmitted.
         Ok(received.unwrap_or(false))
     }
 

@@ -329,7 +329,7 @@ fn the_way_to_a_node_is_checked_step_by_step() {
         &tls,
         &[&token[..], &["--tls-ca", text(&other)]].concat(),
         "reach.tls",
-        "none of those that are trusted",
+        "certificate is not trusted",
         "",
     );
     ends_at(&tcp.replace("tcp", "tls"), &both, "reach.tls", "hung up instead of speaking TLS", "");

@@ -112,8 +112,8 @@ fn a_node_with_an_untrusted_certificate_is_refused() {
     let other = tempfile::tempdir().expect("a folder");
     make(other.path(), &["--host", "127.0.0.1"]).done();
     let others = text(&other.path().join("cert.pem"));
-    info(&node.tls, &others).refused("none of those that are trusted").refused("--tls-ca");
-    // One trusted certificate among several in the file is enough.
+    info(&node.tls, &others).refused("certificate is not trusted").refused("--tls-ca");
+    // Of several it takes one.
     let both = other.path().join("both.pem");
     let texts = [&others, &node.certificate()].map(|path| std::fs::read_to_string(path).expect("a file"));
     std::fs::write(&both, texts.concat()).expect("a file");
@@ -200,7 +200,7 @@ fn unusable_certificates_and_keys_are_refused_with_a_remedy() {
     shown(&at("pipe"), &key, "no file of certificates");
     shown(&at("empty"), &key, "holds no certificate");
     shown(&key, &key, "holds no certificate").refused("key.pem");
-    shown(&at("torn"), &key, "is no PEM");
+    shown(&at("torn"), &key, "is not valid PEM");
     shown(&at("junk"), &key, "cannot be used");
     shown(&at("binary"), &key, "could not read");
     shown(&cert, &at("absent"), "could not read").refused("absent");
@@ -223,7 +223,7 @@ fn unusable_certificates_and_keys_are_refused_with_a_remedy() {
     info(url, &at("absent")).refused("could not read").refused("absent");
     info(url, &at("pipe")).refused("no file of certificates");
     info(url, &at("empty")).refused("holds no certificate");
-    info(url, &at("torn")).refused("is no PEM");
+    info(url, &at("torn")).refused("is not valid PEM");
     info(url, &at("junk")).refused("cannot be used");
     info(url, &at("")).refused("no file of certificates");
     info("tls://not a host:1", &cert).refused("name is right");
@@ -234,7 +234,7 @@ fn invalid_hosts_get_no_certificate_and_no_file_is_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     for host in ["", "a b", "tls://node", "node:7460", "-"] {
         make(folder.path(), &["--host", host])
-            .refused("no name or address of a host")
+            .refused("not a host name or address")
             .refused("without scheme");
     }
     make(folder.path(), &[]).refused("--host");
