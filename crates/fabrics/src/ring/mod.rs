@@ -5,10 +5,10 @@
 //! direction, each with one writer and one reader. So a client can harm only its own session.
 //!
 //! ```text
-//! hello    client: JSON Hello          node: JSON Welcome with the memory's descriptor, or JSON Refusal bell     one
-//! byte, either way: poll the rings memory   | tail | head | tail | head | wish | wish |, each a u64 on lines of its
-//! own | ring | ring | frame    | bytes u32 | bytes | zeros |, a multiple of 16 bytes at a multiple of 16; it may wrap
-//! around
+//! hello    client: JSON Hello          node: JSON Welcome with the memory's descriptor, or JSON Refusal
+//! bell     one byte, either way: poll the rings
+//! memory   | tail | head | tail | head | wish | wish |, each a u64 on lines of its own | ring | ring |
+//! frame    | bytes u32 | bytes | zeros |, a multiple of 16 bytes at a multiple of 16; it may wrap around
 //! ```
 //!
 //! In each direction, `tail` counts all bytes written and `head` all bytes read. Before a side sleeps, it sets its wish

@@ -1,8 +1,9 @@
-//! A client's end: greets until it is answered, then seals and opens.
+//! A client's end: sends greetings until one is accepted, then seals and opens datagrams.
 //!
-//! A node that has begun anew knows nothing of the connection, and what it would say of that could be anyone's. So once
-//! a PING has gone unanswered the next is said in a greeting too, whose answer is sealed. Invariant: what is
-//! in the clear is believed to refuse a greeting, and believed nothing else.
+//! A restarted node does not know the connection, and anyone could forge an unsealed report of that. So if a PING gets
+//! no response, the next PING is also sent in a greeting, whose response is sealed.
+//!
+//! Invariant: an unsealed datagram can refuse a greeting, and has no other effect.
 
 use super::{
     ACCEPT_CLEAR, GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind, OVERHEAD,
@@ -13,29 +14,29 @@ use crate::session::packet;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// A client's end of a connection.
+/// A client's end of a sealed connection.
 pub struct Client {
     shared: Shared,
     random: Box<dyn FnMut() -> Random>,
     greeting: Greeting,
     connection: Option<Connection>,
-    /// Asks a node that may have begun anew.
+    /// A greeting that asks whether the node has restarted.
     question: Option<Greeting>,
-    /// PINGs since it last heard anything.
+    /// Number of PINGs since the last datagram from the node.
     pings: u32,
     dropped: Dropped,
 }
 
 struct Connection {
     number: u32,
-    /// The node's random bytes: another connection may have the same number, at a node that began anew.
+    /// The node's random bytes. After a restart of the node, another connection may have the same number.
     node: Random,
     sealer: Sealer,
     opener: Opener,
 }
 
 impl Client {
-    /// The end of one who knows that; greets with what `random` draws, which must be other bytes every time.
+    /// Creates the end of a client with this secret. `random` must return different bytes on each call.
     pub fn new(shared: Shared, mut random: impl FnMut() -> Random + 'static) -> Client {
         let greeting = Greeting::new(&shared, random());
         Client {
@@ -49,12 +50,12 @@ impl Client {
         }
     }
 
-    /// How long a datagram is once it is sealed.
+    /// Size of a datagram after sealing.
     pub fn sealed_len(&self, datagram: &[u8]) -> usize {
         if self.connection.is_some() { datagram.len() + OVERHEAD } else { GREETING }
     }
 
-    /// Appends a datagram, sealed.
+    /// Appends the sealed datagram to `out`.
     pub fn seal(&mut self, datagram: &[u8], out: &mut Vec<u8>) {
         match &mut self.connection {
             Some(Connection { number, sealer, .. }) => {
@@ -64,21 +65,21 @@ impl Client {
         }
     }
 
-    /// Whether a datagram is also to be sent by [`Client::ask_anew`]: it asks again what the connection has not
-    /// answered. To be asked once of each.
+    /// Whether a datagram must also be sent by [`Client::ask_anew`], because it repeats a question that got no response
+    /// on the connection. Call it once per datagram.
     pub fn asks_anew(&mut self, datagram: &[u8]) -> bool {
         let is_question = self.connection.is_some() && packet::is(datagram, packet::Kind::Ping);
         self.pings += u32::from(is_question);
         is_question && self.pings > 1
     }
 
-    /// Appends a greeting with that datagram.
+    /// Appends a greeting that contains the datagram.
     pub fn ask_anew(&mut self, datagram: &[u8], out: &mut Vec<u8>) {
         let question = self.question.get_or_insert_with(|| Greeting::new(&self.shared, (self.random)()));
         question.say(&self.shared, datagram, out);
     }
 
-    /// The datagram in what has arrived, which is opened in place; or a refusal as it is.
+    /// Opens a received datagram in place. Returns a refusal unchanged.
     pub fn open<'a>(&mut self, bytes: &'a mut [u8]) -> Option<&'a [u8]> {
         if !is_sealed(bytes) {
             let may_be = self.connection.is_none() && packet::is(bytes, packet::Kind::Refused);
@@ -96,7 +97,7 @@ impl Client {
         }
     }
 
-    /// What came and was not opened.
+    /// Counts of received datagrams that were not opened.
     pub fn dropped(&self) -> Dropped {
         self.dropped
     }
@@ -129,7 +130,7 @@ impl Client {
     }
 }
 
-/// By which a client asks for a connection.
+/// A request for a connection.
 struct Greeting {
     random: Random,
     sealer: Sealer,
@@ -140,10 +141,10 @@ impl Greeting {
         Greeting { random, sealer: Sealer::new(shared.greeting(&random)) }
     }
 
-    /// Appends a greeting with a datagram of which what is beyond a greeting's room is zeros, as of a HELLO.
+    /// Appends a greeting with a datagram whose bytes beyond a greeting's space are zeros, like those of a HELLO.
     fn say(&mut self, shared: &Shared, datagram: &[u8], out: &mut Vec<u8>) {
         let said = datagram.len() - datagram.iter().rev().take_while(|&&byte| byte == 0).count();
-        assert!(said + 2 <= GREETING_SEALED, "a greeting has room for a HELLO with the longest token");
+        assert!(said + 2 <= GREETING_SEALED, "a greeting holds a HELLO with the longest token");
         let clear = GreetingBytes {
             nonce: U64::new(packet::greeting(datagram).map_or(0, |greeting| greeting.nonce)),
             name: U64::new(shared.name()),
@@ -158,7 +159,7 @@ impl Greeting {
         });
     }
 
-    /// The connection of an ACCEPT, and its datagram.
+    /// Derives the connection from an ACCEPT; returns also its datagram.
     fn accept<'a>(&self, shared: &Shared, bytes: &'a mut [u8]) -> Result<(Connection, &'a [u8]), Unopened> {
         if bytes.len() < ACCEPT_CLEAR + TAG {
             return Err(Unopened::Forged);

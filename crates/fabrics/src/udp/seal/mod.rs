@@ -1,7 +1,8 @@
-//! Datagrams that nobody on the way can read, change or make: sealed below sessions, which do not know of it.
+//! Sealed datagrams, which nobody on the path can read, change or forge. The seal is below sessions, which are unaware
+//! of it.
 //!
-//! [`client`] is a client's end and [`node`] an engine's, with all its clients; both without sockets. A client and the
-//! node share a token; what both know of it, [`Shared`], is where all keys come from.
+//! [`client`] is a client's end, and [`node`] an engine's end with all its clients; both work without sockets. A client
+//! and the node share a token. All keys derive from [`Shared`], the secret that both have of the token.
 //!
 //! ```text
 //! datagram: | magic u16 | version u8 | kind u8 | connection u32 | counter u64 |          16 bytes in the clear, then
@@ -10,21 +11,24 @@
 //!   DATA      | sealed: datagram | tag 16 |
 //! ```
 //!
-//! All numbers are little-endian. A client greets with random bytes of its own, and the node answers with more of its
-//! own in ACCEPT, until it has heard DATA, which shows that the client has them. The greeting is sealed by a key of the
-//! secret and the client's bytes; all else by keys of the secret and both, one for each direction. The counter is the
-//! nonce of the seal, and all that is in the clear is sealed with the rest. `name` tells which token it is, and nothing
-//! else of it. `nonce` is the one of a session's HELLO: by it a refusal, which is not sealed, shows that whoever sends
-//! it has seen that.
+//! All numbers are little-endian. A client sends its random bytes in a GREETING. The node adds its own random bytes in
+//! ACCEPT, and sends ACCEPTs until it receives DATA, which proves that the client has them.
 //!
-//! The seal of version 1 is AES-256-GCM, its keys are HKDF-SHA-256's. Magic, version, kind and nonce stay where they
-//! are in all versions, so that two versions can tell each other which they are.
+//! - The greeting is sealed with a key derived from the secret and the client's random bytes. Everything else is sealed
+//!   with keys derived from the secret and both random values, one key per direction.
+//! - The counter is the nonce of the seal. The clear part is authenticated as well.
+//! - `name` identifies the token and reveals nothing else about it.
+//! - `nonce` is that of the session's HELLO. A refusal is not sealed; it repeats the nonce to prove that its sender has
+//!   seen the greeting.
 //!
-//! What always holds:
-//! - No key seals two datagrams under one counter, and none seals more than 2^32.
-//! - What a datagram says is heard only if all of it is as it was sealed, and once; but for a greeting that comes again
-//!   after its connection was forgotten: what answers that is sealed by keys that whoever recorded it lacks.
-//! - What is kept of strangers has a bound, and is nothing before they have shown that they know a token.
+//! Version 1 seals with AES-256-GCM and derives keys with HKDF-SHA-256. Magic, version, kind and nonce have the same
+//! place in all versions, so that two versions can report the mismatch to each other.
+//!
+//! Invariants:
+//! - No key seals two datagrams with the same counter, and no key seals more than 2^32 datagrams.
+//! - A datagram is accepted only if it is unchanged, and only once. The exception is a greeting that is replayed after
+//!   its connection was forgotten: the response is sealed with keys that the replayer does not have.
+//! - The memory used for strangers is bounded, and is zero until they have proved that they know a token.
 
 pub mod client;
 pub mod node;
@@ -37,38 +41,38 @@ use window::Window;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What every sealed datagram begins with: "Fx".
+/// First bytes of every sealed datagram: "Fx".
 pub const MAGIC: u16 = u16::from_le_bytes(*b"Fx");
-/// The version of these bytes, and of what seals them.
+/// Version of the format and of the seal.
 pub const VERSION: u8 = 1;
-/// Bytes that a seal adds to a datagram of a connection.
+/// Number of bytes that a seal adds to a datagram of a connection.
 pub const OVERHEAD: usize = HEADER + TAG;
-/// Bytes of a greeting: as many as the least that any way must carry, so that no answer is longer.
+/// Size of a greeting in bytes: the minimum that every path must carry, so that no response is larger.
 pub const GREETING: usize = crate::session::DATAGRAM_MIN;
 
 const HEADER: usize = size_of::<Header>();
 const TAG: usize = 16;
-/// Bytes of a greeting that are in the clear.
+/// Size of the clear part of a greeting.
 const GREETING_CLEAR: usize = HEADER + size_of::<GreetingBytes>();
-/// What is sealed in a greeting.
+/// Size of the sealed part of a greeting.
 const GREETING_SEALED: usize = GREETING - GREETING_CLEAR - TAG;
-/// Bytes of an ACCEPT that are in the clear.
+/// Size of the clear part of an ACCEPT.
 const ACCEPT_CLEAR: usize = HEADER + RANDOM;
 const RANDOM: usize = 32;
-/// What is sealed under one key of a direction: so many datagrams, as a power of two. Of 24 KiB each, they are fewer
-/// than 2^43 blocks, which leaves whoever sees all of them a chance of less than 2^-43 to tell them from random bytes.
+/// Number of datagrams sealed per key of a direction, as a power of two. With 24 KiB each, they are fewer than 2^43
+/// blocks. An observer of all of them can distinguish them from random bytes with a probability of less than 2^-43.
 const EPOCH_BITS: u32 = 32;
 const _: () = assert!(HEADER == 16 && OVERHEAD == 32 && GREETING_CLEAR == 64);
 
-/// What a sealed datagram is.
+/// Kind of a sealed datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
-    /// A client asks for a connection.
+    /// A client requests a connection.
     Greeting = 1,
-    /// It has one, and this is its first answer.
+    /// The node's first responses on a connection.
     Accept = 2,
-    /// Of a connection, in both directions.
+    /// A datagram on a connection, in either direction.
     Data = 3,
 }
 
@@ -82,7 +86,7 @@ struct Header {
     counter: U64,
 }
 
-/// What a greeting has in the clear after its header.
+/// Clear part of a greeting after its header.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct GreetingBytes {
@@ -104,7 +108,7 @@ impl Header {
         }
     }
 
-    /// The header of a datagram that says it is one of this version and long enough to be sealed.
+    /// Decodes the header of a datagram that is marked as this version and long enough to be sealed.
     fn decode(bytes: &[u8]) -> Option<Header> {
         let (header, rest) = Header::read_from_prefix(bytes).ok()?;
         (header.magic.get() == MAGIC && header.version == VERSION && rest.len() >= TAG).then_some(header)
@@ -115,12 +119,12 @@ impl Header {
     }
 }
 
-/// Whether a datagram says that it is sealed.
+/// Whether a datagram is marked as sealed.
 pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC.to_le_bytes())
 }
 
-/// The nonce of a greeting of any version, if the datagram is one.
+/// Returns the nonce if the datagram is a greeting, of any version.
 pub fn greeting_nonce(bytes: &[u8]) -> Option<u64> {
     let (header, rest) = Header::ref_from_prefix(bytes).ok()?;
     let (nonce, _) = U64::read_from_prefix(rest).ok()?;
@@ -128,22 +132,22 @@ pub fn greeting_nonce(bytes: &[u8]) -> Option<u64> {
         .then_some(nonce.get())
 }
 
-/// What a client and the node know of a token, and nobody else: where their keys come from.
+/// The secret that only a client and the node have of a token. All keys derive from it.
 #[derive(Clone)]
 pub struct Shared([u8; 32]);
 
 impl Shared {
-    /// Of these bytes, which must be as hard to guess as a key is.
+    /// Creates a secret from these bytes, which must be as hard to guess as a key.
     pub fn new(bytes: [u8; 32]) -> Shared {
         Shared(bytes)
     }
 
-    /// What tells it from others in the clear. Who sees it learns nothing of the bytes that are shared.
+    /// An identifier for use in the clear. It reveals nothing about the secret.
     pub fn name(&self) -> u64 {
         let mut name = [0; 8];
         let prk = self.extract(&[]);
-        let okm = prk.expand(&[b"farside udp name"], Bytes(name.len())).expect("eight bytes are few");
-        okm.fill(&mut name).expect("it was asked for so many");
+        let okm = prk.expand(&[b"farside udp name"], Bytes(name.len())).expect("eight bytes are within HKDF's limit");
+        okm.fill(&mut name).expect("the length is the one requested");
         u64::from_le_bytes(name)
     }
 
@@ -151,12 +155,12 @@ impl Shared {
         Salt::new(HKDF_SHA256, salt).extract(&self.0)
     }
 
-    /// Of a greeting with these random bytes.
+    /// Key of a greeting with these random bytes.
     fn greeting(&self, client: &Random) -> Keys {
         Keys::new(self.extract(client), b"farside udp greeting")
     }
 
-    /// Of a connection: to the node, and to the client.
+    /// Keys of a connection: to the node, and to the client.
     fn connection(&self, client: &Random, node: &Random) -> [Keys; 2] {
         let prk = self.extract(&[*client, *node].concat());
         [Keys::new(prk.clone(), b"farside udp to the node"), Keys::new(prk, b"farside udp to the client")]
@@ -165,11 +169,11 @@ impl Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Shared") // Not in a log: it is a key.
+        f.write_str("Shared") // Must not appear in a log: it is a key.
     }
 }
 
-/// So many bytes from HKDF.
+/// An output length of HKDF.
 struct Bytes(usize);
 
 impl KeyType for Bytes {
@@ -178,7 +182,7 @@ impl KeyType for Bytes {
     }
 }
 
-/// The keys of one direction, one after another: a datagram's counter says which it is sealed by.
+/// The successive keys of one direction. A datagram's counter selects its key.
 struct Keys {
     secret: Prk,
     label: &'static [u8],
@@ -194,7 +198,7 @@ impl Keys {
 
     fn derive(secret: &Prk, label: &[u8], epoch: u64) -> LessSafeKey {
         let info = [label, &epoch.to_le_bytes()];
-        let okm = secret.expand(&info, &AES_256_GCM).expect("a key is not too long");
+        let okm = secret.expand(&info, &AES_256_GCM).expect("a key is within HKDF's limit");
         LessSafeKey::new(UnboundKey::from(okm))
     }
 
@@ -209,10 +213,10 @@ fn nonce(counter: u64) -> Nonce {
     Nonce::assume_unique_for_key(nonce)
 }
 
-/// Seals what goes one way.
+/// Seals the datagrams of one direction.
 struct Sealer {
     keys: Keys,
-    /// Of the next datagram.
+    /// Counter of the next datagram.
     counter: u64,
 }
 
@@ -221,7 +225,8 @@ impl Sealer {
         Sealer { keys, counter: 0 }
     }
 
-    /// Appends to `out` a datagram of these bytes in the clear and those that `write` appends, which are sealed there.
+    /// Appends a sealed datagram to `out`: a header, the bytes `clear`, and the bytes that `write` appends, encrypted
+    /// in place.
     fn seal(
         &mut self,
         out: &mut Vec<u8>,
@@ -241,24 +246,24 @@ impl Sealer {
         write(out);
         let (clear, plain) = out[begin..].split_at_mut(sealed);
         let tag = self.keys.key.seal_in_place_separate_tag(nonce(self.counter), Aad::from(clear), plain);
-        out.extend_from_slice(tag.expect("a datagram is not too long for a seal").as_ref());
-        self.counter += 1; // At a million a second, for half a million years.
+        out.extend_from_slice(tag.expect("a datagram is within AES-GCM's limit").as_ref());
+        self.counter += 1; // Overflows after half a million years at a million per second.
     }
 }
 
 /// Why a datagram was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unopened {
-    /// It was not sealed by whoever has the key, or not as it is now.
+    /// It was not sealed with the current key, or was changed.
     Forged,
-    /// It was opened before, or is so old that nobody knows.
+    /// It was opened before, or is too old to tell.
     Replayed,
 }
 
-/// Opens what comes one way.
+/// Opens the datagrams of one direction.
 struct Opener {
     keys: Keys,
-    /// The key before, for datagrams that were overtaken.
+    /// The previous key, for datagrams that were overtaken.
     before: Option<LessSafeKey>,
     window: Window,
 }
@@ -268,8 +273,8 @@ impl Opener {
         Opener { keys, before: None, window: Window::default() }
     }
 
-    /// Opens in place a datagram of which so many bytes are in the clear. What is no datagram is a forgery; of what is
-    /// not opened the bytes are no longer what they were.
+    /// Opens a datagram in place, of which the first `clear` bytes are in the clear. Malformed datagrams count as
+    /// forged. The bytes of a datagram that is not opened may be changed.
     fn open<'a>(&mut self, bytes: &'a mut [u8], clear: usize) -> Result<&'a mut [u8], Unopened> {
         let counter = Header::decode(bytes).ok_or(Unopened::Forged)?.counter.get();
         if bytes.len() < clear + TAG {
@@ -298,7 +303,7 @@ impl Opener {
     }
 }
 
-/// Counts what came and was not opened.
+/// Counts a datagram that was not opened.
 fn count(dropped: &mut Dropped, unopened: Unopened) {
     match unopened {
         Unopened::Forged => dropped.forged += 1,

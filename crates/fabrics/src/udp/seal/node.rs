@@ -1,9 +1,12 @@
-//! An engine's end of all its connections.
+//! An engine's end of all its sealed connections.
 //!
-//! A greeting that opens makes a connection; the same greeting again finds it, from the same address, and nothing from
-//! another. A connection that no session uses is forgotten after [`STRANGER_WAIT`], with its keys, or sooner where
-//! there are too many. Invariant: there are at most [`CONNECTIONS_MAX`], and one that a session uses stays. Invariant:
-//! whoever cannot open one is answered with fewer bytes than it sent, and costs the same whatever was wrong.
+//! A greeting that opens creates a connection. The same greeting again finds that connection if it comes from the same
+//! address, and is ignored otherwise. A connection without a session is forgotten after [`STRANGER_WAIT`], with its
+//! keys, or earlier if there are too many.
+//!
+//! Invariant: there are at most [`CONNECTIONS_MAX`] connections, and one with a session is never forgotten.
+//! Invariant: a sender whose greeting does not open gets a response smaller than the greeting, at a cost independent of
+//! what was wrong.
 
 use super::{
     GREETING, GREETING_CLEAR, GREETING_SEALED, GreetingBytes, HEADER, Header, Kind, OVERHEAD, Opener, RANDOM,
@@ -17,12 +20,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Connections of one engine: as many as it has sessions, and room for those who come and go.
+/// Maximum number of connections per engine: one per session, and more for clients that come and go.
 pub const CONNECTIONS_MAX: usize = 20 * 1024;
-/// How long a connection without a session is remembered: its client may come back and ask what became of that.
+/// How long a connection without a session is kept, so that its client may come back and ask about its operations.
 pub const STRANGER_WAIT: Duration = Duration::from_secs(30);
 
-/// Finds what is shared with whoever has that name.
+/// Returns the secret with this name.
 pub type Find = dyn Fn(u64) -> Option<Shared> + Send;
 type Draw = dyn FnMut() -> Random + Send;
 
@@ -30,15 +33,15 @@ type Draw = dyn FnMut() -> Random + Send;
 pub struct Node {
     find: Box<Find>,
     random: Box<Draw>,
-    /// For names that nobody has: so that they cost as much as others.
+    /// Used for unknown names, so that they take as long as known ones.
     decoy: Shared,
     places: Vec<Option<Box<Connection>>>,
     vacant: Vec<u16>,
-    /// By the random bytes of their greetings.
+    /// Places of connections, by the random bytes of their greetings.
     greeted: HashMap<Random, u16>,
-    /// Those that no session uses, the oldest first; and others, which were forgotten or have found a session.
+    /// Connections without a session, oldest first. May contain entries that are forgotten or have a session by now.
     strangers: VecDeque<(u32, Duration)>,
-    /// The last greeting's datagram.
+    /// The datagram of the last greeting.
     said: Vec<u8>,
     dropped: Dropped,
 }
@@ -48,29 +51,29 @@ struct Connection {
     peer: SocketAddr,
     /// The client's random bytes, and the node's.
     random: [Random; 2],
-    /// The least counter of a greeting that is no replay.
+    /// The lowest counter of a greeting that is not a replay.
     greetings: u64,
-    /// Whether its client is known to have the keys.
+    /// Whether the client has proved that it has the keys.
     is_confirmed: bool,
-    /// Since when no session uses it, as far as was looked.
+    /// Since when it has had no session, as of the last check.
     stranger_since: Option<Duration>,
     sealer: Sealer,
     opener: Opener,
 }
 
-/// What has arrived.
+/// Outcome of a received datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrived<'a> {
-    /// This datagram, over this connection.
+    /// A datagram on this connection.
     Datagram(u32, &'a [u8]),
-    /// A greeting, in the clear or sealed, that is to be refused, with this nonce.
+    /// A greeting to be refused, sealed or not, with this nonce.
     Outsider(u64, Outsider),
-    /// Nothing that has any effect.
+    /// A datagram without any effect.
     Nothing,
 }
 
 impl Node {
-    /// An end without connections. What `random` draws must be other bytes every time, and nobody's to guess.
+    /// Creates an end without connections. `random` must return different, unpredictable bytes on each call.
     pub fn new(find: Box<Find>, mut random: Box<Draw>) -> Node {
         let decoy = Shared::new(random());
         Node {
@@ -86,7 +89,7 @@ impl Node {
         }
     }
 
-    /// Takes in what has arrived, and opens it in place.
+    /// Opens a received datagram in place.
     pub fn open<'a>(&'a mut self, from: SocketAddr, bytes: &'a mut [u8]) -> Arrived<'a> {
         if !is_sealed(bytes) {
             return match packet::greeting(bytes) {
@@ -121,15 +124,15 @@ impl Node {
         }
     }
 
-    /// How much longer a datagram becomes that is sealed for this connection; nothing if it is forgotten.
+    /// Number of bytes that sealing adds to a datagram of this connection. `None` if the connection is forgotten.
     pub fn overhead(&mut self, number: u32) -> Option<usize> {
         let connection = self.get(number)?;
         Some(OVERHEAD + if connection.is_confirmed { 0 } else { RANDOM })
     }
 
-    /// Appends a datagram, sealed for this connection, which is not forgotten.
+    /// Appends a datagram, sealed for this connection, which must exist.
     pub fn seal(&mut self, number: u32, datagram: &[u8], out: &mut Vec<u8>) {
-        let connection = self.get(number).expect("it was looked up");
+        let connection = self.get(number).expect("the connection exists");
         let Connection { random, is_confirmed, sealer, .. } = connection;
         let write = |out: &mut Vec<u8>| out.extend_from_slice(datagram);
         match is_confirmed {
@@ -138,7 +141,7 @@ impl Node {
         }
     }
 
-    /// Forgets connections that no session has used for a while; `known` are those that one uses.
+    /// Forgets connections that have had no session for [`STRANGER_WAIT`]. `known` are those with a session.
     pub fn forget_strangers(&mut self, now: Duration, known: impl Iterator<Item = u32>) {
         let known: HashSet<u32> = known.collect();
         for connection in self.places.iter_mut().flatten() {
@@ -158,12 +161,12 @@ impl Node {
         }
     }
 
-    /// How many connections there are.
+    /// Number of connections.
     pub fn connections(&self) -> usize {
         self.places.len() - self.vacant.len()
     }
 
-    /// What came and was not opened.
+    /// Counts of received datagrams that were not opened.
     pub fn dropped(&self) -> Dropped {
         self.dropped
     }
@@ -179,12 +182,12 @@ impl Node {
     }
 
     fn greeting(&mut self, from: SocketAddr, nonce: u64, bytes: &mut [u8]) -> Arrived<'_> {
-        let counter = Header::decode(bytes).expect("it was looked at").counter.get();
-        let (clear, _) = GreetingBytes::read_from_prefix(&bytes[HEADER..]).expect("it is long enough");
+        let counter = Header::decode(bytes).expect("the header was checked").counter.get();
+        let (clear, _) = GreetingBytes::read_from_prefix(&bytes[HEADER..]).expect("the length was checked");
         let again = self.greeted.get(&clear.random).copied();
         if let Some(place) = again {
-            let connection = self.places[usize::from(place)].as_ref().expect("it is not forgotten");
-            // Whoever has the keys greets no more.
+            let connection = self.places[usize::from(place)].as_ref().expect("a connection in the map exists");
+            // A client that has proved its keys greets no more.
             if connection.peer != from || connection.is_confirmed || counter < connection.greetings {
                 return self.drop(Unopened::Replayed);
             }
@@ -208,15 +211,15 @@ impl Node {
             Some(place) => place,
             None => match self.connect(from, shared, clear.random) {
                 Some(place) => place,
-                None => return Arrived::Nothing, // It asks again, and by then there may be room.
+                None => return Arrived::Nothing, // The client retries, and there may be space by then.
             },
         };
-        let connection = self.places[usize::from(place)].as_mut().expect("it is there");
+        let connection = self.places[usize::from(place)].as_mut().expect("the connection exists");
         connection.greetings = counter + 1;
         Arrived::Datagram(connection.number, &self.said)
     }
 
-    /// Makes a connection; nothing if there are too many that may be needed.
+    /// Creates a connection. Returns `None` if there are too many that may still be needed.
     fn connect(&mut self, peer: SocketAddr, shared: &Shared, client: Random) -> Option<u16> {
         while self.connections() >= CONNECTIONS_MAX {
             if !self.forget_oldest() {
@@ -228,7 +231,7 @@ impl Node {
         if usize::from(place) == self.places.len() {
             self.places.push(None);
         }
-        // Not the number of one who was here before; and 0 is nobody's.
+        // Differs, most likely, from the number of the previous connection here. 0 means no connection.
         let generation = u32::from(u16::from_le_bytes([node[0], node[1]]).max(1));
         let [to_node, to_client] = shared.connection(&client, &node);
         self.places[usize::from(place)] = Some(Box::new(Connection {
@@ -245,14 +248,14 @@ impl Node {
         Some(place)
     }
 
-    /// Forgets the stranger that has been one for the longest. False if there is none.
+    /// Forgets the oldest connection without a session. Returns false if there is none.
     fn forget_oldest(&mut self) -> bool {
         while let Some((number, since)) = self.strangers.pop_front() {
             let is_stranger =
                 self.get(number).is_some_and(|connection| connection.stranger_since == Some(since));
             if is_stranger {
                 let place = number as u16;
-                let connection = self.places[usize::from(place)].take().expect("it was looked up");
+                let connection = self.places[usize::from(place)].take().expect("the connection exists");
                 self.greeted.remove(&connection.random[0]);
                 self.vacant.push(place);
                 return true;

@@ -1,4 +1,4 @@
-//! Seals and connections, without sockets: two ends, and somebody between them who may do anything.
+//! Tests of seals and connections without sockets: two ends, and an attacker on the path.
 
 use super::client::Client;
 use super::node::{Arrived, CONNECTIONS_MAX, Node, STRANGER_WAIT};
@@ -17,7 +17,7 @@ fn shared(byte: u8) -> Shared {
     Shared::new([byte; 32])
 }
 
-/// Bytes that are others every time, and the same for a seed.
+/// Returns different bytes on each call, the same sequence per seed.
 fn draws(seed: u8) -> impl FnMut() -> Random + Send + 'static {
     let mut drawn = 0_u64;
     move || {
@@ -34,7 +34,7 @@ fn at(port: u16) -> SocketAddr {
 
 const HERE: u16 = 1;
 
-/// A node that knows the secrets of bytes below 8.
+/// A node that knows the secrets of bytes 0 to 7.
 fn node() -> Node {
     node_of(1)
 }
@@ -44,7 +44,7 @@ fn node_of(seed: u8) -> Node {
     Node::new(Box::new(find), Box::new(draws(seed)))
 }
 
-/// What a session sends: its header's kind and secret matter to carriers.
+/// A datagram of a session: carriers only inspect its header's kind and secret.
 fn datagram(kind: packet::Kind, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len.max(SESSION_HEADER)];
     bytes[..2].copy_from_slice(&packet::MAGIC.to_le_bytes());
@@ -56,7 +56,7 @@ fn datagram(kind: packet::Kind, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A HELLO with a token of so many bytes.
+/// A HELLO with a token of `token` bytes.
 fn hello(token: usize) -> Vec<u8> {
     let fixed = 48;
     let mut bytes = datagram(packet::Kind::Hello, SESSION_HEADER + fixed + token);
@@ -68,11 +68,11 @@ fn hello(token: usize) -> Vec<u8> {
 fn seal(client: &mut Client, datagram: &[u8]) -> Vec<u8> {
     let (len, mut out) = (client.sealed_len(datagram), b"before".to_vec());
     client.seal(datagram, &mut out);
-    assert_eq!(out.len(), b"before".len() + len, "its length is known before");
+    assert_eq!(out.len(), b"before".len() + len, "sealed_len is exact");
     out.split_off(b"before".len())
 }
 
-/// What a node makes of bytes, which stay as they are.
+/// The node's handling of a copy of `bytes`.
 fn arrive(node: &mut Node, from: SocketAddr, bytes: &[u8]) -> Result<(u32, Vec<u8>), Option<Outsider>> {
     match node.open(from, &mut bytes.to_vec()) {
         Arrived::Datagram(connection, datagram) => Ok((connection, datagram.to_vec())),
@@ -83,9 +83,9 @@ fn arrive(node: &mut Node, from: SocketAddr, bytes: &[u8]) -> Result<(u32, Vec<u
 
 fn answer(node: &mut Node, connection: u32, datagram: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    let overhead = node.overhead(connection).expect("it is known");
+    let overhead = node.overhead(connection).expect("the connection exists");
     node.seal(connection, datagram, &mut out);
-    assert_eq!(out.len(), datagram.len() + overhead, "its length is known before");
+    assert_eq!(out.len(), datagram.len() + overhead, "overhead is exact");
     out
 }
 
@@ -93,11 +93,11 @@ fn hear(client: &mut Client, bytes: &[u8]) -> Option<Vec<u8>> {
     client.open(&mut bytes.to_vec()).map(<[u8]>::to_vec)
 }
 
-/// Two ends that have each other's keys, and the connection.
+/// Two connected ends, and the number of the connection.
 fn connected() -> (Client, Node, u32) {
     let (mut client, mut node) = (Client::new(shared(7), draws(2)), node());
     let greeting = seal(&mut client, &hello(72));
-    let (connection, _) = arrive(&mut node, at(HERE), &greeting).expect("it is known");
+    let (connection, _) = arrive(&mut node, at(HERE), &greeting).expect("a known secret");
     let welcome = datagram(packet::Kind::Welcome, 80);
     assert_eq!(hear(&mut client, &answer(&mut node, connection, &welcome)), Some(welcome));
     let ping = datagram(packet::Kind::Ping, 0);
@@ -106,7 +106,7 @@ fn connected() -> (Client, Node, u32) {
 }
 
 #[test]
-fn what_one_end_seals_the_other_opens() {
+fn each_end_opens_what_the_other_seals() {
     let (mut client, mut node, connection) = connected();
     for len in [24, 25, 600, 8192, 16 * 1024 - OVERHEAD] {
         let said = datagram(packet::Kind::Data, len);
@@ -119,7 +119,7 @@ fn what_one_end_seals_the_other_opens() {
 }
 
 #[test]
-fn a_greeting_carries_a_hello_with_the_longest_token_and_tells_nothing_of_it() {
+fn a_greeting_carries_the_longest_token_and_hides_it() {
     for token in [0, 1, TOKEN_BYTES_MAX] {
         let (mut client, mut node) = (Client::new(shared(7), draws(2)), node());
         let hello = hello(token);
@@ -130,13 +130,13 @@ fn a_greeting_carries_a_hello_with_the_longest_token_and_tells_nothing_of_it() {
             !greeting.windows(8).any(|sealed| said.windows(8).any(|said| said != [0; 8] && said == sealed))
         );
         assert!(!greeting.windows(16).any(|sealed| sealed == &SECRET[..16]));
-        let (_, opened) = arrive(&mut node, at(HERE), &greeting).expect("it is known");
-        assert_eq!(opened, hello, "to the last zero: its check is over all of it");
+        let (_, opened) = arrive(&mut node, at(HERE), &greeting).expect("a known secret");
+        assert_eq!(opened, hello, "including trailing zeros, which its checksum covers");
     }
 }
 
 #[test]
-fn a_datagram_that_was_changed_anywhere_or_cut_is_not_opened() {
+fn a_changed_or_truncated_datagram_is_not_opened() {
     let (mut client, mut node) = (Client::new(shared(7), draws(2)), node());
     let greeting = seal(&mut client, &hello(72));
     for place in 0..greeting.len() {
@@ -146,8 +146,8 @@ fn a_datagram_that_was_changed_anywhere_or_cut_is_not_opened() {
         assert!(arrive(&mut node, at(HERE), &greeting[..place]).is_err(), "{place} bytes of a greeting");
     }
     assert!(arrive(&mut node, at(HERE), &[&greeting[..], &[0]].concat()).is_err(), "a longer greeting");
-    assert_eq!(node.connections(), 0, "nothing is kept of those");
-    let (connection, _) = arrive(&mut node, at(HERE), &greeting).expect("it is whole");
+    assert_eq!(node.connections(), 0, "forged greetings use no memory");
+    let (connection, _) = arrive(&mut node, at(HERE), &greeting).expect("an intact greeting");
     let accept = answer(&mut node, connection, &datagram(packet::Kind::Welcome, 80));
     for place in 0..accept.len() {
         let mut changed = accept.clone();
@@ -155,7 +155,7 @@ fn a_datagram_that_was_changed_anywhere_or_cut_is_not_opened() {
         assert_eq!(hear(&mut client, &changed), None, "byte {place} of an ACCEPT");
         assert_eq!(hear(&mut client, &accept[..place]), None, "{place} bytes of an ACCEPT");
     }
-    assert!(hear(&mut client, &accept).is_some(), "it is whole");
+    assert!(hear(&mut client, &accept).is_some(), "an intact ACCEPT");
     let data = seal(&mut client, &datagram(packet::Kind::Data, 100));
     let back = answer(&mut node, connection, &datagram(packet::Kind::Data, 100));
     for place in 0..data.len().max(back.len()) {
@@ -176,7 +176,7 @@ fn a_datagram_that_was_changed_anywhere_or_cut_is_not_opened() {
 }
 
 #[test]
-fn what_came_before_does_not_come_again_in_any_order() {
+fn replayed_datagrams_are_dropped_in_any_order() {
     let (mut client, mut node, connection) = connected();
     let mut said: Vec<Vec<u8>> =
         (0..200).map(|number| seal(&mut client, &datagram(packet::Kind::Data, 24 + number))).collect();
@@ -197,16 +197,16 @@ fn what_came_before_does_not_come_again_in_any_order() {
 }
 
 #[test]
-fn keys_are_other_ones_for_each_direction_connection_and_secret() {
+fn each_direction_connection_and_secret_has_its_own_keys() {
     let (mut client, mut node, connection) = connected();
     let data = seal(&mut client, &datagram(packet::Kind::Data, 100));
-    assert_eq!(hear(&mut client, &data), None, "what it said itself is not said to it");
+    assert_eq!(hear(&mut client, &data), None, "a client does not accept its own datagram");
     let back = answer(&mut node, connection, &datagram(packet::Kind::Data, 100));
     assert_eq!(arrive(&mut node, at(HERE), &back), Err(None));
 
-    // Another client of the same token; another node with that.
+    // Another client with the same token, and another connection.
     let mut other = Client::new(shared(7), draws(3));
-    let (theirs, _) = arrive(&mut node, at(HERE), &seal(&mut other, &hello(72))).expect("it is known");
+    let (theirs, _) = arrive(&mut node, at(HERE), &seal(&mut other, &hello(72))).expect("a known secret");
     assert_ne!(theirs, connection);
     let welcome = answer(&mut node, theirs, &datagram(packet::Kind::Welcome, 80));
     assert_eq!(hear(&mut client, &welcome), None);
@@ -219,31 +219,31 @@ fn keys_are_other_ones_for_each_direction_connection_and_secret() {
     assert_eq!(arrive(&mut node, at(HERE), &relabelled(&data, theirs)), Err(None));
     assert_eq!(hear(&mut other, &relabelled(&back, theirs)), None);
 
-    // One who knows the name of a token, and not the secret.
+    // A client that knows the name of a token, but not the secret.
     let mut guesser = Client::new(Shared::new([9; 32]), draws(4));
     let greeting = seal(&mut guesser, &hello(72));
-    assert_eq!(arrive(&mut node, at(HERE), &greeting), Err(Some(Outsider::WrongSeal)), "no such name");
+    assert_eq!(arrive(&mut node, at(HERE), &greeting), Err(Some(Outsider::WrongSeal)), "unknown name");
     let mut named = greeting;
     named[HEADER + 8..HEADER + 16].copy_from_slice(&shared(7).name().to_le_bytes());
-    assert_eq!(arrive(&mut node, at(HERE), &named), Err(Some(Outsider::WrongSeal)), "no such key");
+    assert_eq!(arrive(&mut node, at(HERE), &named), Err(Some(Outsider::WrongSeal)), "wrong key");
     assert_eq!(node.connections(), 2);
     let names: BTreeSet<u64> = (0..=255).map(|byte| shared(byte).name()).collect();
     assert_eq!(names.len(), 256);
 }
 
 #[test]
-fn keys_are_other_ones_for_a_greeting_that_was_said_before() {
+fn a_replayed_greeting_yields_other_keys() {
     let mut client = Client::new(shared(7), draws(2));
     let greeting = seal(&mut client, &hello(72));
     let (mut first, mut later) = (node(), node_of(3));
     let welcomes = [&mut first, &mut later].map(|node| {
-        let (connection, _) = arrive(node, at(HERE), &greeting).expect("it is known");
+        let (connection, _) = arrive(node, at(HERE), &greeting).expect("a known secret");
         (connection, answer(node, connection, &datagram(packet::Kind::Welcome, 80)))
     });
-    assert_eq!(welcomes[0].0, welcomes[1].0, "they have the same number");
+    assert_eq!(welcomes[0].0, welcomes[1].0, "both connections have the same number");
     assert!(hear(&mut client, &welcomes[0].1).is_some() && hear(&mut client, &welcomes[1].1).is_none());
     let said = seal(&mut client, &datagram(packet::Kind::Data, 100));
-    assert_eq!(arrive(&mut later, at(HERE), &said), Err(None), "it was said to another");
+    assert_eq!(arrive(&mut later, at(HERE), &said), Err(None), "it was sent to another node");
     assert!(arrive(&mut first, at(HERE), &said).is_ok());
 }
 
@@ -256,21 +256,21 @@ fn nonces_never_repeat_under_a_key() {
             seal(&mut client, &datagram(packet::Kind::Data, 24)),
             answer(&mut node, connection, &datagram(packet::Kind::Data, 24)),
         ] {
-            let header = Header::decode(&bytes).expect("ours");
+            let header = Header::decode(&bytes).expect("a valid header");
             assert!(header.is(Kind::Data));
             seen.insert((bytes.len(), header.counter.get(), bytes[HEADER..].to_vec()));
         }
     }
-    assert_eq!(seen.len(), 200, "the same datagram is never sealed alike");
-    // Greetings, also when they are said again.
+    assert_eq!(seen.len(), 200, "two seals of one datagram differ");
+    // Greetings, including retransmissions.
     let mut client = Client::new(shared(7), draws(5));
     let counters =
-        (0..10).map(|_| Header::decode(&seal(&mut client, &hello(9))).expect("ours").counter.get());
+        (0..10).map(|_| Header::decode(&seal(&mut client, &hello(9))).expect("a valid header").counter.get());
     assert!(counters.eq(0..10));
 }
 
 #[test]
-fn a_key_seals_so_many_datagrams_and_then_comes_the_next() {
+fn a_key_seals_a_limited_number_of_datagrams() {
     let keys = || shared(1).connection(&[1; 32], &[2; 32])[0].secret.clone();
     let keys = || Keys::new(keys(), b"a direction");
     let edge = 1_u64 << EPOCH_BITS;
@@ -287,7 +287,7 @@ fn a_key_seals_so_many_datagrams_and_then_comes_the_next() {
         opener.open(&mut bytes.to_vec(), HEADER).map(|opened| assert_eq!(opened, b"a datagram"))
     };
     assert_eq!(open(&sealed[0]), Ok(()));
-    // A forgery from the next does not move it on; what is overtaken by the next is opened all the same.
+    // A forgery for the next key does not advance the keys. Datagrams overtaken by those of the next key still open.
     let mut forged = sealed[3].clone();
     forged[HEADER] ^= 1;
     assert_eq!(open(&forged), Err(Unopened::Forged));
@@ -297,9 +297,9 @@ fn a_key_seals_so_many_datagrams_and_then_comes_the_next() {
     for again in &sealed {
         assert_eq!(open(again), Err(Unopened::Replayed));
     }
-    assert_eq!(open(&far), Ok(()), "the next after the next one used");
+    assert_eq!(open(&far), Ok(()), "a counter under the next key");
     let skipped = say(&mut sealer, 4 * edge);
-    assert_eq!(open(&skipped), Err(Unopened::Forged), "nobody is two keys ahead");
+    assert_eq!(open(&skipped), Err(Unopened::Forged), "a counter two keys ahead is forged");
     // The keys differ.
     let mut at_first = say(&mut Sealer::new(keys()), 7);
     let mut later = say(&mut sealer, 4 * edge + 7);
@@ -309,41 +309,41 @@ fn a_key_seals_so_many_datagrams_and_then_comes_the_next() {
 }
 
 #[test]
-fn a_greeting_said_again_finds_its_connection_and_a_recorded_one_makes_none() {
+fn a_repeated_greeting_finds_its_connection_a_replay_does_not() {
     let (mut client, mut node) = (Client::new(shared(7), draws(2)), node());
     let first = seal(&mut client, &hello(72));
     let again = seal(&mut client, &hello(72));
-    let (connection, _) = arrive(&mut node, at(HERE), &first).expect("it is known");
-    assert_eq!(arrive(&mut node, at(HERE), &again).expect("it is known").0, connection);
+    let (connection, _) = arrive(&mut node, at(HERE), &first).expect("a known secret");
+    assert_eq!(arrive(&mut node, at(HERE), &again).expect("a known secret").0, connection);
     for (from, bytes) in [(HERE, &first), (HERE, &again), (2, &first), (2, &again)] {
         assert_eq!(arrive(&mut node, at(from), bytes), Err(None), "from {from}");
     }
-    // The answer may come more than once, and late.
+    // The response may arrive more than once, and late.
     let accepts: Vec<_> =
         (0..3).map(|_| answer(&mut node, connection, &datagram(packet::Kind::Welcome, 80))).collect();
     assert!(hear(&mut client, &accepts[1]).is_some() && hear(&mut client, &accepts[0]).is_some());
     assert!(hear(&mut client, &accepts[1]).is_none() && hear(&mut client, &accepts[2]).is_some());
     let data = seal(&mut client, &datagram(packet::Kind::Data, 24));
-    assert_eq!(arrive(&mut node, at(2), &data), Err(None), "from elsewhere");
+    assert_eq!(arrive(&mut node, at(2), &data), Err(None), "from another address");
     assert!(arrive(&mut node, at(HERE), &data).is_ok());
-    assert_eq!(arrive(&mut node, at(HERE), &again), Err(None), "who has the keys greets no more");
+    assert_eq!(arrive(&mut node, at(HERE), &again), Err(None), "a confirmed client greets no more");
     assert_eq!(node.connections(), 1);
-    // Answers are shorter than what they answer.
+    // Responses are shorter than the greeting.
     assert!(accepts.iter().all(|accept| accept.len() < GREETING));
 }
 
 #[test]
-fn what_is_in_the_clear_refuses_a_greeting_and_does_nothing_else() {
+fn an_unsealed_datagram_can_only_refuse_a_greeting() {
     let (mut client, mut node) = (Client::new(shared(7), draws(2)), node());
     let refused = datagram(packet::Kind::Refused, 60);
-    assert_eq!(hear(&mut client, &refused), Some(refused.clone()), "its session looks at the nonce");
+    assert_eq!(hear(&mut client, &refused), Some(refused.clone()), "the session checks the nonce");
     for kind in [packet::Kind::Welcome, packet::Kind::Data, packet::Kind::Pong, packet::Kind::Gone] {
         assert_eq!(hear(&mut client, &datagram(kind, 60)), None);
     }
     let (mut client, _, _) = connected();
-    assert_eq!(hear(&mut client, &refused), None, "it was accepted");
+    assert_eq!(hear(&mut client, &refused), None, "a connected client ignores refusals");
 
-    // A HELLO in the clear is told so, if it is longer than the answer; nothing else is heard.
+    // An unsealed HELLO is refused if it is longer than the response. All other unsealed datagrams are ignored.
     let unsealed = |shows_token| Err(Some(Outsider::Unsealed { shows_token }));
     assert_eq!(arrive(&mut node, at(HERE), &hello(72)), unsealed(true));
     assert_eq!(arrive(&mut node, at(HERE), &hello(0)), unsealed(false));
@@ -363,45 +363,45 @@ fn what_is_in_the_clear_refuses_a_greeting_and_does_nothing_else() {
 }
 
 #[test]
-fn a_node_that_began_anew_answers_a_question_that_is_said_again() {
+fn a_restarted_node_answers_a_ping_repeated_in_a_greeting() {
     let (mut client, _, connection) = connected();
     let mut node = node_of(3);
     let ping = datagram(packet::Kind::Ping, 0);
-    assert_eq!(arrive(&mut node, at(HERE), &seal(&mut client, &ping)), Err(None), "it knows no connection");
-    assert!(!client.asks_anew(&ping), "the first may be answered yet");
+    assert_eq!(arrive(&mut node, at(HERE), &seal(&mut client, &ping)), Err(None), "no connection is known");
+    assert!(!client.asks_anew(&ping), "the first may still get a response");
     assert!(!client.asks_anew(&datagram(packet::Kind::Data, 60)) && client.asks_anew(&ping));
     let mut question = Vec::new();
     client.ask_anew(&ping, &mut question);
     let secret = &ping[8..16];
-    assert!(!question.windows(8).any(|bytes| bytes == secret), "the session's secret is in the clear");
-    let (asked, said) = arrive(&mut node, at(HERE), &question).expect("it is known");
+    assert!(!question.windows(8).any(|bytes| bytes == secret), "the session's secret must be sealed");
+    let (asked, said) = arrive(&mut node, at(HERE), &question).expect("a known secret");
     assert_eq!(said, ping);
     let gone = datagram(packet::Kind::Gone, 32);
     let answered = answer(&mut node, asked, &gone);
     assert!(answered.len() < question.len());
-    assert_eq!(asked, connection, "of all that may be, another connection of the same number");
+    assert_eq!(asked, connection, "the new connection has the same number, the worst case");
     assert_eq!(hear(&mut client, &answered), Some(gone));
-    // Where the old one has forgotten nothing, all goes on over the connection.
+    // If the node has forgotten nothing, the connection continues.
     assert_eq!(client.sealed_len(&ping), ping.len() + OVERHEAD);
-    assert!(!client.asks_anew(&ping), "it has heard of somebody");
+    assert!(!client.asks_anew(&ping), "the client has received a response");
 }
 
 #[test]
-fn strangers_are_forgotten_after_a_while_and_those_in_use_never() {
+fn connections_without_a_session_are_forgotten_others_never() {
     let mut node = node();
     let greet = |node: &mut Node, seed: u8| {
         let mut client = Client::new(shared(7), draws(seed));
-        arrive(node, at(HERE), &seal(&mut client, &hello(72))).expect("it is known").0
+        arrive(node, at(HERE), &seal(&mut client, &hello(72))).expect("a known secret").0
     };
     let [used, unused] = [1, 2].map(|seed| greet(&mut node, seed));
     let second = Duration::from_secs(1);
     node.forget_strangers(second, [used, unused].into_iter());
     node.forget_strangers(2 * second, [used].into_iter());
     node.forget_strangers(second + STRANGER_WAIT, [used].into_iter());
-    assert_eq!(node.connections(), 2, "it may come back and ask");
+    assert_eq!(node.connections(), 2, "the client may come back and ask");
     node.forget_strangers(2 * second + STRANGER_WAIT, [used].into_iter());
     assert!(node.overhead(unused).is_none() && node.overhead(used).is_some());
-    // One that was taken for a stranger and is none has its time anew.
+    // A connection that was without a session and has one again gets a new time limit.
     node.forget_strangers(3 * STRANGER_WAIT, [].into_iter());
     node.forget_strangers(4 * STRANGER_WAIT - second, [used].into_iter());
     node.forget_strangers(9 * STRANGER_WAIT, [used].into_iter());
@@ -409,7 +409,7 @@ fn strangers_are_forgotten_after_a_while_and_those_in_use_never() {
 }
 
 #[test]
-fn there_are_so_many_connections_and_no_more() {
+fn the_number_of_connections_is_limited() {
     let mut node = node();
     let mut draw = draws(9);
     let mut greet = |node: &mut Node| {
@@ -417,31 +417,31 @@ fn there_are_so_many_connections_and_no_more() {
         let mut client = Client::new(shared(7), move || random);
         arrive(node, at(HERE), &seal(&mut client, &hello(72))).map(|(connection, _)| connection)
     };
-    let all: Vec<u32> = (0..CONNECTIONS_MAX).map(|_| greet(&mut node).expect("there is room")).collect();
-    assert_eq!(greet(&mut node), Err(None), "any of them may have a session by now");
+    let all: Vec<u32> = (0..CONNECTIONS_MAX).map(|_| greet(&mut node).expect("below the limit")).collect();
+    assert_eq!(greet(&mut node), Err(None), "any of them may have a session");
     let known = all[1..].iter().copied().filter(|connection| *connection != all[5]);
     node.forget_strangers(Duration::from_secs(1), known);
-    assert!(greet(&mut node).is_ok() && greet(&mut node).is_ok(), "in the place of strangers");
+    assert!(greet(&mut node).is_ok() && greet(&mut node).is_ok(), "they replace strangers");
     assert_eq!(greet(&mut node), Err(None));
     assert_eq!(node.connections(), CONNECTIONS_MAX);
     assert!(node.overhead(all[0]).is_none() && node.overhead(all[5]).is_none());
     assert!(node.overhead(all[1]).is_some());
 }
 
-/// What the CPU spends on each of many runs.
+/// CPU time per run, over many runs.
 fn cpu(mut run: impl FnMut()) -> Duration {
     const TIMES: u32 = 20_000;
     let spent = || {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
     };
-    // The least of several: others use the machine as well.
+    // The minimum of several measurements, since others use the machine as well.
     let spells = (0..5).map(|_| {
         let began = spent();
         (0..TIMES / 5).for_each(|_| run());
         (spent() - began) / (TIMES / 5)
     });
-    spells.min().expect("there are some")
+    spells.min().expect("several measurements")
 }
 
 /// Figures for docs/decisions/0015-sealed-datagrams.md:
@@ -459,7 +459,7 @@ fn the_cost_of_a_seal() {
             let mut seal = |bytes: &mut Vec<u8>| {
                 bytes.truncate(len);
                 counter += 1;
-                key.seal_in_place_append_tag(nonce(counter), aad, bytes).expect("it is short");
+                key.seal_in_place_append_tag(nonce(counter), aad, bytes).expect("a short datagram");
                 counter
             };
             let sealed = cpu(|| {
@@ -467,7 +467,7 @@ fn the_cost_of_a_seal() {
             });
             let both = cpu(|| {
                 let counter = seal(&mut bytes);
-                key.open_in_place(nonce(counter), aad, &mut bytes).expect("it is whole");
+                key.open_in_place(nonce(counter), aad, &mut bytes).expect("an intact datagram");
             });
             println!("{algorithm:?}, {len} bytes: sealed {sealed:?}, and opened {both:?}");
         }
@@ -491,7 +491,7 @@ fn the_cost_of_a_seal() {
         assert!(matches!(node.open(at(HERE), &mut bytes), Arrived::Outsider(..)));
     });
     println!("a greeting does not open in {refused:?}");
-    // What forward secrecy would cost each end.
+    // The cost of forward secrecy per end.
     let rng = ring::rand::SystemRandom::new();
     let draw = || EphemeralPrivateKey::generate(&X25519, &rng).expect("random bytes");
     let peer = UnparsedPublicKey::new(&X25519, draw().compute_public_key().expect("a key"));

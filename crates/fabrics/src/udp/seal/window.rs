@@ -1,35 +1,35 @@
-//! Which counters have come: those far behind the highest are taken for known.
+//! Replay window: the set of counters received so far. Counters far below the highest one count as received.
 //!
-//! A ring of words of bits, as in RFC 6479: moving on clears whole words, and no bits are shifted. Invariant: a counter
-//! is new once at most.
+//! A ring of bitmap words, as in RFC 6479: advancing clears whole words, and shifts no bits.
+//! Invariant: a counter is new at most once.
 
-/// Counters that one word remembers.
+/// Number of counters per word.
 const WORD: u64 = u64::BITS as u64;
-/// Words, one of which is being filled.
+/// Number of words, one of which is being filled.
 const WORDS: usize = 32;
-/// How far behind the highest a counter may be and still be new: what a burst of datagrams can be overtaken by.
+/// Maximum distance of a new counter below the highest one: how many datagrams can overtake another.
 pub(super) const REACH: u64 = (WORDS as u64 - 1) * WORD;
 
 #[derive(Default)]
 pub(super) struct Window {
-    /// One more than the highest that has come.
+    /// One more than the highest received counter.
     next: u64,
     came: [u64; WORDS],
 }
 
 impl Window {
     pub(super) fn is_new(&self, counter: u64) -> bool {
-        // The last is never used, so that there is always a next.
+        // The maximum is never used, so that `next` cannot overflow.
         if counter >= self.next {
             return counter != u64::MAX;
         }
         self.next - counter <= REACH && self.came[place(counter)] & bit(counter) == 0
     }
 
-    /// It has come, and [`Window::is_new`] said that it had not.
+    /// Records a counter for which [`Window::is_new`] returned true.
     pub(super) fn note(&mut self, counter: u64) {
         if counter >= self.next {
-            // Words that have been gone round to stand for newer counters now.
+            // Words that the ring has passed now stand for newer counters.
             let words = (counter / WORD).saturating_sub(self.last() / WORD).min(WORDS as u64);
             for word in 0..words {
                 self.came[(counter / WORD - word) as usize % WORDS] = 0;
@@ -58,7 +58,7 @@ mod tests {
     use farside_remote::draws::Draws;
     use std::collections::BTreeSet;
 
-    /// As slow and as plain as it can be.
+    /// The simplest possible implementation.
     #[derive(Default)]
     struct Plain {
         next: u64,
@@ -105,12 +105,12 @@ mod tests {
                 old += u64::from(!is_new);
                 assert_eq!(take(&mut window, counter), is_new, "seed {seed}, step {step}: {counter}");
             }
-            assert!(old > 100, "seed {seed} tried {old} that were not new");
+            assert!(old > 100, "seed {seed} tried only {old} old counters");
         }
     }
 
     #[test]
-    fn what_is_too_far_behind_is_not_new_and_the_last_counter_never_is() {
+    fn a_counter_too_far_behind_and_the_last_one_are_never_new() {
         let mut window = Window::default();
         assert!(take(&mut window, REACH));
         assert!(!window.is_new(0) && take(&mut window, 1) && !window.is_new(1));
