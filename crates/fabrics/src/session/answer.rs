@@ -1,28 +1,28 @@
-//! What an answer's bytes begin with: whether the node refused.
+//! First bytes of a response: whether the node refused the request.
 //!
 //! ```text
 //! chain:  the reply's wire form, whose first byte is a status; or a refusal
-//! call:   | 0 u8 | the service's answer |; or a refusal
+//! call:   | 0 u8 | the service's response |; or a refusal
 //! refusal: | 0xff u8 | the reason, as UTF-8 |
 //! ```
 
 const ANSWERED: u8 = 0;
 const REFUSED: u8 = 0xff;
-/// The most bytes of a reason: what was asked may be in it.
+/// Maximum size of a reason, which may quote the request.
 const REASON_MAX: usize = 4096;
 
-/// Why the node refused, if it did. Nothing was carried out then.
+/// Returns the reason if the node refused the request. A refused request was not carried out.
 pub fn refusal(answer: &[u8]) -> Option<String> {
     let (&first, reason) = answer.split_first()?;
     (first == REFUSED).then(|| String::from_utf8_lossy(reason).into_owned())
 }
 
-/// What a service answered.
+/// Returns the response of a service.
 pub fn body(answer: &[u8]) -> &[u8] {
     answer.get(1..).unwrap_or_default()
 }
 
-/// Writes that the node refuses. Of a long reason only the beginning travels.
+/// Writes a refusal. A long reason is truncated.
 pub fn refuse(answer: &mut Vec<u8>, reason: &str) {
     let end = (0..=reason.len().min(REASON_MAX)).rev().find(|&end| reason.is_char_boundary(end));
     answer.clear();
@@ -30,7 +30,7 @@ pub fn refuse(answer: &mut Vec<u8>, reason: &str) {
     answer.extend_from_slice(&reason.as_bytes()[..end.unwrap_or(0)]);
 }
 
-/// Writes what a service answered.
+/// Writes the response of a service.
 pub fn put_body(answer: &mut Vec<u8>, body: &[u8]) {
     answer.clear();
     answer.push(ANSWERED);
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_told_from_an_answer() {
+    fn a_refusal_differs_from_a_response() {
         let mut answer = Vec::new();
         put_body(&mut answer, b"yes");
         assert_eq!((refusal(&answer), body(&answer)), (None, &b"yes"[..]));

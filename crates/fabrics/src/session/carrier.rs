@@ -1,15 +1,17 @@
-//! What carries datagrams between a client and an engine: a socket, or rings in shared memory.
+//! Carriers of datagrams between a client and an engine: sockets, or rings in shared memory.
 //!
-//! A [`Line`] is the client's end, a [`Port`] an engine's, with all its clients. Neither waits: whoever uses it spins
-//! for a while, then sleeps by its descriptor. Invariant: what was taken to be sent leaves by the next flush at the
-//! latest, or is lost; a reliable carrier loses nothing but by breaking.
+//! A [`Line`] is the client's end. A [`Port`] is an engine's end, with all its clients. Neither blocks: its user polls
+//! for a while, then sleeps on its descriptor.
+//!
+//! Invariant: a datagram passed to `send` leaves by the next flush at the latest, or is lost. A reliable carrier loses
+//! datagrams only by breaking.
 
 use super::server::Address;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// The carrier will carry nothing more, for the reason that it contains.
+/// The carrier carries nothing more, for the reason that this contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken(pub String);
 
@@ -27,138 +29,138 @@ impl From<rustix::io::Errno> for Broken {
 
 /// The client's end. Belongs to one thread.
 pub trait Line {
-    /// Whether every datagram arrives, once and in order.
+    /// Whether every datagram arrives exactly once and in order.
     const IS_RELIABLE: bool;
 
-    /// The most bytes of a datagram that it carries well.
+    /// Maximum size of a datagram in bytes that is carried efficiently.
     fn datagram_max(&self) -> usize;
 
-    /// How many bytes it holds until they are looked at.
+    /// Number of received bytes that it can buffer.
     fn inbound_bytes(&self) -> usize;
 
-    /// Takes a datagram to be sent.
+    /// Queues a datagram for sending.
     ///
     /// # Errors
-    /// Nothing more will be carried.
+    /// The carrier is broken.
     fn send(&self, datagram: &[u8]) -> Result<(), Broken>;
 
-    /// Sends what was taken.
+    /// Sends the queued datagrams.
     ///
     /// # Errors
-    /// Nothing more will be carried.
+    /// The carrier is broken.
     fn flush(&self) -> Result<(), Broken>;
 
-    /// Hands on what has arrived, without waiting. False if nothing has.
+    /// Passes received datagrams to `take`, without blocking. Returns false if there were none.
     ///
     /// # Errors
-    /// Nothing more will be carried. What had arrived before was handed on.
+    /// The carrier is broken. Datagrams that had arrived before were passed on.
     fn receive(&self, take: impl FnMut(&[u8])) -> Result<bool, Broken>;
 
-    /// Can be read from when something may have arrived, if [`Line::may_sleep`] was asked before.
+    /// A descriptor that is readable when datagrams may have arrived, if [`Line::may_sleep`] was called before.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Asks to be woken by the descriptor. False if something has arrived meanwhile.
+    /// Arms notifications through the descriptor. Returns false if something has already arrived.
     fn may_sleep(&self) -> bool {
         true
     }
 
-    /// How long one may sleep at most although nothing arrives, where that matters: something waits for its time.
+    /// Maximum time to sleep even if nothing arrives, if the carrier has work to do at a certain time.
     fn sleep_max(&self) -> Option<Duration> {
         None
     }
 }
 
-/// What an engine's port has received.
+/// An event at an engine's port.
 pub enum Arrival<'a> {
-    /// These bytes.
+    /// A datagram.
     Datagram(&'a [u8]),
-    /// This client's carrier is gone.
+    /// The client's carrier is closed.
     HungUp,
-    /// A greeting that the carrier does not let through: to be refused, with this nonce.
+    /// A greeting that the carrier rejects. The server should refuse it with this nonce.
     Outsider(u64, Outsider),
 }
 
-/// Why a carrier lets a greeting not through.
+/// Why a carrier rejects a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outsider {
-    /// It is sealed by nothing that is known here, or was changed on its way.
+    /// It is sealed with an unknown secret, or was changed in transit.
     WrongSeal,
-    /// It came in the clear where all is sealed.
+    /// It is unsealed, but the port requires seals.
     Unsealed {
-        /// Whether it shows a token, which was not looked at.
+        /// Whether it contains a token, which was not checked.
         shows_token: bool,
     },
-    /// It is sealed where nothing is.
+    /// It is sealed, but the port accepts no seals.
     Sealed,
-    /// It is sealed in another way.
+    /// It is sealed in another version.
     Version {
-        /// The client's.
+        /// The client's version.
         theirs: u8,
-        /// This node's.
+        /// This node's version.
         ours: u8,
     },
 }
 
-/// What a port has dropped that nobody it knows has sent.
+/// Counts of datagrams dropped by a port because no known client has sent them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Datagrams that were not sealed by whoever has the key, or were changed on their way.
+    /// Datagrams that were not sealed with the right key, or were changed in transit.
     pub forged: u64,
-    /// Datagrams that had come before.
+    /// Datagrams received before.
     pub replayed: u64,
 }
 
 /// An engine's end, with all its clients. Belongs to one thread at a time.
 pub trait Port: Send {
-    /// Names a client's carrier.
+    /// Address of a client's carrier.
     type Address: Address;
 
-    /// Whether every datagram arrives, once and in order.
+    /// Whether every datagram arrives exactly once and in order.
     const IS_RELIABLE: bool;
 
-    /// The most bytes of a datagram that it carries well.
+    /// Maximum size of a datagram in bytes that is carried efficiently.
     fn datagram_max(&self) -> usize;
 
-    /// The machine that this client is at, as far as the carrier can tell; nothing where all are at this one.
+    /// IP address of the client's machine. `None` if all clients are on this machine.
     fn source(_address: Self::Address) -> Option<IpAddr> {
         None
     }
 
-    /// Hands on what has arrived, without waiting: not more than a batch. False if nothing has.
+    /// Passes received datagrams to `take`, at most one batch, without blocking. Returns false if there were none.
     ///
     /// # Errors
-    /// Nothing more will be carried for anyone.
+    /// The port is broken for all clients.
     fn receive(&mut self, take: impl FnMut(Self::Address, Arrival<'_>)) -> Result<bool, Broken>;
 
-    /// Takes a datagram to be sent. What cannot be sent is lost, or, on a reliable carrier, ends it: then
-    /// [`Port::receive`] will tell.
+    /// Queues a datagram for sending. If it cannot be sent it is lost; a reliable carrier ends then, and
+    /// [`Port::receive`] reports that.
     fn send(&mut self, to: Self::Address, datagram: &[u8]);
 
-    /// Sends what was taken.
+    /// Sends the queued datagrams.
     fn flush(&mut self);
 
-    /// How many clients' carriers it holds, those without a session too: who says nothing for too long is to be let go
-    /// of, so that time may bring something to do though nothing arrives. None where it holds none.
+    /// Number of client carriers, including those without a session. While it is not 0, the engine must wake now and
+    /// then to close silent ones; it is 0 if the port keeps no carriers.
     fn connections(&self) -> usize;
 
-    /// Lets go of a client, when all that was taken for it has left.
+    /// Closes a client's carrier after its queued datagrams are sent.
     fn hang_up(&mut self, address: Self::Address);
 
-    /// Lets go of those who have been there for a while and are not among the known.
+    /// Closes carriers that have existed for a while and are not in `known`.
     fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Self::Address>);
 
-    /// What it has dropped so far.
+    /// Counts of datagrams dropped so far.
     fn dropped(&self) -> Dropped;
 
-    /// Can be read from when something may have arrived, if [`Port::may_sleep`] was asked before.
+    /// A descriptor that is readable when datagrams may have arrived, if [`Port::may_sleep`] was called before.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Asks to be woken by the descriptor. False if something has arrived meanwhile.
+    /// Arms notifications through the descriptor. Returns false if something has already arrived.
     fn may_sleep(&mut self) -> bool {
         true
     }
 
-    /// How long one may sleep at most although nothing arrives, where that matters: something waits for its time.
+    /// Maximum time to sleep even if nothing arrives, if the carrier has work to do at a certain time.
     fn sleep_max(&self) -> Option<Duration> {
         None
     }

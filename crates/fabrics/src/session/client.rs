@@ -1,10 +1,11 @@
-//! A client's end of its one session: slots, credits, and all the timers.
+//! A client's end of its only session: slots, credit, and all timers.
 //!
-//! Invariants: unacknowledged request fragments have at most the granted credit; half-sent requests of several
-//! fragments have at most what the server keeps of such. A slot takes a new request only when the server has
-//! answered the one before, or has agreed that it never will run, and the owner has released the reply. A request is
-//! reported exactly once. What a chain has taken that nobody waits for any more is given back once it is known what
-//! came of the chain, and never before.
+//! Invariant: unacknowledged request fragments take at most the granted credit. Half-sent requests of several fragments
+//! take at most the granted assembly space.
+//! Invariant: a slot takes a new request only after the server has responded to the previous one, or has confirmed that
+//! it will never run, and after the owner has released the reply.
+//! Invariant: each request is reported exactly once.
+//! Invariant: buffers of an abandoned chain are retired once its outcome is known, and never before.
 
 use super::packet::{
     self, Datagram, ENTRY, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message,
@@ -24,28 +25,28 @@ use std::time::Duration;
 use zerocopy::little_endian::{U32, U64, U128};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Who a client is and what it asks for.
+/// A client's identity, limits and requirements.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The client, through all its incarnations.
+    /// Identifies the client through all its incarnations.
     pub identity: u128,
-    /// Which of them this is: higher than any before, for one session.
+    /// Number of this incarnation: higher than all earlier ones. Has one session.
     pub incarnation: u64,
-    /// 64 random bits, by which answers to the HELLO are known from forgeries.
+    /// 64 random bits that distinguish responses to the HELLO from forgeries.
     pub nonce: u64,
-    /// What the node must have.
+    /// Features that the node must have.
     pub features: u64,
-    /// The most bytes of a datagram.
+    /// Maximum size of a datagram in bytes.
     pub datagram: usize,
-    /// The carrier neither loses, doubles nor reorders datagrams, nor damages them.
+    /// Whether the carrier never loses, duplicates, reorders or damages datagrams.
     pub is_reliable: bool,
-    /// How many bytes of replies may be on their way here at once.
+    /// Maximum number of reply bytes in flight to this client.
     pub inbound_bytes: usize,
-    /// What is shown to be let in.
+    /// Token shown to the node.
     pub token: Vec<u8>,
-    /// How long a request may take.
+    /// Time limit of a request.
     pub deadline: Duration,
-    /// A node of which nothing was heard for so long, though asked, is given up.
+    /// The session is lost if a node that has been asked does not respond for this long.
     pub silence: Duration,
 }
 
@@ -66,7 +67,7 @@ impl Default for Config {
     }
 }
 
-/// What the server has granted.
+/// The server's grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// Which start of the node this is.
@@ -85,76 +86,76 @@ pub struct Granted {
     pub eager: usize,
 }
 
-/// What is asked of the node.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// To run the chain.
+    /// Run the chain.
     Chain,
-    /// What a service says.
+    /// Call the service.
     Call(ServiceId),
 }
 
-/// A request of this client. No two have the same.
+/// Identifies a request of this client. Unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotRef(NonZeroU64);
 
 impl SlotRef {
-    /// The `count`-th request, from 1 on, which is in this slot. A word, since it is handed around a lot.
+    /// Creates the identifier of request number `count` (from 1) in this slot. One word, since it is copied often.
     #[inline]
     fn new(count: u64, slot: usize) -> SlotRef {
         let word = count * WINDOW_MAX as u64 + slot as u64;
-        SlotRef(NonZeroU64::new(word).expect("requests are counted from 1 on"))
+        SlotRef(NonZeroU64::new(word).expect("requests are counted from 1"))
     }
 
-    /// Which of the window's slots carries it.
+    /// Returns the slot that carries the request.
     #[inline]
     pub fn slot(self) -> usize {
         self.0.get() as usize % WINDOW_MAX
     }
 }
 
-/// What is known of a request that got no answer.
+/// What is known about a request without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It did not run, and never will.
     DidNotRun,
-    /// It ran; what came of it is lost.
+    /// It ran; its result is lost.
     DidRun,
-    /// It may have run, or may yet.
+    /// It may have run, or may still run.
     Unknown,
 }
 
-/// What a client has to say to its owner.
+/// An event that the client reports to its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The session is open.
     Open(Granted),
-    /// There will be no session, for this reason.
+    /// The session was refused, for this reason.
     Refused(String),
-    /// A request was answered; [`Client::reply`] has the bytes until [`Client::release`].
+    /// A request has a response; [`Client::reply`] returns it until [`Client::release`].
     Answered {
-        /// Which.
+        /// The request.
         request: SlotRef,
-        /// It was the session's so many-th to run.
+        /// Execution sequence number within the session.
         execution: u64,
     },
-    /// A request will not be answered.
+    /// A request will get no response.
     Failed {
-        /// Which.
+        /// The request.
         request: SlotRef,
         /// What may be assumed.
         fate: Fate,
     },
-    /// The session is over, after every request of it was reported.
+    /// The session is over. Every request was reported before.
     Lost(Lost),
 }
 
-/// Why a session is over.
+/// Why a session is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
-    /// Nothing was heard of the node for too long.
+    /// The node did not respond for too long.
     Silent,
-    /// The node has ended it, or has never heard of it since it began anew.
+    /// The node has ended the session, or has restarted and forgotten it.
     Gone,
 }
 
@@ -162,7 +163,7 @@ pub enum Lost {
 enum Stage {
     Greeting,
     Open,
-    /// Whether the node is still to be told.
+    /// `bye`: whether a BYE must still be sent.
     Ended {
         bye: bool,
     },
@@ -171,74 +172,76 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Free,
-    /// Waits for its answer.
+    /// Waits for a response.
     Pending,
-    /// Its answer is there until the owner releases it.
+    /// Has a response, until the owner releases it.
     Answered,
-    /// Was given up, and the server has not yet agreed.
+    /// Was abandoned; the server has not yet confirmed that.
     Draining,
 }
 
 struct Slot {
     phase: Phase,
-    /// Of the last request that the server may know of.
+    /// Number of the last request that the server may know.
     number: u32,
-    /// What is asked by it, while anybody waits for that or has its answer.
+    /// The request in this slot, while its owner waits or holds the response.
     request: Option<SlotRef>,
     kind: EntryKind,
     message: Buffer,
-    /// Buffers that it shows, if its op of that number succeeds.
+    /// Buffers that the chain publishes if its op `shown_by` succeeds.
     held: Vec<Addr>,
     shown_by: usize,
-    /// Fragments of it.
+    /// Number of fragments of the request.
     count: usize,
     sent: u64,
     acked: u64,
-    /// Fragments to be sent again.
+    /// Fragments to retransmit.
     resend: u64,
-    /// Whether it counts among the half-sent ones of several fragments.
+    /// Whether it is half sent and counted in `Client::assembling`.
     assembling: bool,
-    /// Fragments of the reply to ask for.
+    /// Fragments of the reply to request.
     want: u64,
-    /// Whether to ask that it never run.
+    /// Whether to send a CANCEL.
     cancel: bool,
-    /// When something was last sent for the first time, its last fragment, and what was sent more than once.
+    /// When a fragment was last sent for the first time, which fragment that was, and the fragments that were
+    /// retransmitted.
     sent_at: Duration,
     latest: usize,
     resent: u64,
-    /// The datagram that each fragment was last sent in.
+    /// Sequence number of the datagram in which each fragment was last sent.
     sent_in: [u32; FRAGMENTS_MAX],
-    /// When something was last sent, if anything was sent again: of this number, and of the one before.
+    /// When anything was last sent, if there was a retransmission: for this number, and for the previous one.
     again_at: Duration,
     before_again_at: Duration,
-    /// How long to wait, and until when, for a sign of the server.
+    /// Timeout for a sign from the server: its length, and when it ends.
     wait: Duration,
     due: Duration,
     deadline: Duration,
-    /// Without the bytes before it that say which execution it was.
+    /// The reply without its execution prefix.
     reply: Buffer,
     execution: u64,
     reply_count: usize,
     reply_size: usize,
     reply_got: u64,
-    /// Fragments of the reply that are on their way, for all that is known.
+    /// Fragments of the reply that are presumably in flight.
     asked: u64,
-    /// Those that were ever to be sent, and those that the last question, at that time, was the first to ask for.
+    /// All fragments ever requested, and those that the last HAVE, sent at `asked_at`, requested for the first time.
     asked_ever: u64,
     asked_first: u64,
     asked_at: Duration,
-    /// Those that have come since the last question for all that is missing, and those that were asked for since.
+    /// Fragments that have arrived since the last request for all missing ones, and those requested since because they
+    /// were overtaken.
     came: u64,
     hurried: u64,
 }
 
-/// So many requests travel together however few are under way.
+/// Minimum number of requests that share a datagram, however few are in flight.
 const SHARE_MIN: usize = 8;
 const NEVER: Duration = Duration::MAX;
-/// What was sent so many datagrams before something that was answered is lost (RFC 9002, 6.1.1).
+/// A fragment counts as lost if one sent this many datagrams later is acknowledged (RFC 9002, 6.1.1).
 const OVERTAKEN: i32 = 3;
 
-/// One incarnation of a client, and its session.
+/// One incarnation of a client, with its session.
 pub struct Client {
     config: Config,
     stage: Stage,
@@ -248,41 +251,41 @@ pub struct Client {
     chunk: usize,
     slots: Box<[Slot]>,
     free: u64,
-    /// Slots that wait for the server.
+    /// Slots with an outstanding request.
     pending: u64,
-    /// Slots that have something to send, as far as credit goes.
+    /// Slots with something to send, credit permitting.
     send: u64,
-    /// Slots whose reply of several fragments has arrived, which the server need not keep.
+    /// Slots whose reply of several fragments is complete, so that the server may free it.
     ack: u64,
-    /// Slots whose reply has arrived, of which the owner was not told.
+    /// Slots whose response has arrived and was not yet reported.
     answered: u64,
-    /// The slot whose turn it is: the first that credit did not suffice for.
+    /// The first slot to send from: the first one that lacked credit.
     cursor: usize,
     /// Bytes of fragments that were sent and not acknowledged.
     outstanding: usize,
     assembling: usize,
-    /// The number of the next one.
+    /// Number of the next request.
     requests: u64,
-    /// Taken by chains that nobody waits for, and shown to nobody: regions and addresses.
+    /// Regions and addresses of buffers that abandoned chains allocated and did not publish.
     untold: Vec<(u32, Addr)>,
-    /// Something may have been taken that nobody here knows of: the node is to look for it.
+    /// Whether buffers may be allocated that this end does not know: the node must scan for them.
     owes: bool,
     events: VecDeque<Event>,
     rtt: Rtt,
-    /// The number of the next datagram; the last that is known to have arrived; and one such that no fragment in
-    /// flight was sent before it.
+    /// Sequence number of the next datagram; of the latest one known to have arrived; and a lower bound for all
+    /// fragments in flight.
     sequence: u32,
     arrived: u32,
     oldest: u32,
-    /// No slot's timer is earlier.
+    /// Lower bound of all slots' timers.
     earliest: Duration,
-    /// When it was last handed the time, and from when on that is so long ago that it must have been stopped.
+    /// When it last received the time, and the time from which on a pause means that the process was stopped.
     woke: Duration,
     stopped_from: Duration,
     hello_wait: Duration,
     hello_due: Duration,
     give_up: Duration,
-    /// A fifth of the silence.
+    /// A fifth of the silence period.
     period: Duration,
     ping_at: Duration,
     pings: u32,
@@ -292,17 +295,17 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that is about to say hello.
+    /// Creates a client that is about to send its hello.
     ///
     /// # Panics
-    /// If the configuration contradicts itself.
+    /// If the configuration is inconsistent.
     pub fn new(now: Duration, config: Config) -> Client {
         assert!(config.token.len() <= TOKEN_BYTES_MAX, "a token has at most {TOKEN_BYTES_MAX} bytes");
         assert!(
             (DATAGRAM_MIN..=DATAGRAM_MAX).contains(&config.datagram),
             "a datagram has {DATAGRAM_MIN} to {DATAGRAM_MAX} bytes"
         );
-        assert!(config.silence >= Duration::from_millis(10), "a silence of less than 10 ms ends everything");
+        assert!(config.silence >= Duration::from_millis(10), "a silence period has at least 10 ms");
         let granted =
             Granted { node: 0, features: 0, window: 0, datagram: 0, credit: 0, assembly: 0, eager: 0 };
         let rtt = if config.is_reliable { Rtt::reliable() } else { Rtt::default() };
@@ -345,26 +348,26 @@ impl Client {
         }
     }
 
-    /// What has gone through it.
+    /// Returns the traffic counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Bytes of requests in flight that are not acknowledged.
+    /// Number of unacknowledged request bytes in flight.
     pub fn outstanding(&self) -> usize {
         self.outstanding
     }
 
-    /// Bytes that are kept for requests and replies: what must have a bound.
+    /// Number of bytes kept for requests and replies, which must be bounded.
     pub fn kept_bytes(&self) -> usize {
         let slots: usize =
             self.slots.iter().map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
         slots + self.pool.capacity()
     }
 
-    /// Takes a request, whose bytes are the parts one after the other. None if no slot is free: ask again after the
-    /// next event or release. It will be reported by exactly one event, or by [`Client::take_answered`], unless it is
-    /// cancelled.
+    /// Submits a request, whose bytes are the concatenated parts. Returns `None` if no slot is free: retry after the
+    /// next event or release. The request is reported by exactly one event, or by [`Client::take_answered`], unless it
+    /// is cancelled.
     ///
     /// # Panics
     /// If it is longer than [`BODY_BYTES_MAX`].
@@ -372,10 +375,10 @@ impl Client {
         self.submit_within(now, self.config.deadline, ask, parts)
     }
 
-    /// As [`Client::submit`], with a deadline of its own.
+    /// Like [`Client::submit`], with a separate time limit.
     ///
     /// # Panics
-    /// As [`Client::submit`].
+    /// Those of [`Client::submit`].
     #[inline]
     pub fn submit_within(
         &mut self,
@@ -393,25 +396,25 @@ impl Client {
         }
     }
 
-    /// Whether a request would be taken.
+    /// Whether a slot is free for a request.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.free != 0
     }
 
-    /// Whether anything was asked that the node has not answered.
+    /// Whether any request is outstanding.
     #[inline]
     pub fn is_waiting(&self) -> bool {
         self.pending != 0
     }
 
-    /// Takes a request to give these buffers of regions back, which chains of this session have allocated and shown to
-    /// nobody; false if no slot is free, or no session is open: ask again after the next event or release. No event
-    /// reports it, it has no deadline, and it is not repeated. If the session ends before, a scan of the node finds
-    /// them.
+    /// Submits a request to retire these buffers (with their regions), which chains of this session have allocated and
+    /// never published. Returns false if no slot is free or no session is open: retry after the next event or release.
+    /// No event reports the request; it has no time limit. If the session ends before, a scan of the node finds the
+    /// buffers.
     ///
     /// # Panics
-    /// If they are more than fit a request.
+    /// If the buffers do not fit in a request.
     #[must_use]
     pub fn retire(&mut self, now: Duration, buffers: &[(u32, Addr)]) -> bool {
         let size = buffers.len() * RETIRED;
@@ -419,7 +422,7 @@ impl Client {
             size <= BODY_BYTES_MAX,
             "a request has at most {BODY_BYTES_MAX} bytes, and this one has {size}"
         );
-        // One that was given up could still run, after this client has said that it would not.
+        // No time limit: an abandoned retire could still run after this client has reported that it would not.
         let Some(request) = self.begin(now, NEVER, EntryKind::Retire, None, &[]) else { return false };
         let slot = &mut self.slots[request.slot()];
         self.pool.fill(&mut slot.message, size);
@@ -432,8 +435,8 @@ impl Client {
         true
     }
 
-    /// Notes what a request, which is a chain, shows if its op `shown_by` succeeds: if it does not and nobody waits for
-    /// it any more, they are to be given back, see [`Client::take_untold`].
+    /// Records the buffers that a chain publishes if its op `shown_by` succeeds. If the chain is abandoned and the op
+    /// does not succeed, they must be retired: see [`Client::take_untold`].
     pub fn hold(&mut self, request: SlotRef, buffers: &[Addr], shown_by: usize) {
         if let Some(slot) = self.slots.get_mut(request.slot()).filter(|slot| slot.request == Some(request)) {
             slot.held.extend_from_slice(buffers);
@@ -441,14 +444,14 @@ impl Client {
         }
     }
 
-    /// Whether buffers of this session may be left that nobody here knows of: so the session may not end by its own
-    /// word, for then nobody looks for them.
+    /// Whether the session may have buffers that this end does not know. Such a session must not end with a BYE, since
+    /// the node would not scan for them.
     pub fn owes(&self) -> bool {
         self.owes
     }
 
-    /// Moves to `to` what chains have taken and not shown that were given up, once it is known what came of them: to be
-    /// given back by [`Client::retire`].
+    /// Moves to `to` the buffers of abandoned chains that were allocated and not published, once the outcome is known.
+    /// The caller retires them with [`Client::retire`].
     #[inline]
     pub fn take_untold(&mut self, to: &mut Vec<(u32, Addr)>) {
         if !self.untold.is_empty() {
@@ -456,8 +459,8 @@ impl Client {
         }
     }
 
-    /// Forgets a request: no event will report it, and a reply that was not released is. Says what is known of it;
-    /// None if nothing is left to forget.
+    /// Cancels a request: no event reports it, and its reply is dropped. Returns what is known about it, or `None` if
+    /// it was already reported as failed, released or cancelled.
     pub fn cancel(&mut self, request: SlotRef) -> Option<Fate> {
         let slot = self.slots.get(request.slot()).filter(|slot| slot.request == Some(request))?;
         match slot.phase {
@@ -476,7 +479,7 @@ impl Client {
         }
     }
 
-    /// Ends the session: every request is reported, and the node is told, once.
+    /// Ends the session: reports every request, and tells the node once.
     pub fn close(&mut self) {
         if self.stage == Stage::Open {
             self.end(|_| Fate::Unknown);
@@ -486,43 +489,42 @@ impl Client {
         }
     }
 
-    /// The slots whose answers are there and were not told of, as bits: no event tells of them any more.
+    /// Takes the bitmap of slots with unreported responses. No event reports them any more.
     #[inline]
     pub fn take_answered(&mut self) -> u64 {
         std::mem::take(&mut self.answered)
     }
 
-    /// What there is to tell: of answers first.
+    /// Returns the next event; responses come first.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         if self.answered != 0 {
             let index = self.answered.trailing_zeros() as usize;
             self.answered &= self.answered - 1;
             let Slot { request, execution, .. } = self.slots[index];
-            let request = request.expect("a slot that was answered was asked");
+            let request = request.expect("an answered slot has a request");
             return Some(Event::Answered { request, execution });
         }
         self.events.pop_front()
     }
 
-    /// The answer to a request, from its event until it is released; also after the session has ended.
+    /// Returns the response to a request, from its event until its release, even after the session has ended.
     ///
     /// # Panics
-    /// If it was not answered, or was released.
+    /// If there is no response, or it was released.
     #[inline]
     pub fn reply(&self, request: SlotRef) -> &[u8] {
-        assert!(self.is_answered(request), "a reply is there from its event until its release");
+        assert!(self.is_answered(request), "a reply exists from its event until its release");
         &self.slots[request.slot()].reply
     }
 
-    /// Puts the answer to a request in place of what `bytes` holds: by an exchange, where a slot may keep that. To be
-    /// done once.
+    /// Moves the response to a request into `bytes`: by a swap if the slot may keep the old buffer. Call it once.
     ///
     /// # Panics
-    /// If it was not answered, or was released.
+    /// If there is no response, or it was released.
     #[inline]
     pub fn take_reply(&mut self, request: SlotRef, bytes: &mut Vec<u8>) {
-        assert!(self.is_answered(request), "a reply is there from its event until its release");
+        assert!(self.is_answered(request), "a reply exists from its event until its release");
         let reply = &mut self.slots[request.slot()].reply;
         if reply.lent.is_none() && bytes.capacity() <= KEPT_BYTES_MAX {
             std::mem::swap(&mut reply.own, bytes);
@@ -532,24 +534,24 @@ impl Client {
         }
     }
 
-    /// Forgets the answer to a request, whose slot is free for another.
+    /// Drops the response to a request, and frees its slot.
     ///
     /// # Panics
-    /// If it was not answered, or was released.
+    /// If there is no response, or it was released.
     #[inline]
     pub fn release(&mut self, request: SlotRef) {
-        assert!(self.is_answered(request), "a request is released once, after it was answered");
+        assert!(self.is_answered(request), "a request is released once, after its response");
         self.empty(request.slot());
     }
 
-    /// Whether the answer to a request is there: from its event, or a little before, until its release.
+    /// Whether the response to a request has arrived. True from its event, or slightly before, until its release.
     #[inline]
     pub fn is_answered(&self, request: SlotRef) -> bool {
         let slot = self.slots.get(request.slot());
         slot.is_some_and(|slot| slot.request == Some(request) && slot.phase == Phase::Answered)
     }
 
-    /// When to call [`Client::transmit`] though nothing has arrived and nothing was asked.
+    /// When to call [`Client::transmit`] even if nothing arrives and nothing is submitted.
     pub fn next_timeout(&self) -> Option<Duration> {
         match self.stage {
             Stage::Greeting => Some(self.hello_due.min(self.give_up)),
@@ -558,8 +560,8 @@ impl Client {
         }
     }
 
-    /// Writes the next datagram to be sent into `out`; false if there is none. To be called until then, after all
-    /// that has arrived was taken in, and whenever [`Client::next_timeout`] is due.
+    /// Writes the next datagram into `out`. Returns false if there is none. Call it until then, after all received
+    /// datagrams were passed in, and whenever [`Client::next_timeout`] is due.
     pub fn transmit(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
         self.wake(now);
         let has_datagram = match self.stage {
@@ -581,10 +583,10 @@ impl Client {
         has_datagram
     }
 
-    /// Takes in a datagram.
+    /// Handles a received datagram.
     ///
     /// # Errors
-    /// It had no effect, for a reason that may be worth a line in a log. It is counted.
+    /// The datagram had no effect, for a reason that may be logged. It is counted.
     pub fn receive(&mut self, now: Duration, bytes: &[u8]) -> Result<(), PacketError> {
         self.counters.datagrams_in += 1;
         self.notice_pause(now);
@@ -647,7 +649,7 @@ impl Client {
         Some(request)
     }
 
-    /// Who was stopped itself has not been waited for: its requests get time to hear what became of them.
+    /// After a pause of this process, gives outstanding requests time to receive their responses.
     #[inline]
     fn notice_pause(&mut self, now: Duration) {
         if now <= self.woke {
@@ -669,7 +671,7 @@ impl Client {
         self.give_up = self.give_up.max(now + self.period);
     }
 
-    /// Does what the time asks for.
+    /// Handles the timers that are due.
     fn wake(&mut self, now: Duration) {
         self.notice_pause(now);
         match self.stage {
@@ -701,7 +703,7 @@ impl Client {
     fn wake_slot(&mut self, now: Duration, index: usize) {
         let slot = &mut self.slots[index];
         if slot.phase == Phase::Pending && now >= slot.deadline {
-            let request = slot.request.expect("somebody waits for it");
+            let request = slot.request.expect("a pending request has an owner");
             let fate = self.drop_request(index);
             self.events.push_back(Event::Failed { request, fate });
             return;
@@ -722,9 +724,9 @@ impl Client {
         }
     }
 
-    /// Notes the buffers of an abandoned chain that must be given back. If it did not run: all that it holds. If it
-    /// ran: those that, by the reply in the slot, it has allocated or held and not shown. A reply of several fragments
-    /// is not waited for: a scan finds its buffers after this session has ended.
+    /// Records the buffers of an abandoned chain that must be retired. If it did not run: all that it holds. If it ran:
+    /// those that, according to the reply in the slot, it has allocated or held, and not published. A reply of several
+    /// fragments is not awaited: a scan finds its buffers after this session has ended.
     #[cold]
     fn settle(&mut self, index: usize, has_run: bool) {
         let slot = &mut self.slots[index];
@@ -749,11 +751,11 @@ impl Client {
         }
     }
 
-    /// Gives a pending request up.
+    /// Abandons a pending request.
     fn drop_request(&mut self, index: usize) -> Fate {
         let slot = &mut self.slots[index];
         if slot.sent == 0 {
-            // The server knows nothing of the number, and shall get to know it by the next request.
+            // The server does not know the number, so the next request reuses it.
             slot.number = slot.number.wrapping_sub(1);
             self.owes |= !slot.held.is_empty();
             self.set_free(index);
@@ -768,18 +770,18 @@ impl Client {
         Fate::Unknown
     }
 
-    /// Lets a slot take another request. What it had in flight no longer counts.
+    /// Frees a slot for another request. Its data in flight no longer counts.
     #[inline]
     fn set_free(&mut self, index: usize) {
         self.acknowledge(index, u64::MAX);
         self.empty(index);
     }
 
-    /// As [`Client::set_free`], of a slot that has nothing in flight.
+    /// Like [`Client::set_free`], for a slot that has nothing in flight.
     #[inline]
     fn empty(&mut self, index: usize) {
         let slot = &mut self.slots[index];
-        debug_assert!(slot.sent & !slot.acked == 0 && !slot.assembling, "all that it sent has arrived");
+        debug_assert!(slot.sent & !slot.acked == 0 && !slot.assembling, "all that it sent is acknowledged");
         slot.phase = Phase::Free;
         slot.request = None;
         slot.held.clear();
@@ -792,7 +794,7 @@ impl Client {
         self.answered &= !bit;
     }
 
-    /// Takes note that the server has these fragments. Which of them are news.
+    /// Records that the server has these fragments. Returns those not acknowledged before.
     #[inline]
     fn acknowledge(&mut self, index: usize, have: u64) -> u64 {
         let slot = &mut self.slots[index];
@@ -800,7 +802,7 @@ impl Client {
         slot.acked |= news;
         slot.resend &= !slot.acked;
         if slot.count == 1 {
-            // It is all of the message, of which nothing is put together.
+            // The only fragment is the whole message, and takes no assembly space.
             self.outstanding -= news as usize * footprint(slot.message.len());
             return news;
         }
@@ -854,11 +856,11 @@ impl Client {
             self.counters.entries_out += 1;
             self.ack &= !(1 << index);
         }
-        // From the slot on that waited longest for credit; none overtakes it to what it lacks.
+        // Starts with the slot that has waited longest for credit. No later slot may use the credit that it lacks.
         let cursor = self.cursor;
         let turned = self.send.rotate_right(cursor as u32);
         let mut is_blocked = false;
-        // At most half of what is under way: so that each side has something to do while the other works.
+        // At most half of the outstanding requests, so that each side has work while the other one works.
         let share = (self.pending.count_ones() as usize).div_ceil(2).max(SHARE_MIN);
         let mut sharing = 0;
         for turn in ones(turned) {
@@ -961,7 +963,7 @@ impl Client {
                 self.outstanding += bytes;
                 slot.sent |= 1 << fragment;
                 if self.config.is_reliable {
-                    continue; // It is neither timed nor sent again.
+                    continue; // Neither timed nor retransmitted.
                 }
                 slot.sent_in[fragment] = self.sequence;
                 slot.sent_at = now;
@@ -1106,7 +1108,7 @@ impl Client {
             match slots[index].state.get() {
                 last::RAN if known == numbers[index] => Fate::DidRun,
                 last::NO if known == numbers[index] => Fate::DidNotRun,
-                // The server has not seen it, and will see nothing of this session any more.
+                // The server has not seen it, and will accept nothing more of this session.
                 last::NO | last::RAN if known.wrapping_add(1) == numbers[index] => Fate::DidNotRun,
                 _ => Fate::Unknown,
             }
@@ -1120,13 +1122,13 @@ impl Client {
         self.events.push_back(Event::Lost(why));
     }
 
-    /// Reports every request that is pending.
+    /// Reports every pending request.
     fn end(&mut self, fate: impl Fn(usize) -> Fate) {
         self.counters.ended += 1;
         for index in ones(self.pending) {
             let slot = &mut self.slots[index];
             if slot.phase == Phase::Pending && slot.kind != EntryKind::Retire {
-                let request = slot.request.expect("somebody waits for it");
+                let request = slot.request.expect("a pending request has an owner");
                 let fate = if slot.sent == 0 { Fate::DidNotRun } else { fate(index) };
                 self.events.push_back(Event::Failed { request, fate });
             }
@@ -1162,7 +1164,7 @@ impl Client {
         match (entry.kind, slot.phase) {
             (EntryKind::Reply, Phase::Draining) => self.drained(entry),
             (EntryKind::Reply, _) => self.fragment(now, entry),
-            // It is about to run, or runs: what is wanted is still an answer.
+            // It is about to run, or is running: still wait for the response.
             (_, Phase::Draining) => {}
             _ => {
                 let have = entry.have().have.get();
@@ -1175,7 +1177,7 @@ impl Client {
         }
     }
 
-    /// It is known what came of a request that was given up.
+    /// The outcome of an abandoned request has arrived.
     #[cold]
     fn drained(&mut self, entry: &Entry<'_>) {
         let slot = &mut self.slots[entry.slot];
@@ -1191,13 +1193,13 @@ impl Client {
         self.set_free(entry.slot);
     }
 
-    /// The server has said what it said before: in answer to one of several tries, at the latest the last.
+    /// The server has repeated itself, in response to one of several transmissions, at the latest the last.
     fn known(&mut self, now: Duration, index: usize) {
         self.counters.duplicates += 1;
         self.rtt.took_at_least(now.saturating_sub(self.slots[index].again_at));
     }
 
-    /// Sends again, at once, what others have overtaken that were sent so much later that it must be lost.
+    /// Retransmits at once the fragments that later ones have overtaken by so much that they must be lost.
     fn resend_overtaken(&mut self) {
         let is_overtaken = |sent_in, arrived| super::newer(arrived, sent_in) >= OVERTAKEN;
         if self.config.is_reliable || !is_overtaken(self.oldest, self.arrived) {
@@ -1221,18 +1223,18 @@ impl Client {
         }
     }
 
-    /// Takes note of what the server has, and of how long it took to say so.
+    /// Records the fragments that the server has, and samples the round trip. Returns whether any of them is new.
     #[inline]
     fn acknowledged(&mut self, now: Duration, index: usize, have: u64) -> bool {
         let news = self.acknowledge(index, have);
         if self.config.is_reliable {
-            return news != 0; // Nobody waits for what cannot be lost.
+            return news != 0; // A reliable carrier needs no timeouts.
         }
         let slot = &self.slots[index];
         if news & !slot.resent & 1 << slot.latest != 0 {
             self.rtt.sample(now.saturating_sub(slot.sent_at));
         }
-        // Of what was sent twice, nobody knows which arrived.
+        // For a retransmitted fragment it is unknown which transmission arrived.
         for fragment in ones(news & !slot.resent) {
             if super::newer(slot.sent_in[fragment], self.arrived) > 0 {
                 self.arrived = slot.sent_in[fragment];
@@ -1241,7 +1243,7 @@ impl Client {
         news != 0
     }
 
-    /// The server was heard about this slot: waiting begins anew.
+    /// The server has responded for this slot: restarts its timeout.
     fn progress(&mut self, now: Duration, index: usize) {
         let slot = &mut self.slots[index];
         slot.wait = self.rtt.rto();
@@ -1252,7 +1254,8 @@ impl Client {
     #[inline]
     fn fragment(&mut self, now: Duration, entry: &Entry<'_>) {
         let index = entry.slot;
-        // A reply says that all of the request is there. If parts were never sent, it answers something else.
+        // A reply implies that the server has the whole request. If parts were never sent, it belongs to something
+        // else.
         let slot = &mut self.slots[index];
         if slot.sent != all(slot.count) {
             self.counters.refused += 1;
@@ -1318,22 +1321,22 @@ impl Client {
         self.replied(index);
     }
 
-    /// All of a reply is there.
+    /// A reply is complete.
     #[inline]
     fn replied(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         let (kind, execution) = (slot.kind, slot.execution);
-        let request = slot.request.expect("somebody waits for it");
+        let request = slot.request.expect("a pending request has an owner");
         if slot.reply_count > 1 {
             self.ack |= 1 << index;
         }
         if kind == EntryKind::Retire {
-            // Whatever came of it, nobody waits to hear.
+            // Whatever the outcome, no owner waits for it.
             self.set_free(index);
             return;
         }
         if execution == 0 {
-            // A server says so of what was cancelled, which this was not; it did not run in any case.
+            // A correct server reports that only for cancelled requests; in any case it did not run.
             self.owes |= !slot.held.is_empty();
             self.set_free(index);
             self.events.push_back(Event::Failed { request, fate: Fate::DidNotRun });
@@ -1347,12 +1350,12 @@ impl Client {
     }
 }
 
-/// Whether all that a slot has to send went into the datagram.
+/// Why a slot has stopped adding to the datagram.
 enum Room {
     Enough,
     /// The datagram is full.
     Full,
-    /// The server has granted no more.
+    /// The slot lacks credit.
     Credit,
 }
 
@@ -1396,22 +1399,22 @@ impl Slot {
         }
     }
 
-    /// Takes note of which execution its reply is of, as the first fragment of that says.
+    /// Records the execution number from the first fragment of its reply.
     #[inline]
     fn put_execution(&mut self, payload: &[u8]) {
-        let execution = payload[..PREFIX].try_into().expect("eight bytes are eight");
+        let execution = payload[..PREFIX].try_into().expect("the prefix has 8 bytes");
         self.execution = u64::from_le_bytes(execution);
     }
 
     fn ask_for_missing(&mut self, eager: usize) {
-        // Before any of it has come nobody knows how much there is.
+        // Before the first fragment the number of fragments is unknown.
         let missing = if self.reply_count == 0 { u64::MAX } else { all(self.reply_count) };
         self.want = first(missing & !self.reply_got, eager);
         (self.came, self.hurried) = (0, 0);
     }
 
-    /// Asks, once, for fragments that were asked for and which [`OVERTAKEN`] later ones have overtaken: the server
-    /// sends them in their order.
+    /// Requests, once, the fragments that [`OVERTAKEN`] later ones have overtaken, since the server sends them in
+    /// order.
     fn ask_for_overtaken(&mut self) {
         let later = (1..OVERTAKEN).fold(self.came, |came, _| came & !highest(came));
         let lost = self.asked & highest(later).saturating_sub(1) & !self.hurried;
@@ -1420,7 +1423,7 @@ impl Slot {
     }
 }
 
-/// The highest one of a bitmap, if it has any.
+/// Returns the highest one of a bitmap, if there is any.
 fn highest(bits: u64) -> u64 {
     if bits == 0 { 0 } else { 1 << bits.ilog2() }
 }

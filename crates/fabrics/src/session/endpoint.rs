@@ -1,10 +1,11 @@
-//! The client's end of a session as a fabric: tasks ask, a line carries, the node's engine runs.
+//! The client's end of a session as a fabric: tasks send requests, a line carries them, and the node's engine runs
+//! them.
 //!
-//! Whatever tasks post in one turn leaves together when the turn ends. Where no task is ready the endpoint looks for
-//! answers for a short while, then sleeps.
+//! All requests that tasks make in one turn leave together when the turn ends. If no task is ready, the endpoint polls
+//! for responses for a short while, then sleeps.
 //!
-//! Invariant: a request is cancelled when nobody waits for it any more; its slot is used again when the node has
-//! agreed. Invariant: after the session is over nothing is sent, and everyone is told what may be assumed.
+//! Invariant: a request is cancelled when its future is dropped. Its slot is reused after the node has confirmed that.
+//! Invariant: after the session has ended nothing is sent, and every caller learns what it may assume.
 
 use super::carrier::{Broken, Line};
 use super::client::{Ask, Client, Config, Event, Fate, Granted, Lost, SlotRef};
@@ -24,25 +25,25 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// Of what had arrived when the line broke, so many datagrams are looked at.
+/// Number of polls for datagrams that had arrived when the line broke.
 const LAST_LOOKS: u32 = 16;
-/// How long a client may take to say hello and be answered.
+/// Time limit for the hello and its response.
 const GREETING_WAIT: Duration = Duration::from_millis(900);
-/// How long an endpoint that goes waits for the node's last answers, and for it to take what is given back.
+/// Time that a dropped endpoint waits for the node's last responses, including those to retires.
 const FAREWELL_WAIT: Duration = Duration::from_millis(100);
-/// An endpoint that was not driven for so long looks what has arrived before it asks for anything.
+/// An endpoint that was not driven for this long polls before it sends new requests.
 const AWAY: Duration = Duration::from_secs(1);
-/// The most buffers that one request gives back.
+/// Maximum number of buffers retired by one request.
 const RETIRED_MAX: usize = 256;
 
-/// Why there is no session. Nothing was asked of the node.
+/// Why there is no session. No request was sent to the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// Nobody answers.
+    /// No response came.
     Silent,
-    /// The node refuses, and says why.
+    /// The node refused, with the reason.
     Refused(String),
-    /// Nothing is carried there.
+    /// The carrier is broken.
     Broken(Broken),
 }
 
@@ -51,12 +52,12 @@ impl std::fmt::Display for OpenError {
         match self {
             OpenError::Silent => write!(
                 f,
-                "no node answered within {} ms: look whether one serves there, and whether it is stopped",
+                "no node answered within {} ms: check that one is running there and is not stopped",
                 GREETING_WAIT.as_millis()
             ),
             OpenError::Refused(reason) => write!(f, "the node refuses: {reason}"),
             OpenError::Broken(Broken(reason)) => {
-                write!(f, "no node can be reached: {reason}; look whether one serves there")
+                write!(f, "no node can be reached: {reason}; check that one is running there")
             }
         }
     }
@@ -64,18 +65,18 @@ impl std::fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
-/// An endpoint to one engine. Belongs to one thread.
+/// A session with one engine, as a fabric. Belongs to one thread.
 pub struct Endpoint<L: Line> {
     line: L,
     node: NodeId,
     state: RefCell<State>,
     patience: Cell<Duration>,
     waiting_as: Cell<Waiting>,
-    /// Whether the core has waited since the last turn: it looks for answers then.
+    /// Whether the core has waited since the last turn; waiting includes polling for responses.
     has_waited: Cell<bool>,
-    /// Who waits for each slot's answer, or last did: a task that asks again has its waker here already. So a waker
-    /// may outlive its task until the slot is used again. Not in `state`, so that whoever is woken may use the endpoint
-    /// at once.
+    /// Waker of the task that waits, or last waited, for each slot's response. A task that sends again finds its waker
+    /// here. So a waker may outlive its task until the slot is reused. Not in `state`, so that a woken task may use the
+    /// endpoint at once.
     waiting: [Cell<Option<Waker>>; WINDOW_MAX],
     driver: RefCell<Option<Waker>>,
 }
@@ -83,22 +84,22 @@ pub struct Endpoint<L: Line> {
 struct State {
     client: Client,
     granted: Granted,
-    /// Requests that will not be answered, whose askers have not heard. Their slots may have others by now.
+    /// Failed requests that were not yet reported to their tasks. Their slots may hold other requests by now.
     failed: Vec<(SlotRef, Fate)>,
-    /// Those who wait for a slot.
+    /// Wakers of tasks that wait for a slot.
     line_up: Vec<Waker>,
-    /// Buffers that are to be given back.
+    /// Buffers to be retired.
     retired: Vec<(u32, Addr)>,
-    /// Why the session is over.
+    /// Why the session has ended, if it has.
     over: Option<String>,
     counters: Counters,
     out: Vec<u8>,
     now: Duration,
-    /// Something has arrived since the last turn ended, so that `now` is now.
+    /// Set when something has arrived since the last turn ended, so that `now` is current.
     has_time: bool,
 }
 
-/// Who is to be woken: of the slots, and of those who wait for one.
+/// The tasks to wake: those of slots, and those that wait for a slot.
 #[derive(Default)]
 #[must_use]
 struct Woken {
@@ -107,7 +108,7 @@ struct Woken {
 }
 
 impl<L: Line> Endpoint<L> {
-    /// Opens a session over `line`. Of `config`, what the line decides is filled in. Waits about a second at most.
+    /// Opens a session over `line`, which overrides the corresponding fields of `config`. Waits at most about 1 s.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
@@ -147,33 +148,33 @@ impl<L: Line> Endpoint<L> {
         })
     }
 
-    /// What the node has granted.
+    /// Returns the node's grants.
     pub fn granted(&self) -> Granted {
         self.state.borrow().granted
     }
 
-    /// Sets how long the answer to a call may take, in place of [`DEADLINE`].
+    /// Sets the time limit of calls, in place of [`DEADLINE`].
     pub fn set_patience(&self, patience: Duration) {
         self.patience.set(patience);
     }
 
-    /// Sets how this end waits for answers, under an executor of ours.
+    /// Sets how this end waits for responses under [`crate::executor::Core`].
     pub fn set_waiting(&self, waiting: Waiting) {
         self.waiting_as.set(waiting);
     }
 
-    /// What this session has counted.
+    /// Returns the counters of this session.
     pub fn counters(&self) -> Counters {
         self.state.borrow().counters
     }
 
-    /// What has gone over the line.
+    /// Returns the traffic counters of the line.
     pub fn traffic(&self) -> super::Counters {
         *self.state.borrow().client.counters()
     }
 
-    /// Sends, receives and keeps the time under an executor that is not ours: spawn it on the same thread, and let it
-    /// run for as long as the endpoint is used. Never completes.
+    /// Sends, receives and handles timers under another executor than [`crate::executor::Core`]: spawn this future on
+    /// the same thread and keep it running while the endpoint is used. Never completes.
     ///
     /// # Panics
     /// If the system has no descriptor or thread for it.
@@ -190,9 +191,9 @@ impl<L: Line> Endpoint<L> {
             if self.look() {
                 quiet_since = now;
             }
-            // Tasks may ask long after this.
+            // Tasks may send requests long after this.
             self.state.borrow_mut().has_time = false;
-            // Whatever was asked since it was last quiet may be answered soon.
+            // Responses to the latest requests may arrive soon.
             if self.state.borrow().client.is_waiting() && now.saturating_sub(quiet_since) < SPIN {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -212,7 +213,7 @@ impl<L: Line> Endpoint<L> {
         .await
     }
 
-    /// How long nobody need look although nothing arrives.
+    /// Maximum time to sleep if nothing arrives.
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
         let timeout = self.state.borrow().client.next_timeout().map(|at| at.saturating_sub(now));
         [timeout, self.line.sleep_max()].into_iter().flatten().min()
@@ -226,17 +227,17 @@ impl<L: Line> Endpoint<L> {
         FabricError::Lost { node: self.node, ran, reason: reason.to_owned() }
     }
 
-    /// What was asked is sent, and its answer waited for.
+    /// Returns a future that waits for the response to a request.
     #[inline]
     fn answer(&self, request: SlotRef) -> Asked<'_, L> {
-        let driver = self.driver.borrow().clone(); // An executor may poll it at once, and then it is borrowed again.
+        let driver = self.driver.borrow().clone(); // An executor may poll it at once, which borrows it.
         if let Some(driver) = driver {
             driver.wake();
         }
         Asked { endpoint: self, request: Some(request) }
     }
 
-    /// Has an answer looked at; its slot is free again then. `look` does not panic, whatever the peer has sent.
+    /// Handles a response with `look`, then releases its slot. `look` must not panic, whatever the peer has sent.
     #[inline]
     fn take<O>(&self, request: SlotRef, look: impl FnOnce(&mut Client, &mut Counters) -> O) -> O {
         let mut state = self.state.borrow_mut();
@@ -251,7 +252,7 @@ impl<L: Line> Endpoint<L> {
         looked
     }
 
-    /// Asks for a chain to be run, if the session has a slot.
+    /// Submits a chain, if a slot is free.
     #[inline]
     fn ask_chain(&self, chain: &ChainView<'_>) -> Option<SlotRef> {
         if let Some(pieces) = chain.two_pieces() {
@@ -262,15 +263,15 @@ impl<L: Line> Endpoint<L> {
         self.ask_now(Ask::Chain, DEADLINE, &pieces[..count])
     }
 
-    /// Asks, if the session has a slot.
+    /// Submits a request, if a slot is free.
     #[inline]
     fn ask_now(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Option<SlotRef> {
         let mut state = self.state.borrow_mut();
         if !state.client.is_waiting() && !state.has_time {
-            // Nothing has told the time since it last waited for anything.
+            // The time was not updated since the endpoint was last idle.
             let last = std::mem::replace(&mut state.now, timer::now());
             if state.now.saturating_sub(last) > AWAY {
-                // The node may have given it up, and said so: what is asked then does not run.
+                // The node may have ended the session and reported it; then the request must not run.
                 drop(state);
                 self.look();
                 state = self.state.borrow_mut();
@@ -283,7 +284,7 @@ impl<L: Line> Endpoint<L> {
         state.client.submit_within(now, patience, ask, parts)
     }
 
-    /// Asks once there is a slot.
+    /// Submits a request once a slot is free.
     #[cold]
     async fn ask_later(
         &self,
@@ -305,14 +306,14 @@ impl<L: Line> Endpoint<L> {
         });
         timer::within(patience, asked).await.unwrap_or_else(|| {
             Err(FabricError::Refused(format!(
-                "node {} has answered nothing for {patience:?}, and this was not asked: look whether it is stopped, or \
-                 the way there cut",
+                "node {} has not responded for {patience:?}, and this request was not sent: check whether the node is \
+                 stopped or unreachable",
                 self.node.0
             )))
         })
     }
 
-    /// What may be assumed of a request that will not be answered.
+    /// The error for a request that gets no response: what may be assumed.
     #[cold]
     fn failed(&self, fate: Fate, patience: Duration) -> FabricError {
         let ran = match fate {
@@ -323,14 +324,15 @@ impl<L: Line> Endpoint<L> {
         match &self.state.borrow().over {
             Some(reason) => self.over(reason, ran),
             None if ran == Ran::No => FabricError::Refused(format!(
-                "node {} granted no room for this within {patience:?}, and it was not asked: ask for less at a time",
+                "node {} granted no space for this request within {patience:?}, and it was not sent: request less at \
+                 a time",
                 self.node.0
             )),
             None => FabricError::Deadline { node: self.node, waited: patience },
         }
     }
 
-    /// Takes in what has arrived, and wakes whoever waited for it. False if nothing has.
+    /// Handles received datagrams, and wakes the tasks that wait for them. Returns false if there were none.
     #[inline]
     fn look(&self) -> bool {
         let mut state = self.state.borrow_mut();
@@ -357,7 +359,7 @@ impl<L: Line> Endpoint<L> {
         true
     }
 
-    /// Sends what there is to send.
+    /// Sends all pending datagrams.
     fn send(&self) {
         let mut state = self.state.borrow_mut();
         state.send_retired();
@@ -372,7 +374,7 @@ impl<L: Line> Endpoint<L> {
             sent = sent.and_then(|()| self.line.flush());
         }
         if let Err(Broken(reason)) = sent {
-            // What had come before may say what ran.
+            // Datagrams that arrived before may report which requests ran.
             for _ in 0..LAST_LOOKS {
                 let received = self.line.receive(|bytes| {
                     let _refused_is_counted = client.receive(*now, bytes);
@@ -398,7 +400,7 @@ impl<L: Line> Endpoint<L> {
         self.wake(Woken { slots: 0, line_up });
     }
 
-    /// Has the request's news told to `waker`.
+    /// Registers `waker` for the outcome of a request.
     #[inline]
     fn wait_for(&self, request: SlotRef, waker: &Waker) {
         let waiting = &self.waiting[request.slot()];
@@ -412,7 +414,7 @@ impl<L: Line> Endpoint<L> {
             let waiting = &self.waiting[index];
             if let Some(waker) = waiting.take() {
                 waker.wake_by_ref();
-                // Whoever was polled at once may have left another.
+                // A task polled at once may have stored another waker.
                 waiting.set(waiting.take().or(Some(waker)));
             }
         }
@@ -420,13 +422,13 @@ impl<L: Line> Endpoint<L> {
             woken.line_up.drain(..).for_each(Waker::wake);
             let mut state = self.state.borrow_mut();
             if state.line_up.is_empty() {
-                state.line_up = woken.line_up; // Empty, with its room.
+                state.line_up = woken.line_up; // Empty, but keeps its capacity.
             }
         }
     }
 }
 
-/// Says hello until there is an answer.
+/// Sends hellos until a response arrives.
 fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Granted, OpenError> {
     let mut out = Vec::new();
     loop {
@@ -452,7 +454,7 @@ fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Grant
             let wait = wake_at.saturating_sub(timer::now());
             let wait = line.sleep_max().map_or(wait, |most| most.min(wait));
             let fd = line.fd();
-            // Interrupted or not: it looks again.
+            // Even if interrupted: the loop polls again.
             let _looked_at_anyway =
                 poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timer::timespec(wait)));
         }
@@ -460,7 +462,7 @@ fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Grant
 }
 
 impl State {
-    /// Takes in what the client has to tell. Who is to be woken for it.
+    /// Handles the client's events. Returns the tasks to wake.
     #[inline]
     fn hear(&mut self) -> Woken {
         let mut slots = self.client.take_answered();
@@ -474,8 +476,8 @@ impl State {
                 Event::Lost(lost) => {
                     self.over.get_or_insert(
                         match lost {
-                            Lost::Silent => "nothing was heard of it for too long",
-                            Lost::Gone => "it has ended the session, or has begun anew",
+                            Lost::Silent => "it did not respond for too long",
+                            Lost::Gone => "it has ended the session, or has restarted",
                         }
                         .to_owned(),
                     );
@@ -492,26 +494,26 @@ impl State {
         Woken { slots, line_up: self.line_up() }
     }
 
-    /// What became of a request that failed.
+    /// Removes and returns the fate of a failed request.
     #[inline]
     fn take_failed(&mut self, request: SlotRef) -> Option<Fate> {
         let place = self.failed.iter().position(|(failed, _)| *failed == request)?;
         Some(self.failed.swap_remove(place).1)
     }
 
-    /// Those who wait for a slot, if there is one now: it may have become free long after its request was dropped. All
-    /// of them, since the first may have given up.
+    /// Returns the tasks that wait for a slot, if one is free: it may become free long after its request was dropped.
+    /// Wakes all of them, since the first may have been cancelled.
     #[inline]
     fn line_up(&mut self) -> Vec<Waker> {
         if self.line_up.is_empty() {
             return Vec::new();
         }
-        self.send_retired(); // Before them, or else it may never find a slot.
+        self.send_retired(); // First, or else it might never find a slot.
         let is_their_turn = self.over.is_some() || self.client.has_room();
         if is_their_turn { std::mem::take(&mut self.line_up) } else { Vec::new() }
     }
 
-    /// Sends the buffers of dropped futures back in one request, if a slot is free.
+    /// Retires the buffers of dropped futures in one request, if a slot is free.
     fn send_retired(&mut self) {
         self.client.take_untold(&mut self.retired);
         while !self.retired.is_empty() {
@@ -524,7 +526,7 @@ impl State {
     }
 }
 
-/// A request under way; cancelled when dropped.
+/// A request in flight; dropping it cancels the request.
 struct Asked<'a, L: Line> {
     endpoint: &'a Endpoint<L>,
     request: Option<SlotRef>,
@@ -533,10 +535,10 @@ struct Asked<'a, L: Line> {
 impl<L: Line> Future for Asked<'_, L> {
     type Output = Result<SlotRef, Fate>;
 
-    /// Whether there is news of it. Of what has failed nothing is left.
+    /// Completes when the outcome is known. A failed request is already forgotten then.
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<SlotRef, Fate>> {
-        let Some(request) = self.request else { unreachable!("it is polled no more once there was news") };
+        let Some(request) = self.request else { unreachable!("polled after completion") };
         let mut state = self.endpoint.state.borrow_mut();
         let outcome = if state.client.is_answered(request) {
             Ok(request)
@@ -568,7 +570,7 @@ impl<L: Line> Fabric for Endpoint<L> {
         let view = chain.view();
         let request = match self.ask_chain(&view) {
             Some(request) => request,
-            // Boxed, so that every other chain has a small future.
+            // Boxed, to keep the future of all other chains small.
             None => Box::pin(self.ask_later(DEADLINE, || self.ask_chain(&view))).await?,
         };
         if let Some(held) = chain.held() {
@@ -651,7 +653,7 @@ impl<L: Line> Fabric for Endpoint<L> {
 
 impl<L: Line> Turns for Endpoint<L> {
     fn end_turn(&self) {
-        // Where tasks are always ready, nobody waits, and answers are looked for here.
+        // If tasks are always ready, the core never waits, and responses are polled here.
         if !self.has_waited.replace(false) {
             self.state.borrow_mut().now = timer::now();
             self.look();
@@ -667,12 +669,12 @@ impl<L: Line> Turns for Endpoint<L> {
             let waiting = self.waiting_as.get();
             let found = if waiting == Waiting::Asleep { look() } else { spin(look) };
             match found {
-                // What has arrived may have made room for more.
+                // Received datagrams may have made space to send more.
                 Some(true) => return self.send(),
                 Some(false) => return self.state.borrow_mut().now = timer::now(),
                 None if waiting == Waiting::Awake => {
                     self.state.borrow_mut().now = timer::now();
-                    return self.send(); // Whatever is sent again by the clock.
+                    return self.send(); // Retransmissions that are due.
                 }
                 None => {}
             }
@@ -698,7 +700,8 @@ impl<L: Line> Clock for Endpoint<L> {
 
 impl<L: Line> Drop for Endpoint<L> {
     fn drop(&mut self) {
-        // A session that ends by its own word is not searched for lost buffers: so the node must have taken all.
+        // The node does not scan for lost buffers of a session that says BYE, so the node must have received all
+        // retires.
         let until = timer::now() + FAREWELL_WAIT;
         loop {
             let now = timer::now();

@@ -1,23 +1,24 @@
-//! Requests and answers by datagrams that may be lost, doubled, delayed and overtaken: both ends, without sockets.
+//! Requests and responses over datagrams that may be lost, duplicated, delayed and reordered: both ends, without
+//! sockets.
 //!
-//! [`client`] is one incarnation of a client and its one session with one engine; [`server`] is an engine and all its
-//! sessions; [`packet`] has the bytes between them, [`rtt`] the time to wait. Whoever has the sockets hands in what
-//! arrived and the time, and sends what comes out: [`carrier`] says what that is, [`endpoint`] makes a fabric of a
-//! client and its line.
+//! [`client`] is one incarnation of a client and its only session with one engine. [`server`] is an engine with all its
+//! sessions. [`packet`] defines the bytes between them, and [`rtt`] estimates the retransmission timeout. The owner of
+//! the socket passes in received datagrams and the time, and sends the datagrams that come out: [`carrier`] is the
+//! interface of a socket, and [`endpoint`] combines a client and its line into a fabric.
 //!
-//! A session has up to 64 slots. A slot carries one request at a time, under a number that grows by one; this is
-//! what makes a request run at most once. Requests and replies are cut into fragments, and all that goes to one peer
-//! shares datagrams. Only the client has timers for what was lost. Over a carrier that neither loses, doubles nor
-//! reorders (a ring in shared memory, a stream with length frames) it has none.
+//! A session has up to 64 slots. A slot carries one request at a time, with a number that grows by one. This is how a
+//! request runs at most once. Requests and replies are split into fragments, and everything sent to one peer shares
+//! datagrams. Only the client has retransmission timers. Over a carrier that does not lose, duplicate or reorder (a
+//! ring in shared memory, a stream with length-prefixed frames) it has none.
 //!
-//! A chain retires the buffers that it makes unreachable. A client gives back only buffers that it has allocated and
-//! never shown: those of a dropped future, and those of a chain whose answer was abandoned.
+//! A chain retires the buffers that it makes unreachable. A client itself retires only buffers that it has allocated
+//! and never published: those of a dropped future, and those of a chain whose response was abandoned.
 //!
-//! What always holds:
-//! - A number of a slot runs at most once, and never after the session has ended or the number was cancelled.
-//! - What is received never panics, and a session's memory has a bound, whatever its peer sends.
-//! - A datagram has an effect only if all of it is well-formed and it knows the session's secret.
-//! - Nothing is allocated for a request of a size that was seen before.
+//! Invariants:
+//! - A slot's number runs at most once, and never after its session has ended or it was cancelled.
+//! - Received bytes never cause a panic, and a session's memory is bounded, whatever its peer sends.
+//! - A datagram has an effect only if all of it is well-formed and it contains the session's secret.
+//! - A request of a size that occurred before needs no allocation.
 
 pub mod answer;
 pub mod carrier;
@@ -29,28 +30,28 @@ pub mod server;
 
 use farside_remote::wire::CHAIN_BYTES_MAX;
 
-/// The most slots of a session: a bitmap holds them.
+/// Maximum number of slots per session, limited by a bitmap.
 pub const WINDOW_MAX: usize = 64;
-/// The most fragments of a message: a bitmap holds them.
+/// Maximum number of fragments per message, limited by a bitmap.
 pub const FRAGMENTS_MAX: usize = 64;
-/// The most bytes of a request or a reply, with the few that a session adds.
+/// Maximum size of a request or a reply in bytes, including the session's prefix.
 pub const MESSAGE_BYTES_MAX: usize = CHAIN_BYTES_MAX + 64;
-/// The most bytes that a request or a reply may have of its own.
+/// Maximum size of the body of a request or a reply in bytes.
 pub const BODY_BYTES_MAX: usize = MESSAGE_BYTES_MAX - packet::PREFIX;
-/// The least that a datagram's limit may be. A HELLO has that many, so that whoever forges its source gains nothing.
+/// Minimum datagram limit. A HELLO has this size, so that a forged source address gains no amplification.
 pub const DATAGRAM_MIN: usize = 1200;
-/// The most that it may be: what UDP carries over IPv4.
+/// Maximum datagram limit: the capacity of UDP over IPv4.
 pub const DATAGRAM_MAX: usize = 65507;
-/// The most bytes of the token in a HELLO.
+/// Maximum size of the token in a HELLO.
 pub const TOKEN_BYTES_MAX: usize = 512;
-/// The most bytes of the reason in a REFUSED.
+/// Maximum size of the reason in a REFUSED.
 const REASON_BYTES_MAX: usize = 512;
-/// A slot keeps a buffer up to this; a larger one goes back to where all slots can take it.
+/// Maximum size of a slot's own buffer. Larger ones come from the pool shared by all slots.
 const KEPT_BYTES_MAX: usize = 4096;
-/// How often in its time of silence a client asks whether anyone is there.
+/// Number of PINGs that a client sends during the silence period.
 const PINGS: u32 = 5;
 
-/// A slot's buffer: its own while that is enough, else one that is lent.
+/// A slot's buffer: its own if that is large enough, else one lent from the pool.
 #[derive(Default)]
 struct Buffer {
     own: Vec<u8>,
@@ -58,7 +59,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// Bytes that it keeps from others.
+    /// Number of bytes that it occupies.
     fn capacity(&self) -> usize {
         self.own.capacity() + self.lent.as_ref().map_or(0, Vec::capacity)
     }
@@ -80,26 +81,26 @@ impl std::ops::DerefMut for Buffer {
     }
 }
 
-/// Buffers for large messages that are in no slot: 8, 16, 32 KiB, and the largest message, so that one that was
-/// made for a size serves it ever after.
+/// Pool of buffers for large messages: 8, 16 and 32 KiB, and the maximum message. Fixed sizes, so that a buffer can be
+/// reused for every message of its class.
 #[derive(Default)]
 struct Pool {
     buffers: [Vec<Vec<u8>>; 4],
-    /// Bytes of those that slots have at the moment.
+    /// Total size of the buffers lent to slots.
     lent: usize,
 }
 
 impl Pool {
-    /// At most this many of a size are kept.
+    /// Maximum number of idle buffers per size.
     const BUFFERS_MAX: usize = 64;
     const SIZES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, MESSAGE_BYTES_MAX];
 
-    /// Makes an empty buffer of which nothing is lent one that can hold `len` bytes.
+    /// Gives an empty `buffer` without a lent one space for `len` bytes.
     #[inline]
     fn fill(&mut self, buffer: &mut Buffer, len: usize) {
         self.free(buffer);
         if len <= KEPT_BYTES_MAX {
-            // What it would grow to by itself may be more than a slot keeps.
+            // Growth by doubling could exceed what a slot may keep.
             if len > buffer.own.capacity() {
                 buffer.own.reserve_exact(len.next_power_of_two());
             }
@@ -111,7 +112,7 @@ impl Pool {
         }
     }
 
-    /// Forgets what `buffer` holds, and takes back what was lent.
+    /// Clears `buffer`, and returns its lent part to the pool.
     #[inline]
     fn free(&mut self, buffer: &mut Buffer) {
         buffer.own.clear();
@@ -137,7 +138,7 @@ impl Pool {
     }
 }
 
-/// The places of the ones in a bitmap.
+/// Iterates over the positions of the ones in a bitmap.
 #[inline]
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -147,7 +148,7 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The first `count` ones of a bitmap.
+/// Returns the lowest `count` ones of a bitmap.
 #[inline]
 fn first(bits: u64, count: usize) -> u64 {
     if bits.count_ones() as usize <= count {
@@ -156,46 +157,46 @@ fn first(bits: u64, count: usize) -> u64 {
     ones(bits).take(count).fold(0, |first, bit| first | 1 << bit)
 }
 
-/// How `number` stands to the one that is known: 0 the same, positive newer. Numbers may wrap.
+/// Distance from `known` to `number`: 0 if equal, positive if newer. Numbers may wrap around.
 #[inline]
 fn newer(number: u32, known: u32) -> i32 {
     number.wrapping_sub(known).cast_signed()
 }
 
-/// What has gone through one end of a session, or of all sessions.
+/// Traffic counters of one end of a session, or of all sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Datagrams that arrived.
+    /// Datagrams received.
     pub datagrams_in: u64,
-    /// Datagrams that left.
+    /// Datagrams sent.
     pub datagrams_out: u64,
-    /// Entries in datagrams that were accepted.
+    /// Entries in accepted datagrams.
     pub entries_in: u64,
-    /// Entries in datagrams that left.
+    /// Entries in sent datagrams.
     pub entries_out: u64,
-    /// Fragments that were sent again, and questions that were asked again.
+    /// Retransmitted fragments and repeated queries.
     pub retransmissions: u64,
-    /// Entries that said what was known.
+    /// Entries whose content was already known.
     pub duplicates: u64,
-    /// Entries of an older request of their slot.
+    /// Entries for an older request of their slot.
     pub stale: u64,
     /// Datagrams with a wrong secret.
     pub bad_secrets: u64,
-    /// Datagrams that are none of ours, or damaged.
+    /// Datagrams that are foreign or damaged.
     pub malformed: u64,
-    /// Entries and datagrams that were well-formed and not allowed: beyond the window or what is granted, numbers
-    /// from the future, fragments that disagree.
+    /// Entries and datagrams that are well-formed but not allowed: beyond the window or the grants, with numbers from
+    /// the future, or with inconsistent fragments.
     pub refused: u64,
-    /// Requests that ran (server) or were answered (client).
+    /// Requests run (server) or answered (client).
     pub executed: u64,
-    /// Sessions that began.
+    /// Sessions opened.
     pub opened: u64,
-    /// Sessions that ended.
+    /// Sessions ended.
     pub ended: u64,
 }
 
 impl Counters {
-    /// Adds another end's.
+    /// Adds the counters of another end.
     pub fn add(&mut self, other: &Counters) {
         self.datagrams_in += other.datagrams_in;
         self.datagrams_out += other.datagrams_out;

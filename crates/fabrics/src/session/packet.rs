@@ -1,4 +1,4 @@
-//! The bytes of a datagram, and the check of bytes from elsewhere.
+//! The wire format of datagrams, and the validation of received bytes.
 //!
 //! ```text
 //! datagram: | magic u16 | version u8 | kind u8 | session u32 | secret u64 | check u64 |         24 bytes, then
@@ -9,54 +9,55 @@
 //!   REFUSED   the reason, as UTF-8
 //!   DATA      entries
 //!   GONE      | slots u32 | 0 u32 | { number u32 | state u32 } per slot |
-//!   PING, PONG, BYE   nothing
+//!   PING, PONG, BYE   no body
 //! entry:    | kind u8 | slot u8 | index u8 | count u8 | number u32 | len u32 | size u32 |       16 bytes, then
 //!           `len` bytes of payload and zeros up to a multiple of 8
 //!   CHAIN, CALL, RETIRE, REPLY   fragment `index` of `count` of a message of `size` bytes
-//!   HAVE      | have u64 | want u64 |: the fragments that have arrived, and those to be sent (of a reply)
-//!   CANCEL    nothing: let that number not run, if it has not yet
+//!   HAVE      | have u64 | want u64 |: the fragments that have arrived, and those requested (of a reply)
+//!   CANCEL    no payload: this number must not run, unless it has run already
 //!   A RETIRE has { region u32 | 0 u32 | address u64 } per buffer
 //! ```
 //!
-//! All numbers are little-endian. In HELLO, WELCOME and REFUSED the header's secret is a number of the client's
-//! choice, which only one who has seen its HELLO can know. `check` is a hash of all other bytes: the 16 bits of UDP
-//! would let through one damaged datagram in 65536, and a damaged slot or number is another request. Over a reliable
-//! carrier it is 0, and not looked at.
+//! All numbers are little-endian. In HELLO, WELCOME and REFUSED the header's secret is a nonce chosen by the client,
+//! known only to those who have seen its HELLO. `check` is a hash of all other bytes: the 16 bits of UDP would accept
+//! one damaged datagram in 65536, and a damaged slot or number is another request. Over a reliable carrier it is 0, and
+//! ignored.
 //!
-//! Invariants: every fragment but the last has [`chunk`] bytes, so that `size` alone says how many there are, where
-//! each lies and how long it is. What `Datagram::decode` and `Entries::validate` accepted is well-formed to its
-//! last byte. Magic, version, kind and secret, HELLO and REFUSED stay where they are in all versions, so that two
-//! versions can tell each other which they are.
+//! Invariant: every fragment but the last has [`chunk`] bytes. So `size` alone determines the number of fragments, and
+//! the position and length of each.
+//! Invariant: whatever `Datagram::decode` and `Entries::validate` accept is well-formed to its last byte.
+//! Invariant: magic, version, kind and secret, HELLO and REFUSED have the same place in all versions, so that two
+//! versions can report the mismatch to each other.
 
 use super::{DATAGRAM_MIN, FRAGMENTS_MAX, MESSAGE_BYTES_MAX, WINDOW_MAX};
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What every datagram begins with: "Fs".
+/// First bytes of every datagram: "Fs".
 pub const MAGIC: u16 = u16::from_le_bytes(*b"Fs");
-/// The version of these bytes.
+/// Version of the wire format.
 pub const VERSION: u8 = 2;
 
-/// What a datagram is.
+/// Kind of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A client asks for a session.
+    /// A client requests a session.
     Hello = 1,
-    /// It has one.
+    /// The server grants the session.
     Welcome = 2,
-    /// It gets none, for a reason.
+    /// The server refuses the session, with a reason.
     Refused = 3,
-    /// Entries of a session, in both directions.
+    /// Entries of a session, in either direction.
     Data = 4,
-    /// Is anyone there?
+    /// Asks whether the peer is alive.
     Ping = 5,
-    /// Yes.
+    /// The peer is alive.
     Pong = 6,
     /// The client ends its session.
     Bye = 7,
-    /// There is no such session, or no more.
+    /// The session does not exist, or has ended.
     Gone = 8,
 }
 
@@ -73,7 +74,7 @@ impl Kind {
     ];
 }
 
-/// What an entry of a DATA datagram is.
+/// Kind of an entry in a DATA datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum EntryKind {
@@ -81,13 +82,13 @@ pub enum EntryKind {
     Chain = 1,
     /// Part of a request to a service.
     Call = 2,
-    /// Part of a list of buffers to give back.
+    /// Part of a list of buffers to retire.
     Retire = 3,
-    /// Part of the answer to any of these.
+    /// Part of the response to one of these.
     Reply = 4,
-    /// What has arrived and what is wanted.
+    /// The fragments that have arrived, and those requested.
     Have = 5,
-    /// The request is no longer wanted.
+    /// The client no longer wants the request.
     Cancel = 6,
 }
 
@@ -155,7 +156,7 @@ pub(super) struct WelcomeBytes {
     pub(super) reserved: U16,
 }
 
-/// What a GONE says of one slot.
+/// The state of one slot in a GONE.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct LastBytes {
@@ -163,7 +164,7 @@ pub(super) struct LastBytes {
     pub(super) state: U32,
 }
 
-/// What an entry of HAVE says.
+/// Payload of a HAVE entry.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct HaveBytes {
@@ -171,67 +172,67 @@ pub(super) struct HaveBytes {
     pub(super) want: U64,
 }
 
-/// Bytes of a datagram's header.
+/// Size of a datagram's header.
 pub const HEADER: usize = size_of::<Header>();
-/// Bytes of an entry's header.
+/// Size of an entry's header.
 pub const ENTRY: usize = size_of::<EntryHeader>();
-/// What a call's request begins with: `| service u32 | 0 u32 |`; and every reply: `| execution u64 |`.
+/// Size of the prefix of a call's request, `| service u32 | 0 u32 |`, and of every reply, `| execution u64 |`.
 pub(super) const PREFIX: usize = 8;
-/// Bytes of one buffer in a RETIRE: `| region u32 | 0 u32 | address u64 |`.
+/// Size of one buffer in a RETIRE: `| region u32 | 0 u32 | address u64 |`.
 pub(super) const RETIRED: usize = 16;
 const CHECK_AT: usize = HEADER - size_of::<u64>();
 const _: () = assert!(HEADER == 24 && ENTRY == 16);
-const _: () = assert!(chunk(DATAGRAM_MIN) * FRAGMENTS_MAX >= MESSAGE_BYTES_MAX, "a message fits its bitmap");
+const _: () = assert!(chunk(DATAGRAM_MIN) * FRAGMENTS_MAX >= MESSAGE_BYTES_MAX, "all fragments fit in the bitmap");
 
-/// Bytes of every fragment but the last, in datagrams of at most `datagram` bytes.
+/// Size of every fragment but the last, in datagrams of at most `datagram` bytes.
 pub const fn chunk(datagram: usize) -> usize {
     (datagram - HEADER - ENTRY) & !7
 }
 
-/// How many fragments a message has.
+/// Number of fragments of a message.
 #[inline]
 pub const fn fragments(size: usize, chunk: usize) -> usize {
-    // Most have one, and a division takes long.
+    // Most messages have one fragment, and a division is slow.
     if size <= chunk { 1 } else { size.div_ceil(chunk) }
 }
 
-/// The bitmap of all of `count` fragments.
+/// Bitmap of all `count` fragments.
 #[inline]
 pub(super) const fn all(count: usize) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
-/// Where fragment `index` begins, and how long it is.
+/// Offset and length of fragment `index`.
 #[inline]
 pub(super) fn extent(size: usize, chunk: usize, index: usize) -> (usize, usize) {
     let at = index * chunk;
     (at, chunk.min(size - at))
 }
 
-/// Bytes that a fragment of `len` bytes takes in a datagram.
+/// Number of bytes that a fragment of `len` bytes takes in a datagram.
 #[inline]
 pub(super) const fn footprint(len: usize) -> usize {
     ENTRY + len.next_multiple_of(8)
 }
 
-/// Why bytes are no datagram of ours. Nothing of a refused datagram has any effect.
+/// Why a datagram was rejected. A rejected datagram has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketError {
-    /// It does not begin with our magic.
+    /// It does not begin with [`MAGIC`].
     Magic(u16),
-    /// It is of another version.
+    /// It has another version.
     Version(u8),
-    /// No datagram is of this kind, or none that goes this way.
+    /// Its kind is unknown, or not valid in this direction.
     Kind(u8),
-    /// It ends too early, or too late.
+    /// It is too short or too long.
     Length,
-    /// Its bytes were damaged.
+    /// It is damaged.
     Check,
-    /// A field has a value that makes no sense.
+    /// A field has an invalid value.
     Field(&'static str),
-    /// It does not know the session's secret.
+    /// It does not contain the session's secret.
     Secret,
-    /// There is no such session.
+    /// Its session does not exist.
     Session(u32),
 }
 
@@ -239,24 +240,24 @@ impl std::fmt::Display for PacketError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             PacketError::Magic(magic) => {
-                write!(f, "a datagram begins with {magic:#06x}, ours begin with {MAGIC:#06x}")
+                write!(f, "a datagram begins with {magic:#06x} instead of {MAGIC:#06x}")
             }
             PacketError::Version(version) => {
-                write!(f, "a datagram is of version {version}, we speak version {VERSION}")
+                write!(f, "a datagram has version {version} instead of {VERSION}")
             }
-            PacketError::Kind(kind) => write!(f, "no datagram of kind {kind} goes this way"),
-            PacketError::Length => f.write_str("a datagram is shorter or longer than it says"),
-            PacketError::Check => f.write_str("a datagram was damaged on its way"),
-            PacketError::Field(field) => write!(f, "a datagram's {field} makes no sense"),
-            PacketError::Secret => f.write_str("a datagram does not know its session's secret"),
-            PacketError::Session(session) => write!(f, "there is no session {session}"),
+            PacketError::Kind(kind) => write!(f, "a datagram has kind {kind}, which is invalid in this direction"),
+            PacketError::Length => f.write_str("a datagram's length is wrong"),
+            PacketError::Check => f.write_str("a datagram was damaged in transit"),
+            PacketError::Field(field) => write!(f, "a datagram's {field} is invalid"),
+            PacketError::Secret => f.write_str("a datagram has the wrong secret"),
+            PacketError::Session(session) => write!(f, "session {session} does not exist"),
         }
     }
 }
 
 impl std::error::Error for PacketError {}
 
-/// A datagram that is whole and ours, as far as its header tells.
+/// A datagram with a valid header.
 pub(super) struct Datagram<'a> {
     pub(super) kind: Kind,
     pub(super) session: u32,
@@ -264,7 +265,7 @@ pub(super) struct Datagram<'a> {
     pub(super) body: &'a [u8],
 }
 
-/// What can be told of a datagram of another version.
+/// The fields of a datagram that are common to all versions.
 pub(super) struct Foreign {
     pub(super) version: u8,
     pub(super) kind: u8,
@@ -291,7 +292,7 @@ impl<'a> Datagram<'a> {
 }
 
 impl Foreign {
-    /// What is said in the same place by all versions.
+    /// Decodes the fields common to all versions.
     pub(super) fn decode(bytes: &[u8]) -> Option<Foreign> {
         let (header, _) = Header::ref_from_prefix(bytes).ok()?;
         let foreign = Foreign { version: header.version, kind: header.kind, secret: header.secret.get() };
@@ -299,13 +300,13 @@ impl Foreign {
     }
 }
 
-/// What a HELLO of ours shows to a carrier that it came to in the clear.
+/// The fields of a HELLO that a carrier needs to refuse it.
 pub(crate) struct Greeting {
     pub(crate) nonce: u64,
     pub(crate) shows_token: bool,
 }
 
-/// That of a datagram which is long enough to be answered.
+/// Decodes a HELLO that is long enough to be answered.
 pub(crate) fn greeting(bytes: &[u8]) -> Option<Greeting> {
     let (header, body) = Header::ref_from_prefix(bytes).ok()?;
     let (hello, _) = HelloBytes::ref_from_prefix(body).ok()?;
@@ -313,14 +314,14 @@ pub(crate) fn greeting(bytes: &[u8]) -> Option<Greeting> {
     is_hello.then_some(Greeting { nonce: header.secret.get(), shows_token: hello.token.get() != 0 })
 }
 
-/// Whether a datagram says that it is of this kind.
+/// Whether a datagram is marked as this kind.
 pub fn is(bytes: &[u8], kind: Kind) -> bool {
     Header::ref_from_prefix(bytes)
         .is_ok_and(|(header, _)| header.magic.get() == MAGIC && header.kind == kind as u8)
 }
 
-/// The content of a datagram, in words: `chain 3/17` is the request to run a chain that is number 17 of slot 3, and
-/// `reply 3/17` its answer.
+/// Describes the content of a datagram in words: `chain 3/17` is the request to run a chain with number 17 in slot 3,
+/// and `reply 3/17` is its reply.
 pub fn told(bytes: &[u8]) -> String {
     let Ok((header, body)) = Header::ref_from_prefix(bytes) else { return "no datagram of ours".to_owned() };
     let kind = Kind::ALL.get(usize::from(header.kind).wrapping_sub(1)).copied();
@@ -338,7 +339,7 @@ pub fn told(bytes: &[u8]) -> String {
     }
 }
 
-/// Begins a datagram in `out`, whose bytes are replaced. [`seal`] ends it, unless the carrier is reliable.
+/// Begins a datagram in `out`, replacing its content. [`seal`] completes it, unless the carrier is reliable.
 pub(super) fn begin(out: &mut Vec<u8>, kind: Kind, session: u32, secret: u64) {
     let header = Header {
         magic: U16::new(MAGIC),
@@ -352,7 +353,7 @@ pub(super) fn begin(out: &mut Vec<u8>, kind: Kind, session: u32, secret: u64) {
     out.extend_from_slice(header.as_bytes());
 }
 
-/// Ends the datagram in `out`.
+/// Completes the datagram in `out` with its checksum.
 pub(super) fn seal(out: &mut [u8]) {
     let check = check(out);
     out[CHECK_AT..HEADER].copy_from_slice(&check.to_le_bytes());
@@ -367,12 +368,12 @@ fn check(bytes: &[u8]) -> u64 {
     rapidhash_v3_seeded(&head, &SECRETS)
 }
 
-/// Whether two secrets are the same: takes as long for every guess.
+/// Compares two secrets in constant time.
 pub(super) fn same(a: u64, b: u64) -> bool {
     std::hint::black_box(a ^ b) == 0
 }
 
-/// Whether two strings of bytes are the same: takes as long for every guess of that length.
+/// Compares two byte strings of the same length in constant time.
 pub(super) fn same_bytes(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && std::hint::black_box(a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b))) == 0
 }
@@ -385,15 +386,15 @@ pub(super) struct Entry<'a> {
     pub(super) index: usize,
     pub(super) count: usize,
     pub(super) number: u32,
-    /// Of the whole message.
+    /// Size of the whole message.
     pub(super) size: usize,
     pub(super) payload: &'a [u8],
 }
 
 impl Entry<'_> {
-    /// What a HAVE says.
+    /// Decodes the payload of a HAVE.
     pub(super) fn have(&self) -> HaveBytes {
-        HaveBytes::read_from_bytes(self.payload).expect("an entry was used that was not validated")
+        HaveBytes::read_from_bytes(self.payload).expect("the entry was validated")
     }
 }
 
@@ -404,8 +405,8 @@ pub(super) struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// Looks through all entries before any of them has an effect. `see` is shown each, and where in the body its
-    /// payload begins, also if one after it makes the datagram no good.
+    /// Validates all entries before any of them has an effect. Calls `see` with each entry and its payload's offset in
+    /// the body, even if a later entry makes the datagram invalid.
     #[inline]
     pub(super) fn validate(
         body: &'a [u8],
@@ -437,7 +438,7 @@ impl<'a> Iterator for Entries<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Entry<'a>> {
-        // Validated: what ends it early here can only be its end.
+        // The entries were validated, so an error here can only be the end.
         let (header, rest) = EntryHeader::ref_from_prefix(self.rest).ok()?;
         let len = header.len.get() as usize;
         let payload = rest.get(..len)?;
@@ -447,7 +448,7 @@ impl<'a> Iterator for Entries<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Nothing if there is no such kind.
+    /// Returns `None` for an unknown kind.
     #[inline]
     fn new(header: &EntryHeader, payload: &'a [u8]) -> Option<Entry<'a>> {
         Some(Entry {
@@ -492,7 +493,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// A message as it is cut up: perhaps a word of the session's own, and what follows it.
+/// A message to be split into fragments: an optional prefix of the session, and a body.
 #[derive(Clone, Copy)]
 pub(super) struct Message<'a> {
     pub(super) kind: EntryKind,
@@ -525,7 +526,7 @@ impl Message<'_> {
         out.reserve(footprint(len));
         out.extend_from_slice(header.as_bytes());
         let body = match self.prefix {
-            // No fragment is shorter than the prefix, so all of it is in the first.
+            // The first fragment is never shorter than the prefix, so the prefix is not split.
             Some(prefix) if index == 0 => {
                 out.extend_from_slice(&prefix);
                 &self.body[..len - PREFIX]
@@ -540,7 +541,7 @@ impl Message<'_> {
     }
 }
 
-/// Appends an entry of HAVE.
+/// Appends a HAVE entry.
 pub(super) fn put_have(out: &mut Vec<u8>, slot: usize, number: u32, have: u64, want: u64) {
     let bytes = HaveBytes { have: U64::new(have), want: U64::new(want) };
     let message = Message { kind: EntryKind::Have, slot, number, prefix: None, body: bytes.as_bytes() };

@@ -1,34 +1,35 @@
-//! How long to wait for an answer before asking again (RFC 6298, with bounds for a data centre).
+//! Retransmission timeout (RFC 6298, with bounds for a data centre).
 //!
-//! Invariants: only what was sent once is measured (Karn's rule). What is lost makes nobody wait longer but the one
-//! whose it was; only a path that is known to have become slow does.
+//! Invariant: only responses to data sent exactly once are measured (Karn's rule).
+//! Invariant: a loss lengthens only the timeout of its own request. Only a path that has measurably become slow
+//! lengthens all.
 
 use std::time::Duration;
 
-/// The least time that is waited.
+/// Minimum timeout.
 pub const RTO_MIN: Duration = Duration::from_millis(1);
-/// The most.
+/// Maximum timeout.
 pub const RTO_MAX: Duration = Duration::from_secs(1);
-/// What is waited before anything was measured.
+/// Timeout before the first sample.
 const RTO_INITIAL: Duration = Duration::from_millis(50);
 
-/// An estimate of one path's round trip.
+/// Estimate of a path's round-trip time.
 #[derive(Clone, Debug, Default)]
 pub struct Rtt {
-    /// The smoothed round trip and its variation in nanoseconds, once there was a sample.
+    /// Smoothed round trip and its variation in nanoseconds, after the first sample.
     estimate: Option<(u64, u64)>,
-    /// What answers that came too late have taught since the last sample.
+    /// Lower bound learnt from late responses since the last sample.
     held: Duration,
     is_reliable: bool,
 }
 
 impl Rtt {
-    /// Of a path that loses nothing: nobody need ever ask again.
+    /// Creates the estimate of a reliable path, on which nothing is ever retransmitted.
     pub fn reliable() -> Rtt {
         Rtt { is_reliable: true, ..Rtt::default() }
     }
 
-    /// Takes in how long the answer took to something that was sent once.
+    /// Records the round trip of data that was sent once.
     #[inline]
     pub fn sample(&mut self, round_trip: Duration) {
         let round_trip = round_trip.min(RTO_MAX).as_nanos() as u64;
@@ -41,13 +42,13 @@ impl Rtt {
         self.held = Duration::ZERO;
     }
 
-    /// Notes that an answer, to whichever of several tries, took at least so long. Without this a path that became
-    /// slow would never be measured again, since all that is sent on it would be sent twice.
+    /// Records that a response, to an unknown one of several transmissions, took at least this long. Without it a path
+    /// that has become slow would never be measured again, since everything on it would be sent twice.
     pub fn took_at_least(&mut self, round_trip: Duration) {
         self.held = self.held.max(round_trip.saturating_mul(2).min(RTO_MAX));
     }
 
-    /// How long to wait for what is sent now, for the first time: for ever, on a reliable path.
+    /// Returns the timeout for a first transmission. Infinite on a reliable path.
     #[inline]
     pub fn rto(&self) -> Duration {
         if self.is_reliable {
@@ -65,7 +66,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_steady_path_is_waited_for_little_longer_than_it_takes() {
+    fn the_timeout_of_a_steady_path_is_close_to_its_round_trip() {
         let mut rtt = Rtt::default();
         (0..200).for_each(|_| rtt.sample(10 * MS));
         assert!(rtt.rto() >= 10 * MS && rtt.rto() < 11 * MS, "{:?}", rtt.rto());
@@ -76,12 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn what_came_too_late_lengthens_the_wait_of_all_until_a_sample() {
+    fn a_late_response_lengthens_all_timeouts_until_a_sample() {
         let mut rtt = Rtt::default();
         rtt.sample(MS);
         let before = rtt.rto();
         (0..64).for_each(|_| rtt.took_at_least(before));
-        assert_eq!(rtt.rto(), before * 2, "said often, it counts once");
+        assert_eq!(rtt.rto(), before * 2, "repeated reports count once");
         rtt.sample(MS);
         assert!(rtt.rto() < before);
     }

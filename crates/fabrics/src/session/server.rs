@@ -1,10 +1,11 @@
-//! The engine's end of all its sessions: what arrives runs at once or is put together, what is answered is kept.
+//! The engine's end of all its sessions: runs or reassembles requests, and keeps their replies.
 //!
-//! A server has no timers but the one that ends silent sessions: whoever misses something asks for it.
+//! A server has only one timer, which ends silent sessions. A client asks for data that it is missing.
 //!
-//! Invariants: a slot's number only grows, and by one; its request runs when the number becomes known whole, and never
-//! again. A slot begins a number only when it has answered the one before. Half-received requests of a session have
-//! at most [`Config::assembly_bytes`]; a session keeps one reply a slot.
+//! Invariant: a slot's number only grows, by one. Its request runs once it is complete, and never again.
+//! Invariant: a slot begins a number only after it has answered the previous one.
+//! Invariant: half-received requests of a session take at most [`Config::assembly_bytes`]; a session keeps one reply
+//! per slot.
 
 use super::packet::{
     self, Datagram, Entries, Entry, EntryKind, Foreign, HEADER, HelloBytes, Kind, LastBytes, Message, PREFIX,
@@ -23,36 +24,35 @@ use std::time::Duration;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Where datagrams come from and go to.
+/// Address of a peer of the carrier.
 pub trait Address: Copy + Eq + Debug {}
 impl<T: Copy + Eq + Debug> Address for T {}
 
-/// Who runs requests and says who may make them.
+/// Runs requests, and decides which clients may open a session.
 pub trait Host {
-    /// What it keeps for a session.
+    /// The host's data of a session.
     type Session;
 
-    /// 64 bits that nobody can guess.
+    /// Returns 64 unpredictable bits.
     fn secret(&mut self) -> u64;
 
-    /// Lets a client in. A client's earlier session ends after this returned and before the client hears of it.
+    /// Admits a client. A client's earlier session ends after this returns and before the client receives the response.
     ///
     /// # Errors
-    /// It stays outside; it is told the reason, of which 512 bytes travel.
+    /// The client is refused. It receives the reason, truncated to 512 bytes.
     fn open(&mut self, hello: &Hello<'_>) -> Result<Self::Session, String>;
 
-    /// A request that will likely run soon, so that its memory can be fetched ahead: one of several chains of a
-    /// datagram that was looked through, before the first of them runs. Its bytes are input, like those of
+    /// Announces a request that will likely run soon, so that its memory can be prefetched. Called for several chains
+    /// of one validated datagram, before the first of them runs. Its bytes are unvalidated input, like those of
     /// [`Host::run`].
     fn expect(&mut self, session: &mut Self::Session, request: Request<'_>) {
         let _ = (session, request);
     }
 
-    /// All that there are of a datagram were expected.
+    /// Called after all requests of a datagram were announced.
     fn ready(&mut self) {}
 
-    /// Carries out a request, and appends the answer to `reply`, which is empty. Its bytes are input: nobody has
-    /// looked at them.
+    /// Runs a request, and appends the response to `reply`, which is empty. The request's bytes are unvalidated input.
     fn run(
         &mut self,
         session: &mut Self::Session,
@@ -61,50 +61,50 @@ pub trait Host {
         reply: &mut Vec<u8>,
     ) -> Outcome;
 
-    /// The session has ended. What it has not answered will be heard by nobody.
+    /// Called when a session has ended. Unsent responses are dropped.
     fn close(&mut self, session: Self::Session, end: End);
 }
 
 /// Why a session has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Its client said so.
+    /// The client has said BYE.
     Said,
-    /// Nothing was heard of its client for too long.
+    /// The client was silent for too long.
     Silent,
-    /// A newer incarnation of its client has taken its place.
+    /// A newer incarnation of the client has replaced it.
     Replaced,
-    /// Its carrier broke.
+    /// The client's carrier broke.
     Broken,
-    /// The host has chosen it, by [`Server::end_where`].
+    /// The host has chosen it in [`Server::end_where`].
     Revoked,
 }
 
-/// Who asks for a session.
+/// A client's request for a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Hello<'a> {
-    /// The client, through all its incarnations.
+    /// Identifies the client through all its incarnations.
     pub identity: u128,
-    /// Which of them it is: a higher one ends a lower one's session.
+    /// The incarnation: a higher one ends the session of a lower one.
     pub incarnation: u64,
-    /// What it asks for, all of which is had.
+    /// The features that it requires, all of which this node has.
     pub features: u64,
-    /// What it shows to be let in.
+    /// The token that it shows.
     pub token: &'a [u8],
 }
 
-/// What is asked.
+/// A request of a client.
 #[derive(Clone, Copy, Debug)]
 pub enum Request<'a> {
     /// Run this chain.
     Chain(&'a [u8]),
-    /// Ask this service.
+    /// Call this service.
     Call(ServiceId, &'a [u8]),
-    /// Give these buffers back.
+    /// Retire these buffers.
     Retire(Retired<'a>),
 }
 
-/// Buffers that the session has allocated and shown to nobody, with their regions.
+/// Buffers that the session has allocated and never published, with their regions.
 #[derive(Clone, Copy, Debug)]
 pub struct Retired<'a>(&'a [u8]);
 
@@ -114,13 +114,13 @@ impl Iterator for Retired<'_> {
     fn next(&mut self) -> Option<(u32, Addr)> {
         let (one, rest) = self.0.split_at_checked(RETIRED)?;
         self.0 = rest;
-        let word = |at: usize| u64::from_le_bytes(one[at..at + 8].try_into().expect("eight bytes are eight"));
-        // The upper half of the first word is not looked at: it may come to mean something.
+        let word = |at: usize| u64::from_le_bytes(one[at..at + 8].try_into().expect("a word has 8 bytes"));
+        // The upper half of the first word is reserved and ignored.
         Some((word(0) as u32, Addr::new(word(8))))
     }
 }
 
-/// A request of a session, for whoever answers it later.
+/// Identifies a request of a session, for a later response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestRef {
     session: u32,
@@ -128,41 +128,41 @@ pub struct RequestRef {
     number: u32,
 }
 
-/// What came of a request so far.
+/// State of a request after [`Host::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is done, and the reply is written.
+    /// Done; the reply is written.
     Done,
-    /// It will be answered by [`Server::answer`].
+    /// The response follows by [`Server::answer`].
     Later,
 }
 
-/// What a server grants.
+/// A server's limits and grants.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Random; another one after every start.
+    /// Random number, different after every start.
     pub node: u64,
-    /// What this node has.
+    /// Features of this node.
     pub features: u64,
-    /// The most bytes of a datagram.
+    /// Maximum size of a datagram in bytes.
     pub datagram: usize,
-    /// The carriers neither lose, double nor reorder datagrams, nor damage them.
+    /// Whether the carriers never lose, duplicate, reorder or damage datagrams.
     pub is_reliable: bool,
-    /// Slots per session.
+    /// Number of slots per session.
     pub window: usize,
-    /// How many sessions there may be.
+    /// Maximum number of sessions.
     pub sessions_max: usize,
-    /// What all of them may have in flight to this server at once, headers included. A socket's buffer also holds
-    /// the system's own bookkeeping: leave half of it for that.
+    /// Maximum number of bytes in flight to this server over all sessions, including headers. A socket's buffer also
+    /// holds the system's overhead: use half of its size.
     pub inbound_bytes: usize,
-    /// What half-received requests of one session may have.
+    /// Maximum number of bytes of half-received requests per session.
     pub assembly_bytes: usize,
-    /// What long requests and replies of all sessions may take. Beyond it, one that keeps a long reply gets no more
-    /// until it says that it has it.
+    /// Maximum size of the long requests and replies of all sessions. Above it, a session that keeps a long reply gets
+    /// no more until it has acknowledged that.
     pub lent_bytes: usize,
-    /// A session of which nothing was heard for so long ends.
+    /// A session ends when its client is silent for this long.
     pub silence: Duration,
-    /// How many ended sessions are remembered.
+    /// Maximum number of ended sessions that are remembered.
     pub tombstones_max: usize,
 }
 
@@ -185,7 +185,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Bytes in flight of each session.
+    /// Credit of each session: its maximum number of bytes in flight.
     pub fn credit(&self) -> usize {
         self.inbound_bytes / self.sessions_max
     }
@@ -199,13 +199,13 @@ impl Config {
         );
         assert!(
             self.credit() >= DATAGRAM_MIN && u32::try_from(self.credit()).is_ok(),
-            "every session needs room for a datagram: fewer sessions, or more bytes inbound"
+            "every session needs credit for a datagram: use fewer sessions, or more inbound bytes"
         );
         assert!(
             self.assembly_bytes >= MESSAGE_BYTES_MAX && u32::try_from(self.assembly_bytes).is_ok(),
             "a session must be able to receive the largest request"
         );
-        assert!(self.silence >= Duration::from_millis(10), "a silence of less than 10 ms ends everything");
+        assert!(self.silence >= Duration::from_millis(10), "a silence period has at least 10 ms");
     }
 }
 
@@ -213,24 +213,24 @@ impl Config {
 pub struct Server<A: Address, H: Host> {
     config: Config,
     sessions: Vec<Place<A, H::Session>>,
-    /// Where each client's session is, so that a HELLO is not compared with all of them.
+    /// Index of each client's session, so that a HELLO need not be compared with all of them.
     by_identity: HashMap<u128, usize>,
-    /// The upper half of the next session's number, for each index.
+    /// Upper half of the next session's number, per index.
     generations: Vec<u16>,
     tombstones: VecDeque<Tombstone>,
-    /// Sessions that have something to send, each once.
+    /// Sessions with something to send, without duplicates.
     dirty: VecDeque<u16>,
-    /// Answers to those who have no session.
+    /// Responses to peers that have no session.
     outside: VecDeque<(A, Vec<u8>)>,
     pool: Pool,
-    /// Where replies are written that are likely too long for a slot's own buffer.
+    /// Buffer for replies that are likely too long for a slot's own buffer.
     reply: Vec<u8>,
-    /// Where in a datagram's body the chain of each slot lies.
+    /// Position of each slot's chain in the datagram's body.
     chains: Box<[(usize, usize); WINDOW_MAX]>,
     counters: Counters,
 }
 
-/// Where a session is, or was, or will be.
+/// A place for a session.
 type Place<A, S> = Option<Box<Session<A, S>>>;
 
 struct Session<A, S> {
@@ -239,37 +239,37 @@ struct Session<A, S> {
     secret: u64,
     identity: u128,
     incarnation: u64,
-    /// The HELLO from its body on, without the zeros.
+    /// The HELLO's body without its trailing zeros.
     hello: Box<[u8]>,
     host: S,
     datagram: usize,
     chunk: usize,
-    /// How many fragments of a reply are sent unasked.
+    /// Number of fragments of a reply that are sent without a HAVE.
     eager: usize,
     heard: Duration,
     executions: u64,
-    /// Bytes of requests that are half received.
+    /// Size of half-received requests in bytes.
     assembling: usize,
     is_dirty: bool,
     pong: bool,
-    /// Whether a chain's reply took more than a slot keeps: more of them will.
+    /// Whether a chain's reply exceeded a slot's own buffer, so that further ones are likely to.
     has_long_replies: bool,
-    /// Slots of which the client is to be told what has arrived.
+    /// Slots for which to send a HAVE.
     send_have: u64,
-    /// Slots with fragments to send.
+    /// Slots with reply fragments to send.
     send_reply: u64,
     slots: Box<[Slot]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Fragments of the number have arrived, not all.
+    /// Some fragments of the number have arrived, but not all.
     Receiving,
-    /// It runs, and will be answered later.
+    /// Running; the response follows later.
     Executing,
-    /// It has been answered; or there was none yet; or it never will run.
+    /// Answered; or the first number has not begun; or it will never run.
     Done,
-    /// The client has all of the answer, which is gone here.
+    /// The client has the whole response, which is freed here.
     Acknowledged,
 }
 
@@ -280,14 +280,14 @@ struct Slot {
     size: usize,
     got: u64,
     message: Buffer,
-    /// Which of the session's executions it was; 0 is none.
+    /// The session's execution number; 0 is none.
     execution: u64,
     reply: Buffer,
-    /// Fragments of the reply that are to be sent.
+    /// Fragments of the reply to send.
     send: u64,
 }
 
-/// What is remembered of a session that has ended.
+/// The record of an ended session.
 struct Tombstone {
     number: u32,
     secret: u64,
@@ -296,9 +296,9 @@ struct Tombstone {
     slots: Box<[LastBytes]>,
 }
 
-/// What a tombstone says of a slot's last number.
+/// The state of a slot's last number in a tombstone.
 pub(super) mod last {
-    /// It did not run, and will not.
+    /// It did not run, and never will.
     pub(crate) const NO: u32 = 0;
     /// It ran.
     pub(crate) const RAN: u32 = 1;
@@ -306,14 +306,14 @@ pub(super) mod last {
     pub(crate) const RUNNING: u32 = 2;
 }
 
-/// At most so many answers wait for those who have no session, unless the carrier is reliable.
+/// Maximum number of queued responses to peers without a session, unless the carrier is reliable.
 const OUTSIDE_MAX: usize = 64;
 
 impl<A: Address, H: Host> Server<A, H> {
-    /// A server without sessions.
+    /// Creates a server without sessions.
     ///
     /// # Panics
-    /// If the configuration contradicts itself.
+    /// If the configuration is inconsistent.
     pub fn new(config: Config) -> Server<A, H> {
         config.check();
         Server {
@@ -331,17 +331,17 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// What has gone through it.
+    /// Returns the traffic counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// How many sessions there are.
+    /// Number of sessions.
     pub fn sessions(&self) -> usize {
         self.sessions.iter().flatten().count()
     }
 
-    /// Bytes that are kept for sessions and for what comes next: what must have a bound.
+    /// Number of bytes kept for sessions and for reuse, which must be bounded.
     pub fn kept_bytes(&self) -> usize {
         let slots = self.sessions.iter().flatten().flat_map(|session| session.slots.iter());
         let slots: usize = slots.map(|slot| slot.message.capacity() + slot.reply.capacity()).sum();
@@ -349,10 +349,10 @@ impl<A: Address, H: Host> Server<A, H> {
         slots + self.pool.capacity() + outside + self.reply.capacity()
     }
 
-    /// Takes in a datagram, and runs what it makes whole.
+    /// Handles a received datagram, and runs the requests that it completes.
     ///
     /// # Errors
-    /// The datagram had no effect, for a reason that may be worth a line in a log. It is counted.
+    /// The datagram had no effect, for a reason that may be logged. It is counted.
     pub fn receive(&mut self, now: Duration, from: A, bytes: &[u8], host: &mut H) -> Result<(), PacketError> {
         self.counters.datagrams_in += 1;
         let result = self.take_in(now, from, bytes, host);
@@ -380,7 +380,7 @@ impl<A: Address, H: Host> Server<A, H> {
         let Some(index) = self.index_of(datagram.session) else {
             return self.gone(from, &datagram);
         };
-        let session = self.sessions[index].as_mut().expect("it was found there");
+        let session = self.sessions[index].as_mut().expect("the index was just found");
         if !packet::same(session.secret, datagram.secret) {
             return Err(PacketError::Secret);
         }
@@ -401,8 +401,8 @@ impl<A: Address, H: Host> Server<A, H> {
                 })?;
                 self.counters.entries_in += u64::from(count);
                 session.heard = now;
-                let mut session = self.sessions[index].take().expect("it was found there");
-                // One alone waits for its memory whoever asks for that.
+                let mut session = self.sessions[index].take().expect("the index was just found");
+                // A single chain would not profit from prefetching.
                 if begins.count_ones() > 1 {
                     for slot in ones(begins) {
                         let (from, to) = self.chains[slot];
@@ -438,13 +438,13 @@ impl<A: Address, H: Host> Server<A, H> {
         Ok(())
     }
 
-    /// Answers a request that was to be answered later. False if nobody waits for it any more.
+    /// Answers a request whose outcome was [`Outcome::Later`]. Returns false if the client no longer waits for it.
     ///
     /// # Panics
     /// If the answer is longer than [`BODY_BYTES_MAX`].
     pub fn answer(&mut self, request: RequestRef, answer: &[u8]) -> bool {
         let Some(index) = self.index_of(request.session) else { return false };
-        let session = self.sessions[index].as_mut().expect("it was found there");
+        let session = self.sessions[index].as_mut().expect("the index was just found");
         let slot = &mut session.slots[usize::from(request.slot)];
         if slot.number != request.number || slot.state != State::Executing {
             return false;
@@ -456,19 +456,19 @@ impl<A: Address, H: Host> Server<A, H> {
         true
     }
 
-    /// Where the clients are that have a session.
+    /// Iterates over the addresses of clients that have a session.
     pub fn addresses(&self) -> impl Iterator<Item = A> {
         self.sessions.iter().flatten().map(|session| session.address)
     }
 
-    /// The session of a request that is to be answered later, as long as it is open.
+    /// Returns the session of a request to be answered later, if it is open.
     pub fn session_mut(&mut self, request: RequestRef) -> Option<&mut H::Session> {
         let index = self.index_of(request.session)?;
         self.sessions[index].as_mut().map(|session| &mut session.host)
     }
 
-    /// Writes the next datagram to be sent into `out`, and says to whom. To be called until it has none, after all
-    /// that has arrived was taken in: so the answers to it leave together.
+    /// Writes the next datagram into `out`, and returns its destination. Call it until it returns `None`, after all
+    /// received datagrams were passed in, so that responses share datagrams.
     pub fn transmit(&mut self, out: &mut Vec<u8>) -> Option<A> {
         if let Some((address, bytes)) = self.outside.pop_front() {
             out.clear();
@@ -493,7 +493,7 @@ impl<A: Address, H: Host> Server<A, H> {
         None
     }
 
-    /// Ends sessions that were silent for too long. To be called a few times in that while.
+    /// Ends sessions that were silent for too long. Call it several times per silence period.
     pub fn expire(&mut self, now: Duration, host: &mut H) {
         for index in 0..self.sessions.len() {
             let Some(session) = &mut self.sessions[index] else { continue };
@@ -503,7 +503,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Ends what came from this address, whose carrier is gone. Nothing more is sent there.
+    /// Ends the sessions of this address, whose carrier is closed. Nothing more is sent there.
     pub fn hang_up(&mut self, address: A, host: &mut H) {
         self.outside.retain(|(to, _)| *to != address);
         for index in 0..self.sessions.len() {
@@ -513,7 +513,8 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Ends the sessions that `is_chosen` chooses: those of a token that was revoked, say. The others may be changed.
+    /// Ends the sessions for which `is_chosen` returns true, such as those of a revoked token. It may change the
+    /// others.
     pub fn end_where(&mut self, host: &mut H, mut is_chosen: impl FnMut(&mut H::Session) -> bool) {
         for index in 0..self.sessions.len() {
             if self.sessions[index].as_mut().is_some_and(|session| is_chosen(&mut session.host)) {
@@ -604,7 +605,7 @@ impl<A: Address, H: Host> Server<A, H> {
                 return Ok(());
             }
         };
-        // Before the new one is answered: no late chain of the old one runs after the client has heard.
+        // Done before the response is sent: no late chain of the old session runs after the client has received it.
         if let Some(index) = old.filter(|_| !mutants::OLD_SESSION_LIVES.is_on()) {
             self.end(index, End::Replaced, host);
         }
@@ -644,13 +645,13 @@ impl<A: Address, H: Host> Server<A, H> {
         Ok(())
     }
 
-    /// An index where no session is.
+    /// Returns the index of a free place.
     fn vacant(&mut self, host: &mut H) -> usize {
         if let Some(index) = self.sessions.iter().position(Option::is_none) {
             return index;
         }
         self.sessions.push(None);
-        // Not 0, so that a session of an earlier start is not taken for one of this.
+        // Random, so that a session of an earlier start is not mistaken for one of this start.
         self.generations.push(host.secret() as u16);
         self.sessions.len() - 1
     }
@@ -675,18 +676,18 @@ impl<A: Address, H: Host> Server<A, H> {
         bytes
     }
 
-    /// Refuses a session to one whose HELLO had this nonce.
+    /// Refuses a session to the client whose HELLO has this nonce.
     pub fn refuse(&mut self, to: A, nonce: u64, reason: &str) {
         self.counters.refused += 1;
         let mut bytes = Vec::new();
         packet::begin(&mut bytes, Kind::Refused, 0, nonce);
-        // Cut anywhere: the client reads it leniently.
+        // May cut a character: the client decodes it leniently.
         bytes.extend_from_slice(&reason.as_bytes()[..reason.len().min(REASON_BYTES_MAX)]);
         self.send_outside(to, bytes);
     }
 
     fn refuse_version(&mut self, to: A, bytes: &[u8]) {
-        // As long as a HELLO of ours, or else the answer could be longer than the question.
+        // Requires the size of a HELLO, so that the response is never longer than the datagram.
         if let Some(foreign) = Foreign::decode(bytes)
             && foreign.kind == Kind::Hello as u8
             && bytes.len() >= DATAGRAM_MIN
@@ -700,7 +701,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// Tells who has no session, or no longer, that it is so, and what had run if that is known.
+    /// Tells a peer without a session that it has none, and which requests have run if that is known.
     fn gone(&mut self, to: A, datagram: &Datagram<'_>) -> Result<(), PacketError> {
         let tombstone = self.tombstones.iter().find(|tombstone| tombstone.number == datagram.session);
         let slots: &[LastBytes] = match tombstone {
@@ -708,17 +709,18 @@ impl<A: Address, H: Host> Server<A, H> {
                 return Err(PacketError::Secret);
             }
             Some(tombstone) => &tombstone.slots,
-            // Who has shown no secret gets no more bytes than it sent.
+            // A peer that has proved no secret gets no more bytes than it sent.
             None => &[],
         };
-        // With the sender's own secret, by which it can know that this is no one's forgery.
+        // With the sender's own secret, which proves to it that this is no forgery.
         let bytes = gone_bytes(datagram.session, datagram.secret, slots);
         self.send_outside(to, bytes);
         Err(PacketError::Session(datagram.session))
     }
 
     fn send_outside(&mut self, to: A, mut bytes: Vec<u8>) {
-        // Where nothing is lost nobody asks again; there is one for each HELLO and each session, at most.
+        // A reliable carrier needs this response, since the client does not retransmit. There is at most one per HELLO
+        // and session.
         if self.config.is_reliable || self.outside.len() < OUTSIDE_MAX {
             self.seal(&mut bytes);
             self.outside.push_back((to, bytes));
@@ -738,7 +740,7 @@ impl<A: Address, H: Host> Server<A, H> {
     }
 
     fn mark_dirty(&mut self, index: usize) {
-        let session = self.sessions[index].as_mut().expect("only a session has something to send");
+        let session = self.sessions[index].as_mut().expect("a session with something to send");
         if !session.is_dirty && session.has_to_send() {
             session.is_dirty = true;
             self.dirty.push_back(index as u16);
@@ -746,7 +748,7 @@ impl<A: Address, H: Host> Server<A, H> {
     }
 
     fn end(&mut self, index: usize, end: End, host: &mut H) {
-        let mut session = self.sessions[index].take().expect("only a session can end");
+        let mut session = self.sessions[index].take().expect("a session to end");
         self.by_identity.remove(&session.identity);
         self.counters.ended += 1;
         self.dirty.retain(|&dirty| usize::from(dirty) != index);
@@ -755,7 +757,7 @@ impl<A: Address, H: Host> Server<A, H> {
             self.pool.free(&mut slot.reply);
         }
         let slots: Box<[LastBytes]> = session.slots.iter().map(Slot::last).collect();
-        // Who does not know of its end hears it at once, if this arrives; else when it next says something.
+        // A client that does not expect the end learns it now, or, if this datagram is lost, after its next one.
         if matches!(end, End::Silent | End::Replaced | End::Revoked) {
             let bytes = gone_bytes(session.number, session.secret, &slots);
             self.send_outside(session.address, bytes);
@@ -794,7 +796,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
         match (entry.kind, step) {
             (EntryKind::Chain | EntryKind::Call, 1) if is_greedy => {
-                // Its client hears that it did not run, instead of waiting.
+                // The client learns that it did not run, instead of waiting.
                 self.counters.refused += 1;
                 slot.begin(entry.number, &mut self.pool);
                 slot.void(&mut self.pool);
@@ -880,7 +882,7 @@ impl<A: Address, H: Host> Server<A, H> {
         }
     }
 
-    /// The slot's next number begins.
+    /// Begins the slot's next number.
     #[inline]
     fn begin(&mut self, session: &mut Session<A, H::Session>, index: usize) {
         let slot = &mut session.slots[index];
@@ -889,7 +891,7 @@ impl<A: Address, H: Host> Server<A, H> {
         session.send_have &= !(1 << index);
     }
 
-    /// A fragment of a request of several.
+    /// Handles a fragment of a request of several.
     fn fragment(&mut self, session: &mut Session<A, H::Session>, entry: &Entry<'_>, host: &mut H) {
         let slot = &mut session.slots[entry.slot];
         if slot.kind != entry.kind || slot.size != entry.size {
@@ -928,11 +930,11 @@ impl<A: Address, H: Host> Server<A, H> {
             EntryKind::Chain => Request::Chain(message),
             EntryKind::Call => {
                 let (service, body) = message.split_at(PREFIX);
-                let service = u32::from_le_bytes(service[..4].try_into().expect("four bytes are four"));
+                let service = u32::from_le_bytes(service[..4].try_into().expect("a service has 4 bytes"));
                 Request::Call(ServiceId(service), body)
             }
             EntryKind::Retire => Request::Retire(Retired(message)),
-            kind => panic!("an entry of {kind:?} is no request"),
+            kind => panic!("an entry of {kind:?} is not a request"),
         };
         let slot = &mut session.slots[index];
         let at = RequestRef { session: session.number, slot: index as u8, number: slot.number };
@@ -958,14 +960,14 @@ impl<A: Address, H: Host> Server<A, H> {
             Outcome::Later => {
                 self.pool.free(&mut slot.reply);
                 slot.state = State::Executing;
-                // The client need not send it again, however long it takes.
+                // The client need not retransmit it, however long it takes.
                 session.send_have |= 1 << index;
             }
         }
     }
 }
 
-/// A GONE, whose check is still to be written.
+/// Returns a GONE without its checksum.
 fn gone_bytes(session: u32, secret: u64, slots: &[LastBytes]) -> Vec<u8> {
     let mut bytes = Vec::new();
     packet::begin(&mut bytes, Kind::Gone, session, secret);
@@ -977,7 +979,7 @@ fn gone_bytes(session: u32, secret: u64, slots: &[LastBytes]) -> Vec<u8> {
 }
 
 impl<A: Address, S> Session<A, S> {
-    /// Whether a chain runs when this entry's turn comes, for all that is known before the datagram's first.
+    /// Whether this entry will start a chain, as known before the datagram's first entry runs.
     #[inline]
     fn begins_chain(&self, entry: &Entry<'_>) -> bool {
         entry.kind == EntryKind::Chain
@@ -985,13 +987,13 @@ impl<A: Address, S> Session<A, S> {
             && self.slots.get(entry.slot).is_some_and(|slot| slot.begins_next(entry.number))
     }
 
-    /// Whether a slot besides this one keeps a reply that its own buffer does not hold.
+    /// Whether another slot than this one keeps a reply in a lent buffer.
     fn keeps_long_reply(&self, besides: usize) -> bool {
         let mut slots = self.slots.iter().enumerate();
         slots.any(|(index, slot)| index != besides && slot.reply.lent.is_some())
     }
 
-    /// Its reply is written, and is kept until the slot's next request.
+    /// Marks the reply as complete. It is kept until the slot's next request.
     #[inline(always)]
     fn done(&mut self, index: usize) {
         let slot = &mut self.slots[index];
@@ -1005,13 +1007,13 @@ impl<A: Address, S> Session<A, S> {
         self.send_first(index);
     }
 
-    /// Sends what of a reply is sent unasked.
+    /// Sends the fragments of a reply that need no HAVE.
     #[inline(always)]
     fn send_first(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         if slot.state == State::Done {
             let size = PREFIX + slot.reply.len();
-            // Most have one fragment.
+            // Most replies have one fragment.
             slot.send |=
                 if size <= self.chunk { 1 } else { first(all(fragments(size, self.chunk)), self.eager) };
             self.send_reply |= 1 << index;
@@ -1030,7 +1032,7 @@ impl<A: Address, S> Session<A, S> {
             packet::begin(out, Kind::Pong, self.number, self.secret);
             return true;
         }
-        // Any datagram says that someone is there.
+        // Any datagram proves that the server is alive.
         self.pong = false;
         packet::begin(out, Kind::Data, self.number, self.secret);
         for index in ones(self.send_have) {
@@ -1068,17 +1070,16 @@ impl<A: Address, S> Session<A, S> {
                 self.send_reply &= !(1 << index);
             }
         }
-        assert!(out.len() > HEADER, "a fragment fits a datagram");
+        assert!(out.len() > HEADER, "a fragment fits in a datagram");
         true
     }
 
-    /// How many bytes of replies go into a datagram of which `taken` are in use, so that all that are needed carry
-    /// about as much. Full ones and a small last one would leave the client little to do while the engine works on
-    /// what the full one made it ask, and so on in turns.
+    /// Number of reply bytes for a datagram of which `taken` bytes are in use, so that all datagrams carry about the
+    /// same amount. With full ones and a small last one, client and engine would take turns waiting for each other.
     #[inline]
     fn even_share(&self, taken: usize) -> usize {
         if self.send_reply == 0 {
-            return 0; // What else was to be said may have filled it.
+            return 0; // Other entries may have filled the datagram.
         }
         let room = (self.datagram - taken).max(1);
         let bytes: usize =
@@ -1107,13 +1108,13 @@ impl Slot {
         newer(number, self.number) == 1 && matches!(self.state, State::Done | State::Acknowledged)
     }
 
-    /// What the fragments of its reply that are to be sent take in datagrams, at most.
+    /// Upper bound of the size in datagrams of the reply fragments to send.
     #[inline]
     fn unsent_bytes(&self, chunk: usize) -> usize {
         self.send.count_ones() as usize * footprint(chunk.min(PREFIX + self.reply.len()))
     }
 
-    /// Forgets the reply to the number before.
+    /// Begins a number, and drops the reply to the previous one.
     #[inline]
     fn begin(&mut self, number: u32, pool: &mut Pool) {
         self.number = number;
@@ -1122,7 +1123,7 @@ impl Slot {
         pool.free(&mut self.reply);
     }
 
-    /// Lets the number never run.
+    /// Marks the number as one that will never run.
     fn void(&mut self, pool: &mut Pool) {
         pool.free(&mut self.message);
         self.state = State::Done;
