@@ -70,19 +70,19 @@ impl Default for Config {
 /// The server's grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Which start of the node this is.
+    /// Identifies this start of the node.
     pub node: u64,
-    /// What the node has.
+    /// Features of the node.
     pub features: u64,
-    /// How many requests there may be at once.
+    /// Maximum number of concurrent requests.
     pub window: usize,
-    /// The most bytes of a datagram.
+    /// Maximum size of a datagram in bytes.
     pub datagram: usize,
-    /// The most bytes of requests in flight.
+    /// Maximum number of request bytes in flight.
     pub credit: usize,
-    /// The most bytes of half-sent requests of several fragments.
+    /// Maximum number of bytes of half-sent requests of several fragments.
     pub assembly: usize,
-    /// How many fragments of a reply come unasked.
+    /// Number of fragments of a reply that the server sends without a HAVE.
     pub eager: usize,
 }
 

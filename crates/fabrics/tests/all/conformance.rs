@@ -1,4 +1,5 @@
-//! What every fabric must do, whoever runs the chains and whatever drives the tasks. A new fabric is one line here.
+//! Conformance tests: what every fabric must do, whichever side runs the chains and under any executor. A new fabric is
+//! one line here.
 
 #[macro_use]
 mod suite;

@@ -1,5 +1,5 @@
-//! A client's endpoint whose node says nothing for longer than its askers have patience: each hears of its own request
-//! and of no other, whoever has its slot by then.
+//! An endpoint whose node is silent for longer than the callers' time limit: each caller gets the outcome of its own
+//! request and of no other, whichever request has its slot by then.
 
 use farside_fabrics::executor::Core;
 use farside_fabrics::session::answer;
@@ -20,11 +20,11 @@ const PATIENCE: Duration = Duration::from_millis(40);
 const SILENCE: Duration = Duration::from_millis(100);
 const TASKS: u8 = 16;
 const CALLS: u8 = 8;
-/// Fewer requests than there are tasks are sent at once, so that some fail unsent and their slots are free again.
+/// Not all tasks can send at once, so that some requests fail unsent and their slots become free.
 const REQUEST: usize = 8000;
 const CREDIT: usize = 5 * REQUEST;
 
-/// Answers every call by its first two bytes, and remembers them.
+/// Responds to every call with its first two bytes, and records them.
 #[derive(Default)]
 struct Echo {
     ran: HashSet<[u8; 2]>,
@@ -42,8 +42,8 @@ impl Host for Echo {
     }
 
     fn run(&mut self, _: &mut (), _at: RequestRef, request: Request<'_>, reply: &mut Vec<u8>) -> Outcome {
-        let Request::Call(_, &[task, call, ..]) = request else { panic!("only calls are asked for") };
-        assert!(self.ran.insert([task, call]), "it runs once");
+        let Request::Call(_, &[task, call, ..]) = request else { panic!("only calls are made") };
+        assert!(self.ran.insert([task, call]), "each call runs once");
         answer::put_body(reply, &[task, call]);
         Outcome::Done
     }
@@ -51,7 +51,7 @@ impl Host for Echo {
     fn close(&mut self, _: (), _end: End) {}
 }
 
-/// The way to a node of this thread, which takes nothing in until a moment.
+/// A line to a node in this thread, which handles nothing until `silent_until`.
 struct Way {
     node: RefCell<(Server<u8, Echo>, Echo)>,
     asked: RefCell<VecDeque<Vec<u8>>>,
@@ -84,7 +84,7 @@ impl Line for &Way {
         if timer::now() >= self.silent_until.get() {
             let (server, echo) = &mut *self.node.borrow_mut();
             for datagram in self.asked.borrow_mut().drain(..) {
-                server.receive(timer::now(), 0, &datagram, echo).expect("a good client");
+                server.receive(timer::now(), 0, &datagram, echo).expect("a valid client");
             }
             let mut out = Vec::new();
             while server.transmit(&mut out).is_some() {
@@ -106,7 +106,7 @@ impl Line for &Way {
 }
 
 #[test]
-fn whoever_gave_up_hears_of_its_own_request_whatever_its_slot_has_since() {
+fn a_timed_out_caller_gets_only_its_own_outcome() {
     let config = Config {
         node: 1,
         datagram: 24 * 1024,
@@ -137,12 +137,12 @@ fn whoever_gave_up_hears_of_its_own_request_whatever_its_slot_has_since() {
                 let mut told = Vec::new();
                 match endpoint.call(NodeId(0), ServiceId::NODE, &request, &mut told).await {
                     Ok(()) => {
-                        assert_eq!(told, [task, call], "another's answer");
+                        assert_eq!(told, [task, call], "the response of another call");
                         answered.set(answered.get() + 1);
                     }
                     Err(error) if error.ran() == Ran::No => drop(not_asked.borrow_mut().insert([task, call])),
                     Err(FabricError::Deadline { .. }) => {}
-                    Err(error) => panic!("the session lives on: {error}"),
+                    Err(error) => panic!("the session continues: {error}"),
                 }
             }
         });
@@ -152,10 +152,10 @@ fn whoever_gave_up_hears_of_its_own_request_whatever_its_slot_has_since() {
     drop(endpoint);
     let node = way.node.borrow();
     let ran = &node.1.ran;
-    assert!(answered.get() > 0 && !not_asked.borrow().is_empty(), "both came about");
+    assert!(answered.get() > 0 && !not_asked.borrow().is_empty(), "both cases occurred");
     assert!(
         not_asked.borrow().is_disjoint(ran),
-        "what is said not to have run has not: {:?}",
+        "requests reported as not run have not run: {:?}",
         not_asked.borrow()
     );
 }

@@ -1,7 +1,8 @@
-//! Faults on real carriers, at a client's end and at an engine's: sockets on both sides, and a server between them that
-//! writes down what runs.
+//! Faults on real carriers, at a client's end and at an engine's end: sockets on both sides, and a server that records
+//! the requests it runs.
 //!
-//! Invariant: each fault that is asked for has struck. Invariant: what was answered has run once.
+//! Invariant: each configured fault has struck.
+//! Invariant: each answered request has run once.
 
 use farside_fabrics::executor::{Core, block_on};
 use farside_fabrics::layer::fault::{FaultLine, FaultPort, Faults, Strikes, Struck};
@@ -29,7 +30,7 @@ const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCA
 const TASKS: u64 = 16;
 const CALLS: u64 = 500;
 
-/// Writes down how often each request ran.
+/// Records how often each request ran.
 #[derive(Default)]
 struct Book {
     ran: BTreeMap<u64, u64>,
@@ -62,10 +63,10 @@ impl Host for Book {
     }
 }
 
-/// The longest that it serves, so that a test which fails ends.
+/// Time limit, so that a failing test ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Serves until it is told to stop; sleeps by the port, as engines do.
+/// Serves until `stop` is set; sleeps on the port, as engines do.
 fn serve<P: Port>(mut port: P, stop: &AtomicBool) -> Book {
     let config = Config { datagram: port.datagram_max(), is_reliable: P::IS_RELIABLE, ..Config::default() };
     let (mut server, mut book, mut out) =
@@ -73,15 +74,15 @@ fn serve<P: Port>(mut port: P, stop: &AtomicBool) -> Book {
     let until = timer::now() + PATIENCE;
     while !stop.load(Ordering::Relaxed) {
         let now = timer::now();
-        assert!(now < until, "the clients have ended by now");
+        assert!(now < until, "the clients are done by now");
         let received = port.receive(|from, arrival| match arrival {
             Arrival::Datagram(bytes) => {
                 let _refused_is_counted = server.receive(now, from, bytes, &mut book);
             }
             Arrival::HungUp => server.hang_up(from, &mut book),
-            Arrival::Outsider(..) => panic!("a greeting was turned away"),
+            Arrival::Outsider(..) => panic!("the carrier rejected a greeting"),
         });
-        if received.expect("it carries") {
+        if received.expect("a working carrier") {
             while let Some(to) = server.transmit(&mut out) {
                 port.send(to, &out);
             }
@@ -97,8 +98,8 @@ fn serve<P: Port>(mut port: P, stop: &AtomicBool) -> Book {
     book
 }
 
-/// What became of the calls of many tasks: what ran, answered and failed, and what struck at the client's end and at
-/// the engine's.
+/// Outcome of the calls of many tasks: the requests that ran, were answered and failed, and the faults at the client's
+/// end and at the engine's.
 struct Story {
     book: Book,
     answered: Vec<u64>,
@@ -113,14 +114,14 @@ fn story<L: Line, P: Port<Address: Send>>(
     at_engine: &Faults,
 ) -> Story {
     let struck: [Arc<Struck>; 2] = Default::default();
-    let port = FaultPort::new(port, at_engine, &struck[1]).expect("such faults can be");
+    let port = FaultPort::new(port, at_engine, &struck[1]).expect("valid faults");
     let stop = AtomicBool::new(false);
     let (answered, failed, book) = std::thread::scope(|scope| {
         let serving = scope.spawn(|| serve(port, &stop));
         let (answered, failed) =
-            ask(FaultLine::new(line(), at_client, &struck[0]).expect("such faults can be"));
+            ask(FaultLine::new(line(), at_client, &struck[0]).expect("valid faults"));
         stop.store(true, Ordering::Relaxed);
-        (answered, failed, serving.join().expect("it serves"))
+        (answered, failed, serving.join().expect("the server does not panic"))
     });
     let strikes = struck.map(|struck| struck.so_far());
     println!(
@@ -131,7 +132,7 @@ fn story<L: Line, P: Port<Address: Send>>(
         strikes[1]
     );
     for number in &answered {
-        assert_eq!(book.ran.get(number), Some(&1), "{number} was answered");
+        assert_eq!(book.ran.get(number), Some(&1), "request {number} was answered");
     }
     for (number, ran) in &failed {
         let times = book.ran.get(number).copied().unwrap_or(0);
@@ -140,14 +141,14 @@ fn story<L: Line, P: Port<Address: Send>>(
             Ran::No => times == 0,
             Ran::Unknown => times <= 1,
         };
-        assert!(as_said, "{number} ran {times} times, and was said to have run: {ran:?}");
+        assert!(as_said, "request {number} ran {times} times, but was reported as {ran:?}");
     }
     Story { book, answered, failed, strikes }
 }
 
 fn ask<L: Line>(line: L) -> (Vec<u64>, Vec<(u64, Ran)>) {
     let config = client::Config { identity: 1, incarnation: 1, nonce: 7, ..client::Config::default() };
-    let endpoint = Endpoint::open(line, NODE, config).expect("somebody serves");
+    let endpoint = Endpoint::open(line, NODE, config).expect("a session");
     let (answered, failed) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
     let is_over = Cell::new(false);
     let mut core = Core::new(&endpoint);
@@ -160,13 +161,13 @@ fn ask<L: Line>(line: L) -> (Vec<u64>, Vec<(u64, Ran)>) {
                     break;
                 }
                 let number = task * CALLS + call;
-                // Some take several datagrams, there and back.
+                // Some requests take several datagrams in each direction.
                 let size = if call % 50 == 0 { 40_000 } else { 8 };
                 let mut request = number.to_le_bytes().to_vec();
                 request.resize(size, task as u8);
                 match endpoint.call(NODE, ServiceId(1), &request, &mut told).await {
                     Ok(()) => {
-                        assert!(told == request, "the answer is the request");
+                        assert!(told == request, "the response repeats the request");
                         answered.borrow_mut().push(number);
                     }
                     Err(error) => {
@@ -187,7 +188,7 @@ fn faults(seed: u64) -> Faults {
 }
 
 #[test]
-fn over_udp_all_is_answered_whatever_befalls_datagrams_at_either_end() {
+fn over_udp_every_call_is_answered_despite_faults_at_either_end() {
     let lossy = |seed| Faults { loss: 0.02, duplicate: 0.02, reorder: 0.02, delay: 0.01, ..faults(seed) };
     for shared in [None, Some(shared())] {
         let (port, at) = port_at(LOOPBACK, shared.clone());
@@ -200,72 +201,72 @@ fn over_udp_all_is_answered_whatever_befalls_datagrams_at_either_end() {
     }
 }
 
-/// What both ends know where datagrams are sealed.
+/// The secret of both ends if datagrams are sealed.
 fn shared() -> Shared {
     Shared::new([7; 32])
 }
 
 fn port_at(address: SocketAddr, shared: Option<Shared>) -> (UdpPort, SocketAddr) {
-    let mut port = UdpPort::bind(address, 1).expect("a socket").pop().expect("one");
+    let mut port = UdpPort::bind(address, 1).expect("a socket").pop().expect("one port");
     if let Some(shared) = shared {
         port =
             port.sealed_by(Box::new(move |name| Some(shared.clone()).filter(|shared| shared.name() == name)));
     }
-    let at = port.address().expect("it has one");
+    let at = port.address().expect("a bound address");
     (port, at)
 }
 
 #[test]
-fn a_node_that_began_anew_says_so_to_those_whose_seal_it_does_not_know() {
+fn a_restarted_node_reports_it_to_clients_with_old_seals() {
     let (port, at) = port_at(LOOPBACK, Some(shared()));
     let stops = [const { AtomicBool::new(false) }; 2];
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| serve(port, &stops[0]));
         let line = UdpLine::connect(at, Some(shared())).expect("a socket");
         let config = client::Config { identity: 1, incarnation: 1, nonce: 7, ..client::Config::default() };
-        let endpoint = Endpoint::open(line, NODE, config).expect("somebody serves");
+        let endpoint = Endpoint::open(line, NODE, config).expect("a session");
         let mut told = Vec::new();
         let mut call = || block_on(&endpoint, endpoint.call(NODE, ServiceId(1), &[1; 8], &mut told));
-        call().expect("it is served");
+        call().expect("the first node responds");
         stops[0].store(true, Ordering::Relaxed);
-        serving.join().expect("it served");
-        // Nothing is sent between the two, so that nobody is told that there is no such port.
+        serving.join().expect("the server does not panic");
+        // Nothing is sent while no node listens, so the client gets no report of an unreachable port.
         let (port, _) = port_at(at, Some(shared()));
         scope.spawn(|| serve(port, &stops[1]));
         let mut errors = Vec::new();
         while !errors.last().is_some_and(|error| matches!(error, FabricError::Lost { .. })) {
-            errors.push(call().expect_err("it knows nothing of it"));
+            errors.push(call().expect_err("the new node does not know the session"));
         }
         stops[1].store(true, Ordering::Relaxed);
-        let last = errors.last().expect("one at least").to_string();
-        assert!(last.contains("has begun anew"), "it did not wait for silence: {errors:?}");
+        let last = errors.last().expect("at least one error").to_string();
+        assert!(last.contains("has restarted"), "the client did not wait for the silence period: {errors:?}");
     });
 }
 
 #[test]
-fn over_tcp_all_is_answered_however_late() {
+fn over_tcp_every_call_is_answered_despite_delays() {
     let late = |seed| Faults { delay: 0.02, ..faults(seed) };
-    let port = TcpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one");
-    let at = port.address().expect("it has one");
+    let port = TcpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one port");
+    let at = port.address().expect("a bound address");
     let told = story(port, || TcpLine::connect(at).expect("a connection"), &late(1), &late(2));
     assert_eq!((told.answered.len() as u64, told.failed.len()), (TASKS * CALLS, 0));
     assert!(told.strikes.iter().all(|strikes| strikes.delayed > 0));
 }
 
 #[test]
-fn who_is_reset_is_told_what_may_be_assumed() {
+fn a_client_learns_what_it_may_assume_after_a_reset() {
     let breaks = |seed| Faults { reset: 0.005, ..faults(seed) };
     for (at_client, at_engine) in [(breaks(3), faults(4)), (faults(3), breaks(4))] {
-        let port = UdpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one");
-        let at = port.address().expect("it has one");
+        let port = UdpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one port");
+        let at = port.address().expect("a bound address");
         let udp = story(port, || UdpLine::connect(at, None).expect("a socket"), &at_client, &at_engine);
-        let port = TcpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one");
-        let at = port.address().expect("it has one");
+        let port = TcpPort::bind(LOOPBACK, 1).expect("a socket").pop().expect("one port");
+        let at = port.address().expect("a bound address");
         let tcp = story(port, || TcpLine::connect(at).expect("a connection"), &at_client, &at_engine);
         for told in [udp, tcp] {
             assert!(!told.failed.is_empty() && !told.answered.is_empty());
             assert!(told.strikes.iter().any(|strikes| strikes.resets > 0));
-            assert!(at_engine.reset == 0.0 || told.book.broken > 0, "the engine hears of it");
+            assert!(at_engine.reset == 0.0 || told.book.broken > 0, "the engine notices the reset");
         }
     }
 }

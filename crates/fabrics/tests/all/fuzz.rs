@@ -1,9 +1,10 @@
-//! Fuzz targets of what arrives from elsewhere: datagrams of sessions at both ends, what seals them, and frames of the
-//! unix socket.
+//! Fuzz targets for received bytes: datagrams of sessions at both ends, sealed datagrams, and frames of the Unix
+//! socket.
 //!
-//! Sessions are fuzzed with their state: a real client and a real server talk, and what they say is changed, doubled,
-//! lost or replayed on its way, with its check repaired or not. Held: nothing panics or goes on for ever, what is kept
-//! has a bound, and a good client opens a session with the server whatever it went through.
+//! Sessions are fuzzed with their state: a real client talks to a real server. Their datagrams are changed, duplicated,
+//! lost or replayed in transit, with a correct checksum or not.
+//!
+//! Checked: no panic, no endless loop, bounded memory, and a valid client can open a session afterwards.
 
 #[path = "../../../remote/tests/support/fuzz.rs"]
 mod driver;
@@ -20,7 +21,7 @@ use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Runs whatever comes.
+/// Runs any request.
 #[derive(Default)]
 struct Runner {
     secrets: u64,
@@ -61,9 +62,9 @@ impl Host for Runner {
 
 #[derive(Clone, Debug, bolero::TypeGenerator)]
 enum Step {
-    /// A chain, of so many bytes.
+    /// A chain of this size in bytes.
     Chain(u16),
-    /// A call, of so many bytes; answered at once or later.
+    /// A call of this size in bytes; answered at once or later.
     Call(u16, bool),
     Retire(u8),
     Release,
@@ -73,17 +74,18 @@ enum Step {
     Expire,
     AnswerLater(u16),
     HangUp(u8),
-    /// The next datagram of the client goes to the server, from here, changed so, with a check that is right or not.
+    /// Delivers the client's next datagram to the server: from this address, with these changes, with a correct
+    /// checksum or not.
     ToServer(u8, Vec<Change>, bool),
     ToClient(Vec<Change>, bool),
-    /// All that they have to say, as it is.
+    /// Exchanges all pending datagrams unchanged.
     Talk,
-    /// One of those that were said before, to either.
+    /// Replays an earlier datagram, to either end.
     AgainToServer(u8, u8, Vec<Change>, bool),
     AgainToClient(u8, Vec<Change>, bool),
-    /// Any bytes.
+    /// Arbitrary bytes.
     Bytes(Vec<u8>, bool),
-    /// Another client, which has said hello so often.
+    /// Another client's hello: its identity and its incarnation.
     Another(u8, u8),
 }
 
@@ -178,7 +180,7 @@ impl Talk {
 
     fn talk(&mut self) {
         for round in 0..10_000 {
-            assert!(round < 9999, "they never stop");
+            assert!(round < 9999, "the exchange never ends");
             let mut is_quiet = true;
             while let Some(bytes) = self.client_says() {
                 is_quiet = false;
@@ -277,7 +279,7 @@ impl Talk {
             }
         }
         self.hear();
-        // So many sessions, each with a reply and a request a slot at the most.
+        // At most one reply and one request per slot of each session.
         let bound = SESSIONS * 64 * 2 * 66_000 + (64 << 17) * 2;
         assert!(self.server.kept_bytes() <= bound, "{}", self.server.kept_bytes());
         assert!(self.client.kept_bytes() <= bound && self.client.outstanding() <= 1 << 30);
@@ -295,7 +297,7 @@ fn talk(name: &'static str, is_reliable: bool) {
             talk.talk();
         }
         steps.iter().for_each(|step| talk.step(step));
-        // Whatever was, who comes next is served, once those who are silent are forgotten.
+        // After any history, a new client is served once silent sessions have expired.
         talk.now += Duration::from_secs(60);
         talk.server.expire(talk.now, &mut talk.host);
         assert_eq!(talk.server.sessions(), 0);
@@ -303,7 +305,7 @@ fn talk(name: &'static str, is_reliable: bool) {
         talk.client =
             Client::new(talk.now, client::Config { nonce: 5, ..Talk::client(1 << 90, 1, is_reliable) });
         talk.client_says().into_iter().for_each(|hello| talk.send_server(HERE, hello, &[], false));
-        assert_eq!(talk.server.sessions(), 1, "a good client is let in");
+        assert_eq!(talk.server.sessions(), 1, "a valid client gets a session");
     });
 }
 
@@ -317,26 +319,27 @@ fn fuzz_sessions_by_a_reliable_carrier() {
     talk("sessions by a reliable carrier", true);
 }
 
-/// What somebody on the way does to sealed datagrams.
+/// What an attacker on the path does to sealed datagrams.
 #[derive(Clone, Debug, bolero::TypeGenerator)]
 enum Deed {
-    /// The client, or the node, says so many bytes; it arrives, or only later.
+    /// The client or the node sends this number of bytes; they arrive now or can be replayed later.
     Says(bool, u16, bool),
-    /// One of those that were said before arrives, as it was or changed, from here or from elsewhere.
+    /// An earlier datagram arrives, changed or not, from the same or another address.
     Again(bool, u16, Vec<Change>, bool),
-    /// What was said to the one is said to the other.
+    /// An earlier datagram is returned to its sender.
     Back(bool, u16, Vec<Change>),
-    /// Any bytes.
+    /// Arbitrary bytes.
     Bytes(bool, Vec<u8>),
-    /// The client asks again what went unanswered.
+    /// The client repeats an unanswered PING in a greeting.
     Asks,
-    /// Time passes, with a session there or none.
+    /// Time passes, with the connection in use or not.
     Wait(u16, bool),
-    /// The node begins anew.
+    /// The node restarts.
     Anew,
 }
 
-/// A client and a node, and all that they have said: what arrives whole is of that, and arrives once.
+/// A client and a node, and all datagrams they have sealed. An accepted datagram must be one of these, and be accepted
+/// once.
 struct Sealed {
     client: seal::client::Client,
     node: seal::node::Node,
@@ -383,7 +386,7 @@ impl Sealed {
         }
     }
 
-    /// A session's datagram that is unlike all others, and has room for that in a greeting.
+    /// A unique session datagram that fits in a greeting.
     fn datagram(&mut self, len: u16) -> Vec<u8> {
         self.number += 1;
         let mut bytes = vec![0; 24];
@@ -420,7 +423,7 @@ impl Sealed {
                     Some(datagram)
                 }
                 Arrived::Outsider(..) => {
-                    assert!(len >= 1200, "no answer is longer than what it answers");
+                    assert!(len >= 1200, "no response is longer than the greeting");
                     None
                 }
                 Arrived::Nothing => None,
@@ -428,15 +431,15 @@ impl Sealed {
         } else {
             self.client.open(&mut bytes).map(<[u8]>::to_vec)
         };
-        // To a client a refusal, of whatever version, comes in the clear: the session knows its nonce.
+        // A refusal of any version reaches the client unsealed; the session checks its nonce.
         let is_refusal = |datagram: &[u8]| !at_node && datagram.starts_with(b"Fs") && datagram[3] == 3;
         if let Some(datagram) = came.filter(|datagram| !is_refusal(datagram)) {
             let from = usize::from(!at_node);
-            assert!(self.said[from].contains(&datagram), "nobody has said that: {datagram:?}");
-            assert!(!self.heard[from].contains(&datagram), "it came twice: {datagram:?}");
+            assert!(self.said[from].contains(&datagram), "a forged datagram was accepted: {datagram:?}");
+            assert!(!self.heard[from].contains(&datagram), "a datagram was accepted twice: {datagram:?}");
             self.heard[from].push(datagram);
         }
-        assert!(self.node.connections() <= 64, "each is of a greeting that was said");
+        assert!(self.node.connections() <= 64, "each connection stems from a greeting of the client");
     }
 
     fn does(&mut self, deed: &Deed) {
@@ -484,7 +487,7 @@ impl Sealed {
         }
     }
 
-    /// Whoever has forgotten that a greeting came hears it again, and answers nobody who could read it.
+    /// A node that has forgotten a greeting accepts it again. Its response can only be read by the original client.
     fn forget_greetings(&mut self) {
         self.sealed[0].retain(|bytes| bytes[3] != 1);
     }
@@ -503,13 +506,13 @@ fn fuzz_sealed_datagrams() {
         executions.one_more();
         let mut sealed = Sealed::new();
         deeds.iter().take(60).for_each(|deed| sealed.does(deed));
-        // Whatever was, who comes next is served.
+        // After any history, a new client is served.
         sealed.client = seal::client::Client::new(seal::Shared::new([7; 32]), draws(99));
         for from_node in [false, true, false, true] {
-            let bytes = sealed.says(from_node, 40).expect("there is a connection");
+            let bytes = sealed.says(from_node, 40).expect("a connection exists");
             let heard = sealed.heard[usize::from(from_node)].len();
             sealed.arrives(!from_node, bytes, 0);
-            assert_eq!(sealed.heard[usize::from(from_node)].len(), heard + 1, "a good client is heard");
+            assert_eq!(sealed.heard[usize::from(from_node)].len(), heard + 1, "a valid client's datagram is accepted");
         }
     });
 }

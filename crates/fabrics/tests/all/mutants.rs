@@ -1,14 +1,14 @@
-//! The broken variants of this crate, each of which one of the checks must find.
+//! Mutants of this crate, each of which one of the checks must kill.
 
 use crate::wide::hammer;
 use farside_fabrics::mutants::WIDE_WITHOUT_LOCKS;
 use farside_remote::mutant::Mutant;
 
 #[test]
-fn wide_words_without_locks_are_seen_torn_or_lost() {
+fn wide_words_without_locks_tear_or_lose_updates() {
     let sound = hammer::hammer(4, 10_000, || Mutant::switch(None));
     assert!(sound.is_sound(), "{sound:?} without any mutant");
-    // Threads meet by chance: more turns each time, until they have.
+    // Threads collide by chance, so each try takes more turns.
     let tries: Vec<_> = (0..6)
         .map(|try_| hammer::hammer(4, 10_000 << try_, || Mutant::switch(Some(WIDE_WITHOUT_LOCKS))))
         .take_while(hammer::Outcome::is_sound)

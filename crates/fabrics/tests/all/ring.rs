@@ -1,4 +1,4 @@
-//! Rings between real sides: threads, processes that are killed, and peers that play foul.
+//! Rings between real sides: threads, killed processes, and malicious peers.
 
 mod peer;
 #[path = "../../../farside/tests/support/raw_ring.rs"]
@@ -19,21 +19,21 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// However slow the machine is, nothing takes longer.
+/// Time limit of every wait, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What an echoing engine has seen.
+/// What an echoing engine has recorded.
 #[derive(Debug, Default)]
 struct Seen {
     frames: BTreeMap<u32, u64>,
     slept: u64,
 }
 
-/// An engine that sends back what it is sent, each client's number before it.
+/// An engine that returns each frame to its sender.
 struct Echo {
     folder: TempDir,
     stop: Arc<AtomicBool>,
-    /// Clients of whose end it has heard.
+    /// Number of clients whose hang-up it has noticed.
     ended: Arc<AtomicUsize>,
     thread: Option<JoinHandle<Seen>>,
 }
@@ -58,7 +58,7 @@ impl Echo {
         RingLine::connect(&self.path()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Waits until it has heard of the ends of so many clients, and not of more.
+    /// Waits until the engine has noticed the hang-up of `count` clients, and no more.
     fn hears_of_ends(&self, count: usize) {
         let since = Instant::now();
         while self.ended.load(Ordering::SeqCst) < count && since.elapsed() < PATIENCE {
@@ -69,7 +69,7 @@ impl Echo {
 
     fn stop(mut self) -> Seen {
         self.stop.store(true, Ordering::SeqCst);
-        self.thread.take().expect("it runs").join().expect("nothing a client does ends it")
+        self.thread.take().expect("a running engine").join().expect("no client can make the engine panic")
     }
 }
 
@@ -89,9 +89,9 @@ fn echo(mut port: RingPort, stop: &AtomicBool, ended: &AtomicUsize) -> Seen {
                 answers.push((from, bytes.to_vec()));
             }
             Arrival::HungUp => drop(ended.fetch_add(1, Ordering::SeqCst)),
-            Arrival::Outsider(..) => panic!("a greeting was turned away"),
+            Arrival::Outsider(..) => panic!("the carrier rejected a greeting"),
         });
-        let received = received.expect("a port goes on");
+        let received = received.expect("a working port");
         for (to, bytes) in answers.drain(..) {
             port.send(to, &bytes);
         }
@@ -99,41 +99,41 @@ fn echo(mut port: RingPort, stop: &AtomicBool, ended: &AtomicUsize) -> Seen {
         idle = if received { 0 } else { idle + 1 };
         if idle > 50 && port.may_sleep() {
             seen.slept += 1;
-            wait(port.fd(), Duration::from_millis(200)); // Or until it is to stop.
+            wait(port.fd(), Duration::from_millis(200)); // Wakes also to check `stop`.
         }
     }
     seen
 }
 
-/// True if it can be read from.
+/// Waits until `fd` is readable. Returns false after `patience`.
 fn wait(fd: BorrowedFd<'_>, patience: Duration) -> bool {
     let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&patience)).is_ok_and(|ready| ready > 0)
 }
 
-/// Takes in at least one frame; sleeps until then.
+/// Receives at least one frame; sleeps until then.
 fn receive(line: &RingLine, mut take: impl FnMut(&[u8])) -> Result<(), Broken> {
     while !line.receive(&mut take)? {
         if line.may_sleep() {
-            assert!(wait(line.fd(), PATIENCE), "nobody rang");
+            assert!(wait(line.fd(), PATIENCE), "the bell did not ring");
         }
     }
     Ok(())
 }
 
 fn ask(line: &RingLine, frame: &[u8]) {
-    line.send(frame).and_then(|()| line.flush()).expect("it is carried");
+    line.send(frame).and_then(|()| line.flush()).expect("a working line");
     let mut answered = 0;
     while answered == 0 {
         let take = |bytes: &[u8]| {
             assert_eq!(bytes, frame);
             answered += 1;
         };
-        receive(line, take).expect("an answer");
+        receive(line, take).expect("a response");
     }
 }
 
-/// The frame of that number.
+/// The frame with this number.
 fn frame(number: u64, out: &mut Vec<u8>) {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let len = if number.is_multiple_of(1000) { mixed >> 51 } else { mixed >> 57 };
@@ -143,26 +143,26 @@ fn frame(number: u64, out: &mut Vec<u8>) {
 }
 
 #[test]
-fn a_million_frames_arrive_in_order_with_what_was_in_them() {
+fn a_million_frames_arrive_intact_and_in_order() {
     const FRAMES: u64 = 1_000_000;
     let engine = Echo::start();
     let line = engine.connect();
     let (mut sent, mut heard) = (0, 0);
     let (mut next, mut expected) = (Vec::new(), Vec::new());
     while heard < FRAMES {
-        // Up to so many on their way, which is more than the rings hold.
+        // More frames in flight than the rings hold.
         while sent < FRAMES && sent - heard < 10_000 {
             frame(sent, &mut next);
-            line.send(&next).expect("it is carried");
+            line.send(&next).expect("a working line");
             sent += 1;
         }
-        line.flush().expect("it is carried");
+        line.flush().expect("a working line");
         let take = |bytes: &[u8]| {
             frame(heard, &mut expected);
             assert_eq!(bytes, expected, "frame {heard}");
             heard += 1;
         };
-        receive(&line, take).expect("the engine lives");
+        receive(&line, take).expect("the engine runs");
     }
     drop(line);
     let seen = engine.stop();
@@ -170,16 +170,16 @@ fn a_million_frames_arrive_in_order_with_what_was_in_them() {
 }
 
 #[test]
-fn whoever_sleeps_is_woken_however_their_sleeps_meet() {
+fn no_wake_up_is_lost_however_sleeps_coincide() {
     let engine = Echo::start();
-    // So many that the engine does not look at all of them for ever.
+    // More clients than the engine keeps active.
     let clients: Vec<_> = (0..8)
         .map(|client| {
             let path = engine.path();
             std::thread::spawn(move || {
                 let line = RingLine::connect(&path).expect("a connection");
                 for round in 0..3000u64 {
-                    // Now and then for long enough for the engine to have fallen asleep, or to be about to.
+                    // Sometimes long enough that the engine sleeps or is about to.
                     for _ in 0..(round * 7919 + client) % 4096 {
                         std::hint::spin_loop();
                     }
@@ -188,14 +188,14 @@ fn whoever_sleeps_is_woken_however_their_sleeps_meet() {
             })
         })
         .collect();
-    clients.into_iter().for_each(|client| client.join().expect("all are answered"));
+    clients.into_iter().for_each(|client| client.join().expect("every request gets a response"));
     let seen = engine.stop();
     assert_eq!(seen.frames.values().copied().collect::<Vec<_>>(), [3000; 8]);
     assert!(seen.slept > 0);
 }
 
 #[test]
-fn what_was_said_before_hanging_up_is_heard() {
+fn frames_sent_before_a_hang_up_are_received() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ring");
     let mut port = RingPort::bind(&path, 1).expect("a socket").remove(0);
@@ -203,7 +203,7 @@ fn what_was_said_before_hanging_up_is_heard() {
         let path = path.clone();
         move || {
             let line = RingLine::connect(&path).expect("a connection");
-            line.send(b"farewell").and_then(|()| line.flush()).expect("it is carried");
+            line.send(b"farewell").and_then(|()| line.flush()).expect("a working line");
         }
     });
     let mut heard = Vec::new();
@@ -213,46 +213,46 @@ fn what_was_said_before_hanging_up_is_heard() {
         let received = port.receive(|_, arrival| match arrival {
             Arrival::Datagram(bytes) => heard.push(bytes.to_vec()),
             Arrival::HungUp => heard.push(b"hung up".to_vec()),
-            Arrival::Outsider(..) => panic!("a greeting was turned away"),
+            Arrival::Outsider(..) => panic!("the carrier rejected a greeting"),
         });
-        received.expect("a port goes on");
+        received.expect("a working port");
     }
-    joining.join().expect("it connects");
+    joining.join().expect("the client does not panic");
     assert_eq!(heard, [b"farewell".to_vec(), b"hung up".to_vec()]);
     assert_eq!(port.connections(), 0);
 
-    // And the other way round, to one that sleeps.
+    // The other direction, to a sleeping client.
     let dialling = std::thread::spawn(move || RingLine::connect(&path).expect("a connection"));
     let mut client = None;
     while !dialling.is_finished() {
-        port.receive(|_, _| {}).expect("a port goes on");
+        port.receive(|_, _| {}).expect("a working port");
     }
-    let line = dialling.join().expect("it connects");
-    line.send(b"hello").and_then(|()| line.flush()).expect("it is carried");
+    let line = dialling.join().expect("the client does not panic");
+    line.send(b"hello").and_then(|()| line.flush()).expect("a working line");
     while client.is_none() {
-        port.receive(|from, _| client = Some(from)).expect("a port goes on");
+        port.receive(|from, _| client = Some(from)).expect("a working port");
     }
     assert!(line.may_sleep() && !wait(line.fd(), Duration::ZERO));
-    let client = client.expect("just seen");
+    let client = client.expect("a client");
     port.send(client, b"refused");
     port.hang_up(client);
-    assert!(wait(line.fd(), PATIENCE), "nobody rang");
+    assert!(wait(line.fd(), PATIENCE), "the bell did not ring");
     let mut heard = Vec::new();
     assert_eq!(line.receive(|bytes| heard.push(bytes.to_vec())), Ok(true));
     assert_eq!(heard, [b"refused"]);
-    assert_eq!(line.receive(|_| panic!("that was all")), Err(Broken("the node has ended".into())));
+    assert_eq!(line.receive(|_| panic!("no more frames")), Err(Broken("the node has ended".into())));
 }
 
 #[test]
-fn a_client_that_never_hears_delays_nobody_and_is_given_up() {
+fn a_client_that_never_reads_delays_nobody_and_is_closed() {
     let engine = Echo::start();
     let (deaf, line) = (engine.connect(), engine.connect());
-    // Its answers fill the ring, then what waits at the engine, until that gives it up.
+    // Its responses fill the ring, then the engine's outbox, until the engine closes it.
     let since = Instant::now();
     let mut sent = 0u64;
     while !wait(deaf.fd(), Duration::ZERO) {
-        assert!(since.elapsed() < PATIENCE, "{sent} bytes were taken");
-        // What it cannot send it keeps, so it sends no faster than the engine reads.
+        assert!(since.elapsed() < PATIENCE, "{sent} bytes were accepted");
+        // The line keeps frames that do not fit, so this loop sends no faster than the engine reads.
         if deaf.send(&[5; 16_000]).and_then(|()| deaf.flush()).is_err() {
             break;
         }
@@ -264,7 +264,7 @@ fn a_client_that_never_hears_delays_nobody_and_is_given_up() {
 }
 
 #[test]
-fn a_killed_client_hangs_up_wherever_it_was() {
+fn a_client_killed_at_any_moment_counts_as_hung_up() {
     let engine = Echo::start();
     let line = engine.connect();
     const KILLED: usize = 20;
@@ -281,7 +281,7 @@ fn a_killed_client_hangs_up_wherever_it_was() {
     assert!(seen.frames.len() > 1 && seen.frames.values().sum::<u64>() > 10_000, "{seen:?}");
 }
 
-/// The part of a process of its own; nothing if this one was started for the tests.
+/// Entry point of the child process; does nothing when run as a test.
 #[test]
 fn child() {
     let Some(path) = Child::part() else { return };
@@ -290,16 +290,16 @@ fn child() {
     Child::say_ready();
     for number in 0.. {
         frame(number, &mut bytes);
-        line.send(&bytes).expect("it is carried");
+        line.send(&bytes).expect("a working line");
         if number % 64 == 0 {
-            line.flush().expect("it is carried");
-            receive(&line, |_| {}).expect("the engine lives");
+            line.flush().expect("a working line");
+            receive(&line, |_| {}).expect("the engine runs");
         }
     }
 }
 
 #[test]
-fn whoever_scribbles_over_the_rings_harms_nobody_else() {
+fn a_client_that_corrupts_its_rings_harms_nobody_else() {
     let engine = Echo::start();
     let line = engine.connect();
     let mut before = 0;
@@ -307,17 +307,17 @@ fn whoever_scribbles_over_the_rings_harms_nobody_else() {
         let ring = peer::join(&engine.path(), &[]);
         peer::scribble(&ring, seed, 1 + seed % 3, || ask(&line, &seed.to_le_bytes()));
         before += usize::from(ring.hangs_up_within(Duration::ZERO));
-        // What stands there at last is impossible, whatever was read before.
+        // The final counter is impossible, whatever was read before.
         peer::claim_the_impossible(&ring);
         assert!(ring.hangs_up_within(PATIENCE), "seed {seed}");
     }
-    assert!(before > 0, "none was found out while it scribbled");
+    assert!(before > 0, "the engine noticed no corruption early");
     ask(&line, b"still there");
     engine.hears_of_ends(60);
 }
 
 #[test]
-fn a_hello_that_is_none_is_refused_or_hung_up_on() {
+fn an_invalid_hello_is_refused_or_closed() {
     let engine = Echo::start();
     let good = raw_ring::HELLO;
     for len in 1..good.len() {
@@ -345,22 +345,22 @@ fn a_hello_that_is_none_is_refused_or_hung_up_on() {
 }
 
 #[test]
-fn an_engine_that_is_none_is_an_error() {
+fn connecting_to_an_impostor_is_an_error() {
     let refused = |impostor: Impostor| match RingLine::connect(impostor.path()) {
-        Ok(_) => panic!("it is none"),
+        Ok(_) => panic!("connected to an impostor"),
         Err(error) => error.to_string(),
     };
     assert!(refused(Impostor::saying(b"{}")).contains("not a node that this program knows"));
     assert!(refused(Impostor::saying(b"")).contains("hung up"));
     assert!(refused(Impostor::saying(br#"{"Refusal":"not today"}"#)).contains("refuses: not today"));
     assert!(refused(Impostor::saying(br#""Welcome""#)).contains("sent no memory"));
-    assert!(refused(Impostor::lending(raw_ring::SIZE, false)).contains("could be cut"));
+    assert!(refused(Impostor::lending(raw_ring::SIZE, false)).contains("could be truncated"));
     assert!(refused(Impostor::lending(raw_ring::SIZE - 4096, true)).contains("bytes, not"));
     assert!(refused(Impostor::silent()).contains("did not answer"));
 }
 
 #[test]
-fn what_is_in_the_way_is_named() {
+fn a_path_that_cannot_be_bound_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let bind = |path: &Path| RingPort::bind(path, 2).map(|ports| ports.len());
@@ -369,33 +369,33 @@ fn what_is_in_the_way_is_named() {
     assert!(matches!(RingLine::connect(&long), Err(ConnectError::Name(_))));
     std::fs::write(at("file"), b"mine").expect("a file");
     assert!(matches!(bind(&at("file")), Err(ListenError::InTheWay(_))));
-    assert_eq!(std::fs::read(at("file")).expect("it is still there"), b"mine");
+    assert_eq!(std::fs::read(at("file")).expect("the file still exists"), b"mine");
     std::os::unix::fs::symlink(at("file"), at("link")).expect("a link");
     assert!(matches!(bind(&at("link")), Err(ListenError::InTheWay(_))));
     assert!(matches!(bind(&at("no/such/folder")), Err(ListenError::System(..))));
     assert!(matches!(RingLine::connect(&at("nothing")), Err(ConnectError::NoRing(_))));
 
     let serving = RingPort::bind(&at("ring"), 2).expect("a socket");
-    assert_eq!(std::fs::metadata(at("ring")).map(|found| peer::mode(&found)).expect("it is there"), 0o600);
+    assert_eq!(std::fs::metadata(at("ring")).map(|found| peer::mode(&found)).expect("the socket exists"), 0o600);
     let pid = std::process::id();
     assert!(matches!(bind(&at("ring")), Err(ListenError::Served(_, Some(found))) if found == pid));
     drop(serving);
-    assert!(!at("ring").exists(), "a node clears its socket away");
+    assert!(!at("ring").exists(), "a node removes its socket");
 
     Impostor::leave_behind(&at("stale"));
     assert!(matches!(RingLine::connect(&at("stale")), Err(ConnectError::NoRing(_))));
-    assert_eq!(bind(&at("stale")).expect("a dead node's socket gives way"), 2);
+    assert_eq!(bind(&at("stale")).expect("a dead node's socket is replaced"), 2);
 }
 
 #[test]
-fn engines_at_one_socket_share_those_who_come() {
+fn engines_at_one_socket_share_the_clients() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ring");
     let mut ports = RingPort::bind(&path, 2).expect("a socket");
     let peers: Vec<_> = (0..8).map(|_| raw_ring::dial(&path)).collect();
     for _ in &peers {
         for port in &mut ports {
-            port.receive(|_, _| {}).expect("a port goes on");
+            port.receive(|_, _| {}).expect("a working port");
         }
     }
     assert_eq!(ports.iter().map(RingPort::connections).collect::<Vec<_>>(), [4, 4]);

@@ -1,7 +1,7 @@
-//! Datagram sessions over a network that loses, doubles, delays and damages, and against peers that mean ill.
+//! Datagram sessions over a network that loses, duplicates, delays and damages, and against malicious peers.
 //!
-//! What is held: a request runs at most once and is reported exactly once, by what really became of it; what is
-//! received never panics, runs nothing that was not asked, and makes nothing grow.
+//! Checked: a request runs at most once, and is reported exactly once with its true outcome. Received bytes never cause
+//! a panic, run no request that was not made, and use bounded memory.
 
 mod hostile;
 mod world;
@@ -18,7 +18,7 @@ fn client(identity: u128, incarnation: u64) -> client::Config {
         identity,
         incarnation,
         nonce: Draws(identity as u64 * 1000 + incarnation).next(),
-        // Enough where nearly a third is lost (seed 11900).
+        // Sufficient even if nearly a third of all datagrams is lost (seed 11900).
         deadline: Duration::from_secs(60),
         silence: Duration::from_secs(20),
         ..client::Config::default()
@@ -55,7 +55,7 @@ fn random_order(rng: &mut Draws, tag: u64, datagram: usize) -> Order {
     Order { tag, size, reply_size, later_ms }
 }
 
-/// Asks for `count` random requests on every client as fast as slots get free, and waits for all.
+/// Sends `count` random requests from every client as fast as slots become free, and waits for all of them.
 fn busy(world: &mut World, count: u64, datagram: usize) {
     let mut rng = Draws(world.rng.next());
     let mut left: Vec<u64> = world.peers.iter().map(|_| count).collect();
@@ -72,20 +72,20 @@ fn busy(world: &mut World, count: u64, datagram: usize) {
             }
         }
         world.step(world.now + Duration::from_secs(1));
-        assert!(world.steps < 2_000_000, "it goes on for ever");
+        assert!(world.steps < 2_000_000, "the run never ends");
     }
     world.settle(Duration::from_secs(100));
 }
 
 #[test]
-fn every_request_is_answered_and_ran_once_whatever_the_network_does() {
-    all_answered("every_request_is_answered_and_ran_once_whatever_the_network_does", 800);
+fn every_request_runs_once_and_is_answered_despite_faults() {
+    all_answered("every_request_runs_once_and_is_answered_despite_faults", 800);
 }
 
 #[test]
 #[ignore = "minutes: the same for many more seeds"]
-fn soak_every_request_is_answered_and_ran_once() {
-    all_answered("soak_every_request_is_answered_and_ran_once -- --ignored", 20_000);
+fn soak_every_request_runs_once_and_is_answered() {
+    all_answered("soak_every_request_runs_once_and_is_answered -- --ignored", 20_000);
 }
 
 fn all_answered(test: &str, count: u64) {
@@ -123,10 +123,10 @@ fn all_answered(test: &str, count: u64) {
                 assert!(matches!(end, End::Answered(_)), "request {tag}: {end:?}");
                 assert_eq!(world.runs(*tag), 1, "request {tag}");
             }
-            assert!(peer.busy_max <= world.server_config.window, "the window is kept");
-            assert_eq!(peer.client.outstanding(), 0, "all credit comes back");
+            assert!(peer.busy_max <= world.server_config.window, "the client keeps to its window");
+            assert_eq!(peer.client.outstanding(), 0, "all credit is free again");
         }
-        assert_eq!(world.server.counters().refused, 0, "an honest client is never refused anything");
+        assert_eq!(world.server.counters().refused, 0, "the server refuses no request of a valid client");
         let mut sum = struck.get();
         sum.add(world.struck);
         struck.set(sum);
@@ -140,7 +140,7 @@ fn all_answered(test: &str, count: u64) {
 }
 
 #[test]
-fn messages_of_every_awkward_size_arrive_whole() {
+fn messages_of_all_edge_sizes_arrive_complete() {
     for datagram in [1200, 1208, 1209, 9000, 65507] {
         let mut world = World::new(1, server::Config { datagram, inbound_bytes: 1 << 24, ..server() });
         let peer = open(&mut world, client::Config { datagram, ..client(1, 1) });
@@ -152,7 +152,7 @@ fn messages_of_every_awkward_size_arrive_whole() {
         sizes.retain(|&size| size <= 64 * 1024);
         for (at, &size) in sizes.iter().enumerate() {
             for reply_size in [size, sizes[sizes.len() - 1 - at]] {
-                // The shortest have no room to say what they want: they are answered by as many bytes.
+                // The shortest cannot contain a reply size: their replies have the same size.
                 let reply_size = if size < 16 { size } else { reply_size };
                 let tag = 2 * world.host.runs.values().sum::<u64>();
                 let order = Order { tag, size, reply_size, later_ms: 0 };
@@ -169,8 +169,8 @@ fn messages_of_every_awkward_size_arrive_whole() {
 }
 
 #[test]
-fn over_a_reliable_carrier_nothing_is_asked_again_and_nothing_is_hashed() {
-    let story = "over_a_reliable_carrier_nothing_is_asked_again_and_nothing_is_hashed";
+fn a_reliable_carrier_needs_no_retransmissions_and_no_hashes() {
+    let story = "a_reliable_carrier_needs_no_retransmissions_and_no_hashes";
     seeds(story, 200, |seed| {
         let mut rng = Draws(seed ^ 0xfeed);
         let datagram = [1200, 9000][rng.below(2) as usize];
@@ -194,13 +194,14 @@ fn over_a_reliable_carrier_nothing_is_asked_again_and_nothing_is_hashed() {
             assert_eq!(peer.ends.len(), 12);
             assert!(peer.ends.keys().all(|&tag| world.runs(tag) == 1));
         }
-        // What takes long is waited for without a word, and given up in time; the slot comes back with the answer.
+        // The client waits for a slow request without sending anything. When it cancels, the slot becomes free with the
+        // reply.
         let before = world.sent;
         let tag = 1000;
         assert!(world.peers[0].ask(world.now, Order { later_ms: 3000, ..order(tag) }).is_some());
         world.run_for(Duration::from_secs(2));
-        assert_eq!(world.sent - before, 2, "the request, and that it has arrived");
-        let request = *world.peers[0].asked.keys().next().expect("it is not answered");
+        assert_eq!(world.sent - before, 2, "the request and its acknowledgement");
+        let request = *world.peers[0].asked.keys().next().expect("an outstanding request");
         assert_eq!(world.peers[0].client.cancel(request), Some(Fate::Unknown));
         world.peers[0].asked.clear();
         world.run_for(Duration::from_secs(2));
@@ -218,16 +219,16 @@ fn over_a_reliable_carrier_nothing_is_asked_again_and_nothing_is_hashed() {
     let config = client::Config { is_reliable: true, ..client(1, 1) };
     let (mut client, mut out) = (client::Client::new(MS, config), Vec::new());
     assert!(client.transmit(MS, &mut out));
-    assert_eq!(out[16..24], [0; 8], "no check");
-    assert_eq!(client.next_timeout(), Some(MS + Duration::from_secs(20)), "said once, until it is given up");
+    assert_eq!(out[16..24], [0; 8], "no checksum");
+    assert_eq!(client.next_timeout(), Some(MS + Duration::from_secs(20)), "one hello, until the silence period ends");
 }
 
 #[test]
-fn what_others_have_overtaken_is_sent_again_before_any_timer_says_so() {
+fn overtaken_datagrams_are_resent_before_their_timers_expire() {
     let mut world = World::new(1, server::Config { inbound_bytes: 64 << 20, datagram: 1200, ..server() });
     let peer = open(&mut world, client::Config { datagram: 1200, ..client(1, 1) });
     let mut out = Vec::new();
-    // A path on which nothing is sent again by its timer within a round trip.
+    // A path on which no timer expires within a round trip.
     let mut exchange = |world: &mut World, orders: &[Order], to_server: &[usize], to_client: &[usize]| {
         for &order in orders {
             assert!(world.peers[peer].ask(world.now, order).is_some());
@@ -242,10 +243,10 @@ fn what_others_have_overtaken_is_sent_again_before_any_timer_says_so() {
         }
         world.now += MS * 300;
         for bytes in at_server {
-            world.server.receive(world.now, peer, &bytes, &mut world.host).expect("a good datagram");
+            world.server.receive(world.now, peer, &bytes, &mut world.host).expect("a valid datagram");
             while world.server.transmit(&mut out).is_some() {
                 if !to_client.contains(&answers) {
-                    world.peers[peer].client.receive(world.now, &out).expect("a good datagram");
+                    world.peers[peer].client.receive(world.now, &out).expect("a valid datagram");
                 }
                 answers += 1;
             }
@@ -254,32 +255,32 @@ fn what_others_have_overtaken_is_sent_again_before_any_timer_says_so() {
         (sent, answers)
     };
     let order = |tag| Order { size: 1000, ..order(tag) };
-    // Warm: how long it takes is known.
+    // Warm-up: the round trip is measured.
     for tag in 1..9 {
         assert_eq!(exchange(&mut world, &[order(tag)], &[], &[]), (1, 1));
     }
-    // Of six requests, a datagram each, the second is lost on its way, and what answers the third and the fifth.
+    // Of six requests, one per datagram, the second is lost, and the responses to the third and the fifth.
     assert_eq!(exchange(&mut world, &[11, 12, 13, 14, 15, 16].map(order), &[1], &[1, 3]), (6, 5));
     assert_eq!(world.peers[peer].asked.len(), 3);
     assert_eq!(world.peers[peer].client.counters().retransmissions, 0);
     assert_eq!(
         exchange(&mut world, &[], &[], &[]),
         (2, 2),
-        "three were answered after them, one after the fifth"
+        "three later responses count for two requests, only one for the fifth"
     );
     let left: Vec<u64> = world.peers[peer].asked.values().map(|order| order.tag).collect();
     assert_eq!(left, [15]);
     assert_eq!((11..17).map(|tag| world.runs(tag)).collect::<Vec<_>>(), [1; 6]);
     world.settle(Duration::from_secs(1));
-    // Of a reply of ten fragments, the fourth is lost.
+    // The fourth of ten fragments of a reply is lost.
     let long = Order { reply_size: 10 * 1160 - 8, ..order(20) };
     assert_eq!(exchange(&mut world, &[long], &[], &[3]), (1, 10));
-    assert_eq!(exchange(&mut world, &[], &[], &[]), (1, 1), "that fragment and no other");
+    assert_eq!(exchange(&mut world, &[], &[], &[]), (1, 1), "only the lost fragment is sent again");
     assert!(world.peers[peer].asked.is_empty());
 }
 
 #[test]
-fn a_path_that_becomes_slow_is_measured_again_and_waited_for() {
+fn a_path_that_becomes_slow_is_measured_again() {
     for slower in [5, 20, 100, 400] {
         let mut world = World::new(slower, server::Config { window: 2, ..server() });
         let peer = open(&mut world, client(1, 1));
@@ -295,13 +296,13 @@ fn a_path_that_becomes_slow_is_measured_again_and_waited_for() {
         };
         assert_eq!(ask(&mut world, 100), 0);
         world.faults.slower = MS * slower as u32 / 2;
-        assert!(ask(&mut world, 20) > 0, "at first it is not known");
-        assert_eq!(ask(&mut world, 100), 0, "{slower} ms are waited for");
+        assert!(ask(&mut world, 20) > 0, "at first the timeout is too short");
+        assert_eq!(ask(&mut world, 100), 0, "the timeout exceeds {slower} ms");
     }
 }
 
 #[test]
-fn requests_of_one_moment_share_datagrams_and_so_do_their_answers() {
+fn concurrent_requests_and_their_replies_share_datagrams() {
     let mut world = World::new(1, server());
     let peer = open(&mut world, client(1, 1));
     let before = (*world.server.counters(), *world.peers[peer].client.counters());
@@ -313,10 +314,10 @@ fn requests_of_one_moment_share_datagrams_and_so_do_their_answers() {
     world.settle(Duration::from_secs(1));
     let out = world.peers[peer].client.counters().datagrams_out - before.1.datagrams_out;
     let back = world.server.counters().datagrams_out - before.0.datagrams_out;
-    assert_eq!((out, back), (2, 1), "half of what is under way in a datagram, and all answers in one");
-    assert_eq!(world.host.chains, [32, 32], "every second is a chain, and each was expected");
+    assert_eq!((out, back), (2, 1), "half of the requests per datagram, and all replies in one");
+    assert_eq!(world.host.chains, [32, 32], "every second request is a chain, and each was expected");
     assert!(world.host.is_ready && world.host.expected.is_empty());
-    // One of several fragments is not.
+    // A chain of several fragments is not expected.
     let large = Order { size: 20_000, ..order(100) };
     assert!(world.peers[peer].ask(world.now, large).is_some());
     world.settle(Duration::from_secs(1));
@@ -331,14 +332,14 @@ fn a_reply_stays_until_it_is_released() {
     let orders = [Order { tag: 2, ..order(2) }, Order { tag: 4, reply_size: 3000, ..order(4) }];
     let asked =
         orders.map(|order| client.submit(MS, client::Ask::Chain, &[&order.encode()]).expect("a slot"));
-    // By hand: a peer of the world would release them.
+    // Without a peer of the world, which would release them.
     let mut out = Vec::new();
     let mut exchange = |client: &mut client::Client| {
         while client.transmit(world.now, &mut out) {
-            world.server.receive(world.now, peer, &out, &mut world.host).expect("a good datagram");
+            world.server.receive(world.now, peer, &out, &mut world.host).expect("a valid datagram");
         }
         while world.server.transmit(&mut out).is_some() {
-            client.receive(world.now, &out).expect("a good datagram");
+            client.receive(world.now, &out).expect("a valid datagram");
         }
     };
     exchange(client);
@@ -346,28 +347,28 @@ fn a_reply_stays_until_it_is_released() {
         assert!(matches!(event, Event::Answered { .. }), "{event:?}");
     }
     for _ in 0..2 {
-        assert!(client.submit(MS, client::Ask::Chain, &[b"no slot"]).is_none(), "both are kept");
+        assert!(client.submit(MS, client::Ask::Chain, &[b"no slot"]).is_none(), "both replies occupy their slots");
         exchange(client);
         assert!(client.next_event().is_none());
         assert_eq!(asked.map(|request| client.reply(request).len()), [30, 3000]);
     }
     client.release(asked[0]);
-    assert_eq!(client.cancel(asked[0]), None, "nothing is left of it");
+    assert_eq!(client.cancel(asked[0]), None, "a released request is gone");
     let third = client.submit(MS, client::Ask::Chain, &[&order(6).encode()]).expect("a slot");
     exchange(client);
-    assert_eq!(client.cancel(third), Some(Fate::DidRun), "answered, though nobody has heard of it");
+    assert_eq!(client.cancel(third), Some(Fate::DidRun), "answered, but not yet reported");
     assert!(client.next_event().is_none());
     assert_eq!(client.cancel(asked[1]), Some(Fate::DidRun));
     let last = client.submit(MS, client::Ask::Chain, &[&order(8).encode()]).expect("a slot");
     exchange(client);
     client.close();
-    assert_eq!(client.reply(last).len(), 30, "the session's end takes no reply away");
+    assert_eq!(client.reply(last).len(), 30, "replies outlive the session");
     client.release(last);
     assert_eq!([2, 4, 6, 8].map(|tag| world.host.runs[&tag]), [1; 4]);
 }
 
 #[test]
-fn buffers_to_give_back_arrive_each() {
+fn every_retired_buffer_arrives() {
     let mut world = World::new(1, server());
     let peer = open(&mut world, client(1, 1));
     let buffers: Vec<_> = (0..2000).map(|at| (3, Addr::new(at * 64))).collect();
@@ -375,7 +376,7 @@ fn buffers_to_give_back_arrive_each() {
     assert!(world.peers[peer].client.retire(world.now, &buffers));
     world.run_for(Duration::from_secs(5));
     assert_eq!(world.host.retired, 2000);
-    // Nobody hears of it, and the slot is free again.
+    // No event reports it, and the slot is free again.
     assert_eq!(world.peers[peer].events.len(), 1);
     for tag in 0..64 {
         assert!(world.peers[peer].ask(world.now, order(tag)).is_some());
@@ -383,10 +384,10 @@ fn buffers_to_give_back_arrive_each() {
 }
 
 #[test]
-fn what_was_given_up_is_reported_truly_and_its_slot_is_used_again() {
+fn abandoned_requests_are_reported_truly_and_free_their_slots() {
     let cancelled = std::cell::Cell::new(0);
     let unknown = std::cell::Cell::new([0; 3]);
-    seeds("what_was_given_up_is_reported_truly_and_its_slot_is_used_again", 1500, |seed| {
+    seeds("abandoned_requests_are_reported_truly_and_free_their_slots", 1500, |seed| {
         let mut rng = Draws(seed ^ 0xdead);
         let config = server::Config {
             datagram: 1200,
@@ -425,7 +426,7 @@ fn what_was_given_up_is_reported_truly_and_its_slot_is_used_again() {
         }
         world.faults = Faults::default();
         world.settle(Duration::from_secs(5));
-        // Everything drains, and the whole window is there again.
+        // All slots drain, and the whole window is available again.
         world.run_for(Duration::from_secs(8));
         for tag in 100..104 {
             assert!(world.peers[peer].ask(world.now, order(tag)).is_some(), "slot {tag} is free again");
@@ -453,23 +454,23 @@ fn what_was_given_up_is_reported_truly_and_its_slot_is_used_again() {
             }
         }
         cancelled.set(cancelled.get() + dropped.len());
-        assert_eq!(world.server.counters().refused, 0, "an honest client is never refused anything");
-        assert_eq!(world.peers[peer].client.outstanding(), 0, "all credit comes back");
+        assert_eq!(world.server.counters().refused, 0, "the server refuses no request of a valid client");
+        assert_eq!(world.peers[peer].client.outstanding(), 0, "all credit is free again");
     });
     let [not_run, ran, never_sent] = unknown.get();
     println!(
-        "unknown: {not_run} had not run, {ran} had; {never_sent} never sent; {} cancelled",
+        "unknown: {not_run} not run, {ran} run; {never_sent} never sent; {} cancelled",
         cancelled.get()
     );
     if std::env::var_os("SESSION_SEED").is_none() {
-        assert!(not_run > 0 && ran > 0 && never_sent > 0 && cancelled.get() > 0, "every case was met");
+        assert!(not_run > 0 && ran > 0 && never_sent > 0 && cancelled.get() > 0, "every case occurred");
     }
 }
 
 #[test]
-fn a_client_that_was_stopped_for_long_learns_which_of_its_requests_ran() {
+fn a_client_stopped_for_long_learns_which_requests_ran() {
     let met = std::cell::Cell::new([0; 3]);
-    seeds("a_client_that_was_stopped_for_long_learns_which_of_its_requests_ran", 500, |seed| {
+    seeds("a_client_stopped_for_long_learns_which_requests_ran", 500, |seed| {
         let config = server::Config { silence: MS * 500, window: 16, ..server() };
         let mut world = World::new(seed, config);
         let deadline = MS * 300;
@@ -501,7 +502,7 @@ fn a_client_that_was_stopped_for_long_learns_which_of_its_requests_ran() {
                 }
                 End::Failed(Fate::DidNotRun) => assert_eq!(world.runs(*tag), 0, "request {tag}"),
                 End::Failed(Fate::Unknown) => {
-                    assert!(tag % 5 == 4, "request {tag} is known to the tombstone")
+                    assert!(tag % 5 == 4, "the tombstone has the outcome of request {tag}")
                 }
             }
             match end {
@@ -515,13 +516,13 @@ fn a_client_that_was_stopped_for_long_learns_which_of_its_requests_ran() {
     });
     println!("ran, did not, unknown: {:?}", met.get());
     if std::env::var_os("SESSION_SEED").is_none() {
-        assert!(met.get().iter().all(|&met| met > 0), "every case was met: {:?}", met.get());
+        assert!(met.get().iter().all(|&met| met > 0), "every case occurred: {:?}", met.get());
     }
 }
 
 #[test]
-fn a_new_incarnation_ends_the_old_one_whose_late_datagrams_run_nothing() {
-    seeds("a_new_incarnation_ends_the_old_one_whose_late_datagrams_run_nothing", 300, |seed| {
+fn late_datagrams_of_a_replaced_incarnation_run_nothing() {
+    seeds("late_datagrams_of_a_replaced_incarnation_run_nothing", 300, |seed| {
         let mut world = World::new(seed, server());
         let old = open(&mut world, client(1, 1));
         world.faults = Faults { late: 60, doubled: 50, ..Faults::default() };
@@ -535,7 +536,7 @@ fn a_new_incarnation_ends_the_old_one_whose_late_datagrams_run_nothing() {
         world.run_for(MS * 200);
         assert_eq!(
             world.host.runs, runs,
-            "nothing of the old incarnation runs after the new one was welcomed"
+            "no request of the old incarnation runs after the new WELCOME"
         );
         assert_eq!((world.host.opened, world.server.sessions()), (2, 1));
         assert_eq!(world.host.closed, [server::End::Replaced]);
@@ -549,7 +550,7 @@ fn a_new_incarnation_ends_the_old_one_whose_late_datagrams_run_nothing() {
         assert!(world.peers[new].ask(world.now, order(1000)).is_some());
         world.settle(Duration::from_secs(2));
         assert_eq!(world.runs(1000), 1);
-        // And the old one stays outside.
+        // The old incarnation cannot open a session again.
         let again = world.join(client(1, 1));
         world.run_for(MS * 200);
         assert!(
@@ -559,7 +560,7 @@ fn a_new_incarnation_ends_the_old_one_whose_late_datagrams_run_nothing() {
 }
 
 #[test]
-fn a_restarted_server_knows_nothing_and_says_so() {
+fn a_restarted_server_reports_unknown_sessions() {
     let mut world = World::new(1, server());
     let peer = open(&mut world, client(1, 1));
     world.faults.partition = true;
@@ -574,12 +575,12 @@ fn a_restarted_server_knows_nothing_and_says_so() {
     assert!(world.peers[peer].events.contains(&Event::Lost(Lost::Gone)));
     let again = open(&mut world, client(1, 2));
     let Some(Event::Open(granted)) = world.peers[again].events.first() else { panic!("no welcome") };
-    assert_eq!(granted.node, 2, "another start of the node");
+    assert_eq!(granted.node, 2, "a new start of the node");
     assert!(world.host.runs.is_empty());
 }
 
 #[test]
-fn a_partition_that_lasts_loses_the_session_and_a_short_one_nothing() {
+fn a_long_partition_loses_the_session_a_short_one_nothing() {
     let config = || client::Config { silence: Duration::from_secs(2), ..client(1, 1) };
     let mut world = World::new(1, server());
     let peer = open(&mut world, config());
@@ -589,7 +590,7 @@ fn a_partition_that_lasts_loses_the_session_and_a_short_one_nothing() {
     world.faults.partition = false;
     world.settle(Duration::from_secs(2));
     assert!(matches!(world.peers[peer].ends[&1], End::Answered(_)));
-    // Idle, a session lives on by its questions.
+    // An idle session stays alive by PINGs.
     world.run_for(Duration::from_secs(100));
     assert_eq!(world.server.sessions(), 1);
     assert!(world.peers[peer].ask(world.now, order(2)).is_some());
@@ -598,10 +599,10 @@ fn a_partition_that_lasts_loses_the_session_and_a_short_one_nothing() {
     world.settle(Duration::from_secs(5));
     assert_eq!(world.peers[peer].ends[&2], End::Failed(Fate::Unknown));
     assert!(world.peers[peer].events.contains(&Event::Lost(Lost::Silent)));
-    assert!(world.now - began <= Duration::from_secs(2), "after the silence that was agreed");
+    assert!(world.now - began <= Duration::from_secs(2), "after the agreed silence period");
     assert!(world.struck.cut > 0);
     world.run_for(Duration::from_secs(30));
-    assert_eq!(world.server.sessions(), 0, "the server has ended it too");
+    assert_eq!(world.server.sessions(), 0, "the server has ended the session, too");
 }
 
 #[test]
@@ -611,17 +612,17 @@ fn a_client_that_says_bye_ends_its_session_at_once() {
     assert!(world.peers[peer].ask(world.now, order(1)).is_some());
     world.peers[peer].client.close();
     world.run_for(MS * 10);
-    assert_eq!(world.peers[peer].ends[&1], End::Failed(Fate::DidNotRun), "it was never sent");
+    assert_eq!(world.peers[peer].ends[&1], End::Failed(Fate::DidNotRun), "the request was never sent");
     assert_eq!((world.server.sessions(), &world.host.closed[..]), (0, &[server::End::Said][..]));
 }
 
 #[test]
-fn a_client_hears_at_once_that_the_node_ended_its_session_and_what_ran() {
+fn a_client_learns_at_once_of_a_session_ended_by_the_node() {
     let mut world = World::new(1, server::Config { silence: MS * 500, ..server() });
     let [chosen, other] = [1, 2].map(|identity| open(&mut world, client(identity, 1)));
     assert!(world.peers[chosen].ask(world.now, Order { later_ms: 2000, ..order(1) }).is_some());
     assert!(world.peers[chosen].ask(world.now, order(2)).is_some());
-    // They arrive, and the answer does not.
+    // The requests arrive, and the response does not.
     world.flush();
     world.faults.partition = true;
     world.step(world.now + MS);
@@ -630,20 +631,20 @@ fn a_client_hears_at_once_that_the_node_ended_its_session_and_what_ran() {
     world.server.end_where(&mut world.host, |&mut (identity, _)| identity == 1);
     assert_eq!(world.host.closed, [server::End::Revoked]);
     world.run_for(Duration::from_micros(300));
-    assert_eq!(world.peers[chosen].ends[&1], End::Failed(Fate::Unknown), "it was running");
+    assert_eq!(world.peers[chosen].ends[&1], End::Failed(Fate::Unknown), "the request was running");
     assert_eq!(world.peers[chosen].ends[&2], End::Failed(Fate::DidRun));
     assert!(world.peers[chosen].events.contains(&Event::Lost(Lost::Gone)));
     world.peers[other].is_paused = true;
     world.run_for(MS * 500);
     assert_eq!(world.host.closed, [server::End::Revoked, server::End::Silent]);
     let mut out = Vec::new();
-    assert_eq!(world.server.transmit(&mut out), Some(other), "unasked");
-    world.peers[other].client.receive(world.now, &out).expect("a good datagram");
+    assert_eq!(world.server.transmit(&mut out), Some(other), "the server reports the end unasked");
+    world.peers[other].client.receive(world.now, &out).expect("a valid datagram");
     assert_eq!(world.peers[other].client.next_event(), Some(Event::Lost(Lost::Gone)));
 }
 
 #[test]
-fn a_carrier_that_breaks_ends_its_session_which_is_remembered() {
+fn a_broken_carrier_ends_its_session_which_is_remembered() {
     let mut world = World::new(1, server());
     let peers = [1, 2].map(|identity| open(&mut world, client(identity, 1)));
     assert!(world.peers[peers[0]].ask(world.now, order(1)).is_some());
@@ -651,9 +652,9 @@ fn a_carrier_that_breaks_ends_its_session_which_is_remembered() {
     let sent = world.server.counters().datagrams_out;
     world.server.hang_up(peers[0], &mut world.host);
     world.flush();
-    assert_eq!(world.server.counters().datagrams_out, sent, "there is nobody to be told");
+    assert_eq!(world.server.counters().datagrams_out, sent, "nothing is sent to a closed carrier");
     assert_eq!((world.server.sessions(), &world.host.closed[..]), (1, &[server::End::Broken][..]));
-    // The same incarnation comes again, on another carrier.
+    // The same incarnation connects again, on another carrier.
     let again = world.join(client(1, 1));
     world.run_for(MS * 100);
     assert!(matches!(&world.peers[again].events[..], [Event::Refused(reason)] if reason.contains("seen 1")));
@@ -663,7 +664,7 @@ fn a_carrier_that_breaks_ends_its_session_which_is_remembered() {
 }
 
 #[test]
-fn who_is_not_let_in_hears_why() {
+fn a_refused_client_gets_the_reason() {
     let mut world = World::new(1, server::Config { features: 0b01, ..server() });
     let reason = |world: &mut World, config| {
         let peer = world.join(config);
@@ -688,11 +689,11 @@ fn who_is_not_let_in_hears_why() {
     let text = reason(&mut world, client(2, 1));
     assert!(text.contains("1 sessions"), "{text}");
     open(&mut world, client(1, 2));
-    assert_eq!(world.server.sessions(), 1, "a full server still lets a client's next incarnation in");
+    assert_eq!(world.server.sessions(), 1, "a full server still admits a client's next incarnation");
 }
 
 #[test]
-fn a_host_that_makes_too_much_room_makes_no_slot_keep_it() {
+fn a_reply_with_excess_capacity_does_not_stay_in_its_slot() {
     let mut host = Echo { room: 60_000 };
     let mut server = server::Server::<usize, Echo>::new(server());
     let (mut client, mut out) = (client::Client::new(MS, client(1, 1)), Vec::new());
@@ -701,10 +702,10 @@ fn a_host_that_makes_too_much_room_makes_no_slot_keep_it() {
             let _ = client.submit(MS, client::Ask::Chain, &[&[round; 100]]);
         }
         while client.transmit(MS, &mut out) {
-            server.receive(MS, 0, &out, &mut host).expect("a good datagram");
+            server.receive(MS, 0, &out, &mut host).expect("a valid datagram");
         }
         while server.transmit(&mut out).is_some() {
-            client.receive(MS, &out).expect("a good datagram");
+            client.receive(MS, &out).expect("a valid datagram");
         }
         while let Some(event) = client.next_event() {
             let Event::Answered { request, .. } = event else { continue };
@@ -732,10 +733,10 @@ fn nothing_is_allocated_once_warm() {
                 asked += 1;
             }
             while client.transmit(now, &mut out) {
-                server.receive(now, 0, &out, &mut host).expect("a good datagram");
+                server.receive(now, 0, &out, &mut host).expect("a valid datagram");
             }
             while server.transmit(&mut out).is_some() {
-                client.receive(now, &out).expect("a good datagram");
+                client.receive(now, &out).expect("a valid datagram");
             }
             while let Some(event) = client.next_event() {
                 let Event::Answered { request, .. } = event else { continue };
@@ -749,11 +750,11 @@ fn nothing_is_allocated_once_warm() {
     (0..3).for_each(|_| sizes.iter().for_each(|&(size, count)| round(size, count)));
     let before = ALLOCATIONS.get();
     (0..3).for_each(|_| sizes.iter().for_each(|&(size, count)| round(size, count)));
-    assert_eq!(ALLOCATIONS.get() - before, 0, "allocations, once each size was seen");
+    assert_eq!(ALLOCATIONS.get() - before, 0, "no allocations after the warm-up");
     assert_eq!(answered, 6 * (64 + 64 + 20 + 8));
 }
 
-/// Answers by what was asked, and makes room for so much more.
+/// Responds with the request, and reserves `room` additional bytes.
 struct Echo {
     room: usize,
 }
@@ -774,7 +775,7 @@ impl server::Host for Echo {
         request: server::Request<'_>,
         reply: &mut Vec<u8>,
     ) -> server::Outcome {
-        let server::Request::Chain(bytes) = request else { panic!("only chains were asked for") };
+        let server::Request::Chain(bytes) = request else { panic!("only chains are sent") };
         assert!(reply.is_empty(), "a reply begins empty");
         reply.reserve(bytes.len() + self.room);
         reply.extend_from_slice(bytes);
@@ -792,21 +793,21 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: all is done by the system's allocator, under the promises that its own callers make; counting a number of
-// this thread allocates nothing.
+// SAFETY: the system's allocator does all the work, under its own callers' promises. Incrementing a thread-local
+// counter allocates nothing.
 unsafe impl std::alloc::GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { std::alloc::System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: std::alloc::Layout) {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { std::alloc::System.dealloc(at, layout) }
     }
     unsafe fn realloc(&self, at: *mut u8, layout: std::alloc::Layout, size: usize) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { std::alloc::System.realloc(at, layout, size) }
     }
 }

@@ -1,4 +1,4 @@
-//! Wide memory: accesses do what they do to plain bytes, and words of 24 and 32 bytes change at one instant.
+//! Wide memory: accesses behave as on plain bytes, and words of 24 and 32 bytes change atomically.
 
 pub(crate) mod hammer;
 
@@ -7,15 +7,15 @@ use farside_remote::{Memory, Width};
 use std::sync::atomic::Ordering;
 
 #[test]
-fn a_wide_word_is_never_seen_torn_and_no_exchange_is_lost_whatever_else_touches_it() {
+fn wide_words_never_tear_and_no_exchange_is_lost() {
     let outcome = hammer::hammer(4, 30_000, || {});
     println!("{outcome:?}");
     assert!(outcome.is_sound(), "{outcome:?}");
-    assert!(outcome.failed.load(Ordering::Relaxed) > 0, "nobody came in between: nothing was tried");
+    assert!(outcome.failed.load(Ordering::Relaxed) > 0, "no exchange collided: the test tried nothing");
 }
 
 #[test]
-fn every_access_does_what_it_does_to_plain_bytes() {
+fn every_access_behaves_as_on_plain_bytes() {
     const LEN: u64 = 1024;
     let memory = hammer::memory();
     let base = memory.geometry().segment_at(0);

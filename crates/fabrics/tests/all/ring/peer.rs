@@ -1,4 +1,4 @@
-//! The other side, written by hand: it shares no code with what it meets.
+//! The peer's side of a ring, written independently: it shares no code with the crate under test.
 
 use crate::ring::raw_ring::{self, HELLO, RING, Ring, Side, Word};
 use farside_remote::draws::Draws;
@@ -18,7 +18,7 @@ pub(crate) fn mode(found: &std::fs::Metadata) -> u32 {
     found.permissions().mode() & 0o7777
 }
 
-/// A client that has joined. It may have sent descriptors that nobody asked for.
+/// Joins as a client, optionally with unrequested descriptors.
 pub(crate) fn join(path: &Path, descriptors: &[BorrowedFd<'_>]) -> Ring {
     let socket = raw_ring::dial(path);
     raw_ring::send(&socket, HELLO, descriptors);
@@ -27,11 +27,11 @@ pub(crate) fn join(path: &Path, descriptors: &[BorrowedFd<'_>]) -> Ring {
     let [memory] = <[OwnedFd; 1]>::try_from(fds).expect("one descriptor");
     let seals = rustix::fs::fcntl_get_seals(&memory).expect("a memory");
     assert_eq!(seals, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
-    assert!(rustix::fs::ftruncate(&memory, 0).is_err(), "nobody can cut it");
+    assert!(rustix::fs::ftruncate(&memory, 0).is_err(), "the memory cannot be truncated");
     Ring::new(socket, memory, Side::Client)
 }
 
-/// Writes anything anywhere, from as many threads, while `others` do what they do, a few times.
+/// Writes arbitrary values from `threads` threads while `others` runs 20 times.
 pub(crate) fn scribble(ring: &Ring, seed: u64, threads: u64, mut others: impl FnMut()) {
     let memory = &ring.memory;
     let stop = AtomicBool::new(false);
@@ -42,7 +42,7 @@ pub(crate) fn scribble(ring: &Ring, seed: u64, threads: u64, mut others: impl Fn
                 let mut draws = Draws(seed << 8 | thread);
                 while !stop.load(Ordering::Relaxed) {
                     let random = draws.next();
-                    // The counts and the wishes.
+                    // The counters and the wishes.
                     let word = memory.at(128 * ((random >> 20) % 6));
                     match random % 8 {
                         0 => word.store(random, Ordering::SeqCst),
@@ -62,7 +62,7 @@ pub(crate) fn scribble(ring: &Ring, seed: u64, threads: u64, mut others: impl Fn
     });
 }
 
-/// Says that it has written what no ring holds, and rings.
+/// Publishes an impossible tail, and rings.
 pub(crate) fn claim_the_impossible(ring: &Ring) {
     ring.memory.word(Word::Tail(Side::Client)).store(u64::MAX - 15, Ordering::SeqCst);
     ring.bell();
@@ -75,16 +75,16 @@ pub(crate) fn expect_refusal(path: &Path, hello: &[u8], reason: &str) {
     let refusal = String::from_utf8_lossy(&refusal);
     assert!(refusal.starts_with("{\"Refusal\":") && refusal.contains(reason), "{refusal}");
     assert!(fds.is_empty());
-    assert!(raw_ring::receive(&socket).is_none(), "it hangs up");
+    assert!(raw_ring::receive(&socket).is_none(), "the engine hangs up");
 }
 
 pub(crate) fn expect_hang_up(path: &Path, hello: &[u8]) {
     let socket = raw_ring::dial(path);
     raw_ring::send(&socket, hello, &[]);
-    assert!(raw_ring::receive(&socket).is_none(), "it hangs up");
+    assert!(raw_ring::receive(&socket).is_none(), "the engine hangs up");
 }
 
-/// Something else than an engine, which serves one client.
+/// A process that is not an engine; serves one client.
 pub(crate) struct Impostor {
     _folder: TempDir,
     path: PathBuf,
@@ -97,7 +97,7 @@ impl Impostor {
         })
     }
 
-    /// Hands over a memory that is not quite right.
+    /// Sends a memory with the wrong size, or without seals.
     pub(crate) fn lending(size: u64, is_sealed: bool) -> Impostor {
         Impostor::serving(move |client| {
             let memory = if is_sealed { raw_ring::sealed(size) } else { raw_ring::unsealed(size) };
@@ -105,7 +105,7 @@ impl Impostor {
         })
     }
 
-    /// Never answers.
+    /// Never responds.
     pub(crate) fn silent() -> Impostor {
         Impostor::serving(|client| drop(raw_ring::receive(&client).map(|_| raw_ring::receive(&client))))
     }
@@ -122,7 +122,7 @@ impl Impostor {
         &self.path
     }
 
-    /// What a node that was killed leaves behind.
+    /// Leaves a socket behind, like a killed node.
     pub(crate) fn leave_behind(path: &Path) {
         drop(raw_ring::listen(path));
         assert!(path.exists());
@@ -131,18 +131,18 @@ impl Impostor {
 
 const PART: &str = "FARSIDE_TEST_RING";
 
-/// A process of its own that streams frames until it is killed: the test's binary, started again.
+/// A separate process that streams frames until it is killed: the test binary, started again.
 pub(crate) struct Child(std::process::Child);
 
 impl Child {
-    /// Starts one, and waits until it has begun.
+    /// Starts the process, and waits until it is ready.
     pub(crate) fn streaming(path: &Path) -> Child {
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "ring::child", "--nocapture", "--test-threads=1"])
             .env(PART, path)
             .stdout(Stdio::piped())
             .spawn()
-            .expect("it starts");
+            .expect("the process starts");
         let said = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let child = Child(child);
         let since = Instant::now();
@@ -152,31 +152,31 @@ impl Child {
                 return child;
             }
         }
-        panic!("it ended before it began");
+        panic!("the process exited before it was ready");
     }
 
     pub(crate) fn kill(mut self) {
-        self.0.kill().expect("it runs");
-        self.0.wait().expect("it has ended");
+        self.0.kill().expect("a running process");
+        self.0.wait().expect("the process exits");
     }
 
-    /// Where this process is to stream to, if it was started for that.
+    /// The path to stream to, if this process is such a child.
     pub(crate) fn part() -> Option<PathBuf> {
         let path = std::env::var_os(PART)?;
         let killed = Some(rustix::process::Signal::KILL);
-        rustix::process::set_parent_process_death_signal(killed).expect("the system can");
+        rustix::process::set_parent_process_death_signal(killed).expect("the system supports it");
         Some(path.into())
     }
 
     pub(crate) fn say_ready() {
         let mut out = std::io::stdout().lock();
-        out.write_all(b"\nready\n").and_then(|()| out.flush()).expect("the parent listens");
+        out.write_all(b"\nready\n").and_then(|()| out.flush()).expect("the parent reads");
     }
 }
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It may have been killed and waited for already.
+        // It may already have been killed and awaited.
         let _gone = self.0.kill();
         let _reaped = self.0.wait();
     }

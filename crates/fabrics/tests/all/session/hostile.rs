@@ -1,7 +1,7 @@
-//! Datagrams that no peer of ours would send, to both ends. They are written here by hand, from the drawing in the
-//! documentation: what is judged shares no code with this.
+//! Malicious datagrams, to both ends. They are encoded here independently, from the format in the documentation, and
+//! share no code with the crate under test.
 //!
-//! What is held: nothing panics, nothing runs that was not asked, and what is kept stays within its bound.
+//! Checked: no panic, no request runs that was not made, and memory stays bounded.
 
 use crate::session::world::{MS, Order, Runner, World, seeds};
 use crate::session::{client, open, order, server};
@@ -27,7 +27,7 @@ const HAVE: u8 = 5;
 const DATAGRAM: usize = 1200;
 const CHUNK: usize = 1160;
 
-/// Puts the right check into a datagram.
+/// Writes the correct checksum into a datagram.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     if bytes.len() >= 24 {
         let secrets = RapidSecrets::seed(0x6661_7273_6964_6501);
@@ -78,7 +78,7 @@ fn whole(kind: u8, slot: u8, number: u32, payload: &[u8]) -> Entry<'_> {
     Entry { kind, slot, index: 0, count: 1, number, len, size: len, payload }
 }
 
-/// A server with one session, whose client is ours to be.
+/// A server with one session, whose client is simulated by the test.
 struct Victim {
     server: Server<usize, Runner>,
     host: Runner,
@@ -91,7 +91,7 @@ fn hello(identity: u128, incarnation: u64, nonce: u64) -> Vec<u8> {
     hello_of(identity, incarnation, nonce, DATAGRAM)
 }
 
-/// One that asks for datagrams of so many bytes.
+/// A HELLO with this datagram limit.
 fn hello_of(identity: u128, incarnation: u64, nonce: u64, limit: usize) -> Vec<u8> {
     let mut body = identity.to_le_bytes().to_vec();
     for word in [incarnation, 0] {
@@ -109,7 +109,7 @@ impl Victim {
     fn new() -> Victim {
         Victim::of(DATAGRAM, 65600)
     }
-    /// One whose client has asked for datagrams of so many bytes.
+    /// A victim whose client has requested this datagram limit.
     fn of(limit: usize, assembly_bytes: usize) -> Victim {
         let config = session::server::Config { sessions_max: 4, assembly_bytes, ..server() };
         let mut victim = Victim {
@@ -119,7 +119,7 @@ impl Victim {
             secret: 0,
             out: Vec::new(),
         };
-        victim.receive(&hello_of(1, 1, 77, limit)).expect("a good hello");
+        victim.receive(&hello_of(1, 1, 77, limit)).expect("a valid hello");
         assert_eq!(victim.server.transmit(&mut victim.out), Some(0));
         let welcome = victim.out.clone();
         assert_eq!((welcome[3], &welcome[8..16]), (WELCOME, &77_u64.to_le_bytes()[..]));
@@ -137,19 +137,19 @@ impl Victim {
     fn runs(&self) -> u64 {
         self.server.counters().executed
     }
-    /// The answers that are waiting to be sent, as datagrams.
+    /// The queued responses, as datagrams.
     fn answers(&mut self) -> Vec<Vec<u8>> {
         let mut answers = Vec::new();
         while self.server.transmit(&mut self.out).is_some() {
             answers.push(self.out.clone());
-            assert!(answers.len() < 10_000, "it answers for ever");
+            assert!(answers.len() < 10_000, "the server responds for ever");
         }
         answers
     }
 }
 
 #[test]
-fn what_has_arrived_may_fill_a_datagram_to_its_last_byte() {
+fn have_entries_may_fill_a_datagram_to_its_last_byte() {
     const SLOTS: u8 = 64;
     for limit in (1200..2200).step_by(8) {
         let mut victim = Victim::of(limit, 1 << 20);
@@ -161,12 +161,12 @@ fn what_has_arrived_may_fill_a_datagram_to_its_last_byte() {
                 .expect("a fragment");
         }
         let told: usize = victim.answers().iter().map(|answer| (answer.len() - 24) / 32).sum();
-        assert_eq!(told, usize::from(SLOTS), "of {limit} bytes");
+        assert_eq!(told, usize::from(SLOTS), "datagrams of {limit} bytes");
     }
 }
 
 #[test]
-fn a_datagram_that_was_cut_or_damaged_anywhere_has_no_effect() {
+fn a_truncated_or_damaged_datagram_has_no_effect() {
     let mut victim = Victim::new();
     let (one, two) = (order(1).encode(), order(2).encode());
     let body = [whole(CHAIN, 0, 1, &one).bytes(), whole(CHAIN, 1, 1, &two).bytes()].concat();
@@ -174,7 +174,7 @@ fn a_datagram_that_was_cut_or_damaged_anywhere_has_no_effect() {
     for cut in 0..good.len() {
         assert!(victim.receive(&good[..cut]).is_err(), "cut to {cut}");
         if cut > 24 {
-            // The sender may also have meant it so.
+            // It may be a valid shorter datagram.
             assert!(victim.receive(&sealed(good[..cut].to_vec())).is_err() || cut == 24 + body.len() / 2);
         }
     }
@@ -193,13 +193,13 @@ fn a_datagram_that_was_cut_or_damaged_anywhere_has_no_effect() {
         assert!(victim.receive(&sealed(bad)).is_err());
     }
     assert_eq!(victim.runs(), ran);
-    // It was the damage.
-    victim.receive(&good).expect("as it was sent it is good");
+    // Only the damage made them invalid.
+    victim.receive(&good).expect("the original is valid");
     assert_eq!((victim.runs(), victim.host.runs.len()), (2, 2));
 }
 
 #[test]
-fn who_does_not_know_the_secret_has_no_effect() {
+fn a_datagram_with_a_wrong_secret_has_no_effect() {
     let mut victim = Victim::new();
     let bytes = order(1).encode();
     let body = whole(CHAIN, 0, 1, &bytes).bytes();
@@ -213,12 +213,12 @@ fn who_does_not_know_the_secret_has_no_effect() {
     assert_eq!(victim.server.counters().bad_secrets, 64 * 3);
     assert_eq!((victim.runs(), victim.server.sessions()), (0, 1));
     assert!(victim.answers().is_empty());
-    // Who knows it and speaks from elsewhere is not heard either.
+    // A datagram with the right secret from another address is ignored, too.
     let good = datagram(DATA, session, secret, &body);
     let _ = victim.server.receive(MS, 9, &good, &mut victim.host);
     assert_eq!((victim.runs(), victim.server.counters().refused), (0, 1));
-    // A tombstone tells nobody but who knows the secret.
-    victim.receive(&datagram(7, session, secret, &[])).expect("a good bye");
+    // A tombstone is only reported to a sender with the right secret.
+    victim.receive(&datagram(7, session, secret, &[])).expect("a valid bye");
     assert_eq!(victim.receive(&datagram(DATA, session, secret ^ 1, &body)), Err(PacketError::Secret));
     assert!(victim.answers().is_empty());
     assert_eq!(victim.receive(&good), Err(PacketError::Session(session)));
@@ -226,7 +226,7 @@ fn who_does_not_know_the_secret_has_no_effect() {
 }
 
 #[test]
-fn what_makes_no_sense_runs_nothing() {
+fn an_invalid_entry_runs_nothing() {
     let mut victim = Victim::new();
     let bytes = order(1).encode();
     let big = vec![0; CHUNK];
@@ -265,12 +265,12 @@ fn what_makes_no_sense_runs_nothing() {
     ];
     for (at, entry) in bad.iter().enumerate() {
         assert!(victim.data(&[*entry]).is_err(), "entry {at}");
-        // Not even what stood before it.
-        assert!(victim.data(&[good, *entry]).is_err(), "entry {at} after a good one");
+        // Not even the valid entry before it has an effect.
+        assert!(victim.data(&[good, *entry]).is_err(), "entry {at} after a valid one");
     }
-    assert!(victim.host.expected.is_empty(), "nor is anything expected of it");
+    assert!(victim.host.expected.is_empty(), "no invalid entry is prefetched");
     assert_eq!(victim.server.counters().malformed, 2 * bad.len() as u64);
-    // Well-formed, and not allowed.
+    // Well-formed, but not allowed.
     let not_allowed = [
         Entry { number: 2, ..good },
         Entry { number: 1 << 30, ..good },
@@ -281,32 +281,32 @@ fn what_makes_no_sense_runs_nothing() {
     ];
     for (at, entry) in not_allowed.iter().enumerate() {
         let before = victim.server.counters().refused;
-        victim.data(&[*entry]).expect("it is well-formed");
+        victim.data(&[*entry]).expect("a well-formed entry");
         assert_eq!(victim.server.counters().refused, before + 1, "entry {at}");
     }
-    victim.data(&[Entry { number: u32::MAX, ..good }]).expect("it is well-formed");
+    victim.data(&[Entry { number: u32::MAX, ..good }]).expect("a well-formed entry");
     assert_eq!(victim.server.counters().stale, 1, "a number from before the first");
     assert_eq!(victim.runs(), 0);
     for kind in [WELCOME, REFUSED, 6, GONE, 0, 9, 255] {
         let session = (victim.session, victim.secret);
         assert_eq!(victim.receive(&datagram(kind, session.0, session.1, &[])), Err(PacketError::Kind(kind)));
     }
-    // Fragments that disagree with the first one of their number.
-    victim.data(&[part]).expect("a good part");
+    // Fragments that contradict the first one of their number.
+    victim.data(&[part]).expect("a valid fragment");
     for entry in [
         Entry { index: 1, size: 2999, ..part },
         Entry { index: 1, kind: CALL, ..part },
         Entry { number: 2, ..part },
     ] {
         let before = victim.server.counters().refused;
-        victim.data(&[entry]).expect("it is well-formed");
+        victim.data(&[entry]).expect("a well-formed entry");
         assert_eq!(victim.server.counters().refused, before + 1);
     }
     assert_eq!(victim.runs(), 0);
 }
 
 #[test]
-fn other_versions_are_told_both_versions() {
+fn a_refusal_of_another_version_names_both_versions() {
     let mut victim = Victim::new();
     let mut bytes = hello(5, 1, 9);
     bytes[2] = 3;
@@ -319,12 +319,12 @@ fn other_versions_are_told_both_versions() {
     short.truncate(1199);
     assert!(
         victim.receive(&short).is_err() && victim.answers().is_empty(),
-        "who forges a source gains nothing"
+        "a forged source address gains no amplification"
     );
     bytes[0] = b'X';
     let error = victim.receive(&bytes).unwrap_err().to_string();
     assert!(error.contains("0x7358") && error.contains("0x7346"), "{error}");
-    // And a client that meets a node of another version.
+    // A client that connects to a node of another version.
     let mut client = Client::new(MS, session::client::Config { nonce: 77, ..client(1, 1) });
     let mut refused = datagram(REFUSED, 0, 77, b"?");
     refused[2] = 9;
@@ -334,27 +334,27 @@ fn other_versions_are_told_both_versions() {
 }
 
 #[test]
-fn the_same_hello_gets_the_same_welcome_and_another_one_none() {
+fn the_same_hello_gets_the_same_welcome_another_is_refused() {
     let mut victim = Victim::new();
     victim.receive(&hello(1, 1, 77)).expect("well-formed");
     let again = victim.answers().remove(0);
     assert_eq!(again[24..32], victim.secret.to_le_bytes());
     assert_eq!((victim.host.opened, victim.server.sessions()), (1, 1));
     let mut other = hello(1, 1, 77);
-    other[24 + 48] ^= 1; // Of the token.
+    other[24 + 48] ^= 1; // A byte of the token.
     victim.receive(&sealed(other)).expect("well-formed");
     assert_eq!(victim.answers().remove(0)[3], REFUSED);
     assert_eq!(victim.server.receive(MS, 3, &hello(1, 1, 77), &mut victim.host), Ok(()));
-    assert_eq!(victim.answers().remove(0)[3], REFUSED, "from elsewhere, a welcome would tell the secret");
+    assert_eq!(victim.answers().remove(0)[3], REFUSED, "a welcome to another address would reveal the secret");
     assert_eq!((victim.host.opened, victim.server.sessions()), (1, 1));
-    // A refused hello of a higher incarnation ends nothing.
+    // A refused hello of a higher incarnation does not end the session.
     victim.host.refuse = Some("a wrong token".into());
     victim.receive(&hello(1, 2, 78)).expect("well-formed");
     assert_eq!((victim.host.closed.len(), victim.server.sessions()), (0, 1));
 }
 
 #[test]
-fn a_request_that_comes_again_is_answered_again_and_runs_once() {
+fn a_repeated_request_gets_its_reply_again_and_runs_once() {
     let mut victim = Victim::new();
     let bytes = order(1).encode();
     victim.data(&[whole(CHAIN, 5, 1, &bytes)]).unwrap();
@@ -362,17 +362,17 @@ fn a_request_that_comes_again_is_answered_again_and_runs_once() {
     for _ in 0..100 {
         victim.data(&[whole(CHAIN, 5, 1, &bytes)]).unwrap();
         assert_eq!(victim.answers(), first);
-        assert!(victim.host.expected.is_empty(), "nothing is fetched for what has run");
+        assert!(victim.host.expected.is_empty(), "a repeated request is not prefetched");
     }
     victim.data(&[whole(CHAIN, 5, 2, &order(2).encode())]).unwrap();
     victim.answers();
     victim.data(&[whole(CHAIN, 5, 1, &bytes)]).unwrap();
-    assert!(victim.answers().is_empty(), "what is older is not answered");
+    assert!(victim.answers().is_empty(), "an older request gets no response");
     assert_eq!((victim.runs(), victim.server.counters().stale), (2, 1));
 }
 
 #[test]
-fn a_peer_that_ignores_what_was_granted_makes_nothing_grow() {
+fn a_peer_that_ignores_its_grants_uses_bounded_memory() {
     let mut victim = Victim::new();
     let big = vec![0; CHUNK];
     let size = 65_536_u32;
@@ -389,7 +389,7 @@ fn a_peer_that_ignores_what_was_granted_makes_nothing_grow() {
     }
     assert!(victim.server.counters().refused > 0);
     assert_eq!(victim.runs(), 0);
-    // Sessions, tombstones and answers to nobody are bounded too.
+    // Sessions, tombstones and responses to strangers are bounded, too.
     for identity in 0..10_000 {
         let _ = victim.server.receive(MS, 5, &hello(identity + 2, 1, 1), &mut victim.host);
         let _ = victim.receive(&datagram(DATA, identity as u32, 5, &[]));
@@ -402,7 +402,7 @@ fn a_peer_that_ignores_what_was_granted_makes_nothing_grow() {
     assert!(victim.server.sessions() <= 4 && victim.server.kept_bytes() < 600_000);
 }
 
-/// A datagram that is nearly right.
+/// A nearly valid datagram.
 fn nearly(rng: &mut Draws, session: u32, secret: u64, payload: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for _ in 0..rng.below(4) {
@@ -435,13 +435,13 @@ fn nearly(rng: &mut Draws, session: u32, secret: u64, payload: &[u8]) -> Vec<u8>
 }
 
 #[test]
-fn a_server_withstands_whatever_arrives() {
+fn a_server_withstands_arbitrary_datagrams() {
     let taken = std::cell::Cell::new(0);
-    seeds("a_server_withstands_whatever_arrives", 300, |seed| {
+    seeds("a_server_withstands_arbitrary_datagrams", 300, |seed| {
         let mut rng = Draws(seed);
         let mut victim = Victim::new();
         let mut payload = Order { tag: 3, size: CHUNK, reply_size: 65536, later_ms: 0 }.encode();
-        // Bytes that are no order of ours are answered by as many: the pattern would not hold.
+        // An invalid order would be answered with as many bytes: the pattern would not match.
         payload[8..].fill(0);
         payload[8] = 9;
         victim.host.is_lenient = true;
@@ -452,9 +452,9 @@ fn a_server_withstands_whatever_arrives() {
             }
             let answers = victim.answers();
             let sum: usize = answers.iter().map(Vec::len).sum();
-            assert!(sum <= 4 * 70_000, "{sum} bytes of answers to one datagram");
+            assert!(sum <= 4 * 70_000, "{sum} bytes of responses to one datagram");
             if victim.server.sessions() == 0 {
-                break; // It said bye.
+                break; // A BYE got through.
             }
         }
         assert!(victim.server.kept_bytes() < 1_000_000, "{}", victim.server.kept_bytes());
@@ -463,9 +463,9 @@ fn a_server_withstands_whatever_arrives() {
 }
 
 #[test]
-fn a_client_withstands_whatever_arrives() {
+fn a_client_withstands_arbitrary_datagrams() {
     let taken = std::cell::Cell::new(0);
-    seeds("a_client_withstands_whatever_arrives", 300, |seed| {
+    seeds("a_client_withstands_arbitrary_datagrams", 300, |seed| {
         let mut rng = Draws(seed);
         let mut config = client(1, 1);
         config.nonce = 77;
@@ -490,7 +490,7 @@ fn a_client_withstands_whatever_arrives() {
                 .receive(MS, &datagram(WELCOME, 0, 77, &bad));
         }
         assert!(victim.next_event().is_none(), "a forged welcome opens nothing");
-        victim.receive(MS, &datagram(WELCOME, 0, 77, &body)).expect("a good welcome");
+        victim.receive(MS, &datagram(WELCOME, 0, 77, &body)).expect("a valid welcome");
         let (mut now, mut held) = (MS, Vec::new());
         let payload: Vec<u8> = (0..CHUNK).map(|_| rng.next() as u8).collect();
         for _ in 0..400 {
@@ -502,7 +502,7 @@ fn a_client_withstands_whatever_arrives() {
             let mut budget = 500;
             while victim.transmit(now, &mut out) {
                 budget -= 1;
-                assert!(budget > 0, "it sends for ever");
+                assert!(budget > 0, "the client sends for ever");
             }
             if victim.receive(now, &nearly(&mut rng, 3, 5, &payload)).is_ok() {
                 taken.set(taken.get() + 1);
@@ -528,7 +528,7 @@ fn a_client_withstands_whatever_arrives() {
 }
 
 #[test]
-fn random_bytes_are_nothing_to_either_end() {
+fn random_bytes_have_no_effect_on_either_end() {
     let mut rng = Draws(1);
     let mut victim = Victim::new();
     let mut world = World::new(1, server());

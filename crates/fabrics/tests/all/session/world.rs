@@ -1,7 +1,8 @@
-//! A network, a server and clients that are stepped: the same seed, the same story.
+//! A network, a server and clients, simulated step by step: equal seeds give equal runs.
 //!
-//! Invariants: whatever runs is written down by its tag, and runs once. What a request should be answered is known
-//! from its tag and size alone. Faults that struck are counted.
+//! Invariant: every request that runs is recorded by its tag, and runs once.
+//! Invariant: the correct reply to a request follows from its tag and size alone.
+//! Invariant: all faults that strike are counted.
 
 use farside_fabrics::session::client::{self, Ask, Client, Event, Fate, SlotRef};
 use farside_fabrics::session::server::{
@@ -18,18 +19,18 @@ pub(crate) const MS: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Faults {
-    /// Percent of datagrams.
+    /// Percentage of datagrams lost.
     pub(crate) loss: u64,
     pub(crate) doubled: u64,
-    /// Percent that take a hundred times as long.
+    /// Percentage that take a hundred times as long.
     pub(crate) late: u64,
     pub(crate) damaged: u64,
-    /// Percent with which the way is cut for a while, half of them in one direction alone.
+    /// Percentage of datagrams with which a partition begins, for up to 100 ms; half of these in one direction only.
     pub(crate) cut: u64,
     pub(crate) partition: bool,
-    /// How much longer all take.
+    /// Additional delay of all datagrams.
     pub(crate) slower: Duration,
-    /// Datagrams overtake each other, also where none is late.
+    /// Whether datagrams overtake each other even if none is late.
     pub(crate) unordered: bool,
 }
 
@@ -53,7 +54,7 @@ impl Struck {
         self.overtaken += other.overtaken;
     }
 
-    /// Whether each has struck: one that never did has tried nothing.
+    /// Whether each fault has struck; one that never did was not tested.
     pub(crate) fn all_did(&self) -> bool {
         let Struck { lost, doubled, late, damaged, cut, overtaken } = *self;
         [lost, doubled, late, damaged, cut, overtaken].iter().all(|&times| times > 0)
@@ -75,27 +76,27 @@ impl To {
     }
 }
 
-/// Runs whatever comes and remembers how often.
+/// Runs every request and counts the runs.
 #[derive(Default)]
 pub(crate) struct Runner {
     pub(crate) runs: HashMap<u64, u64>,
-    /// To be answered later: when, whom, what.
+    /// Pending responses: time, request, bytes.
     pub(crate) later: Vec<(Duration, RequestRef, Vec<u8>)>,
     pub(crate) now: Duration,
     pub(crate) secrets: u64,
     pub(crate) opened: u64,
-    /// How sessions ended, in their order.
+    /// How sessions ended, in order.
     pub(crate) closed: Vec<Ending>,
     pub(crate) refuse: Option<String>,
     pub(crate) features_seen: u64,
     pub(crate) retired: u64,
     pub(crate) retired_tags: HashSet<u64>,
-    /// What was expected, of the datagram whose requests run.
+    /// The expected chains of the datagram whose requests run now.
     pub(crate) expected: Vec<Vec<u8>>,
     pub(crate) is_ready: bool,
-    /// Chains that ran, and those of them that were expected.
+    /// Number of chains run, and of those that were expected.
     pub(crate) chains: [u64; 2],
-    /// Answers whatever is asked, by as many bytes or a few more.
+    /// Responds to any request with about as many bytes.
     pub(crate) is_lenient: bool,
 }
 
@@ -122,7 +123,7 @@ impl Host for Runner {
         self.expected.push(bytes.to_vec());
     }
     fn ready(&mut self) {
-        assert!(!self.expected.is_empty() && !self.is_ready, "said once, after something was expected");
+        assert!(!self.expected.is_empty() && !self.is_ready, "called once, after expect");
         self.is_ready = true;
     }
     fn run(
@@ -132,7 +133,7 @@ impl Host for Runner {
         request: Request<'_>,
         reply: &mut Vec<u8>,
     ) -> Outcome {
-        assert!(self.expected.is_empty() || self.is_ready, "nothing runs among what is expected");
+        assert!(self.expected.is_empty() || self.is_ready, "no request runs before ready");
         let bytes = match request {
             Request::Chain(bytes) => {
                 let at = self.expected.iter().position(|expected| expected == bytes);
@@ -174,8 +175,8 @@ impl Host for Runner {
     }
 }
 
-/// What a request of these tests says: its bytes are `| tag u64 | reply bytes u32 | later ms u32 |`, then a pattern.
-/// The shorter ones lack what does not fit.
+/// A request of these tests: `| tag u64 | reply bytes u32 | later ms u32 |`, then a pattern. Shorter ones are
+/// truncated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub(crate) tag: u64,
@@ -206,7 +207,7 @@ impl Order {
         let reply_size = u32::from_le_bytes(bytes[8..12].try_into().unwrap()) as usize;
         let later_ms = u32::from_le_bytes(bytes[12..16].try_into().unwrap());
         for (at, &byte) in bytes.iter().enumerate().skip(16) {
-            assert_eq!(byte, pattern(tag, at), "byte {at} of request {tag} is another's");
+            assert_eq!(byte, pattern(tag, at), "byte {at} of request {tag} belongs to another");
         }
         Order { tag, size: bytes.len(), reply_size, later_ms }
     }
@@ -223,7 +224,7 @@ impl Order {
     }
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Answered(u64),
@@ -235,15 +236,15 @@ pub(crate) struct Peer {
     pub(crate) asked: HashMap<SlotRef, Order>,
     pub(crate) ends: BTreeMap<u64, End>,
     pub(crate) events: Vec<Event>,
-    /// Answered, and not released.
+    /// Answered, but not released.
     pub(crate) held: Vec<(SlotRef, Order)>,
-    /// Whether the buffer at a tag is retired once its request was acted on; those that are to be.
+    /// Whether to retire the buffer named by a request's tag after the request is released; and the buffers to retire.
     pub(crate) is_retiring: bool,
     pub(crate) unreachable: Vec<(u32, Addr)>,
-    /// Percent of turns in which this owner does not get to act on what it holds.
+    /// Percentage of turns in which this owner does not act.
     pub(crate) slow: u64,
     rng: Draws,
-    /// Stopped: nothing reaches it and it does nothing.
+    /// Stopped: receives nothing and does nothing.
     pub(crate) is_paused: bool,
     pub(crate) executions: Vec<u64>,
     pub(crate) outstanding_max: usize,
@@ -274,12 +275,12 @@ impl Peer {
         let (left, right) = bytes.split_at(bytes.len() / 3);
         let ask = if order.tag.is_multiple_of(2) { Ask::Chain } else { Ask::Call(ServiceId(7)) };
         let request = self.client.submit(now, ask, &[left, right])?;
-        assert!(self.asked.insert(request, order).is_none(), "no two requests have one name");
+        assert!(self.asked.insert(request, order).is_none(), "requests have unique identifiers");
         self.busy_max = self.busy_max.max(self.asked.len());
         Some(request)
     }
 
-    /// Releases what it has heard of before, which must still be there, and hears of more.
+    /// Releases the responses reported before, which must still be intact, then reads new events.
     pub(crate) fn turn(&mut self, now: Duration) {
         for (request, order) in std::mem::take(&mut self.held) {
             order.check(self.client.reply(request));
@@ -304,18 +305,18 @@ impl Peer {
         while let Some(event) = self.client.next_event() {
             match &event {
                 Event::Answered { request, execution } => {
-                    let order = self.asked.remove(request).expect("an answer to what was asked");
+                    let order = self.asked.remove(request).expect("a response to an outstanding request");
                     order.check(self.client.reply(*request));
                     self.held.push((*request, order));
                     assert!(
                         *execution > 0 && !self.executions.contains(execution),
-                        "an execution answers once"
+                        "execution numbers are unique"
                     );
                     self.executions.push(*execution);
                     assert!(self.ends.insert(order.tag, End::Answered(*execution)).is_none());
                 }
                 Event::Failed { request, fate } => {
-                    let order = self.asked.remove(request).expect("a report of what was asked");
+                    let order = self.asked.remove(request).expect("a report of an outstanding request");
                     assert!(self.ends.insert(order.tag, End::Failed(*fate)).is_none());
                 }
                 _ => {}
@@ -338,9 +339,9 @@ pub(crate) struct World {
     pub(crate) peers: Vec<Peer>,
     pub(crate) flights: BinaryHeap<Reverse<Flight>>,
     pub(crate) sent: u64,
-    /// When the last one arrives that was sent there and not late.
+    /// Latest arrival of a datagram to each end that is not late.
     arrives: BTreeMap<To, Duration>,
-    /// Until when nothing gets there.
+    /// End of the partition towards each end.
     cut: BTreeMap<To, Duration>,
     pub(crate) steps: u64,
     out: Vec<u8>,
@@ -371,7 +372,7 @@ impl World {
         self.peers.len() - 1
     }
 
-    /// The node's process ended, and another began.
+    /// Replaces the node's process by a new one.
     pub(crate) fn restart_server(&mut self) {
         self.server_config.node += 1;
         self.server = Server::new(self.server_config.clone());
@@ -422,7 +423,7 @@ impl World {
         }
     }
 
-    /// Everyone says all they have to say.
+    /// Lets all ends send all their pending datagrams.
     pub(crate) fn flush(&mut self) {
         let mut out = std::mem::take(&mut self.out);
         for index in 0..self.peers.len() {
@@ -432,8 +433,8 @@ impl World {
             self.peers[index].turn(self.now);
             while self.peers[index].client.transmit(self.now, &mut out) {
                 let outstanding = self.peers[index].client.outstanding();
-                assert!(outstanding <= self.server_config.credit(), "credit is kept");
-                assert!(out.len() <= self.server_config.datagram, "a datagram's limit is kept");
+                assert!(outstanding <= self.server_config.credit(), "the client keeps to its credit");
+                assert!(out.len() <= self.server_config.datagram, "the client keeps to the datagram limit");
                 self.peers[index].outstanding_max = self.peers[index].outstanding_max.max(outstanding);
                 std::mem::swap(&mut out, &mut self.out);
                 self.send(To::Server(index));
@@ -442,7 +443,7 @@ impl World {
             self.peers[index].turn(self.now);
         }
         while let Some(index) = self.server.transmit(&mut out) {
-            assert!(out.len() <= self.server_config.datagram, "a datagram's limit is kept");
+            assert!(out.len() <= self.server_config.datagram, "the server keeps to the datagram limit");
             std::mem::swap(&mut out, &mut self.out);
             self.send(To::Client(index));
             std::mem::swap(&mut out, &mut self.out);
@@ -450,7 +451,7 @@ impl World {
         self.out = out;
     }
 
-    /// When something happens next.
+    /// Time of the next event.
     fn next(&self) -> Option<Duration> {
         let flight = self.flights.peek().map(|Reverse(flight)| flight.0);
         let later = self.host.later.iter().map(|later| later.0).min();
@@ -459,7 +460,7 @@ impl World {
         [flight, later, timeout].into_iter().flatten().min()
     }
 
-    /// Lets what happens next happen, but not after `until`; false if nothing does before.
+    /// Advances to the next event, but not beyond `until`; returns false if there is none before.
     pub(crate) fn step(&mut self, until: Duration) -> bool {
         self.flush();
         let next = self.next().filter(|&next| next <= until);
@@ -497,15 +498,15 @@ impl World {
     pub(crate) fn run_for(&mut self, duration: Duration) {
         let until = self.now + duration;
         while self.step(until) {
-            assert!(self.steps < 2_000_000, "it goes on for ever");
+            assert!(self.steps < 2_000_000, "the run never ends");
         }
     }
 
-    /// Runs until all that was asked has been reported.
+    /// Runs until all requests are reported.
     pub(crate) fn settle(&mut self, within: Duration) {
         let until = self.now + within;
         while self.peers.iter().any(|peer| !peer.asked.is_empty()) && self.step(until) {
-            assert!(self.steps < 2_000_000, "it goes on for ever");
+            assert!(self.steps < 2_000_000, "the run never ends");
         }
         for peer in &self.peers {
             assert!(peer.asked.is_empty(), "never reported: {:?}", peer.asked);
@@ -517,7 +518,7 @@ impl World {
     }
 }
 
-/// Runs a story for every seed, or for the one of the environment, and says how to see a failure again.
+/// Runs `story` for every seed, or for the one in the environment. Prints the replay command of a failure.
 pub(crate) fn seeds(test: &str, count: u64, story: impl Fn(u64)) {
     let only = std::env::var("SESSION_SEED").ok().map(|seed| seed.parse().expect("a seed is a number"));
     let range = only.map_or(0..count, |seed: u64| seed..seed + 1);

@@ -1,7 +1,7 @@
-//! Threads that run chains on the same few wide words, each of which says whether it was ever torn or overwritten.
+//! Threads that run chains on the same few wide words, and check that none was torn or overwritten.
 //!
 //! ```text
-//! COUNTED   | n | n | n | n |        CAS of 32 bytes, from n to n + 1; read in every way there is
+//! COUNTED   | n | n | n | n |        CAS of 32 bytes, from n to n + 1; read in every way
 //! MIXED     | n | n | n | added |    CAS of 24 bytes, or of 32 that leave the last 8 alone, beside FETCH-ADDs
 //! WRITTEN   | n | n | n | n |        WRITEs of 32 bytes
 //! PAIRED    | n | n | m | m |        CASes of 16 bytes on its halves, and of 32 that add one to all
@@ -24,19 +24,19 @@ const COUNTED: u64 = 32;
 const MIXED: u64 = 64;
 const WRITTEN: u64 = 128;
 const PAIRED: u64 = 160;
-/// A pointer to COUNTED.
+/// A pointer to `COUNTED`.
 const POINTER: u64 = 256;
-/// One place of 64 bytes for each thread.
+/// A private area of 64 bytes per thread.
 const OWN: u64 = 4096;
 
-/// What came of it.
+/// Outcome of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Words whose parts were of different moments.
+    /// Words whose parts had different values.
     pub(crate) torn: AtomicU64,
-    /// Exchanges that others' exchanges or additions undid.
+    /// Exchanges undone by other exchanges or additions.
     pub(crate) lost: AtomicU64,
-    /// Exchanges that came too late.
+    /// Exchanges whose comparison failed.
     pub(crate) failed: AtomicU64,
     /// Exchanges done.
     pub(crate) swapped: AtomicU64,
@@ -48,7 +48,7 @@ impl Outcome {
     }
 }
 
-/// A memory whose first segment is region 1's table.
+/// Creates a memory whose first segment is the table of region 1.
 pub(crate) fn memory() -> Wide<Mapping> {
     let memory = Mapping::create(Geometry::SIZE_MIN, Pages::Small).expect("a small memory");
     let arena = memory.arena();
@@ -59,7 +59,7 @@ pub(crate) fn memory() -> Wide<Mapping> {
     Wide::of(memory)
 }
 
-/// Has `threads` threads take so many turns each; `begin` is called in each of them first.
+/// Runs `threads` threads with `turns` turns each; each thread calls `begin` first.
 pub(crate) fn hammer(threads: u64, turns: u64, begin: fn()) -> Outcome {
     let (memory, outcome) = (memory(), Outcome::default());
     let (mut counted, mut mixed, mut added) = (0, 0, 0);
@@ -78,7 +78,7 @@ pub(crate) fn hammer(threads: u64, turns: u64, begin: fn()) -> Outcome {
             })
             .collect();
         for worker in workers {
-            let done = worker.join().expect("a worker says what is wrong, and does not panic");
+            let done = worker.join().expect("a worker records errors, and does not panic");
             counted += done.0;
             mixed += done.1;
             added += done.2;
@@ -127,7 +127,7 @@ impl<'a> Worker<'a> {
         self.pair(way);
     }
 
-    /// By READs of different lengths and from different places, through a pointer, and by a copy within the node.
+    /// Reads with different lengths and offsets, through a pointer, and through a copy within the node.
     fn read_counted(&mut self, way: u64) -> Words {
         let at = self.table.plus(COUNTED);
         match way {
@@ -152,7 +152,7 @@ impl<'a> Worker<'a> {
         first_words(self.reply.output(0))
     }
 
-    /// Adds one to what was seen, with an operand of its own or one that lies in memory.
+    /// Adds one to the value read, with an immediate operand or one in memory.
     fn count(&mut self, seen: Words, from_memory: bool) {
         let (at, next) = (self.table.plus(COUNTED), next(seen));
         let swapped = if from_memory {
@@ -180,7 +180,7 @@ impl<'a> Worker<'a> {
         self.added += 1;
     }
 
-    /// Both halves by one exchange, or one of them by an exchange of its own.
+    /// Changes both halves with one exchange, or one half with an exchange of its own.
     fn pair(&mut self, way: u64) {
         let at = self.table.plus(PAIRED);
         let seen = self.words(PAIRED);
@@ -200,7 +200,7 @@ impl<'a> Worker<'a> {
         first_words(self.reply.output(0))
     }
 
-    /// Notes whether all parts are of one moment.
+    /// Records whether all parts are equal.
     fn see(&mut self, words: Words) {
         let torn = words.iter().any(|word| *word != words[0]);
         self.outcome.torn.fetch_add(u64::from(torn), Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! Draws chains of every op with every modifier, over a table that holds words, pointers and noise. No address of a
-//! buffer comes into that table, and no chain both allocates and reclaims: the node chooses when a retired buffer comes
-//! back, so the model could not predict which buffer the next ALLOCATE takes.
+//! Random chains of every op with every modifier, over a table of words, pointers and noise. The table never contains
+//! the address of a buffer, and no chain both allocates and reclaims. The node decides when a retired buffer is reused,
+//! so the model could not predict which buffer the next ALLOCATE takes.
 //!
 //! ```text
-//! table   | 64 pointers, 16 bytes each | noise |        pointers lead into the noise, to the table's end, nowhere
+//! table   | 64 pointers, 16 bytes each | noise |        to the noise, the table's end, or nowhere
 //! ```
 
 use farside_remote::control::Store;
@@ -16,23 +16,23 @@ use zerocopy::little_endian::U64;
 
 const POINTERS: u64 = 64;
 const POINTER_SIZE: u64 = size_of::<BoundedPtr>() as u64;
-/// Bytes of the table in which chains work.
+/// Number of bytes of the table that chains use.
 pub(crate) const WORKED: u64 = 8192;
 const OPS_MAX: u64 = 6;
 
-/// What ops point to while their chain is built.
+/// Operands that the ops of a chain borrow.
 pub(crate) struct Operands {
     bytes: Vec<u8>,
     words: Vec<U64>,
     wide: Vec<[U64; 2]>,
-    /// Addresses that are no buffer's.
+    /// Addresses that are not of buffers.
     garbage: Vec<Addr>,
 }
 
 impl Operands {
     pub(crate) fn draw(store: &Store, random: &mut Draws) -> Operands {
         let bytes = (0..1024).map(|_| random.next() as u8).collect();
-        // Few values, so that comparisons hold and fail about equally often.
+        // Few distinct values, so that comparisons succeed and fail about equally often.
         let mut word = || U64::new([0, 1, 2, 255, 256, u64::MAX][random.below(6) as usize]);
         let words: Vec<U64> = (0..16).map(|_| word()).collect();
         let wide = (0..16).map(|_| [word(), word()]).collect();
@@ -51,7 +51,7 @@ impl Operands {
     }
 }
 
-/// The pointers with which the table begins.
+/// The initial pointers of the table.
 pub(crate) fn pointers(store: &Store, random: &mut Draws) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..POINTERS {
@@ -67,7 +67,7 @@ pub(crate) fn pointers(store: &Store, random: &mut Draws) -> Vec<u8> {
     bytes
 }
 
-/// Adds a few ops of any kind; answers how many.
+/// Adds a few random ops; returns their number.
 pub(crate) fn build<'a>(
     chain: &mut Chain<'a>,
     store: &Store,
@@ -158,7 +158,8 @@ fn add<'a, T: ?Sized>(chain: &mut Chain<'a>, op: Op<'a, T>, output: bool, store:
     }
 }
 
-/// Mostly a pointer or a word of the table; now and then scratch, its end, or what the key does not open.
+/// A random address: mostly a pointer or a word of the table; sometimes scratch, the table's end, or an address outside
+/// the key's region.
 fn place(store: &Store, random: &mut Draws) -> Addr {
     match random.below(24) {
         0 => Addr::new(64),

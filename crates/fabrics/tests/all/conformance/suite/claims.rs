@@ -1,4 +1,4 @@
-//! What every fabric must do.
+//! The claims: what every fabric must do.
 
 use super::chains::{Operands, WORKED, build, pointers};
 use super::executors::{Executor, Task};
@@ -41,14 +41,14 @@ fn table(store: &Store, offset: u64) -> Addr {
 }
 
 async fn carry<E: Endpoint>(endpoint: &E, chain: &Chain<'_>, reply: &mut Reply) {
-    endpoint.run(NODE, chain, reply).await.expect("a node that lives");
+    endpoint.run(NODE, chain, reply).await.expect("a live node");
 }
 
 fn statuses(reply: &Reply) -> Vec<Status> {
     reply.statuses().collect()
 }
 
-// What ops mean.
+// The meaning of ops.
 
 fn by(owner: u32) -> By {
     By { owner, retires: SessionId { slot: 0, number: owner } }
@@ -77,38 +77,38 @@ pub(crate) fn every_op_does_what_run_says<R: Rig>(rig: &R, executor: Executor) {
             carry(&*client, &chain, &mut reply).await;
             let Ok(()) = run(&*copy, by(client.owner()), chain.view(), &mut expected);
             assert_eq!(statuses(&reply), statuses(&expected), "chain {number}");
-            assert!(reply.as_bytes() == expected.as_bytes(), "chain {number} has another output");
+            assert!(reply.as_bytes() == expected.as_bytes(), "chain {number} has a different output");
             let ops = chain.view().ops().map(|op| op.code() as u8).zip(reply.statuses());
             tally.borrow_mut().extend(ops.map(|(code, status)| (code, status as u8)));
         }
     });
     let mut bytes = vec![0; 2 * WORKED as usize];
     let Ok(()) = rig.memory().read(store.table_at, &mut bytes);
-    assert!(bytes == twin.bytes(store.table_at, 2 * WORKED), "the table holds other bytes");
-    // Every op was done, was skipped and was refused; every status but NOT READY came up.
+    assert!(bytes == twin.bytes(store.table_at, 2 * WORKED), "the table has different bytes");
+    // Every op succeeded, was skipped, was aborted and was denied; every status but NOT READY occurred.
     let seen = seen.borrow();
     for code in 1..=6 {
         for status in [Status::Ok, Status::Skipped, Status::Aborted, Status::Access] {
-            // These two touch nothing that the right key could not.
+            // These two access nothing that the key protects.
             if status == Status::Access && [Code::Allocate as u8, Code::Retire as u8].contains(&code) {
                 continue;
             }
-            assert!(seen.contains(&(code, status as u8)), "op {code} never was {status:?}");
+            assert!(seen.contains(&(code, status as u8)), "op {code} never had {status:?}");
         }
     }
     for status in Status::ALL.into_iter().filter(|&status| status != Status::NotReady) {
-        assert!(seen.iter().any(|&(_, seen)| seen == status as u8), "{status:?} never came up");
+        assert!(seen.iter().any(|&(_, seen)| seen == status as u8), "{status:?} never occurred");
     }
 }
 
-pub(crate) fn the_rest_of_a_chain_depends_on_the_op_before<R: Rig>(rig: &R, executor: Executor) {
+pub(crate) fn the_rest_of_a_chain_depends_on_the_previous_op<R: Rig>(rig: &R, executor: Executor) {
     use Status::{Aborted, Access, CasFailed, Invalid, NullPointer, Ok as Done, Skipped, TooLong};
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let word = table(&store, 64);
         let (zero, one) = (U64::new(0), U64::new(1));
-        // The statuses of an op, of two that follow by `then`, of one by `also`, and of one more by `then`.
+        // Statuses of an op, of two that follow by `then`, of one by `also`, and of another by `then`.
         let table_of_truth = [
             (read(word, 8), [Done, Done, Done, Done, Done]),
             (read(word, 70_000), [TooLong, Skipped, Skipped, Done, Done]),
@@ -131,7 +131,7 @@ pub(crate) fn the_rest_of_a_chain_depends_on_the_op_before<R: Rig>(rig: &R, exec
             carry(&*client, &chain, &mut reply).await;
             assert_eq!(statuses(&reply), expected);
         }
-        // The first op has none before it.
+        // The first op has no predecessor.
         let mut chain = buffer.begin(key(&store));
         let _ = chain.then(read(word, 8));
         carry(&*client, &chain, &mut reply).await;
@@ -163,7 +163,7 @@ pub(crate) fn a_chain_has_at_most_64_ops_and_all_of_them_run<R: Rig>(rig: &R, ex
     });
 }
 
-pub(crate) fn what_does_not_fit_a_reply_is_too_long_and_nothing_else_suffers<R: Rig>(
+pub(crate) fn an_output_that_exceeds_the_reply_is_too_long<R: Rig>(
     rig: &R,
     executor: Executor,
 ) {
@@ -183,7 +183,7 @@ pub(crate) fn what_does_not_fit_a_reply_is_too_long_and_nothing_else_suffers<R: 
     });
 }
 
-pub(crate) fn a_payload_of_60_kib_arrives_whole<R: Rig>(rig: &R, executor: Executor) {
+pub(crate) fn a_payload_of_60_kib_arrives_intact<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
@@ -196,7 +196,7 @@ pub(crate) fn a_payload_of_60_kib_arrives_whole<R: Rig>(rig: &R, executor: Execu
         let _ = chain.also(allocate(LARGE, [b"", &payload, b""]).redirect(Addr::scratch(0)));
         let written = chain.then(read(table(&store, 3), payload.len() as u32));
         carry(&*client, &chain, &mut reply).await;
-        assert!(reply.get(written) == Ok(&payload), "what was written is read");
+        assert!(reply.get(written) == Ok(&payload), "a read returns the bytes written");
         let mut chain = buffer.begin(key(&store));
         let at = chain.also(allocate(LARGE, [b"", &payload, b""]));
         carry(&*client, &chain, &mut reply).await;
@@ -204,7 +204,7 @@ pub(crate) fn a_payload_of_60_kib_arrives_whole<R: Rig>(rig: &R, executor: Execu
         let mut chain = buffer.begin(key(&store));
         let put = chain.also(read(at, payload.len() as u32));
         carry(&*client, &chain, &mut reply).await;
-        assert!(reply.get(put) == Ok(&payload), "what was put into a buffer is read");
+        assert!(reply.get(put) == Ok(&payload), "a read returns the buffer's bytes");
     });
 }
 
@@ -229,13 +229,13 @@ pub(crate) fn a_chain_that_finds_no_buffer_runs_nothing<R: Rig>(rig: &R, executo
             }
             assert_eq!(reply.verdict(), Status::Ok);
         }
-        panic!("more buffers were taken than the quota has");
+        panic!("more buffers were allocated than the quota has");
     });
 }
 
 // Rights.
 
-pub(crate) fn another_key_opens_nothing<R: Rig>(rig: &R, executor: Executor) {
+pub(crate) fn a_wrong_key_gives_no_access<R: Rig>(rig: &R, executor: Executor) {
     let ops: [fn(&mut Chain<'_>, Addr); 7] = [
         |chain, at| _ = chain.also(read(at, 8)),
         |chain, at| _ = chain.also(write(at, b"spoilt")),
@@ -245,7 +245,7 @@ pub(crate) fn another_key_opens_nothing<R: Rig>(rig: &R, executor: Executor) {
         |chain, at| _ = chain.also(cas(Mode::Eq, at, &U64::ZERO, &U64::MAX_VALUE).reclaiming(0)),
         |chain, _| _ = chain.also(retire(&[Addr::NULL])),
     ];
-    // Another client for each: a node may end the session of one that goes on so.
+    // Another client for each op, since a node may end a session after several denied chains.
     for op in ops {
         let (endpoint, store) = rig.client();
         let client = Rc::clone(&endpoint);
@@ -273,14 +273,14 @@ pub(crate) fn another_key_opens_nothing<R: Rig>(rig: &R, executor: Executor) {
     }
 }
 
-pub(crate) fn another_node_is_no_node<R: Rig>(rig: &R, executor: Executor) {
+pub(crate) fn another_node_is_an_error<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let (mut buffer, mut reply, other) = (ChainBuf::new(), Reply::new(), NodeId(7));
         let mut chain = buffer.begin(key(&store));
         let _ = chain.also(write(table(&store, 0), b"spoilt"));
-        let error = client.run(other, &chain, &mut reply).await.expect_err("there is none");
+        let error = client.run(other, &chain, &mut reply).await.expect_err("no such node");
         assert_eq!((&error, error.ran()), (&FabricError::NoSuchNode(other), Ran::No));
         let called = client.call(other, ServiceId::NODE, b"", &mut Vec::new()).await;
         assert_eq!(called, Err(FabricError::NoSuchNode(other)));
@@ -292,7 +292,7 @@ pub(crate) fn another_node_is_no_node<R: Rig>(rig: &R, executor: Executor) {
     });
 }
 
-// Several chains at a time.
+// Concurrent chains.
 
 pub(crate) fn scratch_is_private_to_a_chain_and_zero_at_its_start<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
@@ -341,18 +341,18 @@ pub(crate) fn a_dropped_run_does_no_harm<R: Rig>(rig: &R, executor: Executor) {
     executor.run_all(&endpoint, tasks.collect());
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
-        // A chain whose future was dropped may have run or not; all the others ran once.
+        // A chain whose future was dropped may have run or not; all others ran once.
         let sum = sum_at(&*client, &store, 8).await;
         assert!((ran.get()..=TASKS * TURNS).contains(&sum), "{sum} of {}", ran.get());
     });
 }
 
-/// Polls a future once and drops it: what it answered, if it did.
+/// Polls a future once and drops it. Returns its output, if it completed.
 async fn once<O>(future: impl Future<Output = O>) -> Option<O> {
     polled(1, future).await
 }
 
-/// Polls a future at most `times` times, each time after it was woken, and drops it. Answers its output, if it ended.
+/// Polls a future at most `times` times, each time after a wake-up, and drops it. Returns its output, if it completed.
 async fn polled<O>(times: u32, future: impl Future<Output = O>) -> Option<O> {
     let (mut future, mut left) = (pin!(future), times);
     std::future::poll_fn(|cx| {
@@ -366,10 +366,10 @@ async fn polled<O>(times: u32, future: impl Future<Output = O>) -> Option<O> {
     .await
 }
 
-/// The contract of [`Chain::holds`] and [`Chain::note_posted`]: the buffers of a dropped chain that was posted and did
-/// not show them are the fabric's to give back, those of one that was not posted are the caller's, and those that it
-/// has shown stay. There is memory for a third of the rounds.
-pub(crate) fn what_a_dropped_chain_held_and_did_not_show_comes_back<R: Rig>(rig: &R, executor: Executor) {
+/// Tests the contract of [`Chain::holds`] and [`Chain::note_posted`] for the buffers of a dropped chain. If the chain
+/// was posted and did not publish them, the fabric retires them. If it was not posted, the caller does. If it has
+/// published them, they stay. Memory suffices for a third of the rounds.
+pub(crate) fn unpublished_buffers_of_a_dropped_chain_are_freed<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
@@ -386,17 +386,17 @@ pub(crate) fn what_a_dropped_chain_held_and_did_not_show_comes_back<R: Rig>(rig:
                 if reply.verdict() != Status::NotReady {
                     break (*reply.get(now).expect("a word"), *reply.get(fresh).expect("a buffer"));
                 }
-                assert!(timer::now() < until, "nothing comes back, in round {round}");
+                assert!(timer::now() < until, "round {round}: no buffer is freed");
                 timer::sleep(Duration::from_millis(1)).await;
             };
-            assert_ne!(now, fresh, "a buffer that was shown was given back, in round {round}");
+            assert_ne!(now, fresh, "round {round}: a published buffer was retired");
             shown.insert(now.raw());
             let expected = if round % 4 == 0 { now } else { now.plus(1) };
             let (held, is_posted) = ([fresh], Cell::new(false));
             let mut chain = buffer.begin(key(&store));
             let swung = chain.also(cas(Mode::Eq, slot, &expected, &fresh).reclaiming(0));
             chain.holds(&held, swung, &is_posted);
-            // One in five is waited for; how often the others must be polled depends on the fabric.
+            // One in five completes; how often the others must be polled depends on the fabric.
             let polls = if round % 5 == 0 { u32::MAX } else { (round % 5) as u32 };
             let ended = polled(polls, client.run(NODE, &chain, &mut reply)).await;
             let mut is_shown = false;
@@ -411,9 +411,9 @@ pub(crate) fn what_a_dropped_chain_held_and_did_not_show_comes_back<R: Rig>(rig:
                 client.retire(NODE, key(&store), fresh);
             }
         }
-        // Who runs its chains itself, alone in its thread, has run them by the first poll.
-        assert_eq!(dropped == 0, R::Endpoint::RUNS_HERE, "{dropped} futures were dropped before their end");
-        assert!(shown.len() > 2, "no chain has shown what it held");
+        // A client that runs its chains itself, alone in its thread, has run them by the first poll.
+        assert_eq!(dropped == 0, R::Endpoint::RUNS_HERE, "{dropped} futures were dropped early");
+        assert!(shown.len() > 2, "no chain has published its buffers");
     });
 }
 
@@ -425,8 +425,8 @@ async fn sum_at<E: Endpoint>(endpoint: &E, store: &Store, offset: u64) -> u64 {
     reply.get(sum).expect("a word").get()
 }
 
-pub(crate) fn what_is_not_live_is_not_retired<R: Rig>(rig: &R, executor: Executor) {
-    // Somebody else's, who is there: a session gives back what itself has allocated, and nothing else.
+pub(crate) fn only_live_buffers_are_retired<R: Rig>(rig: &R, executor: Executor) {
+    // A buffer of another live session: a session retires only buffers that it has allocated itself.
     let (other, others) = rig.client();
     let kept = block_on(&*other, take(&*other, &others, b"kept"));
     let (endpoint, store) = rig.client();
@@ -455,11 +455,11 @@ pub(crate) fn what_is_not_live_is_not_retired<R: Rig>(rig: &R, executor: Executo
         let _ = chain.also(retire(&garbage));
         carry(&*client, &chain, &mut reply).await;
         assert_eq!(statuses(&reply), [Status::Ok; 2]);
-        // Were anything on a list twice, or the kept one on any, these would not be as many and different.
+        // If a buffer were on a list twice, or the kept one on any, these would not all be different.
         let mut taken = BTreeSet::from([kept.raw()]);
         for _ in 0..3000 {
             let fresh = take(&*client, &store, b"new").await;
-            assert!(taken.insert(fresh.raw()) || fresh == gone, "{fresh:?} was taken twice");
+            assert!(taken.insert(fresh.raw()) || fresh == gone, "{fresh:?} was allocated twice");
         }
         let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buffer.begin(key(&store));
@@ -470,8 +470,8 @@ pub(crate) fn what_is_not_live_is_not_retired<R: Rig>(rig: &R, executor: Executo
 }
 
 /// A chain that wins its CAS, loses it, or names the old buffer in a RETIRE leaks nothing: the rounds allocate three
-/// times what the quota has.
-pub(crate) fn what_a_chain_makes_unreachable_comes_back<R: Rig>(rig: &R, executor: Executor) {
+/// times the quota.
+pub(crate) fn unreachable_buffers_are_freed<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
@@ -486,7 +486,7 @@ pub(crate) fn what_a_chain_makes_unreachable_comes_back<R: Rig>(rig: &R, executo
                 let mut chain = buffer.begin(key(&store));
                 let _ = chain.also(allocate(LARGE, [b"item", b"", b""]).redirect(tmp));
                 let swung = chain.then(cas_from(slot, &expected, tmp).reclaiming(0));
-                // What has just been retired once is not retired once more.
+                // A buffer just retired is not retired again.
                 let _ = chain.then(retire(&garbage));
                 let fresh = chain.also(read_as::<Addr>(slot));
                 carry(&*client, &chain, &mut reply).await;
@@ -496,7 +496,7 @@ pub(crate) fn what_a_chain_makes_unreachable_comes_back<R: Rig>(rig: &R, executo
                     now = *reply.get(fresh).expect("a word");
                     break;
                 }
-                assert!(timer::now() < until, "nothing comes back, in round {round}");
+                assert!(timer::now() < until, "round {round}: no buffer is freed");
                 timer::sleep(Duration::from_millis(1)).await;
             }
         }
@@ -515,7 +515,7 @@ async fn take<E: Endpoint>(endpoint: &E, store: &Store, bytes: &[u8]) -> Addr {
     *reply.get(at).expect("a buffer")
 }
 
-pub(crate) fn sixty_four_tasks_run_at_once<R: Rig>(rig: &R, executor: Executor) {
+pub(crate) fn sixty_four_tasks_run_concurrently<R: Rig>(rig: &R, executor: Executor) {
     const TURNS: u64 = 100;
     let (endpoint, store) = rig.client();
     let tasks = (0..TASKS_MAX).map(|_| add(&endpoint, &store, 8, TURNS)).collect();
@@ -560,7 +560,7 @@ pub(crate) fn additions_by_many_threads_sum_up<R: Rig>(rig: &R, executor: Execut
 
 pub(crate) fn sixteen_bytes_never_tear<R: Rig>(rig: &R, executor: Executor) {
     const THREADS: usize = 3;
-    drop(rig.client()); // So that the store is there before all who open it.
+    drop(rig.client()); // Creates the store before the threads open it.
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
@@ -569,7 +569,7 @@ pub(crate) fn sixteen_bytes_never_tear<R: Rig>(rig: &R, executor: Executor) {
             });
         }
     });
-    let (endpoint, store) = rig.client(); // The first was silent for too long where silence ends a session.
+    let (endpoint, store) = rig.client(); // The first session may have ended by silence.
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         assert_eq!(sum_at(&*client, &store, 16).await, THREADS as u64 * R::SWAPS);
@@ -577,7 +577,7 @@ pub(crate) fn sixteen_bytes_never_tear<R: Rig>(rig: &R, executor: Executor) {
     });
 }
 
-/// Raises both halves of a word together, as often as asked; neither a READ nor a failed CAS ever sees them differ.
+/// Increments both halves of a word together, `swaps` times. Neither a READ nor a failed CAS may see them differ.
 async fn swap<E: Endpoint>(client: Rc<E>, store: Store, swaps: u64) {
     let (mut buffer, mut reply) = (ChainBuf::new(), Reply::new());
     let (mut seen, mut done) = ([U64::ZERO; 2], 0);
@@ -610,16 +610,16 @@ pub(crate) fn a_call_that_cannot_be_served_is_refused<R: Rig>(rig: &R, executor:
             [(ServiceId(99), &info[..]), (ServiceId::NODE, b"no question"), (ServiceId::NODE, &too_long)];
         let mut answer = Vec::new();
         for (service, request) in hopeless {
-            let error = client.call(NODE, service, request, &mut answer).await.expect_err("no such call");
+            let error = client.call(NODE, service, request, &mut answer).await.expect_err("an invalid call");
             assert!(matches!(error, FabricError::Refused(_)), "{error:?}");
             assert_eq!(error.ran(), Ran::No);
-            client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a call that is in order");
+            client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a valid call");
             assert!(matches!(serde_json::from_slice(&answer), Ok(Answer::NodeInfo(_))));
         }
     });
 }
 
-/// What the store's service answers to a request of so many bytes.
+/// The response of the store's service to a request of `len` bytes.
 async fn ask_to_add<E: Endpoint>(endpoint: &E, key: Key, len: usize) -> Result<u64, FabricError> {
     let (mut request, mut answer) = (Vec::new(), Vec::new());
     let service = address(key, &mut request);
@@ -627,11 +627,11 @@ async fn ask_to_add<E: Endpoint>(endpoint: &E, key: Key, len: usize) -> Result<u
     request.extend_from_slice(&asked);
     endpoint.call(NODE, service, &request, &mut answer).await?;
     let (sum, rest) = answer.split_first_chunk().expect("a sum");
-    assert!(asked.get(8..).unwrap_or_default() == rest, "another's answer");
+    assert!(asked.get(8..).unwrap_or_default() == rest, "the response to another call");
     Ok(u64::from_le_bytes(*sum))
 }
 
-pub(crate) fn a_stores_service_is_in_one_call_at_a_time<R: Rig>(rig: &R, executor: Executor) {
+pub(crate) fn a_stores_service_handles_one_call_at_a_time<R: Rig>(rig: &R, executor: Executor) {
     const THREADS: usize = 3;
     const CALLS: u64 = 300;
     const LONGEST: usize = CALL_BYTES_MAX - ADDRESS_SIZE;
@@ -644,7 +644,7 @@ pub(crate) fn a_stores_service_is_in_one_call_at_a_time<R: Rig>(rig: &R, executo
                 executor.run(&endpoint, async move {
                     let mut before = 0;
                     for _ in 0..CALLS {
-                        let sum = ask_to_add(&*client, key(&store), 1).await.expect("it adds");
+                        let sum = ask_to_add(&*client, key(&store), 1).await.expect("the service responds");
                         assert!(sum > before, "the sum was {before} and is {sum}");
                         before = sum;
                     }
@@ -659,14 +659,14 @@ pub(crate) fn a_stores_service_is_in_one_call_at_a_time<R: Rig>(rig: &R, executo
     });
 }
 
-pub(crate) fn a_stores_service_answers_the_stores_own_key_alone<R: Rig>(rig: &R, executor: Executor) {
+pub(crate) fn a_stores_service_requires_the_stores_key<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
         let own = key(&store);
         let refused = |called: Result<u64, FabricError>, why: &str| match called {
             Err(FabricError::Refused(reason)) => assert!(reason.contains(why), "{reason}"),
-            other => panic!("it was asked, and answered {other:?}"),
+            other => panic!("expected a refusal, got {other:?}"),
         };
         assert_eq!(ask_to_add(&*client, own, 3).await, Ok(3));
         for wrong in [Key::new(own.region(), !own.secret()), Key::new(own.region() + 1, own.secret())] {
@@ -676,11 +676,11 @@ pub(crate) fn a_stores_service_answers_the_stores_own_key_alone<R: Rig>(rig: &R,
         let mut answer = Vec::new();
         for short in 0..ADDRESS_SIZE {
             let called = client.call(NODE, ServiceId(own.region()), &[0; ADDRESS_SIZE][..short], &mut answer);
-            let error = called.await.expect_err("there is no key in it");
+            let error = called.await.expect_err("a request without a key");
             assert!(matches!(error, FabricError::Refused(_)), "{error:?}");
         }
-        assert_eq!(ask_to_add(&*client, own, 4).await, Ok(7), "what was refused was not done");
-        // Another store of that name has the region that this one had, and another key.
+        assert_eq!(ask_to_add(&*client, own, 4).await, Ok(7), "a refused call has no effect");
+        // A new store of the same name has the same region, and another key.
         for ask in [
             Ask::DropStore { name: store.name.clone() },
             Ask::CreateStore {
@@ -691,15 +691,15 @@ pub(crate) fn a_stores_service_answers_the_stores_own_key_alone<R: Rig>(rig: &R,
             },
         ] {
             let ask = serde_json::to_vec(&ask).expect("plain data");
-            client.call(NODE, ServiceId::NODE, &ask, &mut answer).await.expect("it is done");
+            client.call(NODE, ServiceId::NODE, &ask, &mut answer).await.expect("the node succeeds");
         }
         refused(ask_to_add(&*client, own, 6).await, "open it again");
-        let Ok(Answer::Store(anew)) = serde_json::from_slice(&answer) else { panic!("it was made") };
+        let Ok(Answer::Store(anew)) = serde_json::from_slice(&answer) else { panic!("expected a store") };
         assert_eq!((anew.region, ask_to_add(&*client, key(&anew), 8).await), (store.region, Ok(8)));
     });
 }
 
-pub(crate) fn a_call_that_is_not_answered_ends_at_its_deadline<R: Rig>(rig: &R, executor: Executor) {
+pub(crate) fn an_unanswered_call_ends_at_its_deadline<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     let (name, kind, parameters) = ("late".to_owned(), SLOW.to_owned(), String::new());
@@ -708,7 +708,7 @@ pub(crate) fn a_call_that_is_not_answered_ends_at_its_deadline<R: Rig>(rig: &R, 
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let other = rig.connect();
-            // What comes of it is of no matter; it keeps the node busy.
+            // Its outcome does not matter; it keeps the node busy.
             let _asked = block_on(&*other, other.call(NODE, ServiceId::NODE, &slow, &mut Vec::new()));
         });
         while !rig.busy().load(Ordering::Acquire) {
@@ -718,19 +718,19 @@ pub(crate) fn a_call_that_is_not_answered_ends_at_its_deadline<R: Rig>(rig: &R, 
             let info = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
             let (since, mut answer) = (Instant::now(), Vec::new());
             let error = client.call(NODE, ServiceId::NODE, &info, &mut answer).await;
-            let (error, waited) = (error.expect_err("the node is busy for longer"), since.elapsed());
+            let (error, waited) = (error.expect_err("the node is busy beyond the time limit"), since.elapsed());
             assert!(matches!(error, FabricError::Deadline { node: NODE, .. }), "{error:?}");
             assert_eq!(error.ran(), Ran::Unknown);
             assert!((DEADLINE..DEADLINE * 5 / 2).contains(&waited), "{waited:?}");
-            // Chains need nobody at the node; and the late answer is nobody else's.
+            // Chains do not need the node, and the late response must not reach another call.
             assert_eq!(sum_at(&*client, &store, 8).await, 0);
-            client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a call that is in order");
+            client.call(NODE, ServiceId::NODE, &info, &mut answer).await.expect("a valid call");
             assert!(matches!(serde_json::from_slice(&answer), Ok(Answer::NodeInfo(_))));
         });
     });
 }
 
-pub(crate) fn a_request_after_an_idle_second_is_answered_and_the_second_costs_little<R: Rig>(
+pub(crate) fn a_request_after_an_idle_second_works_and_idling_is_cheap<R: Rig>(
     rig: &R,
     executor: Executor,
 ) {
@@ -751,7 +751,7 @@ pub(crate) fn a_request_after_an_idle_second_is_answered_and_the_second_costs_li
             let before = cpu();
             timer::sleep(IDLE).await;
             let used = cpu() - before;
-            assert!(used < IDLE / 2, "who has nothing to do sleeps, and this used {used:?}");
+            assert!(used < IDLE / 2, "an idle endpoint sleeps, but used {used:?}");
         }
     });
 }

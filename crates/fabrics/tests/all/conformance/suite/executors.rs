@@ -1,4 +1,4 @@
-//! What drives the tasks: our client core, or a runtime that knows nothing of us.
+//! The executors that drive the tasks: our client core, or a foreign runtime.
 
 use super::rig::Endpoint;
 use farside_fabrics::executor::{Core, TASKS_MAX};
@@ -14,7 +14,7 @@ pub(crate) enum Executor {
 }
 
 impl Executor {
-    /// Runs the tasks, all of which use `endpoint`, to their ends.
+    /// Runs tasks that all use `endpoint` to completion.
     pub(crate) fn run_all<E: Endpoint>(self, endpoint: &Rc<E>, tasks: Vec<Task>) {
         assert!(tasks.len() <= TASKS_MAX);
         match self {

@@ -34,21 +34,21 @@ pub(crate) const QUOTA: u64 = 16 << 20;
 const MEMORY: u64 = 40 << 20;
 const TABLE: u64 = 1 << 20;
 
-/// The kind of a store that keeps the node from all else, while it is created, for longer than a call may take.
+/// Kind of a store whose creation blocks the node for longer than the time limit of a call.
 pub(crate) const SLOW: &str = "slow";
-/// For how long.
+/// Time that it blocks the node.
 const BUSY: Duration = Duration::from_millis(1800);
 pub(crate) const PLAIN: &str = "plain";
 
-/// One client's end of a fabric.
+/// A client's end of a fabric.
 pub(crate) trait Endpoint: Fabric + Turns + 'static {
-    /// Whether the caller's CPU runs its chains.
+    /// Whether the caller's CPU runs the chains.
     const RUNS_HERE: bool = false;
 
-    /// Under an executor that is not ours: to be kept running.
+    /// Must run under an executor other than ours.
     async fn drive(&self);
 
-    /// To whom the buffers belong that its chains allocate.
+    /// Owner of the buffers that its chains allocate.
     fn owner(&self) -> u32;
 }
 
@@ -70,7 +70,7 @@ impl<L: Line + 'static> Endpoint for Remote<L> {
     }
 
     fn owner(&self) -> u32 {
-        1 // The node alone knows it, and nothing that a chain can read tells.
+        1 // Known only to the node, and not visible to chains.
     }
 }
 
@@ -84,26 +84,26 @@ impl<E: Endpoint> Endpoint for Delay<Rc<E>> {
     }
 }
 
-/// A fabric to be tested, with a node behind it.
+/// A fabric under test, with its node.
 pub(crate) trait Rig: Sync {
     type Endpoint: Endpoint;
 
-    /// How often a client swaps a word that may not tear. Many times where clients reach the memory themselves; where
-    /// one engine runs all chains, no two run at once, and it is the way of the bytes that is tried.
+    /// Number of swaps per client of a word that must not tear. Many if clients access the memory themselves. If one
+    /// engine runs all chains, they never run concurrently, and only the transfer of bytes is tested.
     const SWAPS: u64 = 2_000;
 
     fn start() -> Self;
 
-    /// Another endpoint, for the thread that asks.
+    /// Opens another endpoint, for the calling thread.
     fn connect(&self) -> Rc<Self::Endpoint>;
 
-    /// The node's memory, to look at from beside.
+    /// The node's memory, for direct inspection.
     fn memory(&self) -> &Mapping;
 
-    /// Set once the node has begun to make a [`SLOW`] store.
+    /// Set once the node has begun to create a [`SLOW`] store.
     fn busy(&self) -> &AtomicBool;
 
-    /// Another endpoint with the store, which is made if there is none. Where a key is one session's own, this is that
+    /// Opens another endpoint and the store, which is created if absent. A key that belongs to one session is that
     /// endpoint's.
     fn client(&self) -> (Rc<Self::Endpoint>, Store) {
         let endpoint = self.connect();
@@ -118,12 +118,12 @@ pub(crate) trait Rig: Sync {
             .or_else(|_| ask(Ask::CreateStore { name, kind, parameters, quota: QUOTA }));
         match answer {
             Ok(Answer::Store(store)) => (endpoint, store),
-            other => panic!("asked for a store, got {other:?}"),
+            other => panic!("requested a store, got {other:?}"),
         }
     }
 }
 
-/// The fabric within one process.
+/// The in-process fabric.
 pub(crate) struct Local {
     host: Arc<Host>,
     busy: Arc<AtomicBool>,
@@ -153,7 +153,7 @@ impl Rig for Local {
     }
 }
 
-/// Shared memory, by way of the node's socket and a mapping of the client's own.
+/// The shared-memory fabric: by the node's socket and a mapping of the client's own.
 pub(crate) struct Shm {
     host: Host,
     busy: Arc<AtomicBool>,
@@ -178,7 +178,7 @@ impl Rig for Shm {
         let path = self.folder.path().join(SOCKET);
         let endpoint = shm::connect(&path, NODE).unwrap_or_else(|error| panic!("{error}"));
         let (own, theirs): (*const Mapping, *const Mapping) = (&**endpoint.memory(), &**self.host.memory());
-        assert!(!std::ptr::eq(own, theirs), "a client maps the memory for itself");
+        assert!(!std::ptr::eq(own, theirs), "a client has its own mapping");
         Rc::new(endpoint)
     }
 
@@ -198,11 +198,11 @@ pub(crate) struct Engine<C> {
     carrier: PhantomData<C>,
 }
 
-/// How an engine is reached.
+/// The carrier between clients and an engine.
 pub(crate) trait Carrier: Sync + 'static {
     type Line: Line + 'static;
 
-    /// What every client shows to be let in; none is asked for if it is empty.
+    /// Token of every client; empty if the node requires none.
     const TOKEN: &[u8] = b"";
 
     fn listen() -> Listen;
@@ -212,7 +212,7 @@ pub(crate) trait Carrier: Sync + 'static {
 
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// By UDP.
+/// UDP.
 pub(crate) struct Udp;
 
 impl Carrier for Udp {
@@ -223,12 +223,12 @@ impl Carrier for Udp {
     }
 
     fn line(listen: &Listen) -> UdpLine {
-        let Listen::Udp(address) = listen else { panic!("it listens at {listen}") };
+        let Listen::Udp(address) = listen else { panic!("wrong listener {listen}") };
         UdpLine::connect(*address, None).expect("a socket")
     }
 }
 
-/// By UDP that a token seals.
+/// UDP with datagrams sealed by a token.
 pub(crate) struct SealedUdp;
 
 impl Carrier for SealedUdp {
@@ -241,12 +241,12 @@ impl Carrier for SealedUdp {
     }
 
     fn line(listen: &Listen) -> UdpLine {
-        let Listen::Udp(address) = listen else { panic!("it listens at {listen}") };
+        let Listen::Udp(address) = listen else { panic!("wrong listener {listen}") };
         UdpLine::connect(*address, Some(Fingerprint::of(Self::TOKEN).shared())).expect("a socket")
     }
 }
 
-/// By TCP.
+/// TCP.
 pub(crate) struct Tcp;
 
 impl Carrier for Tcp {
@@ -257,15 +257,15 @@ impl Carrier for Tcp {
     }
 
     fn line(listen: &Listen) -> TcpLine {
-        let Listen::Tcp(address) = listen else { panic!("it listens at {listen}") };
+        let Listen::Tcp(address) = listen else { panic!("wrong listener {listen}") };
         TcpLine::connect(*address).expect("a connection")
     }
 }
 
-/// By TLS.
+/// TLS.
 pub(crate) struct Tls;
 
-/// What nodes show, and clients trust.
+/// The certificate that nodes present and clients trust.
 static CERTIFICATE: LazyLock<(Identity, Trust)> = LazyLock::new(|| {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
     let (shown, key) = (made.cert.pem(), made.signing_key.serialize_pem());
@@ -281,13 +281,13 @@ impl Carrier for Tls {
     }
 
     fn line(listen: &Listen) -> TlsLine {
-        let Listen::Tls(address, _) = listen else { panic!("it listens at {listen}") };
+        let Listen::Tls(address, _) = listen else { panic!("wrong listener {listen}") };
         let name = HostName::parse("127.0.0.1").expect("an address");
         TlsLine::connect(*address, &name, &CERTIFICATE.1).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
-/// By rings in shared memory.
+/// Rings in shared memory.
 pub(crate) struct Rings;
 
 impl Carrier for Rings {
@@ -296,13 +296,13 @@ impl Carrier for Rings {
     fn listen() -> Listen {
         static NODES: AtomicU64 = AtomicU64::new(0);
         let number = NODES.fetch_add(1, Ordering::Relaxed);
-        // A node takes its socket away when it ends.
+        // A node removes its socket when it ends.
         let name = format!("farside-conformance-{}-{number}.ring", std::process::id());
         Listen::Ring(std::env::temp_dir().join(name))
     }
 
     fn line(listen: &Listen) -> RingLine {
-        let Listen::Ring(path) = listen else { panic!("it listens at {listen}") };
+        let Listen::Ring(path) = listen else { panic!("wrong listener {listen}") };
         RingLine::connect(path).unwrap_or_else(|error| panic!("{error}"))
     }
 }
@@ -339,13 +339,13 @@ impl<C: Carrier> Rig for Engine<C> {
     }
 }
 
-/// Another fabric behind a distance.
+/// Another fabric with added latency.
 pub(crate) struct Far<R>(R);
 
 impl<R: Rig> Rig for Far<R> {
     type Endpoint = Delay<Rc<R::Endpoint>>;
 
-    // Fewer than without the distance, which each of them waits for.
+    // Fewer than without latency, since each swap waits for it.
     const SWAPS: u64 = if R::Endpoint::RUNS_HERE { 20_000 } else { R::SWAPS };
 
     fn start() -> Far<R> {
@@ -380,7 +380,7 @@ fn host(options: Options, busy: &Arc<AtomicBool>) -> Host {
     Host::start(memory, kinds, options).expect("a node")
 }
 
-/// A table of a MiB and buffers, which nobody but the test's chains gives a meaning.
+/// A store with a table of 1 MiB and buffers, used only by the test's chains.
 struct Plain {
     name: &'static str,
     busy: Option<Arc<AtomicBool>>,
@@ -404,7 +404,7 @@ impl<M: Memory> Kind<M> for Plain {
     }
 }
 
-/// Adds how long each request is to the table's last word, and answers the sum and the request.
+/// Adds the size of each request to the table's last word; responds with the sum and the request.
 struct Adder {
     table: Extent,
 }
@@ -422,7 +422,7 @@ impl<M: Memory> Service<M> for Adder {
         let (at, mut sum) = (self.table.at + self.table.len - 8, [0; 8]);
         memory.read(at, &mut sum)?;
         let sum = u64::from_le_bytes(sum) + call.request.len() as u64;
-        // By two steps: two callers who are let in at once lose one of their sums.
+        // In two steps, so that two concurrent calls would lose an addition.
         memory.write(at, &sum.to_le_bytes())?;
         answer.extend_from_slice(&sum.to_le_bytes());
         answer.extend_from_slice(&call.request[8.min(call.request.len())..]);

@@ -1,4 +1,4 @@
-//! A node's memory as plain bytes, on which `run` itself says what a chain means.
+//! A node's memory as plain bytes, on which `run` defines the meaning of a chain.
 
 use farside_fabrics::memory::Mapping;
 use farside_remote::arena::{Arena, Geometry};
@@ -7,9 +7,9 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::ops::Range;
 
-/// A copy of a node's memory that only this test touches.
+/// A copy of a node's memory, private to this test.
 pub(crate) struct Twin {
-    /// The key of the client under test, which may be its own.
+    /// The key of the client under test, which may belong to its session alone.
     key: Key,
     geometry: Geometry,
     bytes: RefCell<Vec<u8>>,
