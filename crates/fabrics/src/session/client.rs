@@ -46,7 +46,7 @@ pub struct Config {
     pub token: Vec<u8>,
     /// Time limit of a request.
     pub deadline: Duration,
-    /// The session is lost if a node that has been asked does not respond for this long.
+    /// The session is lost if the node does not respond for this long.
     pub silence: Duration,
 }
 
@@ -114,7 +114,7 @@ impl SlotRef {
     }
 }
 
-/// What is known about a request without a response.
+/// Outcome of a request without a response, as far as known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It did not run, and never will.
@@ -143,7 +143,7 @@ pub enum Event {
     Failed {
         /// The request.
         request: SlotRef,
-        /// What may be assumed.
+        /// Its outcome, as far as known.
         fate: Fate,
     },
     /// The session is over. Every request was reported before.

@@ -49,7 +49,7 @@ pub struct Inbox(Buffer);
 
 impl Inbox {
     /// Creates an inbox for frames of up to [`FRAME_MAX`] bytes.
-    #[expect(clippy::new_without_default, reason = "it is large")]
+    #[expect(clippy::new_without_default, reason = "an inbox is large")]
     pub fn new() -> Inbox {
         Inbox(Buffer::of(FRAME_MAX))
     }

@@ -319,7 +319,7 @@ fn fuzz_sessions_by_a_reliable_carrier() {
     talk("sessions by a reliable carrier", true);
 }
 
-/// What an attacker on the path does to sealed datagrams.
+/// Actions of an attacker on the path of sealed datagrams.
 #[derive(Clone, Debug, bolero::TypeGenerator)]
 enum Deed {
     /// The client or the node sends this number of bytes; they arrive now or can be replayed later.

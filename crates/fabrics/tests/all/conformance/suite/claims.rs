@@ -672,7 +672,7 @@ pub(crate) fn a_stores_service_requires_the_stores_key<R: Rig>(rig: &R, executor
         for wrong in [Key::new(own.region(), !own.secret()), Key::new(own.region() + 1, own.secret())] {
             refused(ask_to_add(&*client, wrong, 5).await, "open it again");
         }
-        refused(ask_to_add(&*client, own, 0).await, "it adds what has a length");
+        refused(ask_to_add(&*client, own, 0).await, "the request is empty");
         let mut answer = Vec::new();
         for short in 0..ADDRESS_SIZE {
             let called = client.call(NODE, ServiceId(own.region()), &[0; ADDRESS_SIZE][..short], &mut answer);

@@ -417,7 +417,7 @@ impl<M: Memory> Service<M> for Adder {
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {
         if !call.rights.contains(Rights::WRITE) || call.request.is_empty() {
-            return Ok(Err("it adds what has a length, for who may write".into()));
+            return Ok(Err("the request is empty, or the key may not write".into()));
         }
         let (at, mut sum) = (self.table.at + self.table.len - 8, [0; 8]);
         memory.read(at, &mut sum)?;
