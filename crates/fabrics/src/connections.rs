@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 /// How long a connection may exist without a session.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
 /// Weight of a poll that received something, in polls that received nothing.
-const BUSY_LOOK: u32 = 8;
+const BUSY_POLL: u32 = 8;
 /// Number of polls without a frame after which a connection is no longer active.
-const ACTIVE_LOOKS: u32 = 1024;
+const QUIET_POLLS_MAX: u32 = 1024;
 /// Number of unadmitted connections that are read between two calls of `epoll_wait`.
 pub(crate) const NEWCOMERS_PER_POLL: u32 = 1;
 /// While others are active, the pause before newcomers are read again, as a multiple of the time that the last one
@@ -57,7 +57,7 @@ pub(crate) trait Connection: AsFd {
     /// Maximum number of active connections: beyond it, `epoll_wait` costs less than polling.
     const ACTIVE_MAX: usize;
     /// Number of polls between two calls of `epoll_wait`, while nothing is received.
-    const LOOKS_PER_POLL: u32;
+    const POLLS_PER_EPOLL: u32;
     /// Maximum number of connections that wait for admission.
     const NEWCOMERS_MAX: usize = 1024;
 
@@ -71,7 +71,7 @@ pub(crate) trait Connection: AsFd {
     fn read(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended>;
 
     /// Like [`Connection::read`], after epoll has reported an event.
-    fn hear(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
+    fn handle_event(&mut self, common: &mut Self::Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
         self.read(common, take)
     }
 
@@ -97,10 +97,10 @@ pub(crate) trait Connection: AsFd {
 
 /// Outcome of polling all connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Looked {
+pub(crate) struct Polled {
     pub(crate) has_received: bool,
     /// A client waits at the listener.
-    pub(crate) is_called: bool,
+    pub(crate) has_waiting_client: bool,
 }
 
 /// A port whose clients have a connection each: the part that differs beside the table of connections.
@@ -145,11 +145,11 @@ impl<P: Connecting> Port for P {
     fn receive(&mut self, take: impl FnMut(Connected, Arrival<'_>)) -> Result<bool, Broken> {
         self.resume();
         let (connections, common) = self.parts();
-        let looked = connections.receive(common, take);
-        if looked.is_called {
+        let polled = connections.receive(common, take);
+        if polled.has_waiting_client {
             self.accept();
         }
-        Ok(looked.has_received || looked.is_called)
+        Ok(polled.has_received || polled.has_waiting_client)
     }
 
     fn send(&mut self, to: Connected, frame: &[u8]) {
@@ -200,13 +200,13 @@ pub(crate) struct Connections<C> {
     newcomers_at: Option<Instant>,
     /// Active connections, each with the number of polls since its last frame.
     active: Vec<(u32, u32)>,
-    looks: u32,
+    polls_since_epoll: u32,
     /// Connections with frames queued since the last flush.
     writing: Vec<u32>,
     /// Closed connections that were not yet reported to the engine.
     ended: VecDeque<Connected>,
     /// Number of calls of `hang_up_on_strangers` so far.
-    musters: u32,
+    sweeps: u32,
 }
 
 struct Place<C> {
@@ -218,8 +218,8 @@ struct Tenant<C> {
     connection: C,
     peer: Option<IpAddr>,
     since: Instant,
-    /// Value of `musters` when the connection last had a session.
-    known_at: u32,
+    /// Value of `sweeps` when the connection last had a session.
+    known_in: u32,
     is_active: bool,
     is_writing: bool,
     /// Whether epoll reports when more can be written.
@@ -243,10 +243,10 @@ impl<C: Connection> Connections<C> {
             newcomers: VecDeque::new(),
             newcomers_at: None,
             active: Vec::new(),
-            looks: 0,
+            polls_since_epoll: 0,
             writing: Vec::new(),
             ended: VecDeque::new(),
-            musters: 0,
+            sweeps: 0,
         })
     }
 
@@ -272,7 +272,7 @@ impl<C: Connection> Connections<C> {
             connection,
             peer,
             since: Instant::now(),
-            known_at: self.musters,
+            known_in: self.sweeps,
             is_active: false,
             is_writing: false,
             wants_out: false,
@@ -312,18 +312,18 @@ impl<C: Connection> Connections<C> {
         &mut self,
         common: &mut C::Common,
         mut take: impl FnMut(Connected, Arrival<'_>),
-    ) -> Looked {
-        let mut looked = Looked { has_received: self.look(common, &mut take), is_called: false };
-        self.looks += if looked.has_received { BUSY_LOOK } else { 1 };
-        if self.active.is_empty() || self.looks >= C::LOOKS_PER_POLL {
-            self.looks = 0;
-            self.ask_poll(common, &mut looked, &mut take);
+    ) -> Polled {
+        let mut polled = Polled { has_received: self.poll_active(common, &mut take), has_waiting_client: false };
+        self.polls_since_epoll += if polled.has_received { BUSY_POLL } else { 1 };
+        if self.active.is_empty() || self.polls_since_epoll >= C::POLLS_PER_EPOLL {
+            self.polls_since_epoll = 0;
+            self.poll_events(common, &mut polled, &mut take);
         }
         while let Some(address) = self.ended.pop_front() {
             take(address, Arrival::HungUp);
-            looked.has_received = true;
+            polled.has_received = true;
         }
-        looked
+        polled
     }
 
     /// Queues a frame for sending.
@@ -354,16 +354,16 @@ impl<C: Connection> Connections<C> {
 
     /// Closes connections that were accepted at least [`HELLO_WAIT`] before `now` and are not in `known`.
     pub(crate) fn hang_up_on_strangers(&mut self, known: impl Iterator<Item = Connected>, now: Instant) {
-        self.musters = self.musters.wrapping_add(1);
-        let muster = self.musters;
+        self.sweeps = self.sweeps.wrapping_add(1);
+        let sweep = self.sweeps;
         for address in known {
             if let Some(tenant) = self.named(address) {
-                tenant.known_at = muster;
+                tenant.known_in = sweep;
             }
         }
         for place in 0..self.places.len() {
             if let Some(tenant) = &self.places[place].tenant
-                && tenant.known_at != muster
+                && tenant.known_in != sweep
                 && now.saturating_duration_since(tenant.since) >= HELLO_WAIT
             {
                 self.end(place as u32);
@@ -378,7 +378,7 @@ impl<C: Connection> Connections<C> {
 
     /// Arms notifications through the descriptor. Returns false if there is work to do already.
     pub(crate) fn may_sleep(&mut self) -> bool {
-        self.looks = C::LOOKS_PER_POLL; // So that the next poll asks epoll.
+        self.polls_since_epoll = C::POLLS_PER_EPOLL; // So that the next poll asks epoll.
         // Connections that could rest before another could not simply stay active.
         let rests = |&(place, _): &(u32, u32)| match &mut self.places[place as usize].tenant {
             Some(tenant) => tenant.connection.may_rest(),
@@ -388,10 +388,10 @@ impl<C: Connection> Connections<C> {
     }
 
     /// Polls the active connections. Returns false if none received anything.
-    fn look(&mut self, common: &mut C::Common, take: &mut impl FnMut(Connected, Arrival<'_>)) -> bool {
+    fn poll_active(&mut self, common: &mut C::Common, take: &mut impl FnMut(Connected, Arrival<'_>)) -> bool {
         let mut has_received = false;
         let mut index = 0;
-        while let Some(&(place, looks)) = self.active.get(index) {
+        while let Some(&(place, quiet_polls)) = self.active.get(index) {
             match self.read(place, false, common, take) {
                 Ok(true) => {
                     has_received = true;
@@ -399,13 +399,13 @@ impl<C: Connection> Connections<C> {
                     index += 1;
                 }
                 Ok(false)
-                    if (looks >= ACTIVE_LOOKS || self.active.len() > C::ACTIVE_MAX)
-                        && self.may_be_left(place) =>
+                    if (quiet_polls >= QUIET_POLLS_MAX || self.active.len() > C::ACTIVE_MAX)
+                        && self.try_rest(place) =>
                 {
                     self.active.swap_remove(index);
                 }
                 Ok(false) => {
-                    self.active[index].1 = looks + 1;
+                    self.active[index].1 = quiet_polls + 1;
                     index += 1;
                 }
                 Err(Ended) => has_received = true, // Another connection has this `index` now.
@@ -415,7 +415,7 @@ impl<C: Connection> Connections<C> {
     }
 
     /// Lets a quiet connection rest. Returns false if it stays active.
-    fn may_be_left(&mut self, place: u32) -> bool {
+    fn try_rest(&mut self, place: u32) -> bool {
         if self.active.len() <= C::ACTIVE_MIN {
             return false;
         }
@@ -426,10 +426,10 @@ impl<C: Connection> Connections<C> {
     }
 
     /// Handles the events that epoll reports.
-    fn ask_poll(
+    fn poll_events(
         &mut self,
         common: &mut C::Common,
-        looked: &mut Looked,
+        polled: &mut Polled,
         take: &mut impl FnMut(Connected, Arrival<'_>),
     ) {
         let mut events = [const { MaybeUninit::uninit() }; 64];
@@ -442,22 +442,22 @@ impl<C: Connection> Connections<C> {
         for event in events {
             let (at, flags) = (event.data.u64(), event.flags);
             if at == LISTENER {
-                looked.is_called = room > 0;
-                looked.has_received |= room == 0; // Epoll reports it again.
+                polled.has_waiting_client = room > 0;
+                polled.has_received |= room == 0; // Epoll reports it again.
                 continue;
             }
             let place = at as u32;
             let Some(tenant) = &self.places[place as usize].tenant else { continue };
             let since = (!tenant.connection.is_admitted()).then(Instant::now);
             if since.is_some() && room == 0 {
-                looked.has_received = true; // Epoll reports it again.
+                polled.has_received = true; // Epoll reports it again.
                 continue;
             }
             if flags.contains(epoll::EventFlags::OUT) {
                 self.write(place);
             }
             if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                looked.has_received |= self.read(place, true, common, take) != Ok(false);
+                polled.has_received |= self.read(place, true, common, take) != Ok(false);
                 self.watch(place);
                 self.activate(place);
             }
@@ -469,11 +469,11 @@ impl<C: Connection> Connections<C> {
         }
     }
 
-    /// Reads from a connection; `is_told` if epoll has reported it.
+    /// Reads from a connection; `is_reported` if epoll has reported it.
     fn read(
         &mut self,
         place: u32,
-        is_told: bool,
+        is_reported: bool,
         common: &mut C::Common,
         take: &mut impl FnMut(Connected, Arrival<'_>),
     ) -> Result<bool, Ended> {
@@ -483,7 +483,7 @@ impl<C: Connection> Connections<C> {
         let address = Connected { place, generation: *generation, peer: tenant.peer };
         let Tenant { connection, is_leaving, .. } = tenant;
         let take = |frame: &[u8]| take(address, Arrival::Datagram(frame));
-        let read = if is_told { connection.hear(common, take) } else { connection.read(common, take) };
+        let read = if is_reported { connection.handle_event(common, take) } else { connection.read(common, take) };
         if read.is_err() || *is_leaving && connection.has_sent_all() {
             self.end(place);
             return Err(Ended);
@@ -577,7 +577,7 @@ mod tests {
 
         const ACTIVE_MIN: usize = 1;
         const ACTIVE_MAX: usize = 3;
-        const LOOKS_PER_POLL: u32 = 4;
+        const POLLS_PER_EPOLL: u32 = 4;
         const NEWCOMERS_MAX: usize = 25;
 
         fn is_admitted(&self) -> bool {
@@ -595,7 +595,7 @@ mod tests {
             Ok(true)
         }
 
-        fn hear(&mut self, reads: &mut u32, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
+        fn handle_event(&mut self, reads: &mut u32, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
             if std::mem::replace(&mut self.is_admitted, true) {
                 return self.read(reads, take);
             }
@@ -663,27 +663,27 @@ mod tests {
         fn admitted(&mut self, word: u8) -> (UnixStream, Connected) {
             let mut theirs = self.come();
             theirs.write_all(&[b'h', word]).expect("the socket has space");
-            let heard = self.look_until(|heard| !heard.said.is_empty());
+            let heard = self.poll_until(|heard| !heard.said.is_empty());
             let [(address, said)] = heard.said[..] else { panic!("expected one byte: {heard:?}") };
             assert_eq!(said, word);
             (theirs, address)
         }
 
-        fn look(&mut self, heard: &mut Heard) -> bool {
-            let looked = self.connections.receive(&mut self.reads, |from, arrival| match arrival {
+        fn poll(&mut self, heard: &mut Heard) -> bool {
+            let polled = self.connections.receive(&mut self.reads, |from, arrival| match arrival {
                 Arrival::Datagram(said) => heard.said.push((from, said[0])),
                 Arrival::HungUp => heard.gone.push(from),
                 Arrival::Outsider(..) => panic!("a connected peer is not an outsider"),
             });
-            assert!(!looked.is_called, "no client waits at the listener");
-            looked.has_received
+            assert!(!polled.has_waiting_client, "no client waits at the listener");
+            polled.has_received
         }
 
         /// Polls until `is_enough`, for many intervals between two calls of `epoll_wait`.
-        fn look_until(&mut self, is_enough: impl Fn(&Heard) -> bool) -> Heard {
+        fn poll_until(&mut self, is_enough: impl Fn(&Heard) -> bool) -> Heard {
             let mut heard = Heard::default();
-            for _ in 0..100 * Bytes::LOOKS_PER_POLL {
-                self.look(&mut heard);
+            for _ in 0..100 * Bytes::POLLS_PER_EPOLL {
+                self.poll(&mut heard);
                 if is_enough(&heard) {
                     return heard;
                 }
@@ -692,10 +692,10 @@ mod tests {
         }
 
         /// Polls over a few calls of `epoll_wait`.
-        fn look_around(&mut self) -> Heard {
+        fn poll_a_few_times(&mut self) -> Heard {
             let mut heard = Heard::default();
-            for _ in 0..4 * Bytes::LOOKS_PER_POLL {
-                self.look(&mut heard);
+            for _ in 0..4 * Bytes::POLLS_PER_EPOLL {
+                self.poll(&mut heard);
             }
             heard
         }
@@ -706,7 +706,7 @@ mod tests {
         let mut rig = Rig::new();
         let (first, was) = rig.admitted(1);
         drop(first);
-        assert_eq!(rig.look_until(|heard| !heard.gone.is_empty()).gone, [was]);
+        assert_eq!(rig.poll_until(|heard| !heard.gone.is_empty()).gone, [was]);
         let (mut second, is) = rig.admitted(2);
         assert_eq!(was.place, is.place, "a place is used again");
         assert_ne!(was, is);
@@ -717,7 +717,7 @@ mod tests {
         let mut byte = [0];
         second.read_exact(&mut byte).expect("a byte was sent");
         assert_eq!(&byte, b"y");
-        assert_eq!((rig.look_around(), rig.connections.len()), (Heard::default(), 1));
+        assert_eq!((rig.poll_a_few_times(), rig.connections.len()), (Heard::default(), 1));
     }
 
     #[test]
@@ -725,16 +725,16 @@ mod tests {
         let mut rig = Rig::new();
         let mut all: Vec<_> = (0..5).map(|word| rig.admitted(word)).collect();
         assert_eq!(rig.connections.active.len(), Bytes::ACTIVE_MAX);
-        for _ in 0..=ACTIVE_LOOKS + 1 {
-            rig.look_around();
+        for _ in 0..=QUIET_POLLS_MAX + 1 {
+            rig.poll_a_few_times();
         }
         assert_eq!(rig.connections.active.len(), Bytes::ACTIVE_MIN);
         let before = rig.reads;
-        assert_eq!(rig.look_around(), Heard::default());
-        assert_eq!(rig.reads - before, 4 * Bytes::LOOKS_PER_POLL, "only the one active connection is polled");
+        assert_eq!(rig.poll_a_few_times(), Heard::default());
+        assert_eq!(rig.reads - before, 4 * Bytes::POLLS_PER_EPOLL, "only the one active connection is polled");
         for (theirs, address) in &mut all {
             theirs.write_all(b"?").expect("the socket has space");
-            assert_eq!(rig.look_until(|heard| !heard.said.is_empty()).said, [(*address, b'?')]);
+            assert_eq!(rig.poll_until(|heard| !heard.said.is_empty()).said, [(*address, b'?')]);
         }
         assert_eq!(rig.connections.active.len(), Bytes::ACTIVE_MAX);
     }
@@ -747,11 +747,11 @@ mod tests {
         let _silent = rig.come();
         let soon = Instant::now();
         rig.connections.hang_up_on_strangers([known].into_iter(), soon);
-        assert_eq!((rig.look_around(), rig.connections.len()), (Heard::default(), 3));
+        assert_eq!((rig.poll_a_few_times(), rig.connections.len()), (Heard::default(), 3));
         rig.connections.hang_up_on_strangers([known, over].into_iter(), soon + HELLO_WAIT);
-        assert_eq!(rig.look_until(|heard| !heard.gone.is_empty()).gone.len(), 1, "the silent connection is closed");
+        assert_eq!(rig.poll_until(|heard| !heard.gone.is_empty()).gone.len(), 1, "the silent connection is closed");
         rig.connections.hang_up_on_strangers([known].into_iter(), soon + HELLO_WAIT);
-        assert_eq!(rig.look_until(|heard| !heard.gone.is_empty()).gone, [over]);
+        assert_eq!(rig.poll_until(|heard| !heard.gone.is_empty()).gone, [over]);
         assert_eq!(rig.connections.len(), 1);
     }
 
@@ -768,7 +768,7 @@ mod tests {
         let (mut polls, mut before, mut heard) = (0, 1, Heard::default());
         while before < 21 {
             guest.write_all(b"!").expect("the socket has space");
-            rig.look(&mut heard);
+            rig.poll(&mut heard);
             let now = admitted(&rig);
             assert!(now - before <= NEWCOMERS_PER_POLL as usize, "{} newcomers in one poll", now - before);
             polls += u32::from(now > before);
@@ -783,9 +783,9 @@ mod tests {
         let mut rig = Rig::new();
         let (_guest, _) = rig.admitted(1);
         let mut silent: Vec<_> = (0..Bytes::NEWCOMERS_MAX).map(|_| rig.come()).collect();
-        assert_eq!(rig.look_around(), Heard::default(), "an admitted connection is not a newcomer");
+        assert_eq!(rig.poll_a_few_times(), Heard::default(), "an admitted connection is not a newcomer");
         let _one_more = rig.come();
-        assert_eq!(rig.look_around().gone.len(), 1);
+        assert_eq!(rig.poll_a_few_times().gone.len(), 1);
         let mut bytes = Vec::new();
         silent.remove(0).read_to_end(&mut bytes).expect("the connection was closed");
         assert_eq!(rig.connections.len(), 1 + Bytes::NEWCOMERS_MAX);
@@ -805,7 +805,7 @@ mod tests {
         let mut heard = Heard::default();
         while heard.gone.is_empty() {
             let _no_more_for_now = theirs.read_to_end(&mut got);
-            rig.look(&mut heard);
+            rig.poll(&mut heard);
         }
         theirs.read_to_end(&mut got).expect("the connection was closed");
         assert_eq!((got.len(), rig.connections.len()), (much.len(), 0));

@@ -36,7 +36,7 @@ pub trait Control {
 
     /// Polls for the outstanding responses, if any. Returns when one arrives, when `is_enough` is true, or when further
     /// polling would cost more than a wake-up.
-    fn look(&self, _is_enough: &dyn Fn() -> bool) {}
+    fn poll_responses(&self, _is_enough: &dyn Fn() -> bool) {}
 }
 
 /// An endpoint whose own CPU runs the chains. Belongs to one thread.
@@ -133,7 +133,7 @@ impl<M: Runs> Turns for Direct<M> {
     }
 
     fn wait(&self, core: &Idle<'_>) {
-        self.control.look(&|| core.is_woken());
+        self.control.poll_responses(&|| core.is_woken());
         if !core.is_woken() {
             core.sleep();
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// How long a thread polls before it sleeps: about the cost of a wake-up.
 pub const SPIN: Duration = Duration::from_micros(60);
 /// How long a thread polls before it yields to other threads.
-pub const BREATH: Duration = Duration::from_micros(5);
+pub const YIELD_INTERVAL: Duration = Duration::from_micros(5);
 /// How a thread waits for responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
@@ -22,16 +22,16 @@ pub enum Waiting {
 }
 
 /// Number of polls between two reads of the clock.
-const LOOKS: u32 = 16;
+const POLLS_PER_CLOCK_READ: u32 = 16;
 
-/// Polls until `look` finds something, or for [`SPIN`].
+/// Polls until `poll` finds something, or for [`SPIN`].
 #[inline]
-pub fn spin<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn spin<T>(mut poll: impl FnMut() -> Option<T>) -> Option<T> {
     let mut since = None;
-    let mut breathes_at = BREATH;
+    let mut yields_at = YIELD_INTERVAL;
     loop {
-        for _ in 0..LOOKS {
-            if let Some(found) = look() {
+        for _ in 0..POLLS_PER_CLOCK_READ {
+            if let Some(found) = poll() {
                 return Some(found);
             }
             std::hint::spin_loop();
@@ -41,9 +41,9 @@ pub fn spin<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if spun >= SPIN {
             return None;
         }
-        if spun >= breathes_at {
+        if spun >= yields_at {
             std::thread::yield_now();
-            breathes_at = spun + BREATH;
+            yields_at = spun + YIELD_INTERVAL;
         }
     }
 }
@@ -54,10 +54,10 @@ mod tests {
 
     #[test]
     fn spin_polls_until_a_result_or_the_time_limit() {
-        let mut looks = 0;
+        let mut polls = 0;
         let found = spin(|| {
-            looks += 1;
-            (looks == 100).then_some(looks)
+            polls += 1;
+            (polls == 100).then_some(polls)
         });
         assert_eq!(found, Some(100));
         let began = timer::now();

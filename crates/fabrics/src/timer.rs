@@ -24,18 +24,18 @@ static TIMER: LazyLock<&'static Timer> = LazyLock::new(|| {
 /// Time since an arbitrary fixed moment in the past.
 #[inline]
 pub fn now() -> Duration {
-    told_by(ClockId::Monotonic)
+    read_clock(ClockId::Monotonic)
 }
 
 /// Like [`now`], but as of the system's last clock tick: at most a few milliseconds late, and faster than reading the
 /// CPU's clock.
 #[inline]
 pub fn a_moment_ago() -> Duration {
-    told_by(ClockId::MonotonicCoarse)
+    read_clock(ClockId::MonotonicCoarse)
 }
 
 #[inline]
-fn told_by(clock: ClockId) -> Duration {
+fn read_clock(clock: ClockId) -> Duration {
     let time = clock_gettime(clock);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }

@@ -14,7 +14,7 @@
 //! does not cause.
 
 use crate::executor::{in_company, is_alone, turn, yield_now};
-use crate::spin::BREATH;
+use crate::spin::YIELD_INTERVAL;
 use crate::timer;
 use farside_remote::draws::Draws;
 use farside_remote::fabric::ServiceId;
@@ -43,7 +43,7 @@ const SPIN: Duration = Duration::from_micros(100);
 /// Length of the last part of [`SPIN`] in which the core takes no turns between reads of the clock, if it has no other
 /// task. In each turn an endpoint makes a system call to receive datagrams, and that alone takes as long as a round
 /// trip within a rack.
-const HELD: Duration = Duration::from_micros(5);
+const SPIN_ALONE: Duration = Duration::from_micros(5);
 
 /// A fabric with added latency. Belongs to one thread.
 pub struct Delay<F> {
@@ -51,7 +51,7 @@ pub struct Delay<F> {
     distance: Distance,
     held: Held,
     state: RefCell<State>,
-    breathes_at: Cell<Duration>,
+    yields_at: Cell<Duration>,
     /// The core's last turn in which the time was read, and that time.
     turn: Cell<(u64, Duration)>,
 }
@@ -69,7 +69,7 @@ struct State {
     out_free: Duration,
     back_free: Duration,
     /// Bytes of responses. Their size is known only on arrival, so they delay the requests after them.
-    came: usize,
+    response_bytes: usize,
 }
 
 impl<F> Delay<F> {
@@ -86,9 +86,9 @@ impl<F> Delay<F> {
 
     fn new(inner: F, distance: Distance, held: Held) -> Delay<F> {
         let (out_free, back_free) = (Duration::ZERO, Duration::ZERO);
-        let state = RefCell::new(State { draws: Draws(distance.seed), out_free, back_free, came: 0 });
-        let (breathes_at, turn) = (Cell::new(Duration::ZERO), Cell::new((u64::MAX, Duration::ZERO)));
-        Delay { inner, distance, held, state, breathes_at, turn }
+        let state = RefCell::new(State { draws: Draws(distance.seed), out_free, back_free, response_bytes: 0 });
+        let (yields_at, turn) = (Cell::new(Duration::ZERO), Cell::new((u64::MAX, Duration::ZERO)));
+        Delay { inner, distance, held, state, yields_at, turn }
     }
 
     /// Returns the wrapped fabric.
@@ -111,13 +111,13 @@ impl<F> Delay<F> {
 
     /// When a request of `bytes` bytes that is sent at `now` may run.
     fn runs_at(&self, now: Duration, bytes: usize) -> Duration {
-        let State { draws, out_free, back_free, came } = &mut *self.state.borrow_mut();
+        let State { draws, out_free, back_free, response_bytes } = &mut *self.state.borrow_mut();
         let Distance { one_way, jitter, bytes_per_s, .. } = self.distance;
         let mut at = now + 2 * one_way;
         if let Some(rate) = bytes_per_s {
             let takes = |bytes: usize| Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
             *out_free = now.max(*out_free) + takes(bytes);
-            *back_free = (*out_free + 2 * one_way).max(*back_free) + takes(std::mem::take(came));
+            *back_free = (*out_free + 2 * one_way).max(*back_free) + takes(std::mem::take(response_bytes));
             at = *back_free;
         }
         at + jitter.mul_f64(draws.share())
@@ -136,12 +136,12 @@ impl<F> Delay<F> {
                 if now >= at {
                     return Poll::Ready(());
                 }
-                if now >= self.breathes_at.get().max(spins_since + BREATH) {
+                if now >= self.yields_at.get().max(spins_since + YIELD_INTERVAL) {
                     // A thread that must respond to others may need this core.
                     std::thread::yield_now();
-                    self.breathes_at.set(now + BREATH);
+                    self.yields_at.set(now + YIELD_INTERVAL);
                 }
-                if at - now > HELD || !is_alone() {
+                if at - now > SPIN_ALONE || !is_alone() {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
@@ -176,8 +176,8 @@ impl<F> Delay<F> {
         }
     }
 
-    fn came(&self, bytes: usize) {
-        self.state.borrow_mut().came += bytes;
+    fn response_bytes(&self, bytes: usize) {
+        self.state.borrow_mut().response_bytes += bytes;
     }
 }
 
@@ -191,7 +191,7 @@ impl<F: Fabric> Fabric for Delay<F> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         let bytes = chain.view().wire_len();
         self.travel(bytes, self.inner.run(node, chain, &mut *reply)).await?;
-        self.came(reply.as_bytes().len());
+        self.response_bytes(reply.as_bytes().len());
         Ok(())
     }
 
@@ -203,7 +203,7 @@ impl<F: Fabric> Fabric for Delay<F> {
         answer: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         self.travel(request.len(), self.inner.call(node, service, request, &mut *answer)).await?;
-        self.came(answer.len());
+        self.response_bytes(answer.len());
         Ok(())
     }
 
@@ -465,11 +465,11 @@ mod tests {
         // A byte takes a microsecond.
         assert_eq!(line.runs_at(1000 * US, 100), 1120 * US);
         assert_eq!(line.runs_at(1000 * US, 100), 1220 * US, "a request waits for the one before it");
-        line.came(500);
+        line.response_bytes(500);
         assert_eq!(line.runs_at(1000 * US, 100), 1820 * US, "a request waits for earlier responses");
         assert_eq!(line.runs_at(5000 * US, 100), 5120 * US, "earlier traffic delays nothing later");
         let wide = far(Distance { one_way, ..Distance::default() });
-        wide.came(1 << 30);
+        wide.response_bytes(1 << 30);
         let at_once = [1 << 30, 1, 1].map(|bytes| wide.runs_at(US, bytes));
         assert_eq!(at_once, [21 * US; 3], "without a limit no request waits");
     }

@@ -158,7 +158,7 @@ fn count(count: &AtomicU64) {
 }
 
 /// One direction of a carrier: chooses a fault for each datagram, and holds delayed ones.
-struct Way<A> {
+struct Direction<A> {
     faults: Faults,
     draws: Draws,
     struck: Arc<Struck>,
@@ -196,9 +196,9 @@ impl<A> Ord for Held<A> {
 #[derive(Debug, PartialEq, Eq)]
 struct Reset;
 
-impl<A: Copy + PartialEq> Way<A> {
-    fn new(faults: &Faults, nth: u64, struck: &Arc<Struck>) -> Way<A> {
-        Way {
+impl<A: Copy + PartialEq> Direction<A> {
+    fn new(faults: &Faults, nth: u64, struck: &Arc<Struck>) -> Direction<A> {
+        Direction {
             faults: faults.clone(),
             draws: Draws(faults.of_carrier(nth).seed),
             struck: Arc::clone(struck),
@@ -291,8 +291,8 @@ fn until(now: Duration, due: [Option<Duration>; 2]) -> Option<Duration> {
 /// when it is dropped.
 pub struct FaultLine<L> {
     inner: L,
-    out: RefCell<Way<()>>,
-    back: RefCell<Way<()>>,
+    out: RefCell<Direction<()>>,
+    back: RefCell<Direction<()>>,
     is_reset: Cell<bool>,
 }
 
@@ -303,7 +303,7 @@ impl<L: Line> FaultLine<L> {
     /// This carrier cannot have these faults.
     pub fn new(inner: L, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultLine<L>, Impossible> {
         faults.check(L::IS_RELIABLE)?;
-        let [out, back] = [0, 1].map(|way| RefCell::new(Way::new(faults, way, struck)));
+        let [out, back] = [0, 1].map(|way| RefCell::new(Direction::new(faults, way, struck)));
         Ok(FaultLine { inner, out, back, is_reset: Cell::new(false) })
     }
 
@@ -394,8 +394,8 @@ impl<L: Line> Line for FaultLine<L> {
 /// An engine's end of a carrier, with faults in both directions. A reset hits one client.
 pub struct FaultPort<P: Port> {
     inner: P,
-    out: Way<P::Address>,
-    back: Way<P::Address>,
+    out: Direction<P::Address>,
+    back: Direction<P::Address>,
     /// Addresses that were reset and not yet reported to the engine.
     reset: Vec<P::Address>,
 }
@@ -407,7 +407,7 @@ impl<P: Port> FaultPort<P> {
     /// This carrier cannot have these faults.
     pub fn new(inner: P, faults: &Faults, struck: &Arc<Struck>) -> Result<FaultPort<P>, Impossible> {
         faults.check(P::IS_RELIABLE)?;
-        let [out, back] = [0, 1].map(|way| Way::new(faults, way, struck));
+        let [out, back] = [0, 1].map(|way| Direction::new(faults, way, struck));
         Ok(FaultPort { inner, out, back, reset: Vec::new() })
     }
 }
@@ -506,7 +506,7 @@ mod tests {
     /// The fate of 1,000 datagrams, sent one per millisecond: which ones left, in which order, and when.
     fn story(faults: &Faults) -> (Vec<(Duration, u32)>, Strikes) {
         let struck = Arc::default();
-        let mut way = Way::new(faults, 0, &struck);
+        let mut way = Direction::new(faults, 0, &struck);
         let mut left = Vec::new();
         for step in 0..1100u32 {
             let now = MS * step;
@@ -575,7 +575,7 @@ mod tests {
     #[test]
     fn a_reset_comes_at_its_rate() {
         let struck = Arc::default();
-        let mut way = Way::new(&Faults { reset: 0.01, ..faults() }, 0, &struck);
+        let mut way = Direction::new(&Faults { reset: 0.01, ..faults() }, 0, &struck);
         let judged = (0..10_000).position(|_| way.judge(MS, (), b"?", |(), _| {}).is_err());
         assert!(judged.is_some_and(|judged| judged < 2000), "{judged:?}");
         assert_eq!(struck.so_far().resets, 1);

@@ -91,22 +91,22 @@ pub(super) fn sealed_size(fd: &OwnedFd) -> Result<u64, MappingError> {
 
 /// First bytes of a memory file while it is being created, in place of a header's magic and version. Random, so that no
 /// other program writes them. The size follows, at the same offset as in the header.
-pub(super) const MAKING: [u8; 16] =
+pub(super) const UNFINISHED: [u8; 16] =
     [0xd3, 0x5a, 0x0f, 0x91, 0xe6, 0x47, 0xbc, 0x28, 0x73, 0xf4, 0x1d, 0xa8, 0x62, 0xcb, 0x99, 0x3e];
-const MARK_SIZE: usize = MAKING.len() + 8;
-const _: () = assert!(header::SIZE_AT == MAKING.len() as u64 && header::VERSION_AT + 8 == header::SIZE_AT);
+const MARK_SIZE: usize = UNFINISHED.len() + 8;
+const _: () = assert!(header::SIZE_AT == UNFINISHED.len() as u64 && header::VERSION_AT + 8 == header::SIZE_AT);
 
 /// The bytes written first into a new memory file of `size` bytes.
 pub(super) fn mark(size: u64) -> [u8; MARK_SIZE] {
     let mut mark = [0; MARK_SIZE];
-    mark[..MAKING.len()].copy_from_slice(&MAKING);
-    mark[MAKING.len()..].copy_from_slice(&size.to_le_bytes());
+    mark[..UNFINISHED.len()].copy_from_slice(&UNFINISHED);
+    mark[UNFINISHED.len()..].copy_from_slice(&size.to_le_bytes());
     mark
 }
 
 /// Whether the creator of a file with this beginning and length died before it was complete. Such a file has a mark
 /// with a valid size, and is not longer than that.
-fn is_half_made(beginning: &[u8], len: u64) -> bool {
+fn is_unfinished(beginning: &[u8], len: u64) -> bool {
     let Some(&size) = beginning.last_chunk::<8>() else { return false };
     let size = u64::from_le_bytes(size);
     beginning == mark(size) && Geometry::of(size).is_some() && len <= size
@@ -143,7 +143,7 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
     let mut beginning = [0; MARK_SIZE];
     let read = std::os::unix::fs::FileExt::read_at(&file, &mut beginning, 0)
         .map_err(|error| named("read", error))?;
-    if found.len() == 0 || is_half_made(&beginning[..read], found.len()) {
+    if found.len() == 0 || is_unfinished(&beginning[..read], found.len()) {
         // An existing empty file may be accessible to other users.
         file.set_permissions(PermissionsExt::from_mode(MODE)).map_err(|error| named("set the mode of", error))?;
         // A creator that dies leaves the mark, which the header replaces in the end.

@@ -229,7 +229,7 @@ impl End {
     fn write(&mut self, shared: &impl Shared, frame: &[u8]) -> Result<bool, Fault> {
         let size = extent(frame.len());
         if self.written + size - self.taken > RING {
-            self.look_what_was_taken(shared)?;
+            self.load_head(shared)?;
             if self.written + size - self.taken > RING {
                 return Ok(false);
             }
@@ -246,7 +246,7 @@ impl End {
         Ok(true)
     }
 
-    fn look_what_was_taken(&mut self, shared: &impl Shared) -> Result<(), Fault> {
+    fn load_head(&mut self, shared: &impl Shared) -> Result<(), Fault> {
         let taken = shared.load(Word::Head(self.side));
         if !(self.taken..=self.published).contains(&taken) || !taken.is_multiple_of(UNIT as u64) {
             return Err(Fault::Foreign);

@@ -169,7 +169,7 @@ impl Connection for Client {
 
     const ACTIVE_MIN: usize = 4;
     const ACTIVE_MAX: usize = usize::MAX;
-    const LOOKS_PER_POLL: u32 = 256;
+    const POLLS_PER_EPOLL: u32 = 256;
 
     fn is_admitted(&self) -> bool {
         matches!(self, Client::Admitted(_))
@@ -183,7 +183,7 @@ impl Connection for Client {
         Ok(end.receive(shared, &mut common.buffer, take)?)
     }
 
-    fn hear(&mut self, common: &mut Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
+    fn handle_event(&mut self, common: &mut Common, take: impl FnMut(&[u8])) -> Result<bool, Ended> {
         let is_connected = match self {
             Client::Admitted(client) => client.shared.is_connected(),
             _ => return self.greet(&mut common.greeting).map(|()| true),

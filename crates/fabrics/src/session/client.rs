@@ -232,7 +232,7 @@ struct Slot {
     /// Fragments that have arrived since the last request for all missing ones, and those requested since because they
     /// were overtaken.
     came: u64,
-    hurried: u64,
+    asked_overtaken: u64,
 }
 
 /// Minimum number of requests that share a datagram, however few are in flight.
@@ -280,11 +280,11 @@ pub struct Client {
     /// Lower bound of all slots' timers.
     earliest: Duration,
     /// When it last received the time, and the time from which on a pause means that the process was stopped.
-    woke: Duration,
-    stopped_from: Duration,
+    last_now: Duration,
+    pause_from: Duration,
     hello_wait: Duration,
     hello_due: Duration,
-    give_up: Duration,
+    hello_deadline: Duration,
     /// A fifth of the silence period.
     period: Duration,
     ping_at: Duration,
@@ -329,15 +329,15 @@ impl Client {
             owes: false,
             events: VecDeque::with_capacity(WINDOW_MAX + 2),
             earliest: NEVER,
-            woke: now,
-            stopped_from: now + config.silence / PINGS * 2,
+            last_now: now,
+            pause_from: now + config.silence / PINGS * 2,
             hello_wait: rtt.rto(),
             rtt,
             sequence: 0,
             arrived: 0,
             oldest: 0,
             hello_due: now,
-            give_up: now + config.silence,
+            hello_deadline: now + config.silence,
             period: config.silence / PINGS,
             ping_at: NEVER,
             pings: 0,
@@ -554,7 +554,7 @@ impl Client {
     /// When to call [`Client::transmit`] even if nothing arrives and nothing is submitted.
     pub fn next_timeout(&self) -> Option<Duration> {
         match self.stage {
-            Stage::Greeting => Some(self.hello_due.min(self.give_up)),
+            Stage::Greeting => Some(self.hello_due.min(self.hello_deadline)),
             Stage::Open => Some(self.earliest.min(self.ping_at)),
             Stage::Ended { .. } => None,
         }
@@ -652,14 +652,14 @@ impl Client {
     /// After a pause of this process, gives outstanding requests time to receive their responses.
     #[inline]
     fn notice_pause(&mut self, now: Duration) {
-        if now <= self.woke {
+        if now <= self.last_now {
             return;
         }
-        if now > self.stopped_from {
+        if now > self.pause_from {
             self.make_up_for_pause(now);
         }
-        self.woke = now;
-        self.stopped_from = now.saturating_add(self.period * 2);
+        self.last_now = now;
+        self.pause_from = now.saturating_add(self.period * 2);
     }
 
     #[cold]
@@ -668,14 +668,14 @@ impl Client {
             let slot = &mut self.slots[index];
             slot.deadline = slot.deadline.max(now + self.period);
         }
-        self.give_up = self.give_up.max(now + self.period);
+        self.hello_deadline = self.hello_deadline.max(now + self.period);
     }
 
     /// Handles the timers that are due.
     fn wake(&mut self, now: Duration) {
         self.notice_pause(now);
         match self.stage {
-            Stage::Greeting if now >= self.give_up => {
+            Stage::Greeting if now >= self.hello_deadline => {
                 self.stage = Stage::Ended { bye: false };
                 self.events.push_back(Event::Lost(Lost::Silent));
             }
@@ -869,20 +869,20 @@ impl Client {
             }
             let index = (cursor + turn) % 64;
             let before = out.len();
-            let room = self.transmit_slot(now, index, is_blocked, out);
+            let stop = self.transmit_slot(now, index, is_blocked, out);
             sharing += usize::from(out.len() > before);
             if !self.config.is_reliable {
                 self.earliest = self.earliest.min(self.slots[index].due);
             }
-            match room {
-                Room::Enough => self.send &= !(1 << index),
-                Room::Full => {
+            match stop {
+                Stop::Done => self.send &= !(1 << index),
+                Stop::Full => {
                     if !is_blocked {
                         self.cursor = index;
                     }
                     break;
                 }
-                Room::Credit => {
+                Stop::NoCredit => {
                     if !is_blocked {
                         self.cursor = index;
                     }
@@ -894,12 +894,12 @@ impl Client {
     }
 
     #[inline]
-    fn transmit_slot(&mut self, now: Duration, index: usize, is_blocked: bool, out: &mut Vec<u8>) -> Room {
+    fn transmit_slot(&mut self, now: Duration, index: usize, is_blocked: bool, out: &mut Vec<u8>) -> Stop {
         let limit = self.granted.datagram;
         let slot = &mut self.slots[index];
         if slot.cancel || slot.want != 0 {
             if out.len() + footprint(16) > limit {
-                return Room::Full;
+                return Stop::Full;
             }
             if slot.cancel {
                 packet::put_empty(out, EntryKind::Cancel, index, slot.number);
@@ -929,7 +929,7 @@ impl Client {
             };
             for fragment in ones(slot.resend) {
                 if out.len() + footprint(extent(message.size(), self.chunk, fragment).1) > limit {
-                    return Room::Full;
+                    return Stop::Full;
                 }
                 message.put(out, self.chunk, fragment);
                 self.counters.entries_out += 1;
@@ -946,10 +946,10 @@ impl Client {
                     || slot.assembling
                     || self.assembling + message.size() <= self.granted.assembly;
                 if is_blocked || !has_assembly || self.outstanding + bytes > self.granted.credit {
-                    return Room::Credit;
+                    return Stop::NoCredit;
                 }
                 if out.len() + bytes > limit {
-                    return Room::Full;
+                    return Stop::Full;
                 }
                 if slot.count > 1 && !slot.assembling {
                     slot.assembling = true;
@@ -974,7 +974,7 @@ impl Client {
                 slot.due = now.saturating_add(slot.wait);
             }
         }
-        Room::Enough
+        Stop::Done
     }
 
     fn take_in(&mut self, now: Duration, bytes: &[u8]) -> Result<(), PacketError> {
@@ -1171,7 +1171,7 @@ impl Client {
                 if self.acknowledged(now, entry.slot, have & all(self.slots[entry.slot].count)) {
                     self.progress(now, entry.slot);
                 } else {
-                    self.known(now, entry.slot);
+                    self.note_repeat(now, entry.slot);
                 }
             }
         }
@@ -1194,7 +1194,7 @@ impl Client {
     }
 
     /// The server has repeated itself, in response to one of several transmissions, at the latest the last.
-    fn known(&mut self, now: Duration, index: usize) {
+    fn note_repeat(&mut self, now: Duration, index: usize) {
         self.counters.duplicates += 1;
         self.rtt.took_at_least(now.saturating_sub(self.slots[index].again_at));
     }
@@ -1278,7 +1278,7 @@ impl Client {
             slot.asked = first(all(entry.count), self.granted.eager);
             slot.asked_ever |= slot.asked;
             slot.asked_first = 0;
-            (slot.came, slot.hurried) = (0, 0);
+            (slot.came, slot.asked_overtaken) = (0, 0);
             slot.reply.resize(body, 0);
         }
         let slot = &mut self.slots[index];
@@ -1288,7 +1288,7 @@ impl Client {
         }
         let bit = 1 << entry.index;
         if slot.reply_got & bit != 0 {
-            self.known(now, index);
+            self.note_repeat(now, index);
             return;
         }
         slot.reply_got |= bit;
@@ -1351,12 +1351,12 @@ impl Client {
 }
 
 /// Why a slot has stopped adding to the datagram.
-enum Room {
-    Enough,
+enum Stop {
+    Done,
     /// The datagram is full.
     Full,
     /// The slot lacks credit.
-    Credit,
+    NoCredit,
 }
 
 impl Slot {
@@ -1395,7 +1395,7 @@ impl Slot {
             asked_first: 0,
             asked_at: Duration::ZERO,
             came: 0,
-            hurried: 0,
+            asked_overtaken: 0,
         }
     }
 
@@ -1410,16 +1410,16 @@ impl Slot {
         // Before the first fragment the number of fragments is unknown.
         let missing = if self.reply_count == 0 { u64::MAX } else { all(self.reply_count) };
         self.want = first(missing & !self.reply_got, eager);
-        (self.came, self.hurried) = (0, 0);
+        (self.came, self.asked_overtaken) = (0, 0);
     }
 
     /// Requests, once, the fragments that [`OVERTAKEN`] later ones have overtaken, since the server sends them in
     /// order.
     fn ask_for_overtaken(&mut self) {
         let later = (1..OVERTAKEN).fold(self.came, |came, _| came & !highest(came));
-        let lost = self.asked & highest(later).saturating_sub(1) & !self.hurried;
+        let lost = self.asked & highest(later).saturating_sub(1) & !self.asked_overtaken;
         self.want |= lost;
-        self.hurried |= lost;
+        self.asked_overtaken |= lost;
     }
 }
 

@@ -26,7 +26,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// Number of polls for datagrams that had arrived when the line broke.
-const LAST_LOOKS: u32 = 16;
+const LAST_POLLS: u32 = 16;
 /// Time limit for the hello and its response.
 const GREETING_WAIT: Duration = Duration::from_millis(900);
 /// Time that a dropped endpoint waits for the node's last responses, including those to retires.
@@ -87,7 +87,7 @@ struct State {
     /// Failed requests that were not yet reported to their tasks. Their slots may hold other requests by now.
     failed: Vec<(SlotRef, Fate)>,
     /// Wakers of tasks that wait for a slot.
-    line_up: Vec<Waker>,
+    slot_waiters: Vec<Waker>,
     /// Buffers to be retired.
     retired: Vec<(u32, Addr)>,
     /// Why the session has ended, if it has.
@@ -104,7 +104,7 @@ struct State {
 #[must_use]
 struct Woken {
     slots: u64,
-    line_up: Vec<Waker>,
+    slot_waiters: Vec<Waker>,
 }
 
 impl<L: Line> Endpoint<L> {
@@ -128,7 +128,7 @@ impl<L: Line> Endpoint<L> {
             client,
             granted,
             failed: Vec::new(),
-            line_up: Vec::new(),
+            slot_waiters: Vec::new(),
             retired: Vec::with_capacity(RETIRED_MAX),
             over: None,
             counters: Counters::default(),
@@ -188,7 +188,7 @@ impl<L: Line> Endpoint<L> {
             let now = timer::now();
             self.state.borrow_mut().now = now;
             self.end_turn();
-            if self.look() {
+            if self.poll_line() {
                 quiet_since = now;
             }
             // Tasks may send requests long after this.
@@ -229,12 +229,12 @@ impl<L: Line> Endpoint<L> {
 
     /// Returns a future that waits for the response to a request.
     #[inline]
-    fn answer(&self, request: SlotRef) -> Asked<'_, L> {
+    fn answer(&self, request: SlotRef) -> InFlight<'_, L> {
         let driver = self.driver.borrow().clone(); // An executor may poll it at once, which borrows it.
         if let Some(driver) = driver {
             driver.wake();
         }
-        Asked { endpoint: self, request: Some(request) }
+        InFlight { endpoint: self, request: Some(request) }
     }
 
     /// Handles a response with `look`, then releases its slot. `look` must not panic, whatever the peer has sent.
@@ -244,28 +244,28 @@ impl<L: Line> Endpoint<L> {
         let State { client, counters, .. } = &mut *state;
         let looked = look(client, counters);
         client.release(request);
-        if !state.line_up.is_empty() {
-            let line_up = state.line_up();
+        if !state.slot_waiters.is_empty() {
+            let slot_waiters = state.slot_waiters();
             drop(state);
-            self.wake(Woken { slots: 0, line_up });
+            self.wake(Woken { slots: 0, slot_waiters });
         }
         looked
     }
 
     /// Submits a chain, if a slot is free.
     #[inline]
-    fn ask_chain(&self, chain: &ChainView<'_>) -> Option<SlotRef> {
+    fn submit_chain(&self, chain: &ChainView<'_>) -> Option<SlotRef> {
         if let Some(pieces) = chain.two_pieces() {
-            return self.ask_now(Ask::Chain, DEADLINE, &pieces);
+            return self.submit_now(Ask::Chain, DEADLINE, &pieces);
         }
         let mut pieces = [&[][..]; PIECES_MAX];
         let count = chain.pieces().zip(&mut pieces).map(|(piece, place)| *place = piece).count();
-        self.ask_now(Ask::Chain, DEADLINE, &pieces[..count])
+        self.submit_now(Ask::Chain, DEADLINE, &pieces[..count])
     }
 
     /// Submits a request, if a slot is free.
     #[inline]
-    fn ask_now(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Option<SlotRef> {
+    fn submit_now(&self, ask: Ask, patience: Duration, parts: &[&[u8]]) -> Option<SlotRef> {
         let mut state = self.state.borrow_mut();
         if !state.client.is_waiting() && !state.has_time {
             // The time was not updated since the endpoint was last idle.
@@ -273,7 +273,7 @@ impl<L: Line> Endpoint<L> {
             if state.now.saturating_sub(last) > AWAY {
                 // The node may have ended the session and reported it; then the request must not run.
                 drop(state);
-                self.look();
+                self.poll_line();
                 state = self.state.borrow_mut();
             }
         }
@@ -286,7 +286,7 @@ impl<L: Line> Endpoint<L> {
 
     /// Submits a request once a slot is free.
     #[cold]
-    async fn ask_later(
+    async fn submit_later(
         &self,
         patience: Duration,
         ask: impl Fn() -> Option<SlotRef>,
@@ -298,8 +298,8 @@ impl<L: Line> Endpoint<L> {
                 if let Some(reason) = &state.over {
                     return Poll::Ready(Err(self.over(reason, Ran::No)));
                 }
-                if !state.line_up.iter().any(|known| known.will_wake(cx.waker())) {
-                    state.line_up.push(cx.waker().clone());
+                if !state.slot_waiters.iter().any(|known| known.will_wake(cx.waker())) {
+                    state.slot_waiters.push(cx.waker().clone());
                 }
                 Poll::Pending
             }
@@ -334,7 +334,7 @@ impl<L: Line> Endpoint<L> {
 
     /// Handles received datagrams, and wakes the tasks that wait for them. Returns false if there were none.
     #[inline]
-    fn look(&self) -> bool {
+    fn poll_line(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let State { client, now, has_time, .. } = &mut *state;
         let mut is_first = true;
@@ -353,7 +353,7 @@ impl<L: Line> Endpoint<L> {
                 state.over.get_or_insert(reason);
             }
         }
-        let woken = state.hear();
+        let woken = state.handle_events();
         drop(state);
         self.wake(woken);
         true
@@ -375,7 +375,7 @@ impl<L: Line> Endpoint<L> {
         }
         if let Err(Broken(reason)) = sent {
             // Datagrams that arrived before may report which requests ran.
-            for _ in 0..LAST_LOOKS {
+            for _ in 0..LAST_POLLS {
                 let received = self.line.receive(|bytes| {
                     let _refused_is_counted = client.receive(*now, bytes);
                 });
@@ -386,7 +386,7 @@ impl<L: Line> Endpoint<L> {
             client.close();
             over.get_or_insert(reason);
         }
-        let woken = state.hear();
+        let woken = state.handle_events();
         drop(state);
         self.wake(woken);
     }
@@ -395,9 +395,9 @@ impl<L: Line> Endpoint<L> {
     fn cancel(&self, request: SlotRef) {
         let mut state = self.state.borrow_mut();
         let _nobody_asks = state.client.cancel(request).or_else(|| state.take_failed(request));
-        let line_up = state.line_up();
+        let slot_waiters = state.slot_waiters();
         drop(state);
-        self.wake(Woken { slots: 0, line_up });
+        self.wake(Woken { slots: 0, slot_waiters });
     }
 
     /// Registers `waker` for the outcome of a request.
@@ -418,11 +418,11 @@ impl<L: Line> Endpoint<L> {
                 waiting.set(waiting.take().or(Some(waker)));
             }
         }
-        if !woken.line_up.is_empty() {
-            woken.line_up.drain(..).for_each(Waker::wake);
+        if !woken.slot_waiters.is_empty() {
+            woken.slot_waiters.drain(..).for_each(Waker::wake);
             let mut state = self.state.borrow_mut();
-            if state.line_up.is_empty() {
-                state.line_up = woken.line_up; // Empty, but keeps its capacity.
+            if state.slot_waiters.is_empty() {
+                state.slot_waiters = woken.slot_waiters; // Empty, but keeps its capacity.
             }
         }
     }
@@ -464,7 +464,7 @@ fn greet(line: &impl Line, client: &mut Client, until: Duration) -> Result<Grant
 impl State {
     /// Handles the client's events. Returns the tasks to wake.
     #[inline]
-    fn hear(&mut self) -> Woken {
+    fn handle_events(&mut self) -> Woken {
         let mut slots = self.client.take_answered();
         while let Some(event) = self.client.next_event() {
             let request = match event {
@@ -491,7 +491,7 @@ impl State {
             };
             slots |= 1 << request.slot();
         }
-        Woken { slots, line_up: self.line_up() }
+        Woken { slots, slot_waiters: self.slot_waiters() }
     }
 
     /// Removes and returns the fate of a failed request.
@@ -504,13 +504,13 @@ impl State {
     /// Returns the tasks that wait for a slot, if one is free: it may become free long after its request was dropped.
     /// Wakes all of them, since the first may have been cancelled.
     #[inline]
-    fn line_up(&mut self) -> Vec<Waker> {
-        if self.line_up.is_empty() {
+    fn slot_waiters(&mut self) -> Vec<Waker> {
+        if self.slot_waiters.is_empty() {
             return Vec::new();
         }
         self.send_retired(); // First, or else it might never find a slot.
-        let is_their_turn = self.over.is_some() || self.client.has_room();
-        if is_their_turn { std::mem::take(&mut self.line_up) } else { Vec::new() }
+        let has_slot = self.over.is_some() || self.client.has_room();
+        if has_slot { std::mem::take(&mut self.slot_waiters) } else { Vec::new() }
     }
 
     /// Retires the buffers of dropped futures in one request, if a slot is free.
@@ -527,12 +527,12 @@ impl State {
 }
 
 /// A request in flight; dropping it cancels the request.
-struct Asked<'a, L: Line> {
+struct InFlight<'a, L: Line> {
     endpoint: &'a Endpoint<L>,
     request: Option<SlotRef>,
 }
 
-impl<L: Line> Future for Asked<'_, L> {
+impl<L: Line> Future for InFlight<'_, L> {
     type Output = Result<SlotRef, Fate>;
 
     /// Completes when the outcome is known. A failed request is already forgotten then.
@@ -555,7 +555,7 @@ impl<L: Line> Future for Asked<'_, L> {
     }
 }
 
-impl<L: Line> Drop for Asked<'_, L> {
+impl<L: Line> Drop for InFlight<'_, L> {
     #[inline]
     fn drop(&mut self) {
         if let Some(request) = self.request {
@@ -568,10 +568,10 @@ impl<L: Line> Fabric for Endpoint<L> {
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         self.check(node)?;
         let view = chain.view();
-        let request = match self.ask_chain(&view) {
+        let request = match self.submit_chain(&view) {
             Some(request) => request,
             // Boxed, to keep the future of all other chains small.
-            None => Box::pin(self.ask_later(DEADLINE, || self.ask_chain(&view))).await?,
+            None => Box::pin(self.submit_later(DEADLINE, || self.submit_chain(&view))).await?,
         };
         if let Some(held) = chain.held() {
             self.state.borrow_mut().client.hold(request, held.buffers, held.shown_by);
@@ -608,7 +608,7 @@ impl<L: Line> Fabric for Endpoint<L> {
         node: NodeId,
         service: ServiceId,
         request: &[u8],
-        told: &mut Vec<u8>,
+        response: &mut Vec<u8>,
     ) -> Result<(), FabricError> {
         const { assert!(CALL_BYTES_MAX <= BODY_BYTES_MAX) }
         self.check(node)?;
@@ -619,10 +619,10 @@ impl<L: Line> Fabric for Endpoint<L> {
             )));
         }
         let patience = self.patience.get();
-        let ask = || self.ask_now(Ask::Call(service), patience, &[request]);
+        let ask = || self.submit_now(Ask::Call(service), patience, &[request]);
         let request = match ask() {
             Some(request) => request,
-            None => self.ask_later(patience, ask).await?,
+            None => self.submit_later(patience, ask).await?,
         };
         let request = self.answer(request).await.map_err(|fate| self.failed(fate, patience))?;
         self.take(request, |client, _| {
@@ -630,8 +630,8 @@ impl<L: Line> Fabric for Endpoint<L> {
             match answer::refusal(bytes) {
                 Some(reason) => Err(FabricError::Refused(reason)),
                 None => {
-                    told.clear();
-                    told.extend_from_slice(answer::body(bytes));
+                    response.clear();
+                    response.extend_from_slice(answer::body(bytes));
                     Ok(())
                 }
             }
@@ -656,7 +656,7 @@ impl<L: Line> Turns for Endpoint<L> {
         // If tasks are always ready, the core never waits, and responses are polled here.
         if !self.has_waited.replace(false) {
             self.state.borrow_mut().now = timer::now();
-            self.look();
+            self.poll_line();
         }
         self.send();
         self.state.borrow_mut().has_time = false;
@@ -665,7 +665,7 @@ impl<L: Line> Turns for Endpoint<L> {
     fn wait(&self, core: &Idle<'_>) {
         self.has_waited.set(true);
         if self.state.borrow().client.is_waiting() {
-            let look = || if self.look() { Some(true) } else { core.is_woken().then_some(false) };
+            let look = || if self.poll_line() { Some(true) } else { core.is_woken().then_some(false) };
             let waiting = self.waiting_as.get();
             let found = if waiting == Waiting::Asleep { look() } else { spin(look) };
             match found {
@@ -682,7 +682,7 @@ impl<L: Line> Turns for Endpoint<L> {
         if self.line.may_sleep() {
             core.sleep_on(self.line.fd(), self.sleep_max(timer::now()));
         }
-        self.look();
+        self.poll_line();
         self.state.borrow_mut().now = timer::now();
         self.send();
     }
@@ -712,7 +712,7 @@ impl<L: Line> Drop for Endpoint<L> {
                 break;
             }
             drop(state);
-            if !self.look() {
+            if !self.poll_line() {
                 std::thread::yield_now();
             }
         }

@@ -153,14 +153,14 @@ pub fn connect(path: &Path, node: NodeId) -> Result<Direct, ConnectError> {
     connect_on(path, node, |memory| memory)
 }
 
-/// Like [`connect`], with the memory wrapped by `look_on`.
+/// Like [`connect`], with the memory wrapped by `wrap`.
 ///
 /// # Errors
 /// Those of [`connect`].
 pub fn connect_on<M: Runs>(
     path: &Path,
     node: NodeId,
-    look_on: impl FnOnce(Arc<Mapping>) -> M,
+    wrap: impl FnOnce(Arc<Mapping>) -> M,
 ) -> Result<Direct<M>, ConnectError> {
     let io = |doing| move |errno: rustix::io::Errno| ConnectError::Io(doing, path.to_owned(), errno.into());
     let deadline = Instant::now() + GREETING_WAIT;
@@ -215,7 +215,7 @@ pub fn connect_on<M: Runs>(
     let died = Arc::new(AtomicBool::new(false));
     let control = Session::start(line, session, pidfd, node, Arc::clone(&memory), Arc::clone(&died))
         .map_err(|error| ConnectError::Io("watch the node at", path.to_owned(), error))?;
-    Ok(Direct::new(look_on(memory), Box::new(control), died, node, session))
+    Ok(Direct::new(wrap(memory), Box::new(control), died, node, session))
 }
 
 /// Returns a connected SEQPACKET socket.
@@ -349,14 +349,14 @@ impl Line {
     }
 
     /// Whether this is a copy in a forked child: the session and its thread are the parent's.
-    fn is_anothers(&self) -> bool {
+    fn is_forked_copy(&self) -> bool {
         std::process::id() != self.pid
     }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if !self.is_anothers() {
+        if !self.is_forked_copy() {
             self.calls.say(Said::Bye); // Failure is harmless: the node is gone.
         }
     }
@@ -384,9 +384,9 @@ struct Shared {
 }
 
 /// Reason for ending the session.
-const SPOILT: &str = "its rings hold data that no node of this release writes";
+const INVALID_RINGS: &str = "its rings hold data that no node of this release writes";
 /// Maximum number of socket messages read at once.
-const WORDS_AT_A_TIME: u32 = 16;
+const MESSAGES_AT_A_TIME: u32 = 16;
 
 /// An outstanding call.
 #[derive(Default)]
@@ -437,16 +437,16 @@ impl Control for Session {
         }
     }
 
-    fn look(&self, is_enough: &dyn Fn() -> bool) {
+    fn poll_responses(&self, is_enough: &dyn Fn() -> bool) {
         if self.shared.is_waiting() {
-            self.shared.look(is_enough);
+            self.shared.poll_responses(is_enough);
         }
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.shared.line.is_anothers() {
+        if self.shared.line.is_forked_copy() {
             return;
         }
         frame::ring(&self.shared.closed);
@@ -484,7 +484,7 @@ impl<'a> Pending<'a> {
                  or overloaded, then retry",
                 shared.node.0
             ))),
-            Err(Fault::Foreign) => Err(FabricError::Broken { node: shared.node, reason: SPOILT.to_owned() }),
+            Err(Fault::Foreign) => Err(FabricError::Broken { node: shared.node, reason: INVALID_RINGS.to_owned() }),
         }
     }
 }
@@ -523,7 +523,7 @@ impl Drop for Shared {
     /// The session's last access to the memory. It precedes the message after which a live node gives the slot to
     /// another session. A dead node receives no message; the node that takes over its memory inspects the slot.
     fn drop(&mut self) {
-        if !self.line.is_anothers() {
+        if !self.line.is_forked_copy() {
             let Ok(()) = self.memory.arena().leave_session(self.session);
         }
     }
@@ -554,16 +554,16 @@ impl Shared {
             if closed {
                 return;
             }
-            if pidfd || (socket && !self.hear()) {
+            if pidfd || (socket && !self.handle_messages()) {
                 return self.node_died();
             }
         }
     }
 
     /// Reads messages from the socket, and takes responses. Returns false if the node has hung up.
-    fn hear(&self) -> bool {
+    fn handle_messages(&self) -> bool {
         let mut is_connected = true;
-        for _ in 0..WORDS_AT_A_TIME {
+        for _ in 0..MESSAGES_AT_A_TIME {
             match self.line.calls.hear() {
                 None => break,
                 Some(Said::HungUp) => {
@@ -574,14 +574,14 @@ impl Shared {
             }
         }
         // Taken after the check: a peer that hangs up has published all its frames before.
-        let has_taken = self.take_answers();
+        let has_taken = self.take_responses();
         self.rest();
         is_connected && has_taken.is_ok()
     }
 
     /// Polls for responses, for at most [`crate::spin::SPIN`], until there are some or `is_enough` is true.
-    fn look(&self, is_enough: &dyn Fn() -> bool) {
-        let looked = spin(|| match self.take_answers() {
+    fn poll_responses(&self, is_enough: &dyn Fn() -> bool) {
+        let looked = spin(|| match self.take_responses() {
             Ok(false) if !is_enough() => None,
             looked => Some(looked),
         });
@@ -593,11 +593,11 @@ impl Shared {
 
     /// Asks the node to ring for its next frames.
     fn rest(&self) {
-        while !self.line.calls.rests() && self.take_answers().is_ok() {}
+        while !self.line.calls.rests() && self.take_responses().is_ok() {}
     }
 
     /// Passes the responses that have arrived to their callers. Returns false if there were none.
-    fn take_answers(&self) -> Result<bool, Fault> {
+    fn take_responses(&self) -> Result<bool, Fault> {
         let mut answers = Vec::new();
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         let received = self.line.calls.receive(&mut inbox, |frame| {

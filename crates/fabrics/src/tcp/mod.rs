@@ -196,7 +196,7 @@ fn put_frame(bytes: &mut Vec<u8>, frame: &[u8]) {
 struct Inbox {
     bytes: Vec<u8>,
     /// Number of bytes already passed on.
-    done_with: usize,
+    consumed: usize,
     /// Whether the rest contains a complete frame.
     has_frame: bool,
 }
@@ -211,15 +211,15 @@ impl Inbox {
         mut take: impl FnMut(&[u8]),
     ) -> Result<bool, End> {
         if self.has_frame {
-            let bytes = &self.bytes[self.done_with..];
+            let bytes = &self.bytes[self.consumed..];
             let (frame, rest) = next_frame(bytes)?.expect("a complete frame");
             take(frame);
-            self.done_with += bytes.len() - rest.len();
+            self.consumed += bytes.len() - rest.len();
             self.has_frame = next_frame(rest)?.is_some();
             if !self.has_frame {
                 // Only an incomplete frame may stay for long.
-                self.bytes.drain(..self.done_with);
-                self.done_with = 0;
+                self.bytes.drain(..self.consumed);
+                self.consumed = 0;
                 self.bytes.shrink_to(0);
             }
             return Ok(true);
@@ -238,8 +238,8 @@ impl Inbox {
     /// Reads once into `buffer`, after the bytes kept before. Returns the total number of bytes in `buffer`, or `None`
     /// if nothing was received.
     fn read(&self, mut stream: impl Read, buffer: &mut [u8]) -> Result<Option<usize>, End> {
-        let held = self.bytes.len() - self.done_with;
-        buffer[..held].copy_from_slice(&self.bytes[self.done_with..]);
+        let held = self.bytes.len() - self.consumed;
+        buffer[..held].copy_from_slice(&self.bytes[self.consumed..]);
         match stream.read(&mut buffer[held..]) {
             Ok(0) => Err(End::HungUp),
             Ok(len) => Ok(Some(held + len)),
@@ -267,7 +267,7 @@ impl Inbox {
     /// Keeps bytes for the next read, in place of those kept before.
     fn keep(&mut self, rest: &[u8]) {
         self.bytes.clear();
-        self.done_with = 0;
+        self.consumed = 0;
         if rest.is_empty() {
             self.bytes.shrink_to(0); // 10,000 idle connections must hold no memory.
         } else {
@@ -382,7 +382,7 @@ mod tests {
                 *taken += LENGTH + frame.len();
             };
             while let Ok(true) = inbox.receive(&mut drip, &mut buffer, |frame| take(frame, &mut taken)) {
-                let kept = inbox.bytes.len() - inbox.done_with;
+                let kept = inbox.bytes.len() - inbox.consumed;
                 assert!(taken + kept <= len && inbox.bytes.len() <= READ_MAX);
                 assert!(inbox.has_frame || inbox.bytes.len() < DATAGRAM_MAX + LENGTH);
             }

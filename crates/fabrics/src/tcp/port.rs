@@ -158,7 +158,7 @@ impl<W: Wire> Connection for Client<W> {
 
     const ACTIVE_MIN: usize = 0;
     const ACTIVE_MAX: usize = 4;
-    const LOOKS_PER_POLL: u32 = 64;
+    const POLLS_PER_EPOLL: u32 = 64;
 
     fn is_admitted(&self) -> bool {
         self.wire.is_ready()

@@ -338,14 +338,14 @@ impl<S: Session> Tls<S> {
     /// Processes `records` as far as possible. Returns the number of bytes consumed. Also encrypts queued frames once
     /// the handshake is complete.
     fn advance(&mut self, records: &mut [u8], mut take: impl FnMut(&[u8])) -> (usize, Result<(), End>) {
-        let mut done_with = 0;
+        let mut consumed = 0;
         loop {
-            let (discard, step) = self.step(&mut records[done_with..], &mut take);
-            done_with += discard;
+            let (discard, step) = self.step(&mut records[consumed..], &mut take);
+            consumed += discard;
             match step {
                 Ok(true) => {}
-                Ok(false) => return (done_with, Ok(())),
-                Err(end) => return (done_with, Err(end)),
+                Ok(false) => return (consumed, Ok(())),
+                Err(end) => return (consumed, Err(end)),
             }
         }
     }
@@ -421,8 +421,8 @@ impl<S: Session> Wire for Tls<S> {
             // The kept bytes were processed on arrival, and are incomplete.
             let mut kept = std::mem::take(&mut self.records.bytes);
             let mut is_late = false;
-            let (done_with, advanced) = self.advance(&mut kept, |_| is_late = true);
-            kept.drain(..done_with);
+            let (consumed, advanced) = self.advance(&mut kept, |_| is_late = true);
+            kept.drain(..consumed);
             self.records.bytes = kept;
             advanced?;
             if is_late {
@@ -451,8 +451,8 @@ impl<S: Session> Wire for Tls<S> {
     ) -> Result<bool, End> {
         let Some(len) = self.records.read(stream, buffer)? else { return Ok(false) };
         let records = &mut buffer[..len];
-        let (done_with, advanced) = self.advance(records, &mut take);
-        let rest = &mut records[done_with..];
+        let (consumed, advanced) = self.advance(records, &mut take);
+        let rest = &mut records[consumed..];
         if let Err(end) = advanced {
             if let End::Tls(_) = end {
                 // Sends the alert with the reason to the peer.
@@ -637,8 +637,8 @@ mod tests {
             let mut held = Vec::new();
             for part in bytes.chunks(1 + usize::from(step)) {
                 held.extend_from_slice(part);
-                let (done_with, advanced) = server.advance(&mut held, |_| panic!("no key was negotiated"));
-                held.drain(..done_with);
+                let (consumed, advanced) = server.advance(&mut held, |_| panic!("no key was negotiated"));
+                held.drain(..consumed);
                 if advanced.is_err() || held.len() > HELD_MAX {
                     break;
                 }

@@ -100,8 +100,8 @@ impl Line for UdpLine {
         let sent = match seal {
             None => socket.send(to, datagram),
             Some(seal) => {
-                if seal.asks_anew(datagram) {
-                    let _or_the_next = socket.write(to, GREETING, |out| seal.ask_anew(datagram, out));
+                if seal.needs_greeting(datagram) {
+                    let _or_the_next = socket.write(to, GREETING, |out| seal.seal_in_greeting(datagram, out));
                 }
                 socket.write(to, seal.sealed_len(datagram), |out| seal.seal(datagram, out))
             }

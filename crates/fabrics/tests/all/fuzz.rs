@@ -321,7 +321,7 @@ fn fuzz_sessions_by_a_reliable_carrier() {
 
 /// Actions of an attacker on the path of sealed datagrams.
 #[derive(Clone, Debug, bolero::TypeGenerator)]
-enum Deed {
+enum Action {
     /// The client or the node sends this number of bytes; they arrive now or can be replayed later.
     Says(bool, u16, bool),
     /// An earlier datagram arrives, changed or not, from the same or another address.
@@ -442,37 +442,37 @@ impl Sealed {
         assert!(self.node.connections() <= 64, "each connection stems from a greeting of the client");
     }
 
-    fn does(&mut self, deed: &Deed) {
-        match deed {
-            Deed::Says(from_node, len, arrives) => {
+    fn act(&mut self, action: &Action) {
+        match action {
+            Action::Says(from_node, len, arrives) => {
                 if let Some(bytes) = self.says(*from_node, *len).filter(|_| *arrives) {
                     self.arrives(!from_node, bytes, 0);
                 }
             }
-            Deed::Again(from_node, which, changes, elsewhere) => {
+            Action::Again(from_node, which, changes, elsewhere) => {
                 if let Some(mut bytes) = self.one(*from_node, *which) {
                     change(&mut bytes, changes);
                     self.arrives(!from_node, bytes, usize::from(*elsewhere));
                 }
             }
-            Deed::Back(from_node, which, changes) => {
+            Action::Back(from_node, which, changes) => {
                 if let Some(mut bytes) = self.one(*from_node, *which) {
                     change(&mut bytes, changes);
                     self.arrives(*from_node, bytes, 0);
                 }
             }
-            Deed::Bytes(at_node, bytes) => self.arrives(*at_node, bytes.clone(), 0),
-            Deed::Asks => {
+            Action::Bytes(at_node, bytes) => self.arrives(*at_node, bytes.clone(), 0),
+            Action::Asks => {
                 let question = self.datagram(0);
-                if self.client.asks_anew(&question) && self.number < 50 {
+                if self.client.needs_greeting(&question) && self.number < 50 {
                     let mut out = Vec::new();
-                    self.client.ask_anew(&question, &mut out);
+                    self.client.seal_in_greeting(&question, &mut out);
                     self.said[0].push(question);
                     self.sealed[0].push(out.clone());
                     self.arrives(true, out, 0);
                 }
             }
-            Deed::Wait(ms, is_used) => {
+            Action::Wait(ms, is_used) => {
                 self.now += Duration::from_millis((*ms).into());
                 let connections = self.node.connections();
                 self.node.forget_strangers(self.now, self.connection.filter(|_| *is_used).into_iter());
@@ -480,7 +480,7 @@ impl Sealed {
                     self.forget_greetings();
                 }
             }
-            Deed::Anew => {
+            Action::Anew => {
                 self.node = Sealed::node(self.number as u8);
                 self.forget_greetings();
             }
@@ -502,10 +502,10 @@ impl Sealed {
 fn fuzz_sealed_datagrams() {
     let executions = Executions::of("sealed datagrams");
     let inputs = bolero::check!().with_test_time(budget()).with_max_len(16 << 10).with_type().cloned();
-    inputs.for_each(|deeds: Vec<Deed>| {
+    inputs.for_each(|actions: Vec<Action>| {
         executions.one_more();
         let mut sealed = Sealed::new();
-        deeds.iter().take(60).for_each(|deed| sealed.does(deed));
+        actions.iter().take(60).for_each(|action| sealed.act(action));
         // After any history, a new client is served.
         sealed.client = seal::client::Client::new(seal::Shared::new([7; 32]), draws(99));
         for from_node in [false, true, false, true] {

@@ -61,22 +61,22 @@ impl Client {
             Some(Connection { number, sealer, .. }) => {
                 sealer.seal(out, Kind::Data, *number, &[], |out| out.extend_from_slice(datagram));
             }
-            None => self.greeting.say(&self.shared, datagram, out),
+            None => self.greeting.seal(&self.shared, datagram, out),
         }
     }
 
-    /// Whether a datagram must also be sent by [`Client::ask_anew`], because it repeats a question that got no response
-    /// on the connection. Call it once per datagram.
-    pub fn asks_anew(&mut self, datagram: &[u8]) -> bool {
+    /// Whether a datagram must also be sent by [`Client::seal_in_greeting`], because it repeats a question that got no
+    /// response on the connection. Call it once per datagram.
+    pub fn needs_greeting(&mut self, datagram: &[u8]) -> bool {
         let is_question = self.connection.is_some() && packet::is(datagram, packet::Kind::Ping);
         self.pings += u32::from(is_question);
         is_question && self.pings > 1
     }
 
     /// Appends a greeting that contains the datagram.
-    pub fn ask_anew(&mut self, datagram: &[u8], out: &mut Vec<u8>) {
+    pub fn seal_in_greeting(&mut self, datagram: &[u8], out: &mut Vec<u8>) {
         let question = self.question.get_or_insert_with(|| Greeting::new(&self.shared, (self.random)()));
-        question.say(&self.shared, datagram, out);
+        question.seal(&self.shared, datagram, out);
     }
 
     /// Opens a received datagram in place. Returns a refusal unchanged.
@@ -142,7 +142,7 @@ impl Greeting {
     }
 
     /// Appends a greeting with a datagram whose bytes beyond a greeting's space are zeros, like those of a HELLO.
-    fn say(&mut self, shared: &Shared, datagram: &[u8], out: &mut Vec<u8>) {
+    fn seal(&mut self, shared: &Shared, datagram: &[u8], out: &mut Vec<u8>) {
         let said = datagram.len() - datagram.iter().rev().take_while(|&&byte| byte == 0).count();
         assert!(said + 2 <= GREETING_SEALED, "a greeting holds a HELLO with the longest token");
         let clear = GreetingBytes {

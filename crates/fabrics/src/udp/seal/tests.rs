@@ -368,10 +368,10 @@ fn a_restarted_node_answers_a_ping_repeated_in_a_greeting() {
     let mut node = node_of(3);
     let ping = datagram(packet::Kind::Ping, 0);
     assert_eq!(arrive(&mut node, at(HERE), &seal(&mut client, &ping)), Err(None), "no connection is known");
-    assert!(!client.asks_anew(&ping), "the first may still get a response");
-    assert!(!client.asks_anew(&datagram(packet::Kind::Data, 60)) && client.asks_anew(&ping));
+    assert!(!client.needs_greeting(&ping), "the first may still get a response");
+    assert!(!client.needs_greeting(&datagram(packet::Kind::Data, 60)) && client.needs_greeting(&ping));
     let mut question = Vec::new();
-    client.ask_anew(&ping, &mut question);
+    client.seal_in_greeting(&ping, &mut question);
     let secret = &ping[8..16];
     assert!(!question.windows(8).any(|bytes| bytes == secret), "the session's secret must be sealed");
     let (asked, said) = arrive(&mut node, at(HERE), &question).expect("a known secret");
@@ -383,7 +383,7 @@ fn a_restarted_node_answers_a_ping_repeated_in_a_greeting() {
     assert_eq!(hear(&mut client, &answered), Some(gone));
     // If the node has forgotten nothing, the connection continues.
     assert_eq!(client.sealed_len(&ping), ping.len() + OVERHEAD);
-    assert!(!client.asks_anew(&ping), "the client has received a response");
+    assert!(!client.needs_greeting(&ping), "the client has received a response");
 }
 
 #[test]
