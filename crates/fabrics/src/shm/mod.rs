@@ -240,7 +240,7 @@ pub(crate) fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, ConnectErr
                 return Err(ConnectError::Absent(path.to_owned()));
             }
             Err(Errno::PROTOTYPE) => {
-                return Err(ConnectError::Foreign(path.to_owned(), "the socket has another type".into()));
+                return Err(ConnectError::Foreign(path.to_owned(), "a socket of another type".into()));
             }
             // The backlog is full: a process listens but does not accept.
             Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),

@@ -275,7 +275,7 @@ fn a_memory_file_is_served_again_and_other_files_are_refused() {
     refused(&["--memory-file", &log("noise").display().to_string()], "not a farside memory");
     refused(&["--memory-file", &folder.path().display().to_string()], "could not open");
     refused(&["--memory-file", "/nowhere/file"], "could not open");
-    refused(&["--memory-file", "/dev/zero", "--memory", "8MiB"], "is no file");
+    refused(&["--memory-file", "/dev/zero", "--memory", "8MiB"], "is not a regular file");
     refused(&["--memory-file", &named, "--pages", "small"], "--help");
     // An existing empty file gets the permissions of a new one.
     use std::os::unix::fs::PermissionsExt;

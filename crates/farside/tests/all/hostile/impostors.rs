@@ -123,7 +123,7 @@ fn a_memory_that_is_none_is_an_error() {
         (memory(2 << 40, &[]), "a memory of 2199023255552 bytes"),
         (memory(SIZE, &[]), "not a farside memory"),
         (memory(SIZE, &[MAGIC, 2, SIZE, 7]), "use the same release"),
-        (memory(SIZE, &[MAGIC, 1, 2 * SIZE, 7]), "cut or extended"),
+        (memory(SIZE, &[MAGIC, 1, 2 * SIZE, 7]), "truncated or extended"),
         (memory(SIZE, &[MAGIC, 1, SIZE, 8]), "another memory than it named"),
         (read_only.expect("ours").into(), "could not map"),
     ];
@@ -140,8 +140,8 @@ fn a_memory_that_is_none_is_an_error() {
     let no_session = br#"{"Welcome":{"slot":4000000000,"number":1,"incarnation":7}}"#;
     let unfit: [(&[u8], Vec<OwnedFd>, &str); 7] = [
         (WELCOME, vec![good()], "it sent no memory"),
-        (WELCOME, vec![good(), pipe.into()], "could be cut"),
-        (WELCOME, vec![good(), good()], "could be cut"),
+        (WELCOME, vec![good(), pipe.into()], "could be truncated"),
+        (WELCOME, vec![good(), good()], "could be truncated"),
         (WELCOME, vec![good(), sealed(0)], "the rings have 0 bytes"),
         (WELCOME, vec![good(), sealed(raw_ring::SIZE + 4096)], "bytes, not"),
         (WELCOME, vec![good(), rings(), rings(), rings()], ""),
