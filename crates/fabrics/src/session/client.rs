@@ -560,7 +560,7 @@ impl Client {
         }
     }
 
-    /// Writes the next datagram into `out`. Returns false if there is none. Call it until then, after all received
+    /// Writes the next datagram into `out`. Returns false if there is none. Call it until it returns false, after all received
     /// datagrams were passed in, and whenever [`Client::next_timeout`] is due.
     pub fn transmit(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
         self.wake(now);
@@ -1350,7 +1350,7 @@ impl Client {
     }
 }
 
-/// Why a slot has stopped adding to the datagram.
+/// Why a slot has stopped adding to the datagram; [`Stop::Done`] if it has nothing left to send.
 enum Stop {
     Done,
     /// The datagram is full.

@@ -313,7 +313,7 @@ impl<L: Line> Endpoint<L> {
         })
     }
 
-    /// The error for a request that gets no response: what may be assumed.
+    /// Returns the error for a request without a response, which states what may be assumed.
     #[cold]
     fn failed(&self, fate: Fate, patience: Duration) -> FabricError {
         let ran = match fate {
