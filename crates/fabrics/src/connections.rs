@@ -313,7 +313,8 @@ impl<C: Connection> Connections<C> {
         common: &mut C::Common,
         mut take: impl FnMut(Connected, Arrival<'_>),
     ) -> Polled {
-        let mut polled = Polled { has_received: self.poll_active(common, &mut take), has_waiting_client: false };
+        let mut polled =
+            Polled { has_received: self.poll_active(common, &mut take), has_waiting_client: false };
         self.polls_since_epoll += if polled.has_received { BUSY_POLL } else { 1 };
         if self.active.is_empty() || self.polls_since_epoll >= C::POLLS_PER_EPOLL {
             self.polls_since_epoll = 0;
@@ -483,7 +484,8 @@ impl<C: Connection> Connections<C> {
         let address = Connected { place, generation: *generation, peer: tenant.peer };
         let Tenant { connection, is_leaving, .. } = tenant;
         let take = |frame: &[u8]| take(address, Arrival::Datagram(frame));
-        let read = if is_reported { connection.handle_event(common, take) } else { connection.read(common, take) };
+        let read =
+            if is_reported { connection.handle_event(common, take) } else { connection.read(common, take) };
         if read.is_err() || *is_leaving && connection.has_sent_all() {
             self.end(place);
             return Err(Ended);
@@ -731,7 +733,11 @@ mod tests {
         assert_eq!(rig.connections.active.len(), Bytes::ACTIVE_MIN);
         let before = rig.reads;
         assert_eq!(rig.poll_a_few_times(), Heard::default());
-        assert_eq!(rig.reads - before, 4 * Bytes::POLLS_PER_EPOLL, "only the one active connection is polled");
+        assert_eq!(
+            rig.reads - before,
+            4 * Bytes::POLLS_PER_EPOLL,
+            "only the one active connection is polled"
+        );
         for (theirs, address) in &mut all {
             theirs.write_all(b"?").expect("the socket has space");
             assert_eq!(rig.poll_until(|heard| !heard.said.is_empty()).said, [(*address, b'?')]);
@@ -749,7 +755,11 @@ mod tests {
         rig.connections.hang_up_on_strangers([known].into_iter(), soon);
         assert_eq!((rig.poll_a_few_times(), rig.connections.len()), (Heard::default(), 3));
         rig.connections.hang_up_on_strangers([known, over].into_iter(), soon + HELLO_WAIT);
-        assert_eq!(rig.poll_until(|heard| !heard.gone.is_empty()).gone.len(), 1, "the silent connection is closed");
+        assert_eq!(
+            rig.poll_until(|heard| !heard.gone.is_empty()).gone.len(),
+            1,
+            "the silent connection is closed"
+        );
         rig.connections.hang_up_on_strangers([known].into_iter(), soon + HELLO_WAIT);
         assert_eq!(rig.poll_until(|heard| !heard.gone.is_empty()).gone, [over]);
         assert_eq!(rig.connections.len(), 1);

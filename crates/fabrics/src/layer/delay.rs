@@ -86,7 +86,8 @@ impl<F> Delay<F> {
 
     fn new(inner: F, distance: Distance, held: Held) -> Delay<F> {
         let (out_free, back_free) = (Duration::ZERO, Duration::ZERO);
-        let state = RefCell::new(State { draws: Draws(distance.seed), out_free, back_free, response_bytes: 0 });
+        let state =
+            RefCell::new(State { draws: Draws(distance.seed), out_free, back_free, response_bytes: 0 });
         let (yields_at, turn) = (Cell::new(Duration::ZERO), Cell::new((u64::MAX, Duration::ZERO)));
         Delay { inner, distance, held, state, yields_at, turn }
     }
@@ -308,7 +309,10 @@ mod tests {
         let ran = fabric.inner.0.borrow();
         assert_eq!(ran.len(), 2 * TASKS as usize);
         assert!(ran.iter().all(|&at| at >= since + 2 * one_way), "no request runs before one round trip");
-        assert!(ran[TASKS as usize..].iter().all(|&at| at >= since + 4 * one_way), "the second runs after two round trips");
+        assert!(
+            ran[TASKS as usize..].iter().all(|&at| at >= since + 4 * one_way),
+            "the second runs after two round trips"
+        );
     }
 
     #[test]
@@ -432,13 +436,20 @@ mod tests {
             core.spawn(async {
                 let began = turn();
                 ask(&far).await;
-                assert!(timer::now() >= since + Duration::from_millis(2) + 2 * one_way, "the response is delayed");
+                assert!(
+                    timer::now() >= since + Duration::from_millis(2) + 2 * one_way,
+                    "the response is delayed"
+                );
                 assert_ne!(turn(), began);
                 let answered_in = turn().expect("a core runs");
                 let mut next = pin!(ask(&far));
                 let polled = poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx))).await;
                 assert!(polled.is_pending(), "it is dropped before the response");
-                assert_eq!(far.inner.asked_in.borrow().last(), Some(&answered_in), "it was sent in the same turn");
+                assert_eq!(
+                    far.inner.asked_in.borrow().last(),
+                    Some(&answered_in),
+                    "it was sent in the same turn"
+                );
             });
         }
         core.run();

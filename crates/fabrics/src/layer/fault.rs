@@ -73,7 +73,9 @@ impl Faults {
         ];
         for (name, probability) in named {
             if !(0.0..=1.0).contains(&probability) {
-                return Err(Impossible(format!("{name}={probability} is not a probability: use a number from 0 to 1")));
+                return Err(Impossible(format!(
+                    "{name}={probability} is not a probability: use a number from 0 to 1"
+                )));
             }
             if is_reliable && probability > 0.0 && !matches!(name, "delay" | "reset") {
                 return Err(Impossible(format!(

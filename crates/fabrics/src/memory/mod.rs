@@ -217,7 +217,9 @@ impl Mapping {
     fn check_header(&self) -> Result<(), MappingError> {
         let (magic, version) = (self.get(header::MAGIC_AT), self.get(header::VERSION_AT));
         if magic != header::MAGIC {
-            return Err(MappingError::Foreign("this is not a farside memory: name the file of a node".into()));
+            return Err(MappingError::Foreign(
+                "this is not a farside memory: name the file of a node".into(),
+            ));
         }
         if version != header::VERSION {
             return Err(MappingError::Foreign(format!(
@@ -619,7 +621,10 @@ mod tests {
         let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps is readable");
         let begins = format!("{:x}-", base.addr());
         let ours = maps.lines().skip_while(|line| !line.starts_with(&begins));
-        let line = ours.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:")).expect("a line with the number");
+        let line = ours
+            .skip(1)
+            .find_map(|line| line.strip_prefix("ShmemPmdMapped:"))
+            .expect("a line with the number");
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
@@ -633,7 +638,11 @@ mod tests {
         if memory.transparent.is_none() {
             return eprintln!("skipped: huge pages are reserved here");
         }
-        assert_eq!((memory.page_size(), huge_kib(memory.base)), (PageSize(HUGE), HUGE >> 10), "the page of the header");
+        assert_eq!(
+            (memory.page_size(), huge_kib(memory.base)),
+            (PageSize(HUGE), HUGE >> 10),
+            "the page of the header"
+        );
         let Ok(()) = memory.write(3 << 20, b"before");
         memory.will_fill(3 << 20, len);
         assert_eq!(huge_kib(memory.base), (2 * HUGE) >> 10);
@@ -643,7 +652,8 @@ mod tests {
         memory.will_fill(size - len, len);
         assert_eq!(huge_kib(memory.base), (2 * HUGE) >> 10, "an incomplete huge page stays small");
 
-        let others = Mapping::attach(memory.fd().try_clone_to_owned().expect("a descriptor")).expect("the same memory");
+        let others = Mapping::attach(memory.fd().try_clone_to_owned().expect("a descriptor"))
+            .expect("the same memory");
         let others = wide::Wide::of(std::sync::Arc::new(others));
         others.will_fill(4 << 20, 2 * len);
         let Ok(()) = memory.write(4 << 20, b"here");
@@ -735,7 +745,8 @@ mod tests {
 
     #[test]
     fn errors_for_odd_sizes_and_foreign_files_name_a_remedy() {
-        let error = Mapping::create((8 << 20) + 1, Pages::Small).map(drop).expect_err("not a multiple of 1 MiB");
+        let error =
+            Mapping::create((8 << 20) + 1, Pages::Small).map(drop).expect_err("not a multiple of 1 MiB");
         assert!(error.to_string().contains("multiple of 1 MiB"), "{error}");
         let file = tempfile::NamedTempFile::new().expect("a file");
         file.as_file().set_len(8 << 20).expect("grown");

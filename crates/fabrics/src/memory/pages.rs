@@ -94,7 +94,8 @@ pub(super) fn sealed_size(fd: &OwnedFd) -> Result<u64, MappingError> {
 pub(super) const UNFINISHED: [u8; 16] =
     [0xd3, 0x5a, 0x0f, 0x91, 0xe6, 0x47, 0xbc, 0x28, 0x73, 0xf4, 0x1d, 0xa8, 0x62, 0xcb, 0x99, 0x3e];
 const MARK_SIZE: usize = UNFINISHED.len() + 8;
-const _: () = assert!(header::SIZE_AT == UNFINISHED.len() as u64 && header::VERSION_AT + 8 == header::SIZE_AT);
+const _: () =
+    assert!(header::SIZE_AT == UNFINISHED.len() as u64 && header::VERSION_AT + 8 == header::SIZE_AT);
 
 /// The bytes written first into a new memory file of `size` bytes.
 pub(super) fn mark(size: u64) -> [u8; MARK_SIZE] {
@@ -145,7 +146,8 @@ pub(super) fn file(path: &Path, size: u64) -> Result<(OwnedFd, OwnedFd, Found), 
         .map_err(|error| named("read", error))?;
     if found.len() == 0 || is_unfinished(&beginning[..read], found.len()) {
         // An existing empty file may be accessible to other users.
-        file.set_permissions(PermissionsExt::from_mode(MODE)).map_err(|error| named("set the mode of", error))?;
+        file.set_permissions(PermissionsExt::from_mode(MODE))
+            .map_err(|error| named("set the mode of", error))?;
         // A creator that dies leaves the mark, which the header replaces in the end.
         let marked =
             file.set_len(0).and_then(|()| std::os::unix::fs::FileExt::write_all_at(&file, &mark(size), 0));

@@ -16,7 +16,9 @@ mod arch {
 
     pub(crate) fn supported() -> Result<(), &'static str> {
         if !std::arch::is_x86_feature_detected!("avx") {
-            return Err("this CPU has no AVX, so 16 bytes cannot be read atomically; use a machine that has it");
+            return Err(
+                "this CPU has no AVX, so 16 bytes cannot be read atomically; use a machine that has it",
+            );
         }
         if !std::arch::is_x86_feature_detected!("cmpxchg16b") {
             return Err(

@@ -147,7 +147,10 @@ impl<M: Memory<Wait = Infallible>> Memory for Wide<M> {
     }
 
     fn exchange_wide(&self, at: u64, old: &mut [u8], new: &[u8]) -> Result<bool, Infallible> {
-        assert!(at.is_multiple_of(WIDE_ALIGN), "misaligned wide word at {at:#x}: alignment is checked before");
+        assert!(
+            at.is_multiple_of(WIDE_ALIGN),
+            "misaligned wide word at {at:#x}: alignment is checked before"
+        );
         let mut now = [0; WIDE_ALIGN as usize];
         let now = &mut now[..new.len()];
         let _held = self.hold(at);

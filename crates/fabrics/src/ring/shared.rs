@@ -116,7 +116,9 @@ impl Memory {
         // A descriptor without seals is not a memory.
         let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL) {
-            return Err(MappingError::Foreign("the rings are not sealed and could be truncated while in use".into()));
+            return Err(MappingError::Foreign(
+                "the rings are not sealed and could be truncated while in use".into(),
+            ));
         }
         // After reading the seals: a size read before them could be outdated by a truncation.
         let stat = rustix::fs::fstat(fd).map_err(system("inspect the rings"))?;

@@ -276,8 +276,7 @@ fn a_frame_beyond_the_published_bytes_is_foreign() {
         let (client, engine) = pair();
         client.copy_in(Side::Client, 0, &len.to_le_bytes());
         client.store(Word::Tail(Side::Client), 16);
-        let received =
-            End::new(Side::Engine).receive(&engine, &mut Buffer::new(), |_| panic!("not a frame"));
+        let received = End::new(Side::Engine).receive(&engine, &mut Buffer::new(), |_| panic!("not a frame"));
         assert_eq!(received, Err(Fault::Foreign), "{len} bytes");
     }
 }

@@ -560,8 +560,8 @@ impl Client {
         }
     }
 
-    /// Writes the next datagram into `out`. Returns false if there is none. Call it until it returns false, after all received
-    /// datagrams were passed in, and whenever [`Client::next_timeout`] is due.
+    /// Writes the next datagram into `out`. Returns false if there is none. Call it until it returns false, after all
+    /// received datagrams were passed in, and whenever [`Client::next_timeout`] is due.
     pub fn transmit(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
         self.wake(now);
         let has_datagram = match self.stage {

@@ -182,7 +182,8 @@ pub(super) const PREFIX: usize = 8;
 pub(super) const RETIRED: usize = 16;
 const CHECK_AT: usize = HEADER - size_of::<u64>();
 const _: () = assert!(HEADER == 24 && ENTRY == 16);
-const _: () = assert!(chunk(DATAGRAM_MIN) * FRAGMENTS_MAX >= MESSAGE_BYTES_MAX, "all fragments fit in the bitmap");
+const _: () =
+    assert!(chunk(DATAGRAM_MIN) * FRAGMENTS_MAX >= MESSAGE_BYTES_MAX, "all fragments fit in the bitmap");
 
 /// Size of every fragment but the last, in datagrams of at most `datagram` bytes.
 pub const fn chunk(datagram: usize) -> usize {
@@ -245,7 +246,9 @@ impl std::fmt::Display for PacketError {
             PacketError::Version(version) => {
                 write!(f, "a datagram has version {version} instead of {VERSION}")
             }
-            PacketError::Kind(kind) => write!(f, "a datagram has kind {kind}, which is invalid in this direction"),
+            PacketError::Kind(kind) => {
+                write!(f, "a datagram has kind {kind}, which is invalid in this direction")
+            }
             PacketError::Length => f.write_str("a datagram's length is wrong"),
             PacketError::Check => f.write_str("a datagram was damaged in transit"),
             PacketError::Field(field) => write!(f, "a datagram's {field} is invalid"),

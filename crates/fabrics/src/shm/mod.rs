@@ -484,7 +484,9 @@ impl<'a> Pending<'a> {
                  or overloaded, then retry",
                 shared.node.0
             ))),
-            Err(Fault::Foreign) => Err(FabricError::Broken { node: shared.node, reason: INVALID_RINGS.to_owned() }),
+            Err(Fault::Foreign) => {
+                Err(FabricError::Broken { node: shared.node, reason: INVALID_RINGS.to_owned() })
+            }
         }
     }
 }

@@ -205,5 +205,4 @@ fn listen(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> 
     Ok(socket.into())
 }
 
-const _: () =
-    assert!(OUTBOX_MAX >= 16 * (FRAME_MAX + LENGTH), "a peer that reads stays below the limit");
+const _: () = assert!(OUTBOX_MAX >= 16 * (FRAME_MAX + LENGTH), "a peer that reads stays below the limit");

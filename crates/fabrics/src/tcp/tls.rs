@@ -73,7 +73,9 @@ impl Identity {
         let chain = certificates_of(certificates).map_err(IdentityError::Certificate)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| {
             IdentityError::Key(match error {
-                PemError::NoItemsFound => "holds no private key: name the file with the certificate's key".into(),
+                PemError::NoItemsFound => {
+                    "holds no private key: name the file with the certificate's key".into()
+                }
                 error => format!("is not valid PEM ({error}): name the file with the certificate's key"),
             })
         })?;

@@ -94,7 +94,9 @@ impl Line for UdpLine {
     fn send(&self, datagram: &[u8]) -> Result<(), Broken> {
         let End { socket, seal, pid, .. } = &mut *self.end.borrow_mut();
         if seal.is_some() && *pid != std::process::id() {
-            return Err(Broken("this session belongs to the parent of this forked process: connect again".into()));
+            return Err(Broken(
+                "this session belongs to the parent of this forked process: connect again".into(),
+            ));
         }
         let to = Some(self.node).filter(|node| !node.ip().is_loopback());
         let sent = match seal {

@@ -162,8 +162,9 @@ impl Socket {
         };
         let mut metas = [RecvMeta::default(); BATCH_SIZE];
         let mut places = segmentation.inbound.chunks_mut(PLACE);
-        let mut slices: [IoSliceMut<'_>; BATCH_SIZE] =
-            std::array::from_fn(|_| IoSliceMut::new(places.next().expect("a slot for each datagram of a batch")));
+        let mut slices: [IoSliceMut<'_>; BATCH_SIZE] = std::array::from_fn(|_| {
+            IoSliceMut::new(places.next().expect("a slot for each datagram of a batch"))
+        });
         let count = match segmentation.state.recv((&self.udp).into(), &mut slices, &mut metas) {
             Ok(count) => count,
             Err(error) => return nothing_more(error).map(|()| false),

@@ -118,8 +118,7 @@ fn story<L: Line, P: Port<Address: Send>>(
     let stop = AtomicBool::new(false);
     let (answered, failed, book) = std::thread::scope(|scope| {
         let serving = scope.spawn(|| serve(port, &stop));
-        let (answered, failed) =
-            ask(FaultLine::new(line(), at_client, &struck[0]).expect("valid faults"));
+        let (answered, failed) = ask(FaultLine::new(line(), at_client, &struck[0]).expect("valid faults"));
         stop.store(true, Ordering::Relaxed);
         (answered, failed, serving.join().expect("the server does not panic"))
     });

@@ -512,7 +512,11 @@ fn fuzz_sealed_datagrams() {
             let bytes = sealed.says(from_node, 40).expect("a connection exists");
             let heard = sealed.heard[usize::from(from_node)].len();
             sealed.arrives(!from_node, bytes, 0);
-            assert_eq!(sealed.heard[usize::from(from_node)].len(), heard + 1, "a valid client's datagram is accepted");
+            assert_eq!(
+                sealed.heard[usize::from(from_node)].len(),
+                heard + 1,
+                "a valid client's datagram is accepted"
+            );
         }
     });
 }

@@ -376,7 +376,10 @@ fn a_path_that_cannot_be_bound_is_reported() {
     assert!(matches!(RingLine::connect(&at("nothing")), Err(ConnectError::NoRing(_))));
 
     let serving = RingPort::bind(&at("ring"), 2).expect("a socket");
-    assert_eq!(std::fs::metadata(at("ring")).map(|found| peer::mode(&found)).expect("the socket exists"), 0o600);
+    assert_eq!(
+        std::fs::metadata(at("ring")).map(|found| peer::mode(&found)).expect("the socket exists"),
+        0o600
+    );
     let pid = std::process::id();
     assert!(matches!(bind(&at("ring")), Err(ListenError::Served(_, Some(found))) if found == pid));
     drop(serving);

@@ -220,7 +220,11 @@ fn a_reliable_carrier_needs_no_retransmissions_and_no_hashes() {
     let (mut client, mut out) = (client::Client::new(MS, config), Vec::new());
     assert!(client.transmit(MS, &mut out));
     assert_eq!(out[16..24], [0; 8], "no checksum");
-    assert_eq!(client.next_timeout(), Some(MS + Duration::from_secs(20)), "one hello, until the silence period ends");
+    assert_eq!(
+        client.next_timeout(),
+        Some(MS + Duration::from_secs(20)),
+        "one hello, until the silence period ends"
+    );
 }
 
 #[test]
@@ -347,7 +351,10 @@ fn a_reply_stays_until_it_is_released() {
         assert!(matches!(event, Event::Answered { .. }), "{event:?}");
     }
     for _ in 0..2 {
-        assert!(client.submit(MS, client::Ask::Chain, &[b"no slot"]).is_none(), "both replies occupy their slots");
+        assert!(
+            client.submit(MS, client::Ask::Chain, &[b"no slot"]).is_none(),
+            "both replies occupy their slots"
+        );
         exchange(client);
         assert!(client.next_event().is_none());
         assert_eq!(asked.map(|request| client.reply(request).len()), [30, 3000]);
@@ -458,10 +465,7 @@ fn abandoned_requests_are_reported_truly_and_free_their_slots() {
         assert_eq!(world.peers[peer].client.outstanding(), 0, "all credit is free again");
     });
     let [not_run, ran, never_sent] = unknown.get();
-    println!(
-        "unknown: {not_run} not run, {ran} run; {never_sent} never sent; {} cancelled",
-        cancelled.get()
-    );
+    println!("unknown: {not_run} not run, {ran} run; {never_sent} never sent; {} cancelled", cancelled.get());
     if std::env::var_os("SESSION_SEED").is_none() {
         assert!(not_run > 0 && ran > 0 && never_sent > 0 && cancelled.get() > 0, "every case occurred");
     }
@@ -534,10 +538,7 @@ fn late_datagrams_of_a_replaced_incarnation_run_nothing() {
         let new = open(&mut world, client(1, 2));
         let runs = world.host.runs.clone();
         world.run_for(MS * 200);
-        assert_eq!(
-            world.host.runs, runs,
-            "no request of the old incarnation runs after the new WELCOME"
-        );
+        assert_eq!(world.host.runs, runs, "no request of the old incarnation runs after the new WELCOME");
         assert_eq!((world.host.opened, world.server.sessions()), (2, 1));
         assert_eq!(world.host.closed, [server::End::Replaced]);
         world.peers[old].is_paused = false;

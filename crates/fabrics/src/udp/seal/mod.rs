@@ -146,7 +146,9 @@ impl Shared {
     pub fn name(&self) -> u64 {
         let mut name = [0; 8];
         let prk = self.extract(&[]);
-        let okm = prk.expand(&[b"farside udp name"], Bytes(name.len())).expect("eight bytes are within HKDF's limit");
+        let okm = prk
+            .expand(&[b"farside udp name"], Bytes(name.len()))
+            .expect("eight bytes are within HKDF's limit");
         okm.fill(&mut name).expect("the length is the one requested");
         u64::from_le_bytes(name)
     }

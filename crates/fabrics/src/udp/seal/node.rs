@@ -186,7 +186,8 @@ impl Node {
         let (clear, _) = GreetingBytes::read_from_prefix(&bytes[HEADER..]).expect("the length was checked");
         let again = self.greeted.get(&clear.random).copied();
         if let Some(place) = again {
-            let connection = self.places[usize::from(place)].as_ref().expect("a connection in the map exists");
+            let connection =
+                self.places[usize::from(place)].as_ref().expect("a connection in the map exists");
             // A client that has proved its keys greets no more.
             if connection.peer != from || connection.is_confirmed || counter < connection.greetings {
                 return self.drop(Unopened::Replayed);

@@ -345,7 +345,11 @@ fn the_same_hello_gets_the_same_welcome_another_is_refused() {
     victim.receive(&sealed(other)).expect("well-formed");
     assert_eq!(victim.answers().remove(0)[3], REFUSED);
     assert_eq!(victim.server.receive(MS, 3, &hello(1, 1, 77), &mut victim.host), Ok(()));
-    assert_eq!(victim.answers().remove(0)[3], REFUSED, "a welcome to another address would reveal the secret");
+    assert_eq!(
+        victim.answers().remove(0)[3],
+        REFUSED,
+        "a welcome to another address would reveal the secret"
+    );
     assert_eq!((victim.host.opened, victim.server.sessions()), (1, 1));
     // A refused hello of a higher incarnation does not end the session.
     victim.host.refuse = Some("a wrong token".into());

@@ -163,10 +163,7 @@ pub(crate) fn a_chain_has_at_most_64_ops_and_all_of_them_run<R: Rig>(rig: &R, ex
     });
 }
 
-pub(crate) fn an_output_that_exceeds_the_reply_is_too_long<R: Rig>(
-    rig: &R,
-    executor: Executor,
-) {
+pub(crate) fn an_output_that_exceeds_the_reply_is_too_long<R: Rig>(rig: &R, executor: Executor) {
     let (endpoint, store) = rig.client();
     let client = Rc::clone(&endpoint);
     executor.run(&endpoint, async move {
@@ -718,7 +715,8 @@ pub(crate) fn an_unanswered_call_ends_at_its_deadline<R: Rig>(rig: &R, executor:
             let info = serde_json::to_vec(&Ask::NodeInfo).expect("plain data");
             let (since, mut answer) = (Instant::now(), Vec::new());
             let error = client.call(NODE, ServiceId::NODE, &info, &mut answer).await;
-            let (error, waited) = (error.expect_err("the node is busy beyond the time limit"), since.elapsed());
+            let (error, waited) =
+                (error.expect_err("the node is busy beyond the time limit"), since.elapsed());
             assert!(matches!(error, FabricError::Deadline { node: NODE, .. }), "{error:?}");
             assert_eq!(error.ran(), Ran::Unknown);
             assert!((DEADLINE..DEADLINE * 5 / 2).contains(&waited), "{waited:?}");
@@ -730,10 +728,7 @@ pub(crate) fn an_unanswered_call_ends_at_its_deadline<R: Rig>(rig: &R, executor:
     });
 }
 
-pub(crate) fn a_request_after_an_idle_second_works_and_idling_is_cheap<R: Rig>(
-    rig: &R,
-    executor: Executor,
-) {
+pub(crate) fn a_request_after_an_idle_second_works_and_idling_is_cheap<R: Rig>(rig: &R, executor: Executor) {
     const IDLE: Duration = Duration::from_secs(1);
     let cpu = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time");
     let (endpoint, store) = rig.client();
