@@ -1,7 +1,7 @@
-//! Puts a value into far memory, reads it back, and replaces it only if nobody else did first.
+//! Puts a value into far memory, reads it back, and replaces it unless another client replaced it first.
 //!
 //! `cargo run --release -p farside --example hello` runs it against a node in its own process. With a url, such as
-//! `-- shm:PATH`, it uses the node that serves there.
+//! `-- shm:PATH`, it uses the node at that url.
 
 fn main() -> Result<(), farside::Error> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "local:".into());

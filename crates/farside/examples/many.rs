@@ -1,10 +1,10 @@
-//! Threads that share clients, a counter in far memory that loses no increment, and operations under way together.
+//! Threads that share clients, a counter in far memory that loses no increment, and many operations in flight.
 //!
-//! An increment is a read and a write with nobody in between: `compare_and_put` stores only if the key still has
-//! the version that was read, so whoever comes second reads again. A plain `put` would lose increments here.
+//! An increment is a read and a write with no other write in between. `compare_and_put` stores only if the key still
+//! has the version that was read; otherwise the thread reads again. A plain `put` would lose increments here.
 //!
 //! `cargo run --release -p farside --example many` runs it against a node in its own process. With a url, such as
-//! `-- shm:PATH`, it uses the node that serves there: start it several times at once, and they count together.
+//! `-- shm:PATH`, it uses the node at that url: several processes started there share the counter.
 
 use farside::{Client, Error};
 
@@ -35,28 +35,28 @@ fn main() -> Result<(), Error> {
     println!("{done} increments took the counter from {before} to {after}; {again} were tried again");
     assert!(after >= before + done, "an increment was lost");
 
-    // What one thread asks for before it waits is under way together.
+    // Operations that a thread submits before it waits are in flight together.
     let own = std::process::id();
     let keys: Vec<String> = (0..100).map(|n| format!("example/many/{own}/{n}")).collect();
     let puts: Vec<_> = keys.iter().map(|key| clients[0].put(key.as_str(), "x")).collect();
     puts.into_iter().try_for_each(|put| put.wait())?;
     let deletes: Vec<_> = keys.iter().map(|key| clients[1].delete(key.as_str())).collect();
     let deleted = deletes.into_iter().map(|delete| delete.wait()).collect::<Result<Vec<bool>, Error>>()?;
-    assert!(deleted.iter().all(|&was_there| was_there), "one client sees at once what another has stored");
+    assert!(deleted.iter().all(|&was_there| was_there), "a client sees every put that completed at another");
     println!("{} keys put by one client, deleted by the other", deleted.len());
     Ok(())
 }
 
-/// One thread's share; answers how often somebody else was faster.
+/// Runs one thread's share of the increments; returns the number of retries.
 fn increment_many(client: &Client) -> Result<u64, Error> {
     (0..INCREMENTS_PER_THREAD).map(|_| increment(client)).sum()
 }
 
-/// Adds one to the counter; answers how often somebody else was faster.
+/// Adds one to the counter; returns the number of retries.
 fn increment(client: &Client) -> Result<u64, Error> {
     let mut again = 0;
     loop {
-        let found = client.get(COUNTER).wait()?.expect("the counter is there");
+        let found = client.get(COUNTER).wait()?.expect("the counter exists");
         let next = number(&found.value) + 1;
         if client.compare_and_put(COUNTER, found.version, next.to_be_bytes()).wait()?.is_ok() {
             return Ok(again);
@@ -66,7 +66,7 @@ fn increment(client: &Client) -> Result<u64, Error> {
 }
 
 fn count(client: &Client) -> Result<u64, Error> {
-    Ok(number(&client.get(COUNTER).wait()?.expect("the counter is there").value))
+    Ok(number(&client.get(COUNTER).wait()?.expect("the counter exists").value))
 }
 
 fn number(value: &[u8]) -> u64 {

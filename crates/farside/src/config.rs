@@ -1,6 +1,6 @@
-//! Where settings come from: flags, then `FARSIDE_*`, then a file, then what is built in.
+//! Settings of the `farside` command: from flags, else `FARSIDE_*` variables, else the settings file, else the default.
 //!
-//! The only room that reads the environment.
+//! Invariant: no other module reads the environment.
 
 use farside_fabrics::session::TOKEN_BYTES_MAX;
 use rustix::fs::OFlags;
@@ -11,68 +11,69 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What can be set, by flags or by the file.
+/// Settings given by flags, or by the settings file. Absent ones come from the next source.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// The node's url.
+    /// Url of the node.
     pub pool: Option<String>,
-    /// The store.
+    /// Name of the store.
     pub store: Option<String>,
-    /// Where the token is that nodes are shown.
+    /// Path of the file with the token that the client presents to nodes.
     pub token_file: Option<String>,
-    /// Where the certificates are that a node over TLS is known by.
+    /// Path of the file with the trusted certificates for `tls:`, in PEM.
     pub tls_ca: Option<String>,
 }
 
-/// The variables that mean something. What a node is told, it is told by flags: it is started by a script or a unit, in
-/// which they are seen.
+/// Environment variables that hold settings. A node's own options are flags only: a script or a unit starts it, and
+/// readers see the flags there.
 pub const VARIABLES: [&str; 5] =
     ["FARSIDE_POOL", "FARSIDE_STORE", "FARSIDE_TOKEN_FILE", "FARSIDE_TLS_CA", "FARSIDE_CONFIG"];
 
-/// A setting and where it came from.
+/// A setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Its value.
+    /// The value.
     pub value: String,
-    /// `flag`, the variable's name, the file's path, or `built in`.
+    /// Origin of the value: `flag`, the variable's name, the file's path, or `built in`.
     pub origin: String,
 }
 
-/// All settings.
+/// All settings, after every source was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The node's url.
+    /// Url of the node.
     pub pool: Setting,
-    /// The store.
+    /// Name of the store.
     pub store: Setting,
-    /// Where the token is that nodes are shown; nothing if none is.
+    /// Path of the file with the token that the client presents to nodes, if one is set.
     pub token_file: Option<Setting>,
-    /// Where the certificates are that a node over TLS is known by; nothing if there are none.
+    /// Path of the file with the trusted certificates for `tls:`, if one is set.
     pub tls_ca: Option<Setting>,
-    /// Whether packets of UDP go in the clear although there is a token. Set by a flag alone: what gives a secret away
-    /// is to be seen where it is done.
+    /// Whether `udp:` packets are sent in the clear although a token is set. Only a flag sets it, because an option
+    /// that discloses a secret must be visible in the command that uses it.
     pub insecure_udp: bool,
-    /// The file that was looked for, unless nothing says where.
+    /// Place of the settings file; absent if the environment names neither a file nor a home folder.
     pub file: Option<Place>,
 }
 
-/// Where the settings file is looked for.
+/// Place of the settings file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The variable that says so.
+    /// Name of the environment variable that gave the path.
     pub origin: &'static str,
-    /// Whether there is one.
+    /// Whether the file exists. Always true if `FARSIDE_CONFIG` names it: then a missing file is an error.
     pub is_there: bool,
 }
 
 impl Settings {
-    /// The settings, given those of the command line, `flags`.
+    /// Reads all sources; `flags` are the settings of the command line.
     ///
     /// # Errors
-    /// The file cannot be read, or holds something else; names it and the remedy.
+    /// The settings file cannot be read or is invalid, or a variable is not UTF-8. The text names the file or the
+    /// variable, and the remedy.
     pub fn resolve(flags: File) -> Result<Settings, String> {
         let place = file_place();
         let read = place.as_ref().filter(|place| place.is_there).map(|place| read_file(&place.path));
@@ -104,27 +105,27 @@ impl Settings {
         })
     }
 
-    /// The token in the file that was named, if one was.
+    /// Reads the token from [`Settings::token_file`], if that is set.
     ///
     /// # Errors
-    /// The file cannot be read, others can read it, or it holds no token; names the remedy.
+    /// As [`read_token`].
     pub fn token(&self) -> Result<Option<String>, String> {
         self.token_file.as_ref().map(|file| read_token(Path::new(&file.value))).transpose()
     }
 
-    /// The certificates in the file that was named, if one was.
+    /// Reads the text of [`Settings::tls_ca`], if that is set. The certificates are not checked.
     ///
     /// # Errors
-    /// The file cannot be read; names the remedy.
+    /// As [`read_text`].
     pub fn tls_ca(&self) -> Result<Option<String>, String> {
         self.tls_ca.as_ref().map(|file| read_text(Path::new(&file.value), "certificates")).transpose()
     }
 }
 
-/// The token in a file, without the white space around it.
+/// Reads the token in a file, without the white space around it.
 ///
 /// # Errors
-/// The file cannot be read, others can read it, or it holds no token; names the remedy.
+/// The file cannot be read, other users can read or write it, or it holds no valid token. The text names the remedy.
 pub fn read_token(path: &Path) -> Result<String, String> {
     let text = read_private(path)?;
     let token = text.trim_ascii();
@@ -132,20 +133,21 @@ pub fn read_token(path: &Path) -> Result<String, String> {
     {
         return Err(format!(
             "{} holds no token: put one line into it, of at most {TOKEN_BYTES_MAX} visible ASCII characters, such as \
-             'farside token new' tells",
+             'farside token new' prints",
             path.display()
         ));
     }
     Ok(token.to_owned())
 }
 
-/// The most bytes of a file that a setting names.
+/// Size limit of a file that a setting names, in bytes.
 const TEXT_MAX: u64 = 1 << 20;
 
-/// The text of a file that nobody but its owner may read.
+/// Reads the text of a file that only its owner may read or write.
 ///
 /// # Errors
-/// It cannot be read, others can read it, or it is no text; names the remedy.
+/// The file cannot be read, other users can read or write it, it is not a regular file of at most 1 MiB, or it is not
+/// UTF-8. The text names the remedy.
 pub fn read_private(path: &Path) -> Result<String, String> {
     let (file, found) = open_regular(path, "secrets")?;
     if found.mode() & 0o077 != 0 {
@@ -158,23 +160,23 @@ pub fn read_private(path: &Path) -> Result<String, String> {
     text_of(file, path)
 }
 
-/// The text of a file of such things.
+/// Reads the text of a file. `things` names the file's content in errors: `certificates`.
 ///
 /// # Errors
-/// It cannot be read, or is no text; names the remedy.
+/// The file cannot be read, it is not a regular file of at most 1 MiB, or it is not UTF-8. The text names the remedy.
 pub fn read_text(path: &Path, things: &str) -> Result<String, String> {
     text_of(open_regular(path, things)?.0, path)
 }
 
 fn open_regular(path: &Path, things: &str) -> Result<(std::fs::File, Metadata), String> {
-    // A pipe must not keep this waiting for its other end.
+    // Without it, opening a named pipe blocks until a writer opens the other end.
     let nonblocking = OFlags::NONBLOCK.bits() as i32;
     let file = std::fs::File::options().read(true).custom_flags(nonblocking).open(path);
     let opened = file.and_then(|file| file.metadata().map(|found| (file, found)));
     let (file, found) = opened.map_err(|error| unreadable(path, &error))?;
     if !found.is_file() || found.len() > TEXT_MAX {
         return Err(format!(
-            "{} is no file of {things}: name a regular file of at most {} MiB",
+            "{} is not a file of {things}: name a regular file of at most {} MiB",
             path.display(),
             TEXT_MAX >> 20
         ));
@@ -192,7 +194,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> String {
     format!("could not read {}: {error}; name a file that you may read", path.display())
 }
 
-/// A variable that is set to nothing is not set.
+/// Returns a variable's value. An empty value counts as unset.
 fn variable_value(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
@@ -202,13 +204,13 @@ fn variable_text(name: &str) -> Result<Option<String>, String> {
     text.map_err(|value| format!("{name} is {value:?}, which is not UTF-8: set it to text, or unset it"))
 }
 
-/// Variables that begin like ours and mean nothing: misspelt, most likely.
+/// Names of variables that start with `FARSIDE_` and are not in [`VARIABLES`]. They are probably misspelt.
 pub fn unknown_variables() -> Vec<String> {
     let ours = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     ours.filter(|name| name.starts_with("FARSIDE_") && !VARIABLES.contains(&name.as_str())).collect()
 }
 
-/// The file that is read: the one that `FARSIDE_CONFIG` names, which has to be there, or the usual one, which need not.
+/// Place of the settings file. A file that `FARSIDE_CONFIG` names must exist; the default file is optional.
 fn file_place() -> Option<Place> {
     if let Some(path) = variable_value("FARSIDE_CONFIG") {
         return Some(Place { path: path.into(), origin: "FARSIDE_CONFIG", is_there: true });
@@ -223,17 +225,19 @@ fn file_place() -> Option<Place> {
 
 fn read_file(path: &Path) -> Result<File, String> {
     let text = read_text(path, "settings")
-        .map_err(|reason| format!("could not read the settings: {reason}, by FARSIDE_CONFIG"))?;
+        .map_err(|reason| format!("could not read the settings: {reason}, with FARSIDE_CONFIG"))?;
     parse_file(&text).map_err(|reason| {
         format!(
-            "{} is no settings file: {reason}; it may set pool, store, token_file and tls_ca",
+            "{} is not a valid settings file: {reason}; it may set pool, store, token_file and tls_ca",
             path.display()
         )
     })
 }
 
+/// Parses the settings file.
+///
 /// # Errors
-/// It sets something else, or is no TOML; says in which line.
+/// The text is not TOML, or sets an unknown key. The error names the line.
 fn parse_file(text: &str) -> Result<File, String> {
     toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.as_bytes().get(..span.start));
@@ -243,23 +247,23 @@ fn parse_file(text: &str) -> Result<File, String> {
     })
 }
 
-/// The port of data where a url names none.
+/// Port of a node's engines, for urls that name no port.
 pub const DATA_PORT: u16 = 7460;
-/// Where a node is watched by HTTP, unless it is told otherwise.
+/// Default address of a node's HTTP endpoint for metrics and health.
 pub const ADMIN_ADDRESS: &str = "127.0.0.1:7400";
 
-/// The usual socket, and what says so.
+/// The default socket and its origin.
 pub fn usual_socket() -> Setting {
     let origin = if variable_value("XDG_RUNTIME_DIR").is_some() { "XDG_RUNTIME_DIR" } else { "built in" };
     Setting { value: default_socket().display().to_string(), origin: origin.into() }
 }
 
-/// Whether somebody wants no colours, by <https://no-color.org>, or has a terminal without any.
+/// Whether output must have no colours: `NO_COLOR` is set (<https://no-color.org>), or `TERM` is `dumb`.
 pub fn forbids_colour() -> bool {
     variable_value("NO_COLOR").is_some() || variable_value("TERM").is_some_and(|terminal| terminal == "dumb")
 }
 
-/// The program of that name that a shell would start.
+/// Path of the executable that a shell would start for `name`: the first one in the folders of `PATH`.
 pub fn program(name: &str) -> Option<PathBuf> {
     let folders = variable_value("PATH")?;
     let is_program = |path: &PathBuf| {
@@ -268,21 +272,21 @@ pub fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(name)).find(is_program)
 }
 
-/// Where this user's programs keep what they are to remember; nothing if the environment names no such folder.
+/// Folder of this user's persistent state, such as the shell's history. Absent if the environment names no such folder.
 pub fn state_folder() -> Option<PathBuf> {
     let base = variable_value("XDG_STATE_HOME")
         .map(PathBuf::from)
         .or_else(|| variable_value("HOME").map(|home| Path::new(&home).join(".local/state")))?;
-    // The rule of that variable: a path that is not absolute counts for none.
+    // The XDG specification says to ignore a relative path.
     Some(base.join("farside")).filter(|folder| folder.is_absolute())
 }
 
-/// Where `farside up` serves, and clients look, if nobody says otherwise.
+/// Default socket: `farside up` serves it, and clients connect to it.
 pub fn default_socket() -> PathBuf {
     default_folder().join("default.sock")
 }
 
-/// A folder of this user's own.
+/// Folder of the default socket, private to this user.
 fn default_folder() -> PathBuf {
     match variable_value("XDG_RUNTIME_DIR") {
         Some(folder) => Path::new(&folder).join("farside"),
@@ -290,10 +294,12 @@ fn default_folder() -> PathBuf {
     }
 }
 
-/// Makes the folder of a socket that is to be served there, for this user alone.
+/// Prepares the folder in which `socket` will be served. The default folder is created, private to this user. Any
+/// other folder must exist.
 ///
 /// # Errors
-/// It cannot be made, or somebody else owns it; names the remedy.
+/// The folder is missing, cannot be created, belongs to another user, or is open to other users. The text names the
+/// remedy.
 pub fn make_folder_of(socket: &Path) -> Result<(), String> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
     let Some(folder) = socket.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
@@ -302,27 +308,28 @@ pub fn make_folder_of(socket: &Path) -> Result<(), String> {
         return if exists {
             Ok(())
         } else {
-            Err(format!("{} is no folder: make it, or serve elsewhere by --socket", folder.display()))
+            Err(format!("{} is not a folder: make it, or serve elsewhere with --socket", folder.display()))
         };
     }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|error| {
-        format!("could not make {}: {error}; serve elsewhere by --socket", folder.display())
+        format!("could not make {}: {error}; serve elsewhere with --socket", folder.display())
     })?;
     let found = std::fs::symlink_metadata(folder).map_err(|error| error.to_string())?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
         return Err(format!(
-            "{} is not a folder of yours alone: remove it, or serve elsewhere by --socket",
+            "{} is not a folder of yours alone: remove it, or serve elsewhere with --socket",
             folder.display()
         ));
     }
     Ok(())
 }
 
-/// A number of bytes: `65536`, `64KiB`, `512MiB`, `2GiB`, also `64k`, `512m`, `2g`.
+/// Parses a number of bytes: `65536`, `64KiB`, `512MiB`, `2GiB`, also `64k`, `512m`, `2g`. All units are powers of
+/// 1024; case does not matter.
 ///
 /// # Errors
-/// The text is none; says what would be.
+/// The text is not a number of bytes, or the number exceeds a `u64`. The error shows valid forms.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.trim()[digits.len()..].to_ascii_lowercase();
@@ -338,7 +345,9 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     number
         .zip(shift)
         .and_then(|(number, shift)| number.checked_mul(1 << shift))
-        .ok_or_else(|| format!("'{text}' is no number of bytes: write it like 65536, 64KiB, 512MiB or 2GiB"))
+        .ok_or_else(|| {
+            format!("'{text}' is not a number of bytes: write it like 65536, 64KiB, 512MiB or 2GiB")
+        })
 }
 
 #[cfg(test)]
@@ -346,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_a_file_is_told_with_its_line() {
+    fn an_error_in_the_settings_file_names_its_line() {
         for (text, line, reason) in [
             ("poool = 'x'", "line 1: ", "unknown field `poool`, expected one of `pool`, `store`"),
             ("pool = 'x'\n\n# a word\nstor = 'y'\n", "line 4: ", "unknown field `stor`"),
@@ -354,14 +363,14 @@ mod tests {
             ("store = 'x'\nstore = 'y'\n", "line 2: ", "duplicate key"),
             ("store = 'x'\n\npool = 'unended", "line 3: ", ""),
         ] {
-            let told = parse_file(text).expect_err(text);
-            assert!(told.starts_with(line) && told.contains(reason), "{text:?}: {told}");
+            let error = parse_file(text).expect_err(text);
+            assert!(error.starts_with(line) && error.contains(reason), "{text:?}: {error}");
         }
         assert_eq!(parse_file(""), Ok(File::default()));
     }
 
     #[test]
-    fn bytes_are_read_with_units_and_nothing_else() {
+    fn a_number_of_bytes_may_have_a_unit_and_nothing_else() {
         assert_eq!(parse_bytes("65536"), Ok(65536));
         assert_eq!(parse_bytes("64KiB"), Ok(64 << 10));
         assert_eq!(parse_bytes("1g"), Ok(1 << 30));

@@ -1,4 +1,4 @@
-//! One thread's session with a node, over whichever fabric the url names.
+//! One thread's session with a node, over the fabric that the url names.
 
 use farside_fabrics::direct::Direct;
 use farside_fabrics::executor::{Idle, Turns};
@@ -22,30 +22,30 @@ use std::time::Duration;
 /// A session with a node. Belongs to one thread.
 #[allow(
     clippy::large_enum_variant,
-    reason = "a thread has one, and the way to mapped memory is to be the shortest"
+    reason = "a thread has one, and mapped memory must be reached without an indirection"
 )]
 pub enum Endpoint {
-    /// `local` and `shm`: chains run on this thread.
+    /// `local` and `shm`: this thread runs the chains.
     Direct(Direct),
-    /// `udp`: the node's engine runs them.
+    /// `udp`: the node's engine runs the chains.
     Udp(Box<Remote<UdpLine>>),
-    /// `tcp`: the node's engine runs them.
+    /// `tcp`: the node's engine runs the chains.
     Tcp(Box<Remote<TcpLine>>),
-    /// `tls`: the node's engine runs them.
+    /// `tls`: the node's engine runs the chains.
     #[cfg(feature = "tls")]
     Tls(Box<Remote<TlsLine>>),
-    /// `ring`: the node's engine runs them.
+    /// `ring`: the node's engine runs the chains.
     Ring(Box<Remote<RingLine>>),
-    /// `udp` with faults.
+    /// `udp` with injected faults.
     FaultyUdp(Box<Remote<FaultLine<UdpLine>>>),
-    /// `tcp` with faults.
+    /// `tcp` with injected faults.
     FaultyTcp(Box<Remote<FaultLine<TcpLine>>>),
-    /// `tls` with faults.
+    /// `tls` with injected faults.
     #[cfg(feature = "tls")]
     FaultyTls(Box<Remote<FaultLine<TlsLine>>>),
 }
 
-/// The same of whichever it is.
+/// Evaluates `$then` for the endpoint's variant, with `$inner` bound to its content.
 macro_rules! either {
     ($endpoint:expr, $inner:ident => $then:expr) => {
         match $endpoint {
@@ -64,12 +64,12 @@ macro_rules! either {
 }
 
 impl Endpoint {
-    /// Sets how long the answer to a call may take.
+    /// Sets the deadline of the response to a call.
     pub fn set_patience(&self, patience: Duration) {
         either!(self, endpoint => endpoint.set_patience(patience));
     }
 
-    /// Sets how it waits for an engine's answers. Where chains run on this thread there are none.
+    /// Sets how the endpoint waits for an engine's responses. Has no effect on `local` and `shm`, which have no engine.
     pub fn set_waiting(&self, waiting: Waiting) {
         match self {
             Endpoint::Direct(_) => {}
@@ -85,12 +85,12 @@ impl Endpoint {
         }
     }
 
-    /// What this session has counted.
+    /// Returns this session's counters.
     pub fn counters(&self) -> Counters {
         either!(self, endpoint => endpoint.counters())
     }
 
-    /// The node's memory, where it is mapped here.
+    /// Returns the node's memory if this process has mapped it, as over `local` and `shm`.
     pub fn memory(&self) -> Option<&Arc<Mapping>> {
         match self {
             Endpoint::Direct(direct) => Some(direct.memory()),
@@ -98,8 +98,8 @@ impl Endpoint {
         }
     }
 
-    /// Keeps the session going under an executor that is not ours: spawn it on the same thread, and let it run for as
-    /// long as the endpoint is used. Never completes.
+    /// Drives the session under a foreign executor. The caller spawns it on the endpoint's thread and keeps it running
+    /// as long as the endpoint is used. Never completes.
     pub async fn drive(&self) {
         either!(self, endpoint => endpoint.drive().await);
     }

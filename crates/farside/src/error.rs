@@ -1,4 +1,4 @@
-//! Why something has no result.
+//! The crate's error type.
 
 use farside_fabrics::memory::MappingError;
 use farside_fabrics::session::endpoint::OpenError;
@@ -11,39 +11,66 @@ use farside_remote::fabric::Ran;
 use farside_systems::kv::KvError;
 use farside_systems::store::StoreError;
 
-/// Why something has no result. Its text says what failed, what may be assumed now, and what to do.
+/// Why a call failed.
+///
+/// The text of an error (its `Display`) states three things: the failure and its reason, what may be assumed now, and
+/// the remedy. Programs use [`Error::ran`] to decide whether to retry.
+///
+/// # Example
+///
+/// ```no_run
+/// use farside::Ran;
+/// # fn main() -> Result<(), farside::Error> {
+/// # let kv = farside::connect("local:")?.open("default")?;
+/// if let Err(error) = kv.put("greeting", "hello").wait() {
+///     match error.ran() {
+///         Ran::No => println!("nothing was stored: {error}"),
+///         Ran::Yes | Ran::Unknown => println!("the value may have been stored: {error}"),
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The url is none.
+    /// The url is invalid, or its host has no address. No node received anything.
     Url(String),
-    /// The token is none that could be shown.
+    /// The token is too long. No node received anything.
     Token(String),
-    /// Nobody is trusted that a node over TLS could be, or that is not possible.
+    /// The certificates for `tls:` are missing or invalid, or this crate was built without TLS. No node received
+    /// anything.
     Trust(String),
-    /// There is no connection by TLS to the node at this url.
+    /// The TLS connection to the node at this url could not be established. Nothing was carried out.
     #[cfg(feature = "tls")]
     Tls(String, tls::ConnectError),
-    /// There is no connection.
+    /// The connection to a node on this host could not be established. Nothing was carried out.
     Connect(ConnectError),
-    /// There is no session with the node at this url.
+    /// The session with the node at this url could not be opened. Nothing was carried out.
     Open(String, OpenError),
-    /// A node cannot be served.
+    /// The node of this process could not serve.
     Serve(BindError),
-    /// There is no memory to serve.
+    /// The memory of the node of this process could not be mapped.
     Memory(MappingError),
-    /// The node refuses or has no answer.
+    /// The node refused the request, or sent no response. [`Error::ran`] tells whether it was carried out.
     Fabric(FabricError),
-    /// The store refuses or has no answer.
+    /// An operation on a store failed. [`Error::ran`] tells whether it was carried out.
     Kv(KvError),
-    /// The client's own thread has ended; what it was at may have been carried out.
+    /// The client's thread has exited. Operations in flight at that moment may have been carried out.
     Closed,
-    /// The system refuses a thread.
+    /// The operating system refused to start the client's thread. Nothing was carried out.
     Thread(std::io::Error),
 }
 
 impl Error {
-    /// Whether an operation that failed so may have been carried out.
+    /// Returns whether the failed operation was carried out. A `get` changes nothing, whatever this returns.
+    ///
+    /// * [`Ran::No`]: the operation was not carried out and never will be. Retrying is safe.
+    /// * [`Ran::Yes`]: the operation was carried out, and its outcome is lost.
+    /// * [`Ran::Unknown`]: the operation may have been carried out, or may still be. The program must be correct in both
+    ///   cases.
+    ///
+    /// Errors of connecting and opening are `No`. [`Error::Closed`] is `Unknown`.
     pub fn ran(&self) -> Ran {
         match self {
             Error::Kv(error) => error.ran(),
@@ -67,8 +94,8 @@ impl std::fmt::Display for Error {
             Error::Fabric(error) => error.fmt(f),
             Error::Kv(error) => error.fmt(f),
             Error::Closed => f.write_str(
-                "the client has ended, and the operation may or may not have been carried out (if it only reads, \
-                 nothing is changed): open another",
+                "the client has stopped: the operation may or may not have been carried out (a read changes nothing); \
+                 open another client",
             ),
             Error::Thread(error) => write!(f, "the client could not start its thread: {error}"),
         }

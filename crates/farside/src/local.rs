@@ -1,7 +1,26 @@
 //! A client that belongs to one thread: no queue, no copy, no allocation per operation.
 //!
-//! Nothing keeps its session while the program does something else for long, and a node gives up a session of which it
-//! hears nothing. The next operation then opens another, and is carried out there.
+//! Each call runs its operation on the caller's thread and returns when it is done. [`crate::Client`] is the client
+//! for several threads or async tasks.
+//!
+//! Between calls nothing keeps the session alive. Over `ring:`, `udp:`, `tcp:` and `tls:`, the node ends a session after
+//! 5 s of silence. The next operation then opens another session and runs there.
+//!
+//! # Example
+//!
+//! ```
+//! # fn main() -> Result<(), farside::Error> {
+//! use farside::local::Client;
+//!
+//! let pool = farside::connect("local:64MiB")?; // a node in this process
+//! let mut client = Client::open(&pool, "default")?;
+//! client.put(b"greeting", b"hello")?;
+//! let item = client.get(b"greeting")?.expect("it was just stored");
+//! assert_eq!(item.value, b"hello"); // borrowed from the client until its next operation
+//! assert!(client.delete(b"greeting")?);
+//! # Ok(())
+//! # }
+//! ```
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -22,6 +41,9 @@ use std::task::{Context, Poll, Waker};
 type LocalKv = AnyKv<Rc<Endpoint>>;
 
 /// A client of one store, for one thread and one operation at a time.
+///
+/// Each operation is linearizable. If the session is over and the operation was not carried out, the client opens
+/// another session and retries once. It never retries an operation that may have been carried out.
 pub struct Client {
     pool: Pool,
     endpoint: Rc<Endpoint>,
@@ -30,25 +52,28 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the store called `name`.
+    /// Opens the store called `name`.
     ///
     /// # Errors
-    /// There is no such store, or the node has no room for one more session.
+    /// Nothing was changed. The store does not exist, the token has no rights to it, the node cannot be reached, or the
+    /// node has no capacity for another session.
     pub fn open(pool: &Pool, name: &str) -> Result<Client, Error> {
         let options = Options::default();
         let (endpoint, kv) = only(Opened::new(pool, name, 1, &options)?);
         Ok(Client { pool: pool.clone(), endpoint, kv, options })
     }
 
-    /// Remembers where up to `keys` keys have their slots, so that they are put in one round trip.
+    /// Caches the slot addresses of up to `keys` keys. Putting a key whose slot is cached takes one round trip instead
+    /// of two.
     pub fn with_slot_cache(self, keys: usize) -> Client {
         let options = Options { slot_cache: keys };
         let members = Members::one(NodeId(0), self.kv.store().clone());
         let kv = now(&self.endpoint, AnyKv::of(Rc::clone(&self.endpoint), &members, &options));
-        Client { kv: kv.expect("it was opened before, by the same words"), options, ..self }
+        Client { kv: kv.expect("the store was opened before, with the same catalog entry"), options, ..self }
     }
 
-    /// The value of `key`, where it was read to.
+    /// Returns the value of `key` and its version, or `None` if the key has no value. The value is borrowed from the
+    /// client's buffer, without a copy.
     ///
     /// # Errors
     /// [`KvError`]; nothing was changed.
@@ -57,28 +82,31 @@ impl Client {
         Ok(fetched.map(|fetched| self.kv.item(fetched)))
     }
 
-    /// Gives `key` a value.
+    /// Stores `value` under `key`, whether or not the key has a value. A key has 1 to [`KEY_MAX`](crate::KEY_MAX)
+    /// bytes, a value 0 to [`VALUE_MAX`](crate::VALUE_MAX) bytes.
     ///
     /// # Errors
-    /// [`KvError`], which says whether the value may have been stored.
+    /// [`KvError`]; its `ran` tells whether the value may have been stored.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
         self.carry_out(|endpoint, kv| with_kv!(kv, kv => now(endpoint, kv.put(key, value))))
     }
 
-    /// Takes the value of `key` away; answers whether it had one.
+    /// Deletes the value of `key`; returns whether the key had one.
     ///
     /// # Errors
-    /// [`KvError`], which says whether it may have been taken away.
+    /// [`KvError`]; its `ran` tells whether the value may have been deleted.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         self.carry_out(|endpoint, kv| with_kv!(kv, kv => now(endpoint, kv.delete(key))))
     }
 
-    /// The values of several keys: `visit` is told each place in `keys` once, in any order, with what the key had at
-    /// an instant of its own. One round trip for up to 64 that fit into one reply (64 KiB), the rest one by one. For
-    /// PRISM-KV stores alone.
+    /// Reads the values of several keys. Calls `visit` once per key, in any order, with the key's index in `keys` and
+    /// its value. Each key is read at an instant of its own.
+    ///
+    /// One round trip reads up to 64 keys, if their values fit into one reply (64 KiB); the remaining keys are read one
+    /// by one. Only PRISM-KV stores support it.
     ///
     /// # Errors
-    /// [`KvError`]; nothing was changed, and of the places some may have been visited.
+    /// [`KvError`]; nothing was changed, and `visit` may have been called for some of the keys.
     pub fn get_many(
         &mut self,
         keys: &[&[u8]],
@@ -86,7 +114,7 @@ impl Client {
     ) -> Result<(), KvError> {
         let mut is_visited = vec![false; keys.len()];
         self.carry_out(|endpoint, kv| {
-            // Over another session, those that are left.
+            // After a reconnect, only the keys that were not visited yet.
             let places: Vec<usize> = (0..keys.len()).filter(|&place| !is_visited[place]).collect();
             let left: Vec<&[u8]> = places.iter().map(|&place| keys[place]).collect();
             let visit = |index: usize, item: Option<Item<'_>>| {
@@ -97,21 +125,25 @@ impl Client {
         })
     }
 
-    /// Gives several keys values: two round trips for as many as fit into one chain (16 keys, 56 KiB), the rest one
-    /// by one. Each is a put of its own, without order between keys; of a key that comes twice, the later value stays.
-    /// For PRISM-KV stores alone.
+    /// Stores the values of several keys. Each is a put of its own, and there is no order between keys. If a key occurs
+    /// twice, the later value stays.
+    ///
+    /// Two round trips store as many keys as fit into one chain (16 keys, 56 KiB); the remaining keys are stored one by
+    /// one. Only PRISM-KV stores support it.
     ///
     /// # Errors
-    /// [`KvError`]. [`Ran::No`](crate::Ran::No): none of the keys was stored; else any may have been.
+    /// [`KvError`]. If its `ran` is [`Ran::No`](crate::Ran::No), no key was stored; otherwise any of them may have been.
     pub fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
         self.carry_out(|endpoint, kv| now(endpoint, kv.put_many(items)))
     }
 
-    /// Visits the next key with its value; false at the end. No snapshot: a key that is present all the while is
-    /// visited exactly once. For PRISM-KV stores alone.
+    /// Calls `visit` with the next key and its value; returns false at the end. Start with `Cursor::default()`.
+    ///
+    /// The iteration is not a snapshot. A key that is present from its start to its end is visited exactly once. Only
+    /// PRISM-KV stores support it.
     ///
     /// # Errors
-    /// [`KvError`]; the cursor stays where it was.
+    /// [`KvError`]; the cursor does not move. After [`KvError::Rebuilt`], start again with a new cursor.
     pub fn next(
         &mut self,
         cursor: &mut Cursor,
@@ -120,14 +152,15 @@ impl Client {
         self.carry_out(|endpoint, kv| now(endpoint, kv.next(cursor, &mut visit)))
     }
 
-    /// The operations as futures, for programs that drive the session themselves; not stable. A session that has ended
-    /// meanwhile is not replaced.
+    /// The operations as futures, for programs that drive the session themselves. Not stable. A session that is over is
+    /// not replaced.
     #[doc(hidden)]
     pub fn kv(&mut self) -> &mut LocalKv {
         &mut self.kv
     }
 
-    /// Does an operation; once more, over another session, if this one is over and the operation was not carried out.
+    /// Runs an operation. Retries it once over a new session if this session is over and the operation was not carried
+    /// out.
     fn carry_out<O>(
         &mut self,
         mut operation: impl FnMut(&Rc<Endpoint>, &mut LocalKv) -> Result<O, KvError>,
@@ -151,10 +184,10 @@ impl Client {
 
 fn only(opened: Opened) -> (Rc<Endpoint>, LocalKv) {
     let Opened { endpoint, mut kvs } = opened;
-    (endpoint, kvs.pop().expect("one was asked for"))
+    (endpoint, kvs.pop().expect("the store was opened for one task"))
 }
 
-/// Runs an operation to its end. On these fabrics nearly all end at their first poll, so that needs no core.
+/// Runs an operation to completion. On mapped memory nearly all complete at their first poll, which needs no executor.
 fn now<O>(endpoint: &Rc<Endpoint>, operation: impl Future<Output = O>) -> O {
     let mut operation = pin!(operation);
     let polled = operation.as_mut().poll(&mut Context::from_waker(Waker::noop()));

@@ -1,4 +1,4 @@
-//! Which nodes there are, how each is reached, and what can be asked of them besides data.
+//! Connections to a memory node: its url, how it is reached, and the control operations on its stores.
 
 use crate::client::Client;
 use crate::config::DATA_PORT as PORT;
@@ -32,35 +32,42 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The memory node that a url names. Cheap to clone, and shared by threads.
+/// A memory node, named by a url. Returned by [`connect`].
+///
+/// A pool opens stores ([`Pool::open`]) and manages them: [`Pool::create_store`], [`Pool::rebuild_store`],
+/// [`Pool::drop_store`], [`Pool::stores`], [`Pool::stat`]. Each of these methods opens a session of its own for one
+/// call and blocks until the node responds: at most 1 s, or 30 s where the node must walk or zero a store's memory.
+///
+/// Cheap to clone; threads may share it.
 #[derive(Clone)]
 pub struct Pool {
     url: String,
     reach: Reach,
     token: Option<Arc<str>>,
-    /// By what packets of UDP are sealed.
+    /// Secret that seals UDP packets.
     shared: Option<Shared>,
     faults: Option<Arc<Injected>>,
 }
 
-/// Faults of all carriers of a pool.
+/// Faults injected into all carriers of a pool.
 struct Injected {
     faults: Faults,
     struck: Arc<Struck>,
     carriers: AtomicU64,
 }
 
-/// How to connect. Its text never shows the token.
+/// Options of [`connect_with`]. The `Debug` output never contains the token.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// What is shown to the node to be let in: at most 512 bytes. Who is asked for none need not have one; over `shm:`
-    /// and `local:` nobody is.
+    /// Token that the client presents to the node, at most 512 bytes. It determines which stores the client may use,
+    /// and how. Optional if the node requires no token; not used over `shm:` and `local:`.
     pub token: Option<String>,
-    /// Certificates in PEM, by which a node over `tls:` is known: its own, or of those who sign such. There is no other
-    /// that is trusted.
+    /// Trusted certificates for `tls:`, in PEM: the node's own, or those of its signers. Required for `tls:`. No other
+    /// certificates are trusted, not even those of the operating system.
     pub tls_ca: Option<String>,
-    /// Send `udp:` packets in the clear although there is a token, to a node that was started so: whoever sees them can
-    /// read them, the token included, and forge them. Without a token they always go in the clear.
+    /// Send `udp:` packets in the clear although a token is set; the node must be started in the same mode. Anyone on
+    /// the network path can then read the packets, the token included, and forge them. Without a token, packets are
+    /// always in the clear.
     pub insecure_udp: bool,
 }
 
@@ -85,69 +92,108 @@ enum Reach {
     Ring(PathBuf),
 }
 
-/// A store that is to be made.
+/// Description of a store to create, for [`Pool::create_store`].
+///
+/// # Example
+///
+/// ```
+/// # fn main() -> Result<(), farside::Error> {
+/// use farside::NewStore;
+///
+/// let pool = farside::connect("local:64MiB")?; // a node in this process
+/// let store = NewStore { items: Some(10_000), ..NewStore::prism_kv("sessions", 2 << 20) };
+/// pool.create_store(&store)?;
+/// let kv = pool.open("sessions")?;
+/// kv.put("user 7", "signed in").wait()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewStore {
-    /// 1 to 64 letters, digits, `-`, `_` or `.`.
+    /// Name of the store: 1 to 64 letters, digits, `-`, `_` or `.`.
     pub name: String,
-    /// Which system, as 'farside store create --help' lists them: `prism-kv`, or one of its rivals; or `raw`, plain
-    /// memory to measure with, which has no items.
+    /// Kind of the store, as listed by 'farside store create --help': `prism-kv`, one of its rivals, or `raw`. A `raw`
+    /// store is plain memory for measurements and has no items.
     pub kind: String,
-    /// Bytes for the table and the items together.
+    /// Bytes that the table and the items may take together.
     pub quota: u64,
-    /// Items that the table is to have room for; from the quota if absent.
+    /// Number of items that the table has capacity for. Derived from the quota if absent.
     pub items: Option<u64>,
     /// Whether keys of 8 bytes are numbers that each have a slot of their own: the paper's collision-free layout.
     pub collision_free: bool,
 }
 
 impl NewStore {
-    /// A PRISM-KV store of that name with a quota of so many bytes.
+    /// A PRISM-KV store with a quota in bytes.
     pub fn prism_kv(name: impl Into<String>, quota: u64) -> NewStore {
         let kind = prism_kv::KIND.to_owned();
         NewStore { name: name.into(), kind, quota, items: None, collision_free: false }
     }
 
-    /// The question that asks a node for it.
+    /// The control request that creates the store.
     #[doc(hidden)]
     pub fn ask(&self) -> Ask {
         let sizing = Sizing { items: self.items, collision_free: self.collision_free, ..Sizing::default() };
-        // A kind that this release does not know the node refuses, whatever its parameters.
+        // The node refuses a kind that this release does not know, whatever its parameters.
         let system = registry::named(&self.kind);
         let parameters = system.map_or_else(|| sizing.parameters(), |system| (system.parameters)(&sizing));
         Ask::CreateStore { name: self.name.clone(), kind: self.kind.clone(), parameters, quota: self.quota }
     }
 }
 
-/// The memory of the node that `local:` starts, in bytes, if the url names no size.
+/// Default memory of the node that `local:` starts, in bytes.
 const LOCAL_MEMORY: u64 = 256 << 20;
 
-/// Connects to the memory node at `url`:
+/// Connects to the memory node at `url`. Blocks for at most 1 s.
 ///
-/// * `shm:PATH`, or just a path: the node of this host that serves at that unix socket;
-/// * `ring:PATH`: the node of this host that serves rings at that unix socket, whose engine runs what is asked;
-/// * `udp://HOST:PORT`, `tcp://HOST:PORT` or `tls://HOST:PORT`: a node anywhere, whose engine runs what is asked; with
-///   a token, packets of `udp` are sealed, so that nobody on the way can read or forge them; TLS takes
-///   [`connect_with`], and [`Options::tls_ca`];
-/// * `local:` or `local:BYTES`: a node in this process, with a store `default`, gone when the last clone is.
+/// | Url | Node | Who runs the operations |
+/// | --- | --- | --- |
+/// | `shm:PATH`, or just `PATH` | on this host, at that unix socket | the client's CPU, on mapped memory |
+/// | `ring:PATH` | on this host, at that unix socket | an engine of the node |
+/// | `udp://HOST:PORT` | on any host | an engine of the node |
+/// | `tcp://HOST:PORT` | on any host | an engine of the node |
+/// | `tls://HOST:PORT` | on any host | an engine of the node |
+/// | `local:` or `local:SIZE` | in this process | the client's CPU |
+///
+/// * The default port is 7460.
+/// * `local:` starts a node with `SIZE` bytes of memory, such as `64MiB`; the default is 256 MiB. It creates a store
+///   `default`. The node ends when the last clone of the pool is dropped and its last client is gone.
+/// * Packets of `udp:` are sealed if a token is set: nobody on the network path can read or forge them.
+/// * `tls:` needs [`connect_with`] and [`Options::tls_ca`].
 ///
 /// # Errors
-/// The url is none, nobody serves there, or the node is stopped; takes a second at most.
+/// No store was changed. The url is invalid, no node serves there, or the node does not respond (a stopped process).
 pub fn connect(url: &str) -> Result<Pool, Error> {
     connect_with(url, &Options::default())
 }
 
-/// As [`connect`], with a token for the node to see: it says which stores may be used, and how; or with certificates
-/// that the node is known by.
+/// Connects to the memory node at `url` with a token, trusted certificates, or both. As [`connect`] otherwise.
+///
+/// # Example
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let options = farside::Options {
+///     token: Some(std::fs::read_to_string("reader.token")?.trim().to_owned()),
+///     tls_ca: Some(std::fs::read_to_string("cert.pem")?),
+///     ..farside::Options::default()
+/// };
+/// let pool = farside::connect_with("tls://node.example:7460", &options)?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// As [`connect`]; the token is too long; the node knows it not, or has locked out who showed too many wrong ones; the
-/// certificates are none, or the node shows another.
+/// As [`connect`], and:
+///
+/// * [`Error::Token`]: the token is longer than 512 bytes.
+/// * [`Error::Trust`]: [`Options::tls_ca`] is absent or holds no valid certificate.
+/// * [`Error::Tls`] or [`Error::Open`]: the node presents a certificate that is not trusted, does not know the token,
+///   or has locked this client out after too many wrong tokens.
 pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
     if let Some(len) = options.token.as_ref().map(String::len).filter(|&len| len > TOKEN_BYTES_MAX) {
         return Err(Error::Token(format!(
-            "the token has {len} bytes, and at most {TOKEN_BYTES_MAX} are possible: use one that 'farside token new' \
-             made"
+            "the token has {len} bytes, but at most {TOKEN_BYTES_MAX} are allowed: use one made by 'farside token new'"
         )));
     }
     let token = options.token.as_deref().map(Arc::from);
@@ -167,7 +213,7 @@ pub fn connect_with(url: &str, options: &Options) -> Result<Pool, Error> {
 fn reach(url: &str, options: &Options) -> Result<Reach, Error> {
     if url.contains(',') {
         return Err(Error::Url(format!(
-            "'{url}' names several nodes: name one, a pool of several is not possible yet"
+            "'{url}' names several nodes: name one; pools of several nodes are not supported yet"
         )));
     }
     match url.split_once(':') {
@@ -185,7 +231,7 @@ fn reach(url: &str, options: &Options) -> Result<Reach, Error> {
         Some(("tls", address)) => by_tls(url, address, options),
         Some((scheme, _)) if !scheme.contains('/') => Err(Error::Url(format!(
             "'{url}': this release has no fabric '{scheme}': use shm:PATH or ring:PATH for a node on this host, \
-             udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT for one anywhere, or local:"
+             udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT for a node on any host, or local:"
         ))),
         _ => Ok(Reach::Shm(path_of(url, url)?)),
     }
@@ -198,7 +244,7 @@ fn path_of(url: &str, path: &str) -> Result<PathBuf, Error> {
     Ok(PathBuf::from(path))
 }
 
-/// Why nothing goes by TLS where this crate was built without it.
+/// Error text of a crate built without TLS.
 #[doc(hidden)]
 pub const NO_TLS: &str =
     "this farside was built without TLS: build it with the feature 'tls', which is on by default";
@@ -214,33 +260,33 @@ fn by_tls(url: &str, rest: &str, options: &Options) -> Result<Reach, Error> {
     let name = HostName::parse(&host_of(rest)).map_err(|reason| Error::Url(format!("'{url}': {reason}")))?;
     let Some(certificates) = &options.tls_ca else {
         return Err(Error::Trust(format!(
-            "'{url}' is known by a certificate: name the file that has it, or its signer's, by --tls-ca, \
-             FARSIDE_TLS_CA or 'tls_ca' in the settings file; in a program, by Options::tls_ca"
+            "'{url}' needs a certificate to trust: name the file of the node's certificate, or of its signer's, with \
+             --tls-ca, FARSIDE_TLS_CA or 'tls_ca' in the settings file; in a program, set Options::tls_ca"
         )));
     };
     let trust = Trust::from_pem(certificates.as_bytes());
     let trust = trust.map_err(|reason| {
         Error::Trust(format!(
-            "what is to be trusted {reason}: look at the file that --tls-ca, FARSIDE_TLS_CA or 'tls_ca' in the \
-             settings file names"
+            "the file of trusted certificates {reason}: check the file that --tls-ca, FARSIDE_TLS_CA or 'tls_ca' in \
+             the settings file names"
         ))
     })?;
     Ok(Reach::Tls(address, name, trust))
 }
 
-/// The host's name in what follows a url's scheme.
+/// The host's name in `rest`, the part of a url after its scheme.
 #[cfg(feature = "tls")]
 fn host_of(rest: &str) -> String {
     let host = rest.trim_matches('/');
     if has_port(host) { host.rsplit_once(':').map_or(host, |(name, _)| name) } else { host }.to_owned()
 }
 
-/// Whether a port follows the host's name; an address of IPv6 has colons of its own.
+/// Whether a port follows the host's name. The colons of an IPv6 address do not count.
 fn has_port(host: &str) -> bool {
     host.rsplit_once(':').is_some_and(|(before, _)| !before.contains(':') || before.ends_with(']'))
 }
 
-/// The url with the port that is taken where it names none: so that whoever is told of it sees which.
+/// Adds the default port to a url that names none, so that reports show the port in use.
 fn with_port(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme @ ("udp" | "tcp" | "tls"), host)) if !has_port(host) => {
@@ -252,10 +298,10 @@ fn with_port(url: &str) -> String {
     }
 }
 
-/// All addresses of the host in a url such as `tcp://HOST:PORT`; the first is the one that is taken.
+/// All addresses of the host in a url such as `tcp://HOST:PORT`. The client connects to the first. Never empty.
 ///
 /// # Errors
-/// There is none; says why, and the remedy.
+/// The url is invalid or the host has no address. The text names the reason and the remedy.
 pub fn addresses(url: &str) -> Result<Vec<SocketAddr>, Error> {
     addresses_of(url, url.split_once(':').map_or(url, |(_, rest)| rest))
 }
@@ -264,7 +310,7 @@ fn address_of(url: &str, rest: &str) -> Result<SocketAddr, Error> {
     Ok(addresses_of(url, rest)?[0])
 }
 
-/// One at least.
+/// Never returns an empty list.
 fn addresses_of(url: &str, rest: &str) -> Result<Vec<SocketAddr>, Error> {
     let wrong = |why: String| Error::Url(format!("'{url}': {why}: write it like tcp://127.0.0.1:{PORT}"));
     let host = rest.strip_prefix("//").ok_or_else(|| wrong("no // follows the scheme".into()))?;
@@ -279,14 +325,14 @@ fn addresses_of(url: &str, rest: &str) -> Result<Vec<SocketAddr>, Error> {
     };
     let found = found.map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidInput => wrong(error.to_string()),
-        _ => Error::Url(format!("'{url}': {error}: look whether the host's name is right")),
+        _ => Error::Url(format!("'{url}': {error}: check the host's name")),
     })?;
     let found: Vec<SocketAddr> = found.collect();
     if found.is_empty() { Err(wrong("the host has no address".into())) } else { Ok(found) }
 }
 
 impl Pool {
-    /// What carries its requests, as its url begins: `shm`, `local`, `ring`, `udp`, `tcp` or `tls`.
+    /// Name of the fabric, which is the url's scheme: `shm`, `local`, `ring`, `udp`, `tcp` or `tls`.
     pub fn fabric(&self) -> &'static str {
         match self.reach {
             Reach::Shm(_) => "shm",
@@ -299,23 +345,26 @@ impl Pool {
         }
     }
 
-    /// The url by which it was named.
+    /// The node's url, with the default port filled in.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// A client of the store called `name`, with a thread of its own.
+    /// Opens the store called `name` and returns a client with a thread and a session of its own.
     ///
     /// # Errors
-    /// There is no such store, or the node has no room for one more session.
+    /// Nothing was changed. The store does not exist, the token has no rights to it, the node cannot be reached, or the
+    /// node has no capacity for another session.
     pub fn open(&self, name: &str) -> Result<Client, Error> {
         Client::start(self.clone(), name)
     }
 
-    /// Makes a store; answers it as the catalog has it.
+    /// Creates a store; returns its entry in the node's catalog.
     ///
     /// # Errors
-    /// The name is taken, or there is not so much memory; nothing was made.
+    /// The name is taken, the kind is unknown, or the node has not enough unassigned memory: no store was created. If
+    /// [`Error::ran`] is [`Ran::Unknown`](crate::Ran::Unknown), the store may have been created: check
+    /// [`Pool::stores`].
     pub fn create_store(&self, new: &NewStore) -> Result<Store, Error> {
         match self.ask(&new.ask())? {
             Answer::Store(store) => Ok(store),
@@ -323,29 +372,33 @@ impl Pool {
         }
     }
 
-    /// Gives a store another table, with room for so many items, or for what it holds; answers once that has begun.
-    /// What is in the store is moved while it is used: until then [`Store::former`] is there.
+    /// Starts to rebuild a store with a table for `items` items; if absent, for the items that it holds. Returns once
+    /// the rebuild has started.
+    ///
+    /// The items move to the new table while clients use the store. [`Store::former`] is set until all have moved.
     ///
     /// # Errors
-    /// There is no such store, it is being rebuilt, or the node has no memory for the table; nothing was changed.
+    /// The store does not exist, it is already being rebuilt, or the node has no memory for the table: nothing was
+    /// changed. If [`Error::ran`] is [`Ran::Unknown`](crate::Ran::Unknown), the rebuild may have started.
     pub fn rebuild_store(&self, name: &str, items: Option<u64>) -> Result<(), Error> {
-        // For no number at all the least table is asked for that holds what there is.
+        // 0 requests the smallest table that holds the store's items.
         let parameters = serde_json::json!({ "items": items.unwrap_or(0) }).to_string();
         self.ask(&Ask::RebuildStore { name: name.to_owned(), parameters }).map(drop)
     }
 
-    /// Takes a store away with all that is in it. Its memory is zeros before anyone else has it.
+    /// Drops a store and all its items. The node zeroes its memory before another store gets it.
     ///
     /// # Errors
-    /// There is no such store.
+    /// The store does not exist, or the token has no right to drop it: nothing was changed. If [`Error::ran`] is
+    /// [`Ran::Unknown`](crate::Ran::Unknown), the store may have been dropped.
     pub fn drop_store(&self, name: &str) -> Result<(), Error> {
         self.ask(&Ask::DropStore { name: name.to_owned() }).map(drop)
     }
 
-    /// All stores, without their keys.
+    /// Lists all stores, without their secrets (`secret` and `id` are zero).
     ///
     /// # Errors
-    /// The node has no answer.
+    /// The node cannot be reached or did not respond; nothing was changed.
     pub fn stores(&self) -> Result<Vec<Store>, Error> {
         match self.ask(&Ask::ListStores)? {
             Answer::Stores(stores) => Ok(stores),
@@ -353,10 +406,10 @@ impl Pool {
         }
     }
 
-    /// How a store's memory is used.
+    /// Returns how a store's memory is used. The node walks the store's memory for it.
     ///
     /// # Errors
-    /// There is no such store.
+    /// The store does not exist, or the node did not respond; nothing was changed.
     pub fn stat(&self, name: &str) -> Result<StoreStat, Error> {
         match self.ask(&Ask::StoreStat { name: name.to_owned() })? {
             Answer::StoreStat(stat) => Ok(stat),
@@ -364,10 +417,10 @@ impl Pool {
         }
     }
 
-    /// About the node.
+    /// Returns the node's release, memory, sessions and counters.
     ///
     /// # Errors
-    /// The node has no answer.
+    /// The node cannot be reached or did not respond; nothing was changed.
     pub fn info(&self) -> Result<NodeInfo, Error> {
         match self.ask(&Ask::NodeInfo)? {
             Answer::NodeInfo(info) => Ok(info),
@@ -388,10 +441,10 @@ impl Pool {
         })
     }
 
-    /// A node in this process with so many bytes of memory and no store.
+    /// Starts a node in this process, with `memory` bytes and no store.
     ///
     /// # Errors
-    /// The system has no such memory.
+    /// The memory cannot be mapped, or a thread cannot be started.
     #[doc(hidden)]
     pub fn serve_here(memory: u64) -> Result<Pool, Error> {
         let host =
@@ -405,10 +458,10 @@ impl Pool {
         })
     }
 
-    /// The same node, to which datagrams go with these faults, and come back with them.
+    /// The same node, with faults injected into the datagrams of both directions.
     ///
     /// # Errors
-    /// What carries them there cannot have such faults.
+    /// The pool's fabric cannot have these faults.
     #[doc(hidden)]
     pub fn with_faults(self, faults: Faults) -> Result<Pool, Error> {
         let checked = match self.reach {
@@ -416,20 +469,20 @@ impl Pool {
             Reach::Tcp(_) => faults.check(TcpLine::IS_RELIABLE).map_err(|impossible| impossible.0),
             #[cfg(feature = "tls")]
             Reach::Tls(..) => faults.check(TlsLine::IS_RELIABLE).map_err(|impossible| impossible.0),
-            _ => Err("no datagram goes there that could meet with faults: use udp:// or tcp://".into()),
+            _ => Err("faults need a fabric with datagrams: use udp:// or tcp://".into()),
         };
         checked.map_err(|reason| Error::Url(format!("{}: {reason}", self.url)))?;
         let injected = Injected { faults, struck: Arc::default(), carriers: AtomicU64::new(0) };
         Ok(Pool { faults: Some(Arc::new(injected)), ..self })
     }
 
-    /// What has struck so far, of the faults that it was given.
+    /// Counts of the faults that have struck so far; nothing if the pool has no faults.
     #[doc(hidden)]
     pub fn strikes(&self) -> Option<Strikes> {
         self.faults.as_ref().map(|injected| injected.struck.so_far())
     }
 
-    /// A session with the node, for the calling thread.
+    /// Opens a session with the node, for the calling thread.
     ///
     /// # Errors
     /// As [`connect`].
@@ -438,7 +491,7 @@ impl Pool {
         self.endpoint()
     }
 
-    /// A session with the node, for the calling thread.
+    /// Opens a session with the node, for the calling thread.
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
         match &self.reach {
             Reach::Shm(path) => Ok(Endpoint::Direct(shm::connect(path, NodeId(0))?)),
@@ -483,7 +536,7 @@ impl Pool {
         opened.map(Box::new).map_err(|error| Error::Open(self.url.clone(), error))
     }
 
-    /// A client that nobody has met.
+    /// Configuration of a session: a fresh random identity and nonce, and the pool's token.
     fn who(&self) -> Config {
         let random = || getrandom::u64().expect("the system has random bytes: nonces must not be guessed");
         let identity = u128::from(random()) << 64 | u128::from(random());
@@ -495,7 +548,7 @@ impl Pool {
 impl Injected {
     fn strike<L: Line>(&self, line: std::io::Result<L>) -> std::io::Result<FaultLine<L>> {
         let faults = self.faults.of_carrier(self.carriers.fetch_add(1, Ordering::Relaxed));
-        Ok(FaultLine::new(line?, &faults, &self.struck).expect("they were checked when they were given"))
+        Ok(FaultLine::new(line?, &faults, &self.struck).expect("Pool::with_faults checked the faults"))
     }
 }
 
@@ -507,6 +560,6 @@ impl std::fmt::Debug for Pool {
 
 fn misunderstood(answer: &Answer) -> Error {
     Error::Fabric(FabricError::Refused(format!(
-        "the node answered something else ({answer:?}): use the same release on both sides"
+        "the node sent an unexpected answer ({answer:?}): use the same release on both sides"
     )))
 }

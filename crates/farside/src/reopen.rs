@@ -1,7 +1,7 @@
-//! A store's session, and another in its place when it has ended: what this crate's clients share.
+//! Opening a store, and opening it again when the session is over. Shared by this crate's clients.
 //!
-//! Invariant: an operation is tried again only if it is known that it was not carried out, and once.
-//! Invariant: a client stays with the store that it has opened; another one of the same name is not taken for it.
+//! Invariant: an operation is retried at most once, and only if it is known that it was not carried out.
+//! Invariant: a client stays with the store that it opened; it never switches to another store of the same name.
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -16,14 +16,14 @@ use farside_systems::store::{self, Members, StoreError};
 use farside_systems::system::Options;
 use std::rc::Rc;
 
-/// A session with the node, for the calling thread, and a client of the store for each of its tasks.
+/// A session with the node, for the calling thread, and one client of the store per task.
 pub(crate) struct Opened {
     pub(crate) endpoint: Rc<Endpoint>,
     pub(crate) kvs: Vec<AnyKv<Rc<Endpoint>>>,
 }
 
 impl Opened {
-    /// Opens the store called `name`, for so many tasks. One call, however many there are.
+    /// Opens the store called `name` for `tasks` tasks. Costs one call to the node, for any number of tasks.
     pub(crate) fn new(pool: &Pool, name: &str, tasks: usize, options: &Options) -> Result<Opened, Error> {
         let endpoint = Rc::new(pool.endpoint()?);
         let kvs = block_on(&endpoint, async {
@@ -38,14 +38,14 @@ impl Opened {
         Ok(Opened { endpoint, kvs })
     }
 
-    /// Opens `store` again, which was opened before.
+    /// Opens `store` again over a new session. Fails if the node has another store under that name.
     pub(crate) fn again(
         pool: &Pool,
         store: &Store,
         tasks: usize,
         options: &Options,
     ) -> Result<Opened, Error> {
-        // A key is a session's own, and a table may have been rebuilt: neither says which store it is.
+        // The key and the table are not compared: each session has its own key, and a table may have been rebuilt.
         let identity = |store: &Store| (store.id, store.incarnation, store.region, store.kind.clone());
         let opened = Opened::new(pool, &store.name, tasks, options)?;
         if opened.kvs.iter().any(|kv| identity(kv.store()) != identity(store)) {
@@ -55,7 +55,7 @@ impl Opened {
     }
 }
 
-/// What an operation answers that was not carried out, as its session is over and there is no other.
+/// Error of an operation that was not carried out because its session is over and no other could be opened.
 pub(crate) fn not_opened(error: &Error) -> KvError {
     match error {
         Error::Kv(gone @ KvError::Store(_)) => gone.clone(),
@@ -67,12 +67,12 @@ pub(crate) fn not_opened(error: &Error) -> KvError {
     }
 }
 
-/// Whether the session is over: all that is asked over it will fail.
+/// Whether the session is over. All further requests over it will fail.
 pub(crate) fn is_over(error: &KvError) -> bool {
     matches!(error, KvError::Fabric(FabricError::Lost { .. }))
 }
 
-/// Whether the session is over, and the operation is known not to have been carried out.
+/// Whether the session is over and the operation is known not to have been carried out.
 pub(crate) fn may_try_again(error: &KvError) -> bool {
     is_over(error) && error.ran() == Ran::No
 }
@@ -90,10 +90,10 @@ mod tests {
         let (pool, options) = (connect("local:").expect("a node in this process"), Options::default());
         for system in family(Family::Kv) {
             let new = NewStore { kind: system.kind.into(), ..NewStore::prism_kv(system.kind, 4 << 20) };
-            pool.create_store(&new).expect("there is room");
-            let fabric = Count::new(pool.endpoint().expect("room for a session"));
+            pool.create_store(&new).expect("the node has enough memory");
+            let fabric = Count::new(pool.endpoint().expect("the node has capacity for a session"));
             let opened = AnyKv::open(&fabric, NodeId(0), system.kind, &options);
-            let kv = block_on(fabric.inner(), opened).expect("it is there");
+            let kv = block_on(fabric.inner(), opened).expect("the store was just created");
             assert_eq!(kv.store().kind, system.kind);
             let costs = fabric.take();
             assert_eq!((costs.round_trips, costs.calls, costs.requests), (1, 1, 0), "{}", system.kind);

@@ -1,7 +1,7 @@
 //! A client for ordinary programs: any thread or task may use it, and a thread of its own runs the operations.
 //!
-//! Invariant: an operation that was handed over is answered, even if the thread ends: then by [`Error::Closed`].
-//! Invariant: where the session is over, another is opened when something is asked.
+//! Invariant: every submitted operation completes. If the client's thread exits, it completes with [`Error::Closed`].
+//! Invariant: after the session is over, the next submitted operation opens another.
 
 mod pending;
 
@@ -23,19 +23,54 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// A value with its version.
+/// A value and its version, as returned by [`Client::get`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// Its bytes.
+    /// Bytes of the value.
     pub value: Vec<u8>,
-    /// Which install this was: for [`Client::compare_and_put`].
+    /// Version of the key at which this value was installed. Pass it to [`Client::compare_and_put`].
     pub version: Version,
 }
 
-/// Operations under way at once; more wait in line.
+/// Maximum number of operations in flight; further operations wait in the queue.
 const TASKS: usize = 32;
 
-/// A client of one store. Cheap to clone; the last clone to go ends its thread, once all that was asked is done.
+/// A client of one store, returned by [`Pool::open`].
+///
+/// A client has one session and one thread, which runs its operations. Clones share both; cloning is cheap. Each method
+/// submits an operation and returns a [`Pending`] at once. Wait for it with [`Pending::wait`], or `.await` it under any
+/// executor.
+///
+/// * Up to 32 operations are in flight. Further ones wait in a queue and start in the order of submission.
+/// * Operations in flight at the same time take effect in any order. An operation that is submitted after another has
+///   completed takes effect after it, also across clients, processes and hosts.
+/// * If the session is over and an operation was not carried out, the client opens another session and retries the
+///   operation once. It never retries an operation that may have been carried out.
+/// * When the last clone is dropped, the thread completes the submitted operations and exits. A program that exits
+///   earlier may lose them: wait for the last `put` before `main` returns.
+///
+/// # Errors
+/// Every [`Pending`] completes with a result or an [`Error`], whose [`Error::ran`] tells whether the operation was
+/// carried out. Errors that every operation can have:
+///
+/// * [`Error::Kv`] with [`KvError::KeyLength`] or [`KvError::ValueLength`]: a key has 1 to
+///   [`KEY_MAX`](crate::KEY_MAX) bytes, a value at most [`VALUE_MAX`](crate::VALUE_MAX). No node received anything.
+/// * [`Error::Kv`] with [`KvError::Fabric`]: no response arrived in time, or the session is over.
+/// * [`Error::Closed`]: the client's thread has exited; the operation may have been carried out.
+///
+/// # Example
+///
+/// ```
+/// # fn main() -> Result<(), farside::Error> {
+/// let kv = farside::connect("local:64MiB")?.open("default")?; // a node in this process
+/// let puts: Vec<_> = (0..100).map(|n| kv.put(format!("key {n}"), "x")).collect(); // in flight together
+/// puts.into_iter().try_for_each(|put| put.wait())?;
+/// let found = kv.get("key 7").wait()?.expect("it was just stored");
+/// assert_eq!(found.value, b"x");
+/// assert!(kv.delete("key 7").wait()?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Client {
     queue: Arc<Handle>,
@@ -44,42 +79,58 @@ pub struct Client {
 impl Client {
     pub(crate) fn start(pool: Pool, name: &str) -> Result<Client, Error> {
         let queue = Arc::new(Queue::default());
-        let theirs = Arc::clone(&queue);
+        let threads_queue = Arc::clone(&queue);
         let name = name.to_owned();
         let (ready, opened) = mpsc::channel();
         std::thread::Builder::new()
             .name("farside-client".into())
-            .spawn(move || run(&pool, &name, &theirs, &ready))
+            .spawn(move || run(&pool, &name, &threads_queue, &ready))
             .map_err(Error::Thread)?;
         opened.recv().unwrap_or(Err(Error::Closed))?;
         Ok(Client { queue: Arc::new(Handle(queue)) })
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key` and its version, or `None` if the key has no value. Changes nothing.
     pub fn get(&self, key: impl Into<Vec<u8>>) -> Pending<Option<Value>> {
         let key = key.into();
         self.ask(|done| Request::Get { key, done })
     }
 
-    /// Gives `key` a value.
+    /// Stores `value` under `key`, whether or not the key has a value.
     pub fn put(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Pending<()> {
         let (key, value) = (key.into(), value.into());
         self.ask(|done| Request::Put { key, value, done })
     }
 
-    /// Takes the value of `key` away; answers whether it had one.
+    /// Deletes the value of `key`; returns whether the key had one.
     pub fn delete(&self, key: impl Into<Vec<u8>>) -> Pending<bool> {
         let key = key.into();
         self.ask(|done| Request::Delete { key, done })
     }
 
-    /// Gives `key` a value if it has none; answers whether it did.
+    /// Stores `value` under `key` if the key has no value; returns whether it did. Only PRISM-KV stores support it.
     pub fn put_if_absent(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Pending<bool> {
         let (key, value) = (key.into(), value.into());
         self.ask(|done| Request::PutIfAbsent { key, value, done })
     }
 
-    /// Gives `key` another value if it still has the version that a [`Client::get`] answered; answers the new one.
+    /// Replaces the value of `key` if the key still has the version `expected`, as returned by [`Client::get`]. Returns
+    /// the new version. On a [`Conflict`], nothing was stored; it holds the key's version, if the key has a value. Only
+    /// PRISM-KV stores support it.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # fn main() -> Result<(), farside::Error> {
+    /// # let kv = farside::connect("local:64MiB")?.open("default")?;
+    /// kv.put("counter", "1").wait()?;
+    /// let found = kv.get("counter").wait()?.expect("it was just stored");
+    /// kv.put("counter", "5").wait()?; // another client is faster
+    /// let outcome = kv.compare_and_put("counter", found.version, "2").wait()?;
+    /// assert!(outcome.is_err(), "nothing was stored: read again and retry");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn compare_and_put(
         &self,
         key: impl Into<Vec<u8>>,
@@ -90,8 +141,11 @@ impl Client {
         self.ask(|done| Request::CompareAndPut { key, expected, value, done })
     }
 
-    /// The values of several keys, in the order of the keys, each as it was at an instant of its own: one operation in
-    /// line, with one round trip for up to 64 keys whose values fit into one reply (64 KiB). For PRISM-KV stores alone.
+    /// Returns the values of several keys, in the order of the keys. Each key is read at an instant of its own. Changes
+    /// nothing.
+    ///
+    /// It counts as one operation in the queue. One round trip reads up to 64 keys whose values fit into one reply
+    /// (64 KiB). Only PRISM-KV stores support it.
     pub fn get_many<K: Into<Vec<u8>>>(
         &self,
         keys: impl IntoIterator<Item = K>,
@@ -100,10 +154,14 @@ impl Client {
         self.ask(|done| Request::GetMany { keys, done })
     }
 
-    /// Gives several keys values: one operation in line, with two round trips for as many keys as fit into one chain
-    /// (16 keys, 56 KiB). Each is a put of its own, without order between keys; of a key that comes twice, the later
-    /// value stays. After an error of which [`Error::ran`] is [`Ran::No`](crate::Ran::No), none was stored; after any
-    /// other, any may have been. For PRISM-KV stores alone.
+    /// Stores the values of several keys. Each is a put of its own, and there is no order between keys. If a key occurs
+    /// twice, the later value stays.
+    ///
+    /// It counts as one operation in the queue. Two round trips store as many keys as fit into one chain (16 keys,
+    /// 56 KiB). Only PRISM-KV stores support it.
+    ///
+    /// After an error whose [`Error::ran`] is [`Ran::No`](crate::Ran::No), no key was stored. After any other error, any
+    /// of them may have been.
     pub fn put_many<K: Into<Vec<u8>>, V: Into<Vec<u8>>>(
         &self,
         items: impl IntoIterator<Item = (K, V)>,
@@ -125,7 +183,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// What clones share: when the last goes, the queue closes.
+/// Queue handle that all clones share. Dropping the last one closes the queue.
 struct Handle(Arc<Queue>);
 
 impl Drop for Handle {
@@ -169,7 +227,7 @@ enum Request {
     },
 }
 
-/// What was asked and not yet begun.
+/// Operations that were submitted and not started.
 #[derive(Default)]
 struct Queue {
     inner: Mutex<Waiting>,
@@ -178,7 +236,7 @@ struct Queue {
 #[derive(Default)]
 struct Waiting {
     requests: VecDeque<Request>,
-    /// Tasks with nothing to do.
+    /// Wakers of tasks that wait for a request.
     idle: Vec<Waker>,
     closed: bool,
 }
@@ -188,7 +246,7 @@ impl Queue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request to a queue that is closed is dropped, which answers it.
+    /// Adds a request. A closed queue drops it, which completes it with [`Error::Closed`].
     fn push(&self, request: Request) {
         let mut inner = self.inner();
         if !inner.closed {
@@ -211,13 +269,13 @@ impl Queue {
         std::mem::take(&mut self.inner().requests)
     }
 
-    /// Whoever waits for a request looks whether there is to be one.
+    /// Wakes all tasks that wait in [`Queue::pop`], so that they check `ends`.
     fn wake_idle(&self) {
         let idle = std::mem::take(&mut self.inner().idle);
         idle.into_iter().for_each(Waker::wake);
     }
 
-    /// The next request; nothing once the queue is closed and empty, or `ends`.
+    /// Waits for the next request. Returns `None` once the queue is closed and empty, or `ends` is set.
     async fn pop(&self, ends: &Cell<bool>) -> Option<Request> {
         std::future::poll_fn(|cx| {
             if ends.get() {
@@ -237,7 +295,7 @@ impl Queue {
     }
 }
 
-/// Ends the queue whichever way the thread ends, so that nobody waits for it.
+/// Closes and clears the queue when the thread exits, also by a panic, so that no caller waits forever.
 struct CloseAtEnd<'a>(&'a Queue);
 
 impl Drop for CloseAtEnd<'_> {
@@ -247,7 +305,7 @@ impl Drop for CloseAtEnd<'_> {
     }
 }
 
-/// The client's thread: a core whose tasks take requests as they come, as long as the session lasts; then another.
+/// The client's thread. Its tasks take requests from the queue while the session lasts; then it opens another session.
 fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), Error>>) {
     let _closes = CloseAtEnd(queue);
     let mut opened = match Opened::new(pool, name, TASKS, &Options::default()) {
@@ -270,7 +328,7 @@ fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), E
             match Opened::again(pool, &store, TASKS, &Options::default()) {
                 Ok(opened) => break opened,
                 Err(error) => {
-                    // Those who wait in line are told as well: to find out for each takes too long.
+                    // Queued requests fail too: each would otherwise wait for a connection attempt of its own.
                     let error = not_opened(&error);
                     let waiting = queue.take_all();
                     again.drain(..).chain(waiting).for_each(|request| request.fail(error.clone()));
@@ -280,8 +338,8 @@ fn run(pool: &Pool, name: &str, queue: &Queue, ready: &mpsc::Sender<Result<(), E
     }
 }
 
-/// Serves what is asked, `again` first, until the session is over; answers what is to be tried over another. Nothing
-/// once the queue is closed and empty.
+/// Serves requests, `again` first, until the session is over. Returns the requests to retry over another session, or
+/// `None` once the queue is closed and empty.
 fn serve_all(opened: Opened, queue: &Queue, again: Vec<Request>) -> Option<Vec<Request>> {
     let Opened { endpoint, kvs } = opened;
     let (again, left) = (RefCell::new(again), RefCell::new(Vec::new()));
@@ -291,7 +349,7 @@ fn serve_all(opened: Opened, queue: &Queue, again: Vec<Request>) -> Option<Vec<R
         let (again, left, is_over) = (&again, &left, &is_over);
         core.spawn(async move {
             loop {
-                // What was tried once is answered now, whatever comes of it.
+                // A request is retried once: its second outcome is final.
                 let second = again.borrow_mut().pop();
                 let may_return = second.is_none();
                 let request = match second {
@@ -317,13 +375,13 @@ fn serve_all(opened: Opened, queue: &Queue, again: Vec<Request>) -> Option<Vec<R
     is_over.get().then(|| left.into_inner())
 }
 
-/// What came of a request.
+/// Outcome of a request.
 enum Served {
-    /// It was answered.
+    /// The request is completed.
     Answered,
-    /// It was answered, and nothing more will be over this session.
+    /// The request is completed, and the session is over.
     Over,
-    /// This session is over, and the request was not carried out.
+    /// The session is over, and the request was not carried out.
     Returned(Request),
 }
 
@@ -383,7 +441,7 @@ async fn put_many(kv: &mut AnyKv<Rc<Endpoint>>, items: &[(Vec<u8>, Vec<u8>)]) ->
 }
 
 impl Request {
-    /// Answers a request that was not carried out.
+    /// Completes the request with an error.
     fn fail(self, error: KvError) {
         let error = Error::Kv(error);
         match self {

@@ -1,17 +1,20 @@
-//! The result of an operation that a client's thread carries out: awaited under any executor, or waited for.
+//! The result of an operation that a client's thread runs: a future for any executor, or a blocking wait.
 
 use crate::error::Error;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// An operation under way. Dropping it does not call the operation back.
-#[must_use = "the operation runs, but whether it succeeded is known only by waiting for it"]
+/// An operation in flight. Block on it with [`Pending::wait`], or `.await` it under any executor.
+///
+/// The operation starts when it is submitted, not when it is awaited. Dropping a `Pending` does not cancel the
+/// operation: it runs, and its result is lost.
+#[must_use = "the operation runs, but only waiting for it tells whether it succeeded"]
 pub struct Pending<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The other end: whoever drops it unfulfilled has ended.
+/// The client thread's end of a [`Pending`]. Dropping it unfulfilled completes the operation with [`Error::Closed`].
 pub(super) struct Promise<T> {
     shared: Arc<Shared<T>>,
 }
@@ -55,16 +58,16 @@ impl<T> Promise<T> {
 
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
-        // Without effect once it is fulfilled: a pending result that was taken is waited for by nobody.
+        // No effect after `fulfil`: either the result is still set, or its only receiver has taken it.
         self.set(Err(Error::Closed));
     }
 }
 
 impl<T> Pending<T> {
-    /// Blocks this thread until the operation is done.
+    /// Blocks this thread until the operation completes.
     ///
     /// # Errors
-    /// The operation's.
+    /// The operation's error; [`Error::ran`] tells whether the operation was carried out.
     pub fn wait(self) -> Result<T, Error> {
         let mut inner = self.shared.inner();
         loop {

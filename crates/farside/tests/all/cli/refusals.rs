@@ -31,7 +31,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["info", "--pool", "udp://127.0.0.1:1"], "no node can be reached"),
         (&["info", "--pool", "tcp://127.0.0.9"], "tcp://127.0.0.9:7460: no node can be reached"),
         (&["info", "--pool", "tcp://127.0.0.1:many"], "write it like tcp://"),
-        (&["info", "--pool", "tcp://nowhere.invalid:1"], "look whether the host's name is right"),
+        (&["info", "--pool", "tcp://nowhere.invalid:1"], "check the host's name"),
         (&["info", "--pool", "frob:x"], "use shm:PATH"),
         (&["info", "--pool", "shm:/a,shm:/b"], "name one"),
         (&["info", "--pool", &long], "use a shorter path"),
@@ -65,8 +65,8 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["store", "create", "s", "--quota", "16777216TiB", "--pool", &url], "write it like"),
         (&["store", "create", "s", "--quota", "1MiB", "--pool", &url], "fewer --items"),
         (&["store", "create", "s", "--items", "99999999999999", "--pool", &url], "give at most"),
-        // Starting nodes.
-        (&["serve", "--memory", "8MiB", "--socket", "/nowhere/s"], "/nowhere is no folder: make it"),
+        // Nodes that are to be served.
+        (&["serve", "--memory", "8MiB", "--socket", "/nowhere/s"], "/nowhere is not a folder: make it"),
         (&["serve", "--socket", "shm:/tmp/unused.sock"], "leave out shm:, as in --socket /tmp/unused.sock"),
         (&["up", "--socket", "shm:/tmp/unused.sock"], "leave out shm:"),
         (&["serve", "--store", "s", "--items", "0"], "--help"),

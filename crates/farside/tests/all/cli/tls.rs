@@ -197,14 +197,14 @@ fn unusable_certificates_and_keys_are_refused_with_a_remedy() {
         farside([&serve[..], &tls, &["--tls-cert", cert, "--tls-key", key]].concat()).refused(reason)
     };
     shown(&at("absent"), &key, "could not read").refused("absent");
-    shown(&at("pipe"), &key, "no file of certificates");
+    shown(&at("pipe"), &key, "not a file of certificates");
     shown(&at("empty"), &key, "holds no certificate");
     shown(&key, &key, "holds no certificate").refused("key.pem");
     shown(&at("torn"), &key, "is not valid PEM");
     shown(&at("junk"), &key, "cannot be used");
     shown(&at("binary"), &key, "could not read");
     shown(&cert, &at("absent"), "could not read").refused("absent");
-    shown(&cert, &at("pipe"), "no file of secrets");
+    shown(&cert, &at("pipe"), "not a file of secrets");
     shown(&cert, &at("open.pem"), "chmod 600").refused("open.pem");
     shown(&cert, &cert, "chmod 600");
     shown(&cert, &at("empty"), "holds no private key");
@@ -221,11 +221,11 @@ fn unusable_certificates_and_keys_are_refused_with_a_remedy() {
     farside([&serve[..], &open].concat()).refused("--tokens");
     let url = "tls://127.0.0.1:1";
     info(url, &at("absent")).refused("could not read").refused("absent");
-    info(url, &at("pipe")).refused("no file of certificates");
+    info(url, &at("pipe")).refused("not a file of certificates");
     info(url, &at("empty")).refused("holds no certificate");
     info(url, &at("torn")).refused("is not valid PEM");
     info(url, &at("junk")).refused("cannot be used");
-    info(url, &at("")).refused("no file of certificates");
+    info(url, &at("")).refused("not a file of certificates");
     info("tls://not a host:1", &cert).refused("name is right");
 }
 

@@ -466,8 +466,8 @@ fn a_malformed_file_of_tokens_is_refused_with_the_position() {
     let serve = ["serve", "--memory", "8MiB", "--listen", "tcp://127.0.0.1:0", "--tokens"];
     for (none, reason) in [
         ("/nowhere/file", "could not read"),
-        ("/dev/null", "no file of secrets"),
-        ("/", "no file of secrets"),
+        ("/dev/null", "not a file of secrets"),
+        ("/", "not a file of secrets"),
     ] {
         farside(serve.iter().chain([&none])).refused(reason);
         farside(["info", "--token-file", none]).refused(reason);
@@ -478,7 +478,7 @@ fn a_malformed_file_of_tokens_is_refused_with_the_position() {
     }
     let pipe = folder.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).expect("a pipe");
-    farside(["info".as_ref(), "--token-file".as_ref(), pipe.as_os_str()]).refused("no file of secrets");
+    farside(["info".as_ref(), "--token-file".as_ref(), pipe.as_os_str()]).refused("not a file of secrets");
 }
 
 #[test]
