@@ -308,17 +308,17 @@ pub fn make_folder_of(socket: &Path) -> Result<(), String> {
         return if exists {
             Ok(())
         } else {
-            Err(format!("{} is not a folder: make it, or serve elsewhere with --socket", folder.display()))
+            Err(format!("{} is not a folder: make it, or serve elsewhere by --socket", folder.display()))
         };
     }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|error| {
-        format!("could not make {}: {error}; serve elsewhere with --socket", folder.display())
+        format!("could not make {}: {error}; serve elsewhere by --socket", folder.display())
     })?;
     let found = std::fs::symlink_metadata(folder).map_err(|error| error.to_string())?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
         return Err(format!(
-            "{} is not a folder of yours alone: remove it, or serve elsewhere with --socket",
+            "{} is not a folder of yours alone: remove it, or serve elsewhere by --socket",
             folder.display()
         ));
     }

@@ -67,8 +67,8 @@ impl Error {
     ///
     /// * [`Ran::No`]: the operation was not carried out and never will be. Retrying is safe.
     /// * [`Ran::Yes`]: the operation was carried out, and its outcome is lost.
-    /// * [`Ran::Unknown`]: the operation may have been carried out, or may still be. The program must be correct in both
-    ///   cases.
+    /// * [`Ran::Unknown`]: the operation may have been carried out, or may still be. The program must be correct in
+    ///   both cases.
     ///
     /// Errors of connecting and opening are `No`. [`Error::Closed`] is `Unknown`.
     pub fn ran(&self) -> Ran {

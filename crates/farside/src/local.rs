@@ -3,8 +3,8 @@
 //! Each call runs its operation on the caller's thread and returns when it is done. [`crate::Client`] is the client
 //! for several threads or async tasks.
 //!
-//! Between calls nothing keeps the session alive. Over `ring:`, `udp:`, `tcp:` and `tls:`, the node ends a session after
-//! 5 s of silence. The next operation then opens another session and runs there.
+//! Between calls nothing keeps the session alive. Over `ring:`, `udp:`, `tcp:` and `tls:`, the node ends a session
+//! after 5 s of silence. The next operation then opens another session and runs there.
 //!
 //! # Example
 //!
@@ -132,7 +132,8 @@ impl Client {
     /// one. Only PRISM-KV stores support it.
     ///
     /// # Errors
-    /// [`KvError`]. If its `ran` is [`Ran::No`](crate::Ran::No), no key was stored; otherwise any of them may have been.
+    /// [`KvError`]. If its `ran` is [`Ran::No`](crate::Ran::No), no key was stored; otherwise any of them may have
+    /// been.
     pub fn put_many(&mut self, items: &[(&[u8], &[u8])]) -> Result<(), KvError> {
         self.carry_out(|endpoint, kv| now(endpoint, kv.put_many(items)))
     }

@@ -160,8 +160,8 @@ impl Client {
     /// It counts as one operation in the queue. Two round trips store as many keys as fit into one chain (16 keys,
     /// 56 KiB). Only PRISM-KV stores support it.
     ///
-    /// After an error whose [`Error::ran`] is [`Ran::No`](crate::Ran::No), no key was stored. After any other error, any
-    /// of them may have been.
+    /// After an error whose [`Error::ran`] is [`Ran::No`](crate::Ran::No), no key was stored. After any other error,
+    /// any of them may have been.
     pub fn put_many<K: Into<Vec<u8>>, V: Into<Vec<u8>>>(
         &self,
         items: impl IntoIterator<Item = (K, V)>,

@@ -1,13 +1,13 @@
-//! A figure as a picture: published points as crosses on dashed lines, those of here as dots on lines.
+//! Draws a figure: published points as crosses on dashed lines, predicted or measured points as dots on solid lines.
 
 use super::{Picture, Point};
 use kuva::plot::scatter::MarkerShape;
 use kuva::prelude::{Layout, LinePlot, Plot, ScatterPlot, render_to_svg};
 
-/// Told apart without colours, too: each curve has its legend.
+/// Colours of curves. Each curve also has a legend, for readers who cannot tell the colours apart.
 const COLOURS: [&str; 4] = ["#1b6ca8", "#c2571a", "#2e7d32", "#7b3fa0"];
 
-/// The picture, as SVG.
+/// Renders the picture as SVG.
 pub fn svg(picture: &Picture) -> String {
     let has_places = !picture.places.is_empty();
     let mut plots: Vec<Plot> = Vec::new();
@@ -43,7 +43,7 @@ pub fn svg(picture: &Picture) -> String {
     render_to_svg(plots, layout)
 }
 
-/// Places are numbered from 1 on.
+/// Coordinates of points. Kuva numbers the places of an axis from 1; ours start at 0.
 fn data(points: &[Point], has_places: bool) -> Vec<(f64, f64)> {
     points.iter().map(|point| (point.x + f64::from(u8::from(has_places)), point.y)).collect()
 }

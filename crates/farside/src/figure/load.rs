@@ -1,6 +1,6 @@
 //! A key-value system under a closed loop of clients, on the papers' machines in virtual time.
 //!
-//! Invariant: what is measured is the real protocol on a real store's bytes; only time is modelled.
+//! Invariant: the real protocol runs on a real store's bytes; only time is modelled.
 
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
@@ -21,72 +21,72 @@ use std::time::Duration;
 /// Bytes of a key (PRISM, section 6.2).
 const KEY_LEN: usize = size_of::<u64>();
 
-/// The system of that kind.
+/// Returns the system of a kind.
 ///
 /// # Errors
-/// There is none, or it is no key-value store.
+/// The kind is unknown, or is not a key-value store. The text lists the alternatives.
 pub fn system(kind: &str) -> Result<&'static Registered, String> {
     let found = registry::named(kind).filter(|system| system.family == Family::Kv);
-    found.ok_or_else(|| format!("there is no model of '{kind}': name {}", registry::names(Family::Kv)))
+    found.ok_or_else(|| format!("no model of '{kind}': name {}", registry::names(Family::Kv)))
 }
 
-/// A variant of a system, as far as the model can tell it from others.
+/// A variant of a system that differs in the model's setup.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// Its name in figures; empty for the system as it is here.
+    /// Name in figures; empty for this project's variant.
     pub name: &'static str,
-    /// Changes the model's setup to that of the variant.
+    /// Changes the model's setup to the variant's.
     pub setup: fn(&mut Setup),
 }
 
 impl Variant {
-    /// The system as it is here.
+    /// The system as this project implements it.
     pub const OURS: Variant = Variant { name: "", setup: |_| {} };
-    /// Buffers are given back as in PRISM (section 6.1): clients learn new addresses and report what became garbage.
+    /// Buffers are freed as in PRISM (section 6.1): clients learn the addresses of new buffers and report garbage.
     pub const PAPER: Variant =
         Variant { name: "paper", setup: |setup| setup.given_back = GivenBack::ByReport };
 }
 
-/// What is asked of which system on which machines.
+/// A workload: a system, its machines, and its operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// The system's kind.
+    /// Kind of the system.
     pub system: &'static str,
-    /// Its variant.
+    /// Variant of the system.
     pub variant: Variant,
-    /// What runs its chains.
+    /// Platform that runs the chains.
     pub platform: Platform,
-    /// What connects machines.
+    /// Network between the machines.
     pub testbed: Testbed,
-    /// What machines are made of.
+    /// Parameters of the machines' parts.
     pub inputs: Inputs,
-    /// The share of operations that are GETs; the others are PUTs.
+    /// Share of operations that are GETs, 0 to 1; the others are PUTs.
     pub reads: f64,
     /// Bytes of a value.
     pub value_len: usize,
 }
 
-/// What so many clients have measured.
+/// One measurement of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
-    /// Each asks one operation at a time, and the next when it is answered.
+    /// Number of clients. Each runs one operation at a time, in a closed loop.
     pub clients: u32,
-    /// Operations a second.
+    /// Operations per second.
     pub ops_per_s: f64,
-    /// How long an operation took, on average.
+    /// Mean latency of an operation, in microseconds.
     pub mean_us: f64,
-    /// What one cost on the node's link, on average.
+    /// Mean number of round trips of an operation.
     pub round_trips: f64,
-    /// Bytes to the node, with those of packets.
+    /// Mean number of bytes that an operation sends to the node, with packet headers.
     pub bytes_in: f64,
-    /// Bytes from it.
+    /// Mean number of bytes that an operation receives from the node, with packet headers.
     pub bytes_out: f64,
 }
 
-/// The most records of a store. There are fewer than in the paper's runs, since no number of the model depends on it:
-/// only few clients may meet on one key.
+/// Maximum number of records of a store. The paper's runs have more, but no number of the model depends on it, as long
+/// as few clients use the same key at the same time.
 const RECORDS_MAX: u64 = 1 << 14;
-/// And the most bytes that its values may have together.
+/// Maximum number of bytes of all values of a store.
 const BYTES_MAX: u64 = 64 << 20;
 
 impl Load {
@@ -95,13 +95,13 @@ impl Load {
     }
 }
 
-/// So long an operation may take on average, and a second more for all of them: else they never end.
+/// Longest mean time per operation. A measurement times out after this time per operation, plus one second.
 const SLOWEST: Nanos = MILLIS;
 
-/// The store's name.
+/// Name of the store.
 const STORE: &str = "figure";
 
-/// A store that is loaded, and machines that reach it.
+/// A loaded store, and the machines that reach it.
 pub struct Bed {
     world: World,
     machine: Rc<Machine>,
@@ -115,13 +115,14 @@ impl Drop for Bed {
 }
 
 impl Bed {
-    /// Loads a store.
+    /// Creates a store and puts all records.
     ///
     /// # Errors
-    /// The store cannot be made, or a record not be put.
+    /// The store cannot be created, or a put fails.
     pub fn new(load: Load, seed: u64) -> Result<Bed, String> {
         let world = World::new(seed);
-        // Buffers are of at most a quarter more than is asked for; and as much again is on its way back.
+        // A buffer is at most a quarter larger than its item. The second half is for retired buffers that are not free
+        // yet.
         let quota = (load.records() * (load.value_len as u64 + 256) * 5 / 2 + (16 << 20)) >> 20 << 20;
         let node = start_node(&world, Rc::new(registry::kinds), quota + (32 << 20));
         let work = system(load.system)?.work;
@@ -129,7 +130,7 @@ impl Bed {
         let mut setup = Setup { service, inputs: load.inputs, ..Setup::new(load.platform, load.testbed) };
         (load.variant.setup)(&mut setup);
         let opened = world.complete(SECONDS, async move { open(&node, load, quota, setup).await });
-        let machine = opened.unwrap_or_else(|| Err("the node never answered".to_owned()))?;
+        let machine = opened.unwrap_or_else(|| Err("the node did not respond within 1 s".to_owned()))?;
         let bed = Bed { world, machine, load };
         bed.fill()?;
         Ok(bed)
@@ -155,15 +156,15 @@ impl Bed {
         self.world.run_while(self.world.now() + SECONDS, || loaders.get() > 0);
         match work.failed.take() {
             Some(error) => Err(error),
-            None if loaders.get() > 0 => Err("the store was never filled".to_owned()),
+            None if loaders.get() > 0 => Err("the store was not filled within 1 s".to_owned()),
             None => Ok(()),
         }
     }
 
-    /// Has so many clients at work for as many operations, after a while in which they begin.
+    /// Measures `operations` operations of `clients` clients, after a warm-up of 8 operations per client.
     ///
     /// # Errors
-    /// An operation failed, or none ended.
+    /// An operation failed, or the operations did not complete in time.
     pub fn measure(&self, clients: u32, operations: u64) -> Result<Measured, String> {
         let warm_up = u64::from(clients) * 8;
         let work = Rc::new(Work { left: Cell::new(warm_up + operations), ..Work::default() });
@@ -189,7 +190,7 @@ impl Bed {
             return Err(error);
         }
         if work.clients.get() > 0 || lasted == 0 {
-            return Err(format!("{operations} operations of {clients} clients never ended"));
+            return Err(format!("{operations} operations of {clients} clients did not complete in time"));
         }
         let each = |count: fn(&Traffic) -> u64| (count(&after) - count(&before)) as f64 / operations as f64;
         Ok(Measured {
@@ -202,7 +203,8 @@ impl Bed {
         })
     }
 
-    /// Measures ever more clients, from one on, until more of them do no more.
+    /// Measures increasing numbers of clients, starting with one. Stops when throughput grows by less than 1 %, or
+    /// after 4,096 clients.
     ///
     /// # Errors
     /// As [`Bed::measure`].
@@ -218,7 +220,7 @@ impl Bed {
             if next.ops_per_s < last * GROWTH_MIN {
                 break;
             }
-            // Closer together where the curve bends.
+            // Smaller steps where the curve bends.
             clients = if clients < 16 { clients * 2 } else { clients * 3 / 2 };
         }
         Ok(curve)
@@ -229,7 +231,7 @@ async fn open(node: &Node, load: Load, quota: u64, setup: Setup) -> Result<Rc<Ma
     let ask = Ask::CreateStore {
         name: STORE.to_owned(),
         kind: load.system.to_owned(),
-        // Without collisions, as in the paper's runs.
+        // Collision-free, as in the paper's runs.
         parameters: (system(load.system)?.parameters)(&Sizing {
             items: Some(load.records()),
             key_len: KEY_LEN,
@@ -242,15 +244,18 @@ async fn open(node: &Node, load: Load, quota: u64, setup: Setup) -> Result<Rc<Ma
     Machine::open(node, setup).await.map_err(|error| error.to_string())
 }
 
-/// What clients of one measurement share.
+/// State that the clients of one measurement share.
 #[derive(Default)]
 struct Work {
-    /// Operations that have not ended.
+    /// Operations that have not completed.
     left: Cell<u64>,
+    /// Clients that have not stopped.
     clients: Cell<u32>,
-    /// Operations whose time was taken, and how long they took together.
+    /// Number of timed operations.
     taken: Cell<u64>,
+    /// Sum of their latencies.
     took: Cell<Nanos>,
+    /// The first error.
     failed: RefCell<Option<String>>,
 }
 
@@ -267,7 +272,7 @@ async fn put_all(client: Rc<Client>, load: Load, keys: impl Iterator<Item = u64>
     Ok(())
 }
 
-/// One client's closed loop. Of the last `timed` operations of all clients it takes the time.
+/// One client's closed loop. The last `timed` operations of all clients are timed; the ones before are warm-up.
 async fn work_on(
     client: Rc<Client>,
     load: Load,
@@ -277,13 +282,13 @@ async fn work_on(
 ) -> Result<(), KvError> {
     let mut kv = connect(&client).await?;
     let value = vec![7; load.value_len];
-    let checksummed = system(load.system).expect("a bed was made for it").work.get_checksummed;
+    let checksummed = system(load.system).expect("Bed::new checked the kind").work.get_checksummed;
     let checking = load.inputs.crc_ns(checksummed(KEY_LEN, load.value_len));
     while work.left.get() > 0 {
         let (key, since) = (random.below(load.records()), client.now());
         if random.share() < load.reads {
             let len = kv.get(&key.to_be_bytes()).await?.map(|item| item.value.len());
-            assert_eq!(len, Some(load.value_len), "every record is there");
+            assert_eq!(len, Some(load.value_len), "Bed::new put every record");
             client.sleep(Duration::from_nanos(checking)).await;
         } else {
             kv.put(&key.to_be_bytes(), &value).await?;

@@ -1,10 +1,10 @@
-//! The papers' figures as data: what was published, how each curve is predicted, and what is claimed; and what real
-//! fabrics have in common with them ([`ratio`]).
+//! The papers' figures as data: their published numbers, the prediction of each curve, and their claims. [`ratio`]
+//! compares them with measurements on real fabrics.
 //!
 //! A figure is one entry of [`FIGURES`], in the file of its paper.
 //!
-//! Invariant: nothing that was published of an application is an input of a prediction: it is only compared with.
-//! Invariant: a point that is not judged says why.
+//! Invariant: no published number of an application is an input of a prediction; it is only compared with the result.
+//! Invariant: a point that is not judged states the reason.
 
 pub mod draw;
 pub mod load;
@@ -26,37 +26,38 @@ pub static FIGURES: [&Figure; 5] =
 
 /// A figure of a paper, or the numbers of a section.
 pub struct Figure {
-    /// Its name in commands and reports.
+    /// Name in commands and reports.
     pub name: &'static str,
-    /// What it shows.
+    /// Title of the figure.
     pub title: &'static str,
     /// The paper, and the place in it.
     pub source: &'static str,
     /// Labels of the horizontal and the vertical axis.
     axes: [&'static str; 2],
-    /// Names of the places on the horizontal axis; none if they are million operations a second.
+    /// Names of the places on the horizontal axis. Empty if that axis is the throughput, in million operations per
+    /// second.
     places: fn() -> Vec<&'static str>,
     /// Unit of the values at places.
     unit: &'static str,
     curves: fn() -> Vec<Curve>,
     claims: &'static [Claim],
-    /// What of it can be measured on a real fabric.
+    /// The part of the figure that a real fabric can reproduce.
     pub fabrics: OnFabrics,
 }
 
-/// A curve: how it is predicted, and what was published of it.
+/// A curve: its prediction and its published points.
 struct Curve {
-    /// Its name in the legend.
+    /// Name in the legend.
     name: &'static str,
     predict: Predict,
     published: Vec<Published>,
 }
 
-/// How a curve is predicted.
+/// Way to predict a curve.
 enum Predict {
-    /// Place by place; nothing where the curve has no point.
+    /// A value for each place; `None` where the curve has no point.
     Each(Box<dyn Fn(usize) -> Option<f64>>),
-    /// A system with ever more clients: mean latency over throughput.
+    /// A system with an increasing number of clients: mean latency over throughput.
     UnderLoad(Box<Load>),
 }
 
@@ -68,36 +69,37 @@ struct Published {
     judged: Shape,
 }
 
-/// Where a number is on its curve.
+/// Position of a number on its curve.
 #[derive(Clone, Copy)]
 enum At {
-    /// At a place of the horizontal axis.
+    /// Index of a place on the horizontal axis.
     Place(usize),
-    /// Latency with one client; in the paper at that many million operations a second, if it can be read.
+    /// Latency with one client. Holds the throughput there in the paper, in million operations per second, if the
+    /// figure shows it.
     Low(Option<f64>),
-    /// Latency at that many million operations a second.
+    /// Latency at this throughput, in million operations per second.
     Throughput(f64),
-    /// The most million operations a second.
+    /// Highest throughput, in million operations per second.
     Peak,
 }
 
-/// Which ratios are as they should be.
+/// Condition on a ratio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shape {
-    /// As far from 1 as that share, or nearer.
+    /// The ratio differs from 1 by at most this share.
     Within(f64),
-    /// Less than this.
+    /// The ratio is less than this.
     Below(f64),
-    /// More than this.
+    /// The ratio is greater than this.
     Above(f64),
-    /// This or more.
+    /// The ratio is this or greater.
     AtLeast(f64),
-    /// Any, for this reason.
+    /// No condition, for this reason. The ratio is only reported.
     Reported(&'static str),
 }
 
 impl Shape {
-    /// Whether a ratio has this shape; nothing if it need not have any.
+    /// Returns whether `ratio` meets the condition; `None` if there is no condition.
     fn holds(self, ratio: f64) -> Option<bool> {
         match self {
             Shape::Within(share) => Some((ratio - 1.0).abs() <= share + 1e-9),
@@ -109,38 +111,39 @@ impl Shape {
     }
 }
 
-/// Something that the paper's curves show and the predicted ones must, too: every ratio has its shape.
+/// A property of the paper's curves that the predicted curves must have too: every ratio meets its condition.
 pub struct Claim {
-    /// What.
+    /// The claim in words.
     what: &'static str,
+    /// Numerator, denominator, and the condition on their ratio.
     ratios: &'static [(Value, Value, Shape)],
 }
 
 /// A predicted value.
 enum Value {
-    /// Of the curve of that name.
+    /// A value on the curve of this name.
     On(&'static str, At),
-    /// Beside the curves.
+    /// A value that is on no curve.
     Of(fn() -> f64),
 }
 
-/// What of a figure can be measured on a real fabric.
+/// The part of a figure that a real fabric can reproduce.
 pub enum OnFabrics {
-    /// Ops, one at a time, over one op.
+    /// Latencies of single ops, relative to one op.
     Ops(Ops),
-    /// Stores under load, over one of them.
+    /// Stores under load, relative to one of them.
     Stores(Stores),
-    /// Nothing: the figure is about this.
+    /// Nothing: no fabric here has the figure's subject, which is this.
     Nothing(&'static str),
 }
 
-/// Ops that are measured in turn.
+/// Ops to measure.
 pub struct Ops {
-    /// In this order.
+    /// The ops, in the order of measurement.
     pub ops: &'static [MicroOp],
     /// The op to which the others are compared.
     pub base: MicroOp,
-    /// Where the node is, unless the user says.
+    /// Default distances of the node.
     pub distances: &'static [Distance],
     curve: &'static str,
     axes: [&'static str; 2],
@@ -149,24 +152,24 @@ pub struct Ops {
     published: fn(Runner, MicroOp, Distance) -> Option<f64>,
 }
 
-/// Stores that are measured in turn.
+/// Stores to measure.
 pub struct Stores {
-    /// The YCSB workload.
+    /// Name of the YCSB workload.
     pub workload: &'static str,
-    /// The systems; the others are compared to the last one.
+    /// Kinds of the systems; the others are compared to the last one.
     pub systems: &'static [&'static str],
-    /// Where the node is, unless the user says.
+    /// Default distance of the node.
     pub distance: Distance,
     axes: [&'static str; 2],
 }
 
 impl Figure {
-    /// The figure of that name.
+    /// Returns the figure with this name.
     pub fn named(name: &str) -> Option<&'static Figure> {
         FIGURES.into_iter().find(|figure| figure.name == name)
     }
 
-    /// Predicts it, each point under load over that many operations.
+    /// Predicts the figure. Each point under load is measured over `operations` simulated operations.
     ///
     /// # Errors
     /// A simulated operation failed.
@@ -218,7 +221,7 @@ impl Figure {
 }
 
 impl Predict {
-    /// In operations a second and microseconds, or by place.
+    /// Predicted points: latency in microseconds over operations per second, or a value for each place.
     fn points(&self, places: usize, operations: u64) -> Result<Vec<Point>, String> {
         match self {
             Predict::Each(value) => {
@@ -241,11 +244,11 @@ impl Predict {
 }
 
 const MILLION: f64 = 1e6;
-/// Of a curve that the paper has not, which stands beside its own.
+/// Condition for the points of a curve of our own, which the paper does not have.
 const UNPUBLISHED: Shape = Shape::Reported("not in the paper");
 
 impl At {
-    /// The value on a predicted curve, if that gets there.
+    /// Returns the value at this position of a predicted curve; `None` if the curve does not reach it.
     fn on(self, points: &[Point]) -> Option<f64> {
         match self {
             At::Place(place) => points.iter().find(|point| point.x == place as f64).map(|point| point.y),
@@ -280,7 +283,7 @@ impl At {
 }
 
 impl Published {
-    /// Where it is drawn, if both of its coordinates are known.
+    /// Returns the point to draw, if both coordinates are known.
     fn point(&self) -> Option<Point> {
         let x = match self.at {
             At::Place(place) => Some(place as f64),
@@ -297,7 +300,7 @@ impl Claim {
         let value = |value: &Value| match value {
             Value::On(name, at) => {
                 let curve = curves.iter().find(|(curve, _)| curve == name);
-                at.on(&curve.expect("a claim is about curves of its figure").1)
+                at.on(&curve.expect("a claim names curves of its own figure").1)
             }
             Value::Of(value) => Some(value()),
         };
@@ -318,44 +321,44 @@ impl Claim {
 /// A point of a curve, in the units of its figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// To the right.
+    /// Horizontal coordinate.
     pub x: f64,
-    /// Upwards.
+    /// Vertical coordinate.
     pub y: f64,
 }
 
 /// A curve of a picture.
 #[derive(Clone, Debug)]
 pub struct Drawn {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: &'static str,
-    /// The paper's points; none if it has no such curve.
+    /// The paper's points; empty if the paper has no such curve.
     pub published: Vec<Point>,
-    /// The points that are predicted, or were measured.
+    /// Predicted or measured points.
     pub here: Vec<Point>,
 }
 
-/// Where the numbers of a picture that were not published come from.
+/// Origins of the points of a picture that were not published.
 const PREDICTED: &str = "predicted";
 const MEASURED: &str = "measured";
 
 /// A figure that can be drawn.
 #[derive(Clone, Debug)]
 pub struct Picture {
-    /// What it shows.
+    /// Title of the figure.
     pub title: &'static str,
     /// The curves.
     pub curves: Vec<Drawn>,
-    /// Origin of the points that were not published: predicted, or measured.
+    /// Origin of the points that were not published: `predicted` or `measured`.
     pub source: &'static str,
     /// Labels of the horizontal and the vertical axis.
     pub axes: [&'static str; 2],
-    /// Names of the places on the horizontal axis; none if they are numbers.
+    /// Names of the places on the horizontal axis; empty if the axis has numbers.
     pub places: Vec<&'static str>,
 }
 
 impl Picture {
-    /// Every point of every curve, with a heading.
+    /// Returns every point of every curve as CSV, with a header line.
     pub fn csv(&self) -> String {
         let place = |x: f64| match self.places.get(x as usize) {
             Some(place) => field(place),
@@ -373,40 +376,40 @@ impl Picture {
     }
 }
 
-/// A field of CSV (RFC 4180).
+/// Quotes a CSV field if necessary (RFC 4180).
 fn field(text: &str) -> String {
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 
-/// Values, each as a JSON object on a line of its own.
+/// Formats each value as a JSON object on a line of its own.
 fn json_lines<T: Serialize>(values: impl Iterator<Item = T>) -> String {
     values.map(|value| serde_json::to_string(&value).expect("plain data") + "\n").collect()
 }
 
-/// One published number, and what is predicted for it; or what is predicted of a curve that the paper has not.
+/// A number of a curve: the published one beside the predicted one.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// The curve.
+    /// Name of the curve.
     pub curve: &'static str,
-    /// The place on it.
+    /// Name of the position on the curve.
     pub point: String,
-    /// The unit of both numbers.
+    /// Unit of both numbers.
     pub unit: &'static str,
-    /// The paper's number; nothing on a curve that it has not.
+    /// The paper's number; absent if the paper does not have the curve.
     pub published: Option<f64>,
-    /// The simulator's number; nothing where it does not get there.
+    /// The simulator's number; absent if the predicted curve does not reach this position.
     pub predicted: Option<f64>,
-    /// How the prediction must compare.
+    /// Condition on the ratio of the two numbers.
     pub judged: Shape,
 }
 
 impl Row {
-    /// The prediction over what was published.
+    /// Returns the predicted number divided by the published one, if both are known.
     pub fn ratio(&self) -> Option<f64> {
         Some(self.predicted? / self.published?)
     }
 
-    /// Whether it is met; nothing if it need not be.
+    /// Returns whether the condition is met; `None` if there is no condition. A missing number does not meet it.
     pub fn is_met(&self) -> Option<bool> {
         match (self.judged, self.ratio()) {
             (Shape::Reported(_), _) => None,
@@ -419,11 +422,11 @@ impl Row {
 /// A claim and the predicted ratios that decide it.
 #[derive(Clone, Debug)]
 pub struct JudgedClaim {
-    /// What is claimed.
+    /// The claim in words.
     pub what: &'static str,
-    /// The ratios; none if a curve does not get to where one is taken.
+    /// The ratios; empty if a curve does not reach one of the positions.
     pub ratios: Vec<f64>,
-    /// Whether all of them have their shapes.
+    /// Whether all ratios are known and meet their conditions.
     pub holds: bool,
 }
 
@@ -432,21 +435,21 @@ pub struct JudgedClaim {
 pub struct Prediction {
     /// The figure.
     pub figure: &'static Figure,
-    /// The published numbers, one by one.
+    /// The published numbers, each beside its prediction.
     pub rows: Vec<Row>,
-    /// What the curves show together.
+    /// The claims about the curves.
     pub claims: Vec<JudgedClaim>,
-    /// The curves.
+    /// The curves to draw.
     pub picture: Picture,
 }
 
 impl Prediction {
-    /// Whether all points that must be are met, and all claims hold.
+    /// Whether all conditions are met and all claims hold.
     pub fn is_met(&self) -> bool {
         self.rows.iter().all(|row| row.is_met() != Some(false)) && self.claims.iter().all(|claim| claim.holds)
     }
 
-    /// For people: every number with its miss, then the claims.
+    /// Formats a table for people: every number with its error, then the claims.
     pub fn table(&self) -> String {
         let mut table = Table::new(["curve", "point", "published", "predicted", "unit", "miss", "within"]);
         for row in &self.rows {
@@ -468,7 +471,7 @@ impl Prediction {
         format!("{}\n{table}{}", self.figure.title, claims.collect::<String>())
     }
 
-    /// For programs: every number as a JSON object on a line of its own.
+    /// Formats every number as a JSON object on a line of its own, for programs.
     pub fn json(&self) -> String {
         #[derive(Serialize)]
         struct Line<'a> {
@@ -504,7 +507,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_and_their_curves_have_names_of_their_own() {
+    fn names_of_figures_and_of_a_figures_curves_are_unique() {
         for figure in FIGURES {
             assert!(
                 std::ptr::eq(Figure::named(figure.name).expect("it is listed"), figure),
@@ -519,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_between_two_points_is_taken_from_the_line_between_them_and_none_is_beyond() {
+    fn values_are_interpolated_between_points_and_never_extrapolated() {
         let points = [(1e6, 10.0), (3e6, 20.0), (2.9e6, 30.0)].map(|(x, y)| Point { x, y });
         let at = |at: At| at.on(&points);
         assert_eq!(at(At::Low(None)), Some(10.0));
@@ -531,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_holds_if_all_of_its_ratios_do_and_not_where_one_is_missing() {
+    fn a_claim_holds_if_all_of_its_ratios_are_known_and_hold() {
         const EQUAL: (Value, Value, Shape) =
             (Value::On("one", At::Peak), Value::Of(|| 2.0), Shape::Within(0.0));
         const LESS: (Value, Value, Shape) =

@@ -1,7 +1,7 @@
-//! Figures of Burke et al., *PRISM: Rethinking the RDMA Interface for Distributed Systems* (SOSP 2021), read from its
-//! figures.
+//! Figures of Burke et al., *PRISM: Rethinking the RDMA Interface for Distributed Systems* (SOSP 2021). The numbers
+//! were read from the printed figures.
 //!
-//! Invariant: the numbers of figures 3 and 4 are no input of the model. Those that it is calibrated on are in
+//! Invariant: the numbers of figures 3 and 4 are not inputs of the model. The numbers that calibrate it are in
 //! [`farside_sim::micro`].
 
 use super::load::{Load, Variant};
@@ -50,7 +50,7 @@ pub(super) static FIGURE_1: Figure = Figure {
         curve: "over READ",
         axes: ["op", "latency / READ's"],
         point: |op, _| op.name(),
-        // The paper has bars for its one cable alone.
+        // The paper has bars for one distance only: a single cable.
         published: |runner, op, distance| {
             let bar = |op| bar(op, runner.platform());
             (distance == Testbed::PRISM_MICRO.distance).then(|| Some(bar(op)? / bar(MicroOp::Read)?))?
@@ -58,7 +58,7 @@ pub(super) static FIGURE_1: Figure = Figure {
     }),
 };
 
-/// A bar of figure 1.
+/// The bar of figure 1 for an op on a platform, in microseconds.
 fn bar(op: MicroOp, platform: Platform) -> Option<f64> {
     let (_, bars) = BARS.into_iter().find(|&(of, _)| of == op)?;
     bars[Platform::ALL.into_iter().position(|of| of == platform)?]
@@ -80,8 +80,8 @@ pub(super) static FIGURE_2: Figure = Figure {
         let curve = |(platform, op, points): (Platform, MicroOp, [f64; 3])| {
             let judged = match platform {
                 Platform::Rdma | Platform::PrismSw => Shape::Within(0.10),
-                Platform::PrismHw => Shape::Reported("as if it took 2.5 us, where figure 1 has 3.1"),
-                Platform::BlueField => Shape::Reported("as if it took 11.8 us, where figure 1 has 14.9"),
+                Platform::PrismHw => Shape::Reported("implies 2.5 us, where figure 1 has 3.1 us"),
+                Platform::BlueField => Shape::Reported("implies 11.8 us, where figure 1 has 14.9 us"),
             };
             Curve {
                 name: if op == MicroOp::TwoReads { "rdma, 2 READs" } else { platform.name() },
@@ -103,8 +103,8 @@ pub(super) static FIGURE_2: Figure = Figure {
     }),
 };
 
-/// An indirect READ over two READs. The paper has two READs of plain RDMA alone; those of software are figure 1's,
-/// twice, each over the network.
+/// Published latency of an indirect READ divided by that of two READs. The paper has two READs for plain RDMA only. For
+/// software, each READ is figure 1's plus the round trip of the network.
 fn indirection(runner: Runner, distance: Distance) -> Option<f64> {
     let place = FAR.into_iter().position(|far| far == distance)?;
     let of = |platform: Platform| {
@@ -120,7 +120,7 @@ fn indirection(runner: Runner, distance: Distance) -> Option<f64> {
     Some(of(runner.platform())? / two_reads)
 }
 
-/// A system on its machine, as the figures have it.
+/// A system on a platform, as in the paper's figures.
 struct Contender {
     name: &'static str,
     system: &'static str,
@@ -128,36 +128,37 @@ struct Contender {
     platform: Platform,
 }
 
-/// PRISM-KV with the paper's way of giving buffers back: the one that published numbers are compared with.
+/// PRISM-KV that frees buffers as in the paper. Its predictions are compared with the published numbers.
 const PRISM_KV: Contender = Contender {
     name: "PRISM-KV",
     system: prism_kv::KIND,
     variant: Variant::PAPER,
     platform: Platform::PrismSw,
 };
-/// As it is here: chains retire what they make unreachable.
+/// PRISM-KV as this project implements it: chains retire the buffers that they make unreachable.
 const OUR_PRISM_KV: Contender =
     Contender { name: "PRISM-KV, reclaiming", variant: Variant::OURS, ..PRISM_KV };
 const PILAF_HW: Contender =
     Contender { name: "Pilaf (HW)", system: pilaf::KIND, variant: Variant::OURS, platform: Platform::Rdma };
 const PILAF_SW: Contender = Contender { name: "Pilaf (SW)", platform: Platform::PrismSw, ..PILAF_HW };
 
-/// What was published of a contender.
+/// Published numbers of a contender.
 struct Numbers {
-    /// Microseconds at low load, and at how many million operations a second if that can be read.
+    /// At low load: throughput in million operations per second, if the figure shows it, and latency in microseconds.
     low: (Option<f64>, f64),
-    /// Points between: million operations a second, and microseconds.
+    /// Points in between: throughput in million operations per second, and latency in microseconds.
     points: &'static [(f64, f64)],
-    /// The most million operations a second.
+    /// Highest throughput, in million operations per second.
     peak: f64,
 }
 
-/// How low-load latency and peak of a curve are judged.
+/// Condition for the low-load latency and the peak of a curve.
 const WITHIN: Shape = Shape::Within(0.15);
-const BETWEEN: Shape = Shape::Reported("no time here has a spread, so little queues below the peak");
+/// Condition for the points in between.
+const BETWEEN: Shape = Shape::Reported("the model's times do not vary, so little queues below the peak");
 
 impl Contender {
-    /// Its curve with that share of reads, beside what was published of it.
+    /// The contender's curve for a share of reads, with its published numbers.
     fn curve(&self, reads: f64, low_judged: Shape, Numbers { low, points, peak }: Numbers) -> Curve {
         let published = |at, value, judged| Published { at, value, judged };
         let points = points.iter().map(|&(mops, us)| published(At::Throughput(mops), us, BETWEEN));
@@ -166,7 +167,7 @@ impl Contender {
         Curve { published, ..self.unpublished(reads) }
     }
 
-    /// Its curve with that share of reads, of which nothing was published.
+    /// The contender's curve for a share of reads, without published numbers.
     fn unpublished(&self, reads: f64) -> Curve {
         Curve {
             name: self.name,
@@ -203,7 +204,7 @@ const fn peak(of: Contender) -> Value {
     Value::On(of.name, At::Peak)
 }
 
-/// Figure 3: key-value stores that are read.
+/// Figure 3: key-value stores under reads.
 pub(super) static FIGURE_3: Figure = Figure {
     name: "prism-3",
     title: "PRISM, figure 3: 100 % reads, 512 bytes, uniform",
@@ -225,14 +226,14 @@ pub(super) static FIGURE_3: Figure = Figure {
     },
     claims: &[
         Claim {
-            what: "at low load PRISM-KV is faster than Pilaf (HW), and that than Pilaf (SW)",
+            what: "at low load PRISM-KV is faster than Pilaf (HW), which is faster than Pilaf (SW)",
             ratios: &[
                 (low(PRISM_KV), low(PILAF_HW), Shape::Below(1.0)),
                 (low(PILAF_HW), low(PILAF_SW), Shape::Below(1.0)),
             ],
         },
         Claim {
-            what: "PRISM-KV's peak is higher than both of Pilaf",
+            what: "PRISM-KV's peak is higher than both peaks of Pilaf",
             ratios: &[
                 (peak(PRISM_KV), peak(PILAF_HW), Shape::Above(1.1)),
                 (peak(PRISM_KV), peak(PILAF_SW), Shape::Above(1.1)),
@@ -242,7 +243,7 @@ pub(super) static FIGURE_3: Figure = Figure {
     fabrics: stores("c"),
 };
 
-/// Figure 4: key-value stores that are read and written.
+/// Figure 4: key-value stores under reads and writes.
 pub(super) static FIGURE_4: Figure = Figure {
     name: "prism-4",
     title: "PRISM, figure 4: 50 % reads, 512 bytes, uniform",
@@ -251,7 +252,7 @@ pub(super) static FIGURE_4: Figure = Figure {
     places: Vec::new,
     unit: "",
     curves: || {
-        let two = Shape::Reported("the paper's text has 8 us for a GET and 6 for a PUT: 7");
+        let two = Shape::Reported("the paper's text has 8 us for a GET and 6 us for a PUT: 7 us on average");
         vec![
             PRISM_KV.curve(
                 0.5,
@@ -265,7 +266,7 @@ pub(super) static FIGURE_4: Figure = Figure {
     },
     claims: &[
         Claim {
-            what: "at low load Pilaf (HW) is faster than PRISM-KV, and that than Pilaf (SW)",
+            what: "at low load Pilaf (HW) is faster than PRISM-KV, which is faster than Pilaf (SW)",
             ratios: &[
                 (low(PILAF_HW), low(PRISM_KV), Shape::Below(1.0)),
                 (low(PRISM_KV), low(PILAF_SW), Shape::Below(1.0)),

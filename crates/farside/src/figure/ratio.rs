@@ -1,9 +1,9 @@
-//! What a figure comes to on a real fabric: how things that were measured in turn compare, beside how they do in the
-//! paper. A machine's own times say nothing of another's; what two things have of one another may.
+//! A figure on a real fabric: ratios of measurements made in alternation, beside the paper's ratios. Absolute times of
+//! one machine do not predict those of another machine; their ratios may.
 //!
-//! Invariant: a ratio is that of two things in one round, and what is told is the median over rounds: whatever else the
-//! machine did in the meantime met both. Two peaks that come with different numbers of clients have no round in common,
-//! so there every round of one is held to every round of the other.
+//! Invariant: a ratio compares two measurements of the same round, so that a disturbance of the machine affects both.
+//! The report is the median over all rounds. Exception: two peaks with different numbers of clients have no round in
+//! common, so every round of one is compared with every round of the other.
 
 use super::load::system;
 use super::{
@@ -13,28 +13,28 @@ use farside_bench::report::Table;
 use farside_sim::hardware::{Distance, Platform};
 use serde::Serialize;
 
-/// What runs the chains of a fabric, and so which of the papers' machines it resembles.
+/// The part that runs a fabric's chains. It decides which of the paper's platforms the fabric resembles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runner {
-    /// An engine of the node: software, as the paper's `prism-sw`.
+    /// An engine of the node: software, like the paper's `prism-sw`.
     Engine,
-    /// The caller's own CPU on mapped memory, without a word to the node, as the NIC of `prism-hw` would.
+    /// The caller's own CPU on mapped memory, without involving the node's CPU, like the NIC of `prism-hw`.
     Caller,
 }
 
-/// Half of all rounds lie between the outer two.
+/// Quartiles over rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// A quarter of all rounds is lower.
+    /// First quartile: a quarter of all rounds is lower.
     pub lower: f64,
-    /// The one in the middle.
+    /// Median.
     pub median: f64,
-    /// A quarter of all rounds is higher.
+    /// Third quartile: a quarter of all rounds is higher.
     pub upper: f64,
 }
 
 impl Spread {
-    /// Of at least one number.
+    /// Returns the quartiles of `numbers`, of which there must be at least one.
     pub fn of(numbers: impl IntoIterator<Item = f64>) -> Spread {
         let mut sorted: Vec<f64> = numbers.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -47,33 +47,33 @@ impl Spread {
     }
 }
 
-/// How one thing compares with another.
+/// Comparison of two systems or two ops.
 #[derive(Clone, Debug)]
 pub struct Ratio {
-    /// Where in the figure.
+    /// Name of the position in the figure.
     pub point: String,
-    /// How far away the node was made to be, beside what is there.
+    /// Distance of the node that was added to the fabric's own latency.
     pub distance: Distance,
-    /// Of what, and to what.
+    /// Names of the two: numerator and denominator.
     pub things: [&'static str; 2],
-    /// What of them.
+    /// The quantity that is compared.
     pub quantity: Quantity,
-    /// The median of each.
+    /// Median of each of the two over all rounds, in the quantity's unit.
     pub medians: [f64; 2],
-    /// Their ratio, round by round.
+    /// Quartiles of their ratio over all rounds.
     pub ratio: Spread,
-    /// How many rounds there were.
+    /// Number of rounds.
     pub rounds: usize,
-    /// The same ratio in the paper, if it has it.
+    /// The same ratio in the paper, if the paper has it.
     pub published: Option<f64>,
 }
 
-/// What was measured.
+/// A measured quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantity {
-    /// How long an operation takes, on average over a round; microseconds.
+    /// Mean latency of an operation in a round, in microseconds.
     Latency,
-    /// Operations a second, in thousands.
+    /// Thousand operations per second.
     Throughput,
 }
 
@@ -93,24 +93,24 @@ impl Quantity {
     }
 }
 
-/// What was measured of a figure.
+/// A figure measured on a real fabric.
 pub struct Measurement {
-    /// Which.
+    /// The figure.
     pub figure: &'static Figure,
-    /// Over what.
+    /// Name of the fabric.
     pub fabric: &'static str,
-    /// How things compare.
+    /// The comparisons.
     pub ratios: Vec<Ratio>,
-    /// The same, as curves.
+    /// The comparisons as curves.
     pub picture: Picture,
 }
 
-/// All systems under a closed loop of so many clients: operations a second of each in each round.
+/// Throughput of all systems under a closed loop of `clients` clients.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// Each asks one operation at a time, and the next when it is answered.
+    /// Number of clients. Each runs one operation at a time, in a closed loop.
     pub clients: u32,
-    /// At least one.
+    /// Operations per second of each system, for each round. At least one round.
     pub rounds: Vec<Vec<f64>>,
 }
 
@@ -119,7 +119,8 @@ impl Loaded {
         median(&self.rounds, system)
     }
 
-    /// By Little's law: whoever is not being answered has not asked.
+    /// Mean latency by Little's law. In a closed loop without think time, all clients always have one operation in
+    /// flight.
     fn latency_us(&self, system: usize) -> f64 {
         f64::from(self.clients) * 1e6 / self.rate(system)
     }
@@ -129,16 +130,16 @@ fn median(rounds: &[Vec<f64>], of: usize) -> f64 {
     Spread::of(rounds.iter().map(|round| round[of])).median
 }
 
-/// The ratio of two things, round by round.
+/// Quartiles of the ratio of two columns over all rounds.
 fn by_round(rounds: &[Vec<f64>], of: usize, to: usize) -> Spread {
     Spread::of(rounds.iter().map(|round| round[of] / round[to]))
 }
 
 impl Measurement {
-    /// Of stores, from one client on.
+    /// Compares stores. `loads` is ordered by the number of clients and starts with one client.
     ///
     /// # Panics
-    /// If nothing was measured.
+    /// `loads` is empty.
     pub fn of_stores(
         figure: &'static Figure,
         stores: &Stores,
@@ -148,7 +149,7 @@ impl Measurement {
         loads: &[Loaded],
     ) -> Measurement {
         let base = stores.systems.len() - 1;
-        // There is no curve of stores whose NIC knows PRISM's operations, nor of other networks.
+        // The paper has no curve of stores on NICs with PRISM's operations, and none over other networks.
         let is_theirs = runner == Runner::Engine && distance == stores.distance;
         let curves = if is_theirs { (figure.curves)() } else { Vec::new() };
         let of_system =
@@ -156,7 +157,7 @@ impl Measurement {
         let published = |system, value: fn(&Curve) -> Option<f64>| {
             Some(value(of_system(system)?)? / value(of_system(base)?)?)
         };
-        let title = |place: usize| system(stores.systems[place]).expect("it is registered").title;
+        let title = |place: usize| system(stores.systems[place]).expect("the system is registered").title;
         let mut ratios = Vec::new();
         for load in loads {
             for system in 0..base {
@@ -170,7 +171,7 @@ impl Measurement {
                     things: [title(system), title(base)],
                     quantity: Quantity::Latency,
                     medians: [load.latency_us(system), load.latency_us(base)],
-                    // The more a second, the shorter each: the ratio is the other way round.
+                    // Latency is inverse to throughput, so the ratio is inverted.
                     ratio: by_round(&load.rounds, base, system),
                     rounds: load.rounds.len(),
                     published: published(system, Curve::low).filter(|_| load.clients == 1),
@@ -179,7 +180,7 @@ impl Measurement {
         }
         let best = |system: usize| {
             let by_rate = |a: &&Loaded, b: &&Loaded| a.rate(system).total_cmp(&b.rate(system));
-            loads.iter().max_by(by_rate).expect("something was measured")
+            loads.iter().max_by(by_rate).expect("at least one load was measured")
         };
         let at_base = best(base);
         for system in 0..base {
@@ -214,10 +215,10 @@ impl Measurement {
         Measurement { figure, fabric, ratios, picture }
     }
 
-    /// Of ops: microseconds of each op in each round, at each distance.
+    /// Compares ops. `distances` holds the microseconds of each op in each round, at each distance.
     ///
     /// # Panics
-    /// If nothing was measured.
+    /// A distance has no rounds.
     pub fn of_ops(
         figure: &'static Figure,
         ops: &Ops,
@@ -225,7 +226,7 @@ impl Measurement {
         runner: Runner,
         distances: &[(Distance, Vec<Vec<f64>>)],
     ) -> Measurement {
-        let base = ops.ops.iter().position(|&op| op == ops.base).expect("it is one of them");
+        let base = ops.ops.iter().position(|&op| op == ops.base).expect("the base is one of the ops");
         let mut ratios = Vec::new();
         for &(distance, ref rounds) in distances {
             for (place, &op) in ops.ops.iter().enumerate().filter(|&(place, _)| place != base) {
@@ -259,10 +260,10 @@ impl Measurement {
         Measurement { figure, fabric, ratios, picture }
     }
 
-    /// For people: every ratio beside the paper's.
+    /// Formats a table for people: every ratio beside the paper's.
     pub fn table(&self) -> String {
         let columns =
-            ["point", "distance", "of what", "medians", "unit", "ratio", "half within", "published"];
+            ["point", "distance", "compared", "medians", "unit", "ratio", "half within", "published"];
         let mut table = Table::new(columns);
         for ratio in &self.ratios {
             let Spread { lower, median, upper } = ratio.ratio;
@@ -279,14 +280,14 @@ impl Measurement {
             ]);
         }
         format!(
-            "{}\nMeasured over {}, in {} rounds: of this machine's times only ratios are compared.\n{table}",
+            "{}\nMeasured over {}, in {} rounds. Times depend on the machine: only ratios are compared.\n{table}",
             self.figure.title,
             self.fabric,
             self.ratios.iter().map(|ratio| ratio.rounds).max().unwrap_or(0),
         )
     }
 
-    /// For programs: every ratio as a JSON object on a line of its own.
+    /// Formats every ratio as a JSON object on a line of its own, for programs.
     pub fn json(&self) -> String {
         #[derive(Serialize)]
         struct Line<'a> {
@@ -327,7 +328,7 @@ impl Measurement {
 }
 
 impl Runner {
-    /// The platform that it resembles.
+    /// The paper's platform that the runner resembles.
     pub(super) const fn platform(self) -> Platform {
         match self {
             Runner::Engine => Platform::PrismSw,
@@ -337,7 +338,7 @@ impl Runner {
 }
 
 impl Curve {
-    /// Whether it is of that system with software to run its chains, and something was published of it.
+    /// Whether the curve is of `system` on `prism-sw` and has published points.
     fn is_in_software(&self, system: &str) -> bool {
         let is_published = !self.published.is_empty();
         matches!(&self.predict, Predict::UnderLoad(load)
@@ -355,7 +356,8 @@ impl Curve {
     }
 }
 
-/// The points of a published curve that are known both ways, as shares of another's low load and peak.
+/// Published points of `of`, scaled to the peak (x) and the low-load latency (y) of `to`. Points with an unknown
+/// coordinate are skipped.
 fn relative(of: &Curve, to: &Curve) -> Vec<Point> {
     let Some((low, peak)) = to.low().zip(to.peak()) else { return Vec::new() };
     let points = of.published.iter().filter_map(Published::point);
@@ -368,7 +370,7 @@ mod tests {
     use crate::figure::{OnFabrics, draw};
 
     #[test]
-    fn a_spread_is_its_quartiles() {
+    fn a_spread_has_the_quartiles_of_its_numbers() {
         let spread = Spread::of((1..=9).rev().map(f64::from));
         assert_eq!(spread, Spread { lower: 3.0, median: 5.0, upper: 7.0 });
         assert_eq!(Spread::of([2.0]), Spread { lower: 2.0, median: 2.0, upper: 2.0 });
@@ -376,18 +378,18 @@ mod tests {
     }
 
     fn stores_of(name: &str) -> (&'static Figure, &'static Stores) {
-        let figure = Figure::named(name).expect("there is such a figure");
+        let figure = Figure::named(name).expect("the figure exists");
         let OnFabrics::Stores(stores) = &figure.fabrics else { panic!("{name} has stores") };
         (figure, stores)
     }
 
     fn ops_of(name: &str) -> (&'static Figure, &'static Ops) {
-        let figure = Figure::named(name).expect("there is such a figure");
+        let figure = Figure::named(name).expect("the figure exists");
         let OnFabrics::Ops(ops) = &figure.fabrics else { panic!("{name} has ops") };
         (figure, ops)
     }
 
-    /// One client of the first store takes 10 us and one of the second 20; one round in three is disturbed, in both.
+    /// With one client, the first store takes 10 us and the second 20 us. One of three rounds is disturbed, for both.
     fn loads() -> [Loaded; 2] {
         let loaded =
             |clients, rounds: [[f64; 2]; 3]| Loaded { clients, rounds: rounds.map(Vec::from).into() };
@@ -402,21 +404,21 @@ mod tests {
         let measured =
             |runner| Measurement::of_stores(figure, stores, "udp", runner, Distance::Rack, &loads());
         let software = measured(Runner::Engine);
-        let told: Vec<_> = software.ratios.iter().map(|ratio| (&*ratio.point, ratio.ratio.median)).collect();
-        assert_eq!(told, [("with 1 client", 0.5), ("with 8 clients", 1.0), ("peak, with 8 and 8", 1.0)]);
+        let found: Vec<_> = software.ratios.iter().map(|ratio| (&*ratio.point, ratio.ratio.median)).collect();
+        assert_eq!(found, [("with 1 client", 0.5), ("with 8 clients", 1.0), ("peak, with 8 and 8", 1.0)]);
         assert_eq!(software.ratios[0].medians, [10.0, 20.0]);
         assert_eq!(software.ratios[2].medians, [400.0, 400.0]);
         let published = |of: &Measurement| of.ratios.iter().map(|ratio| ratio.published).collect::<Vec<_>>();
         assert_eq!(published(&software), [Some(6.5 / 13.4), None, Some(8.2 / 6.6)]);
         assert_eq!(published(&measured(Runner::Caller)), [None; 3]);
         let csv = software.picture.csv();
-        let [of, to] = [0, 1].map(|place| system(stores.systems[place]).expect("it is registered").title);
+        let [of, to] = [0, 1].map(|place| system(stores.systems[place]).expect("the system is registered").title);
         let has = |line: &str| csv.contains(&format!("\n{to},{line}"));
         assert!(has("measured,0.125,1\n") && has("published,"), "{csv}");
         assert!(draw::svg(&software.picture).starts_with("<svg"));
         assert!(
             draw::svg(&measured(Runner::Caller).picture).starts_with("<svg"),
-            "also without published points"
+            "a picture needs no published points"
         );
         let line: serde_json::Value =
             serde_json::from_str(software.json().lines().next().expect("a line")).unwrap();
@@ -424,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn ops_are_compared_with_reads_and_an_indirect_one_with_two() {
+    fn ops_are_compared_with_a_read_and_an_indirect_read_with_two() {
         let of = |name, runner, distances: &[(Distance, Vec<Vec<f64>>)]| {
             let (figure, ops) = ops_of(name);
             Measurement::of_ops(figure, ops, "udp", runner, distances).ratios
@@ -432,10 +434,10 @@ mod tests {
         let five = vec![vec![4.0, 4.0, 5.0, 6.0, 8.0]];
         let ops = |distance| of("prism-1", Runner::Engine, &[(distance, five.clone())]);
         let direct = ops(Distance::Direct);
-        let told: Vec<_> = direct.iter().map(|ratio| (ratio.things[0], ratio.ratio.median)).collect();
-        assert_eq!(told, [("WRITE", 1.0), ("indirect READ", 1.25), ("ALLOCATE", 1.5), ("enhanced CAS", 2.0)]);
+        let found: Vec<_> = direct.iter().map(|ratio| (ratio.things[0], ratio.ratio.median)).collect();
+        assert_eq!(found, [("WRITE", 1.0), ("indirect READ", 1.25), ("ALLOCATE", 1.5), ("enhanced CAS", 2.0)]);
         assert_eq!(direct[1].published, Some(5.0 / 5.3));
-        assert_eq!(ops(Distance::Cluster)[1].published, None, "one cable is all that figure 1 has");
+        assert_eq!(ops(Distance::Cluster)[1].published, None, "figure 1 has one distance: a single cable");
         let two = |runner| {
             let distances =
                 [(Distance::Direct, vec![vec![1.0, 2.0]]), (Distance::Rack, vec![vec![1.0, 4.0]])];

@@ -26,11 +26,11 @@ pub(super) static SECTION_4: Figure = Figure {
     },
     claims: &[
         Claim {
-            what: "8 bytes of padding on 4 KiB are worth ten times",
+            what: "8 bytes of padding on 4 KiB raise the throughput at least ten times",
             ratios: &[(PADDED, UNPADDED, Shape::AtLeast(10.0))],
         },
         Claim {
-            what: "one word serves 8 workers and not more",
+            what: "the throughput on one word stops growing at 8 workers",
             ratios: &[
                 (Value::Of(|| contended(4)), Value::Of(|| contended(8)), Shape::Below(0.9)),
                 (Value::Of(|| contended(16)), Value::Of(|| contended(8)), Shape::Below(1.1)),
@@ -47,11 +47,12 @@ pub(super) static SECTION_4: Figure = Figure {
 const PADDED: Value = Value::Of(|| apart(128, 4_096 + 8));
 const UNPADDED: Value = Value::Of(|| apart(128, 4_096));
 
-/// One word for all workers.
+/// Throughput if all workers use one word.
 fn contended(workers: u32) -> f64 {
     apart(workers, 0)
 }
 
+/// Throughput if each worker uses its own word, `stride` bytes from the next.
 fn apart(workers: u32, stride: u64) -> f64 {
     mverbs(Workers::cas(workers, stride))
 }

@@ -1,55 +1,54 @@
-//! What a system would do on other machines: its round trips and bytes, latency and throughput, on each platform, over
-//! each network.
+//! Prediction of a system's round trips, bytes, latency and throughput on each platform, over each network.
 
 use super::load::{Bed, Load, Variant, system};
 use farside_bench::report::Table;
 use farside_sim::hardware::{Distance, INPUTS, Platform, Testbed};
 use serde::Serialize;
 
-/// What is asked of the system.
+/// The system and the workload to predict.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
-    /// The system's kind.
+    /// Kind of the system.
     pub system: &'static str,
-    /// The share of operations that are GETs.
+    /// Share of operations that are GETs, 0 to 1; the others are PUTs.
     pub reads: f64,
     /// Bytes of a value.
     pub value_len: usize,
-    /// Gb/s of the node's link.
+    /// Bandwidth of the node's link, in Gb/s.
     pub link_gbit: u64,
-    /// Operations that each point is measured over.
+    /// Number of operations per measured point.
     pub operations: u64,
 }
 
-/// What is predicted on one platform over one network.
+/// The prediction for one platform and one network.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer {
-    /// The system.
+    /// Kind of the system.
     pub system: &'static str,
-    /// The platform.
+    /// Name of the platform.
     pub platform: &'static str,
-    /// The network.
+    /// Name of the network.
     pub network: &'static str,
-    /// Of one operation, on average, as all that follows.
+    /// Mean number of round trips of an operation.
     pub round_trips: f64,
-    /// With those of packets.
+    /// Mean number of bytes that an operation sends to the node, with packet headers.
     pub bytes_in: f64,
-    /// With those of packets.
+    /// Mean number of bytes that an operation receives from the node, with packet headers.
     pub bytes_out: f64,
-    /// With one client.
+    /// Mean latency with one client, in microseconds.
     pub low_load_us: f64,
-    /// With as many clients as do any good.
+    /// Highest throughput, in operations per second.
     pub peak_ops_per_s: f64,
-    /// So many.
+    /// Number of clients at the highest throughput.
     pub peak_clients: u32,
-    /// With so many.
+    /// Mean latency at the highest throughput, in microseconds.
     pub peak_us: f64,
 }
 
-/// Every platform that the system runs on, over every network.
+/// Predicts every platform that the system runs on, over every network.
 ///
 /// # Errors
-/// A simulated operation failed.
+/// The system is unknown, or a simulated operation failed.
 pub fn ask(question: &Question) -> Result<Vec<Answer>, String> {
     let mut answers = Vec::new();
     let needs = system(question.system)?.needs;
@@ -75,7 +74,7 @@ fn answer(question: &Question, platform: Platform, distance: Distance) -> Result
     };
     let curve = Bed::new(load, 1)?.curve(question.operations)?;
     let peak = curve.iter().max_by(|one, other| one.ops_per_s.total_cmp(&other.ops_per_s));
-    let (low, peak) = (curve[0], peak.expect("a curve begins with one client"));
+    let (low, peak) = (curve[0], peak.expect("a curve has at least one point"));
     Ok(Answer {
         system: question.system,
         platform: platform.name(),
@@ -90,7 +89,7 @@ fn answer(question: &Question, platform: Platform, distance: Distance) -> Result
     })
 }
 
-/// For people.
+/// Formats the predictions as a table for people.
 pub fn table(answers: &[Answer]) -> String {
     let mut table = Table::new([
         "platform",
@@ -101,7 +100,7 @@ pub fn table(answers: &[Answer]) -> String {
         "low load, us",
         "peak, k/s",
         "clients",
-        "there, us",
+        "at peak, us",
     ]);
     for answer in answers {
         table.push([
